@@ -1,0 +1,3 @@
+"""trainkit: a training launcher driven by config files."""
+
+__version__ = "0.1.0"

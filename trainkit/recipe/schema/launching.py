@@ -1,0 +1,86 @@
+"""Recipe sections that say what is started, where, and by whom: program, devices, nodes, launcher, environment, output."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trainkit.recipe.schema.base import Section, setting
+
+Scalar = str | int | float | bool | None
+
+
+class Program(Section):
+    """What the processes execute."""
+
+    kind: Literal["builtin", "torch"] = setting(
+        "builtin", "`builtin`: trainkit's own trainer. `torch`: your script or module, which reads only the rank environment."
+    )
+    script: str | None = setting(None, "Path of the script to run, relative to the caller's working folder.")
+    module: str | None = setting(None, "Dotted name of the module to run instead of a script.")
+    args: dict[str, Scalar | list[Scalar]] | list[str] = setting(
+        [],
+        "Arguments for the program, passed exactly. A list is passed word for word; in a mapping `key: value` becomes "
+        "`--key value`, `true` a bare `--key`, `false` and `null` nothing, a list `--key a b`.",
+    )
+
+
+class Devices(Section):
+    """Which accelerators the run may use."""
+
+    type: Literal["auto", "cuda", "mps", "cpu"] = setting("auto", "Kind of device; `auto` takes CUDA, then MPS, then CPU.")
+    select: Literal["auto", "all", "none"] | Annotated[int, Field(ge=1)] | list[int | str] = setting(
+        "auto",
+        "Which cards: `auto` (as many as the strategy needs), `all`, `none`, a count, or a list of indices or UUIDs in rank order. "
+        "Becomes CUDA_VISIBLE_DEVICES.",
+    )
+    order: Literal["pci", "fastest"] = setting(
+        "pci", "How cards are numbered: `pci` as nvidia-smi does, `fastest` as CUDA does by default. Becomes CUDA_DEVICE_ORDER."
+    )
+
+
+class Nodes(Section):
+    """How many machines, and how many processes on each."""
+
+    count: int = setting(1, "Number of machines.", ge=1)
+    processes_per_node: Literal["auto"] | Annotated[int, Field(ge=1)] = setting(
+        "auto", "Processes on each machine; `auto` is one per selected card, on CPU one for `single` and two otherwise."
+    )
+    rendezvous: str = setting(
+        "auto",
+        "`host:port` of node 0, where the nodes meet; `auto` is a free local port on one machine.",
+        pattern=r"^(auto|[^\s:]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5})$",
+    )
+
+
+class Launcher(Section):
+    """Who starts the processes."""
+
+    kind: Literal["auto", "python", "torchrun", "accelerate", "deepspeed"] = setting(
+        "auto", "`auto` is `python` for one process and `torchrun` for several."
+    )
+    max_restarts: int = setting(0, "How often the launcher restarts all ranks after a failure (torchrun and accelerate).", ge=0)
+    grace_seconds: float = setting(30.0, "Time between TERM and KILL when a run is ended.", unit="seconds", ge=0)
+
+
+class Output(Section):
+    """Where runs leave their files."""
+
+    root: str = setting("runs", "Folder of run directories; a run gets `<root>/<name>/<timestamp>-<id>/`.", flag="output_dir")
+
+
+class Logging(Section):
+    """What is said, by which rank, and how often."""
+
+    level: Literal["debug", "info", "warning", "error", "critical"] = setting(
+        "info", "Level of the main rank's log.", flag="log_level"
+    )
+    replica_level: Literal["debug", "info", "warning", "error", "critical"] = setting(
+        "warning", "Level of every other rank's log.", flag="log_level_replica"
+    )
+    each_node: bool = setting(True, "Whether the first rank of each node counts as a main rank.", flag="log_on_each_node")
+    every_steps: int = setting(10, "A metrics line every so many optimizer steps.", unit="steps", ge=1, flag="logging_steps")
+    report_to: list[Literal["tensorboard"]] = setting(
+        [], "Where metrics go besides metrics.jsonl, which is always written.", flag="report_to"
+    )

@@ -1,0 +1,76 @@
+"""The strategy section: a tagged union on `kind`, one class per way to spread a model over ranks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trainkit.recipe.schema.base import Section, setting
+
+StrategyKind = Literal["single", "ddp", "fsdp", "zero1", "zero2", "zero3"]
+
+
+class Single(Section):
+    """One process, one device."""
+
+    kind: Literal["single"] = setting("single", "One process, one device.")
+
+
+class Ddp(Section):
+    """Replicated model, gradients averaged (DistributedDataParallel)."""
+
+    kind: Literal["ddp"] = setting("ddp", "A full replica on each rank; gradients are averaged.")
+    bucket_mb: float = setting(25.0, "Size of a gradient bucket.", unit="MiB", gt=0)
+    find_unused_parameters: bool = setting(
+        False, "Search each step for parameters without a gradient; slower.", flag="ddp_find_unused_parameters"
+    )
+
+
+class Fsdp(Section):
+    """Sharded parameters, gradients and optimizer state (FSDP2, `fully_shard`)."""
+
+    kind: Literal["fsdp"] = setting("fsdp", "Parameters, gradients and optimizer state sharded over ranks (FSDP2).")
+    version: Literal[2] = setting(2, "FSDP version; the built-in trainer uses `fully_shard` (2).")
+    sharding: Literal["full_shard", "shard_grad_op"] = setting(
+        "full_shard", "`full_shard` frees gathered parameters after forward (ZeRO-3-like); `shard_grad_op` keeps them until backward."
+    )
+    offload: bool = setting(False, "Keep shards in CPU memory; slower, frees device memory.")
+    auto_wrap: Literal["transformer", "size", "none"] = setting(
+        "transformer", "Which modules are sharded as units: transformer blocks, modules above `min_params`, or the whole model."
+    )
+    wrap_classes: list[str] = setting([], "Class names of the modules to wrap; empty means the model's own block class.")
+    min_params: int = setting(100_000_000, "Smallest unit for `auto_wrap: size`.", unit="parameters", ge=1)
+
+
+class _Zero(Section):
+    """Settings that every ZeRO stage has."""
+
+    offload_optimizer: Literal["none", "cpu"] = setting("none", "Where optimizer state lives.")
+    bucket_mb: float = setting(50.0, "Size of reduce and all-gather buckets.", unit="MiB", gt=0)
+    overlap_comm: bool = setting(False, "Overlap gradient reduction with the backward pass.")
+    config: str | None = setting(
+        None, "A DeepSpeed JSON file as base; the recipe fills it, and a disagreement is an error.", flag="deepspeed", file=True
+    )
+
+
+class Zero1(_Zero):
+    """Optimizer state partitioned (DeepSpeed ZeRO-1)."""
+
+    kind: Literal["zero1"] = setting("zero1", "Optimizer state partitioned over ranks.")
+
+
+class Zero2(_Zero):
+    """Optimizer state and gradients partitioned (DeepSpeed ZeRO-2)."""
+
+    kind: Literal["zero2"] = setting("zero2", "Optimizer state and gradients partitioned over ranks.")
+
+
+class Zero3(_Zero):
+    """Optimizer state, gradients and parameters partitioned (DeepSpeed ZeRO-3)."""
+
+    kind: Literal["zero3"] = setting("zero3", "Optimizer state, gradients and parameters partitioned over ranks.")
+    offload_param: Literal["none", "cpu"] = setting("none", "Where parameters live between uses.")
+
+
+Strategy = Annotated[Single | Ddp | Fsdp | Zero1 | Zero2 | Zero3, Field(discriminator="kind")]

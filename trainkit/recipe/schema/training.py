@@ -1,0 +1,161 @@
+"""Recipe sections that say what is trained and how: precision, batch, efficiency, model, data, optimizer, schedule, loop."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from trainkit.recipe.schema.base import Section, setting
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class Precision(Section):
+    """Number formats. `precision: bf16` is short for `precision: {dtype: bf16}`."""
+
+    dtype: Literal["auto", "fp32", "fp16", "bf16"] = setting(
+        "fp32", "Format of the forward and backward computation; weights stay fp32. `auto` is bf16 where the device has it, else fp32."
+    )
+    tf32: bool | None = setting(None, "TensorFloat-32 matrix products and convolutions on CUDA; null leaves PyTorch's default.", flag="tf32")
+    eval: Literal["same", "fp32", "fp16", "bf16"] = setting("same", "Format for evaluation.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, value: Any) -> Any:
+        return {"dtype": value} if isinstance(value, str) else value
+
+
+class Batch(Section):
+    """Samples per optimizer step. `global` = `micro` x `accumulation` x data-parallel ranks; any two give the third."""
+
+    global_: Literal["auto"] | Count = setting("auto", "Samples per optimizer step over all ranks.", unit="samples", alias="global")
+    micro: Literal["auto"] | Count = setting(
+        "auto", "Samples per rank in one forward pass.", unit="samples", flag="per_device_train_batch_size"
+    )
+    accumulation: Literal["auto"] | Count = setting(
+        "auto", "Forward and backward passes per optimizer step.", flag="gradient_accumulation_steps"
+    )
+    eval_micro: Literal["auto"] | Count = setting(
+        "auto", "Samples per rank in one evaluation pass; `auto` is `micro`.", unit="samples", flag="per_device_eval_batch_size"
+    )
+
+
+class Compile(Section):
+    """torch.compile. `compile: true` is short for `compile: {enabled: true}`."""
+
+    enabled: bool = setting(False, "Compile the model.", flag="torch_compile")
+    backend: str = setting("inductor", "A backend that the installed torch lists.", flag="torch_compile_backend")
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = setting(
+        "default", "Trade of compile time for speed.", flag="torch_compile_mode"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, value: Any) -> Any:
+        return {"enabled": value} if isinstance(value, bool) else value
+
+
+class Efficiency(Section):
+    """Techniques that trade memory for speed or the reverse."""
+
+    gradient_checkpointing: bool = setting(
+        False, "Recompute block activations in backward: less memory, about a quarter more time.", flag="gradient_checkpointing"
+    )
+    compile: Compile = setting(Compile(), "torch.compile.")
+    attention: Literal["auto", "sdpa", "eager"] = setting(
+        "auto", "`sdpa` is torch's fused scaled-dot-product attention, `eager` the written-out one; `auto` is `sdpa`."
+    )
+
+
+class GptModel(Section):
+    """The native byte-level GPT."""
+
+    kind: Literal["gpt"] = setting("gpt", "Decoder-only transformer with learned positions, pre-norm blocks and tied embeddings.")
+    layers: Count = setting(4, "Transformer blocks.")
+    heads: Count = setting(4, "Attention heads; must divide `hidden_size`.")
+    hidden_size: Count = setting(128, "Width of the residual stream.")
+    vocab_size: Count = setting(256, "Number of token ids; bytes need 256.")
+    dropout: float = setting(0.0, "Dropout probability.", ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> GptModel:
+        if self.hidden_size % self.heads:
+            raise ValueError(f"hidden_size {self.hidden_size} is not divisible by heads {self.heads}")
+        return self
+
+
+class TextData(Section):
+    """Text files read as bytes, one token per byte."""
+
+    kind: Literal["text"] = setting("text", "Text files, one token per byte.")
+    path: str | list[str] = setting(
+        "python-stdlib",
+        "A file, a folder, or a list of them; `python-stdlib` is the running interpreter's standard library source.",
+    )
+    include: str = setting("**/*.py", "Which files of a folder, as a glob pattern.")
+    sequence_length: int = setting(128, "Tokens per sample.", unit="tokens", ge=2)
+    validation_fraction: float = setting(0.05, "Share of the corpus held out for evaluation, from its end.", gt=0, lt=1)
+    cache: str | None = setting(None, "Folder of tokenised corpora; null is the user's cache folder.")
+    workers: int = setting(0, "Loader processes per rank.", ge=0, flag="dataloader_num_workers")
+    pin_memory: bool = setting(True, "Page-locked host memory for faster copies to CUDA.", flag="dataloader_pin_memory")
+
+
+class Optimizer(Section):
+    """How gradients become updates. Biases, norms and other one-dimensional parameters are not decayed."""
+
+    name: Literal["adamw_torch", "adamw_torch_fused", "adamw_torch_foreach", "sgd"] = setting("adamw_torch", "Optimizer.", flag="optim")
+    lr: float = setting(3e-4, "Peak learning rate.", ge=0, flag="learning_rate")
+    weight_decay: float = setting(0.1, "Decoupled weight decay of matrices.", ge=0, flag="weight_decay")
+    beta1: float = setting(0.9, "Decay of the first moment; momentum of `sgd`.", ge=0, lt=1, flag="adam_beta1")
+    beta2: float = setting(0.95, "Decay of the second moment.", ge=0, lt=1, flag="adam_beta2")
+    eps: float = setting(1e-8, "Added to the denominator.", gt=0, flag="adam_epsilon")
+
+
+class Schedule(Section):
+    """Learning rate over the run."""
+
+    name: Literal["cosine", "linear", "constant", "constant_with_warmup"] = setting(
+        "cosine", "Shape after warm-up; `constant` has no warm-up.", flag="lr_scheduler_type"
+    )
+    warmup_steps: int = setting(0, "Steps of linear warm-up.", unit="steps", ge=0, flag="warmup_steps")
+    min_lr_ratio: float = setting(0.1, "Final learning rate over the peak.", ge=0, le=1)
+
+
+class Train(Section):
+    """The loop."""
+
+    steps: Count | None = setting(None, "Optimizer steps; wins over `epochs`.", unit="steps", flag="max_steps")
+    epochs: Annotated[float, Field(gt=0)] | None = setting(None, "Passes over the data.", flag="num_train_epochs")
+    seed: int = setting(0, "Seed of weights, data order and dropout.", ge=0, lt=2**63, flag="seed")
+    max_grad_norm: float = setting(1.0, "Gradients are scaled down to this norm; 0 never.", ge=0, flag="max_grad_norm")
+
+
+class Eval(Section):
+    """Evaluation on held-out data."""
+
+    every_steps: int = setting(0, "Evaluate every so many steps and at the end; 0 never.", unit="steps", ge=0, flag="eval_steps")
+    batches: Count = setting(20, "Evaluation passes per rank.")
+
+
+class Checkpoint(Section):
+    """Saving and resuming."""
+
+    every_steps: int = setting(
+        0, "Save every so many steps, and at the end; 0 only when asked by SIGUSR1.", unit="steps", ge=0, flag="save_steps"
+    )
+    keep: int = setting(2, "How many of the newest checkpoints stay; 0 keeps all.", ge=0, flag="save_total_limit")
+    resume: str = setting(
+        "never",
+        "`never`; `auto`: the newest complete checkpoint of an earlier run of this name with the same training settings; or a path.",
+        flag="resume_from_checkpoint",
+        min_length=1,
+    )
+
+
+class Sample(Section):
+    """Text generated at the end of a run, to look at."""
+
+    prompt: str = setting("", "Text to continue; empty generates nothing.")
+    tokens: Count = setting(200, "Tokens to generate.", unit="tokens")
+    temperature: float = setting(0.8, "Sampling temperature.", gt=0)
