@@ -12,6 +12,7 @@ class ExitCode(IntEnum):
     """What trainkit's own outcomes look like to a shell. A program's failure keeps the program's own code."""
 
     OK = 0
+    FAILED = 1  # of a program: the built-in trainer's, for what it can explain
     USAGE = 2
     BUG = 3
     MACHINE = 4
@@ -88,3 +89,9 @@ class MachineError(TrainkitError):
     """The recipe is sound, but this machine cannot run the plan."""
 
     exit_code = ExitCode.MACHINE
+
+
+class TrainingError(TrainkitError):
+    """The built-in trainer cannot start or go on, for a reason that it can name."""
+
+    exit_code = ExitCode.FAILED

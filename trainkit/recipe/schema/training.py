@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,16 +14,13 @@ Count = Annotated[int, Field(ge=1)]
 class Precision(Section):
     """Number formats. `precision: bf16` is short for `precision: {dtype: bf16}`."""
 
+    short_form: ClassVar[str] = "dtype"
+
     dtype: Literal["auto", "fp32", "fp16", "bf16"] = setting(
         "fp32", "Format of the forward and backward computation; weights stay fp32. `auto` is bf16 where the device has it, else fp32."
     )
     tf32: bool | None = setting(None, "TensorFloat-32 matrix products and convolutions on CUDA; null leaves PyTorch's default.", flag="tf32")
     eval: Literal["same", "fp32", "fp16", "bf16"] = setting("same", "Format for evaluation.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short_form(cls, value: Any) -> Any:
-        return {"dtype": value} if isinstance(value, str) else value
 
 
 class Batch(Section):
@@ -44,16 +41,13 @@ class Batch(Section):
 class Compile(Section):
     """torch.compile. `compile: true` is short for `compile: {enabled: true}`."""
 
+    short_form: ClassVar[str] = "enabled"
+
     enabled: bool = setting(False, "Compile the model.", flag="torch_compile")
     backend: str = setting("inductor", "A backend that the installed torch lists.", flag="torch_compile_backend")
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = setting(
         "default", "Trade of compile time for speed.", flag="torch_compile_mode"
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short_form(cls, value: Any) -> Any:
-        return {"enabled": value} if isinstance(value, bool) else value
 
 
 class Efficiency(Section):
@@ -126,7 +120,7 @@ class Train(Section):
     """The loop."""
 
     steps: Count | None = setting(None, "Optimizer steps; wins over `epochs`.", unit="steps", flag="max_steps")
-    epochs: Annotated[float, Field(gt=0)] | None = setting(None, "Passes over the data.", flag="num_train_epochs")
+    epochs: Annotated[float, Field(gt=0)] | None = setting(None, "Passes over the data; 1 where `steps` is not given either.", flag="num_train_epochs")
     seed: int = setting(0, "Seed of weights, data order and dropout.", ge=0, lt=2**63, flag="seed")
     max_grad_norm: float = setting(1.0, "Gradients are scaled down to this norm; 0 never.", ge=0, flag="max_grad_norm")
 
@@ -135,7 +129,7 @@ class Eval(Section):
     """Evaluation on held-out data."""
 
     every_steps: int = setting(0, "Evaluate every so many steps and at the end; 0 never.", unit="steps", ge=0, flag="eval_steps")
-    batches: Count = setting(20, "Evaluation passes per rank.")
+    batches: Count = setting(20, "Evaluation passes of `eval_micro` samples, shared by the ranks: the same samples on any number of ranks.")
 
 
 class Checkpoint(Section):

@@ -1,0 +1,1 @@
+"""The built-in trainer: what runs in the workers, and the only place that needs torch."""

@@ -1,0 +1,77 @@
+"""One rank of the built-in trainer: ``python -m trainkit.train --settings RUN_DIR/trainer.json``."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainkit.errors import TrainingError, TrainkitError
+from trainkit.recipe.schema import Logging
+from trainkit.train.settings import Settings, World, read_settings, restarted
+
+log = logging.getLogger("trainkit.train")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train as the settings say. A failure that can be explained is one line and exit code 1, never a traceback."""
+    parser = argparse.ArgumentParser(prog="python -m trainkit.train", description=__doc__)
+    parser.add_argument("--settings", type=Path, required=True, help="trainer.json in the run directory")
+    try:
+        settings = read_settings(parser.parse_args(argv).settings)
+        world = World.from_environment(os.environ)
+        configure_logging(settings.recipe.logging, world)
+        return run(settings, world)
+    except TrainkitError as error:
+        for found in error.diagnostics:
+            sys.stderr.write(f"error: {found.what}{f' ({found.hint})' if found.hint else ''}\n")
+        return int(error.exit_code)
+
+
+def configure_logging(settings: Logging, world: World) -> None:
+    """Main ranks speak at `level`, the others at `replica_level`; news to standard output, warnings to standard error."""
+    main_rank = world.rank == 0 or (settings.each_node and world.local_rank == 0)
+    news, trouble = logging.StreamHandler(sys.stdout), logging.StreamHandler(sys.stderr)
+    news.addFilter(lambda record: record.levelno < logging.WARNING)
+    trouble.setLevel(logging.WARNING)
+    logging.basicConfig(format="%(message)s", handlers=[news, trouble])
+    log.setLevel((settings.level if main_rank else settings.replica_level).upper())
+
+
+def run(settings: Settings, world: World) -> int:
+    """The whole life of one rank; the exit code is 0, or 128 + the signal that stopped it."""
+    # Imported here, so that a wrong settings file is answered without waiting for torch.
+    from trainkit.train.assembly import assemble, describe, start_record
+    from trainkit.train.distributed import device_of, process_group
+    from trainkit.train.loop import train
+    from trainkit.train.metrics import Metrics
+    from trainkit.train.outcome import result, write_atomically
+    from trainkit.train.progress import resume
+    from trainkit.train.signals import Requests
+    from trainkit.train.strategies import NEED_PROCESS_GROUP
+
+    kind = settings.recipe.strategy.kind
+    if kind == "single" and world.size > 1:
+        raise TrainingError(f"strategy single runs in one process, and the launcher started {world.size}")
+    device = device_of(settings.device, world)
+    with process_group(world, device, needed=kind in NEED_PROCESS_GROUP):
+        parts = assemble(settings, world, device)
+        first = resume(parts, restarted=restarted())
+        log.info("%s", describe(parts))
+        metrics = Metrics(settings.run_dir, settings.recipe.logging.report_to, main=world.rank == 0)
+        metrics.write(start_record(parts, first))
+        requests = Requests()
+        requests.listen()
+        progress = train(parts, first, metrics, requests)
+        metrics.close()
+        outcome = result(parts, progress)
+        if world.rank == 0:
+            write_atomically(settings.run_dir / "result.json", outcome)
+    return 128 + progress.stopped_by if progress.stopped_by else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

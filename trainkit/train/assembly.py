@@ -1,0 +1,128 @@
+"""Put the parts of a run together, in the order that keeps it reproducible: seed, data, weights on the CPU, strategy, schedule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+
+from trainkit.train.activation_checkpointing import checkpoint_blocks
+from trainkit.train.compiling import compile_model
+from trainkit.train.data.cache import Corpus
+from trainkit.train.data.sampler import Order
+from trainkit.train.data.text import Splits, read_corpus, split
+from trainkit.train.evaluation import Evaluation
+from trainkit.train.models import MODELS, Model, count_parameters
+from trainkit.train.precision import autocast, check_precision, set_tf32
+from trainkit.train.randomness import seed_generators
+from trainkit.train.schedules import learning_rate
+from trainkit.train.settings import Settings, World
+from trainkit.train.strategies import STRATEGIES, Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """All that the loop works with."""
+
+    settings: Settings
+    world: World
+    device: torch.device
+    corpus: Corpus
+    splits: Splits
+    order: Order
+    steps: int
+    parameters: int
+    strategy: Strategy
+    learning_rate: Callable[[int], float]
+    autocast: AbstractContextManager[object]
+    evaluation: Evaluation
+    eval_autocast: AbstractContextManager[object]
+
+
+def assemble(settings: Settings, world: World, device: torch.device) -> Parts:
+    """Build every part. TrainingError when the recipe asks for what cannot be."""
+    recipe, kind = settings.recipe, settings.recipe.strategy.kind
+    check_precision(settings)
+    set_tf32(recipe.precision.tf32)
+    corpus = read_corpus(recipe.data, settings.run_dir)
+    splits = split(corpus, recipe.data, recipe.model.vocab_size)
+    order = Order(recipe.train.seed, len(splits.train), settings.batch.global_)
+    steps = total_steps(settings, order)
+    # Weights are drawn on the CPU from the seed alone, before anything knows of ranks: every strategy starts from the same ones.
+    seed_generators(recipe.train.seed)
+    model = prepared_model(settings)
+    parameters = count_parameters(model)
+    return Parts(
+        settings=settings,
+        world=world,
+        device=device,
+        corpus=corpus,
+        splits=splits,
+        order=order,
+        steps=steps,
+        parameters=parameters,
+        strategy=STRATEGIES[kind](model, settings, world, device),
+        learning_rate=learning_rate(recipe.optimizer, recipe.schedule, steps),
+        autocast=autocast(kind, settings.dtype, device),
+        evaluation=_evaluation(settings, splits, world, device),
+        eval_autocast=autocast(kind, settings.eval_dtype, device),
+    )
+
+
+def total_steps(settings: Settings, order: Order) -> int:
+    """Optimizer steps of the whole run: as asked, or as many as the epochs take."""
+    train = settings.recipe.train
+    if train.steps is not None:
+        return train.steps
+    return max(1, math.ceil((train.epochs or 1.0) * order.samples / order.global_batch))
+
+
+def prepared_model(settings: Settings) -> Model:
+    """The model of the recipe with the techniques that work on the model itself."""
+    recipe = settings.recipe
+    model = MODELS[recipe.model.kind](recipe)
+    if recipe.efficiency.gradient_checkpointing:
+        checkpoint_blocks(model, dropout=recipe.model.dropout > 0)
+    if recipe.efficiency.compile.enabled:
+        compile_model(model, recipe.efficiency.compile, recipe.strategy.kind)
+    return model
+
+
+def _evaluation(settings: Settings, splits: Splits, world: World, device: torch.device) -> Evaluation:
+    recipe = settings.recipe
+    return Evaluation.of(
+        splits.validation,
+        seed=recipe.train.seed,
+        batches=recipe.eval.batches,
+        micro=settings.batch.eval_micro,
+        world=world,
+        device=device,
+    )
+
+
+def describe(parts: Parts) -> str:
+    """One line on what is about to run."""
+    settings, world = parts.settings, parts.world
+    ranks = "1 rank" if world.size == 1 else f"{world.size} ranks"
+    return (
+        f"{settings.recipe.model.kind} with {parts.parameters:,} parameters on {parts.corpus.bytes:,} bytes of text, "
+        f"{settings.recipe.strategy.kind} on {ranks} ({parts.device.type}, {settings.dtype}), {parts.steps} steps of "
+        f"{settings.batch.global_} samples"
+    )
+
+
+def start_record(parts: Parts, first: int) -> dict[str, str | int]:
+    """The first line of the metrics: what readers need to make sense of the rest."""
+    batch = parts.settings.batch
+    return {
+        "event": "start",
+        "steps": parts.steps,
+        "first_step": first,
+        "world_size": parts.world.size,
+        "samples_per_step": batch.global_,
+        "tokens_per_step": batch.global_ * parts.settings.recipe.data.sequence_length,
+        "parameters": parts.parameters,
+    }

@@ -1,0 +1,115 @@
+"""Build DeepSpeed ops ahead of a run: ``python -m trainkit.train.build_ops --ops shm_comm,cpu_adam``.
+
+Ranks that find an op missing build it at first use, one after another, for half a minute and more. Quiet and quick when all is built.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import io
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from trainkit.errors import TrainingError, TrainkitError
+
+# Op name in a recipe or plan -> class of its builder in deepspeed.ops.op_builder
+BUILDERS: Mapping[str, str] = {
+    "shm_comm": "ShareMemCommBuilder",
+    "cpu_adam": "CPUAdamBuilder",
+    "async_io": "AsyncIOBuilder",
+    "fused_adam": "FusedAdamBuilder",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Build what is missing. Exit code 1, and the compiler's words, when an op cannot be built."""
+    parser = argparse.ArgumentParser(prog="python -m trainkit.train.build_ops", description=__doc__)
+    parser.add_argument("--ops", required=True, help=f"comma-separated, of {', '.join(BUILDERS)}")
+    names = [name for name in parser.parse_args(argv).ops.split(",") if name]
+    try:
+        unknown = [name for name in names if name not in BUILDERS]
+        if unknown:
+            raise TrainingError(f"no DeepSpeed op is named {', '.join(unknown)}", hint=f"known: {', '.join(BUILDERS)}")
+        build_missing(names)
+    except TrainkitError as error:
+        for found in error.diagnostics:
+            sys.stderr.write(f"error: {found.what}{f' ({found.hint})' if found.hint else ''}\n")
+        return int(error.exit_code)
+    return 0
+
+
+def extensions_folder(environ: Mapping[str, str]) -> Path:
+    """Where torch keeps compiled extensions (torch.utils.cpp_extension), without the part that names the build."""
+    folder = environ.get("TORCH_EXTENSIONS_DIR")
+    return Path(folder) if folder else Path.home() / ".cache" / "torch_extensions"
+
+
+def build_missing(names: Iterable[str]) -> None:
+    """Build each op that no earlier call has built with these versions; TrainingError when one cannot be."""
+    folder = extensions_folder(os.environ)
+    missing = [name for name in names if not _built(folder, name)]
+    if not missing:
+        return  # known without importing torch
+    clear_stale_locks(folder)
+    for name in missing:
+        library = _build(name)
+        marker = _marker(folder, name)
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.write_text(library)
+
+
+def _marker(folder: Path, name: str) -> Path:
+    parts = (sys.version, sysconfig.get_platform(), version("torch"), version("deepspeed"), name)
+    return folder / "trainkit" / f"{name}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
+
+
+def _built(folder: Path, name: str) -> bool:
+    marker = _marker(folder, name)
+    return marker.exists() and Path(marker.read_text()).exists()
+
+
+def _build(name: str) -> str:
+    """Build one op and return the path of its library. The builder's chatter is shown only when it fails."""
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    words = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(words), contextlib.redirect_stderr(words):
+            import deepspeed.ops.op_builder as builders
+
+            module: Any = getattr(builders, BUILDERS[name])().load(verbose=False)
+    except Exception as error:  # builders raise whatever their compiler's driver raises
+        raise TrainingError(f"the DeepSpeed op {name} cannot be built: {error}\n{words.getvalue()}") from error
+    return str(module.__file__)
+
+
+def clear_stale_locks(folder: Path) -> None:
+    """Remove `lock` files that a killed build has left: torch would wait for them for ever.
+
+    A living build keeps its lock file open, so one that no process holds open is stale.
+    """
+    locks = {str(path) for path in folder.glob("**/lock")}
+    for path in locks - _open_files(locks):
+        with contextlib.suppress(FileNotFoundError):
+            Path(path).unlink()
+
+
+def _open_files(wanted: set[str]) -> set[str]:
+    """Which of these paths some process of ours has open; all of them where /proc cannot tell."""
+    if not Path("/proc/self/fd").exists():
+        return wanted
+    found = set()
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # the process has ended, or is somebody else's
+            found.add(str(descriptor.readlink()))
+    return wanted & found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

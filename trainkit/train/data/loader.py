@@ -1,0 +1,28 @@
+"""Batches for one rank: the whole share of an optimizer step at a time, ready for its micro steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.utils.data import DataLoader
+
+from trainkit.planning.plan import BatchArithmetic
+from trainkit.recipe.schema import TextData
+from trainkit.train.data.sampler import Order, StepSampler, positions_of_rank
+from trainkit.train.data.text import Batch, Samples
+
+
+def training_batches(
+    samples: Samples, order: Order, batch: BatchArithmetic, rank: int, steps: range, data: TextData, *, pin: bool
+) -> Iterator[Batch]:
+    """One batch of micro x accumulation samples for each step."""
+    loader: DataLoader[Batch] = DataLoader(
+        samples,
+        sampler=StepSampler(order, positions_of_rank(batch, rank), steps),
+        batch_size=None,  # the sampler already hands over whole lists
+        num_workers=data.workers,
+        pin_memory=pin and data.pin_memory,
+        generator=torch.Generator(),  # else the loader would draw its base seed from the training's generator
+    )
+    return iter(loader)

@@ -1,0 +1,120 @@
+"""Text files read as bytes, one token per byte, cut into samples of equal length."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from trainkit.errors import TrainingError
+from trainkit.recipe.schema import TextData
+from trainkit.train.data.cache import Corpus, default_folder, open_corpus
+from trainkit.train.models.gpt import IGNORED
+
+STDLIB = "python-stdlib"
+# Installed packages and the interpreter's own tests differ between machines; without them it is 12 MB everywhere.
+_NOT_STDLIB = frozenset({"site-packages", "dist-packages", "test", "tests", "__pycache__"})
+
+
+def find_files(data: TextData) -> list[Path]:
+    """The files of a data set, in a fixed order. TrainingError names a path that is missing or holds nothing."""
+    paths = [data.path] if isinstance(data.path, str) else list(data.path)
+    files = [file for path in paths for file in _files_under(path, data.include)]
+    if not files:
+        raise TrainingError(
+            f"data.path: no file in {', '.join(paths)} matches {data.include!r}", hint="see data.include"
+        )
+    return files
+
+
+def _files_under(path: str, include: str) -> list[Path]:
+    root = Path(sysconfig.get_path("stdlib") if path == STDLIB else path).absolute()
+    if root.is_file():
+        return [root]
+    if not root.is_dir():
+        raise TrainingError(f"data.path: {root} does not exist")
+    skipped = _NOT_STDLIB if path == STDLIB else frozenset()
+    found = sorted(file for file in root.glob(include) if not skipped.intersection(file.relative_to(root).parts))
+    return [file for file in found if file.is_file()]
+
+
+def read_corpus(data: TextData, run_dir: Path, environ: Mapping[str, str] = os.environ) -> Corpus:
+    """Tokenise once, then map. Where the cache folder cannot be written, the run directory holds the corpus."""
+    folder = Path(data.cache) if data.cache else default_folder(environ)
+    corpus = open_corpus(find_files(data), [folder, run_dir / "corpus"])
+    if corpus.bytes == 0:
+        raise TrainingError(f"data.path: the files of {data.path} are empty")
+    return corpus
+
+
+class Batch(NamedTuple):
+    """Some samples. targets are the tokens that follow; -1 where there is nothing to predict."""
+
+    tokens: Tensor  # (samples, sequence) int64
+    targets: Tensor  # (samples, sequence) int64
+    counted: int  # targets that are predicted
+
+
+class Samples(Dataset[Batch]):
+    """Samples of one stretch of the corpus. Indexed with a list of sample numbers, it gives a batch.
+
+    Not predicted: the first byte of each file, which does not follow from the file before it, and what lies beyond the end.
+    """
+
+    def __init__(self, corpus: Corpus, start: int, stop: int, length: int) -> None:
+        self._corpus, self._start, self._stop, self._length = corpus, start, stop, length
+        self._ahead = np.arange(length + 1)
+
+    def __len__(self) -> int:
+        return -(-(self._stop - self._start - 1) // self._length)
+
+    def __getitem__(self, indices: Sequence[int]) -> Batch:
+        starts = self._start + np.asarray(indices, dtype=np.int64) * self._length
+        places = starts[:, None] + self._ahead
+        text = self._corpus.tokens[np.minimum(places, self._stop - 1)].astype(np.int64)
+        targets = text[:, 1:].copy()
+        if places[:, -1].max(initial=0) >= self._stop:
+            targets[places[:, 1:] >= self._stop] = IGNORED
+        self._ignore_first_bytes(targets, starts)
+        counted = int(np.count_nonzero(targets != IGNORED))
+        return Batch(torch.from_numpy(text[:, :-1].copy()), torch.from_numpy(targets), counted)
+
+    def _ignore_first_bytes(self, targets: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
+        files = self._corpus.starts
+        lows = np.searchsorted(files, starts + 1, side="left")
+        highs = np.searchsorted(files, starts + self._length, side="right")
+        for row in np.flatnonzero(highs > lows):
+            targets[row, files[lows[row] : highs[row]] - starts[row] - 1] = IGNORED
+
+
+class Splits(NamedTuple):
+    """Training and validation samples."""
+
+    train: Samples
+    validation: Samples
+
+
+def split(corpus: Corpus, data: TextData, vocab_size: int) -> Splits:
+    """Hold out the end of the corpus for validation. TrainingError if the text does not fit the model or gives no sample."""
+    length = data.sequence_length
+    if corpus.highest >= vocab_size:
+        raise TrainingError(
+            f"model.vocab_size: {vocab_size} is too small for byte {corpus.highest} in the corpus",
+            hint="256 holds every byte",
+        )
+    held_out = max(length + 1, int(corpus.bytes * data.validation_fraction))
+    border = corpus.bytes - held_out
+    if border <= length:
+        raise TrainingError(
+            f"data.path: {corpus.bytes} bytes are too few for a training and a validation sample of {length} tokens",
+            hint="lower data.sequence_length, or bring more text",
+        )
+    return Splits(Samples(corpus, 0, border, length), Samples(corpus, border, corpus.bytes, length))

@@ -1,0 +1,31 @@
+"""Text from the trained model, to look at."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trainkit.recipe.schema import Sample
+from trainkit.train.randomness import derived_seed
+from trainkit.train.strategies import Strategy
+
+
+@torch.no_grad()
+def generate(strategy: Strategy, sample: Sample, context: int, seed: int, device: torch.device) -> str:
+    """Continue the prompt by `sample.tokens` bytes; "" without a prompt. Every rank must call it: weights may be sharded.
+
+    context: how many tokens the model can see. Bytes that are no UTF-8 are shown as U+FFFD.
+    """
+    if not sample.prompt:
+        return ""
+    generator = torch.Generator().manual_seed(derived_seed(seed, "sample"))
+    tokens = torch.tensor([list(sample.prompt.encode())], dtype=torch.int64, device=device)
+    strategy.model.eval()
+    for _ in range(sample.tokens):
+        logits: Tensor = strategy.model(tokens[:, -context:])[0, -1]
+        # Drawn on the CPU in fp32, so that every rank draws the same token.
+        shares = (logits.float().cpu() / sample.temperature).softmax(dim=-1)
+        drawn = torch.multinomial(shares, 1, generator=generator)
+        tokens = torch.cat([tokens, drawn.to(device)[None]], dim=1)
+    strategy.model.train()
+    return bytes(token for token in tokens[0].tolist() if token < 256).decode("utf-8", errors="replace")

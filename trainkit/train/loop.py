@@ -1,0 +1,87 @@
+"""The training loop, to be read from top to bottom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from trainkit.train.assembly import Parts
+from trainkit.train.data.loader import training_batches
+from trainkit.train.data.text import Batch
+from trainkit.train.distributed import sum_over_ranks
+from trainkit.train.metrics import Metrics
+from trainkit.train.progress import Progress, evaluate, report_step, save_checkpoint
+from trainkit.train.randomness import seed_micro_step
+from trainkit.train.signals import Requests
+
+
+def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Progress:
+    """Run the optimizer steps from `first` (counted from 0) to the last, or until a signal asks to stop."""
+    recipe, world = parts.settings.recipe, parts.world
+    progress = Progress(first, parts.steps)
+    for batch in batches(parts, first):
+        # One collective, on the host, for the tokens of the global batch and for the signals that any rank has seen.
+        counted, *votes = sum_over_ranks([batch.counted, *requests.votes()], world)
+        loss, norm = optimizer_step(parts, progress.step, batch, counted)
+        progress.advance(counted)
+
+        if progress.step == first + 1 or progress.is_due(recipe.logging.every_steps):
+            report_step(parts, progress, loss, norm, metrics)
+        if progress.is_due(recipe.eval.every_steps):
+            evaluate(parts, progress, metrics)
+        # Several ranks obey only what all of them know of; one rank need not wait for the next step's votes.
+        stop, save = requests.settle(votes if world.size > 1 else requests.votes())
+        if save or progress.is_due(recipe.checkpoint.every_steps) or (stop and recipe.checkpoint.every_steps):
+            save_checkpoint(parts, progress.step)
+        if stop:
+            progress.stopped_by = stop
+            break
+    return progress
+
+
+def batches(parts: Parts, first: int) -> Iterator[Batch]:
+    """This rank's share of every global batch from step `first` on."""
+    settings, steps = parts.settings, range(first, parts.steps)
+    pin = parts.device.type == "cuda"
+    return training_batches(
+        parts.splits.train, parts.order, settings.batch, parts.world.rank, steps, settings.recipe.data, pin=pin
+    )
+
+
+def optimizer_step(parts: Parts, step: int, batch: Batch, counted: int) -> tuple[Tensor, Tensor | float]:
+    """All micro steps and the update. counted: predicted tokens of the global batch.
+
+    Returns the summed loss of this rank and the norm of the gradients, left on the device: reading them would wait for it.
+    """
+    strategy = parts.strategy
+    # Gradients are shares of the global batch's mean; reducing them divides once more, which is undone here.
+    share = strategy.gradient_divisor / max(1, counted)
+    total = torch.zeros((), device=parts.device)
+    micro_batches = split_micro(batch, parts)
+    for index, (tokens, targets) in enumerate(micro_batches):
+        last = index + 1 == len(micro_batches)
+        seed_dropout(parts, step, index)
+        with strategy.micro_step(last=last):
+            with parts.autocast:
+                loss = strategy.model(tokens, targets)
+            strategy.backward(loss * share, last=last)
+        total += loss.detach()
+    return total, strategy.update(parts.learning_rate(step))
+
+
+def split_micro(batch: Batch, parts: Parts) -> list[tuple[Tensor, Tensor]]:
+    """The micro batches of a rank's share, on its device."""
+    size = parts.settings.batch.micro
+    tokens = batch.tokens.to(parts.device, non_blocking=True)
+    targets = batch.targets.to(parts.device, non_blocking=True)
+    return list(zip(tokens.split(size), targets.split(size), strict=True))
+
+
+def seed_dropout(parts: Parts, step: int, index: int) -> None:
+    """Give the samples of a micro step their dropout masks; without dropout there is nothing to draw."""
+    recipe, batch = parts.settings.recipe, parts.settings.batch
+    if recipe.model.dropout > 0:
+        position = (parts.world.rank * batch.accumulation + index) * batch.micro
+        seed_micro_step(recipe.train.seed, step, position)

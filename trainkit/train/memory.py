@@ -1,0 +1,42 @@
+"""How much memory this process has used, in bytes."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+
+import torch
+
+from trainkit.train.settings import World
+
+_STATUS = Path("/proc/self/status")
+
+
+def peak_resident() -> int:
+    """Peak resident set size. VmHWM starts at exec; `ru_maxrss` may carry the parent's over, and its unit differs by system."""
+    if _STATUS.exists():
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def memory_now(device: torch.device) -> int:
+    """What the step line shows: the allocator's peak on CUDA, the driver's figure on MPS, peak resident memory on CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory()
+    return peak_resident()
+
+
+def memory_record(device: torch.device, world: World) -> dict[str, int | None]:
+    """This rank's line in the result. The allocator's figures are null where there is no CUDA allocator."""
+    on_cuda = device.type == "cuda"
+    return {
+        "rank": world.rank,
+        "peak_allocated": torch.cuda.max_memory_allocated(device) if on_cuda else None,
+        "peak_reserved": torch.cuda.max_memory_reserved(device) if on_cuda else None,
+        "rss": peak_resident(),
+    }

@@ -1,0 +1,110 @@
+"""The native byte-level GPT: learned positions, pre-norm blocks, tied embeddings (GPT-2's shape, Radford et al. 2019)."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainkit.recipe.schema import GptModel, Recipe
+
+IGNORED = -1  # target id that is not predicted
+
+
+class Attention(nn.Module):
+    """Causal self-attention."""
+
+    def __init__(self, width: int, heads: int, dropout: float, *, fused: bool) -> None:
+        super().__init__()
+        self.heads, self.dropout, self.fused = heads, dropout, fused
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, sequence, width) -> the same shape."""
+        batch, length, width = x.shape
+        qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        dropout = self.dropout if self.training else 0.0
+        if self.fused:
+            mixed = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        else:
+            mixed = _eager_attention(query, key, value, dropout)
+        return cast("Tensor", self.out(mixed.transpose(1, 2).reshape(batch, length, width)))
+
+
+def _eager_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+    length = query.shape[-2]
+    scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
+    future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
+    weights = scores.masked_fill(future, -math.inf).softmax(dim=-1)
+    return functional.dropout(weights, dropout) @ value
+
+
+class Block(nn.Module):
+    """One pre-norm transformer block."""
+
+    def __init__(self, width: int, heads: int, dropout: float, *, fused: bool) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = Attention(width, heads, dropout, fused=fused)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp_in = nn.Linear(width, 4 * width)
+        self.mlp_out = nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, sequence, width) -> the same shape."""
+        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        hidden = functional.gelu(self.mlp_in(self.mlp_norm(x)))
+        return cast("Tensor", x + self.dropout(self.mlp_out(hidden)))
+
+
+class Gpt(nn.Module):
+    """Tokens to logits, or with targets to the summed cross-entropy in nats."""
+
+    def __init__(self, settings: GptModel, sequence_length: int, *, fused_attention: bool = True) -> None:
+        super().__init__()
+        width = settings.hidden_size
+        self.tokens = nn.Embedding(settings.vocab_size, width)
+        self.positions = nn.Embedding(sequence_length, width)
+        self.dropout = nn.Dropout(settings.dropout)
+        self.blocks = nn.ModuleList(
+            Block(width, settings.heads, settings.dropout, fused=fused_attention) for _ in range(settings.layers)
+        )
+        self.norm = nn.LayerNorm(width)
+        self._initialise(settings.layers)
+
+    def _initialise(self, layers: int) -> None:
+        # GPT-2: normal(0, 0.02), and the projections into the residual stream divided by sqrt(2 x layers)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() >= 2:
+                into_residual = name.endswith(("attention.out.weight", "mlp_out.weight"))
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if into_residual else 0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """tokens, targets: (batch, sequence) int64; targets of -1 are not counted.
+
+        Returns logits (batch, sequence, vocabulary), or with targets the loss summed over tokens: the caller divides it by the
+        tokens of the whole global batch.
+        """
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.dropout(self.tokens(tokens) + self.positions(places))
+        for block in self.blocks:
+            x = block(x)
+        logits = functional.linear(self.norm(x), self.tokens.weight)
+        if targets is None:
+            return logits
+        return functional.cross_entropy(
+            logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+
+
+def build_gpt(recipe: Recipe) -> Gpt:
+    """The model of a recipe, on the CPU, with weights drawn from torch's default generator."""
+    return Gpt(recipe.model, recipe.data.sequence_length, fused_attention=recipe.efficiency.attention != "eager")

@@ -1,0 +1,56 @@
+"""What a run leaves at its end: `result.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from trainkit.train.assembly import Parts
+from trainkit.train.distributed import gather_from_ranks
+from trainkit.train.generate import generate
+from trainkit.train.memory import memory_record
+from trainkit.train.progress import Progress
+
+
+def result(parts: Parts, progress: Progress) -> dict[str, Any]:
+    """The facts of a finished or stopped run. Called on every rank; times are seconds, entropy is in nats per byte."""
+    settings, seconds = parts.settings, progress.elapsed()
+    samples = (progress.step - progress.first) * settings.batch.global_
+    stopped = progress.stopped_by
+    recipe = settings.recipe
+    return {
+        "steps": progress.step,
+        "first_step": progress.first,
+        "final_loss": progress.loss,
+        "eval_loss": progress.eval_loss,
+        "train_seconds": round(seconds, 6),
+        "samples": samples,
+        "samples_per_second": round(samples / seconds, 3),
+        "tokens_per_second": round(progress.tokens / seconds, 1),
+        "memory": gather_from_ranks(memory_record(parts.device, parts.world), parts.world),
+        "corpus": {"bytes": parts.corpus.bytes, "unigram_entropy": parts.corpus.unigram_entropy},
+        "parameters": parts.parameters,
+        "skipped_steps": parts.strategy.skipped_steps(),
+        "stopped_by": stopped.name if stopped else None,
+        # A run that is told to stop has no time for it.
+        "sample": "" if stopped else sample(parts, recipe.train.seed),
+    }
+
+
+def sample(parts: Parts, seed: int) -> str:
+    """The text that the recipe asks for."""
+    recipe = parts.settings.recipe
+    with parts.eval_autocast:
+        return generate(parts.strategy, recipe.sample, recipe.data.sequence_length, seed, parts.device)
+
+
+def write_atomically(path: Path, content: dict[str, Any]) -> None:
+    """Write JSON that is either there as a whole or not at all."""
+    scratch = path.with_name(f".{path.name}.tmp")
+    with scratch.open("w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)

@@ -1,0 +1,117 @@
+"""How far a run has come, and what is done at certain steps: a metrics line, an evaluation, a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import time
+
+from torch import Tensor
+
+from trainkit.errors import TrainingError
+from trainkit.train import checkpoints
+from trainkit.train.assembly import Parts
+from trainkit.train.distributed import sum_float_over_ranks
+from trainkit.train.memory import memory_now
+from trainkit.train.metrics import Metrics
+
+log = logging.getLogger("trainkit.train")
+
+
+class Progress:
+    """Steps done, with the clock and the tokens (predicted ones, over all ranks) of this attempt."""
+
+    def __init__(self, first: int, steps: int) -> None:
+        self.first = self.step = first
+        self.steps = steps
+        self.tokens = 0  # since the start
+        self.step_tokens = 0  # of the latest step
+        self.loss: float | None = None
+        self.eval_loss: float | None = None
+        self.stopped_by: signal.Signals | None = None
+        self._started = self._line_at = time.monotonic()
+        self._line_step, self._line_tokens = first, 0
+
+    def advance(self, counted: int) -> None:
+        """One more optimizer step is done."""
+        self.step += 1
+        self.step_tokens = counted
+        self.tokens += counted
+
+    def is_due(self, every: int) -> bool:
+        """Whether something done every so many steps, and at the end, is due now; 0 means never."""
+        return every > 0 and (self.step % every == 0 or self.step == self.steps)
+
+    def elapsed(self) -> float:
+        """Seconds since the first step began."""
+        return time.monotonic() - self._started
+
+    def speed(self, global_batch: int) -> dict[str, float]:
+        """Seconds and rates since the last call."""
+        now = time.monotonic()
+        seconds = max(now - self._line_at, 1e-9)
+        samples, tokens = (self.step - self._line_step) * global_batch, self.tokens - self._line_tokens
+        self._line_at, self._line_step, self._line_tokens = now, self.step, self.tokens
+        return {
+            "seconds": round(seconds, 6),
+            "samples_per_second": round(samples / seconds, 3),
+            "tokens_per_second": round(tokens / seconds, 1),
+        }
+
+
+def report_step(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor | float, metrics: Metrics) -> None:
+    """A metrics line for the step just done. TrainingError when the loss is no number, which no later step can mend."""
+    progress.loss = sum_float_over_ranks(float(loss), parts.world) / max(1, progress.step_tokens)
+    record = {
+        "step": progress.step,
+        "loss": progress.loss,
+        "learning_rate": parts.learning_rate(progress.step - 1),
+        "grad_norm": float(norm),
+        **progress.speed(parts.settings.batch.global_),
+        "elapsed": round(progress.elapsed(), 6),
+        "memory_bytes": memory_now(parts.device),
+    }
+    if parts.settings.dtype == "fp16":
+        record["skipped_steps"] = parts.strategy.skipped_steps()
+    # fp16 loss scaling skips such a step, and the next may be sound again
+    elif not math.isfinite(progress.loss):
+        raise TrainingError(
+            f"the loss is {progress.loss} at step {progress.step}", hint="lower optimizer.lr, or see the data"
+        )
+    metrics.write(record)
+    log.debug("step %d loss %.4f", progress.step, progress.loss)
+
+
+def evaluate(parts: Parts, progress: Progress, metrics: Metrics) -> None:
+    """Loss on the validation samples, as a metrics line of its own."""
+    began = time.monotonic()
+    progress.eval_loss = parts.evaluation.loss(parts.strategy, parts.eval_autocast)
+    seconds = round(time.monotonic() - began, 6)
+    metrics.write({"step": progress.step, "eval_loss": progress.eval_loss, "eval_seconds": seconds})
+
+
+def identity(parts: Parts) -> checkpoints.Identity:
+    """What this run's checkpoints say of it."""
+    settings = parts.settings
+    return checkpoints.Identity(settings.recipe.strategy.kind, parts.world.size, settings.training_digest)
+
+
+def save_checkpoint(parts: Parts, step: int) -> None:
+    """Save after `step` optimizer steps."""
+    root, keep = parts.settings.run_dir / "checkpoints", parts.settings.recipe.checkpoint.keep
+    checkpoints.save(root, step, identity(parts), parts.strategy, parts.world, keep)
+
+
+def resume(parts: Parts, *, restarted: bool) -> int:
+    """Load the checkpoint that this run starts from, if any, and return the steps that are already done.
+
+    After an elastic restart it is this run's own newest one; before it has one, what the plan says.
+    """
+    own = checkpoints.newest(parts.settings.run_dir / "checkpoints") if restarted else None
+    folder = own or parts.settings.resume
+    if folder is None:
+        return 0
+    step = checkpoints.load(folder, identity(parts), parts.strategy, parts.world)
+    log.info("resumed from %s after step %d", folder, step)
+    return step

@@ -1,0 +1,52 @@
+"""Seeds as pure functions of what they are for, and the generators' states for checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def derived_seed(*parts: int | str) -> int:
+    """A 63-bit seed from what it is for; equal parts give equal seeds on every machine."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def seed_generators(seed: int) -> None:
+    """Seed Python, NumPy and torch (all devices)."""
+    random.seed(seed)
+    np.random.seed(derived_seed(seed, "numpy") % 2**32)
+    torch.manual_seed(seed)
+
+
+def seed_micro_step(seed: int, step: int, position: int) -> None:
+    """Seed dropout for the samples that start at `position` of the global batch.
+
+    The position, not the rank, names the masks: the same samples get the same masks however many ranks share the batch.
+    """
+    torch.manual_seed(derived_seed(seed, "dropout", step, position))
+
+
+def generator_states() -> dict[str, Any]:
+    """The states of all generators of this process."""
+    states: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def restore_generator_states(states: dict[str, Any]) -> None:
+    """The inverse of :func:`generator_states`."""
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(states["torch"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])

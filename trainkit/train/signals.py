@@ -1,0 +1,41 @@
+"""Requests that arrive as signals, and how ranks agree on them at optimizer steps."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from types import FrameType
+
+# In the order in which they are obeyed when several arrived.
+STOPPING = (signal.SIGTERM, signal.SIGINT)
+SAVING = signal.SIGUSR1
+WATCHED = (*STOPPING, SAVING)
+
+
+class Requests:
+    """Signals seen by this process. Handlers only take note; a repeated signal is the same request."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+
+    def listen(self) -> None:
+        """Take over the signals. Before this, during start-up, they end the process at once as they always do."""
+        for number in WATCHED:
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._seen.add(number)
+
+    def votes(self) -> list[int]:
+        """1 for each watched signal that this rank has seen; travels with the ranks' token counts, so it costs no collective."""
+        return [int(number in self._seen) for number in WATCHED]
+
+    def settle(self, votes: Sequence[int]) -> tuple[signal.Signals | None, bool]:
+        """What to do after a step, from the votes summed over ranks: the signal to stop for, and whether to save.
+
+        A granted request to save is forgotten, so that the next one counts.
+        """
+        asked = [number for number, count in zip(WATCHED, votes, strict=True) if count]
+        if SAVING in asked:
+            self._seen.discard(SAVING)
+        return next((number for number in STOPPING if number in asked), None), SAVING in asked

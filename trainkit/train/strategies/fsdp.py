@@ -1,0 +1,84 @@
+"""Parameters, gradients and optimizer state sharded over ranks (FSDP2, `fully_shard`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from trainkit.errors import TrainingError
+from trainkit.recipe.schema import Fsdp as FsdpSettings
+from trainkit.train.models import Model
+from trainkit.train.precision import DTYPES
+from trainkit.train.settings import Settings, World
+from trainkit.train.strategies.native import Engine
+
+
+class Fsdp(Engine):
+    """Every unit's parameters are gathered just before use; each rank keeps and updates its shard."""
+
+    def __init__(self, model: Model, settings: Settings, world: World, device: torch.device) -> None:
+        asked = cast("FsdpSettings", settings.recipe.strategy)
+        options = sharding_options(asked, settings.dtype, world, device)
+        # The whole weights exist on the CPU, equal on every rank, and only the shards move to the device.
+        for unit in WRAPPING[asked.auto_wrap](model, asked):
+            fully_shard(unit, reshard_after_forward=asked.sharding == "full_shard", **options)
+        self._sharded: FSDPModule = fully_shard(model, **options)
+        self.gradient_divisor = world.size
+        super().__init__(model, settings, device)
+
+    def micro_step(self, *, last: bool) -> AbstractContextManager[object]:
+        """Gradients are reduced and scattered in the last micro step only; until then each rank holds them whole."""
+        self._sharded.set_requires_gradient_sync(last)
+        return nullcontext()
+
+
+def sharding_options(asked: FsdpSettings, dtype: str, world: World, device: torch.device) -> dict[str, Any]:
+    """What every unit is sharded with. Gradients are reduced in fp32 whatever the format of the computation."""
+    options: dict[str, Any] = {"mesh": init_device_mesh(device.type, (world.size,))}
+    if dtype != "fp32":
+        options["mp_policy"] = MixedPrecisionPolicy(
+            param_dtype=DTYPES[dtype], reduce_dtype=torch.float32, output_dtype=torch.float32
+        )
+    if asked.offload:
+        # Page-locked memory is of use, and to be had, only with CUDA.
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
+    return options
+
+
+def _by_class(model: Model, asked: FsdpSettings) -> Iterator[nn.Module]:
+    """Transformer blocks, or the classes that the recipe names."""
+    if not asked.wrap_classes:
+        yield from model.blocks
+        return
+    known = {type(module).__name__ for module in model.modules()}
+    unknown = [name for name in asked.wrap_classes if name not in known]
+    if unknown:
+        raise TrainingError(
+            f"strategy.wrap_classes: the model has no module of class {', '.join(unknown)}",
+            hint=f"it has {', '.join(sorted(known))}",
+        )
+    wrapped = [module for module in model.modules() if type(module).__name__ in asked.wrap_classes]
+    yield from reversed(wrapped)  # inner modules first: a unit holds what its own units leave
+
+
+def _by_size(model: Model, asked: FsdpSettings) -> Iterator[nn.Module]:
+    """Innermost modules that hold at least `min_params` parameters outside units already made."""
+    taken: set[nn.Parameter] = set()
+    for module in reversed(list(model.modules())[1:]):
+        own = {parameter for parameter in module.parameters() if parameter not in taken}
+        if sum(parameter.numel() for parameter in own) >= asked.min_params and not isinstance(module, nn.ModuleList):
+            taken |= own
+            yield module
+
+
+WRAPPING: Mapping[str, Callable[[Model, FsdpSettings], Iterator[nn.Module]]] = {
+    "transformer": _by_class,
+    "size": _by_size,
+    "none": lambda model, asked: iter(()),
+}

@@ -1,0 +1,87 @@
+"""What the strategies of plain PyTorch share: backward, clipping, the update, and their state on disk."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.tensor import DTensor
+
+from trainkit.train.optimizers import build_optimizer
+from trainkit.train.precision import gradient_scaler
+from trainkit.train.settings import Settings
+
+
+class Engine:
+    """An optimizer and a loss scaler over a model whose gradients are already reduced when `update` is called."""
+
+    def __init__(self, model: nn.Module, settings: Settings, device: torch.device) -> None:
+        self.model = model
+        self.optimizer = build_optimizer(model.parameters(), settings.recipe.optimizer)
+        self.scaler = gradient_scaler(settings.dtype, device)
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._max_norm = settings.recipe.train.max_grad_norm or math.inf
+        self._skipped = 0
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add this micro step's gradients."""
+        if self.scaler.is_enabled():
+            loss = self.scaler.scale(loss)
+        loss.backward()
+
+    def update(self, learning_rate: float) -> Tensor:
+        """Clip, step and clear; returns the norm before clipping."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        if self.scaler.is_enabled():
+            self.scaler.unscale_(self.optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._max_norm)
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
+        self._step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def _step(self) -> None:
+        if not self.scaler.is_enabled():
+            self.optimizer.step()
+            return
+        before = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self._skipped += self.scaler.get_scale() < before
+
+    def skipped_steps(self) -> int:
+        """Updates that fp16 loss scaling has skipped so far."""
+        return self._skipped
+
+    def save(self, folder: Path) -> None:
+        """Write the state with torch.distributed.checkpoint, each rank its own shards."""
+        with _quiet():
+            dcp.save(self._state(), checkpoint_id=folder / "state", no_dist=not dist.is_initialized())
+
+    def load(self, folder: Path) -> None:
+        """Read the state that :meth:`save` wrote."""
+        state = self._state()
+        with _quiet():
+            dcp.load(state, checkpoint_id=folder / "state", no_dist=not dist.is_initialized())
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        self._skipped = state["skipped"]
+
+    def _state(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer, "scaler": self.scaler.state_dict(), "skipped": self._skipped}
+
+
+def _quiet() -> warnings.catch_warnings[None]:
+    """torch warns that one process saves alone, which is what is meant."""
+    context = warnings.catch_warnings(action="ignore", category=UserWarning)
+    return context

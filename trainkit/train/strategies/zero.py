@@ -1,0 +1,87 @@
+"""Optimizer state, gradients and parameters partitioned over ranks (DeepSpeed ZeRO-1, 2 and 3), with offload to CPU."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainkit.errors import TrainingError
+from trainkit.train.models import Model
+from trainkit.train.optimizers import build_optimizer
+from trainkit.train.settings import Settings, World
+
+_TAG = "zero"  # DeepSpeed's name for the folder inside a checkpoint
+
+
+class Zero:
+    """A DeepSpeed engine around the model and torch's own optimizer; the planned JSON decides everything else.
+
+    The optimizer stays the one that the recipe names, offloaded or not, so that a name means one thing under every strategy;
+    `adamw_torch_fused` is the fast one on CPU.
+    """
+
+    def __init__(self, model: Model, settings: Settings, world: World, device: torch.device) -> None:
+        deepspeed = import_deepspeed(device, settings.recipe.logging.level)
+        if settings.deepspeed is None:
+            raise TrainingError("trainer.json names no DeepSpeed configuration, which every zero strategy needs")
+        self._engine: Any = deepspeed.initialize(
+            model=model.to(device),
+            optimizer=build_optimizer(model.parameters(), settings.recipe.optimizer),
+            config=json.loads(settings.deepspeed.read_text()),
+        )[0]
+        self.model = self._engine
+        self.gradient_divisor = world.size
+
+    def micro_step(self, *, last: bool) -> AbstractContextManager[object]:
+        """Which micro steps reduce is DeepSpeed's affair: stage 1 the last one, stages 2 and 3 each, into partitions."""
+        return nullcontext()
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add this micro step's gradients; DeepSpeed counts its micro steps by calls of `step`."""
+        self._engine.backward(
+            loss, scale_wrt_gas=False
+        )  # the loss is already divided by the tokens of the global batch
+        if not last:
+            self._engine.step()
+
+    def update(self, learning_rate: float) -> Tensor | float:
+        """Clip, step and clear, inside DeepSpeed."""
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._engine.step()
+        norm: Tensor | float = self._engine.get_global_grad_norm()
+        return norm
+
+    def skipped_steps(self) -> int:
+        """Updates that fp16 loss scaling has skipped so far."""
+        return int(self._engine.skipped_steps)
+
+    def save(self, folder: Path) -> None:
+        """DeepSpeed's own format, one file a rank."""
+        self._engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
+
+    def load(self, folder: Path) -> None:
+        """Read what :meth:`save` wrote."""
+        path, _ = self._engine.load_checkpoint(str(folder), tag=_TAG)
+        if path is None:
+            raise TrainingError(f"DeepSpeed finds no checkpoint in {folder}")
+
+
+def import_deepspeed(device: torch.device, level: str) -> Any:
+    """Import DeepSpeed without its noise and without the op that it would compile for half a minute at first use."""
+    if device.type == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    import deepspeed
+    import deepspeed.comm.torch
+
+    logging.getLogger("DeepSpeed").setLevel(logging.DEBUG if level == "debug" else logging.ERROR)
+    # A shared-memory collective for inference on CPU, of no use here; it also leaves files in /dev/shm.
+    deepspeed.comm.torch.build_shm_op = lambda: None
+    return deepspeed
