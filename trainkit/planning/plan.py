@@ -71,7 +71,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class NodeGroup:
-    """Nodes that are alike. devices[i] is what local rank i uses on each of them (``cpu``, ``mps``, ``GPU-…`` or an index)."""
+    """Nodes that are alike. devices[i] is what local rank i uses on each: ``cpu``, ``mps``, ``GPU-…`` or an index."""
 
     count: int
     processes: int
@@ -98,7 +98,7 @@ class Topology:
 
 @dataclass(frozen=True, slots=True)
 class BatchArithmetic:
-    """The solved triangle: global_ = micro x accumulation x ranks (all in samples). note says what gave way, if anything."""
+    """The solved triangle: global_ = micro x accumulation x ranks, in samples. note says what gave way, if anything."""
 
     global_: int
     micro: int
@@ -141,7 +141,11 @@ class Preparation:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentDiff:
-    """How the ranks' environment differs from the caller's. Sorted by name. `take` names variables whose value stays unnamed."""
+    """How the ranks' environment differs from the caller's. Sorted by name.
+
+    Applied in this order: the caller's variables, less those that `unset` names, plus those that `take` names, with
+    `set` on top. So a variable in `set` or `take` is there even where a pattern of `unset` matches it.
+    """
 
     set: tuple[tuple[str, Text], ...] = ()
     unset: tuple[str, ...] = ()  # names, or prefixes that end in `*`
@@ -202,7 +206,8 @@ class Plan:
 class Provenance:
     """Which recipe keys, or which rule of trainkit's, made each part of a plan.
 
-    A part is a path into the plan's JSON: ``commands.0.argv.5``, ``environment.OMP_NUM_THREADS``, ``files.deepspeed.json.zero_optimization.stage``.
+    A part is a path: ``commands.0.argv.5`` (as in the plan's JSON), ``environment.OMP_NUM_THREADS``,
+    ``files.deepspeed.json.zero_optimization.stage``.
     """
 
     parts: Mapping[str, tuple[str, ...]]  # recipe keys (dotted)

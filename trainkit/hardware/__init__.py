@@ -1,0 +1,1 @@
+"""What is true of this machine: probes gather Facts, selection picks devices from them."""

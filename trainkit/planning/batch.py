@@ -1,0 +1,109 @@
+"""The batch triangle, solved once: global = micro x accumulation x ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainkit.errors import Diagnostic, RecipeError
+from trainkit.planning.plan import BatchArithmetic
+
+if TYPE_CHECKING:
+    from trainkit.recipe.resolve import Resolved
+
+DEFAULT_MICRO = 8
+# Where layers of equal strength disagree, the first of these gives way.
+GIVES_WAY = ("accumulation", "global", "micro")
+
+
+def solve_batch(resolved: Resolved, ranks: int) -> BatchArithmetic:
+    """Solve the triangle for `ranks` data-parallel ranks. Raises RecipeError where the numbers cannot fit."""
+    given = {name: value for name, value in _sides(resolved).items() if value is not None}
+    note = ""
+    if len(given) == 3 and given["global"] != given["micro"] * given["accumulation"] * ranks:
+        loser = _loser(resolved, given, ranks)
+        beaten = given.pop(loser)
+        note = f"batch.{loser} gives way: it was {beaten} in {_layer(resolved, loser)}, the weakest of the three"
+    global_, micro, accumulation = _complete(resolved, given, ranks)
+    eval_micro = resolved.recipe.batch.eval_micro
+    return BatchArithmetic(global_, micro, accumulation, ranks, micro if eval_micro == "auto" else eval_micro, note)
+
+
+def _sides(resolved: Resolved) -> dict[str, int | None]:
+    batch = resolved.recipe.batch
+    sides = {"global": batch.global_, "micro": batch.micro, "accumulation": batch.accumulation}
+    return {name: None if value == "auto" else value for name, value in sides.items()}
+
+
+def _complete(resolved: Resolved, given: dict[str, int], ranks: int) -> tuple[int, int, int]:
+    """(global, micro, accumulation) from what was given and the defaults."""
+    if "global" not in given:
+        micro, accumulation = given.get("micro", DEFAULT_MICRO), given.get("accumulation", 1)
+        return micro * accumulation * ranks, micro, accumulation
+    total = given["global"]
+    if "micro" in given and "accumulation" in given:  # the three agree
+        return total, given["micro"], given["accumulation"]
+    known = "micro" if "micro" in given else "accumulation"
+    divisor = given.get(known, 1) * ranks
+    if total % divisor:
+        raise RecipeError(
+            _indivisible(resolved, total, divisor, f"{known} {given[known]}" if known in given else "", ranks)
+        )
+    if "micro" in given:
+        return total, given["micro"], total // divisor
+    if "accumulation" in given:
+        return total, total // divisor, given["accumulation"]
+    each = total // ranks
+    micro = max(size for size in range(1, DEFAULT_MICRO + 1) if each % size == 0)
+    return total, micro, each // micro
+
+
+def _indivisible(resolved: Resolved, total: int, divisor: int, factor: str, ranks: int) -> Diagnostic:
+    below, above = total // divisor * divisor, (total // divisor + 1) * divisor
+    nearest = f"{below} or {above}" if below else str(above)
+    by = f"{factor} x {ranks} ranks = {divisor}" if factor else f"{ranks} ranks"
+    return Diagnostic(
+        "error",
+        f"batch.global {total} cannot be divided by {by}",
+        key="batch.global",
+        origin=resolved.origin("batch.global"),
+        why="Each rank must see the same number of whole samples in each optimizer step.",
+        hint=f"Nearest values that fit: batch.global {nearest}.",
+    )
+
+
+def _loser(resolved: Resolved, given: dict[str, int], ranks: int) -> str:
+    """Which of three disagreeing sides gives way. Raises RecipeError when one layer gave all three."""
+    strengths = {name: _strength(resolved, name) for name in given}
+    if len(set(strengths.values())) == 1:
+        raise RecipeError(_contradiction(resolved, given, ranks))
+    weakest = min(strengths.values())
+    return next(name for name in GIVES_WAY if strengths[name] == weakest)
+
+
+def _contradiction(resolved: Resolved, given: dict[str, int], ranks: int) -> Diagnostic:
+    micro, accumulation = given["micro"], given["accumulation"]
+    product = micro * accumulation * ranks
+    places = ", ".join(f"batch.{name} {value} ({_place(resolved, name)})" for name, value in given.items())
+    return Diagnostic(
+        "error",
+        f"the batch triangle contradicts itself: {places}",
+        key="batch.global",
+        origin=resolved.origin("batch.global"),
+        why=f"micro {micro} x accumulation {accumulation} x {ranks} ranks is {product}, not {given['global']}.",
+        hint=f"Leave one of the three out, or set batch.global to {product}.",
+    )
+
+
+def _strength(resolved: Resolved, name: str) -> int:
+    origin = resolved.origin(f"batch.{name}")
+    return origin.strength if origin else -1
+
+
+def _place(resolved: Resolved, name: str) -> str:
+    origin = resolved.origin(f"batch.{name}")
+    return origin.place if origin else "default"
+
+
+def _layer(resolved: Resolved, name: str) -> str:
+    origin = resolved.origin(f"batch.{name}")
+    return origin.layer if origin else "the defaults"

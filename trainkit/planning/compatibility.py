@@ -1,0 +1,142 @@
+"""Strategy x launcher x program x device: each unsound combination, its reason and the nearest sound one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from trainkit.recipe.schema import StrategyKind
+
+Amount = Literal["one", "several"]
+ZERO = ("zero1", "zero2", "zero3")
+SHARED = ("ddp", "fsdp", *ZERO)  # strategies that need a process group
+STRATEGIES: tuple[str, ...] = get_args(StrategyKind)
+LAUNCHERS = ("python", "torchrun", "accelerate", "deepspeed")
+DEVICES = ("cpu", "cuda", "mps")
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """What the table is asked about. ranks: over all nodes. order: of the chosen cards' indices."""
+
+    strategy: str
+    launcher: str
+    program: str
+    device: str
+    ranks: Amount
+    nodes: Amount = "one"
+    dtype: str = "fp32"
+    restarts: Literal["no", "yes"] = "no"
+    order: Literal["ascending", "other"] = "ascending"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One unsound corner of the table. when: field of Combination -> values; all must match."""
+
+    when: dict[str, tuple[str, ...]]
+    key: str  # the recipe key to point at
+    reason: str
+    instead: str
+
+    def matches(self, combination: Combination) -> bool:
+        """Whether the combination lies in this corner."""
+        return all(getattr(combination, name) in values for name, values in self.when.items())
+
+
+REFUSALS: tuple[Refusal, ...] = (
+    Refusal(
+        {"strategy": ("single",), "ranks": ("several",)},
+        "strategy.kind",
+        "`single` is one process on one device: several would train separate copies that never talk to one another",
+        "strategy.kind: ddp for several processes, or nodes.processes_per_node: 1",
+    ),
+    Refusal(
+        {"launcher": ("python",), "ranks": ("several",)},
+        "launcher.kind",
+        "`python` starts one process",
+        "launcher.kind: torchrun",
+    ),
+    Refusal(
+        {"device": ("mps",), "ranks": ("several",)},
+        "nodes.processes_per_node",
+        "MPS takes one process: neither gloo nor nccl can exchange its tensors",
+        "nodes.processes_per_node: 1 with strategy.kind: single, or devices.type: cpu",
+    ),
+    Refusal(
+        {"device": ("mps",), "strategy": SHARED},
+        "strategy.kind",
+        "this strategy needs a process group, and neither gloo nor nccl can exchange MPS tensors",
+        "strategy.kind: single, or devices.type: cpu",
+    ),
+    Refusal(
+        {"device": ("mps",), "launcher": ("torchrun", "deepspeed")},
+        "launcher.kind",
+        "this launcher is for several processes, and MPS takes one",
+        "launcher.kind: python",
+    ),
+    Refusal(
+        {"launcher": ("deepspeed",), "nodes": ("several",)},
+        "launcher.kind",
+        "the deepspeed launcher wants a hostfile that names every machine, and numbers the ranks by that file",
+        "launcher.kind: torchrun, which runs every strategy on several nodes, the zero ones too",
+    ),
+    Refusal(
+        {"launcher": ("deepspeed",), "device": ("cuda",), "order": ("other",)},
+        "devices.select",
+        "the deepspeed launcher sorts the cards, so ranks would sit on other cards than the recipe says",
+        "devices.select in ascending order, or launcher.kind: torchrun",
+    ),
+    Refusal(
+        {"launcher": ("python", "deepspeed"), "restarts": ("yes",)},
+        "launcher.max_restarts",
+        "this launcher never restarts ranks",
+        "launcher.kind: torchrun, or launcher.max_restarts: 0",
+    ),
+    Refusal(
+        {"launcher": ("accelerate",), "ranks": ("one",), "restarts": ("yes",)},
+        "launcher.max_restarts",
+        "accelerate starts a single process directly and never restarts it",
+        "launcher.kind: torchrun, or launcher.max_restarts: 0",
+    ),
+    Refusal(
+        {"strategy": ZERO, "device": ("cpu",), "dtype": ("fp16",)},
+        "precision.dtype",
+        "DeepSpeed trains fp16 on a CPU only where oneDNN has fp16 kernels for it",
+        "precision.dtype: bf16 or fp32",
+    ),
+)
+
+
+def refusals(combination: Combination) -> tuple[Refusal, ...]:
+    """Every corner of the table that the combination lies in; none means that it is sound."""
+    return tuple(refusal for refusal in REFUSALS if refusal.matches(combination))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of the table for people: what a strategy can do under a launcher, by device."""
+
+    strategy: str
+    launcher: str
+    cells: tuple[tuple[str, str], ...]  # (device, `yes` | `one process` | `several processes` | `no`)
+
+
+def table_rows(program: str = "builtin") -> Iterator[Row]:
+    """Strategy x launcher x device for a program, on one node; the README's table is made from this."""
+    for strategy in STRATEGIES:
+        for launcher in LAUNCHERS:
+            yield Row(
+                strategy, launcher, tuple((device, _cell(strategy, launcher, program, device)) for device in DEVICES)
+            )
+
+
+def _cell(strategy: str, launcher: str, program: str, device: str) -> str:
+    amounts: tuple[Amount, ...] = ("one", "several")
+    sound = [amount for amount in amounts if not refusals(Combination(strategy, launcher, program, device, amount))]
+    if len(sound) == 2:
+        return "yes"
+    if not sound:
+        return "no"
+    return "one process" if sound == ["one"] else "several processes"

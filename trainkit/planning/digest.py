@@ -1,0 +1,46 @@
+"""Digests: one of the whole recipe, and one of what decides the course of training."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from trainkit.planning.plan import BatchArithmetic
+from trainkit.recipe.schema import Recipe
+
+# What makes two runs the same training, so that one may resume from the other's checkpoint. Left out on purpose:
+# strategy, launcher, devices and ranks (how the work is spread), micro batch and accumulation (the global batch stands
+# for them), train.steps and epochs (a run may be made longer), evaluation, checkpoints, logging, output, loader
+# processes and caches (they change no weight), compilation, attention kernel and activation checkpointing (the same
+# mathematics).
+TRAINING: dict[str, tuple[str, ...]] = {
+    "program": ("kind", "script", "module", "args"),
+    "model": ("*",),
+    "data": ("kind", "path", "include", "sequence_length", "validation_fraction"),
+    "optimizer": ("*",),
+    "schedule": ("*",),
+    "train": ("seed", "max_grad_norm"),
+    "precision": ("tf32",),
+}
+
+
+def recipe_digest(recipe: Recipe) -> str:
+    """SHA-256 over every setting, defaults included."""
+    return _sha256(recipe.model_dump(mode="json", by_alias=True))
+
+
+def training_digest(recipe: Recipe, batch: BatchArithmetic, dtype: str) -> str:
+    """SHA-256 over the settings of TRAINING, the global batch and the resolved number format."""
+    settings = recipe.model_dump(mode="json", by_alias=True)
+    chosen: dict[str, Any] = {"batch.global": batch.global_, "precision.dtype": dtype}
+    for section, names in TRAINING.items():
+        for name in settings[section] if names == ("*",) else names:
+            chosen[f"{section}.{name}"] = settings[section][name]
+    return _sha256(chosen)
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(
+        json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+    ).hexdigest()

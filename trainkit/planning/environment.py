@@ -1,0 +1,149 @@
+"""The environment diff: what the ranks' environment has that the caller's has not, and the reason for each part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from trainkit.errors import Diagnostic
+from trainkit.planning.context import Context
+from trainkit.planning.launchers import LAUNCHERS
+from trainkit.planning.plan import EnvironmentDiff, Variable
+from trainkit.planning.sourced import Source, SourcedVariable, variable
+
+if TYPE_CHECKING:
+    from trainkit.recipe.resolve import Resolved
+
+# What an outer launcher, a finished job or a shell profile may have left behind, and what it would do.
+LEAKS: dict[str, str] = {
+    "PET_*": "torchrun reads every flag's default from it",
+    "TORCHELASTIC_*": "describes an outer torchrun",
+    "TORCH_ELASTIC_*": "changes torchrun's time limits",
+    "RANK": "describes an outer launcher",
+    "LOCAL_RANK": "describes an outer launcher",
+    "WORLD_SIZE": "describes an outer launcher",
+    "LOCAL_WORLD_SIZE": "describes an outer launcher",
+    "LOCAL_SIZE": "describes an outer DeepSpeed launcher",
+    "CROSS_RANK": "describes an outer DeepSpeed launcher",
+    "CROSS_SIZE": "describes an outer DeepSpeed launcher",
+    "NODE_RANK": "describes an outer launcher",
+    "GROUP_*": "describes an outer torchrun",
+    "ROLE_*": "describes an outer torchrun",
+    "MASTER_ADDR": "describes an outer launcher",
+    "MASTER_PORT": "describes an outer launcher",
+    "ACCELERATE_*": "configures accelerate behind the recipe's back",
+    "FSDP_*": "configures accelerate and transformers behind the recipe's back",
+    "PARALLELISM_CONFIG_*": "configures accelerate behind the recipe's back",
+    "MEGATRON_LM_*": "configures accelerate behind the recipe's back",
+    "DS_ACCELERATOR": "chooses DeepSpeed's device behind the recipe's back",
+    "PYTHON_EXEC": "torchrun would start another interpreter",
+}
+
+# Variables that the plan decides; a recipe that sets them under `env` contradicts itself.
+DECIDED: dict[str, str] = {
+    "CUDA_VISIBLE_DEVICES": "Use devices.select.",
+    "CUDA_DEVICE_ORDER": "Use devices.order.",
+    "DS_ACCELERATOR": "Use devices.type.",
+    "TRAINKIT_RECIPE": "It names the resolved recipe of the run.",
+    **dict.fromkeys(
+        ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"), "The launcher sets it; use nodes.processes_per_node."
+    ),
+    **dict.fromkeys(("MASTER_ADDR", "MASTER_PORT"), "The launcher sets it; use nodes.rendezvous."),
+}
+
+
+def check_environment(resolved: Resolved) -> tuple[Diagnostic, ...]:
+    """Contradictions between `env`, `env_from` and what the plan decides."""
+    found = []
+    for section, names in (("env", tuple(resolved.recipe.env)), ("env_from", tuple(resolved.recipe.env_from))):
+        for name in names:
+            if name in DECIDED:
+                key = f"env.{name}" if section == "env" else "env_from"
+                found.append(
+                    Diagnostic(
+                        "error",
+                        f"{section} names {name}, which the plan decides",
+                        key=key,
+                        origin=resolved.origin(key),
+                        hint=DECIDED[name],
+                    )
+                )
+    found += [
+        Diagnostic(
+            "error",
+            f"{name} is given by env and by env_from",
+            key=f"env.{name}",
+            origin=resolved.origin(f"env.{name}"),
+            hint="Keep it in one of the two.",
+        )
+        for name in sorted(set(resolved.recipe.env) & set(resolved.recipe.env_from))
+    ]
+    return tuple(found)
+
+
+def plan_environment(context: Context) -> tuple[EnvironmentDiff, Mapping[str, Source]]:
+    """The diff, and what made each variable of it. Later variables win over earlier ones of the same name."""
+    variables = (
+        *_defaults(context),
+        *_devices(context),
+        *LAUNCHERS[context.launcher].environment(context),
+        *_recipe(context),
+    )
+    chosen = {item.name: item for item in variables}
+    sources = {item.name: item.source for item in chosen.values()}
+    sources |= {name: Source(rule=f"unset: {why}") for name, why in LEAKS.items() if name not in chosen}
+    sources |= {name: Source(("env_from",)) for name in context.recipe.env_from}
+    diff = EnvironmentDiff(
+        set=tuple((name, chosen[name].value) for name in sorted(chosen)),
+        unset=tuple(sorted(LEAKS)),
+        take=tuple(sorted(set(context.recipe.env_from))),
+    )
+    return diff, sources
+
+
+def _defaults(context: Context) -> tuple[SourcedVariable, ...]:
+    cores = context.facts.cpu_cores
+    threads = max(cores // context.processes, 1)
+    share = f"{cores} cores / {context.processes} ranks; launchers differ in their defaults, and so would the results"
+    return (
+        variable("OMP_NUM_THREADS", str(threads), rule=share),
+        variable("PYTHONUNBUFFERED", "1", rule="a rank's output appears when it is written, also after a crash"),
+        variable(
+            "TRAINKIT_RECIPE",
+            Variable.RUN_DIR,
+            "/recipe.yaml",
+            rule="the resolved recipe, for programs that want to read it",
+        ),
+    )
+
+
+def _devices(context: Context) -> tuple[SourcedVariable, ...]:
+    if context.topology.device == "cuda":
+        order = "FASTEST_FIRST" if context.recipe.devices.order == "fastest" else "PCI_BUS_ID"
+        return (
+            variable(
+                "CUDA_DEVICE_ORDER", order, keys=("devices.order",), rule="cards are counted as nvidia-smi counts them"
+            ),
+            variable(
+                "CUDA_VISIBLE_DEVICES",
+                ",".join(context.devices),
+                keys=("devices.select",),
+                rule="rank i of a node uses the i-th",
+            ),
+        )
+    variables = []
+    if (
+        context.facts.gpus and context.launcher != "deepspeed"
+    ):  # whose launcher writes its own slots there, on a CPU too
+        variables.append(
+            variable("CUDA_VISIBLE_DEVICES", "", keys=("devices.type",), rule="a run on the CPU touches no card")
+        )
+    if context.topology.device == "cpu" and (context.zero or context.launcher == "deepspeed"):
+        variables.append(
+            variable("DS_ACCELERATOR", "cpu", keys=("devices.type",), rule="DeepSpeed would guess its device")
+        )
+    return tuple(variables)
+
+
+def _recipe(context: Context) -> tuple[SourcedVariable, ...]:
+    return tuple(variable(name, str(value), keys=(f"env.{name}",)) for name, value in context.recipe.env.items())

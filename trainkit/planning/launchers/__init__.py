@@ -1,0 +1,33 @@
+"""Launchers: who starts the processes. One module each, listed in LAUNCHERS, satisfying the Launcher protocol."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from trainkit.planning.context import Context
+from trainkit.planning.launchers import accelerate, deepspeed, python, torchrun
+from trainkit.planning.sourced import SourcedFile, SourcedVariable, Token
+
+
+class Launcher(Protocol):
+    """What a launcher module offers; every member is a pure function of the context."""
+
+    def argv(self, context: Context) -> tuple[Token, ...]:
+        """The launcher's own words, up to and without the program."""
+
+    def files(self, context: Context) -> tuple[SourcedFile, ...]:
+        """Files that the launcher reads."""
+
+    def environment(self, context: Context) -> tuple[SourcedVariable, ...]:
+        """Variables that the launcher, or its ranks in its stead, need."""
+
+    def escape(self, word: str, context: Context) -> str:
+        """How a program's word must be written so that the launcher hands it on unchanged."""
+
+
+LAUNCHERS: dict[str, Launcher] = {
+    "python": python,
+    "torchrun": torchrun,
+    "accelerate": accelerate,
+    "deepspeed": deepspeed,
+}

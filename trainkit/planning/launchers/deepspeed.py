@@ -1,0 +1,62 @@
+"""`deepspeed`: DeepSpeed's own launcher, on one node."""
+
+from __future__ import annotations
+
+from trainkit.planning.context import Context
+from trainkit.planning.launchers.torchrun import END_OF_FLAGS
+from trainkit.planning.plan import Variable
+from trainkit.planning.sourced import SourcedFile, SourcedVariable, Token, token, variable
+
+
+def argv(context: Context) -> tuple[Token, ...]:
+    """The runner's words."""
+    interpreter = "the interpreter that plans is the interpreter that runs"
+    return (
+        token(context.facts.executable, rule=interpreter),
+        token("-m", rule=interpreter),
+        token("deepspeed.launcher.runner", keys=("launcher.kind",)),
+        token(
+            "--hostfile=/dev/null",
+            rule="without it a file at /job/hostfile would turn this into a run on several nodes",
+        ),
+        _ranks(context),
+        token("--master_port=", Variable.PORT, rule="a free port of this machine; the default is 29500"),
+        token("--no_local_rank", rule="DeepSpeed would add --local_rank to the program's arguments"),
+        token(
+            "--no_python",
+            rule="the program brings its own interpreter, so the command works with and without the wrapper",
+        ),
+        # The runner eats the first, and hands the second on to the launcher that it starts, which has flags of its own.
+        token("--", rule=END_OF_FLAGS),
+        token("--", rule=END_OF_FLAGS),
+    )
+
+
+def files(context: Context) -> tuple[SourcedFile, ...]:
+    """None."""
+    return ()
+
+
+def environment(context: Context) -> tuple[SourcedVariable, ...]:
+    """What torchrun would set and DeepSpeed does not."""
+    return (
+        variable(
+            "LOCAL_WORLD_SIZE",
+            str(context.processes),
+            keys=("nodes.processes_per_node",),
+            rule="DeepSpeed's launcher does not set it; torchrun does",
+        ),
+    )
+
+
+def escape(word: str, context: Context) -> str:
+    """Words reach the program as they are."""
+    return word
+
+
+def _ranks(context: Context) -> Token:
+    keys = ("nodes.processes_per_node", "devices.select", "strategy.kind")
+    if context.topology.device == "cuda":
+        rule = "DeepSpeed ignores CUDA_VISIBLE_DEVICES beside a count and would start on card 0"
+        return token(f"--include=localhost:{','.join(context.devices)}", keys=keys, rule=rule)
+    return token(f"--num_accelerators={context.processes}", keys=keys, rule="DeepSpeed would count NUMA domains")

@@ -1,0 +1,43 @@
+"""`python`: one process, started directly."""
+
+from __future__ import annotations
+
+from trainkit.planning.context import Context
+from trainkit.planning.plan import Variable
+from trainkit.planning.sourced import SourcedFile, SourcedVariable, Token, variable
+
+ALONE = "one process is rank 0 of 1; a launcher would say so"
+
+
+def argv(context: Context) -> tuple[Token, ...]:
+    """Nothing stands before the program."""
+    return ()
+
+
+def files(context: Context) -> tuple[SourcedFile, ...]:
+    """None."""
+    return ()
+
+
+def environment(context: Context) -> tuple[SourcedVariable, ...]:
+    """The rank environment that a launcher would set."""
+    return alone()
+
+
+def escape(word: str, context: Context) -> str:
+    """Words reach the program as they are."""
+    return word
+
+
+def alone() -> tuple[SourcedVariable, ...]:
+    """The rank environment of a single process."""
+    return (
+        variable("RANK", "0", rule=ALONE),
+        variable("LOCAL_RANK", "0", rule=ALONE),
+        variable("WORLD_SIZE", "1", rule=ALONE),
+        variable("LOCAL_WORLD_SIZE", "1", rule=ALONE),
+        variable("MASTER_ADDR", "127.0.0.1", rule=ALONE),
+        variable(
+            "MASTER_PORT", Variable.PORT, rule="a free port of this machine, so that a process group can be formed"
+        ),
+    )

@@ -1,0 +1,39 @@
+"""Programs: what the processes execute. One module each, listed in PROGRAMS, satisfying the Program protocol."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from trainkit.errors import Diagnostic
+from trainkit.planning.context import Context
+from trainkit.planning.plan import Notice, Preparation
+from trainkit.planning.programs import builtin, torch
+from trainkit.planning.sourced import SourcedFile, Token
+
+if TYPE_CHECKING:
+    from trainkit.recipe.resolve import Resolved
+
+
+class Program(Protocol):
+    """What a program module offers; every member is a pure function."""
+
+    def check(self, resolved: Resolved) -> tuple[Diagnostic, ...]:
+        """What is wrong with the program section."""
+
+    def reason(self, context: Context) -> str:
+        """What the program is, for people."""
+
+    def argv(self, context: Context) -> tuple[Token, ...]:
+        """The command of one rank."""
+
+    def files(self, context: Context) -> tuple[SourcedFile, ...]:
+        """Files through which settings reach the program."""
+
+    def preparations(self, context: Context) -> tuple[Preparation, ...]:
+        """What must be done on each node before the ranks start."""
+
+    def notices(self, context: Context) -> tuple[Notice, ...]:
+        """What the user should know about how settings reach the program."""
+
+
+PROGRAMS: dict[str, Program] = {"builtin": builtin, "torch": torch}

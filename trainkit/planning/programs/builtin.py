@@ -1,0 +1,132 @@
+"""`builtin`: trainkit's own trainer, which reads its settings from one JSON file."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from trainkit.errors import Diagnostic
+from trainkit.planning.context import Context
+from trainkit.planning.plan import Notice, Preparation, Variable, text
+from trainkit.planning.sourced import Source, SourcedFile, Token, token
+
+if TYPE_CHECKING:
+    from trainkit.recipe.resolve import Resolved
+
+SETTINGS = "trainer.json"
+DEEPSPEED = "deepspeed.json"
+
+
+def check(resolved: Resolved) -> tuple[Diagnostic, ...]:
+    """The built-in trainer takes no script, module or arguments."""
+    program = resolved.recipe.program
+    return tuple(
+        Diagnostic(
+            "error",
+            f"program.{name} has no meaning for the built-in trainer",
+            key=f"program.{name}",
+            origin=resolved.origin(f"program.{name}"),
+            hint=f"Set program.kind to torch to run your own program, or leave program.{name} out.",
+        )
+        for name, value in (("script", program.script), ("module", program.module), ("args", program.args))
+        if value
+    )
+
+
+def reason(context: Context) -> str:
+    """For people."""
+    return "trainkit's own trainer"
+
+
+def argv(context: Context) -> tuple[Token, ...]:
+    """The trainer and its settings file."""
+    return (
+        token(context.facts.executable, rule="the interpreter that plans is the interpreter that runs"),
+        token("-m", keys=("program.kind",)),
+        token("trainkit.train", keys=("program.kind",)),
+        token("--settings", rule="the trainer reads the plan's decisions from one file"),
+        token(Variable.RUN_DIR, f"/{SETTINGS}", rule="the trainer reads the plan's decisions from one file"),
+    )
+
+
+def files(context: Context) -> tuple[SourcedFile, ...]:
+    """The trainer's settings, and DeepSpeed's for the zero strategies."""
+    settings = SourcedFile(SETTINGS, _json(_settings(context)), _setting_sources(context))
+    return (settings, _deepspeed_file(context)) if context.zero else (settings,)
+
+
+def preparations(context: Context) -> tuple[Preparation, ...]:
+    """DeepSpeed compiles its ops at first use; ranks killed meanwhile leave a lock that stops the next run."""
+    ops = deepspeed_ops(context)
+    if not ops:
+        return ()
+    argv = (context.facts.executable, "-m", "trainkit.train.build_ops", "--ops", ",".join(ops))
+    return (Preparation("build DeepSpeed ops", tuple(text(word) for word in argv), "deepspeed-ops"),)
+
+
+def notices(context: Context) -> tuple[Notice, ...]:
+    """None."""
+    return ()
+
+
+def deepspeed_ops(context: Context) -> tuple[str, ...]:
+    """The ops that this run would compile (names of deepspeed.ops.op_builder)."""
+    if not context.zero:
+        return ()
+    ops = ["shm_comm"] if context.topology.device == "cpu" and context.topology.world_size > 1 else []
+    if (
+        getattr(context.recipe.strategy, "offload_optimizer", "none") == "cpu"
+        and context.recipe.optimizer.name != "sgd"
+    ):
+        ops.append("cpu_adam")
+    return tuple(ops)
+
+
+def _settings(context: Context) -> dict[str, Any]:
+    batch = context.batch
+    return {
+        "recipe": context.recipe.model_dump(mode="json", by_alias=True),
+        "batch": {
+            "global_": batch.global_,
+            "micro": batch.micro,
+            "accumulation": batch.accumulation,
+            "ranks": batch.ranks,
+            "eval_micro": batch.eval_micro,
+        },
+        "device": context.topology.device,
+        "dtype": context.dtype,
+        "training_digest": context.training_digest,
+        "resume": {"path": context.resume.path, "step": context.resume.step},
+        "deepspeed": DEEPSPEED if context.zero else None,
+    }
+
+
+def _setting_sources(context: Context) -> dict[str, Source]:
+    ranks = ("nodes.count", "nodes.processes_per_node")
+    sides = ("batch.global", "batch.micro", "batch.accumulation", *ranks)
+    return {
+        "recipe": Source(rule="the resolved recipe, whole"),
+        "batch.global_": Source(sides),
+        "batch.micro": Source(sides),
+        "batch.accumulation": Source(sides),
+        "batch.ranks": Source(ranks),
+        "batch.eval_micro": Source(("batch.eval_micro", "batch.micro")),
+        "device": Source(("devices.type", "devices.select")),
+        "dtype": Source(("precision.dtype",)),
+        "training_digest": Source(rule="digest of everything that decides the course of training"),
+        "resume": Source(("checkpoint.resume",)),
+        "deepspeed": Source(("strategy.kind",)),
+    }
+
+
+def _deepspeed_file(context: Context) -> SourcedFile:
+    from trainkit.planning.deepspeed_config import deepspeed_config
+
+    content, made_by = deepspeed_config(
+        context.recipe, context.batch, context.dtype, context.attachments.get("strategy.config")
+    )
+    return SourcedFile(DEEPSPEED, _json(content), {key: Source(tuple(keys)) for key, keys in made_by})
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"

@@ -1,0 +1,198 @@
+"""Nodes, processes and devices: how many ranks there are, and which rank sits on which device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from trainkit.errors import Diagnostic, RecipeError
+from trainkit.hardware.facts import Facts, Gpu
+from trainkit.hardware.selection import Selection, allocation, duplicates, ordered, pick, take
+from trainkit.planning.plan import NodeGroup, Notice, Topology
+
+if TYPE_CHECKING:
+    from trainkit.recipe.resolve import Resolved
+
+Device = Literal["cpu", "cuda", "mps"]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Ranks on devices. cards: the chosen GPUs in rank order, empty off CUDA or where this machine lacks them."""
+
+    topology: Topology
+    cards: tuple[Gpu, ...]
+    device_reason: str
+    notices: tuple[Notice, ...] = ()
+
+
+def choose_device(resolved: Resolved, facts: Facts) -> tuple[Device, str]:
+    """The kind of device and why: as asked for, else CUDA, then MPS, then CPU."""
+    devices = resolved.recipe.devices
+    if devices.select == "none":
+        if devices.type in {"cuda", "mps"}:
+            raise RecipeError(
+                Diagnostic(
+                    "error",
+                    f"devices.type is {devices.type}, but devices.select is none",
+                    key="devices.select",
+                    origin=resolved.origin("devices.select"),
+                    hint="Leave devices.select out to use a card, or set devices.type to cpu.",
+                )
+            )
+        return "cpu", "devices.select is none"
+    if devices.type != "auto":
+        return devices.type, f"devices.type is {devices.type}"
+    if not isinstance(devices.select, str):
+        return "cuda", "devices.select asks for cards"
+    if allocation(facts):
+        return "cuda", f"{len(allocation(facts))} GPUs can be used here"
+    if facts.gpus:
+        return "cpu", f"CUDA_VISIBLE_DEVICES={facts.visible_devices} hides every GPU"
+    if facts.mps:
+        return "mps", "Apple silicon without a CUDA card"
+    return "cpu", "there is no GPU here"
+
+
+def place(resolved: Resolved, facts: Facts) -> Placement:
+    """Decide device, processes per node and cards. Raises RecipeError for what is wrong on any machine."""
+    device, reason = choose_device(resolved, facts)
+    if device == "cuda":
+        return _place_on_cards(resolved, facts, reason)
+    _refuse_selection_off_cuda(resolved, device)
+    processes = resolved.recipe.nodes.processes_per_node
+    if processes == "auto":
+        processes = 1 if device == "mps" or resolved.recipe.strategy.kind == "single" else 2
+    missing = device == "mps" and not facts.mps
+    notices = (
+        (Notice("blocker", "This machine has no MPS device.", "Set devices.type to auto or cpu."),) if missing else ()
+    )
+    return Placement(_topology(resolved, device, (device,) * processes), (), reason, notices)
+
+
+def _place_on_cards(resolved: Resolved, facts: Facts, reason: str) -> Placement:
+    recipe = resolved.recipe
+    selection, wanted = _select(resolved, facts)
+    explicit = recipe.nodes.processes_per_node
+    if explicit not in {"auto", wanted}:
+        raise RecipeError(
+            Diagnostic(
+                "error",
+                f"{wanted} cards are selected for {explicit} processes on each node",
+                key="nodes.processes_per_node",
+                origin=resolved.origin("nodes.processes_per_node") or resolved.origin("devices.select"),
+                why="Each process uses exactly one card.",
+                hint=f"Set nodes.processes_per_node to {wanted}, or devices.select to {explicit}.",
+            )
+        )
+    notices = tuple(
+        Notice("blocker", f"Not on this machine: {what}.", "`devices.select: auto` takes what is there.")
+        for what in selection.missing
+    )
+    if selection.missing:
+        return Placement(_topology(resolved, "cuda", _names_without_cards(resolved, wanted)), (), reason, notices)
+    return Placement(
+        _topology(resolved, "cuda", tuple(gpu.uuid for gpu in selection.cards)),
+        selection.cards,
+        reason,
+        _remarks(selection.cards, facts),
+    )
+
+
+def _select(resolved: Resolved, facts: Facts) -> tuple[Selection, int]:
+    """The cards, and how many were asked for."""
+    recipe = resolved.recipe
+    select, allowed = recipe.devices.select, ordered(allocation(facts), recipe.devices.order)
+    if isinstance(select, list):
+        _check_list(resolved, facts, select)
+        return pick(select, facts), len(select)
+    if select == "all":
+        wanted = max(len(allowed), 1)
+    elif isinstance(select, int):
+        wanted = select
+    elif recipe.nodes.processes_per_node != "auto":
+        wanted = recipe.nodes.processes_per_node
+    else:
+        wanted = 1 if recipe.strategy.kind == "single" else max(len(allowed), 1)
+    return take(wanted, allowed), wanted
+
+
+def _check_list(resolved: Resolved, facts: Facts, select: list[int | str]) -> None:
+    problems = []
+    if not select:
+        problems.append(("devices.select is an empty list", "Use `none` for no card, or name at least one."))
+    own = "Name each card once; a process needs a card of its own."
+    problems += [(f"devices.select names card `{name}` twice", own) for name in duplicates(select, facts)]
+    by_name = [name for name in select if not str(name).isdecimal()]
+    if by_name and resolved.recipe.nodes.count > 1:
+        problems.append(
+            (
+                f"devices.select names `{by_name[0]}`, but the run has {resolved.recipe.nodes.count} nodes",
+                "Use indices or a count.",
+            )
+        )
+    if problems:
+        origin = resolved.origin("devices.select")
+        raise RecipeError(
+            Diagnostic("error", what, key="devices.select", origin=origin, hint=hint) for what, hint in problems
+        )
+
+
+def _refuse_selection_off_cuda(resolved: Resolved, device: Device) -> None:
+    if isinstance(resolved.recipe.devices.select, str):
+        return
+    raise RecipeError(
+        Diagnostic(
+            "error",
+            f"devices.select chooses CUDA cards, but the run uses {device}",
+            key="devices.select",
+            origin=resolved.origin("devices.select"),
+            hint="Set devices.type to cuda, or leave devices.select out.",
+        )
+    )
+
+
+def _names_without_cards(resolved: Resolved, wanted: int) -> tuple[str, ...]:
+    """What to write where this machine lacks the cards, so that the plan can be read: the recipe's list, or indices."""
+    select = resolved.recipe.devices.select
+    return (
+        tuple(str(name) for name in select)
+        if isinstance(select, list)
+        else tuple(str(index) for index in range(wanted))
+    )
+
+
+def _topology(resolved: Resolved, device: Device, devices: tuple[str, ...]) -> Topology:
+    return Topology(device, (NodeGroup(resolved.recipe.nodes.count, len(devices), devices),))
+
+
+def _remarks(cards: tuple[Gpu, ...], facts: Facts) -> tuple[Notice, ...]:
+    notices = []
+    if facts.visible_devices is not None:
+        notices.append(
+            Notice("note", f"Cards were chosen inside the caller's CUDA_VISIBLE_DEVICES={facts.visible_devices}.")
+        )
+    names = sorted({gpu.name for gpu in cards})
+    if len(names) > 1:
+        notices.append(
+            Notice(
+                "warning",
+                f"The cards differ ({', '.join(names)}): every step waits for the slowest.",
+                "Select cards of one kind.",
+            )
+        )
+    return tuple(notices)
+
+
+def name_cards(placement: Placement, launcher: str, strategy: str) -> Topology:
+    """The topology with each card named as is sound for those who read CUDA_VISIBLE_DEVICES.
+
+    A UUID is the same card whatever the order of counting. Other nodes have other UUIDs, and
+    DeepSpeed reads the variable as integers (its launcher: https://github.com/deepspeedai/DeepSpeed/issues/5278;
+    its runtime: cuda_accelerator.py, _get_nvml_gpu_id).
+    """
+    group = placement.topology.groups[0]
+    if not placement.cards or not (launcher == "deepspeed" or strategy.startswith("zero") or group.count > 1):
+        return placement.topology
+    devices = tuple(str(gpu.index) for gpu in placement.cards)
+    return Topology(placement.topology.device, (NodeGroup(group.count, group.processes, devices),))
