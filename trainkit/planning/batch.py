@@ -8,7 +8,7 @@ from trainkit.errors import Diagnostic, RecipeError
 from trainkit.planning.plan import BatchArithmetic
 
 if TYPE_CHECKING:
-    from trainkit.recipe.resolve import Resolved
+    from trainkit.recipe.resolved import Resolved
 
 DEFAULT_MICRO = 8
 # Where layers of equal strength disagree, the first of these gives way.

@@ -33,7 +33,7 @@ from trainkit.planning.sourced import Source, SourcedFile, Token, texts, token
 from trainkit.planning.topology import Placement, name_cards, place
 
 if TYPE_CHECKING:
-    from trainkit.recipe.resolve import Resolved
+    from trainkit.recipe.resolved import Resolved
 
 __all__ = ["Planned", "SavedCheckpoint", "build_plan"]
 
@@ -73,9 +73,7 @@ def build_plan(resolved: Resolved, facts: Facts, saved: Sequence[SavedCheckpoint
     digest = training_digest(recipe, batch, dtype)
     resume, resume_notices = choose_resume(resolved, digest, saved)
 
-    context = Context(
-        recipe, facts, topology, launcher.kind, placement.cards, batch, dtype, digest, resume, resolved.attachments
-    )
+    context = Context(resolved, facts, topology, launcher.kind, placement.cards, batch, dtype, digest, resume)
     command, command_sources = _command(context)
     environment, environment_sources = plan_environment(context)
     files = LAUNCHERS[launcher.kind].files(context) + program.files(context)
@@ -98,6 +96,7 @@ def build_plan(resolved: Resolved, facts: Facts, saved: Sequence[SavedCheckpoint
         max_restarts=recipe.launcher.max_restarts,
         grace_seconds=recipe.launcher.grace_seconds,
         notices=_notices(context, placement) + resume_notices,
+        rendezvous=recipe.nodes.rendezvous,
     )
     return Planned(plan, _provenance(command_sources, environment_sources, files))
 
@@ -178,6 +177,9 @@ def _notices(context: Context, placement: Placement) -> tuple[Notice, ...]:
         *precision_notices(recipe, device, context.dtype, context.cards),
         *PROGRAMS[recipe.program.kind].notices(context),
     ]
+    if context.topology.nodes > 1 and recipe.nodes.rendezvous == "auto":
+        what = f"{context.topology.nodes} nodes need a place to meet, and nodes.rendezvous does not name one."
+        notices.append(Notice("blocker", what, "Set nodes.rendezvous to host:port of node 0."))
     if context.batch.note:
         notices.append(Notice("note", f"{context.batch.note}."))
     if device == "cpu" and context.processes > context.facts.cpu_cores:

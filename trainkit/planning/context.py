@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -11,7 +10,7 @@ from trainkit.planning.plan import BatchArithmetic, Resume, Topology
 from trainkit.recipe.schema import Recipe
 
 if TYPE_CHECKING:
-    from trainkit.recipe.resolve import Attachment
+    from trainkit.recipe.resolved import Resolved
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 
@@ -24,7 +23,7 @@ class Context:
     dtype: of the forward and backward computation, `auto` resolved.
     """
 
-    recipe: Recipe
+    resolved: Resolved
     facts: Facts
     topology: Topology
     launcher: str
@@ -33,7 +32,11 @@ class Context:
     dtype: Dtype
     training_digest: str
     resume: Resume
-    attachments: Mapping[str, Attachment]
+
+    @property
+    def recipe(self) -> Recipe:
+        """The validated recipe."""
+        return self.resolved.recipe
 
     @property
     def processes(self) -> int:

@@ -12,7 +12,7 @@ from trainkit.planning.plan import EnvironmentDiff, Variable
 from trainkit.planning.sourced import Source, SourcedVariable, variable
 
 if TYPE_CHECKING:
-    from trainkit.recipe.resolve import Resolved
+    from trainkit.recipe.resolved import Resolved
 
 # What an outer launcher, a finished job or a shell profile may have left behind, and what it would do.
 LEAKS: dict[str, str] = {

@@ -200,6 +200,7 @@ class Plan:
     max_restarts: int
     grace_seconds: float
     notices: tuple[Notice, ...]
+    rendezvous: str = "auto"  # host:port of node 0, which MASTER_ADDR and PORT are bound to; auto is a free local port
 
 
 @dataclass(frozen=True, slots=True)

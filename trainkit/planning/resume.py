@@ -12,7 +12,7 @@ from trainkit.errors import Diagnostic, RecipeError
 from trainkit.planning.plan import Notice, Resume
 
 if TYPE_CHECKING:
-    from trainkit.recipe.resolve import Resolved
+    from trainkit.recipe.resolved import Resolved
 
 FOLDER = re.compile(r"^step-(\d{8})$")
 

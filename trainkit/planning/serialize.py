@@ -59,6 +59,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         },
         "files": {file.path: file.content for file in plan.files},
         "resume": asdict(plan.resume),
+        "rendezvous": plan.rendezvous,
         "output_root": plan.output_root,
         "max_restarts": plan.max_restarts,
         "grace_seconds": plan.grace_seconds,
@@ -100,6 +101,7 @@ def plan_from_json(data: Mapping[str, Any]) -> Plan:
         max_restarts=data["max_restarts"],
         grace_seconds=data["grace_seconds"],
         notices=tuple(Notice(**notice) for notice in data["notices"]),
+        rendezvous=data["rendezvous"],
     )
 
 

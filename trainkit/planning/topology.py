@@ -11,7 +11,7 @@ from trainkit.hardware.selection import Selection, allocation, duplicates, order
 from trainkit.planning.plan import NodeGroup, Notice, Topology
 
 if TYPE_CHECKING:
-    from trainkit.recipe.resolve import Resolved
+    from trainkit.recipe.resolved import Resolved
 
 Device = Literal["cpu", "cuda", "mps"]
 

@@ -11,7 +11,7 @@ from trainkit.planning.programs import builtin, torch
 from trainkit.planning.sourced import SourcedFile, Token
 
 if TYPE_CHECKING:
-    from trainkit.recipe.resolve import Resolved
+    from trainkit.recipe.resolved import Resolved
 
 
 class Program(Protocol):

@@ -11,10 +11,14 @@ from trainkit.planning.plan import Notice, Preparation, Variable, text
 from trainkit.planning.sourced import Source, SourcedFile, Token, token
 
 if TYPE_CHECKING:
-    from trainkit.recipe.resolve import Resolved
+    from trainkit.recipe.resolved import Resolved
 
 SETTINGS = "trainer.json"
 DEEPSPEED = "deepspeed.json"
+
+# Where a zero strategy keeps its state -> the op that it needs for that. Offload to CPU needs none: the trainer hands
+# DeepSpeed torch's own optimizer.
+OPS = {"nvme": "async_io"}
 
 
 def check(resolved: Resolved) -> tuple[Diagnostic, ...]:
@@ -70,16 +74,9 @@ def notices(context: Context) -> tuple[Notice, ...]:
 
 
 def deepspeed_ops(context: Context) -> tuple[str, ...]:
-    """The ops that this run would compile (names of deepspeed.ops.op_builder)."""
-    if not context.zero:
-        return ()
-    ops = ["shm_comm"] if context.topology.device == "cpu" and context.topology.world_size > 1 else []
-    if (
-        getattr(context.recipe.strategy, "offload_optimizer", "none") == "cpu"
-        and context.recipe.optimizer.name != "sgd"
-    ):
-        ops.append("cpu_adam")
-    return tuple(ops)
+    """The ops that this run would compile, by the names of trainkit.train.build_ops."""
+    chosen = {getattr(context.recipe.strategy, name, "none") for name in ("offload_optimizer", "offload_param")}
+    return tuple(op for place, op in OPS.items() if place in chosen)
 
 
 def _settings(context: Context) -> dict[str, Any]:
@@ -122,9 +119,9 @@ def _setting_sources(context: Context) -> dict[str, Source]:
 def _deepspeed_file(context: Context) -> SourcedFile:
     from trainkit.planning.deepspeed_config import deepspeed_config
 
-    content, made_by = deepspeed_config(
-        context.recipe, context.batch, context.dtype, context.attachments.get("strategy.config")
-    )
+    resolved = context.resolved
+    base = resolved.attachments.get("strategy.config")
+    content, made_by = deepspeed_config(resolved.recipe, context.batch, context.dtype, base, resolved.origin)
     return SourcedFile(DEEPSPEED, _json(content), {key: Source(tuple(keys)) for key, keys in made_by})
 
 

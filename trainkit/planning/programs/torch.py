@@ -11,7 +11,7 @@ from trainkit.planning.plan import Notice, Preparation
 from trainkit.planning.sourced import SourcedFile, Token, token
 
 if TYPE_CHECKING:
-    from trainkit.recipe.resolve import Resolved
+    from trainkit.recipe.resolved import Resolved
 
 Scalar = str | int | float | bool | None
 

@@ -1,0 +1,1 @@
+"""Probes: each module finds out one part of a machine's facts."""

@@ -1,0 +1,36 @@
+"""Versions of the packages that plans depend on, read from the names of their metadata folders."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+
+WANTED = frozenset(
+    {"accelerate", "bitsandbytes", "deepspeed", "ninja", "numpy", "nvidia-ml-py", "torch", "transformers"}
+)
+
+# importlib.metadata would take 39 ms to say the same.
+_FOLDER = re.compile(r"^(?P<name>[^-]+)-(?P<version>[^-]+)(?:-[^-]+)*\.(?:dist|egg)-info$")
+
+
+def probe(path: Iterable[str] | None = None) -> Mapping[str, Mapping[str, str]]:
+    """Version by distribution name. path: folders to look in, first wins; by default those of the interpreter."""
+    found: dict[str, str] = {}
+    for folder in sys.path if path is None else path:
+        for name, version in _distributions(folder or "."):
+            if name in WANTED:
+                found.setdefault(name, version)
+    return {"packages": dict(sorted(found.items()))}
+
+
+def _distributions(folder: str) -> Iterable[tuple[str, str]]:
+    try:
+        names = os.listdir(folder)  # noqa: PTH208 - names are all that is needed, and a site folder has hundreds
+    except OSError:  # zip files and folders that are gone stand on sys.path too
+        return
+    for entry in names:
+        match = _FOLDER.match(entry)
+        if match:
+            yield re.sub(r"[-_.]+", "-", match["name"]).lower(), match["version"]
