@@ -1,0 +1,70 @@
+"""The command line: which commands there are, and how a call is handed to one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from trainkit import __version__
+from trainkit.cli.commands import check, cp, explain, ls, plan, run, runs, schema
+from trainkit.cli.help import OverridableCommand
+from trainkit.cli.words import Invocation
+
+app = typer.Typer(
+    name="trainkit",
+    help="A training launcher driven by config files: what the plan says is what happens.",
+    epilog="Start with: trainkit ls · trainkit plan quickstart · trainkit run quickstart",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+# Words that no option claims are left to us in their order: recipe, overrides and HF-named flags have a grammar of their own.
+_FREE_WORDS = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"trainkit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_say_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("run", cls=OverridableCommand, context_settings=_FREE_WORDS)(run.run)
+app.command("plan", cls=OverridableCommand, context_settings=_FREE_WORDS)(plan.plan)
+app.command("check")(check.check)
+app.command("explain", cls=OverridableCommand, context_settings=_FREE_WORDS)(explain.explain)
+app.command("ls")(ls.ls)
+app.command("cp")(cp.cp)
+app.command("schema")(schema.schema)
+app.add_typer(runs.app, name="runs")
+
+
+def invoke(arguments: Sequence[str]) -> int:
+    """Run the command that `arguments` name; returns its exit code. Usage errors end with code 2."""
+    words, program = split_program(arguments)
+    try:
+        app(list(words), prog_name="trainkit", obj=Invocation(program))
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    return 0
+
+
+def split_program(arguments: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Split at the first `--`: what follows belongs to the program, untouched."""
+    words = tuple(arguments)
+    if "--" not in words:
+        return words, ()
+    at = words.index("--")
+    return words[:at], words[at + 1 :]

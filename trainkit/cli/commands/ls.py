@@ -1,0 +1,44 @@
+"""`trainkit ls`: the shipped recipes and presets."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainkit.cli.options import Json
+from trainkit.errors import ExitCode
+
+
+def ls(
+    pattern: Annotated[str, typer.Argument(metavar="[WORD]", help="Show only names that hold this word.")] = "",
+    as_json: Json = False,
+) -> None:
+    """List the shipped recipes and presets. `trainkit cp NAME` copies one, `extends: NAME` builds on a preset.
+
+    Example: trainkit ls strategy
+    """
+    from trainkit.cli.disk import Disk
+
+    shipped = {name: path for name, path in sorted(Disk().shipped().items()) if pattern in name}
+    rows = {name: first_comment(Path(path)) for name, path in shipped.items()}
+    if as_json:
+        listing = [{"name": name, "path": shipped[name], "description": rows[name]} for name in rows]
+        sys.stdout.write(json.dumps(listing, indent=2) + "\n")
+        return
+    if not rows:
+        sys.stderr.write(f"nothing shipped has {pattern!r} in its name; `trainkit ls` shows all\n")
+        raise typer.Exit(ExitCode.USAGE)
+    width = max(map(len, rows))
+    sys.stdout.writelines(f"{name:<{width}}  {description}".rstrip() + "\n" for name, description in rows.items())
+
+
+def first_comment(path: Path) -> str:
+    """The first comment of a YAML file that is not an editor's modeline: what the file is for."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#") and "yaml-language-server" not in line:
+            return line.lstrip("# ").rstrip()
+    return ""

@@ -1,0 +1,75 @@
+"""`trainkit plan`: what would be executed, without executing it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainkit.cli.options import Json, Presets
+from trainkit.cli.words import Invocation, take_apart
+from trainkit.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from trainkit.planning.plan import Plan
+
+
+def plan(
+    context: typer.Context,
+    presets: Presets = None,
+    as_json: Json = False,
+    shell: Annotated[
+        bool, typer.Option("--shell", help="Print a shell script that runs the plan without trainkit's command line.")
+    ] = False,
+    diff: Annotated[
+        str | None, typer.Option("--diff", metavar="OTHER", help="Show what differs from the plan of another recipe or run.")
+    ] = None,
+) -> None:
+    """Show what RECIPE would execute; nothing is started. Exit code 4 means that this machine cannot run it.
+
+    Example: trainkit plan quickstart batch.micro=8 --bf16
+    """
+    from trainkit.cli.pipeline import plan_words, resolve_words
+    from trainkit.planning.renderers import diff as diff_renderer
+    from trainkit.planning.renderers import shell as shell_renderer
+    from trainkit.planning.renderers import table
+    from trainkit.planning.serialize import plan_to_json
+
+    if sum((as_json, shell, diff is not None)) > 1:
+        raise UsageError("--json, --shell and --diff exclude one another", hint="give one of them")
+    invocation: Invocation = context.obj
+    words = take_apart(context.args, most=1, what="one recipe")
+    if not words.positional and not presets:
+        raise UsageError("no recipe is named", hint="trainkit plan RECIPE; `trainkit ls` shows the shipped ones")
+    recipe = words.positional[0] if words.positional else None
+    resolved = resolve_words(recipe, words.overrides, presets or (), invocation.program)
+    planned = plan_words(resolved)
+    if as_json:
+        output = json.dumps(plan_to_json(planned.plan), indent=2, ensure_ascii=False) + "\n"
+    elif shell:
+        output = shell_renderer.render(planned.plan)
+    elif diff is not None:
+        output = diff_renderer.render(other_plan(diff), planned.plan)
+    else:
+        output = table.render(planned.plan)
+    sys.stdout.write(output)
+    if any(notice.severity == "blocker" for notice in planned.plan.notices):
+        raise typer.Exit(ExitCode.MACHINE)
+
+
+def other_plan(word: str) -> Plan:
+    """The plan of a run directory (its plan.json), a plan.json, or a recipe planned for this machine."""
+    from trainkit.cli.pipeline import plan_words, resolve_words
+    from trainkit.planning.serialize import plan_from_json
+
+    path = Path(word)
+    stored = path / "plan.json" if path.is_dir() else path
+    if stored.name.endswith(".json") and stored.is_file():
+        try:
+            return plan_from_json(json.loads(stored.read_text(encoding="utf-8")))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{stored} is not a plan of this trainkit: {error}", hint="name a recipe or a run directory") from error
+    return plan_words(resolve_words(word, (), ())).plan

@@ -1,0 +1,50 @@
+"""`trainkit run`: plan a recipe and execute exactly that plan."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from trainkit.cli.options import Presets
+from trainkit.cli.words import Invocation, take_apart
+from trainkit.errors import Diagnostic, MachineError, UsageError
+
+
+def run(
+    context: typer.Context,
+    presets: Presets = None,
+    node_rank: Annotated[
+        int | None, typer.Option("--node-rank", min=0, help="This machine's number among several, where no scheduler tells it.")
+    ] = None,
+) -> None:
+    """Run RECIPE (a file, a shipped name, or the directory of an earlier run). Words after -- go to the program.
+
+    Examples: trainkit run quickstart · trainkit run quickstart train.steps=50 --bf16 · trainkit run runs/quickstart/20260101-120000-ab12
+    """
+    from trainkit.cli.pipeline import plan_words, resolve_words
+    from trainkit.launch.execute import RunRequest, execute
+    from trainkit.planning.renderers import shell
+    from trainkit.recipe.dump import recipe_yaml
+
+    invocation: Invocation = context.obj
+    words = take_apart(context.args, most=1, what="one recipe")
+    if not words.positional and not presets:
+        raise UsageError("no recipe is named", hint="trainkit run RECIPE; `trainkit ls` shows the shipped ones")
+    recipe = words.positional[0] if words.positional else None
+    resolved = resolve_words(recipe, words.overrides, presets or (), invocation.program)
+    planned = plan_words(resolved)
+    blockers = [notice for notice in planned.plan.notices if notice.severity == "blocker"]
+    if blockers:
+        raise MachineError(Diagnostic("error", notice.what, hint=notice.hint) for notice in blockers)
+    code = execute(
+        RunRequest(
+            planned=planned,
+            recipe_yaml=recipe_yaml(resolved.recipe),
+            command_shell=shell.render(planned.plan),
+            environ=dict(os.environ),
+            node_rank=node_rank,
+        )
+    )
+    raise typer.Exit(code)

@@ -1,0 +1,63 @@
+"""From a command line to a resolved recipe and a plan: the part that `run`, `plan` and `explain` share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainkit.cli.diagnostics import show_diagnostics
+from trainkit.cli.disk import Disk
+from trainkit.errors import UsageError
+from trainkit.planning.build import Planned, build_plan
+from trainkit.recipe.resolve import Request, Resolved, resolve
+
+
+def resolve_words(
+    recipe: str | None, overrides: Sequence[str], presets: Sequence[str], program: Sequence[str] = ()
+) -> Resolved:
+    """Resolve what a command line asks for and show the warnings. Raises RecipeError with everything that is wrong."""
+    resolved = resolve_request(recipe, overrides, presets, program)
+    show_diagnostics(resolved.warnings)
+    return resolved
+
+
+def resolve_request(
+    recipe: str | None, overrides: Sequence[str], presets: Sequence[str], program: Sequence[str] = ()
+) -> Resolved:
+    """Resolve what a command line asks for; program: the words after `--`, appended to program.args."""
+    disk = Disk()
+    request = Request(
+        recipe=find_recipe(recipe, disk) if recipe else None,
+        cwd=str(Path.cwd()),
+        presets=tuple(presets),
+        overrides=tuple(overrides),
+        arguments=tuple(program),
+        environ=dict(os.environ),
+    )
+    return resolve(request, disk)
+
+
+def find_recipe(word: str, disk: Disk) -> str:
+    """The path that a recipe word means: a file, a run directory (its recipe.yaml), or the name of a shipped recipe."""
+    path = Path(word)
+    if path.is_dir():
+        inside = path / "recipe.yaml"
+        if not inside.is_file():
+            raise UsageError(
+                f"{word} is a folder without a recipe.yaml", hint="name a recipe file, or a run directory (`trainkit runs` lists them)"
+            )
+        return str(inside)
+    if not path.exists() and (shipped := disk.shipped().get(f"recipes/{word}")):
+        return shipped
+    return word
+
+
+def plan_words(resolved: Resolved) -> Planned:
+    """Plan a resolved recipe for this machine, with the checkpoints that earlier runs of its name left."""
+    from trainkit.hardware.probe import probe
+    from trainkit.launch.saved import saved_checkpoints
+
+    recipe = resolved.recipe
+    saved = saved_checkpoints(recipe.output.root, recipe.name) if recipe.checkpoint.resume == "auto" else ()
+    return build_plan(resolved, probe(), saved)
