@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -79,9 +81,11 @@ def import_deepspeed(device: torch.device, level: str) -> Any:
     if device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import deepspeed
-    import deepspeed.comm.torch
 
+    # DeepSpeed calls collectives by names that newer torch calls old.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     logging.getLogger("DeepSpeed").setLevel(logging.DEBUG if level == "debug" else logging.ERROR)
     # A shared-memory collective for inference on CPU, of no use here; it also leaves files in /dev/shm.
-    deepspeed.comm.torch.build_shm_op = lambda: None
+    # By import_module, because the attribute deepspeed.comm.torch is torch itself.
+    vars(importlib.import_module("deepspeed.comm.torch"))["build_shm_op"] = lambda: None
     return deepspeed

@@ -1,0 +1,161 @@
+"""Which key of DeepSpeed's JSON says the same as which setting of the recipe, as one table.
+
+Keys: https://www.deepspeed.ai/docs/config-json/
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from trainkit.planning.plan import BatchArithmetic
+from trainkit.recipe.schema import Recipe, Zero1, Zero2, Zero3
+
+# The trainer brings its own optimizer and schedule, so these sections are compared with the recipe and not passed on.
+HANDED_OVER = ("optimizer", "scheduler")
+
+STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
+OPTIMIZER_TYPES = {"sgd": "SGD"}  # every other optimizer of the recipe is AdamW
+SCHEDULER_TYPES = {
+    "cosine": "WarmupCosineLR",
+    "linear": "WarmupDecayLR",
+    "constant": "WarmupLR",
+    "constant_with_warmup": "WarmupLR",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One key, the value that the recipe gives it, and the recipe keys that decide the value.
+
+    emit: whether the key is written when the base file lacks it; otherwise it is only compared, or filled where "auto".
+    firm: whether a base file that says otherwise is an error. It is not where the setting affects speed alone and the recipe
+        leaves it at its default.
+    """
+
+    key: str
+    value: Any
+    recipe_keys: tuple[str, ...]
+    emit: bool = True
+    firm: bool = True
+
+
+def rows(recipe: Recipe, batch: BatchArithmetic, dtype: str) -> list[Row]:
+    """The whole table for one recipe."""
+    strategy = recipe.strategy
+    assert isinstance(strategy, Zero1 | Zero2 | Zero3), "only the zero strategies have a DeepSpeed configuration"
+    return [
+        *_batch(batch),
+        Row("gradient_clipping", recipe.train.max_grad_norm, ("train.max_grad_norm",)),
+        *_formats(dtype),
+        *_zero(strategy, dtype),
+        *_hf_auto(recipe.model.hidden_size, strategy.kind),
+        *_optimizer(recipe),
+        *_scheduler(recipe),
+        *_engine(recipe),
+    ]
+
+
+def _batch(batch: BatchArithmetic) -> list[Row]:
+    return [
+        Row("train_batch_size", batch.global_, ("batch.global",)),
+        Row("train_micro_batch_size_per_gpu", batch.micro, ("batch.micro",)),
+        Row("gradient_accumulation_steps", batch.accumulation, ("batch.accumulation",)),
+    ]
+
+
+def _formats(dtype: str) -> list[Row]:
+    low = dtype != "fp32"
+    return [
+        Row("bf16.enabled", dtype == "bf16", ("precision.dtype",), emit=dtype == "bf16"),
+        Row("fp16.enabled", dtype == "fp16", ("precision.dtype",), emit=dtype == "fp16"),
+        # Micro steps add up in fp32 under every strategy.
+        Row("data_types.grad_accum_dtype", "fp32", ("precision.dtype",), emit=low, firm=False),
+    ]
+
+
+def _zero(strategy: Zero1 | Zero2 | Zero3, dtype: str) -> list[Row]:
+    stage, given = STAGES[strategy.kind], strategy.model_fields_set
+    bucket = int(strategy.bucket_mb * 2**20) // (4 if dtype == "fp32" else 2)  # DeepSpeed counts elements
+    sized = "bucket_mb" in given
+    offloads = strategy.offload_optimizer != "none"
+    found = [
+        Row("zero_optimization.stage", stage, ("strategy.kind",)),
+        Row("zero_optimization.reduce_bucket_size", bucket, ("strategy.bucket_mb",), firm=sized),
+        Row("zero_optimization.allgather_bucket_size", bucket, ("strategy.bucket_mb",), emit=stage < 3, firm=sized),
+        Row(
+            "zero_optimization.overlap_comm",
+            strategy.overlap_comm,
+            ("strategy.overlap_comm",),
+            firm="overlap_comm" in given,
+        ),
+        Row(
+            "zero_optimization.offload_optimizer.device",
+            strategy.offload_optimizer,
+            ("strategy.offload_optimizer",),
+            emit=offloads,
+        ),
+        # The optimizer stays the one that the recipe names; DeepSpeed's own is not forced on it.
+        Row("zero_force_ds_cpu_optimizer", False, ("optimizer.name", "strategy.offload_optimizer"), emit=offloads),
+    ]
+    parameters = strategy.offload_param if isinstance(strategy, Zero3) else "none"
+    found.append(
+        Row(
+            "zero_optimization.offload_param.device",
+            parameters,
+            ("strategy.offload_param",) if stage == 3 else ("strategy.kind",),
+            emit=parameters != "none",
+        )
+    )
+    return found
+
+
+def _hf_auto(width: int, kind: str) -> list[Row]:
+    """What HF's integration puts where a stage-3 file says "auto" (transformers, integrations/deepspeed.py)."""
+    keys, section = ("model.hidden_size",), "zero_optimization"
+    return [
+        Row(f"{section}.stage3_prefetch_bucket_size", int(0.9 * width * width), keys, emit=False, firm=False),
+        Row(f"{section}.stage3_param_persistence_threshold", 10 * width, keys, emit=False, firm=False),
+    ]
+
+
+def _optimizer(recipe: Recipe) -> list[Row]:
+    optimizer = recipe.optimizer
+    kind = OPTIMIZER_TYPES.get(optimizer.name, "AdamW")
+    values: dict[str, tuple[Any, tuple[str, ...]]] = {
+        "type": (kind, ("optimizer.name",)),
+        "params.lr": (optimizer.lr, ("optimizer.lr",)),
+        "params.weight_decay": (optimizer.weight_decay, ("optimizer.weight_decay",)),
+    }
+    if kind == "AdamW":
+        values["params.betas"] = ([optimizer.beta1, optimizer.beta2], ("optimizer.beta1", "optimizer.beta2"))
+        values["params.eps"] = (optimizer.eps, ("optimizer.eps",))
+        values["params.torch_adam"] = (True, ("optimizer.name",))
+        values["params.adam_w_mode"] = (True, ("optimizer.name",))
+    else:
+        values["params.momentum"] = (optimizer.beta1, ("optimizer.beta1",))
+    return [Row(f"optimizer.{name}", value, keys, emit=False) for name, (value, keys) in values.items()]
+
+
+def _scheduler(recipe: Recipe) -> list[Row]:
+    schedule = recipe.schedule
+    values: dict[str, tuple[Any, tuple[str, ...]]] = {
+        "type": (SCHEDULER_TYPES[schedule.name], ("schedule.name",)),
+        "params.warmup_num_steps": (schedule.warmup_steps, ("schedule.warmup_steps",)),
+        "params.warmup_max_lr": (recipe.optimizer.lr, ("optimizer.lr",)),
+    }
+    if recipe.train.steps is not None:
+        values["params.total_num_steps"] = (recipe.train.steps, ("train.steps",))
+    return [Row(f"scheduler.{name}", value, keys, emit=False) for name, (value, keys) in values.items()]
+
+
+def _engine(recipe: Recipe) -> list[Row]:
+    """How the engine behaves inside the trainer."""
+    return [
+        # DeepSpeed has no list entry for torch's SGD.
+        Row(
+            "zero_allow_untested_optimizer", True, ("optimizer.name",), emit=recipe.optimizer.name == "sgd", firm=False
+        ),
+        # The trainer writes the metrics.
+        Row("steps_per_print", 2**31 - 1, ("logging.every_steps",), firm=False),
+    ]
