@@ -27,8 +27,11 @@ LEAKS: dict[str, str] = {
     "CROSS_RANK": "describes an outer DeepSpeed launcher",
     "CROSS_SIZE": "describes an outer DeepSpeed launcher",
     "NODE_RANK": "describes an outer launcher",
-    "GROUP_*": "describes an outer torchrun",
-    "ROLE_*": "describes an outer torchrun",
+    "GROUP_RANK": "describes an outer torchrun",
+    "GROUP_WORLD_SIZE": "describes an outer torchrun",
+    "ROLE_NAME": "describes an outer torchrun",
+    "ROLE_RANK": "describes an outer torchrun",
+    "ROLE_WORLD_SIZE": "describes an outer torchrun",
     "MASTER_ADDR": "describes an outer launcher",
     "MASTER_PORT": "describes an outer launcher",
     "ACCELERATE_*": "configures accelerate behind the recipe's back",
@@ -49,6 +52,12 @@ DECIDED: dict[str, str] = {
         ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"), "The launcher sets it; use nodes.processes_per_node."
     ),
     **dict.fromkeys(("MASTER_ADDR", "MASTER_PORT"), "The launcher sets it; use nodes.rendezvous."),
+}
+
+# devices.order -> CUDA_DEVICE_ORDER, and why it is set
+ORDER = {
+    "pci": ("PCI_BUS_ID", "cards are counted as nvidia-smi counts them"),
+    "fastest": ("FASTEST_FIRST", "cards are counted as CUDA counts them by itself"),
 }
 
 
@@ -119,17 +128,11 @@ def _defaults(context: Context) -> tuple[SourcedVariable, ...]:
 
 def _devices(context: Context) -> tuple[SourcedVariable, ...]:
     if context.topology.device == "cuda":
-        order = "FASTEST_FIRST" if context.recipe.devices.order == "fastest" else "PCI_BUS_ID"
+        name, rule = ORDER[context.recipe.devices.order]
+        cards = ",".join(context.devices)
         return (
-            variable(
-                "CUDA_DEVICE_ORDER", order, keys=("devices.order",), rule="cards are counted as nvidia-smi counts them"
-            ),
-            variable(
-                "CUDA_VISIBLE_DEVICES",
-                ",".join(context.devices),
-                keys=("devices.select",),
-                rule="rank i of a node uses the i-th",
-            ),
+            variable("CUDA_DEVICE_ORDER", name, keys=("devices.order",), rule=rule),
+            variable("CUDA_VISIBLE_DEVICES", cards, keys=("devices.select",), rule="rank i of a node uses the i-th"),
         )
     variables = []
     if (

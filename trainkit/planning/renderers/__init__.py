@@ -1,0 +1,1 @@
+"""Renderers: pure functions from a plan to text. Each module has a `render`."""

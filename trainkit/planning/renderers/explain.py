@@ -1,0 +1,107 @@
+"""Where a value came from: a recipe key with every value it beat, or a token of the plan with what made it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from trainkit.errors import UsageError
+from trainkit.planning.renderers.words import named, quoted
+
+if TYPE_CHECKING:
+    from trainkit.planning.build import Planned
+    from trainkit.recipe.resolved import Entry, Resolved
+
+
+def render_all(resolved: Resolved) -> str:
+    """Every key that some layer gives, with its winner."""
+    return "".join(f"{line}\n" for key in resolved.history for line in _winner(key, resolved))
+
+
+def render(query: str, resolved: Resolved, planned: Planned) -> str:
+    """Explain a recipe key (a section too), or a word, a variable or a file's key of the plan.
+
+    Raises UsageError with suggestions when it is neither.
+    """
+    settings = _leaves(resolved.recipe.model_dump(mode="json", by_alias=True))
+    keys = [key for key in dict.fromkeys((*settings, *resolved.history)) if key == query or key.startswith(f"{query}.")]
+    if keys:
+        return "\n".join("\n".join(_history(key, resolved, settings)) for key in keys) + "\n"
+    parts = _matching(query, planned)
+    if parts:
+        return "\n".join("\n".join(_part(part, shown, resolved, planned, settings)) for part, shown in parts) + "\n"
+    known = (*settings, *(name for name, _ in planned.plan.environment.set))
+    near = difflib.get_close_matches(query, known, n=3)
+    hint = f"Did you mean {' or '.join(near)}?" if near else "Without a key, all values that are set are listed."
+    raise UsageError(f"`{query}` is neither a key of the recipe nor a word of the plan", hint=hint)
+
+
+def _winner(key: str, resolved: Resolved) -> Iterator[str]:
+    entries = resolved.history[key]
+    if entries and not entries[-1].dropped:
+        yield f"{key} = {_shown(entries[-1].value)}   {_place(entries[-1])}"
+
+
+def _history(key: str, resolved: Resolved, settings: Mapping[str, Any]) -> Iterator[str]:
+    entries = resolved.history.get(key, ())
+    if key in settings:
+        yield f"{key} = {_shown(settings[key])}"
+    else:
+        yield f"{key} is not in force"
+    if not entries or entries[-1].dropped:
+        yield "  the default: no layer in force gives it"
+    for position, entry in enumerate(reversed(entries)):
+        wins = position == 0 and not entry.dropped
+        note = f" ({entry.note})" if entry.note else ""
+        yield f"  {'given by' if wins else 'beaten: ' + _shown(entry.value) + ' of'} {_place(entry)}{note}"
+
+
+def _place(entry: Entry) -> str:
+    origin = entry.origin
+    return origin.layer if origin.place in origin.layer else f"{origin.layer}, {origin.place}"
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _matching(query: str, planned: Planned) -> list[tuple[str, str]]:
+    """(part, how it is shown) of every part of the plan that the query names."""
+    plan, found = planned.plan, []
+    for group, command in enumerate(plan.commands):
+        for position, word in enumerate(command.argv):
+            shown = quoted(word, named)
+            if query in (str(word), shown, shown.partition("=")[0]):
+                found.append((f"commands.{group}.argv.{position}", f"{shown}   word {position} of the command"))
+    for name, value in plan.environment.set:
+        if query == name:
+            found.append((f"environment.{name}", f"{name}={quoted(value, named)}   in the ranks' environment"))
+    gone = (*plan.environment.unset, *plan.environment.take)
+    found += [(f"environment.{name}", f"{name}   of the caller's environment") for name in gone if query == name]
+    files = (part for part in {**planned.provenance.parts, **planned.provenance.rules} if part.startswith("files."))
+    for part in sorted(files):
+        key = part.removeprefix("files.")
+        if key == query or key.startswith(f"{query}.") or key.endswith(f".{query}"):
+            found.append((part, f"{key}   in a generated file"))
+    return found
+
+
+def _part(part: str, shown: str, resolved: Resolved, planned: Planned, settings: Mapping[str, Any]) -> Iterator[str]:
+    yield shown
+    if rule := planned.provenance.rules.get(part):
+        yield f"  because: {rule}"
+    for key in planned.provenance.parts.get(part, ()):
+        origin = resolved.origin(key) if resolved.history.get(key) else None
+        value = f" = {_shown(settings[key])}" if key in settings else ""
+        yield f"  from {key}{value}   {origin.place if origin else 'default'}"
+
+
+def _leaves(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, Mapping) or (not value and prefix):
+        return {prefix: value}
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        found |= _leaves(item, f"{prefix}.{key}" if prefix else str(key))
+    return found

@@ -1,0 +1,117 @@
+"""The plan as a page that a person reads: what `trainkit plan` prints."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from trainkit.planning.plan import NodeGroup, Plan, Text
+from trainkit.planning.renderers.words import lines, named, quoted
+
+WIDTH = 96
+TIMES = "\N{MULTIPLICATION SIGN}"
+
+
+def render(plan: Plan) -> str:
+    """Plain text of at most 96 columns, but for words that are longer themselves."""
+    sections = (_head, _topology, _batch, _commands, _preparations, _environment, _files, _notices)
+    return "\n".join("\n".join(section(plan)) + "\n" for section in sections if any(section(plan)))
+
+
+def _head(plan: Plan) -> Iterator[str]:
+    resume = f"{plan.resume.path} (step {plan.resume.step})" if plan.resume.path else "nothing"
+    restarts = f", restarted at most {plan.max_restarts} times" if plan.max_restarts else ""
+    yield f"Plan of {plan.name}"
+    yield from _row("strategy", plan.strategy.kind, plan.strategy.reason)
+    yield from _row("launcher", plan.launcher.kind, f"{plan.launcher.reason}{restarts}")
+    yield from _row("program", plan.program.kind, plan.program.reason)
+    yield from _row("resumes", resume, plan.resume.reason)
+    yield from _row("writes", f"{plan.output_root}/{plan.name}/<timestamp>-<id>/", "")
+
+
+def _row(label: str, value: str, reason: str) -> Iterator[str]:
+    line = f"{label:<10}{value:<11} {reason}".rstrip() if len(value) < 12 else f"{label:<10}{value}  {reason}".rstrip()
+    yield from textwrap.wrap(line, WIDTH, initial_indent="  ", subsequent_indent=" " * 12, break_long_words=False)
+
+
+def _topology(plan: Plan) -> Iterator[str]:
+    topology = plan.topology
+    nodes = _counted(topology.nodes, "node")
+    yield f"Topology: {nodes}, {_counted(topology.world_size, 'rank')} on {topology.device}"
+    first = 0
+    for group in topology.groups:
+        yield from _group(group, first)
+        first += group.count * group.processes
+
+
+def _group(group: NodeGroup, first: int) -> Iterator[str]:
+    if group.count > 1:
+        yield f"  on each of {group.count} nodes, {_counted(group.processes, 'process', 'es')}:"
+    label, start = ("rank", first) if group.count == 1 else ("local rank", 0)
+    for position, device in enumerate(group.devices):
+        yield f"  {label} {start + position} on {f'card {device}' if device.isdecimal() else device}"
+
+
+def _batch(plan: Plan) -> Iterator[str]:
+    batch = plan.batch
+    yield f"Batch: {batch.global_} = {batch.micro} {TIMES} {batch.accumulation} {TIMES} {batch.ranks}"
+    yield f"  samples per optimizer step = micro batch {TIMES} accumulation {TIMES} ranks; evaluation: {batch.eval_micro} per rank"
+
+
+def _commands(plan: Plan) -> Iterator[str]:
+    for group, command in zip(plan.topology.groups, plan.commands, strict=True):
+        yield "Command" if plan.topology.nodes == 1 else f"Command on each of {group.count} nodes"
+        yield from _words(command.launcher, last=False)
+        yield from _words(command.wrapper, last=False)
+        yield from _words(command.program, last=True)
+
+
+def _words(words: tuple[Text, ...], *, last: bool) -> Iterator[str]:
+    if not words:
+        return
+    packed = list(lines((quoted(word, named) for word in words), WIDTH - 6))
+    for position, line in enumerate(packed):
+        end = "" if last or position < len(packed) - 1 else " \\"
+        yield f"{'  ' if position == 0 else '    '}{line}{end}"
+
+
+def _preparations(plan: Plan) -> Iterator[str]:
+    for item in plan.preparations:
+        yield f"Before the ranks start, once on each node: {item.title}"
+        yield from _words(item.argv, last=True)
+
+
+def _environment(plan: Plan) -> Iterator[str]:
+    yield "Environment of the ranks"
+    for name, value in plan.environment.set:
+        yield f"  {name}={quoted(value, named)}"
+    if plan.environment.take:
+        yield from _wrapped(f"taken from yours: {', '.join(plan.environment.take)}")
+    yield from _wrapped(f"removed: {', '.join(_removed(plan))}")
+
+
+def _removed(plan: Plan) -> Iterator[str]:
+    kept = {name for name, _ in plan.environment.set} | set(plan.environment.take)
+    return (name for name in plan.environment.unset if name not in kept)
+
+
+def _files(plan: Plan) -> Iterator[str]:
+    if plan.files:
+        yield "Files written into the run directory"
+    for file in plan.files:
+        yield f"  {file.path} ({len(file.content.encode())} bytes)"
+
+
+def _notices(plan: Plan) -> Iterator[str]:
+    if plan.notices:
+        yield "Remarks"
+    for notice in sorted(plan.notices, key=lambda notice: ("blocker", "warning", "note").index(notice.severity)):
+        yield from _wrapped(f"{notice.severity}: {notice.what}{f' {notice.hint}' if notice.hint else ''}")
+
+
+def _wrapped(line: str) -> list[str]:
+    return textwrap.wrap(line, WIDTH, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
+
+
+def _counted(number: int, word: str, plural: str = "s") -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}{plural}"
