@@ -29,7 +29,9 @@ class Recipe(Section):
     """One training run, described."""
 
     version: Literal[1] = setting(1, "Version of the recipe language.")
-    name: str = setting("run", "Name of the run; part of its run directory.", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    name: str = setting(
+        "run", "Name of the run; part of its run directory.", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+    )
     program: Program = setting(Program(), "What the processes execute.")
     devices: Devices = setting(Devices(), "Which accelerators the run may use.")
     nodes: Nodes = setting(Nodes(), "How many machines, and how many processes on each.")

@@ -15,7 +15,8 @@ class Program(Section):
     """What the processes execute."""
 
     kind: Literal["builtin", "torch"] = setting(
-        "builtin", "`builtin`: trainkit's own trainer. `torch`: your script or module, which reads only the rank environment."
+        "builtin",
+        "`builtin`: trainkit's own trainer. `torch`: your script or module, which reads only the rank environment.",
     )
     script: str | None = setting(None, "Path of the script to run, relative to the caller's working folder.")
     module: str | None = setting(None, "Dotted name of the module to run instead of a script.")
@@ -29,14 +30,17 @@ class Program(Section):
 class Devices(Section):
     """Which accelerators the run may use."""
 
-    type: Literal["auto", "cuda", "mps", "cpu"] = setting("auto", "Kind of device; `auto` takes CUDA, then MPS, then CPU.")
+    type: Literal["auto", "cuda", "mps", "cpu"] = setting(
+        "auto", "Kind of device; `auto` takes CUDA, then MPS, then CPU."
+    )
     select: Literal["auto", "all", "none"] | Annotated[int, Field(ge=1)] | list[int | str] = setting(
         "auto",
         "Which cards: `auto` (as many as the strategy needs), `all`, `none`, a count, or a list of indices or UUIDs in rank order. "
         "Becomes CUDA_VISIBLE_DEVICES.",
     )
     order: Literal["pci", "fastest"] = setting(
-        "pci", "How cards are numbered: `pci` as nvidia-smi does, `fastest` as CUDA does by default. Becomes CUDA_DEVICE_ORDER."
+        "pci",
+        "How cards are numbered: `pci` as nvidia-smi does, `fastest` as CUDA does by default. Becomes CUDA_DEVICE_ORDER.",
     )
 
 
@@ -60,14 +64,18 @@ class Launcher(Section):
     kind: Literal["auto", "python", "torchrun", "accelerate", "deepspeed"] = setting(
         "auto", "`auto` is `python` for one process and `torchrun` for several."
     )
-    max_restarts: int = setting(0, "How often the launcher restarts all ranks after a failure (torchrun and accelerate).", ge=0)
+    max_restarts: int = setting(
+        0, "How often the launcher restarts all ranks after a failure (torchrun and accelerate).", ge=0
+    )
     grace_seconds: float = setting(30.0, "Time between TERM and KILL when a run is ended.", unit="seconds", ge=0)
 
 
 class Output(Section):
     """Where runs leave their files."""
 
-    root: str = setting("runs", "Folder of run directories; a run gets `<root>/<name>/<timestamp>-<id>/`.", flag="output_dir")
+    root: str = setting(
+        "runs", "Folder of run directories; a run gets `<root>/<name>/<timestamp>-<id>/`.", flag="output_dir"
+    )
 
 
 class Logging(Section):
@@ -79,8 +87,12 @@ class Logging(Section):
     replica_level: Literal["debug", "info", "warning", "error", "critical"] = setting(
         "warning", "Level of every other rank's log.", flag="log_level_replica"
     )
-    each_node: bool = setting(True, "Whether the first rank of each node counts as a main rank.", flag="log_on_each_node")
-    every_steps: int = setting(10, "A metrics line every so many optimizer steps.", unit="steps", ge=1, flag="logging_steps")
+    each_node: bool = setting(
+        True, "Whether the first rank of each node counts as a main rank.", flag="log_on_each_node"
+    )
+    every_steps: int = setting(
+        10, "A metrics line every so many optimizer steps.", unit="steps", ge=1, flag="logging_steps"
+    )
     report_to: list[Literal["tensorboard"]] = setting(
         [], "Where metrics go besides metrics.jsonl, which is always written.", flag="report_to"
     )

@@ -33,13 +33,17 @@ class Fsdp(Section):
     kind: Literal["fsdp"] = setting("fsdp", "Parameters, gradients and optimizer state sharded over ranks (FSDP2).")
     version: Literal[2] = setting(2, "FSDP version; the built-in trainer uses `fully_shard` (2).")
     sharding: Literal["full_shard", "shard_grad_op"] = setting(
-        "full_shard", "`full_shard` frees gathered parameters after forward (ZeRO-3-like); `shard_grad_op` keeps them until backward."
+        "full_shard",
+        "`full_shard` frees gathered parameters after forward (ZeRO-3-like); `shard_grad_op` keeps them until backward.",
     )
     offload: bool = setting(False, "Keep shards in CPU memory; slower, frees device memory.")
     auto_wrap: Literal["transformer", "size", "none"] = setting(
-        "transformer", "Which modules are sharded as units: transformer blocks, modules above `min_params`, or the whole model."
+        "transformer",
+        "Which modules are sharded as units: transformer blocks, modules above `min_params`, or the whole model.",
     )
-    wrap_classes: list[str] = setting([], "Class names of the modules to wrap; empty means the model's own block class.")
+    wrap_classes: list[str] = setting(
+        [], "Class names of the modules to wrap; empty means the model's own block class."
+    )
     min_params: int = setting(100_000_000, "Smallest unit for `auto_wrap: size`.", unit="parameters", ge=1)
 
 
@@ -50,7 +54,10 @@ class _Zero(Section):
     bucket_mb: float = setting(50.0, "Size of reduce and all-gather buckets.", unit="MiB", gt=0)
     overlap_comm: bool = setting(False, "Overlap gradient reduction with the backward pass.")
     config: str | None = setting(
-        None, "A DeepSpeed JSON file as base; the recipe fills it, and a disagreement is an error.", flag="deepspeed", file=True
+        None,
+        "A DeepSpeed JSON file as base; the recipe fills it, and a disagreement is an error.",
+        flag="deepspeed",
+        file=True,
     )
 
 

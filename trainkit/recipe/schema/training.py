@@ -17,16 +17,21 @@ class Precision(Section):
     short_form: ClassVar[str] = "dtype"
 
     dtype: Literal["auto", "fp32", "fp16", "bf16"] = setting(
-        "fp32", "Format of the forward and backward computation; weights stay fp32. `auto` is bf16 where the device has it, else fp32."
+        "fp32",
+        "Format of the forward and backward computation; weights stay fp32. `auto` is bf16 where the device has it, else fp32.",
     )
-    tf32: bool | None = setting(None, "TensorFloat-32 matrix products and convolutions on CUDA; null leaves PyTorch's default.", flag="tf32")
+    tf32: bool | None = setting(
+        None, "TensorFloat-32 matrix products and convolutions on CUDA; null leaves PyTorch's default.", flag="tf32"
+    )
     eval: Literal["same", "fp32", "fp16", "bf16"] = setting("same", "Format for evaluation.")
 
 
 class Batch(Section):
     """Samples per optimizer step. `global` = `micro` x `accumulation` x data-parallel ranks; any two give the third."""
 
-    global_: Literal["auto"] | Count = setting("auto", "Samples per optimizer step over all ranks.", unit="samples", alias="global")
+    global_: Literal["auto"] | Count = setting(
+        "auto", "Samples per optimizer step over all ranks.", unit="samples", alias="global"
+    )
     micro: Literal["auto"] | Count = setting(
         "auto", "Samples per rank in one forward pass.", unit="samples", flag="per_device_train_batch_size"
     )
@@ -34,7 +39,10 @@ class Batch(Section):
         "auto", "Forward and backward passes per optimizer step.", flag="gradient_accumulation_steps"
     )
     eval_micro: Literal["auto"] | Count = setting(
-        "auto", "Samples per rank in one evaluation pass; `auto` is `micro`.", unit="samples", flag="per_device_eval_batch_size"
+        "auto",
+        "Samples per rank in one evaluation pass; `auto` is `micro`.",
+        unit="samples",
+        flag="per_device_eval_batch_size",
     )
 
 
@@ -54,7 +62,9 @@ class Efficiency(Section):
     """Techniques that trade memory for speed or the reverse."""
 
     gradient_checkpointing: bool = setting(
-        False, "Recompute block activations in backward: less memory, about a quarter more time.", flag="gradient_checkpointing"
+        False,
+        "Recompute block activations in backward: less memory, about a quarter more time.",
+        flag="gradient_checkpointing",
     )
     compile: Compile = setting(Compile(), "torch.compile.")
     attention: Literal["auto", "sdpa", "eager"] = setting(
@@ -65,7 +75,9 @@ class Efficiency(Section):
 class GptModel(Section):
     """The native byte-level GPT."""
 
-    kind: Literal["gpt"] = setting("gpt", "Decoder-only transformer with learned positions, pre-norm blocks and tied embeddings.")
+    kind: Literal["gpt"] = setting(
+        "gpt", "Decoder-only transformer with learned positions, pre-norm blocks and tied embeddings."
+    )
     layers: Count = setting(4, "Transformer blocks.")
     heads: Count = setting(4, "Attention heads; must divide `hidden_size`.")
     hidden_size: Count = setting(128, "Width of the residual stream.")
@@ -98,7 +110,9 @@ class TextData(Section):
 class Optimizer(Section):
     """How gradients become updates. Biases, norms and other one-dimensional parameters are not decayed."""
 
-    name: Literal["adamw_torch", "adamw_torch_fused", "adamw_torch_foreach", "sgd"] = setting("adamw_torch", "Optimizer.", flag="optim")
+    name: Literal["adamw_torch", "adamw_torch_fused", "adamw_torch_foreach", "sgd"] = setting(
+        "adamw_torch", "Optimizer.", flag="optim"
+    )
     lr: float = setting(3e-4, "Peak learning rate.", ge=0, flag="learning_rate")
     weight_decay: float = setting(0.1, "Decoupled weight decay of matrices.", ge=0, flag="weight_decay")
     beta1: float = setting(0.9, "Decay of the first moment; momentum of `sgd`.", ge=0, lt=1, flag="adam_beta1")
@@ -120,7 +134,9 @@ class Train(Section):
     """The loop."""
 
     steps: Count | None = setting(None, "Optimizer steps; wins over `epochs`.", unit="steps", flag="max_steps")
-    epochs: Annotated[float, Field(gt=0)] | None = setting(None, "Passes over the data; 1 where `steps` is not given either.", flag="num_train_epochs")
+    epochs: Annotated[float, Field(gt=0)] | None = setting(
+        None, "Passes over the data; 1 where `steps` is not given either.", flag="num_train_epochs"
+    )
     seed: int = setting(0, "Seed of weights, data order and dropout.", ge=0, lt=2**63, flag="seed")
     max_grad_norm: float = setting(1.0, "Gradients are scaled down to this norm; 0 never.", ge=0, flag="max_grad_norm")
 
@@ -128,15 +144,23 @@ class Train(Section):
 class Eval(Section):
     """Evaluation on held-out data."""
 
-    every_steps: int = setting(0, "Evaluate every so many steps and at the end; 0 never.", unit="steps", ge=0, flag="eval_steps")
-    batches: Count = setting(20, "Evaluation passes of `eval_micro` samples, shared by the ranks: the same samples on any number of ranks.")
+    every_steps: int = setting(
+        0, "Evaluate every so many steps and at the end; 0 never.", unit="steps", ge=0, flag="eval_steps"
+    )
+    batches: Count = setting(
+        20, "Evaluation passes of `eval_micro` samples, shared by the ranks: the same samples on any number of ranks."
+    )
 
 
 class Checkpoint(Section):
     """Saving and resuming."""
 
     every_steps: int = setting(
-        0, "Save every so many steps, and at the end; 0 only when asked by SIGUSR1.", unit="steps", ge=0, flag="save_steps"
+        0,
+        "Save every so many steps, and at the end; 0 only when asked by SIGUSR1.",
+        unit="steps",
+        ge=0,
+        flag="save_steps",
     )
     keep: int = setting(2, "How many of the newest checkpoints stay; 0 keeps all.", ge=0, flag="save_total_limit")
     resume: str = setting(

@@ -1,0 +1,59 @@
+"""The real file system as recipes see it: files by path, presets and recipes wherever this installation keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+# One more byte than is read of a recipe tells that it is too long; a device or a huge file must not be read to its end.
+_READ_LIMIT = 4 * 1024 * 1024 + 1
+_SUFFIXES = (".yaml", ".yml")
+
+
+class Disk:
+    """Satisfies :class:`trainkit.recipe.files.Files`."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self._root = root or shipped_root()
+
+    def read(self, path: str) -> bytes:
+        """The file's bytes, cut one byte above what a recipe may have. Raises OSError."""
+        try:
+            with Path(path).open("rb") as stream:
+                return stream.read(_READ_LIMIT)
+        except ValueError as error:  # a NUL byte in the name
+            raise FileNotFoundError(path) from error
+
+    def exists(self, path: str) -> bool:
+        """Whether something that can be read stands at the path."""
+        try:
+            return Path(path).exists()
+        except (OSError, ValueError):
+            return False
+
+    def shipped(self) -> Mapping[str, str]:
+        """Presets as ``strategy/fsdp``, recipes as ``recipes/quickstart``."""
+        return self._shipped
+
+    @cached_property
+    def _shipped(self) -> dict[str, str]:
+        configs, recipes = self._root / "configs", self._root / "recipes"
+        found = {_name(path, configs): str(path) for path in _yaml_files(configs)}
+        found |= {f"recipes/{_name(path, recipes)}": str(path) for path in _yaml_files(recipes)}
+        return dict(sorted(found.items()))
+
+
+def shipped_root() -> Path:
+    """The folder that holds configs/ and recipes/: inside the installed package, or the top of a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    installed = package / "shipped"
+    return installed if installed.is_dir() else package.parent
+
+
+def _yaml_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix in _SUFFIXES and path.is_file())
+
+
+def _name(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).with_suffix("").as_posix()

@@ -1,0 +1,179 @@
+"""Rules over several settings that need no machine; each is a function in one table, and all are checked at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainkit.errors import Diagnostic, Origin
+from trainkit.recipe.files import Files
+from trainkit.recipe.layer import Layer, secret_keys
+from trainkit.recipe.merge import value_at
+from trainkit.recipe.validation import Locate
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a rule may look at: the merged tree above defaults, places, and whether files exist."""
+
+    tree: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+    locate: Locate
+    files: Files
+    absolute: Callable[[str], str]
+
+    def get(self, key: str) -> Any:
+        """The value at a key, or its default. It may be of a wrong type: that is reported elsewhere."""
+        value = value_at(self.tree, key)
+        return value_at(self.defaults, key) if value is None else value
+
+    def whole(self, key: str) -> int | None:
+        """The value at a key if it is a whole number."""
+        value = self.get(key)
+        return value if type(value) is int else None
+
+    def error(self, key: str, what: str, hint: str, *, why: str = "", at: Origin | None = None) -> Diagnostic:
+        """An error at a key's place."""
+        return Diagnostic("error", what, key, at or self.locate(key), why, hint)
+
+
+def check(context: Context) -> list[Diagnostic]:
+    """Every broken rule."""
+    return [found for rule in RULES for found in rule(context)]
+
+
+def _program(context: Context) -> Iterator[Diagnostic]:
+    kind = context.get("program.kind")
+    given = [name for name in ("script", "module") if context.get(f"program.{name}") is not None]
+    if kind == "builtin" and given:
+        key = f"program.{given[0]}"
+        yield context.error(
+            key, f"program.kind builtin takes no {given[0]}", "set program.kind: torch to run it, or remove it"
+        )
+    if kind == "torch" and not given:
+        yield context.error(
+            "program.kind",
+            "program.kind torch needs a script or a module",
+            "add program.script: train.py, or program.module: pkg.mod",
+        )
+    if kind == "torch" and len(given) > 1:
+        yield context.error("program.module", "program.script and program.module are both given", "keep one of the two")
+
+
+def _script(context: Context) -> Iterator[Diagnostic]:
+    script = context.get("program.script")
+    if isinstance(script, str) and "${" not in script and not context.files.exists(context.absolute(script)):
+        where = context.absolute(script)
+        yield context.error(
+            "program.script",
+            f"there is no file {script}",
+            "check the path; it starts from the current folder",
+            why=f"it would be {where}",
+        )
+
+
+def _length(context: Context) -> Iterator[Diagnostic]:
+    if (
+        context.get("program.kind") != "builtin"
+        or context.get("train.steps") is not None
+        or context.get("train.epochs") is not None
+    ):
+        return
+    yield context.error("train", "nothing says how long to train", "add train.steps: 300, or train.epochs: 1")
+
+
+def _warmup(context: Context) -> Iterator[Diagnostic]:
+    warmup, steps = context.whole("schedule.warmup_steps"), context.whole("train.steps")
+    if warmup and steps and warmup > steps:
+        what = f"schedule.warmup_steps {warmup} is longer than the whole run of {steps} steps"
+        yield context.error("schedule.warmup_steps", what, "make it a small part of train.steps")
+    if warmup and context.get("schedule.name") == "constant":
+        hint = "choose schedule.name: constant_with_warmup, or remove schedule.warmup_steps"
+        yield context.error("schedule.warmup_steps", "schedule.name constant has no warm-up", hint)
+
+
+def _wrapping(context: Context) -> Iterator[Diagnostic]:
+    if (
+        context.get("strategy.kind") == "fsdp"
+        and context.get("strategy.auto_wrap") != "transformer"
+        and context.get("strategy.wrap_classes")
+    ):
+        what = f"strategy.wrap_classes counts only with auto_wrap: transformer, not {context.get('strategy.auto_wrap')}"
+        yield context.error(
+            "strategy.wrap_classes", what, "set strategy.auto_wrap: transformer, or remove wrap_classes"
+        )
+
+
+def _devices(context: Context) -> Iterator[Diagnostic]:
+    select, kind = context.get("devices.select"), context.get("devices.type")
+    if isinstance(select, list) and len({str(each) for each in select}) < len(select):
+        yield context.error("devices.select", "devices.select names a card twice", "list each card once")
+    if kind == "cuda" and select == "none":
+        yield context.error(
+            "devices.select",
+            "devices.type cuda with devices.select none leaves no card",
+            "choose devices.type: cpu, or select cards",
+        )
+
+
+def _nodes(context: Context) -> Iterator[Diagnostic]:
+    if context.get("strategy.kind") == "single":
+        for key in ("nodes.count", "nodes.processes_per_node"):
+            if (context.whole(key) or 1) > 1:
+                what = f"strategy single is one process, and {key} is {context.get(key)}"
+                yield context.error(key, what, "choose strategy.kind: ddp, or one process")
+
+
+def _env(context: Context) -> Iterator[Diagnostic]:
+    env, taken = context.get("env"), context.get("env_from")
+    if not isinstance(env, Mapping):
+        return
+    for name in env:
+        key = f"env.{name}"
+        if not name or "=" in name or "\0" in name:
+            yield context.error(key, f"{name[:80]!r} cannot be the name of a variable", "remove `=` from the name")
+        elif isinstance(taken, list) and name in taken:
+            yield context.error(key, f"{name} is under env and under env_from", "keep one of the two")
+
+
+def written_secrets(layer: Layer) -> Iterator[Diagnostic]:
+    """An error for each literal secret that a layer writes out, whether or not a stronger layer replaces it."""
+    for section in ("env", "program.args"):
+        below = _of_section(layer.tree, section)
+        for key in secret_keys({section: below}):
+            name = key.removeprefix(f"{section}.")
+            if isinstance(below, list):
+                what = "program.args hold a secret, written out in the recipe"
+                hint = "hand it on by env_from; the program reads it from its environment"
+            else:
+                variable = name if section == "env" else name.replace("-", "_").replace(".", "_").upper()
+                what = f"{key} is a secret by its name, written out in the recipe"
+                hint = f"list {variable} under env_from, and export it before the run"
+            yield Diagnostic(
+                "error", what, key, layer.origin(key), "recipes, plans and run directories are kept and shared", hint
+            )
+
+
+def _of_section(tree: Mapping[str, Any], section: str) -> Any:
+    """What a layer gives at a dotted key, with or without a modifier."""
+    below: Any = tree
+    for part in section.split("."):
+        below = (
+            next((below[name] for name in (part, f"{part}!", f"{part}+") if name in below), {})
+            if isinstance(below, Mapping)
+            else {}
+        )
+    return below
+
+
+RULES: tuple[Callable[[Context], Iterator[Diagnostic]], ...] = (
+    _program,
+    _script,
+    _length,
+    _warmup,
+    _wrapping,
+    _devices,
+    _nodes,
+    _env,
+)

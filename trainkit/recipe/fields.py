@@ -1,0 +1,176 @@
+"""The schema as a table: every setting by its dotted key, read off the declarations in schema/ and from nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from trainkit.recipe.schema import Recipe, Section
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One leaf of the schema.
+
+    variant: the kind of the tagged section that has it (``zero3``); empty where every kind has it.
+    open: whether the value may be a mapping with the user's own keys (`env`, `program.args`).
+    """
+
+    key: str
+    annotation: Any
+    metadata: tuple[Any, ...]
+    default: Any
+    description: str
+    unit: str = ""
+    flag: str = ""
+    file: bool = False
+    variant: str = ""
+    open: bool = False
+
+
+@dataclass(frozen=True)
+class SectionEntry:
+    """One mapping of the schema. kinds: the section classes by kind, where it is tagged by a key `kind`."""
+
+    key: str
+    model: type[Section]
+    description: str
+    kinds: Mapping[str, type[Section]]
+    variant: str = ""
+
+
+@dataclass(frozen=True)
+class Schema:
+    """All sections and settings. A key of a tagged section has one setting for each kind that declares it."""
+
+    sections: Mapping[str, SectionEntry]
+    settings: Mapping[str, tuple[Setting, ...]]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Every dotted key, sections and settings, in the order of declaration."""
+        return (*self.sections, *self.settings)
+
+    def setting(self, key: str, kind: str = "") -> Setting | None:
+        """The setting at the key, as the kind of its tagged section declares it where that is given."""
+        found = self.settings.get(key, ())
+        return next((each for each in found if each.variant == kind), found[0] if found else None)
+
+    def enclosing(self, key: str) -> Setting | None:
+        """The setting that the key addresses or lies inside of (``env.NAME`` lies in `env`)."""
+        while key:
+            if key in self.settings:
+                return self.settings[key][0]
+            key = key.rpartition(".")[0]
+        return None
+
+    def all_settings(self) -> Iterator[Setting]:
+        """Every setting, in the order of declaration."""
+        for declared in self.settings.values():
+            yield from declared
+
+
+@cache
+def schema() -> Schema:
+    """The table of the recipe's schema."""
+    sections: dict[str, SectionEntry] = {}
+    settings: dict[str, list[Setting]] = {}
+    _walk(Recipe, "", "", sections, settings)
+    return Schema(sections, {key: tuple(declared) for key, declared in settings.items()})
+
+
+@cache
+def open_keys() -> frozenset[str]:
+    """Settings whose keys are the user's own words."""
+    return frozenset(each.key for each in schema().all_settings() if each.open)
+
+
+@cache
+def tagged_sections() -> frozenset[str]:
+    """Sections whose `kind` decides which settings they have."""
+    return frozenset(key for key, section in schema().sections.items() if section.kinds)
+
+
+@cache
+def short_forms() -> Mapping[str, str]:
+    """Sections that may be written as one value, and the setting which that value then is (``precision``: ``dtype``)."""
+    return {key: section.model.short_form for key, section in schema().sections.items() if section.model.short_form}
+
+
+def defaults(kinds: Mapping[str, str]) -> dict[str, Any]:
+    """Every setting's default as a tree, for tagged sections of the given kinds."""
+    tree: dict[str, Any] = {}
+    for setting in schema().all_settings():
+        section, _, name = setting.key.rpartition(".")
+        if setting.variant and kinds.get(section) != setting.variant:
+            continue
+        target = tree
+        for part in section.split(".") if section else ():
+            target = target.setdefault(part, {})
+        target[name] = setting.default
+    return tree
+
+
+def _walk(
+    model: type[Section],
+    prefix: str,
+    variant: str,
+    sections: dict[str, SectionEntry],
+    settings: dict[str, list[Setting]],
+) -> None:
+    for name, info in model.model_fields.items():
+        key = f"{prefix}{info.alias or name}"
+        models = _section_models(info.annotation)
+        if not models:
+            settings.setdefault(key, []).append(_setting(key, info, variant))
+            continue
+        kinds = {kind: each for each in models if (kind := _kind(each))}
+        sections[key] = SectionEntry(key, models[0], info.description or "", kinds, variant)
+        for each in models:
+            _walk(each, f"{key}.", _kind(each) if len(models) > 1 else variant, sections, settings)
+
+
+def _setting(key: str, info: FieldInfo, variant: str) -> Setting:
+    extra: Mapping[str, Any] = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+    return Setting(
+        key,
+        info.annotation,
+        tuple(info.metadata),
+        info.get_default(),
+        info.description or "",
+        unit=str(extra.get("unit", "")),
+        flag=str(extra.get("flag", "")),
+        file=bool(extra.get("file", False)),
+        variant=variant,
+        open=any(get_origin(member) is dict for member, _ in members(info.annotation)),
+    )
+
+
+def _kind(model: type[Section]) -> str:
+    """The one kind that the section class stands for; empty for a section that is not tagged."""
+    info = model.model_fields.get("kind")
+    choices = get_args(info.annotation) if info and get_origin(info.annotation) is Literal else ()
+    return str(choices[0]) if len(choices) == 1 else ""
+
+
+def _section_models(annotation: Any) -> list[type[Section]]:
+    return [member for member, _ in members(annotation) if isinstance(member, type) and issubclass(member, Section)]
+
+
+def members(annotation: Any, metadata: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """The alternatives of a type, each with its constraints: `Literal["auto"] | Annotated[int, …]` has two."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        inner, *extra = get_args(annotation)
+        found = [item for each in extra for item in (each.metadata if isinstance(each, FieldInfo) else [each])]
+        yield from members(inner, (*metadata, *found))
+    elif origin in (Union, UnionType):
+        for each in get_args(annotation):
+            yield from members(each, metadata)
+    else:
+        yield annotation, metadata

@@ -1,0 +1,145 @@
+"""HF's `--fsdp_config` file, key by key: what each means in the recipe, and why the rest is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from trainkit.errors import Diagnostic, Origin
+from trainkit.recipe.assignment import Assignment
+from trainkit.recipe.compose import Document
+from trainkit.recipe.suggest import nearest
+
+if TYPE_CHECKING:
+    from trainkit.recipe.flags import Outcome, Use
+
+_MESH = ("it needs a mesh of replicas and shards, which trainkit does not build yet", "use full_shard or shard_grad_op")
+# Sharding words that HF knows and trainkit does not run: why, and what to do.
+FSDP_REFUSED: Mapping[str, tuple[str, str]] = {
+    "no_shard": ("without sharding FSDP is plain data parallelism", "use strategy.kind=ddp"),
+    "hybrid_shard": _MESH,
+    "hybrid_shard_zero2": _MESH,
+    "hybrid_shard_grad_op": _MESH,
+}
+_SHARDING = {"full_shard": "full_shard", "1": "full_shard", "shard_grad_op": "shard_grad_op", "2": "shard_grad_op"}
+_REFUSED_NUMBERS = {"3": "no_shard", "4": "hybrid_shard", "5": "hybrid_shard_zero2"}
+_POLICIES = {"transformer_based_wrap": "transformer", "size_based_wrap": "size", "no_wrap": "none"}
+
+
+class _Unfit(Exception):  # noqa: N818 - never leaves this module
+    """The value cannot be brought into the recipe; arguments: why, and what to do."""
+
+
+Settings = list[tuple[str, Any]]
+
+
+def _version(value: Any) -> Settings:
+    if value != 2:
+        raise _Unfit("the built-in trainer uses fully_shard, which is version 2", "write 2")
+    return [("strategy.version", 2)]
+
+
+def _classes(value: Any) -> Settings:
+    names = [each.strip() for each in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(each, str) and each for each in names):
+        raise _Unfit("class names are wanted", 'write ["BertLayer"]')
+    return [("strategy.wrap_classes", names), ("strategy.auto_wrap", "transformer")]
+
+
+def _min_params(value: Any) -> Settings:
+    if type(value) is not int or value < 0:
+        raise _Unfit("a number of parameters is wanted", "write a whole number")
+    return [("strategy.min_params", value), ("strategy.auto_wrap", "size")] if value else []
+
+
+def _sharding(value: Any) -> Settings:
+    word = _REFUSED_NUMBERS.get(str(value), str(value).lower())
+    if word in FSDP_REFUSED:
+        raise _Unfit(*FSDP_REFUSED[word])
+    if isinstance(value, bool) or word not in _SHARDING:
+        raise _Unfit("", "write full_shard or shard_grad_op")
+    return [("strategy.sharding", _SHARDING[word])]
+
+
+def _reshard(value: Any) -> Settings:
+    if isinstance(value, bool):
+        return [("strategy.sharding", "full_shard" if value else "shard_grad_op")]
+    return _sharding(value)
+
+
+def _policy(value: Any) -> Settings:
+    word = str(value).lower()
+    if word not in _POLICIES:
+        raise _Unfit("", f"write one of {', '.join(each.upper() for each in _POLICIES)}")
+    return [("strategy.auto_wrap", _POLICIES[word])]
+
+
+def _truth(key: str) -> Callable[[Any], Settings]:
+    def read(value: Any) -> Settings:
+        if not isinstance(value, bool):
+            raise _Unfit("true or false is wanted", "write true or false without quotes")
+        return [(key, value)]
+
+    return read
+
+
+def _only(accepted: tuple[Any, ...], why: str) -> Callable[[Any], Settings]:
+    """A key that has no setting in the recipe: the values that are what FSDP2 does anyway pass, all others are refused."""
+
+    def read(value: Any) -> Settings:
+        if not any(value == each and type(value) is type(each) for each in accepted):
+            raise _Unfit(why, "remove the key")
+        return []
+
+    return read
+
+
+_XLA = _only((False,), "trainkit does not run on XLA yet")
+# By HF's name without the old prefix `fsdp_`; both spellings are read.
+_KEYS: Mapping[str, Callable[[Any], Settings]] = {
+    "version": _version,
+    "transformer_layer_cls_to_wrap": _classes,
+    "min_num_params": _min_params,
+    "auto_wrap_policy": _policy,
+    "sharding_strategy": _sharding,
+    "reshard_after_forward": _reshard,
+    "cpu_offload": _truth("strategy.offload"),
+    "offload_params": _truth("strategy.offload"),
+    "activation_checkpointing": _truth("efficiency.gradient_checkpointing"),
+    "backward_prefetch": _only(("backward_pre", "BACKWARD_PRE"), "FSDP2 always gathers the next unit during backward"),
+    "forward_prefetch": _only((False,), "the built-in trainer leaves forward prefetch to FSDP2"),
+    "limit_all_gathers": _only((True,), "FSDP2 always limits gathers in flight"),
+    "use_orig_params": _only((True,), "FSDP2 always keeps the original parameters"),
+    "sync_module_states": _only((True,), "every rank builds the same weights from the seed"),
+    "cpu_ram_efficient_loading": _only((False,), "every rank builds the same weights from the seed"),
+    "state_dict_type": _only(("SHARDED_STATE_DICT",), "checkpoints of sharded models are written sharded"),
+    "xla": _XLA,
+    "xla_fsdp_v2": _XLA,
+    "xla_fsdp_grad_ckpt": _XLA,
+    "xla_fsdp_settings": _only(({},), "trainkit does not run on XLA yet"),
+}
+
+
+def read_fsdp_config(use: Use, document: Document, place: Callable[[Use, Document, str], Origin]) -> Outcome:
+    """Assignments for every key of the file, with positions in it; a key that cannot be brought over is an error."""
+    assignments = [use.assign("strategy.kind", "fsdp")]
+    found: list[Diagnostic] = []
+    # A policy decides what class names and sizes only suggest, wherever it stands in the file.
+    for name, value in sorted(document.tree.items(), key=lambda item: item[0].endswith("auto_wrap_policy")):
+        reader = _KEYS.get(name.removeprefix("fsdp_"))
+        origin = place(use, document, name)
+        if reader is None:
+            close = nearest(name.removeprefix("fsdp_"), _KEYS)
+            hint = f"did you mean {close}?" if close else f"known are: {', '.join(_KEYS)}"
+            found.append(use.error(f"--fsdp_config does not know the key {name!r}", hint, origin=origin))
+            continue
+        try:
+            assignments += [Assignment(key, setting, origin) for key, setting in reader(value)]
+        except _Unfit as unfit:
+            why, hint = unfit.args
+            found.append(
+                use.error(
+                    f"--fsdp_config {name}: {str(value)[:60]!r} cannot be taken over", hint, why=why, origin=origin
+                )
+            )
+    return assignments, found

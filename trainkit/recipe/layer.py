@@ -1,0 +1,156 @@
+"""One layer: a tree of values, each with its origin, in the form in which layers are merged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainkit.errors import Diagnostic, Origin, Severity
+from trainkit.recipe.compose import Dialect, Document, compose_bytes, printable
+from trainkit.recipe.fields import open_keys, schema, short_forms
+from trainkit.recipe.secrets import MASK, is_secret_name, mask_line, secret_arguments
+from trainkit.recipe.text import Mark, Problem
+
+ARGUMENTS = "program.args"
+# Below these, a plain scalar keeps its characters: `1.10` reaches the program or the environment as `1.10`.
+VERBATIM: Mapping[str, tuple[type, ...]] = {"env": (bool, int, float), ARGUMENTS: (int, float)}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One source of values. Positions are by dotted key, without the modifiers `+` and `!`.
+
+    base: folder that relative file names in this layer start from.
+    """
+
+    name: str
+    strength: int
+    base: str
+    tree: Mapping[str, Any]
+    values: Mapping[str, Origin] = field(default_factory=dict)
+    keys: Mapping[str, Origin] = field(default_factory=dict)
+
+    def origin(self, key: str) -> Origin | None:
+        """Origin of the value at the key, or of the nearest mapping around it."""
+        return nearest(self.values, key)
+
+    def key_origin(self, key: str) -> Origin | None:
+        """Origin of the key itself, for a caret under the key."""
+        return self.keys.get(key) or self.origin(key)
+
+
+def nearest(origins: Mapping[str, Origin], key: str) -> Origin | None:
+    """The origin at the key, or at the nearest key around it."""
+    while key:
+        if key in origins:
+            return origins[key]
+        key = key.rpartition(".")[0]
+    return None
+
+
+def recipe_dialect() -> Dialect:
+    """What a recipe's text may contain beyond plain YAML."""
+    return Dialect(modifiers=True, open=open_keys(), verbatim=VERBATIM)
+
+
+def read_document(data: bytes) -> Document:
+    """Read a recipe file's bytes; a top level that is no mapping is an error in the document."""
+    document = compose_bytes(data, recipe_dialect())
+    if isinstance(document.tree, dict):
+        return document
+    kind = "a list" if isinstance(document.tree, list) else "a single value"
+    problem = Problem(document.values.get("", Mark(1, 1)), f"the recipe is {kind}", hint="write `section: value` lines")
+    return Document({}, {}, {}, document.lines, (*document.errors, problem), document.warnings)
+
+
+def file_layer(name: str, strength: int, source: str, base: str, document: Document) -> Layer:
+    """The layer that a file makes. Origins show the file's lines without secrets."""
+    lines = shown_lines(document)
+    values = {key: at(name, strength, source, mark, lines) for key, mark in document.values.items() if key}
+    keys = {key: at(name, strength, source, mark, lines) for key, mark in document.keys.items()}
+    tree = {key: value for key, value in document.tree.items() if key != "extends"}
+    return Layer(name, strength, base, normalise(tree, values), values, keys)
+
+
+def at(name: str, strength: int, source: str, mark: Mark, lines: tuple[str, ...]) -> Origin:
+    """The origin at a mark of a text."""
+    text = lines[mark.line - 1] if mark.line <= len(lines) else ""
+    return Origin(
+        name, strength, source, mark.line, mark.column, max(min(mark.length, len(text) - mark.column + 1), 1), text
+    )
+
+
+def diagnose(
+    severity: Severity, problem: Problem, name: str, strength: int, source: str, lines: tuple[str, ...]
+) -> Diagnostic:
+    """The diagnostic that a problem in a text becomes once its layer is known."""
+    origin = at(name, strength, source, problem.mark, lines)
+    return Diagnostic(severity, problem.what, problem.key, origin, problem.why, problem.hint)
+
+
+def shown_lines(document: Document) -> tuple[str, ...]:
+    """The document's lines as they may be shown: no secret values, nothing unprintable, no endless line."""
+    lines = [mask_line(line) if len(line) < 2000 else line for line in document.lines]
+    for key in secret_keys(document.tree):
+        mark = document.values.get(key)
+        if mark is None or mark.line > len(lines):
+            continue
+        line = document.lines[mark.line - 1]
+        value = line[mark.column - 1 : mark.column - 1 + mark.length]
+        if len(value) > 1:
+            lines[mark.line - 1] = lines[mark.line - 1].replace(value, MASK)
+        elif lines[mark.line - 1] == line:
+            lines[mark.line - 1] = line[: mark.column - 1] + MASK
+        _mask_following(lines, mark.line, document.values, mark)
+    return tuple(printable(line) for line in lines)
+
+
+def _mask_following(lines: list[str], start: int, values: Mapping[str, Mark], mark: Mark) -> None:
+    """A value over several lines is masked up to where the next value begins."""
+    if mark.length > 1:
+        return
+    following = min((each.line for each in values.values() if each.line > mark.line), default=len(lines) + 1)
+    for number in range(start, following - 1):
+        lines[number] = MASK
+
+
+def secret_keys(tree: object, prefix: str = "") -> Iterator[str]:
+    """Keys of values that are secrets by their name: scalars under a secret name, and words of a program's argument list."""
+    if not isinstance(tree, Mapping):
+        return
+    for raw, value in tree.items():
+        name = raw.rstrip("+!")
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            yield from secret_keys(value, f"{key}.")
+        elif isinstance(value, list):
+            positions = range(len(value)) if is_secret_name(name) else secret_arguments(value)
+            yield from (f"{key}.{position}" for position in positions)
+        elif value is not None and not isinstance(value, bool) and is_secret_name(name):
+            yield key
+
+
+def normalise(tree: Mapping[str, Any], values: dict[str, Origin]) -> dict[str, Any]:
+    """Write short forms out (`precision: bf16`), and leave out sections without content (`batch:`). Adds origins to `values`."""
+    written = _write_out(tree, "", values)
+    for key, setting in short_forms().items():
+        if key in values and f"{key}.{setting}" not in values:
+            values[f"{key}.{setting}"] = values[key]
+    return written
+
+
+def _write_out(tree: Mapping[str, Any], prefix: str, values: Mapping[str, Origin]) -> dict[str, Any]:
+    written: dict[str, Any] = {}
+    for raw, value in tree.items():
+        key = f"{prefix}{raw.rstrip('+!') if prefix[:-1] not in open_keys() else raw}"
+        if key not in schema().sections:
+            written[raw] = value
+        elif isinstance(value, Mapping):
+            written[raw] = _write_out(value, f"{key}.", values)
+        elif value is not None:
+            short = short_forms().get(key)
+            written[raw] = {short: value} if short and not isinstance(value, list) else value
+        elif raw.endswith("!"):
+            written[raw] = {}
+    return written

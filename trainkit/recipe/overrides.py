@@ -1,0 +1,196 @@
+"""The words behind a recipe on the command line: dotted overrides and named flags, each a small layer of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainkit.errors import Diagnostic, Origin
+from trainkit.recipe.assignment import Assignment, layer_of, read_value
+from trainkit.recipe.fields import schema
+from trainkit.recipe.files import Files
+from trainkit.recipe.flags import Flag, Use, flags
+from trainkit.recipe.layer import Layer
+from trainkit.recipe.secrets import MASK, is_secret_name, mask_line
+from trainkit.recipe.suggest import nearest, nearest_key
+
+_DOTTED = re.compile(r"(?P<key>[A-Za-z_][^\s=]*?)(?P<modifier>[+!]?)=(?P<value>.*)", re.DOTALL)
+_TRUE_FALSE = ("true", "false")
+
+
+@dataclass(frozen=True)
+class _Word:
+    """One override as typed: a flag with what it took, or a dotted key."""
+
+    typed: str
+    flag: Flag | None = None
+    value: str | None = None
+    key: str = ""
+    modifier: str = ""
+
+
+def override_layers(
+    words: Sequence[str], strength: int, cwd: str, files: Files, current: Callable[[str], Any]
+) -> tuple[list[Layer], list[Diagnostic]]:
+    """One layer for each override, in order and of one strength, with errors and warnings.
+
+    current: the value of a key in the weaker layers, for flags that take something back.
+    """
+    found: list[Diagnostic] = []
+    used = _in_order(list(_split(words, strength, found)))
+    given = frozenset(each.flag.name for each in used if each.flag)
+    found += _both_precisions(used, strength)
+    layers = []
+    for each in used:
+        origin = _origin(each.typed, strength, each.key)
+        if each.flag:
+            use = Use(each.flag.name, each.value, origin, cwd, files, current, given)
+            assignments, diagnostics = each.flag.read(use)
+        else:
+            assignments, diagnostics = _dotted(each, origin)
+        found += diagnostics
+        if assignments:
+            layers.append(layer_of("flag", strength, cwd, assignments))
+    return layers, found
+
+
+def _dotted(word: _Word, origin: Origin) -> tuple[list[Assignment], list[Diagnostic]]:
+    if word.key == "extends" or word.key.startswith("extends."):
+        return [], [Diagnostic("error", "a flag cannot change `extends`", "extends", origin, hint="use --with PRESET")]
+    value, found = read_value(word.key, word.value or "", origin)
+    if any(each.severity == "error" for each in found):
+        return [], found
+    return [Assignment(word.key, value, origin, word.modifier)], found
+
+
+def _split(words: Sequence[str], strength: int, found: list[Diagnostic]) -> Iterator[_Word]:
+    remaining = list(words)
+    while remaining:
+        word = remaining.pop(0)
+        dotted = _DOTTED.fullmatch(word.removeprefix("--"))
+        if dotted and (not word.startswith("--") or "." in dotted["key"]):
+            key = dotted["key"]
+            problem = _key_problem(key)
+            if problem:
+                found.append(Diagnostic("error", problem[0], "", _origin(word, strength), hint=problem[1]))
+            else:
+                yield _Word(word, key=key, modifier=dotted["modifier"], value=dotted["value"])
+        elif word.startswith("--") and word != "--":
+            yield from _flag(word, remaining, strength, found)
+        else:
+            hint = "write key=value, or quote the words that belong to one flag"
+            found.append(
+                Diagnostic(
+                    "error", f"{word[:80]!r} is neither a flag nor key=value", "", _origin(word, strength), hint=hint
+                )
+            )
+
+
+def _key_problem(key: str) -> tuple[str, str] | None:
+    if ".." in key or key.endswith("."):
+        return f"{key[:80]!r} is no key", "write section.setting=value"
+    return None
+
+
+def _flag(word: str, remaining: list[str], strength: int, found: list[Diagnostic]) -> Iterator[_Word]:
+    name, equals, text = word[2:].partition("=")
+    name = name.replace("-", "_")
+    flag, negated = flags().get(name), False
+    if flag is None and name.startswith("no_"):
+        flag = flags().get(name[3:])
+        flag, negated = (flag, True) if flag and flag.takes == "switch" and not equals else (None, False)
+    if flag is None:
+        found.append(_unknown_flag(word, name, strength))
+        _skip_value(remaining)
+        return
+    value: str | None = "false" if negated else text if equals else _next(flag, remaining)
+    typed = word if equals or value is None or negated else f"{word} {value}"
+    if flag.takes == "value" and value is None:
+        found.append(
+            Diagnostic(
+                "error",
+                f"--{name} wants a value",
+                "",
+                _origin(word, strength),
+                hint=f"write --{name} {flag.metavar or 'VALUE'}",
+            )
+        )
+    elif flag.takes == "switch" and value is not None and value.lower() not in _TRUE_FALSE:
+        hint = f"write --{name}, --{name}=true or --{name}=false"
+        found.append(
+            Diagnostic(
+                "error", f"--{name} takes true or false, not {value[:40]!r}", "", _origin(word, strength), hint=hint
+            )
+        )
+    else:
+        yield _Word(typed, flag, value)
+
+
+def _next(flag: Flag, remaining: list[str]) -> str | None:
+    """The next word where it is this flag's value; it is then taken off the list."""
+    if not remaining:
+        return None
+    word = remaining[0]
+    if flag.takes == "switch":
+        takes = word.lower() in _TRUE_FALSE
+    elif flag.takes == "optional":
+        takes = not word.startswith("-") and not _DOTTED.fullmatch(word)
+    else:
+        takes = not word.startswith("--")
+    return remaining.pop(0) if takes else None
+
+
+def _skip_value(remaining: list[str]) -> None:
+    """The word behind an unknown flag is most likely its value: it shall not be reported a second time."""
+    if remaining and not remaining[0].startswith("--") and not _DOTTED.fullmatch(remaining[0]):
+        remaining.pop(0)
+
+
+def _unknown_flag(word: str, name: str, strength: int) -> Diagnostic:
+    origin = _origin(word, strength)
+    close = nearest(name, flags())
+    key = None if close else nearest_key(name)
+    hint = f"did you mean --{close}?" if close else f"did you mean {key}=…?" if key in schema().settings else ""
+    hint = hint or "`trainkit run --help` lists the flags; what belongs to your program stands behind `--`"
+    return Diagnostic("error", f"unknown flag --{name[:80]}", "", origin, hint=hint)
+
+
+def _in_order(words: list[_Word]) -> list[_Word]:
+    """`--fsdp_config` refines `--fsdp`, so it counts behind it wherever it stands."""
+    names = [each.flag.name if each.flag else "" for each in words]
+    if "fsdp" in names and "fsdp_config" in names and names.index("fsdp_config") < names.index("fsdp"):
+        words = list(words)
+        words.insert(names.index("fsdp"), words.pop(names.index("fsdp_config")))
+    return words
+
+
+def _both_precisions(words: list[_Word], strength: int) -> list[Diagnostic]:
+    origins = {
+        each.flag.name: _origin(each.typed, strength)
+        for each in words
+        if each.flag and each.flag.name in ("bf16", "fp16") and _on(each)
+    }
+    if len(origins) < 2:
+        return []
+    return [
+        Diagnostic(
+            "error",
+            "--bf16 and --fp16 contradict each other",
+            "precision.dtype",
+            origins["fp16"],
+            hint="keep one of the two",
+        )
+    ]
+
+
+def _on(word: _Word) -> bool:
+    return word.value is None or word.value.lower() == "true"
+
+
+def _origin(typed: str, strength: int, key: str = "") -> Origin:
+    shown = mask_line(typed)
+    if key and is_secret_name(key.rpartition(".")[2]):
+        shown = f"{typed.partition('=')[0]}={MASK}"
+    return replace(Origin("flag", strength, shown[:200]), length=max(len(shown[:200]), 1), text=shown[:200])

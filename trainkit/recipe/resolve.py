@@ -1,0 +1,104 @@
+"""From layers to a validated recipe: the one function that does it, and every error that can be known at once."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from trainkit.errors import Diagnostic, Origin, RecipeError
+from trainkit.recipe.attachments import attach
+from trainkit.recipe.checks import Context, check, written_secrets
+from trainkit.recipe.environment import environment_layer
+from trainkit.recipe.fields import defaults, tagged_sections
+from trainkit.recipe.files import Files
+from trainkit.recipe.interpolation import interpolate, interpolated
+from trainkit.recipe.layer import Layer
+from trainkit.recipe.merge import Merge, merge
+from trainkit.recipe.overrides import override_layers
+from trainkit.recipe.resolved import Attachment, Entry, Request, Resolved
+from trainkit.recipe.stack import Stack
+from trainkit.recipe.triangle import contradictions
+from trainkit.recipe.validation import default_kind, unknown_keys, validate, validate_layer, without_unknown
+
+__all__ = ["Attachment", "Entry", "Request", "Resolved", "resolve"]
+
+
+def resolve(request: Request, files: Files) -> Resolved:
+    """The recipe that a request means. Raises RecipeError with every error that can be known at once."""
+    layers, found = _layers(request, files)
+    state = merge(layers)
+    found += state.errors
+    for layer in layers:
+        found += [*unknown_keys(layer), *written_secrets(layer)]
+    state.tree = without_unknown(state.tree)
+    kinds = {key: _kind(state, key) for key in tagged_sections()}
+    found += interpolate(state, request.environ, defaults(kinds))
+    for layer in layers:
+        found += validate_layer(layer, kinds, interpolated)
+    locate = _locator(state)
+    found += contradictions(layers, state)
+    attachments, diagnostics = attach(state, _bases(layers), files)
+    found += diagnostics
+    context = Context(state.tree, defaults(kinds), locate, files, lambda path: _absolute(path, request.cwd))
+    found += check(context)
+    recipe, wrong = validate(state.tree, locate)
+    found = _distinct([*found, *wrong])
+    if recipe is None or any(each.severity == "error" for each in found):
+        raise RecipeError(found)
+    history = {key: tuple(entries) for key, entries in state.history.items()}
+    return Resolved(recipe, state.tree, history, attachments, tuple(found), state.places)
+
+
+def _layers(request: Request, files: Files) -> tuple[list[Layer], list[Diagnostic]]:
+    """All layers, weakest first: what the recipe extends, the recipe, presets on top, the environment, the flags."""
+    stack = Stack(files, request.cwd)
+    if request.recipe is not None:
+        stack.add_recipe(request.recipe)
+    for preset in request.presets:
+        stack.add_preset(preset)
+    found = [*stack.errors, *stack.warnings]
+    strength = len(stack.layers)
+    environment, diagnostics = environment_layer(request.environ, strength, request.cwd)
+    found += diagnostics
+    layers = [*stack.layers, environment]
+    below = merge(layers)
+    flags, diagnostics = override_layers(request.overrides, strength + 1, request.cwd, files, below.get)
+    return [*layers, *flags], [*found, *diagnostics]
+
+
+def _kind(state: Merge, section: str) -> str:
+    kind = state.get(f"{section}.kind")
+    return kind if isinstance(kind, str) else default_kind(section)
+
+
+def _bases(layers: Iterable[Layer]) -> Mapping[int, str]:
+    return {layer.strength: layer.base for layer in layers}
+
+
+def _locator(state: Merge) -> Any:
+    def locate(key: str) -> Origin | None:
+        while key:
+            if key in state.places:
+                return state.places[key]
+            key = key.rpartition(".")[0]
+        return None
+
+    return locate
+
+
+def _absolute(path: str, cwd: str) -> str:
+    return posixpath.normpath(posixpath.join(cwd, path))
+
+
+def _distinct(found: Iterable[Diagnostic]) -> list[Diagnostic]:
+    """Each finding once, in the order of the layers and then of the lines."""
+    unique = {(each.what, each.key, each.origin.place if each.origin else ""): each for each in reversed(list(found))}
+    return sorted(unique.values(), key=_position)
+
+
+def _position(found: Diagnostic) -> tuple[bool, int, str, int, int]:
+    origin = found.origin
+    if origin is None:
+        return (found.severity != "error", 10**9, "", 0, 0)
+    return (found.severity != "error", origin.strength, origin.source, origin.line, origin.column)

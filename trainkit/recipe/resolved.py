@@ -1,0 +1,75 @@
+"""What resolving takes and gives: the request, one layer's value, an attached file, and the resolved recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainkit.errors import Diagnostic, Origin
+from trainkit.recipe.schema import Recipe
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asked for.
+
+    recipe: path as typed (relative to cwd), or the name of a shipped recipe, or None for presets and flags alone.
+    presets: names or paths given with ``--with``, in order; they go on top of the file.
+    overrides: the words as typed (``batch.micro=8``, ``--fsdp``, ``full_shard auto_wrap``).
+    environ: the caller's environment; only ``TRAINKIT__*`` and what ``${oc.env:}`` names is read.
+    """
+
+    recipe: str | None
+    cwd: str
+    presets: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One value that a layer gave. note: what merging did with it, in words; dropped: it has no effect any more."""
+
+    value: Any
+    origin: Origin
+    note: str = ""
+    dropped: bool = False
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """The content of a file that a setting names, with positions by dotted key."""
+
+    path: str  # absolute
+    tree: Any
+    origins: Mapping[str, Origin]
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A recipe with everything that is known of where it came from.
+
+    tree: merged and interpolated, as validated, without defaults.
+    history: entries by dotted leaf key, weakest first; the last one is the winner unless it is dropped.
+    attachments: by the key of the setting that names the file (``strategy.config``).
+    places: the strongest origin of every key, sections and list elements included.
+    """
+
+    recipe: Recipe
+    tree: Mapping[str, Any]
+    history: Mapping[str, tuple[Entry, ...]]
+    attachments: Mapping[str, Attachment] = field(default_factory=dict)
+    warnings: tuple[Diagnostic, ...] = ()
+    places: Mapping[str, Origin] = field(default_factory=dict)
+
+    def origin(self, key: str) -> Origin | None:
+        """Where the key's value came from; for a key that no layer gives, the nearest enclosing mapping's place."""
+        entries = self.history.get(key, ())
+        if entries and not entries[-1].dropped:
+            return entries[-1].origin
+        while key:
+            if key in self.places:
+                return self.places[key]
+            key = key.rpartition(".")[0]
+        return None

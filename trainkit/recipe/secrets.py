@@ -1,0 +1,88 @@
+"""Which names say that their value is a secret, and how a value or a line of text is shown without it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+MASK = "***"
+
+# Any of these as a whole word makes a name secret, unless it ends in a word that says it only points to the secret.
+_STRONG = frozenset(
+    ["secret", "secrets", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "apikey", "apikeys", "apitoken", "authtoken"]
+)
+# These words are also said of harmless things, so they count only at the end of a name.
+_WEAK = frozenset({"key", "token", "keys", "auth", "bearer"})
+_POINTERS = frozenset(["file", "path", "dir", "directory", "name", "id", "url", "uri", "length", "len", "size", "count", "num", "type", "field", "column"])
+# `HF_TOKEN_2`, `API_KEY_PROD`: what may stand behind the word that counts.
+_TRAILING = frozenset(["prod", "production", "dev", "test", "staging", "value", "b64", "base64", "ci", "main", "default"])
+# Words before `token`, `tokens` and `key` that make them vocabulary or column names (`--pad_token`, `text_key`).
+_HARMLESS = frozenset(
+    ["pad", "eos", "bos", "unk", "sep", "cls", "mask", "image", "audio", "video", "special", "start", "end", "stop", "prefix", "suffix", "middle", "fim", "decoder", "forced", "text", "label", "labels", "prompt", "response", "sort", "primary", "foreign", "column", "row", "group", "index", "dataset", "data", "sample", "cache", "map", "source", "target", "input", "output", "messages", "message", "partition", "public", "max", "min"]
+)
+_WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
+_ASSIGNED = re.compile(r"""(?P<name>[A-Za-z0-9_][\w.\-]*)(?P<between>["']?\s*[+!]?(?:[:=]|\s(?=\S))\s*)""")
+_VALUE = re.compile(r"""\s*("(?:[^"\\]|\\.)*"?|'[^']*'?|[^\s,}\]]+)""")
+
+
+@lru_cache(maxsize=4096)
+def is_secret_name(name: str) -> bool:
+    """Whether a variable's or argument's name says, in a whole word, that its value is a secret.
+
+    Words end at ``_``, ``-``, ``.`` and case changes, so ``tokenizer_name``, ``max_tokens`` and ``num_key_value_heads`` say nothing.
+    """
+    words = [word.lower() for word in _WORDS.findall(name)]
+    while len(words) > 1 and (words[-1].isdigit() or words[-1] in _TRAILING):
+        words.pop()
+    if not words or words[-1] in _POINTERS:
+        return False
+    if any(word in _STRONG for word in words):
+        return True
+    return words[-1] in _WEAK and not (len(words) > 1 and words[-2] in _HARMLESS)
+
+
+def mask(value: object) -> str:
+    """What is shown in place of a secret value: nothing of it, not even its length."""
+    return MASK if value not in (None, "") else str(value or "")
+
+
+def mask_line(line: str) -> str:
+    """The line with the values of secret names replaced (``HF_TOKEN: abc``, ``--api-key=abc``, ``TOKEN=abc``)."""
+    shown, position = [], 0
+    for match in _ASSIGNED.finditer(line):
+        if match.start() < position or not _assigns_secret(match, line):
+            continue
+        value = _VALUE.match(line, match.end())
+        if value is None:
+            continue
+        shown += [line[position : match.end()], MASK]
+        # What an unquoted value runs on to cannot be told from a line alone: outside brackets it is the whole rest.
+        position = (
+            value.end() if line[match.end() : match.end() + 1] in "\"'" or "{" in line or "[" in line else len(line)
+        )
+    return "".join([*shown, line[position:]])
+
+
+def _assigns_secret(match: re.Match[str], line: str) -> bool:
+    """A name and a blank alone assign only behind dashes: `--token abc` does, `the token abc` does not."""
+    name = match["name"]
+    if not is_secret_name(name.rpartition(".")[2] or name):
+        return False
+    return match["between"].strip(" \t\"'") != "" or line[: match.start()].endswith("-")
+
+
+def secret_arguments(arguments: Sequence[object]) -> list[int]:
+    """Positions of the words of an argument list that hold a secret (``--token=abc``, or ``abc`` behind ``--token``)."""
+    found = []
+    for position, word in enumerate(arguments):
+        if not isinstance(word, str) or not word.startswith("-"):
+            continue
+        name, equals, value = word.lstrip("-").partition("=")
+        if not is_secret_name(name):
+            continue
+        if equals and value:
+            found.append(position)
+        elif not equals and position + 1 < len(arguments) and not str(arguments[position + 1]).startswith("-"):
+            found.append(position + 1)
+    return found

@@ -1,0 +1,186 @@
+"""Which files make up a recipe: `extends` followed, presets found, cycles and missing files reported, weakest first."""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass, field
+
+from trainkit.errors import Diagnostic, Origin
+from trainkit.recipe.compose import Document
+from trainkit.recipe.files import Files
+from trainkit.recipe.layer import Layer, diagnose, file_layer, read_document, shown_lines
+from trainkit.recipe.suggest import nearest
+from trainkit.recipe.text import Mark, Problem
+
+MAX_EXTENDS_DEPTH = 32
+MAX_FILES = 500
+_SUFFIXES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A file that takes part. shown: how it is named in messages; label: the layer's name as a person would say it."""
+
+    path: str
+    shown: str
+    label: str
+
+
+@dataclass
+class Stack:
+    """Files read so far, weakest first, and what was wrong with them."""
+
+    files: Files
+    cwd: str
+    layers: list[Layer] = field(default_factory=list)
+    errors: list[Diagnostic] = field(default_factory=list)
+    warnings: list[Diagnostic] = field(default_factory=list)
+
+    def add_recipe(self, recipe: str) -> None:
+        """Add a recipe file as the user typed it, with all that it extends."""
+        origin = Origin("command line", 0, recipe, text=recipe)
+        path = _absolute(recipe, self.cwd)
+        name = _without_suffix(recipe)
+        if not self.files.exists(path) and name in self.files.shipped():
+            self._add(_Source(self.files.shipped()[name], recipe, f"shipped {name}"), (), origin, set())
+        else:
+            self._add(_Source(path, recipe, f"file {recipe}"), (), origin, set())
+
+    def add_preset(self, word: str) -> None:
+        """Add what ``--with`` names, on top of everything so far."""
+        origin = Origin("flag", len(self.layers), f"--with {word}", text=f"--with {word}")
+        found = self._find(word, self.cwd)
+        if isinstance(found, Problem):
+            self.errors.append(Diagnostic("error", found.what, "", origin, found.why, found.hint))
+        else:
+            self._add(found, (), origin, set())
+
+    def _add(self, source: _Source, chain: tuple[_Source, ...], named: Origin, done: set[str]) -> None:
+        """Add a file behind everything that it extends. A file that several others extend counts once, where it comes first."""
+        document = self._read(source, named)
+        if document is None:
+            return
+        done.add(source.path)
+        if len(done) > MAX_FILES:
+            self.errors.append(Diagnostic("error", f"more than {MAX_FILES} files are extended", "extends", named))
+            return
+        problems = list(document.errors)
+        chain = (*chain, source)
+        seen: set[str] = set()
+        for word, mark in _extends(document, problems):
+            found = self._find(word, posixpath.dirname(source.path), mark)
+            if isinstance(found, _Source):
+                trouble = _chain_problem(found, chain, seen, mark)
+                seen.add(found.path)
+                if trouble is None:
+                    if found.path not in done:
+                        at = diagnose("error", Problem(mark, ""), source.label, 0, source.shown, document.lines).origin
+                        self._add(found, chain, at or named, done)
+                    continue
+                found = trouble
+            problems.append(found)
+        self._place(source, document, problems)
+
+    def _place(self, source: _Source, document: Document, problems: list[Problem]) -> None:
+        strength = len(self.layers)
+        layer = file_layer(source.label, strength, source.shown, posixpath.dirname(source.path), document)
+        self.layers.append(layer)
+        lines = shown_lines(document)
+        self.errors += [diagnose("error", each, source.label, strength, source.shown, lines) for each in problems]
+        self.warnings += [
+            diagnose("warning", each, source.label, strength, source.shown, lines) for each in document.warnings
+        ]
+
+    def _read(self, source: _Source, named: Origin) -> Document | None:
+        try:
+            return read_document(self.files.read(source.path))
+        except OSError as error:
+            what, hint = _unreadable(error, source.shown)
+            self.errors.append(Diagnostic("error", what, "", named, hint=hint))
+            return None
+
+    def _find(self, word: str, base: str, mark: Mark = Mark(0, 0)) -> _Source | Problem:
+        """The file that a word of `extends` means: a shipped name, or a path from the folder of the file that says it."""
+        shipped = self.files.shipped()
+        name = _without_suffix(word)
+        if word in shipped:
+            return _Source(shipped[word], f"{word}.yaml", f"preset {word}")
+        if word.startswith(("/", "./", "../")) or word.endswith(_SUFFIXES):
+            path = _absolute(word, base)
+            if not self.files.exists(path) and name in shipped:
+                hint = f"the preset is named `{name}`, without ending"
+                return Problem(mark, f"there is no file {word}", f"it would be {path}", hint, "extends")
+            shown = _relative(path, self.cwd)
+            return _Source(path, shown, f"file {shown}")
+        close = nearest(word, shipped)
+        hint = (
+            f"did you mean {close}?" if close else "a file is named with ./ or .yaml; `trainkit ls` lists the presets"
+        )
+        return Problem(mark, f"there is no preset {word!r}"[:200], hint=hint, key="extends")
+
+
+def _extends(document: Document, problems: list[Problem]) -> list[tuple[str, Mark]]:
+    value = document.tree.get("extends")
+    mark = document.values.get("extends", Mark(1, 1))
+    for raw in ("extends+", "extends!"):
+        if raw in document.tree:
+            problems.append(
+                Problem(document.keys.get("extends", mark), f"`{raw}` means nothing", hint="write `extends`", key=raw)
+            )
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return [(value, mark)]
+    if isinstance(value, list):
+        marks = [document.values.get(f"extends.{index}", mark) for index in range(len(value))]
+        wrong = [index for index, each in enumerate(value) if not isinstance(each, str) or not each]
+        problems += [
+            Problem(marks[index], "a preset or a path is wanted here", hint="write a text", key="extends")
+            for index in wrong
+        ]
+        return [(each, marks[index]) for index, each in enumerate(value) if index not in wrong]
+    hint = "write `extends: strategy/fsdp`, or a list of presets and paths"
+    problems.append(Problem(mark, "`extends` must be a preset, a path, or a list of them", hint=hint, key="extends"))
+    return []
+
+
+def _chain_problem(found: _Source, chain: tuple[_Source, ...], seen: set[str], mark: Mark) -> Problem | None:
+    paths = [each.path for each in chain]
+    if found.path in paths:
+        circle = [each.shown for each in chain[paths.index(found.path) :]] + [found.shown]
+        return Problem(
+            mark, f"`extends` goes in a circle: {' → '.join(circle)}", hint="remove one of these", key="extends"
+        )
+    if found.path in seen:
+        return Problem(
+            mark, f"{found.shown} is extended twice in one list", hint="keep the one that shall count", key="extends"
+        )
+    if len(chain) >= MAX_EXTENDS_DEPTH:
+        return Problem(
+            mark, f"`extends` is more than {MAX_EXTENDS_DEPTH} files deep", hint="extend fewer files", key="extends"
+        )
+    return None
+
+
+def _unreadable(error: OSError, shown: str) -> tuple[str, str]:
+    if isinstance(error, FileNotFoundError):
+        return f"there is no file {shown}", "check the path; `trainkit ls` lists what is shipped"
+    if isinstance(error, IsADirectoryError):
+        return f"{shown} is a folder, not a recipe file", "name the YAML file in it"
+    if isinstance(error, PermissionError):
+        return f"{shown} may not be read", "check the file's permissions"
+    return f"{shown} cannot be read: {error.strerror or error}", "check the path"
+
+
+def _absolute(path: str, base: str) -> str:
+    return posixpath.normpath(posixpath.join(base, path))
+
+
+def _relative(path: str, cwd: str) -> str:
+    """The path as seen from the working folder where it lies below it, else as it is."""
+    start = cwd.rstrip("/") + "/"
+    return path[len(start) :] if path.startswith(start) else path
+
+
+def _without_suffix(word: str) -> str:
+    return next((word[: -len(suffix)] for suffix in _SUFFIXES if word.endswith(suffix)), word)

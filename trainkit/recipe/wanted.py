@@ -1,0 +1,150 @@
+"""What a setting takes, in plain words, and what is wrong with a value that it does not take."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable
+from typing import Any, Literal, get_args, get_origin
+
+import annotated_types
+
+from trainkit.recipe.fields import Setting, members
+from trainkit.recipe.scalars import read_scalar
+from trainkit.recipe.secrets import MASK, is_secret_name
+from trainkit.recipe.suggest import nearest
+
+# What patterns mean. A pattern without words here is shown as it is (and a test asks for words).
+PATTERN_WORDS = {
+    "name": "a name of letters, digits, dots, dashes and underscores (at most 100, a letter or digit first)",
+    "nodes.rendezvous": "`auto` or host:port",
+}
+_PLAIN = {bool: "true or false", str: "a text", float: "a number", int: "a whole number", types.NoneType: "null"}
+_BOUNDS = {
+    annotated_types.Ge: ("ge", "{} or more"),
+    annotated_types.Gt: ("gt", "above {}"),
+    annotated_types.Le: ("le", "at most {}"),
+    annotated_types.Lt: ("lt", "below {}"),
+}
+
+
+def wanted(setting: Setting) -> str:
+    """What the setting takes: ``auto, all, none, a whole number (1 or more) or a list of whole numbers or texts``."""
+    if setting.key in PATTERN_WORDS:
+        return PATTERN_WORDS[setting.key]
+    return _either(_words(setting.annotation, setting.metadata))
+
+
+def choices(annotation: Any) -> list[Any]:
+    """The literal values that a type allows."""
+    return [value for member, _ in members(annotation) if get_origin(member) is Literal for value in get_args(member)]
+
+
+def accepts(annotation: Any, *kinds: type) -> bool:
+    """Whether one of the alternatives of a type is one of these types."""
+    return any((get_origin(member) or member) in kinds for member, _ in members(annotation))
+
+
+def takes_text_only(setting: Setting) -> bool:
+    """Whether any text is a value of the setting, and nothing but a text (or null)."""
+    found = {get_origin(member) or member for member, _ in members(setting.annotation)}
+    return found - {types.NoneType} == {str}
+
+
+def takes_switch(setting: Setting) -> bool:
+    """Whether the setting is a yes-or-no question."""
+    found = {get_origin(member) or member for member, _ in members(setting.annotation)}
+    return found - {types.NoneType} == {bool}
+
+
+def complain(setting: Setting, key: str, value: Any) -> tuple[str, str, str]:
+    """What, why and hint for a value of the wrong type or outside its bounds. `key` may lie inside the setting."""
+    want = wanted(setting)
+    what = f"{key} must be {want}, not {shown(key, value)}"
+    return what, setting.description, _remedy(setting, value)
+
+
+def shown(key: str, value: Any) -> str:
+    """The value as a message shows it."""
+    if is_secret_name(key.rpartition(".")[2]):
+        return MASK
+    if value is None:
+        return "empty"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list" if len(str(value)) > 60 else f"the list {value}"
+    if isinstance(value, str):
+        return f"the text {value!r}" if len(value) <= 60 else f"the text {value[:57]!r}…"
+    return str(value) if len(str(value)) <= 60 else f"{str(value)[:57]}…"
+
+
+def _remedy(setting: Setting, value: Any) -> str:
+    options = [str(choice) for choice in choices(setting.annotation)]
+    if isinstance(value, str):
+        close = nearest(value, options)
+        if close:
+            return f"did you mean {close}?"
+        read = _read(value)
+        if isinstance(read, bool) and accepts(setting.annotation, bool):
+            return "true or false is wanted, this is a text: remove the quotes"
+        if isinstance(read, (int, float)) and accepts(setting.annotation, int, float):
+            whole = isinstance(read, int) or accepts(setting.annotation, float)
+            return (
+                "a number is wanted, this is a text: remove the quotes"
+                if whole
+                else "write a whole number without quotes"
+            )
+    if value is None:
+        return "write a value, or remove the line to take the default"
+    if isinstance(value, (bool, int, float)) and accepts(setting.annotation, str):
+        return "a text is wanted: put it in quotes"
+    if isinstance(value, float) and value.is_integer() and accepts(setting.annotation, int):
+        return f"write {int(value)}"
+    if isinstance(value, (str, int)) and accepts(setting.annotation, list):
+        return "a list is wanted: write it as [a, b]"
+    return "one of: " + ", ".join(options) if options and setting.key not in PATTERN_WORDS else ""
+
+
+def _read(text: str) -> Any:
+    try:
+        return read_scalar(text)
+    except ValueError:
+        return text
+
+
+def _words(annotation: Any, metadata: Iterable[Any] = ()) -> list[str]:
+    found: list[str] = []
+    for member, constraints in members(annotation):
+        origin = get_origin(member)
+        if origin is Literal:
+            found += [str(choice) for choice in get_args(member)]
+        elif origin is list:
+            found.append(f"a list of {_plural(_words(get_args(member)[0]))}")
+        elif origin is dict:
+            found.append("a mapping")
+        else:
+            found.append(_PLAIN.get(member, "a value") + _bounds([*constraints, *metadata]))
+    # `null` last, and a number that is said twice once.
+    return sorted(dict.fromkeys(found), key=lambda word: word == "null")
+
+
+def _bounds(constraints: Iterable[Any]) -> str:
+    said = [
+        text.format(getattr(each, name))
+        for each in constraints
+        for kind, (name, text) in _BOUNDS.items()
+        if isinstance(each, kind)
+    ]
+    said += ["not empty" for each in constraints if isinstance(each, annotated_types.MinLen)]
+    return f" ({', '.join(said)})" if said else ""
+
+
+def _plural(words: list[str]) -> str:
+    names = {"a text": "texts", "a whole number": "whole numbers", "a number": "numbers"}
+    return _either([names.get(word, word) for word in words if word != "null"])
+
+
+def _either(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
