@@ -1,0 +1,29 @@
+"""Runs a hand-made plan as `trainkit run` would: `python run_handmade.py '{"program": […], "output_root": …, …}'`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from handmade_plans import make_plan
+
+from trainkit.errors import TrainkitError
+from trainkit.launch.execute import RunRequest, execute
+from trainkit.planning.build import Planned
+from trainkit.planning.plan import Provenance
+
+
+def main() -> int:
+    """Exit code of the run."""
+    plan = make_plan(**json.loads(sys.argv[1]))
+    request = RunRequest(Planned(plan, Provenance({}, {})), "version: 1\n", "#!/bin/sh\n", dict(os.environ))
+    try:
+        return execute(request)
+    except TrainkitError as error:
+        print(error, file=sys.stderr)
+        return int(error.exit_code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

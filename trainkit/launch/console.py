@@ -1,0 +1,97 @@
+"""The user's terminal: the program's output as it comes, trainkit's own lines and a live line around it."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable, Mapping
+from typing import Literal, Protocol
+
+Stream = Literal["out", "err"]
+CHUNK = 4096  # what a pipe that select() calls writable takes without blocking
+ERASE = b"\r\x1b[2K"
+
+
+class Console(Protocol):
+    """Where a run shows itself."""
+
+    def program(self, stream: Stream, data: bytes) -> None:
+        """Output of the main rank, unchanged."""
+
+    def say(self, text: str) -> None:
+        """Text of trainkit's own, on standard error; standard output is the program's alone."""
+
+    def live(self, line: Callable[[int], str]) -> bool:
+        """Draw the live line, made for a width in columns. False where there is none: say plain lines instead."""
+
+    def abandon(self) -> None:
+        """From now on drop what a stalled reader does not take."""
+
+
+class Terminal:
+    """Standard output and error, each a terminal, a pipe or a file. The live line is drawn only at column 0."""
+
+    def __init__(self, environ: Mapping[str, str], out: int = 1, err: int = 2) -> None:
+        self._fds: dict[Stream, int] = {"out": out, "err": err}
+        self._is_terminal: dict[Stream, bool] = {"out": os.isatty(out), "err": os.isatty(err)}
+        self._can_redraw = self._is_terminal["err"] and environ.get("TERM", "dumb") not in ("dumb", "")
+        self._at_start = True  # nothing stands on the terminal's current line but perhaps the live line
+        self._drawn = ""
+        self._broken: set[Stream] = set()
+        self._abandoned = False
+
+    def program(self, stream: Stream, data: bytes) -> None:
+        """Output of the main rank, unchanged."""
+        if data:
+            self._put(stream, data)
+
+    def say(self, text: str) -> None:
+        """Text of trainkit's own, on standard error; never in the middle of the program's line."""
+        newline = "" if self._at_start or not self._is_terminal["err"] else "\n"
+        self._put("err", f"{newline}{text}\n".encode("utf-8", "replace"))
+
+    def live(self, line: Callable[[int], str]) -> bool:
+        """Draw the live line if the terminal can and the program has finished its own line."""
+        if not self._can_redraw:
+            return False
+        text = line(self._width())
+        if self._at_start and text != self._drawn:
+            self._write("err", ERASE + text.encode("ascii", "replace"))
+            self._drawn = text
+        return True
+
+    def abandon(self) -> None:
+        """From now on drop what a stalled reader does not take."""
+        self._abandoned = True
+
+    def _width(self) -> int:
+        try:
+            return os.get_terminal_size(self._fds["err"]).columns or 80
+        except OSError:
+            return 80
+
+    def _put(self, stream: Stream, data: bytes) -> None:
+        if self._is_terminal[stream]:
+            if self._drawn:
+                self._write("err", ERASE)
+                self._drawn = ""
+            self._at_start = data.endswith(b"\n")
+        self._write(stream, data)
+
+    def _write(self, stream: Stream, data: bytes) -> None:
+        view = memoryview(data)
+        while view and stream not in self._broken:
+            if not self._is_writable(self._fds[stream]):
+                return
+            try:
+                view = view[os.write(self._fds[stream], view[:CHUNK]) :]
+            except BlockingIOError:
+                continue
+            except OSError:  # the reader has gone (`| head`): the run goes on, its logs are complete
+                self._broken.add(stream)
+
+    def _is_writable(self, fd: int) -> bool:
+        while not select.select([], [fd], [], 0.1)[1]:
+            if self._abandoned:
+                return False
+        return True

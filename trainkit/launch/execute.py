@@ -1,0 +1,138 @@
+"""The whole life of one run: bind the plan, write the run directory, start, follow, account."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainkit.errors import Diagnostic, MachineError
+from trainkit.launch import nodes, rundir
+from trainkit.launch.atomic import write_atomically
+from trainkit.launch.bind import Bindings, BoundPlan, bind
+from trainkit.launch.console import Console, Terminal
+from trainkit.launch.failure import describe_failure
+from trainkit.launch.gpu_memory import GpuMemory
+from trainkit.launch.layout import RunLayout
+from trainkit.launch.locks import lock_folder
+from trainkit.launch.relay import Relay
+from trainkit.launch.runs import hold
+from trainkit.launch.spec import Preparation, Spec
+from trainkit.launch.status import Attempt
+from trainkit.launch.summary import build_summary, render_summary
+from trainkit.launch.supervise import Job, Supervisor
+from trainkit.planning.build import Planned
+from trainkit.planning.plan import Plan
+
+ATTEMPT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """What to run. recipe_yaml and command_shell are written into the run directory as they are.
+
+    node_rank: this machine's number among several; None asks the scheduler's variables.
+    rendezvous: the recipe's nodes.rendezvous.
+    """
+
+    planned: Planned
+    recipe_yaml: str
+    command_shell: str
+    environ: Mapping[str, str]
+    node_rank: int | None = None
+    rendezvous: str = "auto"
+    console: Console | None = None
+
+
+def execute(request: RunRequest) -> int:
+    """Run the plan to its end; the exit code of the run.
+
+    Raises MachineError, before anything starts, when this machine cannot run it.
+    """
+    plan = request.planned.plan
+    _refuse_blocked(plan)
+    started = time.time()
+    console = request.console or Terminal(request.environ)
+    layout, bindings, bound = _bind(request)
+    lock = hold(layout)
+    try:
+        values = {name: value.bind(bindings.values) for name, value in plan.environment.set}
+        values |= {name: request.environ[name] for name in plan.environment.take}
+        rundir.write(layout, plan, bound, request.recipe_yaml, request.command_shell, values)
+        console.say(f"run directory: {layout.root}")
+        return _follow(_job(plan, layout, bindings, bound, started), plan, layout, console, lock)
+    finally:
+        os.close(lock)
+
+
+def _refuse_blocked(plan: Plan) -> None:
+    blockers = [notice for notice in plan.notices if notice.severity == "blocker"]
+    if blockers:
+        raise MachineError(Diagnostic("error", notice.what, hint=notice.hint) for notice in blockers)
+
+
+def _bind(request: RunRequest) -> tuple[RunLayout, Bindings, BoundPlan]:
+    """The run directory is created last: what cannot be bound leaves nothing behind."""
+    plan = request.planned.plan
+    rank = nodes.node_rank(plan, request.node_rank, request.environ)
+    master, port = nodes.rendezvous(plan, request.rendezvous)
+    local = nodes.local_address(master, plan.topology.nodes)
+    group = nodes.group_of(plan, rank)
+
+    def bindings(layout: RunLayout) -> Bindings:
+        return Bindings(layout.id, str(layout.root), ATTEMPT, port, rank, master, local, group)
+
+    bind(plan, bindings(RunLayout(Path.cwd())), request.environ)
+    layout = rundir.create(plan.output_root, plan.name)
+    return layout, bindings(layout), bind(plan, bindings(layout), request.environ)
+
+
+def _job(plan: Plan, layout: RunLayout, bindings: Bindings, bound: BoundPlan, started: float) -> Job:
+    attempt = layout.attempt(ATTEMPT)
+    locks = lock_folder(bound.environment, str(layout.root))
+    keeps_stdin = plan.launcher.kind == "python" and plan.topology.world_size == 1
+    spec = Spec(
+        status=Attempt(str(layout.status), layout.id, ATTEMPT, started),
+        attempt_dir=str(attempt.root),
+        trainkit_pid=os.getpid(),
+        argv=bound.argv,
+        preparations=[
+            Preparation(item.title, item.argv, os.path.join(locks, f"{item.lock}.lock")) for item in bound.preparations
+        ],
+        launcher=plan.launcher.kind,
+        grace=plan.grace_seconds,
+        ranks=plan.topology.groups[bindings.group].processes,
+        nodes=plan.topology.nodes,
+        max_restarts=plan.max_restarts,
+        foreground_group=os.getpgrp() if keeps_stdin and os.isatty(0) else None,
+        ignore=[signal.SIGHUP] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [],  # nohup
+    )
+    return Job(spec, bound.environment, attempt, keeps_stdin)
+
+
+def _follow(job: Job, plan: Plan, layout: RunLayout, console: Console, lock: int) -> int:
+    begin = time.monotonic()
+    relay = Relay(layout, ATTEMPT, console)
+    cards = [device for group in plan.topology.groups for device in group.devices]
+    gpu_memory = GpuMemory(cards if plan.topology.device == "cuda" else ())
+    try:
+        verdict = Supervisor(job, relay, console, lock).run(gpu_memory.look)
+    finally:
+        gpu_memory.close()
+    seconds = time.monotonic() - begin
+    summary = build_summary(plan, layout, verdict, seconds, relay.progress, gpu_memory.peak)
+    write_json(layout.summary, summary)
+    if verdict.exit_code != 0:
+        console.say(describe_failure(verdict, job.attempt, relay.shown_rank))
+    console.say(render_summary(summary, layout.root))
+    return verdict.exit_code
+
+
+def write_json(path: Path, content: object) -> None:
+    """A JSON file, whole or not at all."""
+    import json
+
+    write_atomically(path, json.dumps(content, indent=2, allow_nan=True) + "\n")

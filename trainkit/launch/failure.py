@@ -1,0 +1,65 @@
+"""What a user reads when a run has failed: who, how, the last lines, where the rest is, what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainkit.launch.layout import AttemptLayout
+from trainkit.launch.tail import last_lines
+from trainkit.launch.verdict import Verdict
+
+LINES = 20
+# Exit code of a failed rank -> what to look at. 128+n is signal n.
+HINTS: dict[int, str] = {
+    126: "The program is not executable, or its interpreter is missing.",
+    127: "Is the program's path right? It is looked up from the folder where trainkit was started.",
+    132: "An illegal instruction: a library was built for another processor.",
+    134: "The program aborted: a C++ library or CUDA found an error; its message is above.",
+    135: "A bus error: shared memory (/dev/shm) may be full; lower data.workers or enlarge it.",
+    137: "Something outside the run sent KILL: often the kernel, when memory ran out (see dmesg).",
+    139: "A segmentation fault in a compiled library; PYTHONFAULTHANDLER=1 under env shows where.",
+}
+# What a log says -> what to do; the first that is found is shown.
+TRACES: dict[str, str] = {
+    "CUDA out of memory": "The card's memory is full: lower batch.micro, or turn on efficiency.gradient_checkpointing.",
+    "OutOfMemoryError": "The card's memory is full: lower batch.micro, or turn on efficiency.gradient_checkpointing.",
+    "ModuleNotFoundError": "A package is missing in the environment of the interpreter that runs trainkit.",
+    "EADDRINUSE": "The rendezvous port was taken: run again, or name a free one with nodes.rendezvous.",
+    "No space left on device": "The disk is full: point output.root at another one.",
+}
+
+
+def describe_failure(verdict: Verdict, attempt: AttemptLayout, shown_rank: int | None) -> str:
+    """A few lines for standard error. shown_rank: whose output the user has seen already."""
+    lines = [f"the run failed: {verdict.why}", _whose_code(verdict)]
+    log = _log(verdict, attempt)
+    end = last_lines(log, LINES) if log is not None else []
+    if end and (verdict.rank is None or verdict.rank != shown_rank):
+        lines += [f"the last lines of {log}:", *(f"  | {line}" for line in end)]
+    elif log is not None:
+        lines.append(f"its log: {log}")
+    hint = _hint(verdict, end)
+    return "\n".join([line for line in lines if line] + ([f"next: {hint}"] if hint else []))
+
+
+def _whose_code(verdict: Verdict) -> str:
+    """Codes 2, 3 and 4 are also trainkit's own; a reader must be able to tell."""
+    if verdict.failure == "program" and verdict.exit_code in (2, 3, 4):
+        return f"exit code {verdict.exit_code} is the program's own"
+    return ""
+
+
+def _log(verdict: Verdict, attempt: AttemptLayout) -> Path | None:
+    if verdict.failure in ("program", "rank") and verdict.rank is not None:
+        return attempt.log(verdict.rank, "err")
+    if verdict.failure == "launcher":
+        return attempt.launcher_log
+    return attempt.preparation_log if verdict.failure == "preparation" else None
+
+
+def _hint(verdict: Verdict, end: list[str]) -> str:
+    if verdict.failure not in ("program", "rank", "launcher", "preparation"):
+        return ""
+    text = "\n".join(end)
+    by_trace = next((hint for trace, hint in TRACES.items() if trace in text), "")
+    return by_trace or HINTS.get(verdict.exit_code, "")

@@ -1,0 +1,42 @@
+"""Locks between processes of one machine that die with their holder."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Mapping
+
+
+class Lock:
+    """An exclusive flock on a file; held while any process has this descriptor."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.fd = -1
+
+    def __enter__(self) -> Lock:
+        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+
+    def acquire(self) -> bool:
+        """Take the lock if it is free."""
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        return False
+
+
+def lock_folder(environ: Mapping[str, str], run_dir: str) -> str:
+    """Where this user's locks lie: the cache folder, or the run directory where there is no writable home."""
+    cache = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".cache")
+    folder = os.path.join(cache, "trainkit", "locks")
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError:
+        return run_dir
+    return folder if os.access(folder, os.W_OK) else run_dir

@@ -1,0 +1,112 @@
+"""How far a run is, in one line: pure functions over its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+BAR = 12  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the metrics have said so far. Times are seconds; seen is a monotonic clock's."""
+
+    total: int | None = None
+    step: int = 0
+    latest: Mapping[str, Any] | None = None
+    seconds_per_step: float | None = None
+    seen: float = 0.0
+
+    def take(self, record: Mapping[str, Any], now: float) -> Progress:
+        """The progress after one more record of metrics.jsonl."""
+        if record.get("event") == "start":
+            total = record.get("steps")
+            return replace(self, total=total if isinstance(total, int) else None)
+        step = record.get("step")
+        if not isinstance(step, int) or "loss" not in record:
+            return self
+        steps, seconds = step - self.step, record.get("seconds")
+        pace = seconds / steps if self.latest and steps > 0 and isinstance(seconds, int | float) else None
+        return replace(self, step=step, latest=record, seconds_per_step=pace or self.seconds_per_step, seen=now)
+
+    def remaining(self, now: float) -> float | None:
+        """Seconds to the last step at the latest pace; None while that is unknown."""
+        if self.total is None or self.seconds_per_step is None:
+            return None
+        return max(0.0, (self.total - self.step) * self.seconds_per_step - (now - self.seen))
+
+
+def live_line(progress: Progress, now: float, width: int) -> str:
+    """The line for a terminal of so many columns: the less important parts go first when it is narrow."""
+    parts = _parts(progress.latest or {})
+    remaining = progress.remaining(now)
+    if remaining is not None:
+        parts.append(f"{duration(remaining)} left")
+    head = f"step {progress.step}/{progress.total}" if progress.total else f"step {progress.step}"
+    bar = _bar(progress)
+    for kept in range(len(parts), -1, -1):
+        line = "  ".join([head, *parts[:kept]])
+        if len(f"{bar} {line}") < width:
+            return f"{bar} {line}" if bar else line
+        if len(line) < width:
+            return line
+    return head[: max(0, width - 1)]
+
+
+def plain_line(progress: Progress, record: Mapping[str, Any]) -> str:
+    """The line for a log, from one record; empty for records that say nothing of progress."""
+    step = record.get("step")
+    if not isinstance(step, int):
+        return ""
+    head = f"step {step}/{progress.total}" if progress.total else f"step {step}"
+    if "eval_loss" in record:
+        return f"{head}  evaluation loss {_number(record['eval_loss'])}"
+    return "  ".join([head, *_parts(record)]) if "loss" in record else ""
+
+
+def _parts(record: Mapping[str, Any]) -> list[str]:
+    parts = []
+    if "loss" in record:
+        parts.append(f"loss {_number(record['loss'])}")
+    if record.get("tokens_per_second"):
+        parts.append(f"{count(record['tokens_per_second'])} tokens/s")
+    elif record.get("samples_per_second"):
+        parts.append(f"{count(record['samples_per_second'])} samples/s")
+    if record.get("memory_bytes"):
+        parts.append(size(record["memory_bytes"]))
+    return parts
+
+
+def _bar(progress: Progress) -> str:
+    if not progress.total:
+        return ""
+    filled = min(BAR, BAR * progress.step // progress.total)
+    return "[" + "#" * filled + "." * (BAR - filled) + "]"
+
+
+def _number(value: object) -> str:
+    return f"{value:.4f}" if isinstance(value, int | float) else str(value)
+
+
+def count(value: float) -> str:
+    """A rate with a sensible number of digits: ``7.12``, ``431``, ``52.3k``."""
+    if value >= 10_000:
+        return f"{value / 1000:.1f}k" if value < 1e6 else f"{value / 1e6:.2f}M"
+    return f"{value:.0f}" if value >= 100 else f"{value:.2f}"
+
+
+def size(value: float) -> str:
+    """Bytes as MiB or GiB."""
+    return f"{value / 2**20:.0f} MiB" if value < 10 * 2**30 else f"{value / 2**30:.1f} GiB"
+
+
+def duration(seconds: float) -> str:
+    """``42 s``, ``3:07``, ``1:02:30``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

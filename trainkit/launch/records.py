@@ -1,0 +1,63 @@
+"""A rank's exit record: written by its wrapper, read by the guardian and by people."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from trainkit.launch.atomic import publish
+
+
+class RankRecord(NamedTuple):
+    """What a wrapper knows of its rank. Times are seconds since the epoch; `ended` is None while it runs."""
+
+    rank: int
+    local_rank: int
+    host: str
+    wrapper_pid: int
+    pid: int = 0  # of the program; 0 before it started
+    restart: int = 0  # how often the launcher had restarted the ranks before
+    started: float = 0.0
+    ended: float | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    told_to_stop: bool = False  # TERM, INT or HUP reached the wrapper before the program ended
+    message: str = ""  # why the program could not be started
+    rendezvous: str = ""  # MASTER_ADDR_MASTER_PORT as this rank saw them: names its shared memory
+
+    @property
+    def failed(self) -> bool:
+        """Whether the program ended in any way but exit code 0."""
+        return self.ended is not None and (self.exit_code != 0 or self.signal is not None)
+
+    @property
+    def code(self) -> int:
+        """The exit code a shell would show."""
+        return 128 + self.signal if self.signal is not None else (self.exit_code or 0)
+
+
+def record_path(attempt_dir: str, rank: int) -> str:
+    """Where the record of a global rank lies."""
+    return os.path.join(attempt_dir, "ranks", f"rank-{rank}.json")
+
+
+def log_path(attempt_dir: str, rank: int, stream: str) -> str:
+    """Where the output of a global rank lies; stream is ``out`` or ``err``."""
+    return os.path.join(attempt_dir, "logs", f"rank-{rank}.{stream}")
+
+
+def write_record(attempt_dir: str, record: RankRecord) -> None:
+    """Put the record in place, whole."""
+    publish(record_path(attempt_dir, record.rank), json.dumps(record._asdict()) + "\n")
+
+
+def read_records(attempt_dir: str) -> Iterator[RankRecord]:
+    """Every record of the attempt that can be read."""
+    folder = os.path.join(attempt_dir, "ranks")
+    for name in sorted(os.listdir(folder)):
+        if name.startswith("rank-") and name.endswith(".json"):
+            with open(os.path.join(folder, name), encoding="utf-8") as file:
+                known = json.load(file)
+            yield RankRecord(**{key: known[key] for key in RankRecord._fields if key in known})

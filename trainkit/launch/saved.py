@@ -1,0 +1,47 @@
+"""Complete checkpoints that earlier runs of a name left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainkit.launch.layout import CHECKPOINT_PREFIX, MANIFEST, RunLayout
+from trainkit.planning.resume import SavedCheckpoint
+
+
+def saved_checkpoints(output_root: str, name: str) -> list[SavedCheckpoint]:
+    """Every complete checkpoint under <output_root>/<name>: newest run first, within a run latest step first."""
+    parent = Path(output_root).absolute() / name
+    found: list[SavedCheckpoint] = []
+    for run in sorted(_folders(parent), reverse=True):
+        layout = RunLayout(run)
+        inside = [saved for folder in _folders(layout.checkpoints) if (saved := _read(folder, layout.id)) is not None]
+        found += sorted(inside, key=lambda saved: saved.step, reverse=True)
+    return found
+
+
+def _folders(parent: Path) -> list[Path]:
+    try:
+        return [path for path in parent.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    except OSError:
+        return []
+
+
+def _read(folder: Path, run: str) -> SavedCheckpoint | None:
+    """None for what is no complete checkpoint: the manifest is written last, and says which files there must be."""
+    if not folder.name.startswith(CHECKPOINT_PREFIX):
+        return None
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if not _is_whole(folder, manifest["files"]):
+            return None
+        return SavedCheckpoint(str(folder), int(manifest["step"]), str(manifest["training_digest"]), run)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _is_whole(folder: Path, files: Mapping[str, Any]) -> bool:
+    """Whether every listed file has its size. Who loads the checkpoint compares the checksums: that takes a while."""
+    return all((folder / name).stat().st_size == facts["size"] for name, facts in files.items())

@@ -1,0 +1,85 @@
+"""Copy a program's output to its log and, for the main rank, to the console. A broken console stops neither."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+
+CHUNK = 1 << 18
+PIPE_CAPACITY = 1 << 20  # a program that prints much should not wait for its wrapper's turn on the processor
+
+
+class Copier:
+    """One of a program's two streams: where it is read, where it goes."""
+
+    def __init__(self, source: int, log: int, console: int | None) -> None:
+        self.source = source
+        self.lost = 0  # bytes that the log did not take
+        self._log = log
+        self._console = console
+
+    def copy(self) -> bool:
+        """Move what is there. False at the end of the stream."""
+        try:
+            data = os.read(self.source, CHUNK)
+        except BlockingIOError:
+            return True
+        except OSError as error:
+            if error.errno != errno.EIO:  # how a pseudo-terminal says that nobody holds its other side
+                raise
+            return False
+        if data:
+            self.write(data)
+        return bool(data)
+
+    def write(self, data: bytes) -> None:
+        """Send bytes to log and console as if the program had printed them."""
+        try:
+            write_all(self._log, data)
+        except OSError:  # a full disk must not end a training run; the loss is stated at the end
+            self.lost += len(data)
+        if self._console is not None:
+            try:
+                write_all(self._console, data)
+            except OSError:  # the reader has gone away: the log goes on
+                self._console = None
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write every byte, also to a descriptor that somebody made non-blocking."""
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:
+            select.select([], [fd], [])
+
+
+def open_channel(console: int | None) -> tuple[int, int]:
+    """(read end, end for the program): a pseudo-terminal where the console is a terminal, else a pipe."""
+    if console is not None and os.isatty(console):
+        import termios
+
+        master, slave = os.openpty()
+        attributes = termios.tcgetattr(slave)
+        attributes[1] &= ~termios.OPOST  # the real terminal turns \n into \r\n; twice would be wrong
+        termios.tcsetattr(slave, termios.TCSANOW, attributes)
+        copy_window_size(console, master)
+        return master, slave
+    reader, writer = os.pipe()
+    with contextlib.suppress(ImportError, AttributeError, OSError):
+        import fcntl
+
+        fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, PIPE_CAPACITY)
+    return reader, writer
+
+
+def copy_window_size(source: int, target: int) -> None:
+    """Give one terminal the rows and columns of another."""
+    import fcntl
+    import termios
+
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(target, termios.TIOCSWINSZ, fcntl.ioctl(source, termios.TIOCGWINSZ, b"\0" * 8))

@@ -1,0 +1,128 @@
+"""The account of a finished run: summary.json, and the lines that the user reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainkit.launch.layout import RunLayout
+from trainkit.launch.progress import Progress, count, duration, size
+from trainkit.launch.runs import read_json
+from trainkit.launch.verdict import Verdict
+from trainkit.planning.plan import Plan
+
+FOREIGN = "only the built-in trainer reports it; this run executed a program of its own"
+UNFINISHED = "the run ended before the trainer could report it"
+REPORTED = ("steps", "final_loss", "eval_loss", "train_seconds", "samples_per_second", "tokens_per_second", "memory")
+CARRIED = ("corpus", "parameters", "sample", "samples", "skipped_steps", "stopped_by")
+
+
+def build_summary(
+    plan: Plan,
+    layout: RunLayout,
+    verdict: Verdict,
+    seconds: float,
+    progress: Progress,
+    gpu_memory: Mapping[str, int],
+) -> dict[str, Any]:
+    """Everything that is known at the end. What is not known is null, and `reasons` says why. Seconds and bytes."""
+    result = read_json(layout.result)
+    known: dict[str, Any] = {**_so_far(progress), **result}
+    reason = FOREIGN if plan.program.kind != "builtin" else UNFINISHED
+    missing = [name for name in REPORTED if known.get(name) is None and not (result and name == "eval_loss")]
+    return {
+        "exit_code": verdict.exit_code,
+        "failure": verdict.failure,
+        "why": verdict.why,
+        **{name: known.get(name) for name in REPORTED},
+        "reasons": dict.fromkeys(missing, reason),
+        "wall_seconds": round(seconds, 3),
+        "gpu_memory_occupied": dict(gpu_memory) or None,
+        "name": plan.name,
+        "strategy": plan.strategy.kind,
+        "launcher": plan.launcher.kind,
+        "program": plan.program.kind,
+        "device": plan.topology.device,
+        "world_size": plan.topology.world_size,
+        "global_batch": plan.batch.global_,
+        "training_digest": plan.training_digest,
+        "recipe_digest": plan.recipe_digest,
+        **{name: result[name] for name in CARRIED if name in result},
+    }
+
+
+def _so_far(progress: Progress) -> dict[str, Any]:
+    """What the metrics of an unfinished run say."""
+    latest = progress.latest
+    if latest is None:
+        return {}
+    return {
+        "steps": progress.step,
+        "final_loss": latest.get("loss"),
+        "train_seconds": latest.get("elapsed"),
+        "samples_per_second": latest.get("samples_per_second"),
+        "tokens_per_second": latest.get("tokens_per_second"),
+    }
+
+
+def render_summary(summary: Mapping[str, Any], run_dir: Path) -> str:
+    """The summary as a table of two columns, then the sample of generated text."""
+    rows = [
+        ("Time", _time(summary)),
+        ("Samples/second", _rate(summary.get("samples_per_second"))),
+        ("Tokens/second", _rate(summary.get("tokens_per_second"))),
+        ("Steps", _steps(summary)),
+        ("Final loss", _loss(summary)),
+        ("Evaluation loss", _decimal(summary.get("eval_loss"))),
+        *_memory(summary),
+        ("Run directory", str(run_dir)),
+    ]
+    shown = [(name, value) for name, value in rows if value]
+    width = max(len(name) for name, _ in shown)
+    text = "\n".join(f"{name:<{width}}  {value}" for name, value in shown)
+    sample = summary.get("sample")
+    return f"{text}\n\nSample of generated text:\n{sample}" if sample else text
+
+
+def _time(summary: Mapping[str, Any]) -> str:
+    trained, wall = summary.get("train_seconds"), float(summary["wall_seconds"])
+    if not isinstance(trained, int | float):
+        return f"{wall:.2f} s" if wall < 60 else duration(wall)
+    return f"{trained:.2f} s of training, {duration(wall)} in all"
+
+
+def _rate(value: object) -> str:
+    return count(value) if isinstance(value, int | float) else ""
+
+
+def _decimal(value: object) -> str:
+    return f"{value:.4f}" if isinstance(value, int | float) else ""
+
+
+def _steps(summary: Mapping[str, Any]) -> str:
+    steps = summary.get("steps")
+    return f"{steps} of {summary['global_batch']} samples on {_ranks(summary)}" if steps is not None else ""
+
+
+def _ranks(summary: Mapping[str, Any]) -> str:
+    world = summary["world_size"]
+    return f"{world} rank{'s' if world != 1 else ''} ({summary['strategy']}, {summary['launcher']})"
+
+
+def _loss(summary: Mapping[str, Any]) -> str:
+    loss = _decimal(summary.get("final_loss"))
+    entropy = (summary.get("corpus") or {}).get("unigram_entropy")
+    if not loss or not isinstance(entropy, int | float):
+        return loss
+    return f"{loss} nats per byte (unigram entropy of the corpus: {entropy:.4f})"
+
+
+def _memory(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    occupied = summary.get("gpu_memory_occupied") or {}
+    rows = [("GPU memory occupied", f"{size(used)}  {uuid}") for uuid, used in occupied.items()]
+    for entry in summary.get("memory") or []:
+        named = (("allocated", "peak_allocated"), ("reserved", "peak_reserved"), ("resident", "rss"))
+        figures = [f"{size(entry[key])} {word}" for word, key in named if entry.get(key)]
+        rows.append((f"Peak memory, rank {entry.get('rank')}", ", ".join(figures)))
+    return rows

@@ -1,0 +1,249 @@
+"""Wraps the program in each rank: logs by global rank, exit record, signals, no survivor when the wrapper is killed.
+
+``python -m trainkit.rank --attempt DIR --grace SECONDS -- program args…``; which rank it is stands in the environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, NoReturn
+
+from trainkit.launch.linux import exit_of_child
+from trainkit.launch.records import RankRecord, log_path, write_record
+from trainkit.launch.spawn import Standing, Streams, spawn
+from trainkit.launch.streams import Copier, copy_window_size, open_channel
+
+STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+FORWARDED = (*STOP, signal.SIGUSR1, signal.SIGUSR2)
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it
+DRAIN_SECONDS = 2.0  # for output that background children hold back after the program's end
+LINGER_SECONDS = 0.5  # a stop that hits program and wrapper one after the other is still one stop
+CLEAN_UP_SECONDS = 2.0  # after a terminal's Ctrl-C, before TERM
+
+
+class Options(NamedTuple):
+    """The wrapper's command line."""
+
+    attempt_dir: str
+    grace: float  # seconds between TERM and KILL
+    program: tuple[str, ...]
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """Read the command line (ValueError when it is wrong). By hand: argparse costs more than all the rest here."""
+    values = {"--attempt": "", "--grace": "30"}
+    rest = list(argv)
+    while rest and rest[0] in values and len(rest) > 1:
+        values[rest[0]] = rest[1]
+        del rest[:2]
+    if rest[:1] != ["--"] or len(rest) < 2 or not values["--attempt"]:
+        raise ValueError("usage: python -m trainkit.rank --attempt DIR [--grace SECONDS] -- program args…")
+    return Options(values["--attempt"], float(values["--grace"]), tuple(rest[1:]))
+
+
+class Wrapper:
+    """The life of one rank."""
+
+    def __init__(self, options: Options, environ: Mapping[str, str]) -> None:
+        self._options = options
+        self._environ = environ
+        self._selector = selectors.DefaultSelector()
+        self._copiers: list[Copier] = []
+        self._kill_at = self._term_at = float("inf")
+        self._exit: int | None = None  # minus the signal that killed it
+        self._shares_terminal = os.isatty(0)
+        hang_up = signal.getsignal(signal.SIGHUP)
+        self._ignored = (signal.SIGHUP,) if hang_up == signal.SIG_IGN else ()  # as nohup wants it
+        rank, local_rank, restart = (
+            _number(environ, name) for name in ("RANK", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")
+        )
+        self._record = RankRecord(
+            rank,
+            local_rank,
+            host=os.uname().nodename,
+            wrapper_pid=os.getpid(),
+            restart=restart,
+            started=time.time(),
+            rendezvous=f"{environ.get('MASTER_ADDR', '')}_{environ.get('MASTER_PORT', '')}",
+        )
+
+    def run(self) -> int:
+        """Start the program, see it through, record its end; the exit code for the launcher."""
+        wakeup = self._listen()
+        for folder in ("logs", "ranks"):
+            os.makedirs(os.path.join(self._options.attempt_dir, folder), exist_ok=True)
+        self._save()
+        channels = [self._open(name, fd) for name, fd in (("out", 1), ("err", 2))]
+        try:
+            self._start(channels)
+        except OSError as error:
+            return self._not_started(error)
+        finally:
+            for fd in channels:
+                os.close(fd)
+        self._follow(wakeup)
+        return self._finish()
+
+    def _listen(self) -> int:
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        for number in (*FORWARDED, signal.SIGCHLD, signal.SIGWINCH):
+            if number not in self._ignored:
+                signal.signal(number, _noticed)
+        self._selector.register(reader, selectors.EVENT_READ)
+        return reader
+
+    def _open(self, name: str, own: int) -> int:
+        log = os.open(
+            log_path(self._options.attempt_dir, self._record.rank, name),
+            os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC,
+            0o666,
+        )
+        console = own if self._record.rank == 0 and not self._is_launcher_log(own) else None
+        reader, writer = open_channel(console)
+        os.set_blocking(reader, False)
+        copier = Copier(reader, log, console)
+        self._copiers.append(copier)
+        self._selector.register(reader, selectors.EVENT_READ, copier)
+        return writer
+
+    def _is_launcher_log(self, fd: int) -> bool:
+        """Whether our own output ends in the guardian's log of the launcher; the rank's log says it all already."""
+        try:
+            log = os.stat(os.path.join(self._options.attempt_dir, "logs", "launcher.log"))
+            return os.path.samestat(log, os.fstat(fd))
+        except OSError:
+            return False
+
+    def _start(self, channels: Sequence[int]) -> None:
+        # A group of its own, so that a launcher's signal to the wrapper's group reaches the program once, through us;
+        # but who reads from the terminal must stay in the terminal's foreground group.
+        group = None if self._shares_terminal else 0
+        standing = Standing(group=group, dies_with_parent=True, ignore=self._ignored)
+        pid = spawn(self._options.program, self._environ, Streams(0, *channels), standing)
+        self._record = self._record._replace(pid=pid)
+        self._save()
+
+    def _follow(self, wakeup: int) -> None:
+        self._look_for_end()
+        while self._exit is None:
+            self._step(wakeup)
+        drain_until = time.monotonic() + DRAIN_SECONDS
+        while time.monotonic() < drain_until and len(self._selector.get_map()) > 1:
+            self._step(wakeup, drain_until)
+        self._linger(wakeup)
+
+    def _linger(self, wakeup: int) -> None:
+        if self._exit in (-signal.SIGTERM, -signal.SIGINT):
+            until = time.monotonic() + LINGER_SECONDS
+            while not self._record.told_to_stop and time.monotonic() < until:
+                self._step(wakeup, until)
+
+    def _step(self, wakeup: int, until: float = float("inf")) -> None:
+        now = time.monotonic()
+        wait = min(until, self._kill_at, self._term_at) - now
+        for key, _ in self._selector.select(None if wait == float("inf") else max(0.0, wait)):
+            if key.fd == wakeup:
+                for number in os.read(wakeup, 512):
+                    self._on_signal(number)
+            elif not key.data.copy():
+                self._selector.unregister(key.fd)
+        if time.monotonic() >= self._term_at:
+            self._term_at = float("inf")
+            self._send(signal.SIGTERM)
+        if time.monotonic() >= self._kill_at:
+            self._kill_at = float("inf")
+            self._send(signal.SIGKILL)
+
+    def _on_signal(self, number: int) -> None:
+        if number == signal.SIGCHLD:
+            self._look_for_end()
+        elif number == signal.SIGWINCH:
+            for own, copier in enumerate(self._copiers, start=1):
+                copy_window_size(own, copier.source)
+        elif number not in STOP:
+            self._send(number)
+        else:
+            self._stop(number)
+
+    def _stop(self, number: int) -> None:
+        again = self._record.told_to_stop
+        self._record = self._record._replace(told_to_stop=True)
+        if number == signal.SIGINT and self._shares_terminal:
+            # The terminal has sent it to the program as well: give KeyboardInterrupt's clean-up a moment before TERM.
+            self._term_at = time.monotonic() + min(CLEAN_UP_SECONDS, self._options.grace)
+        elif not again:
+            self._send(number)
+        if not again:
+            self._kill_at = time.monotonic() + self._options.grace
+
+    def _send(self, number: int) -> None:
+        if self._exit is None and self._record.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._record.pid, number)
+
+    def _look_for_end(self) -> None:
+        if self._exit is None and (code := exit_of_child(self._record.pid)) is not None:
+            self._exit = code
+            self._record = self._record._replace(ended=time.time())
+
+    def _finish(self) -> int:
+        assert self._exit is not None
+        if not self._shares_terminal:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # children that the program left behind
+                os.killpg(self._record.pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._record.pid, 0)
+        lost = sum(copier.lost for copier in self._copiers)
+        self._record = self._record._replace(
+            exit_code=self._exit if self._exit >= 0 else None,
+            signal=-self._exit if self._exit < 0 else None,
+            message=f"{lost} bytes of output could not be written to the log" if lost else "",
+        )
+        self._save()
+        return self._record.code
+
+    def _not_started(self, error: OSError) -> int:
+        missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
+        message = f"cannot start {self._options.program[0]}: {error.strerror}"
+        self._copiers[1].write(f"trainkit.rank: {message}\n".encode("utf-8", "surrogateescape"))
+        self._record = self._record._replace(
+            ended=time.time(), exit_code=NOT_FOUND if missing else NOT_EXECUTABLE, message=message
+        )
+        self._save()
+        return self._record.code
+
+    def _save(self) -> None:
+        write_record(self._options.attempt_dir, self._record)
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    value = environ.get(name, "")
+    return int(value) if value.isdigit() else 0
+
+
+def _noticed(_number: int, _frame: object) -> None:
+    """The wakeup descriptor carries the number; a handler must only exist."""
+
+
+def main() -> NoReturn:
+    """Entry point."""
+    try:
+        options = parse(sys.argv[1:])
+    except ValueError as error:
+        sys.exit(str(error))
+    code = Wrapper(options, dict(os.environ)).run()
+    os._exit(code)  # nothing to clean up, and a finaliser that hangs would hold the launcher
+
+
+if __name__ == "__main__":
+    main()
