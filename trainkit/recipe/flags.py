@@ -94,7 +94,16 @@ def flags() -> Mapping[str, Flag]:
     return dict(sorted(table.items()))
 
 
-def flag_reference() -> tuple[FlagHelp, ...]:
+def flag_reference() -> str:
+    """All flags as text: what each takes, what it means, and the recipe keys that it sets."""
+    blocks = []
+    for each in flag_table():
+        unit = f" [{each.unit}]" if each.unit else ""
+        blocks.append(f"  {each.flag}\n      {each.help}{unit}\n      sets {', '.join(each.keys)}\n")
+    return "".join(blocks)
+
+
+def flag_table() -> tuple[FlagHelp, ...]:
     """All flags with what they take, the keys they set, help and unit, in alphabetical order."""
     return tuple(FlagHelp(_usage(flag), flag.keys, flag.help, flag.unit) for flag in flags().values())
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from trainkit.errors import Diagnostic, Origin
+from trainkit.recipe.arguments import argument_words
 from trainkit.recipe.assignment import Assignment, layer_of, read_value
 from trainkit.recipe.fields import schema
 from trainkit.recipe.files import Files
 from trainkit.recipe.flags import Flag, Use, flags
-from trainkit.recipe.layer import Layer
+from trainkit.recipe.layer import ARGUMENTS, Layer
 from trainkit.recipe.secrets import MASK, is_secret_name, mask_line
 from trainkit.recipe.suggest import nearest, nearest_key
 
@@ -54,6 +55,31 @@ def override_layers(
         if assignments:
             layers.append(layer_of("flag", strength, cwd, assignments))
     return layers, found
+
+
+def is_assignment(word: str) -> bool:
+    """Whether a word on the command line is a dotted override (``batch.micro=8``)."""
+    return not word.startswith("-") and _DOTTED.fullmatch(word) is not None
+
+
+def takes_next_word(word: str, following: str) -> bool:
+    """Whether a flag as typed (``--seed``) takes the following word as its value."""
+    name, equals, _ = word.removeprefix("--").partition("=")
+    flag = flags().get(name.replace("-", "_"))
+    if equals:
+        return False
+    if flag is None:
+        return _belongs_to_unknown(following)
+    return _next(flag, [following]) is not None
+
+
+def argument_layer(arguments: Sequence[str], strength: int, cwd: str, current: Callable[[str], Any]) -> Layer:
+    """The layer of the words for the program: they follow what the weaker layers give under `program.args`."""
+    given = current(ARGUMENTS)
+    before = argument_words(given) if isinstance(given, Mapping) else given if isinstance(given, list) else []
+    shown = mask_line(" ".join(arguments))
+    origin = Origin("command line", strength, "words behind --", length=len(shown), text=shown)
+    return layer_of("command line", strength, cwd, [Assignment(ARGUMENTS, [*before, *arguments], origin)])
 
 
 def _dotted(word: _Word, origin: Origin) -> tuple[list[Assignment], list[Diagnostic]]:
@@ -144,8 +170,12 @@ def _next(flag: Flag, remaining: list[str]) -> str | None:
 
 def _skip_value(remaining: list[str]) -> None:
     """The word behind an unknown flag is most likely its value: it shall not be reported a second time."""
-    if remaining and not remaining[0].startswith("--") and not _DOTTED.fullmatch(remaining[0]):
+    if remaining and _belongs_to_unknown(remaining[0]):
         remaining.pop(0)
+
+
+def _belongs_to_unknown(word: str) -> bool:
+    return not word.startswith("--") and not _DOTTED.fullmatch(word) and not word.endswith((".yaml", ".yml"))
 
 
 def _unknown_flag(word: str, name: str, strength: int) -> Diagnostic:

@@ -15,7 +15,7 @@ from trainkit.recipe.files import Files
 from trainkit.recipe.interpolation import interpolate, interpolated
 from trainkit.recipe.layer import Layer
 from trainkit.recipe.merge import Merge, merge
-from trainkit.recipe.overrides import override_layers
+from trainkit.recipe.overrides import argument_layer, override_layers
 from trainkit.recipe.resolved import Attachment, Entry, Request, Resolved
 from trainkit.recipe.stack import Stack
 from trainkit.recipe.triangle import contradictions
@@ -64,7 +64,10 @@ def _layers(request: Request, files: Files) -> tuple[list[Layer], list[Diagnosti
     layers = [*stack.layers, environment]
     below = merge(layers)
     flags, diagnostics = override_layers(request.overrides, strength + 1, request.cwd, files, below.get)
-    return [*layers, *flags], [*found, *diagnostics]
+    layers += flags
+    if request.arguments:
+        layers.append(argument_layer(request.arguments, strength + 1, request.cwd, merge(layers).get))
+    return layers, [*found, *diagnostics]
 
 
 def _kind(state: Merge, section: str) -> str:

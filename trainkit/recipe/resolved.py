@@ -17,6 +17,7 @@ class Request:
     recipe: path as typed (relative to cwd), or the name of a shipped recipe, or None for presets and flags alone.
     presets: names or paths given with ``--with``, in order; they go on top of the file.
     overrides: the words as typed (``batch.micro=8``, ``--fsdp``, ``full_shard auto_wrap``).
+    arguments: words for the program, untouched; they follow those of ``program.args``.
     environ: the caller's environment; only ``TRAINKIT__*`` and what ``${oc.env:}`` names is read.
     """
 
@@ -25,6 +26,7 @@ class Request:
     presets: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

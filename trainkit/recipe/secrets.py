@@ -10,16 +10,98 @@ MASK = "***"
 
 # Any of these as a whole word makes a name secret, unless it ends in a word that says it only points to the secret.
 _STRONG = frozenset(
-    ["secret", "secrets", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "apikey", "apikeys", "apitoken", "authtoken"]
+    [
+        "secret",
+        "secrets",
+        "password",
+        "passwd",
+        "passphrase",
+        "pwd",
+        "credential",
+        "credentials",
+        "apikey",
+        "apikeys",
+        "apitoken",
+        "authtoken",
+    ]
 )
 # These words are also said of harmless things, so they count only at the end of a name.
 _WEAK = frozenset({"key", "token", "keys", "auth", "bearer"})
-_POINTERS = frozenset(["file", "path", "dir", "directory", "name", "id", "url", "uri", "length", "len", "size", "count", "num", "type", "field", "column"])
+_POINTERS = frozenset(
+    [
+        "file",
+        "path",
+        "dir",
+        "directory",
+        "name",
+        "id",
+        "url",
+        "uri",
+        "length",
+        "len",
+        "size",
+        "count",
+        "num",
+        "type",
+        "field",
+        "column",
+    ]
+)
 # `HF_TOKEN_2`, `API_KEY_PROD`: what may stand behind the word that counts.
-_TRAILING = frozenset(["prod", "production", "dev", "test", "staging", "value", "b64", "base64", "ci", "main", "default"])
+_TRAILING = frozenset(
+    ["prod", "production", "dev", "test", "staging", "value", "b64", "base64", "ci", "main", "default"]
+)
 # Words before `token`, `tokens` and `key` that make them vocabulary or column names (`--pad_token`, `text_key`).
 _HARMLESS = frozenset(
-    ["pad", "eos", "bos", "unk", "sep", "cls", "mask", "image", "audio", "video", "special", "start", "end", "stop", "prefix", "suffix", "middle", "fim", "decoder", "forced", "text", "label", "labels", "prompt", "response", "sort", "primary", "foreign", "column", "row", "group", "index", "dataset", "data", "sample", "cache", "map", "source", "target", "input", "output", "messages", "message", "partition", "public", "max", "min"]
+    [
+        "pad",
+        "eos",
+        "bos",
+        "unk",
+        "sep",
+        "cls",
+        "mask",
+        "image",
+        "audio",
+        "video",
+        "special",
+        "start",
+        "end",
+        "stop",
+        "prefix",
+        "suffix",
+        "middle",
+        "fim",
+        "decoder",
+        "forced",
+        "text",
+        "label",
+        "labels",
+        "prompt",
+        "response",
+        "sort",
+        "primary",
+        "foreign",
+        "column",
+        "row",
+        "group",
+        "index",
+        "dataset",
+        "data",
+        "sample",
+        "cache",
+        "map",
+        "source",
+        "target",
+        "input",
+        "output",
+        "messages",
+        "message",
+        "partition",
+        "public",
+        "max",
+        "min",
+    ]
 )
 _WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
 _ASSIGNED = re.compile(r"""(?P<name>[A-Za-z0-9_][\w.\-]*)(?P<between>["']?\s*[+!]?(?:[:=]|\s(?=\S))\s*)""")
@@ -70,6 +152,15 @@ def _assigns_secret(match: re.Match[str], line: str) -> bool:
     if not is_secret_name(name.rpartition(".")[2] or name):
         return False
     return match["between"].strip(" \t\"'") != "" or line[: match.start()].endswith("-")
+
+
+def mask_words(words: Sequence[str]) -> list[str]:
+    """The words of a command line without secret values (``--token abc``, ``--api-key=abc``, ``env.HF_TOKEN=abc``)."""
+    secret = set(secret_arguments(words))
+    return [
+        MASK if position in secret and not word.startswith("-") else mask_line(word)
+        for position, word in enumerate(words)
+    ]
 
 
 def secret_arguments(arguments: Sequence[object]) -> list[int]:

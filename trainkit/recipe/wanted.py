@@ -104,7 +104,7 @@ def _remedy(setting: Setting, value: Any) -> str:
         return f"write {int(value)}"
     if isinstance(value, (str, int)) and accepts(setting.annotation, list):
         return "a list is wanted: write it as [a, b]"
-    return "one of: " + ", ".join(options) if options and setting.key not in PATTERN_WORDS else ""
+    return ""
 
 
 def _read(text: str) -> Any:

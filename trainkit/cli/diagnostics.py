@@ -1,0 +1,89 @@
+"""Diagnostics as text: place, what is wrong, the source line with a caret, why, and what to do next."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+
+from trainkit.errors import Diagnostic, Origin
+
+_COLOURS: Mapping[str, str] = {
+    "error": "\x1b[1;31m",
+    "warning": "\x1b[1;33m",
+    "note": "\x1b[1;36m",
+    "strong": "\x1b[1m",
+}
+_RESET = "\x1b[0m"
+_WIDTH = 110  # of a shown source line; a longer one is cut around the caret
+# A file of nothing but mistakes is not read to its end.
+_MOST_SHOWN = 100
+
+
+def show_diagnostics(diagnostics: Iterable[Diagnostic]) -> None:
+    """Write diagnostics to standard error, coloured on a terminal unless NO_COLOR is set."""
+    text = render_diagnostics(diagnostics, colour=sys.stderr.isatty() and not os.environ.get("NO_COLOR"))
+    if text:
+        sys.stderr.write(text)
+
+
+def render_diagnostics(diagnostics: Iterable[Diagnostic], *, colour: bool = False) -> str:
+    """All diagnostics as one text, with the number of errors at the end where there are several."""
+    found = list(diagnostics)
+    text = "".join(render_diagnostic(each, colour=colour) for each in found[:_MOST_SHOWN])
+    errors = sum(each.severity == "error" for each in found)
+    if len(found) > _MOST_SHOWN:
+        text += f"… and {len(found) - _MOST_SHOWN} more\n"
+    return text + (f"{errors} errors\n" if errors > 1 else "")
+
+
+def render_diagnostic(diagnostic: Diagnostic, *, colour: bool = False) -> str:
+    """One diagnostic::
+
+    team.yaml:3:12: error: batch.micro must be auto or a whole number (1 or more), not the text 'x'
+      3 |   micro: x
+        |          ^
+      from: file team.yaml
+      why:  Samples per rank in one forward pass.
+      next: write a number
+    """
+    origin = diagnostic.origin
+    paint = _paint if colour else _plain
+    place = f"{paint(one_line(origin.place), 'strong')}: " if origin else ""
+    lines = [f"{place}{paint(diagnostic.severity, diagnostic.severity)}: {one_line(diagnostic.what)}"]
+    if origin:
+        lines += _source_lines(origin, paint(("^" * max(origin.length, 1))[:_WIDTH], diagnostic.severity))
+        if origin.layer and origin.place not in origin.layer:
+            lines.append(f"  from: {one_line(origin.layer)}")
+    if diagnostic.why:
+        lines.append(f"  why:  {one_line(diagnostic.why)}")
+    if diagnostic.hint:
+        lines.append(f"  next: {one_line(diagnostic.hint)}")
+    return "\n".join(lines) + "\n"
+
+
+def one_line(text: str) -> str:
+    """The text without anything that could move the cursor of a terminal."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in text.replace("\n", " "))
+
+
+def _source_lines(origin: Origin, caret: str) -> list[str]:
+    if not origin.line or not origin.text:
+        return []
+    start = max(origin.column - 1 - _WIDTH // 2, 0) if len(origin.text) > _WIDTH else 0
+    shown = origin.text[start : start + _WIDTH]
+    number = str(origin.line)
+    # A tab before the caret is repeated, so that the caret stands below its character whatever the terminal's tab width.
+    lead = "".join("\t" if char == "\t" else " " for char in shown[: origin.column - 1 - start])
+    return [
+        f"  {number} | {''.join(c if c.isprintable() or c == chr(9) else '�' for c in shown)}",
+        f"  {' ' * len(number)} | {lead}{caret}",
+    ]
+
+
+def _paint(text: str, style: str) -> str:
+    return f"{_COLOURS[style]}{text}{_RESET}"
+
+
+def _plain(text: str, style: str) -> str:
+    return text
