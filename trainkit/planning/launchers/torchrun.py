@@ -75,9 +75,10 @@ def _rendezvous(context: Context) -> tuple[Token, ...]:
             token("--local-addr=127.0.0.1", rule="a host name that does not resolve would hang the start"),
             token("--rdzv-id=", Variable.RUN_ID, rule="the run's id, so that runs never meet one another"),
         )
+    before, after = ("[", "]:") if context.recipe.nodes.rendezvous.startswith("[") else ("", ":")  # an IPv6 address
     return (
         token("--rdzv-backend=c10d", rule="restarts need it; the default backend has none"),
-        token("--rdzv-endpoint=", Variable.MASTER_ADDR, ":", Variable.PORT, keys=("nodes.rendezvous",)),
+        token(f"--rdzv-endpoint={before}", Variable.MASTER_ADDR, after, Variable.PORT, keys=("nodes.rendezvous",)),
         token(
             "--rdzv-conf=is_host=",
             Variable.IS_HOST,

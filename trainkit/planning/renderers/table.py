@@ -55,7 +55,8 @@ def _group(group: NodeGroup, first: int) -> Iterator[str]:
 def _batch(plan: Plan) -> Iterator[str]:
     batch = plan.batch
     yield f"Batch: {batch.global_} = {batch.micro} {TIMES} {batch.accumulation} {TIMES} {batch.ranks}"
-    yield f"  samples per optimizer step = micro batch {TIMES} accumulation {TIMES} ranks; evaluation: {batch.eval_micro} per rank"
+    yield f"  samples per optimizer step = micro batch {TIMES} accumulation {TIMES} ranks"
+    yield f"  evaluation: {batch.eval_micro} samples per rank in one pass"
 
 
 def _commands(plan: Plan) -> Iterator[str]:

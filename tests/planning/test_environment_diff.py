@@ -1,0 +1,93 @@
+"""How the ranks' environment differs from the caller's, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from trainkit.errors import RecipeError
+from trainkit.hardware.facts import Facts
+from trainkit.planning.build import build_plan
+from trainkit.planning.environment import DECIDED, LEAKS
+from trainkit.planning.plan import Plan
+from trainkit.recipe.resolved import Resolved
+
+Layered = Callable[..., Resolved]
+Machine = Callable[..., Facts]
+
+
+def variables(plan: Plan) -> dict[str, str]:
+    return {name: str(value) for name, value in plan.environment.set}
+
+
+def test_what_the_recipe_sets_reaches_the_ranks_word_for_word(layered: Layered, machine: Machine) -> None:
+    plan = build_plan(layered({"env": {"NCCL_DEBUG": "WARN", "N": 3, "ODD": "a $b 'c'\n"}}), machine()).plan
+    assert variables(plan).items() >= {"NCCL_DEBUG": "WARN", "N": "3", "ODD": "a $b 'c'\n"}.items()
+
+
+def test_the_recipe_may_choose_its_own_number_of_threads(layered: Layered, machine: Machine) -> None:
+    assert variables(build_plan(layered({"env": {"OMP_NUM_THREADS": 3}}), machine()).plan)["OMP_NUM_THREADS"] == "3"
+
+
+def test_secrets_are_taken_by_name_and_their_value_is_not_in_the_plan(layered: Layered, machine: Machine) -> None:
+    plan = build_plan(layered({"env_from": ["HF_TOKEN", "A_KEY"]}), machine()).plan
+    assert plan.environment.take == ("A_KEY", "HF_TOKEN")
+    assert "HF_TOKEN" not in variables(plan)
+
+
+def test_the_diff_is_sorted_and_names_every_leak(layered: Layered, machine: Machine) -> None:
+    diff = build_plan(layered({"env": {"Z": "1", "A": "1"}}), machine()).plan.environment
+    assert [name for name, _ in diff.set] == sorted(name for name, _ in diff.set)
+    assert diff.unset == tuple(sorted(LEAKS))
+    assert {"PET_*", "RANK", "MASTER_ADDR", "TORCHELASTIC_*", "ACCELERATE_*", "FSDP_*"} <= set(diff.unset)
+
+
+@pytest.mark.parametrize("section", ["env", "env_from"])
+@pytest.mark.parametrize("name", sorted(DECIDED))
+def test_a_variable_that_the_plan_decides_cannot_be_set_beside_it(
+    layered: Layered, machine: Machine, section: str, name: str
+) -> None:
+    recipe: dict[str, Any] = {"env": {name: "1"}} if section == "env" else {"env_from": [name]}
+    with pytest.raises(RecipeError) as caught:
+        build_plan(layered(recipe), machine())
+    assert name in caught.value.diagnostics[0].what
+    assert caught.value.diagnostics[0].hint == DECIDED[name]
+    assert caught.value.diagnostics[0].origin is not None
+
+
+def test_a_variable_cannot_be_given_and_taken_at_once(layered: Layered, machine: Machine) -> None:
+    with pytest.raises(RecipeError, match="X is given by env and by env_from"):
+        build_plan(layered({"env": {"X": "1"}, "env_from": ["X"]}), machine())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "expected"),
+    [
+        (
+            {"launcher": {"kind": "python"}},
+            {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "<port>"},
+        ),
+        ({"launcher": {"kind": "accelerate"}}, {"RANK": "0", "WORLD_SIZE": "1", "ACCELERATE_USE_CPU": "True"}),
+        (
+            {"launcher": {"kind": "accelerate"}, "strategy": {"kind": "ddp"}},
+            {"ACCELERATE_USE_CPU": "True", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "35"},
+        ),
+        (
+            {"launcher": {"kind": "deepspeed"}, "strategy": {"kind": "ddp"}},
+            {"DS_ACCELERATOR": "cpu", "LOCAL_WORLD_SIZE": "2"},
+        ),
+        ({"strategy": {"kind": "zero1"}}, {"DS_ACCELERATOR": "cpu"}),
+    ],
+)
+def test_each_launcher_gets_the_variables_that_it_needs(
+    layered: Layered, machine: Machine, recipe: dict[str, Any], expected: dict[str, str]
+) -> None:
+    assert variables(build_plan(layered(recipe), machine()).plan).items() >= expected.items()
+
+
+def test_several_ranks_are_numbered_by_their_launcher_alone(layered: Layered, machine: Machine) -> None:
+    for launcher in ("torchrun", "accelerate", "deepspeed"):
+        recipe = {"strategy": {"kind": "ddp"}, "launcher": {"kind": launcher}}
+        assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} & set(variables(build_plan(layered(recipe), machine()).plan))
