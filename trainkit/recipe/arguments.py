@@ -7,7 +7,10 @@ from typing import Any
 
 
 def argument_words(arguments: Mapping[str, Any] | Sequence[Any]) -> list[str]:
-    """A list word for word; of a mapping `key: value` is `--key value`, `true` a bare `--key`, `false` and `null` nothing, a list `--key a b`."""
+    """The words of a list as they are; those of a mapping as flags.
+
+    `key: value` becomes `--key value`, `true` a bare `--key`, `false` and `null` nothing, a list `--key a b`.
+    """
     if not isinstance(arguments, Mapping):
         return [str(word) for word in arguments]
     return [word for name, value in arguments.items() for word in _words(f"--{name}", value)]

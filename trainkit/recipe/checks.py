@@ -22,6 +22,7 @@ class Context:
     locate: Locate
     files: Files
     absolute: Callable[[str], str]
+    broken: frozenset[str] = frozenset()  # keys with an error of their own
 
     def get(self, key: str) -> Any:
         """The value at a key, or its default. It may be of a wrong type: that is reported elsewhere."""
@@ -74,13 +75,11 @@ def _script(context: Context) -> Iterator[Diagnostic]:
 
 
 def _length(context: Context) -> Iterator[Diagnostic]:
-    if (
-        context.get("program.kind") != "builtin"
-        or context.get("train.steps") is not None
-        or context.get("train.epochs") is not None
-    ):
-        return
-    yield context.error("train", "nothing says how long to train", "add train.steps: 300, or train.epochs: 1")
+    if any(key.partition(".")[0] == "train" for key in context.broken):
+        return  # the typo in `train.stepz` is the better message
+    given = [key for key in ("train.steps", "train.epochs") if context.get(key) is not None]
+    if context.get("program.kind") == "builtin" and not given:
+        yield context.error("train", "nothing says how long to train", "add train.steps: 300, or train.epochs: 1")
 
 
 def _warmup(context: Context) -> Iterator[Diagnostic]:

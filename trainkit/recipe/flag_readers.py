@@ -10,7 +10,7 @@ from trainkit.errors import Origin
 from trainkit.recipe.compose import Document, compose_bytes
 from trainkit.recipe.flags import Flag, Outcome, Reader, Use, setting_reader, switched_on
 from trainkit.recipe.fsdp_config import FSDP_REFUSED, read_fsdp_config
-from trainkit.recipe.layer import at, diagnose, shown_lines
+from trainkit.recipe.layer import Page, page
 from trainkit.recipe.merge import value_at
 from trainkit.recipe.text import Mark
 
@@ -99,10 +99,7 @@ def read_file(use: Use) -> tuple[Document | None, Outcome]:
             [use.error(f"--{use.name}: {reason} {use.value}", "check the path; it starts from the current folder")],
         )
     source = use.value or ""
-    lines = shown_lines(document)
-    found = [
-        diagnose("error", each, f"flag --{use.name}", use.origin.strength, source, lines) for each in document.errors
-    ]
+    found = [_page(use, document).diagnose("error", each) for each in document.errors]
     if not found and not isinstance(document.tree, Mapping):
         found = [use.error(f"--{use.name}: {source} holds no mapping", "write a JSON object or YAML mapping")]
     return (None if found else document), ([], found)
@@ -115,8 +112,11 @@ def path_of(use: Use) -> str:
 
 def place_in(use: Use, document: Document, key: str) -> Origin:
     """The origin of a value in the file that a flag names."""
-    mark = document.values.get(key, Mark(1, 1))
-    return at(f"flag --{use.name}", use.origin.strength, use.value or "", mark, shown_lines(document))
+    return _page(use, document).at(document.values.get(key, Mark(1, 1)))
+
+
+def _page(use: Use, document: Document) -> Page:
+    return page(f"flag --{use.name}", use.origin.strength, use.value or "", document)
 
 
 def _fsdp_config(use: Use) -> Outcome:
@@ -186,21 +186,93 @@ def _num_gpus(use: Use) -> Outcome:
 SPECIAL = (
     Flag("bf16", "switch", ("precision.dtype",), "Compute in bfloat16.", _dtype("bf16")),
     Flag("fp16", "switch", ("precision.dtype",), "Compute in float16, with loss scaling.", _dtype("fp16")),
-    Flag("fsdp", "optional", ("strategy.kind", "strategy.sharding", "strategy.auto_wrap", "strategy.offload"),
-         "Shard with FSDP2. Words: full_shard or shard_grad_op, auto_wrap, offload.", _fsdp, metavar='"WORDS"'),
-    Flag("fsdp_config", "value", ("strategy",), "A JSON or YAML file with HF's FSDP settings.", _fsdp_config, metavar="FILE"),
-    Flag("deepspeed", "value", ("strategy.kind", "strategy.config"),
-         "A DeepSpeed JSON file: its ZeRO stage is the strategy, and it is the base of the generated file.", _deepspeed, metavar="FILE"),
-    Flag("torch_compile_backend", "value", ("efficiency.compile.backend", "efficiency.compile.enabled"),
-         "Compile with this backend.", _compile("efficiency.compile.backend"), metavar="BACKEND"),
-    Flag("torch_compile_mode", "value", ("efficiency.compile.mode", "efficiency.compile.enabled"),
-         "Compile in this mode.", _compile("efficiency.compile.mode"), metavar="MODE"),
-    Flag("num_train_epochs", "value", ("train.epochs",), "Passes over the data; replaces a file's train.steps.", _epochs, metavar="EPOCHS"),
+    Flag(
+        "fsdp",
+        "optional",
+        ("strategy.kind", "strategy.sharding", "strategy.auto_wrap", "strategy.offload"),
+        "Shard with FSDP2. Words: full_shard or shard_grad_op, auto_wrap, offload.",
+        _fsdp,
+        metavar='"WORDS"',
+    ),
+    Flag(
+        "fsdp_config",
+        "value",
+        ("strategy",),
+        "A JSON or YAML file with HF's FSDP settings.",
+        _fsdp_config,
+        metavar="FILE",
+    ),
+    Flag(
+        "deepspeed",
+        "value",
+        ("strategy.kind", "strategy.config"),
+        "A DeepSpeed JSON file: its ZeRO stage is the strategy, and it is the base of the generated file.",
+        _deepspeed,
+        metavar="FILE",
+    ),
+    Flag(
+        "torch_compile_backend",
+        "value",
+        ("efficiency.compile.backend", "efficiency.compile.enabled"),
+        "Compile with this backend.",
+        _compile("efficiency.compile.backend"),
+        metavar="BACKEND",
+    ),
+    Flag(
+        "torch_compile_mode",
+        "value",
+        ("efficiency.compile.mode", "efficiency.compile.enabled"),
+        "Compile in this mode.",
+        _compile("efficiency.compile.mode"),
+        metavar="MODE",
+    ),
+    Flag(
+        "num_train_epochs",
+        "value",
+        ("train.epochs",),
+        "Passes over the data; replaces a file's train.steps.",
+        _epochs,
+        metavar="EPOCHS",
+    ),
     Flag("max_steps", "value", ("train.steps",), "Optimizer steps; -1 for no limit.", _max_steps, "steps", "STEPS"),
-    Flag("resume_from_checkpoint", "value", ("checkpoint.resume",),
-         "true: the newest complete checkpoint of an earlier run of this name; false: none; or a path.", _resume, metavar="true|false|PATH"),
-    Flag("report_to", "value", ("logging.report_to",), "Where metrics go besides metrics.jsonl; none for nowhere else.", _report_to, metavar="none|tensorboard"),
-    Flag("nproc_per_node", "value", ("nodes.processes_per_node",), "Processes on each machine (torchrun's flag).", _processes_per_node, metavar="N|auto|gpu|cpu"),
-    Flag("num_processes", "value", ("nodes.processes_per_node",), "Processes over all machines (accelerate's flag).", _num_processes, metavar="N"),
-    Flag("num_gpus", "value", ("devices.select", "nodes.processes_per_node"), "Cards, and a process on each (deepspeed's flag).", _num_gpus, metavar="N"),
-)  # fmt: skip
+    Flag(
+        "resume_from_checkpoint",
+        "value",
+        ("checkpoint.resume",),
+        "true: the newest complete checkpoint of an earlier run of this name; false: none; or a path.",
+        _resume,
+        metavar="true|false|PATH",
+    ),
+    Flag(
+        "report_to",
+        "value",
+        ("logging.report_to",),
+        "Where metrics go besides metrics.jsonl; none for nowhere else.",
+        _report_to,
+        metavar="none|tensorboard",
+    ),
+    Flag(
+        "nproc_per_node",
+        "value",
+        ("nodes.processes_per_node",),
+        "Processes on each machine (torchrun's flag).",
+        _processes_per_node,
+        metavar="N|auto|gpu|cpu",
+    ),
+    Flag(
+        "num_processes",
+        "value",
+        ("nodes.processes_per_node",),
+        "Processes over all machines (accelerate's flag).",
+        _num_processes,
+        metavar="N",
+    ),
+    Flag(
+        "num_gpus",
+        "value",
+        ("devices.select", "nodes.processes_per_node"),
+        "Cards, and a process on each (deepspeed's flag).",
+        _num_gpus,
+        metavar="N",
+    ),
+)

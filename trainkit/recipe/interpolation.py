@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainkit.errors import Diagnostic, Origin
+from trainkit.errors import Diagnostic
 from trainkit.recipe.fields import open_keys, schema
 from trainkit.recipe.merge import Merge, value_at
+from trainkit.recipe.places import nearest as place_of
 from trainkit.recipe.resolved import Entry
 from trainkit.recipe.scalars import read_scalar
 from trainkit.recipe.secrets import is_secret_name
@@ -22,6 +23,7 @@ _MISSING = "???"  # OmegaConf's mark for a value that is not there yet
 _RESOLVER = "trainkit_environ"
 _ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:")
 _KEY_NOT_FOUND = re.compile(r"Interpolation key '([^']*)' not found")
+Path = tuple[str | int, ...]
 # OmegaConf keeps resolvers per process; ours is there only while the lock is held.
 _LOCK = threading.Lock()
 
@@ -38,8 +40,8 @@ def interpolated(value: Any) -> bool:
 def interpolate(state: Merge, environ: Mapping[str, str], defaults: Mapping[str, Any]) -> list[Diagnostic]:
     """Replace `${…}` in the merged tree by what it means; the errors and warnings that come up.
 
-    `env` and `program.args` are literal. `${oc.env:NAME,default}` reads the given environment. defaults: values that can be
-    referred to although no layer gives them.
+    `env` and `program.args` are literal. `${oc.env:NAME,default}` reads the given environment.
+    defaults: values that can be referred to although no layer gives them.
     """
     found = list(_literal(state))
     pending = list(_paths(state.tree, ()))
@@ -73,28 +75,23 @@ def _literal(state: Merge) -> Iterator[Diagnostic]:
         if isinstance(value, str) and "${" in value:
             key = f"env.{name}"
             why = "values under env are literal, so a shell's or a recipe's `${…}` is not replaced"
-            yield Diagnostic(
-                "warning",
-                f"{key} is passed on with `${{` in it",
-                key,
-                _origin(state, key),
-                why,
-                f"to hand on the caller's own value, list {name} under env_from",
-            )
+            hint = f"to hand on the caller's own value, list {name} under env_from"
+            origin = place_of(state.places, key)
+            yield Diagnostic("warning", f"{key} is passed on with `${{` in it", key, origin, why, hint)
 
 
-def _paths(tree: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+def _paths(tree: Any, path: Path) -> Iterator[Path]:
     """Paths of all texts with `${`, outside the mappings that are literal."""
     if isinstance(tree, str):
         if "${" in tree:
             yield path
-    elif ".".join(map(str, path)) not in open_keys() and isinstance(tree, (dict, list)):
+    elif isinstance(tree, (dict, list)) and _dotted(path) not in open_keys():
         for name, each in tree.items() if isinstance(tree, dict) else enumerate(tree):
             yield from _paths(each, (*path, name))
 
 
 def _resolve(
-    state: Merge, pending: list[tuple[str | int, ...]], environ: Mapping[str, str], defaults: Mapping[str, Any]
+    state: Merge, pending: list[Path], environ: Mapping[str, str], defaults: Mapping[str, Any]
 ) -> list[Diagnostic]:
     from omegaconf import OmegaConf
 
@@ -104,17 +101,15 @@ def _resolve(
     try:
         expressions = {path: _get(state.tree, path) for path in pending}
         config = OmegaConf.create(_container(state.tree, defaults, set(pending)))
-        return _rounds(state, config, expressions, reader)
+        return _Session(state, config, reader).resolve(expressions)
     finally:
         OmegaConf.clear_resolver(_RESOLVER)
 
 
-def _container(
-    tree: Mapping[str, Any], defaults: Mapping[str, Any], pending: set[tuple[str | int, ...]]
-) -> dict[str, Any]:
-    """Builtins for OmegaConf: defaults below the tree, without what is literal, texts still to be resolved marked missing."""
+def _container(tree: Mapping[str, Any], defaults: Mapping[str, Any], pending: set[Path]) -> dict[str, Any]:
+    """Builtins for OmegaConf: defaults below the tree, nothing literal, texts still to be resolved marked missing."""
 
-    def build(value: Any, default: Any, path: tuple[str | int, ...]) -> Any:
+    def build(value: Any, default: Any, path: Path) -> Any:
         if path in pending:
             return _MISSING
         if isinstance(value, list):
@@ -122,7 +117,7 @@ def _container(
         if not isinstance(value, Mapping):
             return _escape(value)
         below = default if isinstance(default, Mapping) else {}
-        names = [name for name in {**below, **value} if ".".join(map(str, (*path, name))) not in open_keys()]
+        names = [name for name in {**below, **value} if _dotted((*path, name)) not in open_keys()]
         return {name: build(value.get(name, below.get(name)), below.get(name), (*path, name)) for name in names}
 
     built = build(tree, defaults, ())
@@ -130,137 +125,115 @@ def _container(
     return built
 
 
-def _rounds(
-    state: Merge, config: Any, expressions: dict[tuple[str | int, ...], str], reader: _Reader
-) -> list[Diagnostic]:
-    """Resolve what refers to known values only, again and again: no value is computed twice, and a circle comes to light."""
-    from omegaconf.errors import InterpolationToMissingValueError
+@dataclass
+class _Session:
+    """One pass over all `${…}` of a recipe."""
 
-    found: list[Diagnostic] = []
-    waiting = dict(expressions)
-    while waiting:
-        progress = False
-        for path, expression in list(waiting.items()):
-            reader.asked.clear()
-            try:
-                value = _evaluate(config, path, _ENVIRONMENT.sub(f"${{{_RESOLVER}:", expression))
-                found += _settle(state, config, path, expression, value, reader.asked)
-            except InterpolationToMissingValueError:
-                continue
-            except Exception as error:  # noqa: BLE001 - OmegaConf lets through whatever a resolver or its parser raises
-                found.append(_explain(state, path, expression, error, reader.asked))
-                # The text that cannot be resolved stays, so that what refers to it is not reported as well.
-                _set(config, path, "")
-            del waiting[path]
-            progress = True
-        if not progress:
-            break
-    return found + [_circle(state, path, expression) for path, expression in waiting.items()]
+    state: Merge
+    config: Any
+    reader: _Reader
 
+    def resolve(self, expressions: Mapping[Path, str]) -> list[Diagnostic]:
+        """Resolve what refers to known values only, round by round: nothing is computed twice, and circles show."""
+        from omegaconf.errors import InterpolationToMissingValueError
 
-def _evaluate(config: Any, path: tuple[str | int, ...], expression: str) -> Any:
-    from omegaconf import OmegaConf
-
-    _set(config, path, expression)
-    try:
-        parent = _get(config, path[:-1])
-        value = parent[path[-1]]
-        return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-    finally:
-        _set(config, path, _MISSING)
-
-
-def _settle(
-    state: Merge, config: Any, path: tuple[str | int, ...], expression: str, value: Any, asked: list[str]
-) -> list[Diagnostic]:
-    key = ".".join(map(str, path))
-    secret = [name for name in asked if is_secret_name(name)]
-    if secret:
-        _set(config, path, "")
-        what = f"{key} would put the value of {secret[0]} into the recipe, and the name says it is a secret"
-        return [
-            Diagnostic(
-                "error",
-                what,
-                key,
-                _origin(state, key),
-                hint=f"list {secret[0]} under env_from; ranks then find it in their environment",
-            )
+        found: list[Diagnostic] = []
+        waiting = dict(expressions)
+        progress = True
+        while waiting and progress:
+            progress = False
+            for path, expression in list(waiting.items()):
+                self.reader.asked.clear()
+                try:
+                    found += self._settle(path, expression, self._evaluate(path, expression))
+                except InterpolationToMissingValueError:
+                    continue
+                except Exception as error:  # noqa: BLE001 - OmegaConf lets through whatever its parser or a resolver raises
+                    found.append(self._explain(path, expression, error))
+                    # What refers to this value shall not be reported as well.
+                    _set(self.config, path, "")
+                del waiting[path]
+                progress = True
+        circle = "refers to itself in a circle"
+        return found + [
+            self._error(path, f"{expression[:100]} {circle}", "write one of the values out")
+            for path, expression in waiting.items()
         ]
-    if isinstance(value, str) and len(value) > MAX_LENGTH:
-        raise ValueError(f"the value grows to {len(value):,} characters")
-    if isinstance(value, str) and asked and _wants_other_than_text(key):
-        value = read_scalar(value)
-    _set(config, path, _escape(value))
-    _set(state.tree, path, value)
-    _note(state, key, expression, asked)
-    return []
+
+    def _evaluate(self, path: Path, expression: str) -> Any:
+        from omegaconf import OmegaConf
+
+        _set(self.config, path, _ENVIRONMENT.sub(f"${{{_RESOLVER}:", expression))
+        try:
+            value = _get(self.config, path)
+            return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        finally:
+            _set(self.config, path, _MISSING)
+
+    def _settle(self, path: Path, expression: str, value: Any) -> list[Diagnostic]:
+        secret = [name for name in self.reader.asked if is_secret_name(name)]
+        if secret:
+            _set(self.config, path, "")
+            what = f"would put the value of {secret[0]} into the recipe, and the name says it is a secret"
+            return [self._error(path, what, f"list {secret[0]} under env_from; the ranks then find it there")]
+        if isinstance(value, str) and len(value) > MAX_LENGTH:
+            raise ValueError(f"the value grows to {len(value):,} characters")
+        if isinstance(value, str) and self.reader.asked and _wants_other_than_text(_dotted(path)):
+            value = read_scalar(value)
+        _set(self.config, path, _escape(value))
+        _set(self.state.tree, path, value)
+        self._note(_dotted(path), expression)
+        return []
+
+    def _note(self, key: str, expression: str) -> None:
+        """The winning entry of the leaf says what the value was made from."""
+        leaf = key if key in self.state.history else key.rpartition(".")[0]
+        entries = self.state.history.get(leaf)
+        if not entries:
+            return
+        origin = entries[-1].origin
+        if self.reader.asked:
+            names = ", ".join(dict.fromkeys(self.reader.asked))
+            origin = replace(origin, layer=f"{origin.layer}, environment variable {names}")
+            self.state.places[leaf] = origin
+        entries[-1] = Entry(value_at(self.state.tree, leaf), origin, f"from {expression}")
+
+    def _explain(self, path: Path, expression: str, error: Exception) -> Diagnostic:
+        message = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+        absent, asked = _KEY_NOT_FOUND.search(message), self.reader.asked
+        if absent:
+            close = nearest(absent[1], schema().keys)
+            hint = f"did you mean ${{{close}}}?" if close else "refer to a key of this recipe by its dotted name"
+            return self._error(path, f"refers to {absent[1]!r}, which is not there", hint)
+        if "KeyError" in message and asked:
+            hint = f"set it, or give a default: ${{oc.env:{asked[-1]},value}}"
+            return self._error(path, f"reads the environment variable {asked[-1]}, which is not set", hint)
+        what = f"{expression[:100]} cannot be resolved: {message}"
+        return self._error(path, what, "write \\${ for a text that is meant literally")
+
+    def _error(self, path: Path, what: str, hint: str) -> Diagnostic:
+        key = _dotted(path)
+        return Diagnostic("error", f"{key}: {what}", key, place_of(self.state.places, key), hint=hint)
 
 
 def _wants_other_than_text(key: str) -> bool:
-    setting = schema().enclosing(key)
-    return setting is not None and not accepts(setting.annotation, str) and (setting.key == key)
+    setting = schema().setting(key)
+    return setting is not None and not accepts(setting.annotation, str)
 
 
-def _note(state: Merge, key: str, expression: str, asked: list[str]) -> None:
-    """The winning entry of the leaf says what the value was made from."""
-    leaf = key if key in state.history else key.rpartition(".")[0]
-    entries = state.history.get(leaf)
-    if not entries:
-        return
-    origin = entries[-1].origin
-    if asked:
-        names = ", ".join(dict.fromkeys(asked))
-        origin = replace(origin, layer=f"{origin.layer}, environment variable {names}")
-        state.places[leaf] = origin
-    entries[-1] = Entry(value_at(state.tree, leaf), origin, f"from {expression}")
-
-
-def _explain(
-    state: Merge, path: tuple[str | int, ...], expression: str, error: Exception, asked: list[str]
-) -> Diagnostic:
-    key = ".".join(map(str, path))
-    message = str(error).splitlines()[0] if str(error) else type(error).__name__
-    absent = _KEY_NOT_FOUND.search(message)
-    what, hint = (
-        f"{key}: {expression[:100]} cannot be resolved: {message[:300]}",
-        "write \\${ for a text that is meant literally",
-    )
-    if absent:
-        close = nearest(absent[1], schema().keys)
-        what = f"{key} refers to {absent[1]!r}, which is not there"
-        hint = f"did you mean ${{{close}}}?" if close else "refer to a key of this recipe by its dotted name"
-    elif "KeyError" in message and asked:
-        what = f"{key} reads the environment variable {asked[-1]}, which is not set"
-        hint = f"set it, or give a default: ${{oc.env:{asked[-1]},value}}"
-    elif isinstance(error, RecursionError):
-        what = f"{key}: {expression[:100]} is nested too deep"
-    return Diagnostic("error", what, key, _origin(state, key), hint=hint)
-
-
-def _circle(state: Merge, path: tuple[str | int, ...], expression: str) -> Diagnostic:
-    key = ".".join(map(str, path))
-    what = f"{key}: {expression[:100]} refers to itself in a circle"
-    return Diagnostic("error", what, key, _origin(state, key), hint="write one of the values out")
+def _dotted(path: Path) -> str:
+    return ".".join(map(str, path))
 
 
 def _escape(value: Any) -> Any:
     return value.replace("${", "\\${") if isinstance(value, str) else value
 
 
-def _origin(state: Merge, key: str) -> Origin | None:
-    while key:
-        if key in state.places:
-            return state.places[key]
-        key = key.rpartition(".")[0]
-    return None
-
-
-def _get(tree: Any, path: tuple[str | int, ...]) -> Any:
+def _get(tree: Any, path: Path) -> Any:
     for part in path:
         tree = tree[part]
     return tree
 
 
-def _set(tree: Any, path: tuple[str | int, ...], value: Any) -> None:
+def _set(tree: Any, path: Path, value: Any) -> None:
     _get(tree, path[:-1])[path[-1]] = value

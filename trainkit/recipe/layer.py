@@ -9,6 +9,7 @@ from typing import Any
 from trainkit.errors import Diagnostic, Origin, Severity
 from trainkit.recipe.compose import Dialect, Document, compose_bytes, printable
 from trainkit.recipe.fields import open_keys, schema, short_forms
+from trainkit.recipe.places import nearest
 from trainkit.recipe.secrets import MASK, is_secret_name, mask_line, secret_arguments
 from trainkit.recipe.text import Mark, Problem
 
@@ -40,15 +41,6 @@ class Layer:
         return self.keys.get(key) or self.origin(key)
 
 
-def nearest(origins: Mapping[str, Origin], key: str) -> Origin | None:
-    """The origin at the key, or at the nearest key around it."""
-    while key:
-        if key in origins:
-            return origins[key]
-        key = key.rpartition(".")[0]
-    return None
-
-
 def recipe_dialect() -> Dialect:
     """What a recipe's text may contain beyond plain YAML."""
     return Dialect(modifiers=True, open=open_keys(), verbatim=VERBATIM)
@@ -64,29 +56,37 @@ def read_document(data: bytes) -> Document:
     return Document({}, {}, {}, document.lines, (*document.errors, problem), document.warnings)
 
 
-def file_layer(name: str, strength: int, source: str, base: str, document: Document) -> Layer:
-    """The layer that a file makes. Origins show the file's lines without secrets."""
-    lines = shown_lines(document)
-    values = {key: at(name, strength, source, mark, lines) for key, mark in document.values.items() if key}
-    keys = {key: at(name, strength, source, mark, lines) for key, mark in document.keys.items()}
+@dataclass(frozen=True)
+class Page:
+    """A text that is shown in messages: what layer it is, where it came from, and its lines without secrets."""
+
+    name: str
+    strength: int
+    source: str
+    lines: tuple[str, ...]
+
+    def at(self, mark: Mark) -> Origin:
+        """The origin at a mark."""
+        text = self.lines[mark.line - 1] if mark.line <= len(self.lines) else ""
+        length = max(min(mark.length, len(text) - mark.column + 1), 1)
+        return Origin(self.name, self.strength, self.source, mark.line, mark.column, length, text)
+
+    def diagnose(self, severity: Severity, problem: Problem) -> Diagnostic:
+        """The diagnostic that a problem in the text becomes."""
+        return Diagnostic(severity, problem.what, problem.key, self.at(problem.mark), problem.why, problem.hint)
+
+
+def page(name: str, strength: int, source: str, document: Document) -> Page:
+    """The page of a document, its secrets masked."""
+    return Page(name, strength, source, shown_lines(document))
+
+
+def file_layer(page: Page, base: str, document: Document) -> Layer:
+    """The layer that a file makes."""
+    values = {key: page.at(mark) for key, mark in document.values.items() if key}
+    keys = {key: page.at(mark) for key, mark in document.keys.items()}
     tree = {key: value for key, value in document.tree.items() if key != "extends"}
-    return Layer(name, strength, base, normalise(tree, values), values, keys)
-
-
-def at(name: str, strength: int, source: str, mark: Mark, lines: tuple[str, ...]) -> Origin:
-    """The origin at a mark of a text."""
-    text = lines[mark.line - 1] if mark.line <= len(lines) else ""
-    return Origin(
-        name, strength, source, mark.line, mark.column, max(min(mark.length, len(text) - mark.column + 1), 1), text
-    )
-
-
-def diagnose(
-    severity: Severity, problem: Problem, name: str, strength: int, source: str, lines: tuple[str, ...]
-) -> Diagnostic:
-    """The diagnostic that a problem in a text becomes once its layer is known."""
-    origin = at(name, strength, source, problem.mark, lines)
-    return Diagnostic(severity, problem.what, problem.key, origin, problem.why, problem.hint)
+    return Layer(page.name, page.strength, base, normalise(tree, values), values, keys)
 
 
 def shown_lines(document: Document) -> tuple[str, ...]:

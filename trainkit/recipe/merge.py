@@ -1,4 +1,4 @@
-"""Merging layers, weakest first: mappings merge, scalars and lists replace, and history keeps every value that was given."""
+"""Merging layers, weakest first: mappings merge, scalars and lists replace, and history keeps every value given."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainkit.recipe.secrets import is_secret_name, mask
 
 @dataclass
 class Merge:
-    """The state of merging: the tree so far, what each leaf was given, the strongest place of each key, and what went wrong."""
+    """The state of merging: the tree so far, what each leaf was given, each key's strongest place, what went wrong."""
 
     tree: dict[str, Any] = field(default_factory=dict)
     history: dict[str, list[Entry]] = field(default_factory=dict)
@@ -24,7 +24,7 @@ class Merge:
 
     def add(self, layer: Layer) -> None:
         """Put one more layer on top."""
-        _merge_mapping(self, self.tree, layer.tree, "", layer)
+        _merge_mapping(self, layer, self.tree, layer.tree, "")
 
     def get(self, key: str) -> Any:
         """The merged value at a dotted key; None where no layer gives it."""
@@ -56,81 +56,87 @@ def split_modifier(raw: str, prefix: str) -> tuple[str, str]:
     return raw, ""
 
 
-def _merge_mapping(state: Merge, target: dict[str, Any], source: Mapping[str, Any], path: str, layer: Layer) -> None:
+@dataclass(frozen=True)
+class _Step:
+    """One key of one layer on its way into the tree. target: the mapping that gets it."""
+
+    state: Merge
+    layer: Layer
+    target: dict[str, Any]
+    name: str
+    key: str
+    origin: Origin
+
+
+def _merge_mapping(state: Merge, layer: Layer, target: dict[str, Any], source: Mapping[str, Any], path: str) -> None:
     if path in tagged_sections():
-        _change_kind(state, target, source, path, layer)
+        _change_kind(state, layer, target, source, path)
     for raw, value in source.items():
         name, modifier = split_modifier(raw, path)
         key = f"{path}.{name}" if path else name
-        origin = layer.origin(key) or Origin(layer.name, layer.strength, layer.name)
+        step = _Step(state, layer, target, name, key, layer.origin(key) or _unplaced(layer))
         if modifier == "+":
-            _append(state, target, name, key, value, origin)
+            _append(step, value)
         elif isinstance(value, Mapping):
-            _merge_into(state, target, name, key, value, modifier, layer, origin)
+            _merge_into(step, value, modifier)
         else:
-            if isinstance(target.get(name), dict):
-                _drop(state, f"{key}.", f"dropped: {key} is replaced as a whole by {origin.place}")
-            target[name] = value
-            _record(state, key, Entry(_shown(key, value), origin), layer)
+            _replace(step, value)
 
 
-def _merge_into(
-    state: Merge,
-    target: dict[str, Any],
-    name: str,
-    key: str,
-    value: Mapping[str, Any],
-    modifier: str,
-    layer: Layer,
-    origin: Origin,
-) -> None:
-    state.places[key] = origin
-    if modifier == "!" or not isinstance(target.get(name), dict):
-        for prefix in (key, f"{key}."):
-            _drop(state, prefix, f"dropped: {key} is replaced as a whole by {origin.place}")
-        target[name] = {}
-    _merge_mapping(state, target[name], value, key, layer)
+def _unplaced(layer: Layer) -> Origin:
+    return Origin(layer.name, layer.strength, layer.name)
 
 
-def _append(state: Merge, target: dict[str, Any], name: str, key: str, value: Any, origin: Origin) -> None:
-    before = target.get(name)
+def _merge_into(step: _Step, value: Mapping[str, Any], modifier: str) -> None:
+    step.state.places[step.key] = step.origin
+    if modifier == "!" or not isinstance(step.target.get(step.name), dict):
+        note = f"dropped: {step.key} is replaced as a whole by {step.origin.place}"
+        _drop(step.state, step.key, note)
+        _drop(step.state, f"{step.key}.", note)
+        step.target[step.name] = {}
+    _merge_mapping(step.state, step.layer, step.target[step.name], value, step.key)
+
+
+def _replace(step: _Step, value: Any) -> None:
+    if isinstance(step.target.get(step.name), dict):
+        _drop(step.state, f"{step.key}.", f"dropped: {step.key} is replaced as a whole by {step.origin.place}")
+    step.target[step.name] = list(value) if isinstance(value, list) else value
+    _record(step, Entry(_shown(step.key, value), step.origin))
+
+
+def _append(step: _Step, value: Any) -> None:
+    before = step.target.get(step.name)
     if before is not None and not isinstance(before, list):
         kind = "a mapping" if isinstance(before, Mapping) else "a single value"
-        given = state.places.get(key)
-        state.errors.append(
-            Diagnostic(
-                "error",
-                f"`{name}+` appends to a list, and {key} is {kind}",
-                key,
-                origin,
-                why=f"it was given at {given.place}" if given else "",
-                hint=f"write `{name}:` to replace it",
-            )
-        )
+        given = step.state.places.get(step.key)
+        what = f"`{step.name}+` appends to a list, and {step.key} is {kind}"
+        why = f"it was given at {given.place}" if given else ""
+        hint = f"write `{step.name}:` to replace it"
+        step.state.errors.append(Diagnostic("error", what, step.key, step.origin, why, hint))
         return
     added = value if isinstance(value, list) else [value]
-    target[name] = [*(before or []), *added]
-    state.places[key] = origin
+    step.target[step.name] = [*(before or []), *added]
     note = f"appended {added!r}" if before else ""
-    state.history.setdefault(key, []).append(Entry(_shown(key, target[name]), origin, note))
+    _record(step, Entry(_shown(step.key, step.target[step.name]), step.origin, note), skip=len(before or []))
 
 
-def _change_kind(state: Merge, target: dict[str, Any], source: Mapping[str, Any], path: str, layer: Layer) -> None:
+def _change_kind(state: Merge, layer: Layer, target: dict[str, Any], source: Mapping[str, Any], path: str) -> None:
     old, new = target.get("kind"), source.get("kind", source.get("kind!"))
     if old is None or new is None or old == new:
         return
-    place = (layer.origin(f"{path}.kind") or Origin(layer.name, layer.strength, layer.name)).place
+    place = (layer.origin(f"{path}.kind") or _unplaced(layer)).place
     _drop(state, f"{path}.", f"dropped: {path}.kind changed from {old} to {new} at {place}", keep=f"{path}.kind")
     target.clear()
 
 
-def _record(state: Merge, key: str, entry: Entry, layer: Layer) -> None:
-    state.history.setdefault(key, []).append(entry)
-    state.places[key] = entry.origin
+def _record(step: _Step, entry: Entry, skip: int = 0) -> None:
+    """Add to the history. skip: how many elements of a list stood there before, and keep their places."""
+    step.state.history.setdefault(step.key, []).append(entry)
+    step.state.places[step.key] = entry.origin
     if isinstance(entry.value, list):
-        for position in range(len(entry.value)):
-            if f"{key}.{position}" in layer.values:
-                state.places[f"{key}.{position}"] = layer.values[f"{key}.{position}"]
+        for position in range(len(entry.value) - skip):
+            place = step.layer.values.get(f"{step.key}.{position}", entry.origin)
+            step.state.places[f"{step.key}.{position + skip}"] = place
 
 
 def _drop(state: Merge, prefix: str, note: str, keep: str = "") -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterable, Mapping
-from typing import Any
+from functools import partial
 
-from trainkit.errors import Diagnostic, Origin, RecipeError
+from trainkit.errors import Diagnostic, RecipeError
 from trainkit.recipe.attachments import attach
 from trainkit.recipe.checks import Context, check, written_secrets
 from trainkit.recipe.environment import environment_layer
@@ -16,6 +16,7 @@ from trainkit.recipe.interpolation import interpolate, interpolated
 from trainkit.recipe.layer import Layer
 from trainkit.recipe.merge import Merge, merge
 from trainkit.recipe.overrides import argument_layer, override_layers
+from trainkit.recipe.places import nearest
 from trainkit.recipe.resolved import Attachment, Entry, Request, Resolved
 from trainkit.recipe.stack import Stack
 from trainkit.recipe.triangle import contradictions
@@ -36,11 +37,12 @@ def resolve(request: Request, files: Files) -> Resolved:
     found += interpolate(state, request.environ, defaults(kinds))
     for layer in layers:
         found += validate_layer(layer, kinds, interpolated)
-    locate = _locator(state)
+    locate = partial(nearest, state.places)
     found += contradictions(layers, state)
     attachments, diagnostics = attach(state, _bases(layers), files)
     found += diagnostics
-    context = Context(state.tree, defaults(kinds), locate, files, lambda path: _absolute(path, request.cwd))
+    broken = frozenset(each.key for each in found if each.severity == "error")
+    context = Context(state.tree, defaults(kinds), locate, files, lambda path: _absolute(path, request.cwd), broken)
     found += check(context)
     recipe, wrong = validate(state.tree, locate)
     found = _distinct([*found, *wrong])
@@ -77,17 +79,6 @@ def _kind(state: Merge, section: str) -> str:
 
 def _bases(layers: Iterable[Layer]) -> Mapping[int, str]:
     return {layer.strength: layer.base for layer in layers}
-
-
-def _locator(state: Merge) -> Any:
-    def locate(key: str) -> Origin | None:
-        while key:
-            if key in state.places:
-                return state.places[key]
-            key = key.rpartition(".")[0]
-        return None
-
-    return locate
 
 
 def _absolute(path: str, cwd: str) -> str:

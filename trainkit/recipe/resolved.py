@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainkit.errors import Diagnostic, Origin
+from trainkit.recipe.places import nearest
 from trainkit.recipe.schema import Recipe
 
 
@@ -70,8 +71,4 @@ class Resolved:
         entries = self.history.get(key, ())
         if entries and not entries[-1].dropped:
             return entries[-1].origin
-        while key:
-            if key in self.places:
-                return self.places[key]
-            key = key.rpartition(".")[0]
-        return None
+        return nearest(self.places, key)

@@ -29,12 +29,13 @@ def _integer(base: int) -> Callable[[str], int]:
     return lambda text: int(text.replace("_", ""), base)
 
 
+# YAML 1.1 wants a dot and a signed exponent; `3e-4` is a number to everybody else.
+_FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?")
 _SPECIAL_FLOATS = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 _NUMBERS: tuple[tuple[re.Pattern[str], Callable[[str], int | float]], ...] = (
     (re.compile(r"[-+]?(?:0|[1-9][0-9_]*)"), _integer(10)),
     (re.compile(r"[-+]?0[0-7_]+"), _integer(8)),
-    # YAML 1.1 wants a dot and a signed exponent; `3e-4` is a number to everybody else.
-    (re.compile(r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?"), lambda text: float(text.replace("_", ""))),
+    (_FLOAT, lambda text: float(text.replace("_", ""))),
     (re.compile(r"[-+]?0x[0-9a-fA-F_]*[0-9a-fA-F][0-9a-fA-F_]*"), _integer(16)),
     (re.compile(r"[-+]?0b[01_]*[01][01_]*"), _integer(2)),
     (re.compile(r"[-+]?[1-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?"), _sexagesimal),

@@ -8,100 +8,25 @@ from functools import lru_cache
 
 MASK = "***"
 
+
+def _set(words: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", words))
+
+
 # Any of these as a whole word makes a name secret, unless it ends in a word that says it only points to the secret.
-_STRONG = frozenset(
-    [
-        "secret",
-        "secrets",
-        "password",
-        "passwd",
-        "passphrase",
-        "pwd",
-        "credential",
-        "credentials",
-        "apikey",
-        "apikeys",
-        "apitoken",
-        "authtoken",
-    ]
+_STRONG = _set(
+    "secret secrets password passwd passphrase pwd credential credentials apikey apikeys apitoken authtoken accesskey"
 )
 # These words are also said of harmless things, so they count only at the end of a name.
-_WEAK = frozenset({"key", "token", "keys", "auth", "bearer"})
-_POINTERS = frozenset(
-    [
-        "file",
-        "path",
-        "dir",
-        "directory",
-        "name",
-        "id",
-        "url",
-        "uri",
-        "length",
-        "len",
-        "size",
-        "count",
-        "num",
-        "type",
-        "field",
-        "column",
-    ]
-)
+_WEAK = _set("key token keys auth bearer")
+_POINTERS = _set("file path dir directory name id url uri length len size count num type field column")
 # `HF_TOKEN_2`, `API_KEY_PROD`: what may stand behind the word that counts.
-_TRAILING = frozenset(
-    ["prod", "production", "dev", "test", "staging", "value", "b64", "base64", "ci", "main", "default"]
-)
-# Words before `token`, `tokens` and `key` that make them vocabulary or column names (`--pad_token`, `text_key`).
-_HARMLESS = frozenset(
-    [
-        "pad",
-        "eos",
-        "bos",
-        "unk",
-        "sep",
-        "cls",
-        "mask",
-        "image",
-        "audio",
-        "video",
-        "special",
-        "start",
-        "end",
-        "stop",
-        "prefix",
-        "suffix",
-        "middle",
-        "fim",
-        "decoder",
-        "forced",
-        "text",
-        "label",
-        "labels",
-        "prompt",
-        "response",
-        "sort",
-        "primary",
-        "foreign",
-        "column",
-        "row",
-        "group",
-        "index",
-        "dataset",
-        "data",
-        "sample",
-        "cache",
-        "map",
-        "source",
-        "target",
-        "input",
-        "output",
-        "messages",
-        "message",
-        "partition",
-        "public",
-        "max",
-        "min",
-    ]
+_TRAILING = _set("prod production dev test staging value b64 base64 ci main default")
+# Words before `token` and `key` that make them vocabulary or column names (`--pad_token`, `text_key`).
+_HARMLESS = _set(
+    "pad eos bos unk sep cls mask image audio video special start end stop prefix suffix middle fim decoder forced"
+    " text label labels prompt response sort primary foreign column row group index dataset data sample cache map"
+    " source target input output messages message partition public max min"
 )
 _WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
 _ASSIGNED = re.compile(r"""(?P<name>[A-Za-z0-9_][\w.\-]*)(?P<between>["']?\s*[+!]?(?:[:=]|\s(?=\S))\s*)""")
@@ -112,7 +37,8 @@ _VALUE = re.compile(r"""\s*("(?:[^"\\]|\\.)*"?|'[^']*'?|[^\s,}\]]+)""")
 def is_secret_name(name: str) -> bool:
     """Whether a variable's or argument's name says, in a whole word, that its value is a secret.
 
-    Words end at ``_``, ``-``, ``.`` and case changes, so ``tokenizer_name``, ``max_tokens`` and ``num_key_value_heads`` say nothing.
+    Words end at ``_``, ``-``, ``.`` and case changes, so ``tokenizer_name``, ``max_tokens`` and
+    ``num_key_value_heads`` say nothing.
     """
     words = [word.lower() for word in _WORDS.findall(name)]
     while len(words) > 1 and (words[-1].isdigit() or words[-1] in _TRAILING):
@@ -164,7 +90,7 @@ def mask_words(words: Sequence[str]) -> list[str]:
 
 
 def secret_arguments(arguments: Sequence[object]) -> list[int]:
-    """Positions of the words of an argument list that hold a secret (``--token=abc``, or ``abc`` behind ``--token``)."""
+    """Positions of the words in an argument list that hold a secret (``--token=abc``, or ``abc`` behind ``--token``)."""
     found = []
     for position, word in enumerate(arguments):
         if not isinstance(word, str) or not word.startswith("-"):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from trainkit.errors import Diagnostic, Origin
 from trainkit.recipe.compose import Document
 from trainkit.recipe.files import Files
-from trainkit.recipe.layer import Layer, diagnose, file_layer, read_document, shown_lines
+from trainkit.recipe.layer import Layer, file_layer, page, read_document
 from trainkit.recipe.suggest import nearest
 from trainkit.recipe.text import Mark, Problem
 
@@ -49,14 +49,14 @@ class Stack:
     def add_preset(self, word: str) -> None:
         """Add what ``--with`` names, on top of everything so far."""
         origin = Origin("flag", len(self.layers), f"--with {word}", text=f"--with {word}")
-        found = self._find(word, self.cwd)
+        found = self._find(word, self.cwd, Mark(0, 0))
         if isinstance(found, Problem):
             self.errors.append(Diagnostic("error", found.what, "", origin, found.why, found.hint))
         else:
             self._add(found, (), origin, set())
 
     def _add(self, source: _Source, chain: tuple[_Source, ...], named: Origin, done: set[str]) -> None:
-        """Add a file behind everything that it extends. A file that several others extend counts once, where it comes first."""
+        """Add a file behind everything that it extends. What several others extend counts once, where it comes first."""
         document = self._read(source, named)
         if document is None:
             return
@@ -74,22 +74,18 @@ class Stack:
                 seen.add(found.path)
                 if trouble is None:
                     if found.path not in done:
-                        at = diagnose("error", Problem(mark, ""), source.label, 0, source.shown, document.lines).origin
-                        self._add(found, chain, at or named, done)
+                        at = page(source.label, len(self.layers), source.shown, document).at(mark)
+                        self._add(found, chain, at, done)
                     continue
                 found = trouble
             problems.append(found)
         self._place(source, document, problems)
 
     def _place(self, source: _Source, document: Document, problems: list[Problem]) -> None:
-        strength = len(self.layers)
-        layer = file_layer(source.label, strength, source.shown, posixpath.dirname(source.path), document)
-        self.layers.append(layer)
-        lines = shown_lines(document)
-        self.errors += [diagnose("error", each, source.label, strength, source.shown, lines) for each in problems]
-        self.warnings += [
-            diagnose("warning", each, source.label, strength, source.shown, lines) for each in document.warnings
-        ]
+        shown = page(source.label, len(self.layers), source.shown, document)
+        self.layers.append(file_layer(shown, posixpath.dirname(source.path), document))
+        self.errors += [shown.diagnose("error", each) for each in problems]
+        self.warnings += [shown.diagnose("warning", each) for each in document.warnings]
 
     def _read(self, source: _Source, named: Origin) -> Document | None:
         try:
@@ -99,8 +95,8 @@ class Stack:
             self.errors.append(Diagnostic("error", what, "", named, hint=hint))
             return None
 
-    def _find(self, word: str, base: str, mark: Mark = Mark(0, 0)) -> _Source | Problem:
-        """The file that a word of `extends` means: a shipped name, or a path from the folder of the file that says it."""
+    def _find(self, word: str, base: str, mark: Mark) -> _Source | Problem:
+        """The file that a word of `extends` means: a shipped name, or a path from the folder of the file that says so."""
         shipped = self.files.shipped()
         name = _without_suffix(word)
         if word in shipped:
@@ -122,11 +118,9 @@ class Stack:
 def _extends(document: Document, problems: list[Problem]) -> list[tuple[str, Mark]]:
     value = document.tree.get("extends")
     mark = document.values.get("extends", Mark(1, 1))
-    for raw in ("extends+", "extends!"):
-        if raw in document.tree:
-            problems.append(
-                Problem(document.keys.get("extends", mark), f"`{raw}` means nothing", hint="write `extends`", key=raw)
-            )
+    at = document.keys.get("extends", mark)
+    modified = [raw for raw in ("extends+", "extends!") if raw in document.tree]
+    problems += [Problem(at, f"`{raw}` means nothing", hint="write `extends`", key="extends") for raw in modified]
     if value is None:
         return []
     if isinstance(value, str):

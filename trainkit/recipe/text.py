@@ -78,19 +78,39 @@ def _mark_of_byte(data: bytes, offset: int) -> Mark:
 
 # What the C and the pure parser say, what it means, and what to do. The first match counts.
 _COMPLAINTS: tuple[tuple[str, str, str], ...] = (
-    (r"could not find expected ':'|did not find expected key|expected <block end>, but found '<(?:scalar|block mapping start)", "this line is no `key: value`", "check the indentation and the colon; a text with special characters wants quotes"),
-    (r"mapping values are not allowed", "a `:` stands where no mapping can begin", "check the indentation of this line and of the one before; a text that contains `: ` wants quotes"),
+    (
+        r"could not find expected ':'|did not find expected key"
+        r"|expected <block end>, but found '<(?:scalar|block mapping start)",
+        "this line is no `key: value`",
+        "check the indentation and the colon; a text with special characters wants quotes",
+    ),
+    (
+        r"mapping values are not allowed",
+        "a `:` stands where no mapping can begin",
+        "check the indentation here and one line above; a text that contains `: ` wants quotes",
+    ),
     (r"unexpected end of stream", "a quoted text is never closed", "add the closing quote"),
     (r"',' or '\]'", "a `[` list is not closed, or a comma is missing in it", "add `]` or `,`"),
     (r"',' or '\}'", "a `{` mapping is not closed, or a comma is missing in it", "add `}` or `,`"),
-    (r"'-' indicator|expected <block end>, but found '\?'", "a list ends here without going back in indentation", "indent this line like the list's dashes, or less"),
+    (
+        r"'-' indicator|expected <block end>, but found '\?'",
+        "a list ends here without going back in indentation",
+        "indent this line like the list's dashes, or less",
+    ),
     (r"document start", "text follows after the end of the recipe", "remove the surplus bracket or text"),
     (r"cannot start any token", "this character cannot start a value", "put the text in quotes"),
-    (r"unknown escape character", "an unknown escape in a text in double quotes", "write `\\\\` for a backslash, or use single quotes"),
-    (r"expected (?:the )?node content", "a value is missing here, or a bracket is surplus", "add the value, or remove the bracket"),
-    (r"undefined alias", "this `*name` refers to an anchor that is not defined", "define it before with `&name`"),
+    (
+        r"unknown escape character",
+        "an unknown escape in a text in double quotes",
+        "write `\\\\` for a backslash, or use single quotes",
+    ),
+    (
+        r"expected (?:the )?node content",
+        "a value is missing here, or a bracket is surplus",
+        "add the value, or remove the bracket",
+    ),
     (r"[Yy][Aa][Mm][Ll] document|directive", "a `%` directive that is not read", "remove the line"),
-)  # fmt: skip
+)
 _CONTROL = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 

@@ -15,9 +15,9 @@ CORNERS = ("batch.global", "batch.micro", "batch.accumulation")
 def contradictions(layers: Sequence[Layer], state: Merge) -> list[Diagnostic]:
     """An error where one layer gives all three corners, all three count, and they cannot agree.
 
-    global = micro x accumulation x ranks. Without knowing the ranks, global must be a multiple of micro x accumulation; with
-    them (`nodes.count` x `nodes.processes_per_node`, where both are numbers) the product must be equal. Corners from
-    different layers are left to planning, where the weakest gives way.
+    global = micro x accumulation x ranks. Without knowing the ranks, global must be a multiple of micro x accumulation;
+    with them (`nodes.count` x `nodes.processes_per_node`, where both are numbers) the product must be equal. Corners
+    from different layers are left to planning, where the weakest gives way.
     """
     winners = [state.history[corner][-1] for corner in CORNERS if state.history.get(corner)]
     if len(winners) < 3 or len({entry.origin.strength for entry in winners}) > 1:
@@ -32,14 +32,14 @@ def contradictions(layers: Sequence[Layer], state: Merge) -> list[Diagnostic]:
     others = ", ".join(
         f"{corner} at {entry.origin.place}" for corner, entry in zip(CORNERS[1:], winners[1:], strict=True)
     )
-    fit = f"{product} × ranks" if ranks is None else f"{product * ranks} with {ranks} rank{'s' if ranks > 1 else ''}"
+    fit = f"{product} * ranks" if ranks is None else f"{product * ranks} with {ranks} rank{'s' if ranks > 1 else ''}"
     return [
         Diagnostic(
             "error",
             f"batch.global {total}, batch.micro {micro} and batch.accumulation {accumulation} contradict each other",
             CORNERS[0],
             winners[0].origin,
-            why=f"global = micro × accumulation × ranks, and {micro} × {accumulation} makes {fit} ({others})",
+            why=f"global = micro * accumulation * ranks, and {micro} * {accumulation} makes {fit} ({others})",
             hint="give any two of the three; the third follows",
         )
     ]

@@ -17,7 +17,7 @@ from trainkit.recipe.schema import Recipe
 from trainkit.recipe.suggest import nearest, nearest_key
 from trainkit.recipe.wanted import complain, shown
 
-# Comparing an unknown word with every key takes a millisecond; a file of nothing but unknown keys needs no more advice than this.
+# Comparing an unknown word with every key takes a millisecond; more advice than this is not read anyway.
 _MAX_SUGGESTIONS = 30
 
 Locate = Callable[[str], Origin | None]
@@ -25,7 +25,7 @@ Locate = Callable[[str], Origin | None]
 
 def unknown_keys(layer: Layer) -> list[Diagnostic]:
     """An error for each key of the layer that the schema does not have in any kind of its section."""
-    found = []
+    found: list[Diagnostic] = []
     for key in _unknown(layer.tree, ""):
         close = nearest_key(key) if len(found) < _MAX_SUGGESTIONS else None
         section, _, name = key.rpartition(".")
@@ -66,7 +66,8 @@ def without_unknown(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]
 def validate_layer(layer: Layer, kinds: Mapping[str, str], skip: Callable[[Any], bool]) -> list[Diagnostic]:
     """Errors in the values that one layer gives, even where a stronger layer replaces them.
 
-    kinds: the kind of each tagged section whose layer does not say it. skip: values that are not final (interpolations).
+    kinds: the kind of each tagged section, for a layer that does not say it.
+    skip: tells values that are not final (interpolations).
     """
     tree = _final(layer.tree, "", kinds, skip)
     try:
@@ -132,16 +133,15 @@ def _translate(errors: Sequence[ErrorDetails], tree: Mapping[str, Any], locate: 
         if key in done:
             continue
         done.add(key)
-        yield _wrong(key, rest, each["type"], each["msg"], tree, locate)
+        yield _wrong(key, rest, each, tree, locate)
 
 
 def _setting_key(loc: tuple[int | str, ...]) -> tuple[str, tuple[int | str, ...]]:
     """The setting or section that a pydantic location lies in, and what of the location lies below it."""
     key, table = "", schema()
     for position, part in enumerate(loc):
-        if key in tagged_sections() and part in table.sections[key].kinds and len(table.sections[key].kinds) > 1:
-            if f"{key}.{part}" not in table.settings:
-                continue
+        if key in tagged_sections() and part in table.sections[key].kinds and f"{key}.{part}" not in table.settings:
+            continue  # pydantic names the kind of a tagged section as a step of the path
         following = f"{key}.{part}" if key else str(part)
         if following not in table.sections and following not in table.settings:
             return key, loc[position:]
@@ -150,15 +150,15 @@ def _setting_key(loc: tuple[int | str, ...]) -> tuple[str, tuple[int | str, ...]
 
 
 def _wrong(
-    key: str, rest: tuple[int | str, ...], kind: str, message: str, tree: Mapping[str, Any], locate: Locate
+    key: str, rest: tuple[int | str, ...], error: ErrorDetails, tree: Mapping[str, Any], locate: Locate
 ) -> Diagnostic:
     setting = schema().setting(key, str(value_at(tree, f"{key.partition('.')[0]}.kind")))
     value = value_at(tree, key)
-    if kind == "union_tag_invalid":
+    if error["type"] == "union_tag_invalid":
         return _wrong_kind(key, value, locate)
     if setting is None:
-        if kind == "value_error":
-            return _contradiction(key, message.removeprefix("Value error, "), tree, locate)
+        if error["type"] == "value_error":
+            return _contradiction(key, error["msg"].removeprefix("Value error, "), tree, locate)
         what = f"{key} must be a mapping, not {shown(key, value)}"
         return Diagnostic(
             "error",
