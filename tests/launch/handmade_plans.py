@@ -22,6 +22,7 @@ from trainkit.planning.plan import (
     text,
 )
 
+# ruff: noqa: E501
 ACCELERATE_YAML = """\
 compute_environment: LOCAL_MACHINE
 debug: false
