@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainkit.errors import Diagnostic, Origin
-from trainkit.recipe.compose import Dialect, compose
+from trainkit.recipe.compose import compose
+from trainkit.recipe.document import Dialect
 from trainkit.recipe.fields import open_keys, schema
 from trainkit.recipe.layer import ARGUMENTS, VERBATIM, Layer, normalise
 from trainkit.recipe.wanted import accepts, takes_text_only
@@ -24,7 +25,7 @@ class Assignment:
 
 
 def read_value(key: str, text: str, origin: Origin) -> tuple[Any, list[Diagnostic]]:
-    """The value that a text means for a key: YAML, except that a setting which takes any text takes this one as it is."""
+    """The value that a text means for a key: YAML, but a setting that takes any text takes this one as it is."""
     setting = schema().enclosing(key)
     if setting is not None and setting.key == key and takes_text_only(setting):
         return _as_text(text, nullable=accepts(setting.annotation, type(None))), []
@@ -58,7 +59,7 @@ def _as_text(text: str, *, nullable: bool) -> Any:
 
 
 def layer_of(name: str, strength: int, base: str, assignments: Iterable[Assignment]) -> Layer:
-    """One layer with all assignments; a later one for the same key wins, and a mapping merges with what stands there."""
+    """One layer with all assignments; a later one for the same key wins."""
     tree: dict[str, Any] = {}
     values: dict[str, Origin] = {}
     for each in assignments:

@@ -1,15 +1,15 @@
-"""From YAML (or JSON) text to plain values with positions: one pass over the parse events, guarded against hostile input."""
+"""From YAML (or JSON) text to plain values with positions, in one pass over the parse events."""
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
 
+from trainkit.recipe.document import PLAIN, Dialect, Document, printable
 from trainkit.recipe.scalars import read_scalar, trap
 from trainkit.recipe.text import Mark, Problem, Unreadable, complaint, decode
 
@@ -19,37 +19,6 @@ MAX_ALIASED = 20_000  # values that come into being by `*alias` alone
 _FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _LINE_END = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
 _PLAIN_TAGS = frozenset({None, "!", "tag:yaml.org,2002:str"})
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """What a text may contain beyond plain YAML, by dotted path.
-
-    modifiers: whether `name+` and `name!` address `name`.
-    open: paths of mappings whose keys are the user's own words, taken literally.
-    verbatim: paths of mappings below which plain scalars of the given types keep the characters as written (`1.10`, `3e-4`).
-    root: the path at which the whole text stands.
-    """
-
-    root: str = ""
-    modifiers: bool = False
-    open: frozenset[str] = frozenset()
-    verbatim: Mapping[str, tuple[type, ...]] = field(default_factory=dict)
-
-
-PLAIN = Dialect()
-
-
-@dataclass(frozen=True)
-class Document:
-    """A text as read. `values` and `keys` hold positions by dotted path; list elements stand under their index."""
-
-    tree: Any
-    values: Mapping[str, Mark]
-    keys: Mapping[str, Mark]
-    lines: tuple[str, ...]
-    errors: tuple[Problem, ...]
-    warnings: tuple[Problem, ...]
 
 
 def compose_bytes(data: bytes, dialect: Dialect = PLAIN) -> Document:
@@ -62,11 +31,6 @@ def compose_bytes(data: bytes, dialect: Dialect = PLAIN) -> Document:
         shown = tuple(printable(text) for text in start[:line])
         return Document({}, {}, {}, shown, (failure.problem,), ())
     return compose(text, dialect)
-
-
-def printable(line: str) -> str:
-    """The line, cut to a length that can be shown, with control characters made visible."""
-    return "".join(char if char.isprintable() or char == "\t" else "\ufffd" for char in line[:500])
 
 
 def compose(text: str, dialect: Dialect = PLAIN, *, loader: Any = None) -> Document:

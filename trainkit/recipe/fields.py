@@ -1,4 +1,4 @@
-"""The schema as a table: every setting by its dotted key, read off the declarations in schema/ and from nowhere else."""
+"""The schema as a table: every setting by its dotted key, read off the declarations in schema/."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def tagged_sections() -> frozenset[str]:
 
 @cache
 def short_forms() -> Mapping[str, str]:
-    """Sections that may be written as one value, and the setting which that value then is (``precision``: ``dtype``)."""
+    """Sections that may be written as one value, and the setting that it then is (``precision``: ``dtype``)."""
     return {key: section.model.short_form for key, section in schema().sections.items() if section.model.short_form}
 
 

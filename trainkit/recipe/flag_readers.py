@@ -1,4 +1,4 @@
-"""Flags that mean more than one setting, or whose words differ from the recipe's: one function each, one table of all."""
+"""Flags that mean several settings, or whose words differ from the recipe's: one function each, one table of all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainkit.errors import Origin
-from trainkit.recipe.compose import Document, compose_bytes
+from trainkit.recipe.compose import compose_bytes
+from trainkit.recipe.document import Document
 from trainkit.recipe.flags import Flag, Outcome, Reader, Use, setting_reader, switched_on
 from trainkit.recipe.fsdp_config import FSDP_REFUSED, read_fsdp_config
 from trainkit.recipe.layer import Page, page

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import Diagnostic, Origin
 from trainkit.recipe.assignment import Assignment
-from trainkit.recipe.compose import Document
+from trainkit.recipe.document import Document
 from trainkit.recipe.suggest import nearest
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _truth(key: str) -> Callable[[Any], Settings]:
 
 
 def _only(accepted: tuple[Any, ...], why: str) -> Callable[[Any], Settings]:
-    """A key that has no setting in the recipe: the values that are what FSDP2 does anyway pass, all others are refused."""
+    """A key without a setting in the recipe: values that FSDP2 stands for anyway pass, all others are refused."""
 
     def read(value: Any) -> Settings:
         if not any(value == each and type(value) is type(each) for each in accepted):

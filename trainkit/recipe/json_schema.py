@@ -42,7 +42,7 @@ def _models(model: type[Section]) -> list[type[Section]]:
 def _extends() -> dict[str, Any]:
     one = {"type": "string", "minLength": 1}
     return {
-        "description": "Presets by name (strategy/fsdp) or files by path that this file builds on; later wins, this file wins over all.",
+        "description": "Presets by name (strategy/fsdp) or files by path to build on; later wins, this file most.",
         "anyOf": [one, {"type": "array", "items": one}],
     }
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainkit.errors import Diagnostic, Origin, Severity
-from trainkit.recipe.compose import Dialect, Document, compose_bytes, printable
+from trainkit.recipe.compose import compose_bytes
+from trainkit.recipe.document import Dialect, Document, printable
 from trainkit.recipe.fields import open_keys, schema, short_forms
 from trainkit.recipe.places import nearest
 from trainkit.recipe.secrets import MASK, is_secret_name, mask_line, secret_arguments
@@ -116,7 +117,7 @@ def _mask_following(lines: list[str], start: int, values: Mapping[str, Mark], ma
 
 
 def secret_keys(tree: object, prefix: str = "") -> Iterator[str]:
-    """Keys of values that are secrets by their name: scalars under a secret name, and words of a program's argument list."""
+    """Keys of values that are secrets by name: scalars under a secret name, and words of argument lists."""
     if not isinstance(tree, Mapping):
         return
     for raw, value in tree.items():
@@ -132,7 +133,7 @@ def secret_keys(tree: object, prefix: str = "") -> Iterator[str]:
 
 
 def normalise(tree: Mapping[str, Any], values: dict[str, Origin]) -> dict[str, Any]:
-    """Write short forms out (`precision: bf16`), and leave out sections without content (`batch:`). Adds origins to `values`."""
+    """Write short forms out (`precision: bf16`, with an origin in `values`), leave out empty sections (`batch:`)."""
     written = _write_out(tree, "", values)
     for key, setting in short_forms().items():
         if key in values and f"{key}.{setting}" not in values:

@@ -90,7 +90,7 @@ def mask_words(words: Sequence[str]) -> list[str]:
 
 
 def secret_arguments(arguments: Sequence[object]) -> list[int]:
-    """Positions of the words in an argument list that hold a secret (``--token=abc``, or ``abc`` behind ``--token``)."""
+    """Positions of words in an argument list that hold a secret (``--token=abc``, or ``abc`` behind ``--token``)."""
     found = []
     for position, word in enumerate(arguments):
         if not isinstance(word, str) or not word.startswith("-"):

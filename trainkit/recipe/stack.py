@@ -6,7 +6,7 @@ import posixpath
 from dataclasses import dataclass, field
 
 from trainkit.errors import Diagnostic, Origin
-from trainkit.recipe.compose import Document
+from trainkit.recipe.document import Document
 from trainkit.recipe.files import Files
 from trainkit.recipe.layer import Layer, file_layer, page, read_document
 from trainkit.recipe.suggest import nearest
@@ -56,7 +56,7 @@ class Stack:
             self._add(found, (), origin, set())
 
     def _add(self, source: _Source, chain: tuple[_Source, ...], named: Origin, done: set[str]) -> None:
-        """Add a file behind everything that it extends. What several others extend counts once, where it comes first."""
+        """Add a file behind what it extends. What several others extend counts once, where it comes first."""
         document = self._read(source, named)
         if document is None:
             return
@@ -96,7 +96,7 @@ class Stack:
             return None
 
     def _find(self, word: str, base: str, mark: Mark) -> _Source | Problem:
-        """The file that a word of `extends` means: a shipped name, or a path from the folder of the file that says so."""
+        """The file that a word of `extends` means: a shipped name, or a path from the folder of the file."""
         shipped = self.files.shipped()
         name = _without_suffix(word)
         if word in shipped:

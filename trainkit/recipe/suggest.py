@@ -54,7 +54,7 @@ def nearest_key(key: str) -> str | None:
         for each in (*table.keys, *([] if section else ["extends"]))
         if each.rpartition(".")[0] == section
     }
-    close = nearest(name, siblings)
+    close = nearest(name, siblings, 0.7)
     if close:
         return siblings[close]
     familiar = _FAMILIAR.get(name.lower())

@@ -79,8 +79,7 @@ def _mark_of_byte(data: bytes, offset: int) -> Mark:
 # What the C and the pure parser say, what it means, and what to do. The first match counts.
 _COMPLAINTS: tuple[tuple[str, str, str], ...] = (
     (
-        r"could not find expected ':'|did not find expected key"
-        r"|expected <block end>, but found '<(?:scalar|block mapping start)",
+        r"could not find expected ':'|expected key|expected <block end>, but found '<(?:scalar|block mapping start)",
         "this line is no `key: value`",
         "check the indentation and the colon; a text with special characters wants quotes",
     ),

@@ -1,4 +1,4 @@
-"""The recipe's schema: one class a section. Validation, JSON Schema, flags, wizard and reference text come from here."""
+"""The recipe's schema, one class a section: validation, JSON Schema, flags and reference text come from here."""
 
 from __future__ import annotations
 
@@ -55,7 +55,33 @@ class Recipe(Section):
 
 
 __all__ = [
-    "Batch", "Checkpoint", "Compile", "Ddp", "Devices", "Efficiency", "Eval", "Fsdp", "GptModel", "Launcher", "Logging", "Nodes",
-    "Optimizer", "Output", "Precision", "Program", "Recipe", "Sample", "Schedule", "Section", "Single", "Strategy", "StrategyKind",
-    "TextData", "Train", "Zero", "Zero1", "Zero2", "Zero3",
-]  # fmt: skip
+    "Batch",
+    "Checkpoint",
+    "Compile",
+    "Ddp",
+    "Devices",
+    "Efficiency",
+    "Eval",
+    "Fsdp",
+    "GptModel",
+    "Launcher",
+    "Logging",
+    "Nodes",
+    "Optimizer",
+    "Output",
+    "Precision",
+    "Program",
+    "Recipe",
+    "Sample",
+    "Schedule",
+    "Section",
+    "Single",
+    "Strategy",
+    "StrategyKind",
+    "TextData",
+    "Train",
+    "Zero",
+    "Zero1",
+    "Zero2",
+    "Zero3",
+]

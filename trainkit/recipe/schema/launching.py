@@ -1,4 +1,4 @@
-"""Recipe sections that say what is started, where, and by whom: program, devices, nodes, launcher, environment, output."""
+"""Recipe sections that say what is started, where, and by whom: program, devices, nodes, launcher, output, logging."""
 
 from __future__ import annotations
 
@@ -35,12 +35,14 @@ class Devices(Section):
     )
     select: Literal["auto", "all", "none"] | Annotated[int, Field(ge=1)] | list[int | str] = setting(
         "auto",
-        "Which cards: `auto` (as many as the strategy needs), `all`, `none`, a count, or a list of indices or UUIDs in rank order. "
+        "Which cards: `auto` (as many as the strategy needs), `all`, `none`, a count, or a list of indices or UUIDs "
+        "in rank order. "
         "Becomes CUDA_VISIBLE_DEVICES.",
     )
     order: Literal["pci", "fastest"] = setting(
         "pci",
-        "How cards are numbered: `pci` as nvidia-smi does, `fastest` as CUDA does by default. Becomes CUDA_DEVICE_ORDER.",
+        "How cards are numbered: `pci` as nvidia-smi does, `fastest` as CUDA does by default. "
+        "Becomes CUDA_DEVICE_ORDER.",
     )
 
 

@@ -34,7 +34,8 @@ class Fsdp(Section):
     version: Literal[2] = setting(2, "FSDP version; the built-in trainer uses `fully_shard` (2).")
     sharding: Literal["full_shard", "shard_grad_op"] = setting(
         "full_shard",
-        "`full_shard` frees gathered parameters after forward (ZeRO-3-like); `shard_grad_op` keeps them until backward.",
+        "`full_shard` frees gathered parameters after forward (ZeRO-3-like); "
+        "`shard_grad_op` keeps them until backward.",
     )
     offload: bool = setting(False, "Keep shards in CPU memory; slower, frees device memory.")
     auto_wrap: Literal["transformer", "size", "none"] = setting(

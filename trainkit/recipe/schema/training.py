@@ -1,4 +1,4 @@
-"""Recipe sections that say what is trained and how: precision, batch, efficiency, model, data, optimizer, schedule, loop."""
+"""Recipe sections that say what is trained and how: precision, batch, model, data, optimizer, schedule, loop, …"""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class Precision(Section):
 
     dtype: Literal["auto", "fp32", "fp16", "bf16"] = setting(
         "fp32",
-        "Format of the forward and backward computation; weights stay fp32. `auto` is bf16 where the device has it, else fp32.",
+        "Format of the forward and backward computation; weights stay fp32. "
+        "`auto` is bf16 where the device has it, else fp32.",
     )
     tf32: bool | None = setting(
         None, "TensorFloat-32 matrix products and convolutions on CUDA; null leaves PyTorch's default.", flag="tf32"
@@ -165,7 +166,8 @@ class Checkpoint(Section):
     keep: int = setting(2, "How many of the newest checkpoints stay; 0 keeps all.", ge=0, flag="save_total_limit")
     resume: str = setting(
         "never",
-        "`never`; `auto`: the newest complete checkpoint of an earlier run of this name with the same training settings; or a path.",
+        "`never`; `auto`: the newest complete checkpoint of an earlier run of this name with the same training "
+        "settings; or a path.",
         flag="resume_from_checkpoint",
         min_length=1,
     )
