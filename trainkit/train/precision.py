@@ -23,8 +23,12 @@ def autocast(strategy: str, dtype: str, device: torch.device) -> AbstractContext
 
 
 def check_precision(settings: Settings) -> None:
-    """TrainingError where a strategy cannot evaluate in another format than it trains in."""
+    """TrainingError where a strategy cannot work in the formats that the recipe asks for."""
     kind = settings.recipe.strategy.kind
+    if kind.startswith("zero") and settings.dtype == "fp16" and settings.device == "cpu":
+        raise TrainingError(
+            "DeepSpeed refuses precision.dtype: fp16 on a CPU", hint="use bf16 or fp32, or strategy fsdp"
+        )
     if kind in CASTING_STRATEGIES and settings.eval_dtype != settings.dtype:
         raise TrainingError(
             f"precision.eval: {settings.eval_dtype} differs from precision.dtype: {settings.dtype}, "

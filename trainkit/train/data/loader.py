@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import signal
+
 import torch
 from torch.utils.data import DataLoader
 
@@ -23,6 +25,14 @@ def training_batches(
         batch_size=None,  # the sampler already hands over whole lists
         num_workers=data.workers,
         pin_memory=pin and data.pin_memory,
+        worker_init_fn=_obey_signals,
         generator=torch.Generator(),  # else the loader would draw its base seed from the training's generator
     )
     return iter(loader)
+
+
+def _obey_signals(worker: int) -> None:
+    """A worker inherits the trainer's handlers, which only take note; it has nothing to save and must end when told to."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the trainer decides

@@ -76,6 +76,8 @@ class Gpt(nn.Module):
             Block(width, settings.heads, settings.dropout, fused=fused_attention) for _ in range(settings.layers)
         )
         self.norm = nn.LayerNorm(width)
+        # The output layer reads the token embedding's weight, so no strategy may hide it in a unit of its own.
+        self.tied = (self.tokens,)
         self._initialise(settings.layers)
 
     def _initialise(self, layers: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
@@ -28,6 +29,8 @@ class Fsdp(Engine):
         # The whole weights exist on the CPU, equal on every rank, and only the shards move to the device.
         for unit in WRAPPING[asked.auto_wrap](model, asked):
             fully_shard(unit, reshard_after_forward=asked.sharding == "full_shard", **options)
+        if "mp_policy" in options:  # what leaves the model is fp32; what passes between blocks stays in their format
+            options["mp_policy"] = dataclasses.replace(options["mp_policy"], output_dtype=torch.float32)
         self._sharded: FSDPModule = fully_shard(model, **options)
         self.gradient_divisor = world.size
         super().__init__(model, settings, device)
@@ -42,9 +45,7 @@ def sharding_options(asked: FsdpSettings, dtype: str, world: World, device: torc
     """What every unit is sharded with. Gradients are reduced in fp32 whatever the format of the computation."""
     options: dict[str, Any] = {"mesh": init_device_mesh(device.type, (world.size,))}
     if dtype != "fp32":
-        options["mp_policy"] = MixedPrecisionPolicy(
-            param_dtype=DTYPES[dtype], reduce_dtype=torch.float32, output_dtype=torch.float32
-        )
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=DTYPES[dtype], reduce_dtype=torch.float32)
     if asked.offload:
         # Page-locked memory is of use, and to be had, only with CUDA.
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
@@ -52,7 +53,7 @@ def sharding_options(asked: FsdpSettings, dtype: str, world: World, device: torc
 
 
 def _by_class(model: Model, asked: FsdpSettings) -> Iterator[nn.Module]:
-    """Transformer blocks, or the classes that the recipe names."""
+    """Transformer blocks, or the classes that the recipe names. Tied modules stay in the outer unit."""
     if not asked.wrap_classes:
         yield from model.blocks
         return
@@ -63,16 +64,19 @@ def _by_class(model: Model, asked: FsdpSettings) -> Iterator[nn.Module]:
             f"strategy.wrap_classes: the model has no module of class {', '.join(unknown)}",
             hint=f"it has {', '.join(sorted(known))}",
         )
-    wrapped = [module for module in model.modules() if type(module).__name__ in asked.wrap_classes]
+    wrapped = [
+        module for module in model.modules() if type(module).__name__ in asked.wrap_classes and module not in model.tied
+    ]
     yield from reversed(wrapped)  # inner modules first: a unit holds what its own units leave
 
 
 def _by_size(model: Model, asked: FsdpSettings) -> Iterator[nn.Module]:
-    """Innermost modules that hold at least `min_params` parameters outside units already made."""
+    """Innermost modules that hold at least `min_params` parameters outside units already made; tied ones stay outside."""
     taken: set[nn.Parameter] = set()
-    for module in reversed(list(model.modules())[1:]):
+    candidates = [module for module in list(model.modules())[1:] if not isinstance(module, nn.ModuleList)]
+    for module in reversed(candidates):
         own = {parameter for parameter in module.parameters() if parameter not in taken}
-        if sum(parameter.numel() for parameter in own) >= asked.min_params and not isinstance(module, nn.ModuleList):
+        if sum(parameter.numel() for parameter in own) >= asked.min_params and module not in model.tied:
             taken |= own
             yield module
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import json
 import logging
 import os
@@ -33,11 +35,13 @@ class Zero:
         deepspeed = import_deepspeed(device, settings.recipe.logging.level)
         if settings.deepspeed is None:
             raise TrainingError("trainer.json names no DeepSpeed configuration, which every zero strategy needs")
-        self._engine: Any = deepspeed.initialize(
-            model=model.to(device),
-            optimizer=build_optimizer(model.parameters(), settings.recipe.optimizer),
-            config=json.loads(settings.deepspeed.read_text()),
-        )[0]
+        model.to(device)
+        with contextlib.redirect_stdout(io.StringIO()):  # some of its optimizers print memory figures unasked
+            self._engine: Any = deepspeed.initialize(
+                model=model,
+                optimizer=build_optimizer(model.parameters(), settings.recipe.optimizer),
+                config=json.loads(settings.deepspeed.read_text()),
+            )[0]
         self.model = self._engine
         self.gradient_divisor = world.size
 

@@ -1,0 +1,198 @@
+"""One small recipe under every strategy: settings, ranks and the comparison of their losses. Used by `parity` and by the tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trainkit.planning.deepspeed_config import deepspeed_config
+from trainkit.planning.plan import BatchArithmetic
+from trainkit.recipe.resolved import Attachment
+from trainkit.recipe.schema import Recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+WORDS = ("def", "return", "self", "import", "class", "for", "in", "range", "x", "y", "(", ")", ":", "\n    ")
+GLOBAL_BATCH, MICRO = 16, 2
+
+RECIPE: dict[str, Any] = {
+    "model": {"layers": 2, "heads": 2, "hidden_size": 32},
+    "data": {"sequence_length": 32, "include": "*.txt"},
+    "train": {"steps": 20, "max_grad_norm": 0.5},
+    "optimizer": {"lr": 3e-3},
+    "schedule": {"warmup_steps": 4},
+    "eval": {"every_steps": 10, "batches": 5},
+    "logging": {"every_steps": 1},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A strategy on a number of ranks, with changes to the recipe by section."""
+
+    strategy: Mapping[str, Any]
+    ranks: int = 2
+    changes: Mapping[str, Mapping[str, Any]] | None = None
+
+    def changed(self, **sections: Mapping[str, Any]) -> Case:
+        """The same case with further changes."""
+        return replace(self, changes={**(self.changes or {}), **sections})
+
+
+CASES: Mapping[str, Case] = {
+    "single": Case({"kind": "single"}, ranks=1),
+    "ddp": Case({"kind": "ddp"}),
+    "fsdp": Case({"kind": "fsdp"}),
+    "zero1": Case({"kind": "zero1"}),
+    "zero2": Case({"kind": "zero2"}),
+    "zero3": Case({"kind": "zero3"}),
+    "zero3 + offload": Case({"kind": "zero3", "offload_optimizer": "cpu", "offload_param": "cpu"}),
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one run measured, by step."""
+
+    losses: Mapping[int, float]
+    norms: Mapping[int, float]
+    eval_losses: Mapping[int, float]
+
+
+def write_corpus(folder: Path) -> None:
+    """Many short files of very different lengths, so that ranks predict different numbers of tokens."""
+    folder.mkdir(parents=True)
+    chance = random.Random(0)
+    for number in range(600):
+        words = (chance.choice(WORDS) for _ in range(chance.randint(1, 40)))
+        (folder / f"{number:04}.txt").write_text(" ".join(words))
+
+
+def write_settings(run_dir: Path, case: Case, corpus: Path, *, resume: Path | None = None) -> Path:
+    """The run directory's trainer.json, and deepspeed.json where the strategy wants it, as a plan would write them."""
+    run_dir.mkdir(parents=True)
+    sections = {**RECIPE, "strategy": dict(case.strategy)}
+    for name, changes in (case.changes or {}).items():
+        sections[name] = {**sections.get(name, {}), **changes}
+    sections["data"] = {"path": str(corpus), "cache": str(corpus.parent / "cache"), **sections["data"]}
+    recipe = Recipe.model_validate(sections)
+    batch = BatchArithmetic(GLOBAL_BATCH, MICRO, GLOBAL_BATCH // MICRO // case.ranks, case.ranks, eval_micro=4)
+    zero = recipe.strategy.kind.startswith("zero")
+    settings = {
+        "recipe": recipe.model_dump(mode="json", by_alias=True),
+        "batch": {name: getattr(batch, name) for name in ("global_", "micro", "accumulation", "ranks", "eval_micro")},
+        "device": "cpu",
+        "dtype": recipe.precision.dtype,
+        "training_digest": "parity",
+        "resume": {"path": str(resume) if resume else None, "step": 0},
+        "deepspeed": "deepspeed.json" if zero else None,
+    }
+    if zero:
+        content, _ = deepspeed_config(recipe, batch, recipe.precision.dtype, _without_persistence(recipe))
+        (run_dir / "deepspeed.json").write_text(json.dumps(content))
+    path = run_dir / "trainer.json"
+    path.write_text(json.dumps(settings))
+    return path
+
+
+def _without_persistence(recipe: Recipe) -> Attachment | None:
+    """Small parameters would stay whole on every rank, and in a small model that is all of them: partition them too."""
+    if recipe.strategy.kind != "zero3":
+        return None
+    return Attachment("", {"zero_optimization": {"stage3_param_persistence_threshold": 0}}, {})
+
+
+def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+    """What a launcher tells a rank, on a CPU with one thread each."""
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        "DS_ACCELERATOR": "cpu",
+    }
+
+
+def start_ranks(
+    settings: Path, ranks: int, *, program: Sequence[str] = ("-m", "trainkit.train"), **extra: str
+) -> list[subprocess.Popen[str]]:
+    """Start the ranks of a run; the output of each goes to `rank-N.log` beside the settings."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = []
+    for rank in range(ranks):
+        with (settings.parent / f"rank-{rank}.log").open("w") as log:
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, *program, "--settings", str(settings)],
+                    env={**rank_environment(rank, ranks, port), **extra},
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+    return processes
+
+
+def finish(processes: Sequence[subprocess.Popen[str]], timeout: float = 120.0) -> list[int]:
+    """Exit codes of all ranks. Once one fails the others are ended, as a launcher would; none outlives the timeout."""
+    try:
+        for process in processes:
+            if process.wait(timeout):
+                break
+    finally:
+        for process in processes:
+            if any(other.returncode for other in processes) and process.poll() is None:
+                try:
+                    process.wait(5.0)  # it may be about to end by itself
+                except subprocess.TimeoutExpired:
+                    process.kill()
+    return [process.wait(timeout) for process in processes]
+
+
+def run_case(
+    run_dir: Path,
+    case: Case,
+    corpus: Path,
+    *,
+    resume: Path | None = None,
+    program: Sequence[str] = ("-m", "trainkit.train"),
+) -> Curve:
+    """Run one case to its end. RuntimeError with the logs if a rank fails."""
+    settings = write_settings(run_dir, case, corpus, resume=resume)
+    codes = finish(start_ranks(settings, case.ranks, program=program))
+    if any(codes):
+        logs = "\n".join(path.read_text() for path in sorted(run_dir.glob("rank-*.log")))
+        raise RuntimeError(f"exit codes {codes}\n{logs}")
+    return read_curve(run_dir)
+
+
+def read_curve(run_dir: Path) -> Curve:
+    """The curves that a run has written so far."""
+    losses, norms, eval_losses = {}, {}, {}
+    for line in (run_dir / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        if "eval_loss" in record:
+            eval_losses[record["step"]] = record["eval_loss"]
+        elif "loss" in record:
+            losses[record["step"]], norms[record["step"]] = record["loss"], record["grad_norm"]
+    return Curve(losses, norms, eval_losses)
+
+
+def largest_difference(first: Mapping[int, float], second: Mapping[int, float]) -> float:
+    """Largest relative difference over the steps of both; ValueError if they are not the same steps."""
+    if first.keys() != second.keys() or not first:
+        raise ValueError(f"steps {sorted(first)} against {sorted(second)}")
+    return max(abs(first[step] - second[step]) / abs(first[step]) for step in first)

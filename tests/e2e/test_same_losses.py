@@ -1,0 +1,97 @@
+"""One recipe gives the same losses under every strategy, and the comparison would see a bug."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from strategy_runs import CASES, Case, Curve, largest_difference, run_case, write_corpus
+
+LOSS, NORM = 1e-6, 1e-5
+PLANTED = Path(__file__).parent / "programs" / "planted.py"
+
+pytestmark = pytest.mark.e2e
+Run = Callable[[Case], Curve]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text") / "corpus"
+    write_corpus(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def curve_of(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Curve]:
+    """The honest curve of a case; each case runs once."""
+
+    @functools.cache
+    def curve(name: str) -> Curve:
+        return run_case(tmp_path_factory.mktemp("run") / "run", CASES[name], corpus)
+
+    return curve
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "single"])
+def test_a_strategy_gives_the_losses_and_norms_of_a_single_process(name: str, curve_of: Callable[[str], Curve]) -> None:
+    alone, spread = curve_of("single"), curve_of(name)
+    assert len(alone.losses) == 20
+    assert largest_difference(alone.losses, spread.losses) <= LOSS
+    assert largest_difference(alone.norms, spread.norms) <= NORM
+    assert largest_difference(alone.eval_losses, spread.eval_losses) <= LOSS
+
+
+def test_the_run_learns_and_clips(curve_of: Callable[[str], Curve]) -> None:
+    """Equal losses of a model that stands still, or of gradients that are never clipped, would show little."""
+    curve = curve_of("single")
+    assert curve.losses[20] < curve.losses[1] - 0.5
+    assert min(curve.norms.values()) > 0.5
+
+
+@pytest.mark.parametrize("bug", ["decay_everything", "average_per_rank", "repeat_data", "forget_a_micro_step"])
+def test_a_planted_bug_is_seen(bug: str, curve_of: Callable[[str], Curve], corpus: Path, tmp_path: Path) -> None:
+    planted = run_case(tmp_path / "run", CASES["ddp"], corpus, program=(str(PLANTED), bug))
+    # Ten times the tolerance: a bug must stand out, not slip over the line.
+    assert largest_difference(curve_of("single").losses, planted.losses) > 10 * LOSS
+
+
+def test_dropout_masks_belong_to_samples_and_not_to_ranks(corpus: Path, tmp_path: Path) -> None:
+    alone, spread = (
+        run_case(tmp_path / name, CASES[name].changed(model={"dropout": 0.2}), corpus) for name in ("single", "ddp")
+    )
+    assert largest_difference(alone.losses, spread.losses) <= LOSS
+
+
+FSDP_WAYS = {
+    "shard_grad_op": {"sharding": "shard_grad_op"},
+    "wrapped by size": {"auto_wrap": "size", "min_params": 5000},
+    "not wrapped": {"auto_wrap": "none"},
+    "wrapped by class": {"wrap_classes": ["Attention", "Block"]},
+    "offloaded": {"offload": True},
+}
+
+
+@pytest.mark.parametrize("way", FSDP_WAYS)
+def test_every_way_to_shard_gives_the_same_losses(
+    way: str, curve_of: Callable[[str], Curve], corpus: Path, tmp_path: Path
+) -> None:
+    curve = run_case(tmp_path / "run", Case({"kind": "fsdp", **FSDP_WAYS[way]}), corpus)
+    assert largest_difference(curve_of("single").losses, curve.losses) <= LOSS
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "zero1", "zero3"])
+def test_bf16_stays_near_fp32_under_every_kind_of_strategy(
+    name: str, curve_of: Callable[[str], Curve], corpus: Path, tmp_path: Path
+) -> None:
+    curve = run_case(tmp_path / "run", CASES[name].changed(precision={"dtype": "bf16"}), corpus)
+    assert 1e-6 < largest_difference(curve_of("single").losses, curve.losses) < 5e-3
+
+
+@pytest.mark.parametrize("name", ["single", "fsdp"])
+def test_fp16_with_loss_scaling_stays_near_fp32(
+    name: str, curve_of: Callable[[str], Curve], corpus: Path, tmp_path: Path
+) -> None:
+    curve = run_case(tmp_path / "run", CASES[name].changed(precision={"dtype": "fp16"}), corpus)
+    assert 1e-6 < largest_difference(curve_of("single").losses, curve.losses) < 1e-3
