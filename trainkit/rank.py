@@ -23,7 +23,8 @@ from trainkit.launch.streams import Copier, copy_window_size, open_channel
 STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 FORWARDED = (*STOP, signal.SIGUSR1, signal.SIGUSR2)
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it
-DRAIN_SECONDS = 2.0  # for output that background children hold back after the program's end
+DRAIN_SECONDS = 2.0  # at most, for output of background children after the program's end …
+SILENT_SECONDS = 0.5  # … and no longer than until they have been silent for so long
 LINGER_SECONDS = 0.5  # a stop that hits program and wrapper one after the other is still one stop
 CLEAN_UP_SECONDS = 2.0  # after a terminal's Ctrl-C, before TERM
 
@@ -138,8 +139,9 @@ class Wrapper:
         while self._exit is None:
             self._step(wakeup)
         drain_until = time.monotonic() + DRAIN_SECONDS
-        while time.monotonic() < drain_until and len(self._selector.get_map()) > 1:
-            self._step(wakeup, drain_until)
+        while (now := time.monotonic()) < drain_until and len(self._selector.get_map()) > 1:
+            if not self._step(wakeup, min(now + SILENT_SECONDS, drain_until)):
+                break
         self._linger(wakeup)
 
     def _linger(self, wakeup: int) -> None:
@@ -148,19 +150,24 @@ class Wrapper:
             while not self._record.told_to_stop and time.monotonic() < until:
                 self._step(wakeup, until)
 
-    def _step(self, wakeup: int, until: float = float("inf")) -> None:
-        now = time.monotonic()
-        wait = min(until, self._kill_at, self._term_at) - now
-        for key, _ in self._selector.select(None if wait == float("inf") else max(0.0, wait)):
+    def _step(self, wakeup: int, until: float = float("inf")) -> bool:
+        """Wait for the next event and deal with it; whether any came."""
+        wait = min(until, self._kill_at, self._term_at) - time.monotonic()
+        events = self._selector.select(None if wait == float("inf") else max(0.0, wait))
+        for key, _ in events:
             if key.fd == wakeup:
                 for number in os.read(wakeup, 512):
                     self._on_signal(number)
             elif not key.data.copy():
                 self._selector.unregister(key.fd)
-        if time.monotonic() >= self._term_at:
+        self._keep_time(time.monotonic())
+        return bool(events)
+
+    def _keep_time(self, now: float) -> None:
+        if now >= self._term_at:
             self._term_at = float("inf")
             self._send(signal.SIGTERM)
-        if time.monotonic() >= self._kill_at:
+        if now >= self._kill_at:
             self._kill_at = float("inf")
             self._send(signal.SIGKILL)
 

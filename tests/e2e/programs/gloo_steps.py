@@ -1,4 +1,4 @@
-"""Ranks that step together over gloo: gloo_steps.py FOLDER STEPS [FAILING_RANK CODE]. A failure leaves peers blocked."""
+"""Ranks that step together over gloo: gloo_steps.py FOLDER STEPS [FAILING_RANK CODE]. Peers of a failure block."""
 
 import os
 import sys
