@@ -14,6 +14,7 @@ import pytest
 
 from trainkit.errors import Origin
 from trainkit.hardware.facts import Facts, Gpu
+from trainkit.launch.bind import child_environment
 from trainkit.planning.plan import Plan, Text, Variable
 from trainkit.recipe.resolved import Entry, Resolved
 from trainkit.recipe.schema import Recipe
@@ -131,7 +132,7 @@ def run_bare(tmp_path: Path) -> Runner:
         }
         for file in plan.files:
             (run_dir / file.path).write_text(file.content)
-        child = {**os.environ, **environ, **{name: value.bind(values) for name, value in plan.environment.set}}
+        child = child_environment(plan.environment, values, {**os.environ, **environ})
         argv = [word.bind(values) for word in plan.commands[0].bare]
         return subprocess.run(argv, env=child, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False)
 

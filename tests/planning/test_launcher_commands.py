@@ -1,4 +1,4 @@
-"""The words that each launcher is started with: whole lists as golden files, and accepted by the launchers' own parsers."""
+"""The words that each launcher is started with: as golden files, and as the launchers' own parsers read them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def plans(launcher: str, layered: Layered, machine: Machine, **facts: Any) -> di
 
 
 def page(found: dict[str, Plan]) -> str:
-    """One block a command: the launcher's words one a line, wrapper and program as lists; equal commands share a block."""
+    """One block a command, the launcher's words one a line; equal commands share a block."""
     blocks: dict[str, list[str]] = {}
     for title, plan in found.items():
         command = plan.commands[0]
@@ -158,8 +158,8 @@ for path in sys.argv[1:]:
     config = load_config_from_file(path)
     args = launch_command_parser().parse_args([f"--config_file={path}", "--machine_rank=0", "program"])
     found, _, _ = _validate_launch_command(args)
-    kind = "multi" if found.multi_gpu else "simple"
-    print(path, config.distributed_type.value, found.num_processes, found.num_machines, found.gpu_ids, found.mixed_precision, kind)
+    sizes = (found.num_processes, found.num_machines, found.gpu_ids, found.mixed_precision)
+    print(path, config.distributed_type.value, *sizes, "multi" if found.multi_gpu else "simple")
 """
 
 

@@ -86,16 +86,17 @@ def _taken(plan: Plan) -> Iterator[str]:
 def _unset(plan: Plan) -> Iterator[str]:
     kept = {*plan.environment.take, *(name for name, _ in plan.environment.set)}
     exact = [name for name in plan.environment.unset if not name.endswith("*") and name not in kept]
-    prefixes = [name.removesuffix("*") for name in plan.environment.unset if name.endswith("*")]
+    prefixes = [name for name in plan.environment.unset if name.endswith("*")]
     if exact:
         yield "# What must not leak in."
         yield from lines(("unset", *exact), WIDTH, "    ")
     if prefixes:
-        expressions = " ".join(f"-e 's/^\\({prefix}[A-Za-z0-9_]*\\)=.*/\\1/p'" for prefix in prefixes)
-        yield f"for name in $(env | sed -n {expressions}); do"
+        yield "for name in $(env | sed -n 's/^\\([A-Za-z_][A-Za-z0-9_]*\\)=.*/\\1/p'); do"
+        yield "    case $name in"
         if plan.environment.take:
-            yield f"    case $name in {'|'.join(plan.environment.take)}) continue ;; esac"
-        yield '    unset "$name"'
+            yield f"        {'|'.join(plan.environment.take)}) ;;"
+        yield f'        {"|".join(prefixes)}) unset "$name" ;;'
+        yield "    esac"
         yield "done"
 
 

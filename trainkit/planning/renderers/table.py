@@ -9,6 +9,7 @@ from trainkit.planning.plan import NodeGroup, Plan, Text
 from trainkit.planning.renderers.words import lines, named, quoted
 
 WIDTH = 96
+SEVERITIES = ("blocker", "warning", "note")
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 
@@ -106,8 +107,10 @@ def _files(plan: Plan) -> Iterator[str]:
 def _notices(plan: Plan) -> Iterator[str]:
     if plan.notices:
         yield "Remarks"
-    for notice in sorted(plan.notices, key=lambda notice: ("blocker", "warning", "note").index(notice.severity)):
-        yield from _wrapped(f"{notice.severity}: {notice.what}{f' {notice.hint}' if notice.hint else ''}")
+    for notice in sorted(plan.notices, key=lambda notice: SEVERITIES.index(notice.severity)):
+        yield from _wrapped(f"{notice.severity}: {notice.what}")
+        if notice.hint:
+            yield from _wrapped(f"  {notice.hint}")
 
 
 def _wrapped(line: str) -> list[str]:
