@@ -22,7 +22,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-# Words that no option claims are left to us in their order: recipe, overrides and HF-named flags have a grammar of their own.
+# Words that no option claims are left to us in their order: recipe, overrides and HF-named flags have a grammar.
 _FREE_WORDS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 

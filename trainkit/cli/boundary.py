@@ -27,7 +27,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader went away (`trainkit plan … | head`): nothing is wrong, and the interpreter must not complain at exit.
+        # The reader went away (`trainkit plan … | head`): nothing is wrong, and the interpreter must not complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:  # noqa: BLE001 - the boundary: whatever is left is a bug of ours

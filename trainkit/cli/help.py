@@ -16,5 +16,7 @@ class OverridableCommand(TyperCommand):
         from trainkit.recipe.flags import flag_reference
 
         super().format_help(ctx, formatter)
-        typer.echo("Overrides: section.key=value, or the flags that Hugging Face users know (`-` and `_` are the same):\n")
+        typer.echo(
+            "Overrides: section.key=value, or the flags that Hugging Face users know (`-` and `_` are the same):\n"
+        )
         typer.echo(flag_reference())

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 Presets = Annotated[
-    list[str] | None, typer.Option("--with", metavar="PRESET", help="Put a preset on top of the recipe; may be repeated.")
+    list[str] | None,
+    typer.Option("--with", metavar="PRESET", help="Put a preset on top of the recipe; may be repeated."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]

@@ -45,7 +45,8 @@ def find_recipe(word: str, disk: Disk) -> str:
         inside = path / "recipe.yaml"
         if not inside.is_file():
             raise UsageError(
-                f"{word} is a folder without a recipe.yaml", hint="name a recipe file, or a run directory (`trainkit runs` lists them)"
+                f"{word} is a folder without a recipe.yaml",
+                hint="name a recipe file, or a run directory (`trainkit runs` lists them)",
             )
         return str(inside)
     if not path.exists() and (shipped := disk.shipped().get(f"recipes/{word}")):

@@ -15,7 +15,7 @@ from trainkit.recipe.secrets import mask_words
 
 
 def write_report(error: BaseException, arguments: Sequence[str]) -> Path:
-    """Write the report into the working folder, or the temporary folder where that can't be written; returns its path."""
+    """Write the report into the working folder, or the temporary one where that can't be written. Returns its path."""
     text = "\n".join(
         (
             f"trainkit {__version__}, Python {platform.python_version()}, {platform.platform()}",

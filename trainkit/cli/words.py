@@ -47,6 +47,6 @@ def take_apart(words: Sequence[str], *, most: int, what: str) -> Words:
         extra = positional[most]
         raise UsageError(
             f"one word too many: {extra!r}",
-            hint=f"this command takes {what}; an override is written key=value, and the program's own words follow `--`",
+            hint=f"this command takes {what}; overrides are written key=value, the program's own words follow `--`",
         )
     return Words(tuple(positional), tuple(overrides))

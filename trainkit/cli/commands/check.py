@@ -14,7 +14,9 @@ from trainkit.errors import ExitCode, TrainkitError
 
 
 def check(
-    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...", help="Recipe files, run directories or shipped names.")],
+    recipes: Annotated[
+        list[str], typer.Argument(metavar="RECIPE...", help="Recipe files, run directories or shipped names.")
+    ],
     presets: Presets = None,
     as_json: Json = False,
 ) -> None:

@@ -27,7 +27,10 @@ def cp(
     path = shipped.get(f"recipes/{name}") or shipped.get(name)
     if path is None:
         near = difflib.get_close_matches(name, [*shipped, *(key.removeprefix("recipes/") for key in shipped)], n=1)
-        raise UsageError(f"nothing shipped is named {name!r}", hint=f"did you mean {near[0]!r}?" if near else "`trainkit ls` shows the names")
+        raise UsageError(
+            f"nothing shipped is named {name!r}",
+            hint=f"did you mean {near[0]!r}?" if near else "`trainkit ls` shows the names",
+        )
     source = Path(path)
     target = destination or Path()
     if target.is_dir():

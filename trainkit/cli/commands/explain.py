@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
@@ -11,12 +12,20 @@ from trainkit.cli.words import Invocation, take_apart
 from trainkit.errors import UsageError
 
 
-def explain(context: typer.Context, presets: Presets = None) -> None:
+def explain(
+    context: typer.Context,
+    presets: Presets = None,
+    token: Annotated[
+        str | None,
+        typer.Option("--token", metavar="WORD", help="A word of the plan's command, also one that looks like a flag."),
+    ] = None,
+) -> None:
     """Say where the value of KEY in RECIPE came from: the winner, every value it beat, each with its origin.
 
-    KEY may also be a token of the plan (an argument, a variable, a file's key); without KEY all set values are listed.
+    KEY may also name a part of the plan: a variable, a file's key, a word of the command. Without KEY all set values
+    are listed.
 
-    Examples: trainkit explain quickstart optimizer.lr · trainkit explain quickstart OMP_NUM_THREADS
+    Examples: trainkit explain quickstart optimizer.lr · trainkit explain quickstart --token=--nproc-per-node=2
     """
     from trainkit.cli.pipeline import plan_words, resolve_words
     from trainkit.planning.renderers import explain as renderer
@@ -25,9 +34,12 @@ def explain(context: typer.Context, presets: Presets = None) -> None:
     words = take_apart(context.args, most=2, what="a recipe and a key")
     if not words.positional:
         raise UsageError("no recipe is named", hint="trainkit explain RECIPE [KEY]")
-    recipe, *rest = words.positional
+    recipe, *queries = words.positional
+    if token is not None:
+        queries.append(token)
     resolved = resolve_words(recipe, words.overrides, presets or (), invocation.program)
-    if not rest:
+    if not queries:
         sys.stdout.write(renderer.render_all(resolved))
         return
-    sys.stdout.write(renderer.render(rest[0], resolved, plan_words(resolved)))
+    planned = plan_words(resolved)
+    sys.stdout.write("\n".join(renderer.render(query, resolved, planned) for query in queries))

@@ -25,7 +25,8 @@ def plan(
         bool, typer.Option("--shell", help="Print a shell script that runs the plan without trainkit's command line.")
     ] = False,
     diff: Annotated[
-        str | None, typer.Option("--diff", metavar="OTHER", help="Show what differs from the plan of another recipe or run.")
+        str | None,
+        typer.Option("--diff", metavar="OTHER", help="Show what differs from the plan of another recipe or run."),
     ] = None,
 ) -> None:
     """Show what RECIPE would execute; nothing is started. Exit code 4 means that this machine cannot run it.
@@ -71,5 +72,7 @@ def other_plan(word: str) -> Plan:
         try:
             return plan_from_json(json.loads(stored.read_text(encoding="utf-8")))
         except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{stored} is not a plan of this trainkit: {error}", hint="name a recipe or a run directory") from error
+            raise UsageError(
+                f"{stored} is not a plan of this trainkit: {error}", hint="name a recipe or a run directory"
+            ) from error
     return plan_words(resolve_words(word, (), ())).plan

@@ -16,12 +16,13 @@ def run(
     context: typer.Context,
     presets: Presets = None,
     node_rank: Annotated[
-        int | None, typer.Option("--node-rank", min=0, help="This machine's number among several, where no scheduler tells it.")
+        int | None,
+        typer.Option("--node-rank", min=0, help="This machine's number among several, where no scheduler tells it."),
     ] = None,
 ) -> None:
     """Run RECIPE (a file, a shipped name, or the directory of an earlier run). Words after -- go to the program.
 
-    Examples: trainkit run quickstart · trainkit run quickstart train.steps=50 --bf16 · trainkit run runs/quickstart/20260101-120000-ab12
+    Examples: trainkit run quickstart · trainkit run quickstart train.steps=50 --bf16 · trainkit run RUN_DIRECTORY
     """
     from trainkit.cli.pipeline import plan_words, resolve_words
     from trainkit.launch.execute import RunRequest, execute

@@ -10,8 +10,12 @@ import typer
 
 
 def schema(
-    reference: Annotated[bool, typer.Option("--reference", help="Print the reference of all keys as text instead.")] = False,
-    flags: Annotated[bool, typer.Option("--flags", help="Print the reference of all override flags as text instead.")] = False,
+    reference: Annotated[
+        bool, typer.Option("--reference", help="Print the reference of all keys as text instead.")
+    ] = False,
+    flags: Annotated[
+        bool, typer.Option("--flags", help="Print the reference of all override flags as text instead.")
+    ] = False,
 ) -> None:
     """Print the JSON Schema of recipes, for editors that complete and check YAML.
 

@@ -1,0 +1,345 @@
+"""The commands as a user types them: output, exit codes, and what they never do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from trainkit import __version__
+from trainkit.planning.serialize import plan_from_json, plan_to_json
+
+Trainkit = Callable[..., subprocess.CompletedProcess[str]]
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED_RECIPES = sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml"))
+HEAVY = ("torch", "numpy", "accelerate", "deepspeed", "transformers")
+
+
+def test_version_is_answered_without_loading_the_command_line(trainkit: Trainkit) -> None:
+    done = trainkit("--version")
+    assert (done.returncode, done.stdout) == (0, f"trainkit {__version__}\n")
+
+
+def test_help_names_every_command(trainkit: Trainkit) -> None:
+    done = trainkit("--help")
+    assert done.returncode == 0
+    for command in ("run", "plan", "check", "explain", "ls", "cp", "schema", "runs"):
+        assert f" {command} " in done.stdout
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "explain"])
+def test_help_of_commands_with_overrides_lists_the_flags_of_the_schema(trainkit: Trainkit, command: str) -> None:
+    done = trainkit(command, "--help")
+    assert done.returncode == 0
+    for flag in ("--fsdp", "--per_device_train_batch_size", "--learning_rate", "--with"):
+        assert flag in done.stdout
+
+
+def test_no_command_at_all_shows_the_help_and_is_a_usage_error(trainkit: Trainkit) -> None:
+    done = trainkit()
+    assert done.returncode == 2
+    assert "Usage" in done.stdout + done.stderr
+
+
+def test_an_unknown_command_is_a_usage_error(trainkit: Trainkit) -> None:
+    done = trainkit("lanch", "x.yaml")
+    assert done.returncode == 2
+    assert "lanch" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "tiny.yaml"],
+        ["check", "tiny.yaml"],
+        ["explain", "tiny.yaml"],
+        ["ls"],
+        ["schema"],
+        ["plan", "wrong.yaml"],
+        ["--help"],
+    ],
+    ids=" ".join,
+)
+def test_the_parent_never_imports_torch(
+    tmp_path: Path, tiny_recipe: Path, clean_environment: dict[str, str], words: list[str]
+) -> None:
+    (tmp_path / "wrong.yaml").write_text("version: 1\nmodel: {layers: many}\n")
+    script = (
+        "import sys, atexit\n"
+        "from trainkit.__main__ import main\n"
+        f"atexit.register(lambda: open('modules.txt', 'w').write('\\n'.join(sys.modules)))\n"
+        f"sys.argv = ['trainkit', *{words!r}]\n"
+        "main()\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=clean_environment,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    loaded = {name.split(".")[0] for name in (tmp_path / "modules.txt").read_text().splitlines()}
+    assert "trainkit" in loaded
+    assert loaded.isdisjoint(HEAVY)
+
+
+def test_plan_shows_the_decisions_and_starts_nothing(trainkit: Trainkit, tiny_recipe: Path, tmp_path: Path) -> None:
+    done = trainkit("plan", "tiny.yaml")
+    assert done.returncode == 0, done.stderr
+    for expected in ("single", "python", "4 = 2 \u00d7 2 \u00d7 1", "trainkit.train", "OMP_NUM_THREADS"):
+        assert expected in done.stdout
+    assert not (tmp_path / "runs").exists()
+
+
+def test_plan_json_is_complete_and_round_trips(trainkit: Trainkit, tiny_recipe: Path) -> None:
+    done = trainkit("plan", "tiny.yaml", "--json", "--with", "strategy/zero2")
+    data = json.loads(done.stdout)
+    assert plan_to_json(plan_from_json(data)) == data
+    assert data["strategy"]["kind"] == "zero2"
+
+
+def test_plan_json_is_the_same_each_time(trainkit: Trainkit, tiny_recipe: Path) -> None:
+    assert trainkit("plan", "tiny.yaml", "--json").stdout == trainkit("plan", "tiny.yaml", "--json").stdout
+
+
+def test_plan_diff_names_what_differs_from_another_recipe(trainkit: Trainkit, tiny_recipe: Path) -> None:
+    done = trainkit("plan", "tiny.yaml", "batch.micro=1", "--diff", "tiny.yaml")
+    assert done.returncode == 0
+    assert "batch.micro: 2 -> 1" in done.stdout
+    assert "strategy" not in done.stdout
+
+
+def test_plan_diff_of_equal_recipes_says_so(trainkit: Trainkit, tiny_recipe: Path) -> None:
+    done = trainkit("plan", "tiny.yaml", "--diff", "tiny.yaml")
+    assert done.returncode == 0
+    assert done.stdout.strip()
+    assert "->" not in done.stdout
+
+
+def test_plan_exits_4_when_this_machine_cannot_run_it_and_still_shows_it(trainkit: Trainkit, tiny_recipe: Path) -> None:
+    done = trainkit("plan", "tiny.yaml", "devices.type=mps")
+    assert done.returncode == 4
+    assert "mps" in done.stdout
+
+
+def test_run_refuses_what_this_machine_cannot_run_before_anything_starts(
+    trainkit: Trainkit, tiny_recipe: Path, tmp_path: Path
+) -> None:
+    done = trainkit("run", "tiny.yaml", "devices.type=mps")
+    assert done.returncode == 4
+    assert "next:" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_outputs_of_plan_exclude_one_another(trainkit: Trainkit, tiny_recipe: Path) -> None:
+    done = trainkit("plan", "tiny.yaml", "--json", "--shell")
+    assert done.returncode == 2
+    assert "exclude" in done.stderr
+
+
+def test_a_recipe_with_mistakes_is_answered_with_exit_code_2_and_places(trainkit: Trainkit, tmp_path: Path) -> None:
+    (tmp_path / "wrong.yaml").write_text("version: 1\noptmizer: {lr: 1}\ntrain: {steps: '20'}\n")
+    done = trainkit("run", "wrong.yaml", "--bf17")
+    assert done.returncode == 2
+    assert "wrong.yaml:2:1: error" in done.stderr
+    assert "wrong.yaml:3:16: error" in done.stderr
+    assert "did you mean --bf16?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_recipe_may_stand_after_flags_and_their_values(trainkit: Trainkit, tiny_recipe: Path) -> None:
+    done = trainkit("plan", "--fsdp", "full_shard auto_wrap", "--seed", "3", "tiny.yaml", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["strategy"]["kind"] == "fsdp"
+
+
+def test_one_word_too_many_is_refused_not_dropped(trainkit: Trainkit, tiny_recipe: Path) -> None:
+    done = trainkit("plan", "tiny.yaml", "other.yaml")
+    assert done.returncode == 2
+    assert "other.yaml" in done.stderr
+
+
+def test_words_after_two_dashes_reach_the_program_exactly(trainkit: Trainkit, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import json, sys; print(json.dumps(sys.argv[1:]))\n")
+    (tmp_path / "mine.yaml").write_text(
+        "version: 1\nname: mine\nprogram: {kind: torch, script: script.py, args: [first]}\n"
+    )
+    words = [
+        "--nnodes",
+        "2",
+        "--",
+        "two words",
+        "a'b\"c",
+        "line\nbreak",
+        "$HOME ${x}",
+        "ünï",
+        "",
+        "-m",
+        "batch.micro=3",
+    ]
+    done = trainkit("run", "mine.yaml", "devices.type=cpu", "--", *words)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == ["first", *words]
+
+
+def test_check_reports_each_recipe_and_fails_if_one_is_wrong(
+    trainkit: Trainkit, tiny_recipe: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "wrong.yaml").write_text("version: 2\n")
+    done = trainkit("check", "tiny.yaml", "wrong.yaml")
+    assert done.returncode == 2
+    assert "tiny.yaml: ok" in done.stdout
+    assert "wrong.yaml: wrong" in done.stdout
+    report = json.loads(trainkit("check", "--json", "tiny.yaml", "wrong.yaml").stdout)
+    assert [entry["valid"] for entry in report] == [True, False]
+    assert report[1]["diagnostics"][0]["origin"]["line"] == 1
+
+
+def test_every_shipped_recipe_is_valid_under_check_and_under_the_json_schema(trainkit: Trainkit) -> None:
+    assert SHIPPED_RECIPES
+    done = trainkit("check", *SHIPPED_RECIPES)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    schema = json.loads(trainkit("schema").stdout)
+    for path in [*(ROOT / "recipes").glob("*.yaml"), *(ROOT / "configs").rglob("*.yaml")]:
+        jsonschema.validate(yaml.safe_load(path.read_text()), schema)
+
+
+def test_every_shipped_recipe_tells_editors_its_schema(trainkit: Trainkit) -> None:
+    for path in (ROOT / "recipes").glob("*.yaml"):
+        first = path.read_text().splitlines()[0]
+        assert first.startswith("# yaml-language-server: $schema="), path
+        assert (path.parent / first.partition("=")[2]).resolve() == ROOT / "configs" / "recipe.schema.json"
+
+
+def test_the_shipped_json_schema_is_what_the_command_prints(trainkit: Trainkit) -> None:
+    shipped = (ROOT / "configs" / "recipe.schema.json").read_text()
+    assert shipped == trainkit("schema").stdout, "renew it: trainkit schema > configs/recipe.schema.json"
+
+
+def test_schema_prints_the_references_too(trainkit: Trainkit) -> None:
+    assert "optimizer.lr" in trainkit("schema", "--reference").stdout
+    assert "--learning_rate" in trainkit("schema", "--flags").stdout
+
+
+def test_explain_shows_the_winner_and_what_it_beat(trainkit: Trainkit, tiny_recipe: Path) -> None:
+    done = trainkit("explain", "tiny.yaml", "optimizer.lr", "--learning_rate", "0.5")
+    assert done.returncode == 0, done.stderr
+    assert "optimizer.lr = 0.5" in done.stdout
+    assert "--learning_rate 0.5" in done.stdout
+    assert "tiny.yaml:7:17" in done.stdout
+
+
+def test_explain_says_which_recipe_line_made_a_token_of_the_plan(trainkit: Trainkit, tiny_recipe: Path) -> None:
+    done = trainkit(
+        "explain", "tiny.yaml", "strategy.kind=ddp", "nodes.processes_per_node=2", "--token=--nproc-per-node=2"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "nodes.processes_per_node = 2" in done.stdout
+    assert "flag" in done.stdout
+    assert "cores" in trainkit("explain", "tiny.yaml", "OMP_NUM_THREADS").stdout
+
+
+def test_explain_of_an_unknown_key_suggests(trainkit: Trainkit, tiny_recipe: Path) -> None:
+    done = trainkit("explain", "tiny.yaml", "optimizer.lrr")
+    assert done.returncode == 2
+    assert "optimizer.lr" in done.stderr
+
+
+def test_ls_lists_presets_and_recipes_and_filters(trainkit: Trainkit) -> None:
+    everything = trainkit("ls").stdout
+    assert "strategy/fsdp" in everything
+    assert "recipes/quickstart" in everything
+    assert "recipes/" not in trainkit("ls", "strategy").stdout
+    assert trainkit("ls", "nothing-like-this").returncode == 2
+    names = [row["name"] for row in json.loads(trainkit("ls", "--json").stdout)]
+    assert "strategy/ddp" in names
+
+
+def test_cp_copies_a_recipe_that_then_runs_from_where_it_is(trainkit: Trainkit, tmp_path: Path) -> None:
+    assert trainkit("cp", "quickstart", "mine.yaml").returncode == 0
+    assert trainkit("check", "mine.yaml").returncode == 0
+    again = trainkit("cp", "quickstart", "mine.yaml")
+    assert again.returncode == 2
+    assert "--force" in again.stderr
+    assert trainkit("cp", "--force", "quickstart", "mine.yaml").returncode == 0
+    assert trainkit("cp", "quikstart").returncode == 2
+    assert "quickstart" in trainkit("cp", "quikstart").stderr
+
+
+def test_a_closed_pipe_is_no_error(tiny_recipe: Path, clean_environment: dict[str, str], tmp_path: Path) -> None:
+    shell = f"{sys.executable} -m trainkit schema | head -n 1"
+    done = subprocess.run(
+        ["sh", "-c", shell],
+        cwd=tmp_path,
+        env=clean_environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "{\n"
+    assert done.stderr == ""
+
+
+def test_a_bug_leaves_a_report_and_exit_code_3(tmp_path: Path, clean_environment: dict[str, str]) -> None:
+    script = (
+        "import sys\n"
+        "import trainkit.cli.pipeline as pipeline\n"
+        "def broken(*a, **k): raise ZeroDivisionError('planted')\n"
+        "pipeline.resolve = broken\n"
+        "sys.argv = ['trainkit', 'plan', 'x.yaml', 'env.HF_TOKEN=hunter2']\n"
+        "from trainkit.__main__ import main; main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=clean_environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert "bug in trainkit" in done.stderr
+    assert "Traceback" not in done.stderr
+    (report,) = tmp_path.glob("trainkit-bug-*.txt")
+    assert str(report) in done.stderr
+    text = report.read_text()
+    assert "ZeroDivisionError: planted" in text
+    assert "hunter2" not in text + done.stderr
+
+
+def test_runs_are_listed_shown_pruned_and_run_again(trainkit: Trainkit, tiny_recipe: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        done = trainkit("run", "tiny.yaml")
+        assert done.returncode == 0, done.stderr
+    listed = json.loads(trainkit("runs", "list", "--json").stdout)
+    assert [run["state"] for run in listed] == ["ended", "ended"]
+    assert [run["summary"]["steps"] for run in listed] == [3, 3]
+    shown = trainkit("runs", "show", listed[0]["path"])
+    assert shown.returncode == 0
+    assert "exit code 0" in shown.stdout
+
+    again = trainkit("run", str(Path(listed[0]["path"]).relative_to(tmp_path)))
+    assert again.returncode == 0, again.stderr
+    third = json.loads(trainkit("runs", "list", "tiny", "--json").stdout)[-1]
+    assert third["summary"]["final_loss"] == listed[0]["summary"]["final_loss"]
+    assert third["summary"]["recipe_digest"] == listed[0]["summary"]["recipe_digest"]
+    difference = trainkit("plan", listed[0]["path"], "--diff", third["path"])
+    assert difference.returncode == 0
+    assert "->" not in difference.stdout
+
+    assert "nothing removed" in trainkit("runs", "prune", "--keep", "1", stdin="n\n").stdout
+    assert trainkit("runs", "prune", "--keep", "1", "--yes").returncode == 0
+    left = json.loads(trainkit("runs", "list", "--json").stdout)
+    assert [run["path"] for run in left] == [third["path"]]
+    assert trainkit("runs", "show", "nowhere").returncode == 2

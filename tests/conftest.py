@@ -1,0 +1,85 @@
+"""What every test has: the real command line, in a working folder and a home of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+Trainkit = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def extension_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for compiled DeepSpeed ops, so that no test run builds them twice."""
+    return tmp_path_factory.mktemp("torch-extensions")
+
+
+@pytest.fixture
+def clean_environment(tmp_path: Path, extension_cache: Path) -> dict[str, str]:
+    """The caller's environment with an empty home and without anything that would change a launch."""
+    home = tmp_path / "home"
+    home.mkdir(exist_ok=True)
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(
+            ("TRAINKIT", "PET_", "ACCELERATE_", "XDG_", "CUDA_", "OMP_", "COV_", "NO_COLOR", "COLUMNS")
+        )
+    }
+    return kept | {
+        "HOME": str(home),
+        "PYTHONPATH": str(ROOT),
+        "TORCH_EXTENSIONS_DIR": str(extension_cache),
+    }
+
+
+@pytest.fixture
+def trainkit(tmp_path: Path, clean_environment: dict[str, str]) -> Trainkit:
+    """Call `trainkit WORDS…` in an empty folder; the call is bounded in time and never reads a terminal."""
+
+    def call(
+        *words: str,
+        cwd: Path | None = None,
+        environ: Mapping[str, str] | None = None,
+        timeout: float = 120,
+        stdin: str = "",
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "trainkit", *words],
+            cwd=cwd or tmp_path,
+            env={**clean_environment, **(environ or {})},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    return call
+
+
+@pytest.fixture
+def tiny_recipe(tmp_path: Path) -> Path:
+    """A recipe that trains a very small model for three steps on a text of its own."""
+    (tmp_path / "corpus.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 400)
+    recipe = tmp_path / "tiny.yaml"
+    recipe.write_text(
+        """\
+version: 1
+name: tiny
+devices: {type: cpu}
+model: {layers: 1, heads: 2, hidden_size: 16}
+data: {path: corpus.txt, sequence_length: 32, cache: cache}
+batch: {global: 4, micro: 2}
+optimizer: {lr: 1.0e-2}
+train: {steps: 3}
+logging: {every_steps: 1}
+"""
+    )
+    return recipe

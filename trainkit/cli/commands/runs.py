@@ -1,0 +1,119 @@
+"""`trainkit runs`: the run directories of this project: list, show, prune."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trainkit.cli.options import Json
+from trainkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from trainkit.launch.runs import RunInfo
+
+app = typer.Typer(help="List, show and prune run directories.", no_args_is_help=True)
+
+Root = Annotated[str, typer.Option("--root", metavar="FOLDER", help="The recipes' output.root.")]
+Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Only runs of this name.")]
+
+
+@app.command("list")
+def list_runs(name: Name = None, root: Root = "runs", as_json: Json = False) -> None:
+    """List runs, oldest first: state, exit code, steps, loss, folder.
+
+    Example: trainkit runs list quickstart
+    """
+    from trainkit.launch import runs
+
+    found = runs.list_runs(root, name)
+    if as_json:
+        sys.stdout.write(json.dumps([as_data(run) for run in found], indent=2) + "\n")
+        return
+    if not found:
+        sys.stdout.write(f"no runs in {root}\n")
+        return
+    rows = [("STARTED", "STATE", "EXIT", "STEPS", "LOSS", "RUN"), *(row(run) for run in found)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for cells in rows:
+        sys.stdout.write(
+            "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() + "\n"
+        )
+
+
+@app.command("show")
+def show(run: Annotated[Path, typer.Argument(help="A run directory.")], as_json: Json = False) -> None:
+    """Show how a run ended: who and why, its summary, its logs.
+
+    Example: trainkit runs show runs/quickstart/20260101-120000-ab12
+    """
+    from trainkit.launch import runs
+    from trainkit.launch.summary import render_summary
+
+    if not runs.is_run(run):
+        raise UsageError(f"{run} is not a run directory", hint="`trainkit runs list` shows them")
+    info = runs.read_run(run)
+    if as_json:
+        sys.stdout.write(json.dumps(as_data(info), indent=2) + "\n")
+        return
+    code = "-" if info.exit_code is None else info.exit_code
+    sys.stdout.write(f"{info.state}, exit code {code}: {info.why or 'no reason recorded'}\n")
+    if info.summary:
+        sys.stdout.write(render_summary(info.summary, info.layout.root) + "\n")
+
+
+@app.command("prune")
+def prune(
+    name: Name = None,
+    root: Root = "runs",
+    keep: Annotated[int, typer.Option("--keep", min=0, help="How many of the newest runs of each name stay.")] = 5,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
+) -> None:
+    """Remove old run directories; a run that is still on is never removed.
+
+    Example: trainkit runs prune --keep 3
+    """
+    from trainkit.launch import runs
+
+    chosen = runs.prunable(runs.list_runs(root, name), keep)
+    if not chosen:
+        sys.stdout.write("nothing to remove\n")
+        return
+    sys.stdout.writelines(f"{run.layout.root}\n" for run in chosen)
+    if not yes and not typer.confirm(f"remove these {len(chosen)} runs with their checkpoints?"):
+        sys.stdout.write("nothing removed\n")
+        return
+    removed = sum(runs.remove(run) for run in chosen)
+    sys.stdout.write(f"removed {removed} of {len(chosen)} runs\n")
+
+
+def row(run: RunInfo) -> tuple[str, ...]:
+    """What the list shows of a run."""
+    started = datetime.fromtimestamp(run.started).strftime("%Y-%m-%d %H:%M:%S") if run.started else "-"
+    loss = run.summary.get("final_loss")
+    return (
+        started,
+        run.state,
+        "-" if run.exit_code is None else str(run.exit_code),
+        str(run.summary.get("steps") or "-"),
+        f"{loss:.4f}" if isinstance(loss, float) else "-",
+        str(run.layout.root),
+    )
+
+
+def as_data(run: RunInfo) -> dict[str, Any]:
+    """A run for scripts."""
+    return {
+        "path": str(run.layout.root),
+        "name": run.layout.name,
+        "state": run.state,
+        "exit_code": run.exit_code,
+        "why": run.why,
+        "started": run.started,
+        "ended": run.ended,
+        "summary": dict(run.summary),
+    }
