@@ -19,7 +19,7 @@ from trainkit.planning.plan import Plan, Text, Variable
 from trainkit.recipe.resolved import Entry, Resolved
 from trainkit.recipe.schema import Recipe
 
-PACKAGES = {"torch": "2.13.0+cpu", "numpy": "2.4.0", "accelerate": "1.15.0", "deepspeed": "0.19.8"}
+PACKAGES = {"torch": "2.13.0", "numpy": "2.4.0", "accelerate": "1.15.0", "deepspeed": "0.19.8"}
 GIGABYTE = 1024**3
 
 

@@ -37,7 +37,7 @@ dist.destroy_process_group()
 WORDS = [
     "a b", "it's \"quoted\"", "two\nlines", "\u00fcn\u00efcode \u2603", "", "--", "-", "\ttab ", "@file", "#no comment",
     "$HOME", "$$", "$local_rank", "${local_rank}", "$$local_rank", "`id`", "a\\b", "*", "{}", "%s",
-    "--nnodes", "7", "--n", "--num_processes=9", "-m", "--module", "--local_rank=3", "--config_file", "no.yaml", "--help",
+    "--nnodes", "7", "--n", "--num_processes=9", "-m", "--module", "--local_rank=3", "--config_file", "--help",
 ]  # fmt: skip
 
 # What an outer launcher may have left behind; each alone would break or change one of these runs.

@@ -121,6 +121,7 @@ def two_layers(layered: Layered) -> Resolved:
         ("optimizer", ["optimizer.lr = 0.2", "optimizer.beta2 = 0.95"]),
         ("--nproc-per-node=2", ["nodes.processes_per_node", 'strategy.kind = "ddp"   layer0.yaml:1:3']),
         ("--nproc-per-node", ["word 4 of the command"]),
+        ("nproc-per-node", ["word 4 of the command"]),
         ("--no-python", ["because: the program brings its own interpreter"]),
         ("OMP_NUM_THREADS", ["OMP_NUM_THREADS=8", "because: 16 cores / 2 ranks"]),
         ("A", ["A=1", "from env.A", "layer1.yaml:2:3"]),

@@ -49,4 +49,8 @@ def missing_packages(context: Context) -> tuple[Notice, ...]:
         state = f"{installed} is installed" if installed else "it is not installed"
         what = f"{requirement.of} {choice} needs {requirement.package} >= {requirement.minimum}; {state}."
         found[requirement.package] = Notice("blocker", what, f"Run: {INSTALL}")
+    torch = context.facts.packages.get("torch", "")
+    if context.topology.device == "cuda" and torch.endswith("+cpu"):
+        what = f"torch {torch} is a build for CPUs, and the run uses CUDA."
+        found["torch"] = Notice("blocker", what, "Install a CUDA build of torch, or set devices.type to cpu.")
     return tuple(found.values())

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainkit.errors import Diagnostic, RecipeError
 from trainkit.planning.plan import Notice, Resume
 
 if TYPE_CHECKING:
@@ -34,16 +33,6 @@ def choose_resume(
     wanted = resolved.recipe.checkpoint.resume
     if wanted == "never":
         return Resume(None, 0, "checkpoint.resume is never"), ()
-    if resolved.recipe.program.kind != "builtin":
-        raise RecipeError(
-            Diagnostic(
-                "error",
-                "checkpoint.resume cannot reach a program of kind torch",
-                key="checkpoint.resume",
-                origin=resolved.origin("checkpoint.resume"),
-                hint="Pass the checkpoint in program.args, and leave checkpoint.resume out.",
-            )
-        )
     return _newest(digest, saved) if wanted == "auto" else _named(wanted, digest, saved)
 
 

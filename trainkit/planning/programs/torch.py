@@ -17,21 +17,22 @@ Scalar = str | int | float | bool | None
 
 
 def check(resolved: Resolved) -> tuple[Diagnostic, ...]:
-    """Exactly one of script and module must be given."""
-    program = resolved.recipe.program
-    if bool(program.script) != bool(program.module):
-        return ()
-    what = (
-        "program.script and program.module are both given"
-        if program.script
-        else "a program of kind torch needs a script or a module"
-    )
-    hint = (
-        "Keep one of the two."
-        if program.script
-        else "Set program.script to its path, or program.module to its dotted name."
-    )
-    return (Diagnostic("error", what, key="program", origin=resolved.origin("program.kind"), hint=hint),)
+    """Exactly one of script and module must be given, and nothing that only the built-in trainer can do."""
+    program, found = resolved.recipe.program, []
+    if bool(program.script) == bool(program.module):
+        both = bool(program.script)
+        neither = "a program of kind torch needs a script or a module"
+        what = "program.script and program.module are both given" if both else neither
+        hint = (
+            "Keep one of the two." if both else "Set program.script to its path, or program.module to its dotted name."
+        )
+        found.append(Diagnostic("error", what, key="program", origin=resolved.origin("program.kind"), hint=hint))
+    if resolved.recipe.checkpoint.resume != "never":
+        key = "checkpoint.resume"
+        what = f"{key} cannot reach a program of kind torch"
+        hint = f"Pass the checkpoint in program.args, and leave {key} out."
+        found.append(Diagnostic("error", what, key=key, origin=resolved.origin(key), hint=hint))
+    return tuple(found)
 
 
 def reason(context: Context) -> str:

@@ -73,7 +73,7 @@ def _matching(query: str, planned: Planned) -> list[tuple[str, str]]:
     for group, command in enumerate(plan.commands):
         for position, word in enumerate(command.argv):
             shown = quoted(word, named)
-            if query in (str(word), shown, shown.partition("=")[0]):
+            if query in {str(word), shown} or query.lstrip("-") == shown.partition("=")[0].lstrip("-") != "":
                 found.append((f"commands.{group}.argv.{position}", f"{shown}   word {position} of the command"))
     for name, value in plan.environment.set:
         if query == name:

@@ -1,0 +1,102 @@
+"""The decisions of a plan, in order: topology, launcher, soundness, number format, batch, resuming."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from trainkit.errors import Diagnostic, RecipeError
+from trainkit.hardware.facts import Facts
+from trainkit.planning.batch import solve_batch
+from trainkit.planning.compatibility import Amount, Combination, refusals
+from trainkit.planning.context import Context
+from trainkit.planning.digest import training_digest
+from trainkit.planning.environment import check_environment
+from trainkit.planning.plan import Choice, Notice, Topology
+from trainkit.planning.precision import choose_dtype
+from trainkit.planning.programs import PROGRAMS
+from trainkit.planning.resume import SavedCheckpoint, choose_resume
+from trainkit.planning.topology import Placement, name_cards, place
+
+if TYPE_CHECKING:
+    from trainkit.recipe.resolved import Resolved
+
+T = TypeVar("T")
+
+
+def decide(
+    resolved: Resolved, facts: Facts, saved: Sequence[SavedCheckpoint]
+) -> tuple[Context, Choice, tuple[Notice, ...]]:
+    """Every decision, the launcher with its reason, and what the decisions have to say.
+
+    Raises RecipeError with all that can be known at once.
+    """
+    recipe = resolved.recipe
+    problems = [*PROGRAMS[recipe.program.kind].check(resolved), *check_environment(resolved)]
+    placement = _attempt(problems, lambda: place(resolved, facts))
+    if placement is None:
+        raise RecipeError(problems)
+    launcher = choose_launcher(resolved, placement.topology)
+    dtype = choose_dtype(recipe, placement.topology.device, placement.cards)
+    problems += unsound(resolved, placement, launcher.kind, dtype)
+    batch = _attempt(problems, lambda: solve_batch(resolved, placement.topology.world_size))
+    if problems or batch is None:
+        raise RecipeError(problems)
+    topology = name_cards(placement, launcher.kind, recipe.strategy.kind)
+    digest = training_digest(recipe, batch, dtype)
+    resume, remarks = choose_resume(resolved, digest, saved)
+    context = Context(resolved, facts, topology, launcher.kind, placement.cards, batch, dtype, digest, resume)
+    return context, launcher, placement.notices + remarks
+
+
+def choose_launcher(resolved: Resolved, topology: Topology) -> Choice:
+    """The launcher that was asked for, else `python` for one process and `torchrun` for several."""
+    wanted = resolved.recipe.launcher.kind
+    if wanted != "auto":
+        return Choice(wanted, "launcher.kind asks for it")
+    if topology.world_size == 1:
+        return Choice("python", "one process needs no launcher")
+    return Choice("torchrun", f"{topology.world_size} processes")
+
+
+def unsound(resolved: Resolved, placement: Placement, launcher: str, dtype: str) -> list[Diagnostic]:
+    """What the table of combinations says against this one."""
+    recipe, topology = resolved.recipe, placement.topology
+    indices = [gpu.index for gpu in placement.cards]
+    combination = Combination(
+        strategy=recipe.strategy.kind,
+        launcher=launcher,
+        program=recipe.program.kind,
+        device=topology.device,
+        ranks=_amount(topology.world_size),
+        nodes=_amount(topology.nodes),
+        dtype=dtype,
+        restarts="yes" if recipe.launcher.max_restarts else "no",
+        order="ascending" if indices == sorted(indices) else "other",
+    )
+    ranks = f"{topology.world_size} {'process' if topology.world_size == 1 else 'processes'}"
+    what = f"strategy {combination.strategy} with launcher {launcher}, {ranks} on {topology.device}, {dtype}"
+    return [
+        Diagnostic(
+            "error",
+            f"this combination is not sound: {what}",
+            key=refusal.key,
+            origin=resolved.origin(refusal.key),
+            why=f"{refusal.reason[0].upper()}{refusal.reason[1:]}.",
+            hint=f"Nearest sound choice: {refusal.instead}.",
+        )
+        for refusal in refusals(combination)
+    ]
+
+
+def _amount(number: int) -> Amount:
+    return "one" if number == 1 else "several"
+
+
+def _attempt(problems: list[Diagnostic], step: Callable[[], T]) -> T | None:
+    """The step's result; None, and its diagnostics among the problems, where it fails."""
+    try:
+        return step()
+    except RecipeError as error:
+        problems += error.diagnostics
+        return None

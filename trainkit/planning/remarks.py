@@ -1,0 +1,73 @@
+"""What a plan has to say besides itself: what this machine lacks, and settings that do less here than they seem to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from trainkit.planning.context import Context
+from trainkit.planning.plan import Notice
+from trainkit.planning.precision import precision_notices
+from trainkit.planning.programs import PROGRAMS
+from trainkit.planning.requirements import missing_packages
+
+
+def remarks(context: Context) -> tuple[Notice, ...]:
+    """Every remark, in the order of REMARKS."""
+    return tuple(notice for remark in REMARKS for notice in remark(context))
+
+
+def _precision(context: Context) -> Iterator[Notice]:
+    yield from precision_notices(context.recipe, context.topology.device, context.dtype, context.cards)
+
+
+def _program(context: Context) -> Iterator[Notice]:
+    yield from PROGRAMS[context.recipe.program.kind].notices(context)
+
+
+def _rendezvous(context: Context) -> Iterator[Notice]:
+    nodes = context.topology.nodes
+    if nodes > 1 and context.recipe.nodes.rendezvous == "auto":
+        what = f"{nodes} nodes need a place to meet, and nodes.rendezvous does not name one."
+        yield Notice("blocker", what, "Set nodes.rendezvous to host:port of node 0.")
+
+
+def _batch(context: Context) -> Iterator[Notice]:
+    if context.batch.note:
+        yield Notice("note", f"{context.batch.note}.")
+
+
+def _cores(context: Context) -> Iterator[Notice]:
+    cores = context.facts.cpu_cores
+    if context.topology.device == "cpu" and context.processes > cores:
+        what = f"{context.processes} ranks share {cores} CPU {'core' if cores == 1 else 'cores'}."
+        yield Notice("warning", what, "Set nodes.processes_per_node to the number of cores or less.")
+
+
+def _unseen_cards(context: Context) -> Iterator[Notice]:
+    failure = context.facts.notes.get("gpus")
+    if failure and context.topology.device != "mps":
+        yield Notice("warning", f"The NVIDIA driver could not be asked for cards ({failure}).", "Check `nvidia-smi`.")
+
+
+def _offload(context: Context) -> Iterator[Notice]:
+    if context.topology.device == "cpu" and getattr(context.recipe.strategy, "offload", False):
+        yield Notice("note", "strategy.offload moves nothing on a CPU: the shards are in its memory already.")
+
+
+def _visible_slots(context: Context) -> Iterator[Notice]:
+    if context.launcher == "deepspeed" and context.topology.device == "cpu" and context.facts.gpus:
+        what = "The deepspeed launcher shows cards to the ranks of a CPU run; the program must leave them alone."
+        yield Notice("warning", what, "launcher.kind: torchrun hides them.")
+
+
+REMARKS: tuple[Callable[[Context], Iterator[Notice] | tuple[Notice, ...]], ...] = (
+    missing_packages,
+    _rendezvous,
+    _precision,
+    _unseen_cards,
+    _cores,
+    _visible_slots,
+    _offload,
+    _batch,
+    _program,
+)
