@@ -239,7 +239,7 @@ class _Composer:
         self._refuse_tag(event, _PLAIN_TAGS)
         text: str = event.value
         plain = event.implicit[0] and not event.style
-        if plain and text not in ("<<", "="):
+        if plain and text not in ("<<", "=") and path not in self.dialect.open:
             try:
                 value = read_scalar(text)
             except ValueError:

@@ -154,11 +154,7 @@ class _Session:
                     _set(self.config, path, "")
                 del waiting[path]
                 progress = True
-        circle = "refers to itself in a circle"
-        return found + [
-            self._error(path, f"{expression[:100]} {circle}", "write one of the values out")
-            for path, expression in waiting.items()
-        ]
+        return found + [self._circle(path, expression) for path, expression in waiting.items()]
 
     def _evaluate(self, path: Path, expression: str) -> Any:
         from omegaconf import OmegaConf
@@ -208,8 +204,13 @@ class _Session:
         if "KeyError" in message and asked:
             hint = f"set it, or give a default: ${{oc.env:{asked[-1]},value}}"
             return self._error(path, f"reads the environment variable {asked[-1]}, which is not set", hint)
+        if "Recursive interpolation" in message:
+            return self._circle(path, expression)
         what = f"{expression[:100]} cannot be resolved: {message}"
         return self._error(path, what, "write \\${ for a text that is meant literally")
+
+    def _circle(self, path: Path, expression: str) -> Diagnostic:
+        return self._error(path, f"{expression[:100]} refers to itself in a circle", "write one of the values out")
 
     def _error(self, path: Path, what: str, hint: str) -> Diagnostic:
         key = _dotted(path)

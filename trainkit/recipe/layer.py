@@ -86,7 +86,7 @@ def file_layer(page: Page, base: str, document: Document) -> Layer:
     """The layer that a file makes."""
     values = {key: page.at(mark) for key, mark in document.values.items() if key}
     keys = {key: page.at(mark) for key, mark in document.keys.items()}
-    tree = {key: value for key, value in document.tree.items() if key != "extends"}
+    tree = {key: value for key, value in document.tree.items() if key.rstrip("+!") != "extends"}
     return Layer(page.name, page.strength, base, normalise(tree, values), values, keys)
 
 
@@ -128,7 +128,7 @@ def secret_keys(tree: object, prefix: str = "") -> Iterator[str]:
         elif isinstance(value, list):
             positions = range(len(value)) if is_secret_name(name) else secret_arguments(value)
             yield from (f"{key}.{position}" for position in positions)
-        elif value is not None and not isinstance(value, bool) and is_secret_name(name):
+        elif value not in (None, "") and not isinstance(value, bool) and is_secret_name(name):
             yield key
 
 

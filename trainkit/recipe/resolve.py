@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 
-from trainkit.errors import Diagnostic, RecipeError
+from trainkit.errors import Diagnostic, Origin, RecipeError
 from trainkit.recipe.attachments import attach
 from trainkit.recipe.checks import Context, check, written_secrets
 from trainkit.recipe.environment import environment_layer
@@ -33,8 +34,9 @@ def resolve(request: Request, files: Files) -> Resolved:
     for layer in layers:
         found += [*unknown_keys(layer), *written_secrets(layer)]
     state.tree = without_unknown(state.tree)
-    kinds = {key: _kind(state, key) for key in tagged_sections()}
-    found += interpolate(state, request.environ, defaults(kinds))
+    unresolved = interpolate(state, request.environ, defaults(_kinds(state)))
+    found += unresolved
+    kinds = _kinds(state)
     for layer in layers:
         found += validate_layer(layer, kinds, interpolated)
     locate = partial(nearest, state.places)
@@ -45,7 +47,11 @@ def resolve(request: Request, files: Files) -> Resolved:
     context = Context(state.tree, defaults(kinds), locate, files, lambda path: _absolute(path, request.cwd), broken)
     found += check(context)
     recipe, wrong = validate(state.tree, locate)
-    found = _distinct([*found, *wrong])
+    # The text of a reference that leads nowhere is no value, so nothing is said about its type.
+    silent = {each.key for each in unresolved if each.severity == "error"}
+    whole = Origin("the recipe as a whole", len(layers), request.recipe or "command line")
+    found += [each for each in wrong if each.key not in silent]
+    found = _distinct(each if each.origin else replace(each, origin=whole) for each in found)
     if recipe is None or any(each.severity == "error" for each in found):
         raise RecipeError(found)
     history = {key: tuple(entries) for key, entries in state.history.items()}
@@ -72,9 +78,10 @@ def _layers(request: Request, files: Files) -> tuple[list[Layer], list[Diagnosti
     return layers, [*found, *diagnostics]
 
 
-def _kind(state: Merge, section: str) -> str:
-    kind = state.get(f"{section}.kind")
-    return kind if isinstance(kind, str) else default_kind(section)
+def _kinds(state: Merge) -> Mapping[str, str]:
+    """The kind of each tagged section, by what is merged so far."""
+    given = {section: state.get(f"{section}.kind") for section in tagged_sections()}
+    return {section: kind if isinstance(kind, str) else default_kind(section) for section, kind in given.items()}
 
 
 def _bases(layers: Iterable[Layer]) -> Mapping[int, str]:
@@ -93,6 +100,5 @@ def _distinct(found: Iterable[Diagnostic]) -> list[Diagnostic]:
 
 def _position(found: Diagnostic) -> tuple[bool, int, str, int, int]:
     origin = found.origin
-    if origin is None:
-        return (found.severity != "error", 10**9, "", 0, 0)
+    assert origin is not None
     return (found.severity != "error", origin.strength, origin.source, origin.line, origin.column)

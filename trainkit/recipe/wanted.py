@@ -35,8 +35,14 @@ def wanted(setting: Setting) -> str:
 
 
 def choices(annotation: Any) -> list[Any]:
-    """The literal values that a type allows."""
-    return [value for member, _ in members(annotation) if get_origin(member) is Literal for value in get_args(member)]
+    """The literal values that a type allows, as a value or as elements of a list."""
+    found: list[Any] = []
+    for member, _ in members(annotation):
+        if get_origin(member) is Literal:
+            found += get_args(member)
+        elif get_origin(member) is list:
+            found += choices(get_args(member)[0])
+    return found
 
 
 def accepts(annotation: Any, *kinds: type) -> bool:
@@ -82,6 +88,8 @@ def shown(key: str, value: Any) -> str:
 
 def _remedy(setting: Setting, value: Any) -> str:
     options = [str(choice) for choice in choices(setting.annotation)]
+    if isinstance(value, str) and value in options:
+        return "a list is wanted: write it as [a, b]"
     if isinstance(value, str):
         close = nearest(value, options)
         if close:
@@ -102,7 +110,7 @@ def _remedy(setting: Setting, value: Any) -> str:
         return "a text is wanted: put it in quotes"
     if isinstance(value, float) and value.is_integer() and accepts(setting.annotation, int):
         return f"write {int(value)}"
-    if isinstance(value, (str, int)) and accepts(setting.annotation, list):
+    if isinstance(value, (str, int)) and accepts(setting.annotation, list) and not options:
         return "a list is wanted: write it as [a, b]"
     return ""
 

@@ -1,0 +1,68 @@
+"""Files that settings name: read with positions, relative to the layer that names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from trainkit.errors import Diagnostic
+from trainkit.recipe.resolve import Resolved
+
+Solve = Callable[..., Resolved]
+Refuse = Callable[..., list[Diagnostic]]
+DEEPSPEED = '{\n  "zero_optimization": {"stage": 2}\n}\n'
+
+
+def recipe(config: str) -> str:
+    return f"strategy: {{kind: zero2, config: {config}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "request_"),
+    [
+        ({"r.yaml": "extends: sub/a.yaml\n", "sub/a.yaml": recipe("ds.json"), "sub/ds.json": DEEPSPEED}, {}),
+        ({"r.yaml": "", "sub/ds.json": DEEPSPEED}, {"overrides": ("strategy.kind=zero2", "strategy.config=sub/ds.json")}),
+        ({"r.yaml": recipe("./x.json"), "sub/ds.json": DEEPSPEED}, {"environ": {"TRAINKIT__STRATEGY__CONFIG": "sub/ds.json"}}),
+        ({"r.yaml": "", "sub/ds.json": DEEPSPEED}, {"overrides": ("--deepspeed", "sub/ds.json")}),
+    ],
+)  # fmt: skip
+def test_an_attachment_is_read_relative_to_its_layer(
+    solve: Solve, files: dict[str, str], request_: dict[str, object]
+) -> None:
+    files = files | {"r.yaml": files["r.yaml"] + "train: {steps: 1}\n"}
+    resolved = solve(files, **request_)
+    attachment = resolved.attachments["strategy.config"]
+    assert attachment.path == "/w/sub/ds.json"
+    assert attachment.tree == {"zero_optimization": {"stage": 2}}
+    assert (
+        attachment.origins["zero_optimization.stage"].line,
+        attachment.origins["zero_optimization.stage"].column,
+    ) == (2, 34)
+    assert resolved.tree["strategy"]["config"] == "/w/sub/ds.json"
+    assert resolved.history["strategy.config"][-1].value == "/w/sub/ds.json"
+
+
+def test_an_absolute_path_stays_and_a_replaced_one_is_not_read(solve: Solve) -> None:
+    files = {"r.yaml": "extends: a.yaml\ntrain: {steps: 1}\n" + recipe("/d/ds.json"), "a.yaml": recipe("gone.json")}
+    assert solve(files | {"/d/ds.json": DEEPSPEED}).attachments["strategy.config"].path == "/d/ds.json"
+    assert not solve(files | {"r.yaml": "extends: a.yaml\ntrain: {steps: 1}\nstrategy: {kind: ddp}\n"}).attachments
+
+
+@pytest.mark.parametrize(
+    ("content", "place", "words"),
+    [
+        (None, "r.yaml:1:33", "there is no file ds.json"),
+        ('{"a": [1}', "ds.json:1:9", "not closed"),
+        ("[1]", "ds.json:1:1", "wants a file that holds a mapping"),
+        ('{"a": 1, "a": 2}', "ds.json:1:10", "given twice"),
+    ],
+)
+def test_an_attachment_that_cannot_be_used_is_an_error_at_its_place(
+    refuse: Refuse, content: str | None, place: str, words: str
+) -> None:
+    files = {"r.yaml": recipe("ds.json") + "train: {steps: 1}\n"}
+    (error,) = refuse(files if content is None else files | {"ds.json": content})
+    assert error.origin is not None
+    assert error.origin.place == place
+    assert words in error.what

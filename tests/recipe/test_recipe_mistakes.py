@@ -1,0 +1,61 @@
+"""Eight different mistakes over three layers and the command line: all answered at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from trainkit.cli.diagnostics import render_diagnostics
+from trainkit.errors import Diagnostic, ExitCode, RecipeError
+
+Refuse = Callable[..., list[Diagnostic]]
+
+FILES = {
+    "r.yaml": (
+        "extends: [team.yaml, strategy/fspd]\n"
+        "train: {steps: 10}\n"
+        "batch:\n"
+        "  global: 10\n"
+        "  micro: 4\n"
+        "  accumulation: 3\n"
+        "program:\n"
+        "  kind: torch\n"
+        "  script: gone.py\n"
+    ),
+    "team.yaml": "extends: base.yaml\noptimizer:\n  weight_decya: 0.1\n  lr: '3e-4'\n",
+    "base.yaml": "extends: team.yaml\nschedule: {name: cosin}\n",
+}
+EXPECTED = [
+    ("base.yaml:1:10", "circle", "remove"),
+    ("base.yaml:2:18", "schedule.name must be", "did you mean cosine?"),
+    ("team.yaml:3:3", "no setting 'weight_decya'", "did you mean optimizer.weight_decay?"),
+    ("team.yaml:4:7", "optimizer.lr must be a number", "remove the quotes"),
+    ("r.yaml:1:22", "no preset 'strategy/fspd'", "did you mean strategy/fsdp?"),
+    ("r.yaml:4:11", "contradict each other", "any two"),
+    ("r.yaml:9:11", "there is no file gone.py", "check the path"),
+    ("--per_device_train_batchsize", "unknown flag", "did you mean --per_device_train_batch_size?"),
+]
+
+
+def test_all_that_can_be_known_is_reported_at_once_with_place_and_next_step(refuse: Refuse) -> None:
+    errors = refuse(FILES, overrides=("--per_device_train_batchsize", "8"))
+    found = [(each.origin.place if each.origin else "", each.what, each.hint) for each in errors]
+    assert len(found) == len(EXPECTED)
+    for (place, what, hint), (wanted_place, words, next_step) in zip(found, EXPECTED, strict=True):
+        assert place == wanted_place
+        assert words in what
+        assert next_step in hint
+    assert RecipeError(errors).exit_code == ExitCode.USAGE
+
+
+def test_each_is_shown_with_its_line_a_caret_its_layer_and_what_to_do(refuse: Refuse) -> None:
+    text = render_diagnostics(refuse(FILES, overrides=("--per_device_train_batchsize", "8")))
+    assert (
+        "team.yaml:3:3: error: optimizer has no setting 'weight_decya'\n"
+        "  3 |   weight_decya: 0.1\n"
+        "    |   ^^^^^^^^^^^^\n"
+    ) in text
+    assert "r.yaml:4:11: error: " in text
+    assert "  4 |   global: 10\n    |           ^^\n" in text
+    assert text.count("  next: ") == len(EXPECTED)
+    assert text.endswith("8 errors\n")
+    assert "\x1b" not in text

@@ -1,0 +1,298 @@
+"""Overrides on the command line: dotted keys, and every named flag of the table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from trainkit.errors import Diagnostic
+from trainkit.recipe.fields import schema
+from trainkit.recipe.flags import flag_reference, flag_table, flags
+from trainkit.recipe.overrides import is_assignment, takes_next_word
+from trainkit.recipe.resolve import Resolved
+
+Solve = Callable[..., Resolved]
+Refuse = Callable[..., list[Diagnostic]]
+SHORT = "train: {steps: 3}\n"
+
+# Every flag of the table: words, and what the tree then holds by key.
+USES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "adam_beta1": (("--adam_beta1", "0.8"), {"optimizer.beta1": 0.8}),
+    "adam_beta2": (("--adam-beta2=0.99",), {"optimizer.beta2": 0.99}),
+    "adam_epsilon": (("--adam_epsilon", "1e-6"), {"optimizer.eps": 1e-6}),
+    "bf16": (("--bf16",), {"precision.dtype": "bf16"}),
+    "dataloader_num_workers": (("--dataloader-num-workers", "2"), {"data.workers": 2}),
+    "dataloader_pin_memory": (("--dataloader_pin_memory=false",), {"data.pin_memory": False}),
+    "ddp_find_unused_parameters": (("strategy.kind=ddp", "--ddp_find_unused_parameters", "true"), {"strategy.find_unused_parameters": True}),
+    "deepspeed": (("--deepspeed", "ds.json"), {"strategy.kind": "zero2", "strategy.config": "/w/ds.json", "strategy.offload_optimizer": "cpu"}),
+    "eval_steps": (("--eval_steps", "5"), {"eval.every_steps": 5}),
+    "fp16": (("--fp16", "TRUE"), {"precision.dtype": "fp16"}),
+    "fsdp": (
+        ("--fsdp", "shard_grad_op offload"),
+        {"strategy.kind": "fsdp", "strategy.sharding": "shard_grad_op", "strategy.offload": True, "strategy.auto_wrap": "none"},
+    ),
+    "fsdp_config": (("--fsdp_config", "fsdp.json"), {"strategy.kind": "fsdp", "strategy.wrap_classes": ["BertLayer"], "strategy.auto_wrap": "transformer"}),
+    "gradient_accumulation_steps": (("--gradient_accumulation_steps", "4"), {"batch.accumulation": 4}),
+    "gradient_checkpointing": (("--gradient-checkpointing",), {"efficiency.gradient_checkpointing": True}),
+    "learning_rate": (("--learning_rate", "3e-5"), {"optimizer.lr": 3e-5}),
+    "log_level": (("--log_level", "debug"), {"logging.level": "debug"}),
+    "log_level_replica": (("--log_level_replica", "error"), {"logging.replica_level": "error"}),
+    "log_on_each_node": (("--log_on_each_node", "false"), {"logging.each_node": False}),
+    "logging_steps": (("--logging_steps", "2"), {"logging.every_steps": 2}),
+    "lr_scheduler_type": (("--lr_scheduler_type", "linear"), {"schedule.name": "linear"}),
+    "max_grad_norm": (("--max_grad_norm", "0.5"), {"optimizer.lr": None, "train.max_grad_norm": 0.5}),
+    "max_steps": (("--max_steps", "9"), {"train.steps": 9}),
+    "nproc_per_node": (("strategy.kind=ddp", "--nproc-per-node", "2"), {"nodes.processes_per_node": 2}),
+    "num_gpus": (("strategy.kind=ddp", "--num_gpus", "2"), {"devices.select": 2, "nodes.processes_per_node": 2}),
+    "num_processes": (("strategy.kind=ddp", "nodes.count=2", "--num_processes", "8"), {"nodes.processes_per_node": 8}),
+    "num_train_epochs": (("--num_train_epochs", "2"), {"train.epochs": 2, "train.steps": None}),
+    "optim": (("--optim", "adamw_torch_fused"), {"optimizer.name": "adamw_torch_fused"}),
+    "output_dir": (("--output_dir", "out"), {"output.root": "out"}),
+    "per_device_eval_batch_size": (("--per_device_eval_batch_size", "16"), {"batch.eval_micro": 16}),
+    "per_device_train_batch_size": (("--per-device-train-batch-size", "8"), {"batch.micro": 8}),
+    "report_to": (("--report_to", "none"), {"logging.report_to": []}),
+    "resume_from_checkpoint": (("--resume_from_checkpoint", "true"), {"checkpoint.resume": "auto"}),
+    "save_steps": (("--save_steps", "7"), {"checkpoint.every_steps": 7}),
+    "save_total_limit": (("--save_total_limit", "1"), {"checkpoint.keep": 1}),
+    "seed": (("--seed=3",), {"train.seed": 3}),
+    "tf32": (("--tf32",), {"precision.tf32": True}),
+    "torch_compile": (("--torch_compile",), {"efficiency.compile.enabled": True}),
+    "torch_compile_backend": (("--torch_compile_backend", "eager"), {"efficiency.compile.backend": "eager", "efficiency.compile.enabled": True}),
+    "torch_compile_mode": (("--torch_compile_mode", "max-autotune"), {"efficiency.compile.mode": "max-autotune", "efficiency.compile.enabled": True}),
+    "warmup_steps": (("--warmup_steps", "2"), {"schedule.warmup_steps": 2}),
+    "weight_decay": (("--weight_decay", "0"), {"optimizer.weight_decay": 0}),
+}  # fmt: skip
+FILES = {
+    "r.yaml": SHORT,
+    "ds.json": json.dumps({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}),
+    "fsdp.json": json.dumps({"version": 2, "transformer_layer_cls_to_wrap": "BertLayer", "limit_all_gathers": True}),
+}
+
+
+def at(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, dict) else None
+    return tree
+
+
+@pytest.mark.parametrize("name", sorted(USES))
+def test_a_flag_sets_its_recipe_keys(solve: Solve, name: str) -> None:
+    words, expected = USES[name]
+    resolved = solve(FILES, overrides=words)
+    assert {key: at(resolved.tree, key) for key in expected} == expected
+
+
+def test_every_flag_of_the_table_is_tested_above() -> None:
+    assert set(USES) >= set(flags())
+
+
+def test_every_flag_says_which_existing_keys_it_sets() -> None:
+    known = set(schema().keys)
+    for each in flag_table():
+        assert each.help
+        assert set(each.keys) <= known
+        assert each.flag in flag_reference()
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "expected"),
+    [
+        (("batch.micro=8",), "batch.micro", 8),
+        (("--batch.micro=8",), "batch.micro", 8),
+        (("data.path=[a, b]",), "data.path", ["a", "b"]),
+        (("data.path=a=b",), "data.path", "a=b"),
+        (("sample.prompt=Hello: [world",), "sample.prompt", "Hello: [world"),
+        (("sample.prompt=",), "sample.prompt", ""),
+        (('sample.prompt="a\\tb"',), "sample.prompt", "a\tb"),
+        (("name=007",), "name", "007"),
+        (("program.kind=torch", "program.script=x", "program.script=null", "program.module=m"), "program.script", None),
+        (("env.A=1.10",), "env.A", "1.10"),
+        (("env.A=a: b",), "env.A", "a: b"),
+        (("env.A=[1",), "env.A", "[1"),
+        (("program.args.a.b=1.0",), "program.args", {"a.b": "1.0"}),
+        (("program.args=[--a, 1.0, on]",), "program.args", ["--a", "1.0", "on"]),
+        (("env_from=[A]", "env_from+=B"), "env_from", ["A", "B"]),
+        (("env={A: x}", "env!={B: y}"), "env", {"B": "y"}),
+        (("env={A: x}", "env={B: y}"), "env", {"A": "x", "B": "y"}),
+        (("precision=bf16", "precision={tf32: true}"), "precision", {"dtype": "bf16", "tf32": True}),
+        (("train.seed=1", "--seed", "2"), "train.seed", 2),
+        (("--seed", "2", "train.seed=1"), "train.seed", 1),
+        (("--bf16", "batch.micro=2"), "batch.micro", 2),
+        (("--bf16", "--tf32=False"), "precision.tf32", False),
+        (("--no_log_on_each_node",), "logging.each_node", False),
+        (("--fsdp",), "strategy", {"kind": "fsdp"}),
+        (("--fsdp", "batch.micro=2"), "strategy", {"kind": "fsdp"}),
+        (("--fsdp", "--bf16"), "precision.dtype", "bf16"),
+        (("--report_to", "all"), "logging.report_to", ["tensorboard"]),
+        (("--report_to=tensorboard",), "logging.report_to", ["tensorboard"]),
+        (("--resume_from_checkpoint", "runs/x/checkpoints/step-00000004"), "checkpoint.resume", "runs/x/checkpoints/step-00000004"),
+        (("--resume_from_checkpoint=false",), "checkpoint.resume", "never"),
+        (("--max_steps", "-1", "--num_train_epochs", "1"), "train.epochs", 1),
+        (("--max_steps", "5", "--num_train_epochs", "1"), "train.steps", 5),
+        (("--num_train_epochs", "1", "--max_steps", "5"), "train.steps", 5),
+        (("--nproc_per_node", "cpu"), "devices.type", "cpu"),
+        (("--nproc_per_node", "gpu"), "devices.type", "cuda"),
+    ],
+)  # fmt: skip
+def test_overrides_are_read_as_documented(solve: Solve, words: tuple[str, ...], key: str, expected: Any) -> None:
+    value = at(solve(SHORT, overrides=words).tree, key)
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "words", "expected"),
+    [
+        ("bf16", ("--bf16=false",), "fp32"), ("fp16", ("--bf16=false",), "fp16"), ("fp16", ("--bf16=false", "--fp16"), "fp16"),
+        ("bf16", ("--no_bf16",), "fp32"),
+    ],
+)  # fmt: skip
+def test_a_precision_is_taken_back_only_where_it_is_set(
+    solve: Solve, dtype: str, words: tuple[str, ...], expected: str
+) -> None:
+    assert solve(f"{SHORT}precision: {dtype}\n", overrides=words).recipe.precision.dtype == expected
+
+
+def test_processes_of_all_machines_are_divided_by_the_machines(solve: Solve, refuse: Refuse) -> None:
+    text = f"{SHORT}strategy: {{kind: ddp}}\nnodes: {{count: 4, rendezvous: 'h:1'}}\n"
+    assert solve(text, overrides=("--num_processes", "8")).recipe.nodes.processes_per_node == 2
+    (error,) = refuse(text, overrides=("--num_processes", "6"))
+    assert "does not divide over nodes.count 4" in error.what
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "hint"),
+    [
+        (("--sede", "3"), "unknown flag --sede", "--seed?"),
+        (("--lr=3",), "unknown flag --lr", "optimizer.lr=…?"),
+        (("--frobnicate",), "unknown flag --frobnicate", "run --help"),
+        (("--seed",), "--seed wants a value", "--seed SEED"),
+        (("--seed", "--bf16"), "--seed wants a value", "--seed SEED"),
+        (("--bf16=1",), "--bf16 takes true or false", "--bf16=false"),
+        (("--bf16", "--fp16"), "contradict", "keep one"),
+        (("--fsdp", "hybrid_shard auto_wrap"), "--fsdp hybrid_shard cannot be run", "full_shard"),
+        (("--fsdp", "no_shard"), "--fsdp no_shard cannot be run", "strategy.kind=ddp"),
+        (("--fsdp", "full_shard shard_grad_op"), "both full_shard and shard_grad_op", "keep one"),
+        (("--fsdp", "full_shrad"), "does not know 'full_shrad'", "full_shard"),
+        (("word",), "neither a flag nor key=value", "key=value"),
+        (("extends=strategy/fsdp",), "cannot change `extends`", "--with"),
+        (("batch..micro=1",), "is no key", "section.setting"),
+        (("batch.mirco=1",), "batch has no setting 'mirco'", "batch.micro?"),
+        (("batch.micro=[1",), "cannot be read", ""),
+        (("batch.micro=x",), "batch.micro must be", ""),
+        (("--optim", "adamw_hf"), "optimizer.name must be", "adamw_torch"),
+        (("--deepspeed", "gone.json"), "--deepspeed: there is no file gone.json", "current folder"),
+        (("--resume_from_checkpoint",), "wants a value", "true|false|PATH"),
+    ],
+)
+def test_a_wrong_override_is_one_error_that_shows_the_words(
+    refuse: Refuse, words: tuple[str, ...], what: str, hint: str
+) -> None:
+    (error,) = refuse(FILES, overrides=words)
+    assert what in error.what
+    assert hint in error.hint
+    assert error.origin is not None
+    assert (error.origin.layer, error.origin.line) == ("flag", 0)
+    assert error.origin.place.split()[0] in " ".join(words)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"fsdp_transformer_layer_cls_to_wrap": "A,B"}, {"wrap_classes": ["A", "B"], "auto_wrap": "transformer"}),
+        ({"min_num_params": 2000}, {"min_params": 2000, "auto_wrap": "size"}),
+        ({"fsdp_min_num_params": 0}, {}),
+        ({"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 5}, {"min_params": 5, "auto_wrap": "size"}),
+        (
+            {"auto_wrap_policy": "NO_WRAP", "transformer_layer_cls_to_wrap": []},
+            {"wrap_classes": [], "auto_wrap": "none"},
+        ),
+        ({"fsdp_reshard_after_forward": False}, {"sharding": "shard_grad_op"}),
+        ({"reshard_after_forward": "FULL_SHARD"}, {"sharding": "full_shard"}),
+        ({"fsdp_sharding_strategy": 2}, {"sharding": "shard_grad_op"}),
+        ({"cpu_offload": True}, {"offload": True}),
+        ({"fsdp_offload_params": False}, {"offload": False}),
+        ({"fsdp_version": 2, "use_orig_params": True, "xla": False}, {"version": 2}),
+    ],
+)
+def test_the_fsdp_file_is_brought_over_key_by_key(
+    solve: Solve, config: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    resolved = solve({"r.yaml": SHORT, "f.json": json.dumps(config)}, overrides=("--fsdp_config", "f.json"))
+    assert resolved.tree["strategy"] == {"kind": "fsdp", **expected}
+
+
+def test_activation_checkpointing_in_the_fsdp_file_is_the_recipes_own(solve: Solve) -> None:
+    resolved = solve(
+        {"r.yaml": SHORT, "f.yaml": "activation_checkpointing: true\n"}, overrides=("--fsdp_config=f.yaml",)
+    )
+    assert resolved.recipe.efficiency.gradient_checkpointing
+    origin = resolved.origin("efficiency.gradient_checkpointing")
+    assert origin is not None
+    assert (origin.layer, origin.place) == ("flag --fsdp_config", "f.yaml:1:27")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("version", "1", "fully_shard"), ("backward_prefetch", '"NO_PREFETCH"', "always gathers"), ("xla", "true", "XLA"),
+        ("sharding_strategy", '"HYBRID_SHARD"', "mesh"), ("sharding_strategy", "3", "plain data parallelism"),
+        ("cpu_offload", '"yes"', "true or false"), ("min_num_params", '"5"', "number of parameters"), ("use_orig_params", "false", "always keeps"),
+    ],
+)  # fmt: skip
+def test_what_the_fsdp_file_cannot_bring_over_is_an_error_at_its_line(
+    refuse: Refuse, key: str, value: str, words: str
+) -> None:
+    text = f'{{\n\n  "fsdp_{key}": {value}\n}}'
+    (error,) = refuse({"r.yaml": SHORT, "f.json": text}, overrides=("--fsdp_config", "f.json"))
+    assert words in error.why
+    assert error.origin is not None
+    assert (error.origin.source, error.origin.line, error.origin.column) == ("f.json", 3, len(key) + 12)
+
+
+def test_unknown_keys_and_bad_syntax_of_the_fsdp_file_are_errors_there(refuse: Refuse) -> None:
+    (error,) = refuse({"r.yaml": SHORT, "f.json": '{"cpu_ofload": true}'}, overrides=("--fsdp_config", "f.json"))
+    assert error.hint == "did you mean cpu_offload?"
+    (error,) = refuse({"r.yaml": SHORT, "f.json": '{"a": '}, overrides=("--fsdp_config", "f.json"))
+    assert error.origin is not None
+    assert error.origin.source == "f.json"
+
+
+def test_the_fsdp_file_refines_the_fsdp_words_wherever_it_stands(solve: Solve) -> None:
+    files = {"r.yaml": SHORT, "f.json": '{"min_num_params": 10}'}
+    words = ("--fsdp_config", "f.json", "--fsdp", "full_shard auto_wrap")
+    assert (
+        solve(files, overrides=words).recipe.strategy == solve(files, overrides=words[2:] + words[:2]).recipe.strategy
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"zero_optimization": {"stage": 0}}', "stage is 0"),
+        ('{"zero_optimization": {}}', "stage is missing"),
+        ('{"zero_optimization": {"stage": "2"}}', "stage is '2'"),
+        ("[]", "holds no mapping"),
+    ],
+)
+def test_a_deepspeed_file_without_a_usable_stage_is_refused(refuse: Refuse, text: str, words: str) -> None:
+    errors = refuse({"r.yaml": SHORT, "d.json": text}, overrides=("--deepspeed", "d.json"))
+    assert words in errors[0].what
+
+
+def test_words_are_told_apart_as_the_command_line_needs_it() -> None:
+    assert is_assignment("batch.micro=8")
+    assert not is_assignment("recipe.yaml")
+    assert not is_assignment("--seed=3")
+    assert takes_next_word("--seed", "3")
+    assert takes_next_word("--max_steps", "-1")
+    assert not takes_next_word("--seed=3", "4")
+    assert not takes_next_word("--bf16", "recipe.yaml")
+    assert takes_next_word("--bf16", "false")
+    assert takes_next_word("--fsdp", "full_shard auto_wrap")
+    assert not takes_next_word("--fsdp", "batch.micro=2")
+    assert takes_next_word("--unknown", "3")
+    assert not takes_next_word("--unknown", "recipe.yaml")

@@ -1,0 +1,165 @@
+"""Validation: one good message for each wrong value, at its place, with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from trainkit.errors import Diagnostic
+from trainkit.recipe.resolve import Resolved
+
+Solve = Callable[..., Resolved]
+Refuse = Callable[..., list[Diagnostic]]
+Places = Callable[..., list[tuple[str, str]]]
+
+
+@pytest.mark.parametrize(
+    ("line", "column", "what", "hint"),
+    [
+        ("devices: {select: foo}", 19, "devices.select must be auto, all, none, a whole number (1 or more) or a list of whole numbers or texts, not the text 'foo'", ""),
+        ("devices: {select: 0}", 19, "devices.select must be auto, all, none,", ""),
+        ("batch: {micro: '8'}", 16, "batch.micro must be auto or a whole number (1 or more), not the text '8'", "remove the quotes"),
+        ("batch: {micro: 2.0}", 16, "batch.micro must be", "write 2"),
+        ("optimizer: {lr: '3e-4'}", 17, "optimizer.lr must be a number (0 or more), not the text '3e-4'", "remove the quotes"),
+        ("optimizer: {lr: -1}", 17, "optimizer.lr must be a number (0 or more), not -1", ""),
+        ("optimizer: {beta1: 1.0}", 20, "optimizer.beta1 must be a number (0 or more, below 1), not 1.0", ""),
+        ("optimizer: {lr: .inf}", 17, "optimizer.lr must be a finite number", ""),
+        ("optimizer: {lr: }", 17, "not empty", "take the default"),
+        ("precision: bf61", 12, "precision.dtype must be auto, fp32, fp16 or bf16, not the text 'bf61'", "did you mean bf16?"),
+        ("precision: {tf32: 'true'}", 19, "precision.tf32 must be true or false or null", "remove the quotes"),
+        ("precision: [1]", 12, "precision must be a mapping, not the list [1]", ""),
+        ("efficiency: {compile: maybe}", 23, "efficiency.compile.enabled must be true or false", ""),
+        ("name: 7", 7, "name must be a name of letters", "put it in quotes"),
+        ("name: 'a b'", 7, "name must be a name of letters", ""),
+        ("name: true", 7, "name must be a name of letters", "put it in quotes"),
+        ("nodes: {rendezvous: here}", 21, "nodes.rendezvous must be `auto` or host:port", ""),
+        ("strategy: {kind: fdsp}", 18, "strategy.kind must be one of single, ddp, fsdp, zero1, zero2, zero3, not the text 'fdsp'", "did you mean fsdp?"),
+        ("strategy: {kind: ddp, offload_param: cpu}", 38, "strategy.kind ddp has no setting 'offload_param'", "zero3"),
+        ("strategy: {offload: true}", 21, "strategy.kind single has no setting 'offload'", "strategy.kind: fsdp"),
+        ("strategy: zero2", 11, "strategy must be a mapping, not the text 'zero2'", "strategy:"),
+        ("logging: {report_to: [tensorbord]}", 23, "logging.report_to.0 does not fit: logging.report_to must be a list of tensorboard", "did you mean tensorboard?"),
+        ("logging: {report_to: tensorboard}", 22, "logging.report_to must be a list of tensorboard", "[a, b]"),
+        ("env: {A: [1]}", 10, "env.A does not fit", ""),
+        ("env: {A: }", 10, "env.A does not fit", ""),
+        ("env_from: [A, 3]", 15, "env_from.1 does not fit: env_from must be a list of texts, not 3", ""),
+        ("model: {heads: 3}", 16, "model: hidden_size 128 is not divisible by heads 3", "change one"),
+        ("data: {path: 3}", 14, "data.path must be a text or a list of texts, not 3", "put it in quotes"),
+        ("checkpoint: {resume: ''}", 22, "checkpoint.resume must be a text (not empty)", ""),
+        ("version: 2", 10, "version must be 1, not 2", ""),
+        ("train: {steps: 3, seed: 9223372036854775808}", 25, "train.seed must be a whole number (0 or more, below 9223372036854775808)", ""),
+        ("bacth: {micro: 1}", 1, "there is no section or setting 'bacth'", "did you mean batch?"),
+        ("micro_batch: 4", 1, "there is no section or setting 'micro_batch'", "did you mean batch.micro?"),
+        ("lr: 1e-3", 1, "there is no section or setting 'lr'", "did you mean optimizer.lr?"),
+        ("optimizer: {learning_rate: 1.0}", 13, "optimizer has no setting 'learning_rate'", "did you mean optimizer.lr?"),
+        ("optimizer: {warmup_steps: 1}", 13, "optimizer has no setting 'warmup_steps'", "did you mean schedule.warmup_steps?"),
+        ("batch: {global_: 4}", 9, "batch has no setting 'global_'", "did you mean batch.global?"),
+        ("batch: {zzzz: 4}", 9, "batch has no setting 'zzzz'", "known are: accumulation"),
+        ("efficiency: {compile: {beckend: x}}", 24, "efficiency.compile has no setting 'beckend'", "efficiency.compile.backend?"),
+        ("strategy: {kind: ddp, frobnicate: 1}", 23, "strategy has no setting 'frobnicate'", "known are"),
+        ("extend: strategy/fsdp", 1, "there is no section or setting 'extend'", "did you mean extends?"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_one_error_at_its_place(refuse: Refuse, line: str, column: int, what: str, hint: str) -> None:
+    text = line if line.startswith("train") else f"{line}\ntrain: {{steps: 3}}"
+    (error,) = refuse(text + "\n")
+    assert error.what.startswith(what) or what in error.what
+    assert hint in error.hint
+    assert error.origin is not None
+    assert error.origin.place == f"r.yaml:1:{column}"
+    assert error.origin.text == line
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "words"),
+    [
+        ("program: {kind: torch}\n", "r.yaml:1:17", "needs a script or a module"),
+        ("program: {kind: torch, script: t.py, module: m}\n", "r.yaml:1:46", "both given"),
+        ("program: {kind: torch, script: gone.py}\n", "r.yaml:1:32", "there is no file gone.py"),
+        ("train: {steps: 1}\nprogram: {script: t.py}\n", "r.yaml:2:19", "builtin takes no script"),
+        ("train: {seed: 1}\n", "r.yaml:1:8", "how long to train"),
+        ("train: {steps: 5}\nschedule: {warmup_steps: 6}\n", "r.yaml:2:26", "longer than the whole run"),
+        ("train: {steps: 5}\nschedule: {name: constant, warmup_steps: 2}\n", "r.yaml:2:42", "constant has no warm-up"),
+        (
+            "train: {steps: 5}\nstrategy: {kind: fsdp, auto_wrap: size, wrap_classes: [A]}\n",
+            "r.yaml:2:55",
+            "counts only with",
+        ),
+        ("train: {steps: 5}\ndevices: {select: [1, 1]}\n", "r.yaml:2:19", "a card twice"),
+        ("train: {steps: 5}\ndevices: {type: cuda, select: none}\n", "r.yaml:2:31", "leaves no card"),
+        ("train: {steps: 5}\nnodes: {processes_per_node: 2}\n", "r.yaml:2:29", "single is one process"),
+        ("train: {steps: 5}\nenv: {'A=B': x}\n", "r.yaml:2:14", "cannot be the name"),
+        ("train: {steps: 5}\nenv: {A: x}\nenv_from: [A]\n", "r.yaml:2:10", "under env and under env_from"),
+    ],
+)
+def test_rules_over_several_settings_are_checked(places: Places, text: str, place: str, words: str) -> None:
+    ((found, what),) = places({"r.yaml": text, "t.py": ""})
+    assert found == place
+    assert words in what
+
+
+def test_a_program_of_ones_own_needs_no_length(solve: Solve) -> None:
+    assert solve({"r.yaml": "program: {kind: torch, script: t.py}\n", "t.py": ""}).recipe.program.script == "t.py"
+
+
+@pytest.mark.parametrize(
+    ("batch", "extra", "wrong"),
+    [
+        ("{global: 10, micro: 4, accumulation: 3}", "", True),
+        ("{global: 24, micro: 4, accumulation: 3}", "", False),
+        ("{global: 24, micro: 4, accumulation: 3}", "nodes: {processes_per_node: 4}", True),
+        ("{global: 48, micro: 4, accumulation: 3}", "nodes: {processes_per_node: 4}", False),
+        ("{global: 10, micro: 4}", "", False),
+        ("{global: 10, micro: 4, accumulation: auto}", "", False),
+    ],
+)
+def test_three_corners_of_the_batch_in_one_file_must_agree(
+    solve: Solve, refuse: Refuse, batch: str, extra: str, wrong: bool
+) -> None:
+    text = f"train: {{steps: 3}}\nstrategy: {{kind: ddp}}\n{extra}\nbatch: {batch}\n"
+    if not wrong:
+        assert solve(text)
+        return
+    (error,) = refuse(text)
+    assert error.key == "batch.global"
+    for name in ("batch.global", "batch.micro", "batch.accumulation"):
+        assert name in error.what
+    assert "r.yaml:4:" in error.why
+
+
+def test_corners_from_several_layers_are_left_to_planning(solve: Solve) -> None:
+    text = "train: {steps: 3}\nbatch: {global: 10, micro: 4}\n"
+    assert solve(text, overrides=("batch.accumulation=3",)).recipe.batch.accumulation == 3
+
+
+def test_errors_in_values_that_a_stronger_layer_replaces_are_reported_too(places: Places) -> None:
+    files = {
+        "r.yaml": "extends: a.yaml\ntrain: {steps: 3}\noptimizer: {lr: 1.0}\nstrategy: {kind: ddp}\n",
+        "a.yaml": "optimizer: {lr: fast}\nstrategy: {kind: zero2, offload_optimizer: gpu, bukket: 1}\n",
+    }
+    assert [place for place, _ in places(files)] == ["a.yaml:1:17", "a.yaml:2:44", "a.yaml:2:49"]
+
+
+def test_an_interpolated_value_is_judged_by_what_it_becomes(places: Places) -> None:
+    assert places("name: x\ntrain: {steps: '${name}'}\n")[0][1].startswith("train.steps must be")
+
+
+def test_a_thousand_unknown_keys_are_all_reported(places: Places) -> None:
+    text = "".join(f"unknown{n}: {n}\n" for n in range(1000))
+    assert len(places(text + "train: {steps: 1}\n")) == 1000
+
+
+def test_ten_thousand_leaves_resolve_in_every_kind_of_place(solve: Solve) -> None:
+    env = "".join(f"  VARIABLE_{n}: value {n}\n" for n in range(4000))
+    args = "".join(f"    argument_{n}: {n}\n" for n in range(3000))
+    paths = "".join(f"    - ${{name}}/{n}\n" if n < 100 else f"    - p/{n}\n" for n in range(3000))
+    text = f"train: {{steps: 1}}\nenv:\n{env}program:\n  args:\n{args}data:\n  path:\n{paths}"
+    resolved = solve(text, overrides=("env.VARIABLE_7=other",))
+    assert (len(resolved.recipe.env), len(resolved.recipe.program.args), len(resolved.recipe.data.path)) == (
+        4000,
+        3000,
+        3000,
+    )
+    assert resolved.recipe.env["VARIABLE_7"] == "other"
+    assert [entry.value for entry in resolved.history["env.VARIABLE_7"]] == ["value 7", "other"]
+    assert resolved.recipe.data.path[99] == "run/99"
