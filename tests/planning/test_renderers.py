@@ -115,7 +115,7 @@ def two_layers(layered: Layered) -> Resolved:
     [
         (
             "optimizer.lr",
-            ["optimizer.lr = 0.2", "given by file layer1.yaml, layer1.yaml:1:3", "beaten: 0.1 of file layer0.yaml"],
+            ["optimizer.lr = 0.2", "given by file layer1.yaml:1:3", "beaten: 0.1 of file layer0.yaml:2:3"],
         ),
         ("optimizer.beta1", ["optimizer.beta1 = 0.9", "the default"]),
         ("optimizer", ["optimizer.lr = 0.2", "optimizer.beta2 = 0.95"]),
@@ -125,7 +125,7 @@ def two_layers(layered: Layered) -> Resolved:
         ("--no-python", ["because: the program brings its own interpreter"]),
         ("OMP_NUM_THREADS", ["OMP_NUM_THREADS=8", "because: 16 cores / 2 ranks"]),
         ("A", ["A=1", "from env.A", "layer1.yaml:2:3"]),
-        ("MASTER_ADDR", ["because: unset: describes an outer launcher"]),
+        ("MASTER_ADDR", ["because: not handed on: it describes an outer launcher"]),
         ("trainer.json.dtype", ["from precision.dtype", "default"]),
     ],
 )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # What an outer launcher, a finished job or a shell profile may have left behind, and what it would do.
 LEAKS: dict[str, str] = {
-    "PET_*": "torchrun reads every flag's default from it",
+    "PET_*": "gives torchrun's flags other defaults",
     "TORCHELASTIC_*": "describes an outer torchrun",
     "TORCH_ELASTIC_*": "changes torchrun's time limits",
     "RANK": "describes an outer launcher",
@@ -39,7 +39,7 @@ LEAKS: dict[str, str] = {
     "PARALLELISM_CONFIG_*": "configures accelerate behind the recipe's back",
     "MEGATRON_LM_*": "configures accelerate behind the recipe's back",
     "DS_ACCELERATOR": "chooses DeepSpeed's device behind the recipe's back",
-    "PYTHON_EXEC": "torchrun would start another interpreter",
+    "PYTHON_EXEC": "makes torchrun start another interpreter",
 }
 
 # Variables that the plan decides; a recipe that sets them under `env` contradicts itself.
@@ -100,7 +100,7 @@ def plan_environment(context: Context) -> tuple[EnvironmentDiff, Mapping[str, So
     )
     chosen = {item.name: item for item in variables}
     sources = {item.name: item.source for item in chosen.values()}
-    sources |= {name: Source(rule=f"unset: {why}") for name, why in LEAKS.items() if name not in chosen}
+    sources |= {name: Source(rule=f"not handed on: it {why}") for name, why in LEAKS.items() if name not in chosen}
     sources |= {name: Source(("env_from",)) for name in context.recipe.env_from}
     diff = EnvironmentDiff(
         set=tuple((name, chosen[name].value) for name in sorted(chosen)),

@@ -59,8 +59,9 @@ def _history(key: str, resolved: Resolved, settings: Mapping[str, Any]) -> Itera
 
 
 def _place(entry: Entry) -> str:
-    origin = entry.origin
-    return origin.layer if origin.place in origin.layer else f"{origin.layer}, {origin.place}"
+    """Layer and place; a file's layer names the file, which is not said twice."""
+    layer = entry.origin.layer.replace(entry.origin.source, "").strip()
+    return f"{layer} {entry.origin.place}".strip()
 
 
 def _shown(value: Any) -> str:
