@@ -156,7 +156,9 @@ class Wrapper:
         events = self._selector.select(None if wait == float("inf") else max(0.0, wait))
         for key, _ in events:
             if key.fd == wakeup:
-                for number in os.read(wakeup, 512):
+                # The kernel runs handlers of signals that wait together in reverse: INT must not come after TERM,
+                # nor either after the CHLD that it caused.
+                for number in sorted(os.read(wakeup, 512)):
                     self._on_signal(number)
             elif not key.data.copy():
                 self._selector.unregister(key.fd)

@@ -49,6 +49,7 @@ def launcher_words(kind: str, ranks: int, grace: float, max_restarts: int) -> tu
     shutdown = str(max(1, int(grace)))
     table: Mapping[str, tuple[Text, ...]] = {
         "python": (),
+        "broken": words("sh", "-c", "echo no rendezvous today >&2; exit 9"),
         "torchrun": words(
             sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--nnodes=1",
             "--rdzv-backend=c10d", text("--rdzv-endpoint=127.0.0.1:", Variable.PORT), text("--rdzv-id=", Variable.RUN_ID),
@@ -73,6 +74,7 @@ def launcher_environment(kind: str, ranks: int, grace: float) -> dict[str, Text]
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     table: Mapping[str, dict[str, Text]] = {
         "python": {**{name: text(value) for name, value in alone.items()}, "MASTER_PORT": text(Variable.PORT)},
+        "broken": {},
         "torchrun": {},
         "accelerate": {
             "ACCELERATE_USE_CPU": text("true"),

@@ -6,17 +6,21 @@ import json
 import os
 import sys
 
-from handmade_plans import make_plan
+from handmade_plans import make_plan, words
 
 from trainkit.errors import TrainkitError
 from trainkit.launch.execute import RunRequest, execute
 from trainkit.planning.build import Planned
-from trainkit.planning.plan import Provenance
+from trainkit.planning.plan import Preparation, Provenance
 
 
 def main() -> int:
     """Exit code of the run."""
-    plan = make_plan(**json.loads(sys.argv[1]))
+    wanted = json.loads(sys.argv[1])
+    wanted["preparations"] = [
+        Preparation(item["title"], words(*item["argv"]), item["lock"]) for item in wanted.get("preparations", ())
+    ]
+    plan = make_plan(**wanted)
     request = RunRequest(Planned(plan, Provenance({}, {})), "version: 1\n", "#!/bin/sh\n", dict(os.environ))
     try:
         return execute(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import time
 from collections.abc import Callable, Mapping
 from typing import Literal, Protocol
 
@@ -24,8 +25,8 @@ class Console(Protocol):
     def live(self, line: Callable[[int], str]) -> bool:
         """Draw the live line, made for a width in columns. False where there is none: say plain lines instead."""
 
-    def abandon(self) -> None:
-        """From now on drop what a stalled reader does not take."""
+    def abandon(self, seconds: float) -> None:
+        """After so many seconds drop what a stalled reader does not take. Called from a signal handler."""
 
 
 class Terminal:
@@ -38,7 +39,7 @@ class Terminal:
         self._at_start = True  # nothing stands on the terminal's current line but perhaps the live line
         self._drawn = ""
         self._broken: set[Stream] = set()
-        self._abandoned = False
+        self._patient_until = float("inf")
 
     def program(self, stream: Stream, data: bytes) -> None:
         """Output of the main rank, unchanged."""
@@ -60,9 +61,9 @@ class Terminal:
             self._drawn = text
         return True
 
-    def abandon(self) -> None:
-        """From now on drop what a stalled reader does not take."""
-        self._abandoned = True
+    def abandon(self, seconds: float) -> None:
+        """After so many seconds drop what a stalled reader does not take."""
+        self._patient_until = time.monotonic() + seconds
 
     def _width(self) -> int:
         try:
@@ -82,6 +83,7 @@ class Terminal:
         view = memoryview(data)
         while view and stream not in self._broken:
             if not self._is_writable(self._fds[stream]):
+                self._broken.add(stream)
                 return
             try:
                 view = view[os.write(self._fds[stream], view[:CHUNK]) :]
@@ -92,6 +94,6 @@ class Terminal:
 
     def _is_writable(self, fd: int) -> bool:
         while not select.select([], [fd], [], 0.1)[1]:
-            if self._abandoned:
+            if time.monotonic() > self._patient_until:
                 return False
         return True

@@ -39,20 +39,15 @@ class Progress:
 
 
 def live_line(progress: Progress, now: float, width: int) -> str:
-    """The line for a terminal of so many columns: the less important parts go first when it is narrow."""
+    """The line for a terminal of so many columns. When it is narrow the bar goes first, then parts from the right."""
     parts = _parts(progress.latest or {})
     remaining = progress.remaining(now)
     if remaining is not None:
-        parts.append(f"{duration(remaining)} left")
+        parts.insert(1, f"{duration(remaining)} left")
     head = f"step {progress.step}/{progress.total}" if progress.total else f"step {progress.step}"
-    bar = _bar(progress)
-    for kept in range(len(parts), -1, -1):
-        line = "  ".join([head, *parts[:kept]])
-        if len(f"{bar} {line}") < width:
-            return f"{bar} {line}" if bar else line
-        if len(line) < width:
-            return line
-    return head[: max(0, width - 1)]
+    candidates = ["  ".join([head, *parts[:kept]]) for kept in range(len(parts), -1, -1)]
+    candidates.insert(0, f"{_bar(progress)} {candidates[0]}".lstrip())
+    return next((line for line in candidates if len(line) < width), head[: max(0, width - 1)])
 
 
 def plain_line(progress: Progress, record: Mapping[str, Any]) -> str:

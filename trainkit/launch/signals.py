@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -20,12 +19,12 @@ Tell = Callable[[dict[str, object]], None]
 class Orders:
     """Signals received, in order, and what the guardian is told of them."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: Tell, on_stop: Callable[[], None]) -> None:
         self.stopped_by: int | None = None
-        self.stopped_at: float | None = None  # monotonic
         self.insists = False  # a second Ctrl-C
         self.on_resize: Callable[[], None] = lambda: None  # of the terminal
         self._tell = tell
+        self._on_stop = on_stop
 
     def take(self, number: int, _frame: FrameType | None) -> None:
         """The handler. Sending from here, not from the loop, works while the loop is blocked in a write."""
@@ -34,7 +33,8 @@ class Orders:
         elif number == signal.SIGWINCH:
             self.on_resize()
         elif self.stopped_by is None:
-            self.stopped_by, self.stopped_at = number, time.monotonic()
+            self.stopped_by = number
+            self._on_stop()
             self._tell({"do": "stop", "signal": number, "why": f"trainkit received {signal_name(number)}"})
         elif number == signal.SIGINT:
             self.insists = True

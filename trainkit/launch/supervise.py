@@ -56,7 +56,7 @@ class Supervisor:
             lock  # descriptor that the guardian keeps too, so that the run counts as running while either lives
         )
         self._channel, self._far = socket.socketpair()
-        self._orders = Orders(self._tell)
+        self._orders = Orders(self._tell, lambda: console.abandon(STALLED_SECONDS))
         self._selector = selectors.DefaultSelector()
         self._received = b""
         self._verdict: Verdict | None = None
@@ -137,9 +137,6 @@ class Supervisor:
                 self._selector.unregister(key.fd)
         self._announce()
         self._relay.turn()
-        stopped_at = self._orders.stopped_at
-        if stopped_at is not None and time.monotonic() - stopped_at > STALLED_SECONDS:
-            self._console.abandon()
 
     def _hear(self) -> None:
         data = b""
