@@ -22,11 +22,17 @@ def recipe(config: str) -> str:
     ("files", "request_"),
     [
         ({"r.yaml": "extends: sub/a.yaml\n", "sub/a.yaml": recipe("ds.json"), "sub/ds.json": DEEPSPEED}, {}),
-        ({"r.yaml": "", "sub/ds.json": DEEPSPEED}, {"overrides": ("strategy.kind=zero2", "strategy.config=sub/ds.json")}),
-        ({"r.yaml": recipe("./x.json"), "sub/ds.json": DEEPSPEED}, {"environ": {"TRAINKIT__STRATEGY__CONFIG": "sub/ds.json"}}),
+        (
+            {"r.yaml": "", "sub/ds.json": DEEPSPEED},
+            {"overrides": ("strategy.kind=zero2", "strategy.config=sub/ds.json")},
+        ),
+        (
+            {"r.yaml": recipe("./x.json"), "sub/ds.json": DEEPSPEED},
+            {"environ": {"TRAINKIT__STRATEGY__CONFIG": "sub/ds.json"}},
+        ),
         ({"r.yaml": "", "sub/ds.json": DEEPSPEED}, {"overrides": ("--deepspeed", "sub/ds.json")}),
     ],
-)  # fmt: skip
+)
 def test_an_attachment_is_read_relative_to_its_layer(
     solve: Solve, files: dict[str, str], request_: dict[str, object]
 ) -> None:

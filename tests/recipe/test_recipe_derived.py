@@ -13,7 +13,7 @@ import yaml
 
 from trainkit.cli.disk import Disk, shipped_root
 from trainkit.errors import TrainkitError
-from trainkit.recipe.dump import recipe_yaml
+from trainkit.recipe.dump import recipe_yaml, resolved_yaml
 from trainkit.recipe.fields import open_keys, schema, short_forms, tagged_sections
 from trainkit.recipe.json_schema import json_schema
 from trainkit.recipe.reference import reference_text
@@ -28,8 +28,8 @@ SHORT = "train: {steps: 3}\n"
 RECIPES = [
     SHORT,
     SHORT + "strategy: {kind: zero3, offload_param: cpu}\nprecision: bf16\nname: '1.10'\n",
-    SHORT
-    + "env: {A: 'no', B: '1.10', C: '010', D: 'a: b', E: \"x\\ny\\t\\u00e9\\x01\", F: '', 'no': x, '1': y, G: '${H}'}\n",
+    SHORT + "env: {A: 'no', B: '1.10', C: '010', D: 'a: b'}\n",
+    SHORT + "env: {E: \"x\\ny\\t\\u00e9\\x01\", F: '', 'no': x, '1': y, G: '${H}'}\n",
     SHORT + "program: {args: {a: 1.10, b: true, c: [1, on, null], d: null, 'e f': \"'\\\"\", g: '${x}'}}\n",
     SHORT + "program: {args: [--a, '1 2', '', '#', '${x}', '-', 'é', '\\n']}\nenv_from: [A]\n",
     "optimizer: {eps: 1e-30, lr: 1e+20}\ntrain!: {epochs: 0.5}\ndata: {path: [a, 'b c'], cache: '~'}\n",
@@ -76,14 +76,28 @@ def test_the_presets_that_the_documentation_names_are_shipped() -> None:
 @pytest.mark.parametrize(
     ("tree", "valid"),
     [
-        ({"precision": "bf16"}, True), ({"precision": "bf17"}, False), ({"precision": {"tf32": True}}, True), ({"batch": {"micro": "x"}}, False),
-        ({"batch": {"micro": "${oc.env:M,8}"}}, True), ({"batch": {"global": 8}}, True), ({"batch": {"global_": 8}}, False), ({"batch": None}, True),
-        ({"bacth": {}}, False), ({"extends": "a"}, True), ({"extends": ["a", "b"]}, True), ({"extends": 3}, False),
-        ({"logging": {"report_to+": "tensorboard"}}, True), ({"logging": {"report_to+": ["x"]}}, False), ({"env!": {"A": "x"}}, True),
-        ({"strategy!": {"kind": "ddp"}}, True), ({"strategy": {"bucket_mb": 5}}, True), ({"strategy": {"kind": "ddp", "offload": True}}, False),
-        ({"efficiency": {"compile": True}}, True), ({"name+": ["x"]}, False),
+        ({"precision": "bf16"}, True),
+        ({"precision": "bf17"}, False),
+        ({"precision": {"tf32": True}}, True),
+        ({"batch": {"micro": "x"}}, False),
+        ({"batch": {"micro": "${oc.env:M,8}"}}, True),
+        ({"batch": {"global": 8}}, True),
+        ({"batch": {"global_": 8}}, False),
+        ({"batch": None}, True),
+        ({"bacth": {}}, False),
+        ({"extends": "a"}, True),
+        ({"extends": ["a", "b"]}, True),
+        ({"extends": 3}, False),
+        ({"logging": {"report_to+": "tensorboard"}}, True),
+        ({"logging": {"report_to+": ["x"]}}, False),
+        ({"env!": {"A": "x"}}, True),
+        ({"strategy!": {"kind": "ddp"}}, True),
+        ({"strategy": {"bucket_mb": 5}}, True),
+        ({"strategy": {"kind": "ddp", "offload": True}}, False),
+        ({"efficiency": {"compile": True}}, True),
+        ({"name+": ["x"]}, False),
     ],
-)  # fmt: skip
+)
 def test_the_json_schema_agrees_with_the_recipe_language(tree: dict[str, Any], valid: bool) -> None:
     assert validator().is_valid(tree) is valid
 
@@ -103,8 +117,24 @@ def test_a_written_recipe_reads_back_as_the_same_recipe(solve: Solve, text: str)
     assert all(each.key.startswith("env.") for each in again.warnings)
 
 
+@pytest.mark.parametrize(
+    ("weak", "strong", "yielding"),
+    [
+        ("{global: 10, micro: 4}", "batch.accumulation=3", "global_"),
+        ("{accumulation: 3, micro: 4}", "batch.global=10", "accumulation"),
+        ("{micro: 4}", "batch={global: 10, accumulation: 3}", "micro"),
+    ],
+)
+def test_three_corners_from_several_layers_are_written_so_that_they_cannot_contradict(
+    solve: Solve, weak: str, strong: str, yielding: str
+) -> None:
+    resolved = solve(f"{SHORT}batch: {weak}\n", overrides=(strong,))
+    batch = solve(resolved_yaml(resolved)).recipe.batch
+    assert batch == resolved.recipe.batch.model_copy(update={yielding: "auto"})
+
+
 def test_a_written_recipe_means_the_same_to_other_yaml_readers(solve: Solve) -> None:
-    recipe = solve(RECIPES[5]).recipe
+    recipe = solve(SHORT + "optimizer: {eps: 1e-30, lr: 1e+20}\n").recipe
     read = yaml.safe_load(recipe_yaml(recipe))
     assert (read["optimizer"]["eps"], read["optimizer"]["lr"]) == (1e-30, 1e20)
     assert validator().is_valid(read)

@@ -30,8 +30,13 @@ def test_later_layers_win_in_the_documented_order(solve: Solve) -> None:
     assert (optimizer.lr, optimizer.beta1, optimizer.beta2, optimizer.eps) == (6.0, 0.5, 0.4, 0.2)
     layers = [(entry.value, entry.origin.layer) for entry in resolved.history["optimizer.lr"]]
     assert layers == [
-        (1.0, "file a.yaml"), (2.0, "file b.yaml"), (3.0, "file r.yaml"), (4.0, "file c.yaml"), (5.0, "environment"), (6.0, "flag"),
-    ]  # fmt: skip
+        (1.0, "file a.yaml"),
+        (2.0, "file b.yaml"),
+        (3.0, "file r.yaml"),
+        (4.0, "file c.yaml"),
+        (5.0, "environment"),
+        (6.0, "flag"),
+    ]
 
 
 def test_presets_are_found_by_name_and_files_relative_to_the_file_that_names_them(solve: Solve) -> None:

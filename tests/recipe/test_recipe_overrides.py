@@ -26,15 +26,29 @@ USES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "bf16": (("--bf16",), {"precision.dtype": "bf16"}),
     "dataloader_num_workers": (("--dataloader-num-workers", "2"), {"data.workers": 2}),
     "dataloader_pin_memory": (("--dataloader_pin_memory=false",), {"data.pin_memory": False}),
-    "ddp_find_unused_parameters": (("strategy.kind=ddp", "--ddp_find_unused_parameters", "true"), {"strategy.find_unused_parameters": True}),
-    "deepspeed": (("--deepspeed", "ds.json"), {"strategy.kind": "zero2", "strategy.config": "/w/ds.json", "strategy.offload_optimizer": "cpu"}),
+    "ddp_find_unused_parameters": (
+        ("strategy.kind=ddp", "--ddp_find_unused_parameters", "true"),
+        {"strategy.find_unused_parameters": True},
+    ),
+    "deepspeed": (
+        ("--deepspeed", "ds.json"),
+        {"strategy.kind": "zero2", "strategy.config": "/w/ds.json", "strategy.offload_optimizer": "cpu"},
+    ),
     "eval_steps": (("--eval_steps", "5"), {"eval.every_steps": 5}),
     "fp16": (("--fp16", "TRUE"), {"precision.dtype": "fp16"}),
     "fsdp": (
         ("--fsdp", "shard_grad_op offload"),
-        {"strategy.kind": "fsdp", "strategy.sharding": "shard_grad_op", "strategy.offload": True, "strategy.auto_wrap": "none"},
+        {
+            "strategy.kind": "fsdp",
+            "strategy.sharding": "shard_grad_op",
+            "strategy.offload": True,
+            "strategy.auto_wrap": "none",
+        },
     ),
-    "fsdp_config": (("--fsdp_config", "fsdp.json"), {"strategy.kind": "fsdp", "strategy.wrap_classes": ["BertLayer"], "strategy.auto_wrap": "transformer"}),
+    "fsdp_config": (
+        ("--fsdp_config", "fsdp.json"),
+        {"strategy.kind": "fsdp", "strategy.wrap_classes": ["BertLayer"], "strategy.auto_wrap": "transformer"},
+    ),
     "gradient_accumulation_steps": (("--gradient_accumulation_steps", "4"), {"batch.accumulation": 4}),
     "gradient_checkpointing": (("--gradient-checkpointing",), {"efficiency.gradient_checkpointing": True}),
     "learning_rate": (("--learning_rate", "3e-5"), {"optimizer.lr": 3e-5}),
@@ -60,11 +74,17 @@ USES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "seed": (("--seed=3",), {"train.seed": 3}),
     "tf32": (("--tf32",), {"precision.tf32": True}),
     "torch_compile": (("--torch_compile",), {"efficiency.compile.enabled": True}),
-    "torch_compile_backend": (("--torch_compile_backend", "eager"), {"efficiency.compile.backend": "eager", "efficiency.compile.enabled": True}),
-    "torch_compile_mode": (("--torch_compile_mode", "max-autotune"), {"efficiency.compile.mode": "max-autotune", "efficiency.compile.enabled": True}),
+    "torch_compile_backend": (
+        ("--torch_compile_backend", "eager"),
+        {"efficiency.compile.backend": "eager", "efficiency.compile.enabled": True},
+    ),
+    "torch_compile_mode": (
+        ("--torch_compile_mode", "max-autotune"),
+        {"efficiency.compile.mode": "max-autotune", "efficiency.compile.enabled": True},
+    ),
     "warmup_steps": (("--warmup_steps", "2"), {"schedule.warmup_steps": 2}),
     "weight_decay": (("--weight_decay", "0"), {"optimizer.weight_decay": 0}),
-}  # fmt: skip
+}
 FILES = {
     "r.yaml": SHORT,
     "ds.json": json.dumps({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}),
@@ -128,7 +148,11 @@ def test_every_flag_says_which_existing_keys_it_sets() -> None:
         (("--fsdp", "--bf16"), "precision.dtype", "bf16"),
         (("--report_to", "all"), "logging.report_to", ["tensorboard"]),
         (("--report_to=tensorboard",), "logging.report_to", ["tensorboard"]),
-        (("--resume_from_checkpoint", "runs/x/checkpoints/step-00000004"), "checkpoint.resume", "runs/x/checkpoints/step-00000004"),
+        (
+            ("--resume_from_checkpoint", "runs/x/checkpoints/step-00000004"),
+            "checkpoint.resume",
+            "runs/x/checkpoints/step-00000004",
+        ),
         (("--resume_from_checkpoint=false",), "checkpoint.resume", "never"),
         (("--max_steps", "-1", "--num_train_epochs", "1"), "train.epochs", 1),
         (("--max_steps", "5", "--num_train_epochs", "1"), "train.steps", 5),
@@ -136,7 +160,7 @@ def test_every_flag_says_which_existing_keys_it_sets() -> None:
         (("--nproc_per_node", "cpu"), "devices.type", "cpu"),
         (("--nproc_per_node", "gpu"), "devices.type", "cuda"),
     ],
-)  # fmt: skip
+)
 def test_overrides_are_read_as_documented(solve: Solve, words: tuple[str, ...], key: str, expected: Any) -> None:
     value = at(solve(SHORT, overrides=words).tree, key)
     assert value == expected
@@ -146,10 +170,12 @@ def test_overrides_are_read_as_documented(solve: Solve, words: tuple[str, ...], 
 @pytest.mark.parametrize(
     ("dtype", "words", "expected"),
     [
-        ("bf16", ("--bf16=false",), "fp32"), ("fp16", ("--bf16=false",), "fp16"), ("fp16", ("--bf16=false", "--fp16"), "fp16"),
+        ("bf16", ("--bf16=false",), "fp32"),
+        ("fp16", ("--bf16=false",), "fp16"),
+        ("fp16", ("--bf16=false", "--fp16"), "fp16"),
         ("bf16", ("--no_bf16",), "fp32"),
     ],
-)  # fmt: skip
+)
 def test_a_precision_is_taken_back_only_where_it_is_set(
     solve: Solve, dtype: str, words: tuple[str, ...], expected: str
 ) -> None:
@@ -238,11 +264,16 @@ def test_activation_checkpointing_in_the_fsdp_file_is_the_recipes_own(solve: Sol
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("version", "1", "fully_shard"), ("backward_prefetch", '"NO_PREFETCH"', "always gathers"), ("xla", "true", "XLA"),
-        ("sharding_strategy", '"HYBRID_SHARD"', "mesh"), ("sharding_strategy", "3", "plain data parallelism"),
-        ("cpu_offload", '"yes"', "true or false"), ("min_num_params", '"5"', "number of parameters"), ("use_orig_params", "false", "always keeps"),
+        ("version", "1", "fully_shard"),
+        ("backward_prefetch", '"NO_PREFETCH"', "always gathers"),
+        ("xla", "true", "XLA"),
+        ("sharding_strategy", '"HYBRID_SHARD"', "mesh"),
+        ("sharding_strategy", "3", "plain data parallelism"),
+        ("cpu_offload", '"yes"', "true or false"),
+        ("min_num_params", '"5"', "number of parameters"),
+        ("use_orig_params", "false", "always keeps"),
     ],
-)  # fmt: skip
+)
 def test_what_the_fsdp_file_cannot_bring_over_is_an_error_at_its_line(
     refuse: Refuse, key: str, value: str, words: str
 ) -> None:

@@ -21,10 +21,27 @@ SECRET = "hf_AbCd1234"
 @pytest.mark.parametrize(
     "name",
     [
-        "HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "password", "db.password", "DB_PASSWORD_PROD", "apikey", "apiKey", "api-key",
-        "hfToken", "TOKEN1", "TOKEN_2", "client_secret", "credentials", "PASSWD", "secret", "key", "token", "HTTPAuth",
+        "HF_TOKEN",
+        "WANDB_API_KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "password",
+        "db.password",
+        "DB_PASSWORD_PROD",
+        "apikey",
+        "apiKey",
+        "api-key",
+        "hfToken",
+        "TOKEN1",
+        "TOKEN_2",
+        "client_secret",
+        "credentials",
+        "PASSWD",
+        "secret",
+        "key",
+        "token",
+        "HTTPAuth",
     ],
-)  # fmt: skip
+)
 def test_names_that_say_secret(name: str) -> None:
     assert is_secret_name(name)
 
@@ -32,10 +49,25 @@ def test_names_that_say_secret(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "tokenizer_name", "max_tokens", "max_new_tokens", "num_key_value_heads", "keyboard", "monkey", "TOKENIZERS_PARALLELISM", "pad_token",
-        "eos_token", "text_key", "PASSWORD_FILE", "token_count", "secretary", "NCCL_DEBUG", "", "_", "AWS_ACCESS_KEY_ID",
+        "tokenizer_name",
+        "max_tokens",
+        "max_new_tokens",
+        "num_key_value_heads",
+        "keyboard",
+        "monkey",
+        "TOKENIZERS_PARALLELISM",
+        "pad_token",
+        "eos_token",
+        "text_key",
+        "PASSWORD_FILE",
+        "token_count",
+        "secretary",
+        "NCCL_DEBUG",
+        "",
+        "_",
+        "AWS_ACCESS_KEY_ID",
     ],
-)  # fmt: skip
+)
 def test_names_that_do_not(name: str) -> None:
     assert not is_secret_name(name)
 
@@ -94,7 +126,10 @@ def test_a_secret_in_a_weaker_layer_is_refused_although_it_is_replaced(refuse: R
 
 
 def test_harmless_names_and_empty_values_pass(solve: Solve) -> None:
-    text = "env: {TOKENIZERS_PARALLELISM: 'false', HF_TOKEN: ''}\nprogram: {args: {max_tokens: 5, pad_token: x, use_token: true}}\n"
+    text = (
+        "env: {TOKENIZERS_PARALLELISM: 'false', HF_TOKEN: ''}\n"
+        "program: {args: {max_tokens: 5, pad_token: x, use_token: true}}\n"
+    )
     assert solve(text + SHORT).recipe.env["HF_TOKEN"] == ""
 
 

@@ -97,11 +97,27 @@ def test_every_value_and_key_has_its_position(loader: Any) -> None:
 @pytest.mark.parametrize(
     ("written", "value"),
     [
-        ("3e-4", 3e-4), ("1E5", 1e5), ("1.5e3", 1500.0), (".5", 0.5), ("1_000", 1000), ("0x1f", 31), ("0b11", 3), ("-7", -7),
-        ("~", None), ("", None), ("True", True), ("2026-11-20", "2026-11-20"), ("1.2.3", "1.2.3"), ("0o10", "0o10"), ("08", "08"),
-        ("e5", "e5"), ("'3e-4'", "3e-4"), ("y", "y"), ("=", "="),
+        ("3e-4", 3e-4),
+        ("1E5", 1e5),
+        ("1.5e3", 1500.0),
+        (".5", 0.5),
+        ("1_000", 1000),
+        ("0x1f", 31),
+        ("0b11", 3),
+        ("-7", -7),
+        ("~", None),
+        ("", None),
+        ("True", True),
+        ("2026-11-20", "2026-11-20"),
+        ("1.2.3", "1.2.3"),
+        ("0o10", "0o10"),
+        ("08", "08"),
+        ("e5", "e5"),
+        ("'3e-4'", "3e-4"),
+        ("y", "y"),
+        ("=", "="),
     ],
-)  # fmt: skip
+)
 def test_scalars_mean_what_a_reader_expects(written: str, value: object) -> None:
     document = compose(f"a: {written}\n")
     assert document.tree == {"a": value}
@@ -112,10 +128,15 @@ def test_scalars_mean_what_a_reader_expects(written: str, value: object) -> None
 @pytest.mark.parametrize(
     ("written", "value", "words"),
     [
-        ("12:00:00", 43200, "base 60"), ("1:30", 90, "base 60"), ("010", 8, "base 8"), ("no", False, "false"),
-        ("yes", True, "true"), ("on", True, "true"), ("Off", False, "false"),
+        ("12:00:00", 43200, "base 60"),
+        ("1:30", 90, "base 60"),
+        ("010", 8, "base 8"),
+        ("no", False, "false"),
+        ("yes", True, "true"),
+        ("on", True, "true"),
+        ("Off", False, "false"),
     ],
-)  # fmt: skip
+)
 def test_yaml_traps_are_warned_of_at_their_place(written: str, value: object, words: str) -> None:
     document = compose(f"x: 1\na: {written}\n")
     assert document.tree["a"] == value

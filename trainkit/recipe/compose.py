@@ -14,7 +14,7 @@ from trainkit.recipe.scalars import read_scalar, trap
 from trainkit.recipe.text import Mark, Problem, Unreadable, complaint, decode
 
 MAX_DEPTH = 100
-MAX_VALUES = 200_000
+MAX_VALUES = 100_000
 MAX_ALIASED = 20_000  # values that come into being by `*alias` alone
 _FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _LINE_END = re.compile("\r\n|[\r\n\x85\u2028\u2029]")

@@ -6,12 +6,28 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainkit.recipe.fields import open_keys
+from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.scalars import read_scalar
 from trainkit.recipe.schema import Recipe
+from trainkit.recipe.triangle import yielding_corner
 
 # Characters that end or change the meaning of a plain scalar somewhere; a text with any of them is quoted.
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./+-")
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+
+def resolved_yaml(resolved: Resolved) -> str:
+    """The resolved recipe as text that resolves to the same training again.
+
+    Where three corners of the batch came from several layers, planning lets the weakest give way. In one file the three
+    could contradict each other, so that corner is written as `auto`.
+    """
+    yielding = yielding_corner(resolved.history)
+    if yielding is None:
+        return recipe_yaml(resolved.recipe)
+    name = {"global": "global_"}.get(yielding, yielding)
+    batch = resolved.recipe.batch.model_copy(update={name: "auto"})
+    return recipe_yaml(resolved.recipe.model_copy(update={"batch": batch}))
 
 
 def recipe_yaml(recipe: Recipe) -> str:

@@ -8,8 +8,11 @@ from typing import Any
 from trainkit.errors import Diagnostic
 from trainkit.recipe.layer import Layer
 from trainkit.recipe.merge import Merge, value_at
+from trainkit.recipe.resolved import Entry
 
 CORNERS = ("batch.global", "batch.micro", "batch.accumulation")
+# Where the weakest layer gives several corners, the first of these gives way.
+GIVES_WAY = ("accumulation", "global", "micro")
 
 
 def contradictions(layers: Sequence[Layer], state: Merge) -> list[Diagnostic]:
@@ -43,6 +46,20 @@ def contradictions(layers: Sequence[Layer], state: Merge) -> list[Diagnostic]:
             hint="give any two of the three; the third follows",
         )
     ]
+
+
+def yielding_corner(history: Mapping[str, Sequence[Entry]]) -> str | None:
+    """The corner (`accumulation`) that gives way where several layers give all three; None where nothing needs to."""
+    winners = {name: history.get(f"batch.{name}", ()) for name in GIVES_WAY}
+    strengths = {name: entries[-1].origin.strength for name, entries in winners.items() if _is_number(entries)}
+    if len(strengths) < len(GIVES_WAY) or len(set(strengths.values())) == 1:
+        return None
+    weakest = min(strengths.values())
+    return next(name for name in GIVES_WAY if strengths[name] == weakest)
+
+
+def _is_number(entries: Sequence[Entry]) -> bool:
+    return bool(entries) and not entries[-1].dropped and type(entries[-1].value) is int
 
 
 def _ranks(tree: Mapping[str, Any]) -> int | None:
