@@ -9,7 +9,7 @@ import typer
 
 from trainkit.cli.options import Presets
 from trainkit.cli.words import Invocation, take_apart
-from trainkit.errors import Diagnostic, MachineError, UsageError
+from trainkit.errors import UsageError
 
 
 def run(
@@ -36,16 +36,15 @@ def run(
     recipe = words.positional[0] if words.positional else None
     resolved = resolve_words(recipe, words.overrides, presets or (), invocation.program)
     planned = plan_words(resolved)
-    blockers = [notice for notice in planned.plan.notices if notice.severity == "blocker"]
-    if blockers:
-        raise MachineError(Diagnostic("error", notice.what, hint=notice.hint) for notice in blockers)
+    text = recipe_yaml(resolved.recipe)
     code = execute(
         RunRequest(
             planned=planned,
-            recipe_yaml=recipe_yaml(resolved.recipe),
-            command_shell=shell.render(planned.plan),
+            recipe_yaml=text,
+            command_shell=shell.render(planned.plan, text),
             environ=dict(os.environ),
             node_rank=node_rank,
+            rendezvous=planned.plan.rendezvous,
         )
     )
     raise typer.Exit(code)
