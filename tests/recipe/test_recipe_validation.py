@@ -20,7 +20,7 @@ Places = Callable[..., list[tuple[str, str]]]
         (
             "devices: {select: foo}",
             19,
-            "devices.select must be auto, all, none, a whole number (1 or more) or a list of whole numbers or texts, not",
+            "devices.select must be auto, all, none, a whole number (1 or more) or a list of whole numbers or texts,",
             "",
         ),
         ("devices: {select: 0}", 19, "devices.select must be auto, all, none,", ""),
