@@ -140,3 +140,8 @@ def test_lines_and_words_are_masked() -> None:
     assert mask_line("max_tokens: 4  # the token count") == "max_tokens: 4  # the token count"
     words = ["run", "--token", "abc", "--api-key=abc", "env.HF_TOKEN=abc", "--seed", "3"]
     assert mask_words(words) == ["run", "--token", "***", "--api-key=***", "env.HF_TOKEN=***", "--seed", "3"]
+
+
+def test_the_caret_below_a_secret_does_not_tell_its_length(refuse: Refuse) -> None:
+    (error,) = refuse(f"env: {{HF_TOKEN: {SECRET}}}\n" + SHORT)
+    assert render_diagnostics([error]).splitlines()[2] == "    | " + " " * 16 + "^^^"

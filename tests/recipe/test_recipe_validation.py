@@ -115,6 +115,7 @@ def test_a_wrong_value_is_one_error_at_its_place(refuse: Refuse, line: str, colu
     (error,) = refuse(text + "\n")
     assert error.what.startswith(what) or what in error.what
     assert hint in error.hint
+    assert error.hint
     assert error.origin is not None
     assert error.origin.place == f"r.yaml:1:{column}"
     assert error.origin.text == line

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainkit.errors import Diagnostic, Origin, Severity
@@ -85,6 +85,8 @@ def page(name: str, strength: int, source: str, document: Document) -> Page:
 def file_layer(page: Page, base: str, document: Document) -> Layer:
     """The layer that a file makes."""
     values = {key: page.at(mark) for key, mark in document.values.items() if key}
+    # The caret under a secret is as long as its mask: the length of a secret is nobody's business either.
+    values |= {key: replace(values[key], length=len(MASK)) for key in secret_keys(document.tree) if key in values}
     keys = {key: page.at(mark) for key, mark in document.keys.items()}
     tree = {key: value for key, value in document.tree.items() if key.rstrip("+!") != "extends"}
     return Layer(page.name, page.strength, base, normalise(tree, values), values, keys)

@@ -191,9 +191,8 @@ def _wrong_kind(section: str, value: Any, locate: Locate) -> Diagnostic:
     given = value.get("kind") if isinstance(value, Mapping) else value
     close = nearest(given, kinds) if isinstance(given, str) else None
     what = f"{section}.kind must be one of {', '.join(kinds)}, not {shown('kind', given)}"
-    return Diagnostic(
-        "error", what, f"{section}.kind", locate(f"{section}.kind"), hint=f"did you mean {close}?" if close else ""
-    )
+    hint = f"did you mean {close}?" if close else f"write one of them; the default is {default_kind(section)}"
+    return Diagnostic("error", what, f"{section}.kind", locate(f"{section}.kind"), hint=hint)
 
 
 def _contradiction(section: str, message: str, tree: Mapping[str, Any], locate: Locate) -> Diagnostic:

@@ -66,7 +66,8 @@ def complain(setting: Setting, key: str, value: Any) -> tuple[str, str, str]:
     """What, why and hint for a value of the wrong type or outside its bounds. `key` may lie inside the setting."""
     want = wanted(setting)
     what = f"{key} must be {want}, not {shown(key, value)}"
-    return what, setting.description, _remedy(setting, value)
+    default = "empty" if setting.default in (None, "", [], {}) else setting.default
+    return what, setting.description, _remedy(setting, value) or f"write {want}; the default is {default}"
 
 
 def shown(key: str, value: Any) -> str:
