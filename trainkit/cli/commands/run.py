@@ -27,7 +27,7 @@ def run(
     from trainkit.cli.pipeline import plan_words, resolve_words
     from trainkit.launch.execute import RunRequest, execute
     from trainkit.planning.renderers import shell
-    from trainkit.recipe.dump import recipe_yaml
+    from trainkit.recipe.dump import resolved_yaml
 
     invocation: Invocation = context.obj
     words = take_apart(context.args, most=1, what="one recipe")
@@ -36,7 +36,7 @@ def run(
     recipe = words.positional[0] if words.positional else None
     resolved = resolve_words(recipe, words.overrides, presets or (), invocation.program)
     planned = plan_words(resolved)
-    text = recipe_yaml(resolved.recipe)
+    text = resolved_yaml(resolved)
     code = execute(
         RunRequest(
             planned=planned,
