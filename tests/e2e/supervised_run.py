@@ -17,7 +17,6 @@ from typing import Any
 import psutil
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-RUN_HANDMADE = REPOSITORY / "tests" / "launch" / "run_handmade.py"
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 MARK = "TRAINKIT_TEST_MARK"
 PATIENCE = 60.0  # seconds for anything that must happen
@@ -40,17 +39,40 @@ def _beats(path: Path) -> int:
 class SupervisedRun:
     """A run started in a process of its own."""
 
-    def __init__(self, folder: Path, program: str, *arguments: str, ranks: int = 1, **plan: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        program: str,
+        *arguments: str,
+        launcher: str = "python",
+        ranks: int = 1,
+        grace: float = 2.0,
+        max_restarts: int = 0,
+        nodes: dict[str, Any] | None = None,
+        words: tuple[str, ...] = (),
+    ) -> None:
+        """words: further words for `trainkit run`."""
         self.folder = folder
         self.ranks = ranks
         self.temporary = folder / "tmp"
         self.temporary.mkdir()
         self._mark = uuid.uuid4().hex
         self._output = (folder / "console.txt").open("wb")
-        words = [sys.executable, str(PROGRAMS / program), str(folder), *arguments]
-        request = {"program": words, "output_root": str(folder / "runs"), "ranks": ranks, **plan}
+        several = ranks > 1 or nodes is not None
+        recipe = {
+            "version": 1,
+            "name": "killed",
+            "program": {"kind": "torch", "script": str(PROGRAMS / program), "args": [str(folder), *arguments]},
+            "devices": {"type": "cpu"},
+            "strategy": {"kind": "ddp" if several else "single"},
+            "nodes": {"processes_per_node": ranks, **(nodes or {})},
+            "launcher": {"kind": launcher, "grace_seconds": grace, "max_restarts": max_restarts},
+            "output": {"root": str(folder / "runs")},
+        }
+        (folder / "recipe.yaml").write_text(json.dumps(recipe))  # JSON is YAML
         self.process = subprocess.Popen(
-            [sys.executable, str(RUN_HANDMADE), json.dumps(request)],
+            [sys.executable, "-m", "trainkit", "run", str(folder / "recipe.yaml"), *words],
+            cwd=folder,
             env={
                 **os.environ,
                 MARK: self._mark,

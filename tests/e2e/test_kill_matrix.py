@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -59,7 +60,7 @@ def runs(tmp_path: Path) -> Iterator[Any]:
     started: list[SupervisedRun] = []
 
     def start(program: str, *arguments: str, **plan: Any) -> SupervisedRun:
-        started.append(SupervisedRun(tmp_path, program, *arguments, grace=GRACE, **plan))
+        started.append(SupervisedRun(plan.pop("folder", tmp_path), program, *arguments, grace=GRACE, **plan))
         return started[-1]
 
     yield start
@@ -202,3 +203,20 @@ def test_usr1_reaches_every_program_and_the_run_goes_on(runs: Any) -> None:
     run.process.send_signal(signal.SIGTERM)
     assert run.wait(LIMIT) == 143
     assert_nothing_is_left(run, began)
+
+
+def test_two_nodes_run_together_and_each_shows_its_first_rank(runs: Any, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        meeting = f"127.0.0.1:{probe.getsockname()[1]}"
+    nodes = []
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        options = {"nodes": {"count": 2, "rendezvous": meeting}, "words": ("--node-rank", str(number))}
+        folder = tmp_path / str(number)
+        nodes.append(runs("gloo_steps.py", "5", folder=folder, launcher="torchrun", **options))
+    assert [node.wait() for node in nodes] == [0, 0], [node.console() for node in nodes]
+    assert sorted(record["rank"] for node in nodes for record in node.records()) == [0, 1]
+    for node in nodes:
+        assert f"rank {node.records()[0]['rank']} is done" in node.console()
+        assert_nothing_is_left(node, time.monotonic())

@@ -83,7 +83,8 @@ def _bind(request: RunRequest) -> tuple[RunLayout, Bindings, BoundPlan]:
     group = nodes.group_of(plan, rank)
 
     def bindings(layout: RunLayout) -> Bindings:
-        return Bindings(layout.id, str(layout.root), ATTEMPT, port, rank, master, local, group)
+        run_id = nodes.common_run_id(plan, layout.id)
+        return Bindings(run_id, str(layout.root), ATTEMPT, port, rank, master, local, group)
 
     bind(plan, bindings(RunLayout(Path.cwd())), request.environ)
     layout = rundir.create(plan.output_root, plan.name)

@@ -47,7 +47,7 @@ class Guardian:
         self._stop: Stop | None = None
         self._kill_at = float("inf")
         self._launcher_pid = 0
-        self._told_launcher = self._told_tree = False
+        self._told_launcher = self._told_tree = self._introduced = False
         self._gone_since: float | None = None
         self._held: set[str] = set()
         self._survivors: tuple[int, ...] = ()
@@ -127,10 +127,18 @@ class Guardian:
     def _await(self, pid: int) -> int:
         while pid not in self._exits:
             self._ranks.poll()
+            self._introduce()
             self._end_if_stuck()
             self._press()
             self._wait(QUICK if len(self._ranks.records) < self.spec.ranks or self._stop else SLOW)
         return self._exits[pid]
+
+    def _introduce(self) -> None:
+        """On several nodes nobody knows beforehand which global rank is the first of this one."""
+        first = next((r.rank for r in self._ranks.records.values() if r.local_rank == 0), None)
+        if first is not None and not self._introduced and self.spec.nodes > 1:
+            self._introduced = True
+            self._report(event="main rank", rank=first)
 
     def _wait(self, seconds: float) -> None:
         for key, _ in self._selector.select(max(0.0, min(seconds, self._kill_at - time.monotonic()))):

@@ -82,3 +82,11 @@ def local_address(master: str, nodes: int) -> str:
             f"node 0 cannot be reached by the name {master}: {error.strerror or error}",
             hint="Check nodes.rendezvous and this machine's name resolution.",
         ) from error
+
+
+def common_run_id(plan: Plan, own: str) -> str:
+    """The id under which the launchers of all nodes find each other: on several nodes it must not depend on the node.
+
+    Node 0 hosts a rendezvous of its own for every run, so two runs of one name do not meet by mistake.
+    """
+    return own if plan.topology.nodes == 1 else plan.name

@@ -20,7 +20,7 @@ class Relay:
 
     def __init__(self, layout: RunLayout, attempt: int, console: Console) -> None:
         self.progress = Progress()
-        self.shown_rank = 0
+        self.shown_rank: int | None = None
         self._console = console
         self._logs = layout.attempt(attempt)
         self._tails: dict[Stream, Tail] = {}
@@ -41,6 +41,7 @@ class Relay:
             return 0
         except OSError:  # EIO: nobody holds the other side any more
             return None
+        self.shown_rank = 0
         self._console.program("out", data)
         return len(data) or None
 

@@ -81,8 +81,15 @@ def render_summary(summary: Mapping[str, Any], run_dir: Path) -> str:
     shown = [(name, value) for name, value in rows if value]
     width = max(len(name) for name, _ in shown)
     text = "\n".join(f"{name:<{width}}  {value}" for name, value in shown)
-    sample = summary.get("sample")
+    sample = _harmless(str(summary.get("sample") or ""))
     return f"{text}\n\nSample of generated text:\n{sample}" if sample else text
+
+
+def _harmless(text: str) -> str:
+    """A model may have learned escape sequences; a terminal should not obey them."""
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}" for letter in text
+    )
 
 
 def _time(summary: Mapping[str, Any]) -> str:

@@ -111,7 +111,8 @@ class Supervisor:
     def _open_terminal(self) -> int | None:
         """A pseudo-terminal for the one foreground rank, so that it sees a terminal and trainkit sees its output."""
         if not self._job.keeps_stdin or not (os.isatty(1) or os.isatty(2)):
-            self._relay.follow_logs(0, ("out", "err"))
+            if self._job.spec.nodes == 1:
+                self._relay.follow_logs(0, ("out", "err"))
             return None
         import tty
 
@@ -152,6 +153,8 @@ class Supervisor:
         kind = event.pop("event")
         if kind == "ended":
             self._verdict = Verdict(**event)
+        elif kind == "main rank":
+            self._relay.follow_logs(event["rank"], ("out", "err"))
         elif kind == "preparing":
             self._console.say(f"{event['title']} …  (log: {self._job.attempt.preparation_log})")
         elif kind == "waiting":

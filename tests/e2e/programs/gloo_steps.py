@@ -18,3 +18,4 @@ for step in range(steps):
     if len(sys.argv) > 3 and step == 3 and rank == int(sys.argv[3]):
         os._exit(int(sys.argv[4]))
 dist.destroy_process_group()
+print(f"rank {rank} is done")
