@@ -218,7 +218,7 @@ class Wrapper:
             signal=-self._exit if self._exit < 0 else None,
             message=f"{lost} bytes of output could not be written to the log" if lost else "",
         )
-        self._save()
+        self._save_end()
         return self._record.code
 
     def _not_started(self, error: OSError) -> int:
@@ -228,8 +228,12 @@ class Wrapper:
         self._record = self._record._replace(
             ended=time.time(), exit_code=NOT_FOUND if missing else NOT_EXECUTABLE, message=message
         )
-        self._save()
+        self._save_end()
         return self._record.code
+
+    def _save_end(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk or a removed folder must not change the program's exit code
+            self._save()
 
     def _save(self) -> None:
         write_record(self._options.attempt_dir, self._record)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import signal
 import socket
 import time
@@ -149,6 +150,19 @@ def test_the_guardian_killed_from_outside_leaves_nothing(runs: Any) -> None:
     assert run.wait(LIMIT) == 137
     assert_nothing_is_left(run, began)
     assert run.status()["failure"] == "guardian"
+
+
+def test_a_run_directory_that_is_removed_meanwhile_does_not_end_the_run(runs: Any) -> None:
+    run = runs("heartbeat.py")
+    run.wait_for_beats()
+    shutil.rmtree(run.run_dir)
+    time.sleep(0.5)
+    assert run.process.poll() is None
+    began = time.monotonic()
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(LIMIT) == 130
+    wait_for("the end of every process", lambda: not run.living(), LIMIT - (time.monotonic() - began))
+    assert "Traceback" not in run.console()
 
 
 def test_deepspeed_losing_its_inner_launcher_is_no_success(runs: Any) -> None:

@@ -125,7 +125,10 @@ def _follow(job: Job, plan: Plan, layout: RunLayout, console: Console, lock: int
         gpu_memory.close()
     seconds = time.monotonic() - begin
     summary = build_summary(plan, layout, verdict, seconds, relay.progress, gpu_memory.peak)
-    write_json(layout.summary, summary)
+    try:
+        write_json(layout.summary, summary)
+    except OSError as error:
+        console.say(f"{layout.summary} could not be written: {error.strerror}")
     if verdict.exit_code != 0:
         console.say(describe_failure(verdict, job.attempt, relay.shown_rank))
     console.say(render_summary(summary, layout.root))

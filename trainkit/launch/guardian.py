@@ -145,15 +145,20 @@ class Guardian:
             if key.data == "child":
                 os.read(key.fd, 512)
             elif key.data == "trainkit":
-                data = self._trainkit.recv(4096)
-                if not data:
-                    self._selector.unregister(self._trainkit)
-                    self._order_stop("trainkit was killed")
-                self._received += data
-                self._obey()
+                self._listen_to_trainkit()
             else:
                 self._ranks.poll()
         self._exits.update(reap())
+
+    def _listen_to_trainkit(self) -> None:
+        data = b""
+        with contextlib.suppress(ConnectionResetError):  # it ended before it had read all that we said
+            data = self._trainkit.recv(4096)
+        if not data:
+            self._selector.unregister(self._trainkit)
+            self._order_stop("trainkit was killed")
+        self._received += data
+        self._obey()
 
     def _obey(self) -> None:
         *lines, self._received = self._received.split(b"\n")
@@ -286,5 +291,9 @@ def main(fd: int) -> NoReturn:
             os._exit(1)
         data += more
     line, _, early = data.partition(b"\n")
-    Guardian(Spec(**json.loads(line)), trainkit, early).run()
+    try:
+        Guardian(Spec(**json.loads(line)), trainkit, early).run()
+    except BaseException:
+        kill_descendants()  # not even a bug of ours may leave anything behind; its traceback is in the launcher's log
+        raise
     os._exit(0)

@@ -60,7 +60,10 @@ class Ranks:
 
     def _read(self) -> None:
         # A rename into the folder changes its time stamp: nothing is opened while nothing happens.
-        stamp = os.stat(os.path.join(self._attempt_dir, "ranks")).st_mtime_ns
+        try:
+            stamp = os.stat(os.path.join(self._attempt_dir, "ranks")).st_mtime_ns
+        except FileNotFoundError:  # somebody has removed the run directory: what is known stays known
+            return
         if stamp == self._stamp:
             return
         # Clock ticks are coarse: a change in the same tick must not be missed, so a young stamp is not believed.

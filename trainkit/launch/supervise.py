@@ -20,7 +20,7 @@ from trainkit.launch.ending import kill_descendants, send
 from trainkit.launch.layout import AttemptLayout
 from trainkit.launch.leftovers import deepspeed_buffers, remove
 from trainkit.launch.linux import become_subreaper, descendants, is_alive
-from trainkit.launch.records import read_records
+from trainkit.launch.records import RankRecord, read_records
 from trainkit.launch.relay import Relay
 from trainkit.launch.signals import Orders, handled
 from trainkit.launch.spawn import Standing, Streams, spawn
@@ -73,9 +73,9 @@ class Supervisor:
             while self._connected:
                 self._turn()
                 each_turn()
-            os.waitpid(guardian, 0)
+            code = os.waitstatus_to_exitcode(os.waitpid(guardian, 0)[1])
             if self._verdict is None:
-                self._verdict = self._finish_for_guardian(others)
+                self._verdict = self._finish_for_guardian(code, others)
             self._drain()
         return self._verdict
 
@@ -191,9 +191,11 @@ class Supervisor:
         with contextlib.suppress(OSError):  # the guardian is gone: the loop sees that too
             self._channel.sendall(json.dumps(message).encode() + b"\n")
 
-    def _finish_for_guardian(self, others: frozenset[int]) -> Verdict:
-        """The guardian was killed; as subreaper trainkit has inherited its children. End them in the same order."""
-        records = list(read_records(str(self._job.attempt.root)))
+    def _finish_for_guardian(self, code: int, others: frozenset[int]) -> Verdict:
+        """The guardian is gone; as subreaper trainkit has inherited its children. End them in the same order."""
+        records: list[RankRecord] = []
+        with contextlib.suppress(FileNotFoundError):
+            records = list(read_records(str(self._job.attempt.root)))
         deadline = time.monotonic() + self._job.spec.grace
         send([r.wrapper_pid for r in records if r.ended is None and is_alive(r.wrapper_pid)], signal.SIGTERM)
         while any(is_alive(record.wrapper_pid) for record in records) and time.monotonic() < deadline:
@@ -203,7 +205,14 @@ class Supervisor:
         ended = kill_descendants(spare=others)
         buffers = {path for r in records for path in deepspeed_buffers(r.rendezvous, [r.rank])}
         remove(buffers | ended.held)
-        verdict = Verdict(KILLED, "guardian", "trainkit's guardian process was killed from outside")
+        log = self._job.attempt.launcher_log
+        verdict = (
+            Verdict(KILLED, "guardian", "trainkit's guardian process was killed from outside", signal=-code)
+            if code < 0
+            else Verdict(
+                3, "trainkit", f"this is a bug in trainkit: its guardian process failed; its traceback is in {log}"
+            )
+        )
         pids = {"trainkit": os.getpid(), "ranks": {str(r.rank): r.pid for r in records}}
         write_status(Attempt(*self._job.spec.status), "ended", pids, verdict, ended.survivors)
         return verdict
