@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainkit.errors import Diagnostic
@@ -23,6 +23,7 @@ _MISSING = "???"  # OmegaConf's mark for a value that is not there yet
 _RESOLVER = "trainkit_environ"
 _ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:")
 _KEY_NOT_FOUND = re.compile(r"Interpolation key '([^']*)' not found")
+_REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")  # `${model.layers}`, with no more to it than a name
 Path = tuple[str | int, ...]
 # OmegaConf keeps resolvers per process; ours is there only while the lock is held.
 _LOCK = threading.Lock()
@@ -132,6 +133,8 @@ class _Session:
     state: Merge
     config: Any
     reader: _Reader
+    # OmegaConf takes most of a millisecond to parse a text: what many texts refer to is asked for once.
+    known: dict[str, Any] = field(default_factory=dict)
 
     def resolve(self, expressions: Mapping[Path, str]) -> list[Diagnostic]:
         """Resolve what refers to known values only, round by round: nothing is computed twice, and circles show."""
@@ -157,6 +160,27 @@ class _Session:
         return found + [self._circle(path, expression) for path, expression in waiting.items()]
 
     def _evaluate(self, path: Path, expression: str) -> Any:
+        literals, keys = _REFERENCE.split(expression)[::2], _REFERENCE.findall(expression)
+        if any("$" in each or "\\" in each for each in literals):
+            return self._ask(path, expression)
+        values = [self._refer(path, key) for key in keys]
+        if literals == ["", ""]:
+            return values[0]
+        if any(isinstance(each, (dict, list)) for each in values):
+            return self._ask(path, expression)
+        return literals[0] + "".join(f"{value}{text}" for value, text in zip(values, literals[1:], strict=True))
+
+    def _refer(self, path: Path, key: str) -> Any:
+        """The value at a key. Only a final one is remembered: OmegaConf raises while it is still to be resolved."""
+        if key in self.known:
+            return self.known[key]
+        value = self._ask(path, f"${{{key}}}")
+        if not isinstance(value, (dict, list)):
+            self.known[key] = value
+        return value
+
+    def _ask(self, path: Path, expression: str) -> Any:
+        """What OmegaConf makes of a text that stands at the path."""
         from omegaconf import OmegaConf
 
         _set(self.config, path, _ENVIRONMENT.sub(f"${{{_RESOLVER}:", expression))
@@ -190,7 +214,7 @@ class _Session:
         origin = entries[-1].origin
         if self.reader.asked:
             names = ", ".join(dict.fromkeys(self.reader.asked))
-            origin = replace(origin, layer=f"{origin.layer}, environment variable {names}")
+            origin = replace(origin, layer=f"environment variable {names}, named in {origin.layer}")
             self.state.places[leaf] = origin
         entries[-1] = Entry(value_at(self.state.tree, leaf), origin, f"from {expression}")
 

@@ -60,7 +60,7 @@ def _history(key: str, resolved: Resolved, settings: Mapping[str, Any]) -> Itera
 
 def _place(entry: Entry) -> str:
     """Layer and place; a file's layer names the file, which is not said twice."""
-    layer = entry.origin.layer.replace(entry.origin.source, "").strip()
+    layer = entry.origin.layer.removesuffix(entry.origin.source).strip()
     return f"{layer} {entry.origin.place}".strip()
 
 

@@ -32,7 +32,9 @@ def _head(plan: Plan) -> Iterator[str]:
 
 def _row(label: str, value: str, reason: str) -> Iterator[str]:
     line = f"{label:<10}{value:<11} {reason}".rstrip() if len(value) < 12 else f"{label:<10}{value}  {reason}".rstrip()
-    yield from textwrap.wrap(line, WIDTH, initial_indent="  ", subsequent_indent=" " * 12, break_long_words=False)
+    yield from textwrap.wrap(
+        line, WIDTH, initial_indent="  ", subsequent_indent=" " * 12, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _topology(plan: Plan) -> Iterator[str]:
@@ -114,7 +116,9 @@ def _notices(plan: Plan) -> Iterator[str]:
 
 
 def _wrapped(line: str) -> list[str]:
-    return textwrap.wrap(line, WIDTH, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
+    return textwrap.wrap(
+        line, WIDTH, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _counted(number: int, word: str, plural: str = "s") -> str:
