@@ -1,4 +1,4 @@
-"""One small recipe under every strategy: settings, ranks and the comparison of their losses. Used by `parity` and by the tests."""
+"""One small recipe under every strategy: settings, ranks and the comparison of losses, for `parity` and the tests."""
 
 from __future__ import annotations
 

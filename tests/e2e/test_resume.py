@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from strategy_runs import CASES, Case, finish, read_curve, run_case, start_ranks, write_corpus, write_settings
@@ -18,9 +19,9 @@ from strategy_runs import CASES, Case, finish, read_curve, run_case, start_ranks
 pytestmark = pytest.mark.e2e
 
 # Dropout and loader processes on: what draws random numbers or reads ahead is what resuming gets wrong.
-HARD = {"model": {"dropout": 0.1}, "train": {"steps": 8}, "data": {"workers": 1}}
-EVERY_4 = {"checkpoint": {"every_steps": 4, "keep": 0}}
-LONG = {"train": {"steps": 100_000}, "eval": {"every_steps": 0}}
+HARD: dict[str, dict[str, Any]] = {"model": {"dropout": 0.1}, "train": {"steps": 8}, "data": {"workers": 1}}
+EVERY_4: dict[str, dict[str, Any]] = {"checkpoint": {"every_steps": 4, "keep": 0}}
+LONG: dict[str, dict[str, Any]] = {"train": {"steps": 100_000}, "eval": {"every_steps": 0}}
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,7 @@ def test_an_interrupted_run_goes_on_bit_equal_from_where_it_stopped(corpus: Path
     (saved,) = (tmp_path / "stopped/checkpoints").iterdir()
     second = run_case(tmp_path / "resumed", case, corpus, resume=saved).losses
     assert len(first) < 300
-    assert first | second == whole.losses
+    assert {**first, **second} == whole.losses
     assert not first.keys() & second.keys()
 
 
@@ -112,7 +113,7 @@ def test_a_restarted_run_goes_on_from_its_own_newest_checkpoint(corpus: Path, tm
     case = CASES["ddp"].changed(**LONG, checkpoint={"every_steps": 2, "keep": 0})
     settings, run_dir = write_settings(tmp_path / "run", case, corpus), tmp_path / "run"
     processes = start_ranks(settings, 2)
-    wait_for(lambda: (run_dir / "checkpoints/step-00000004").exists(), processes)
+    wait_for((run_dir / "checkpoints/step-00000004").exists, processes)
     for process in processes:
         process.kill()
     finish(processes)
@@ -155,10 +156,10 @@ def test_a_checkpoint_of_another_strategy_or_a_damaged_one_is_refused_in_one_lin
     saved = tmp_path / "whole/checkpoints/step-00000004"
     other = write_settings(tmp_path / "other", Case({"kind": "fsdp"}, ranks=1), corpus, resume=saved)
     assert finish(start_ranks(other, 1)) == [1]
-    assert log_of(tmp_path / "other").splitlines() == [
+    assert log_of(tmp_path / "other").rstrip() == (
         f"error: the checkpoint {saved} was saved by single on 1 ranks, and this run is fsdp on 1 "
         "(resume with the strategy and the number of ranks that saved it)"
-    ]
+    )
     file = next(saved.glob("state/*.distcp"))
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from strategy_runs import CASES, Case, Curve, largest_difference, run_case, write_corpus
@@ -64,7 +65,7 @@ def test_dropout_masks_belong_to_samples_and_not_to_ranks(corpus: Path, tmp_path
     assert largest_difference(alone.losses, spread.losses) <= LOSS
 
 
-FSDP_WAYS = {
+FSDP_WAYS: dict[str, dict[str, Any]] = {
     "shard_grad_op": {"sharding": "shard_grad_op"},
     "wrapped by size": {"auto_wrap": "size", "min_params": 5000},
     "not wrapped": {"auto_wrap": "none"},

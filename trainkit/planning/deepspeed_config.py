@@ -31,8 +31,8 @@ def deepspeed_config(
 ) -> tuple[Tree, Sources]:
     """The complete configuration, and for each of its keys the recipe keys that made it.
 
-    origin_of: where a recipe key was set, for the messages. RecipeError holds every disagreement between the base file and the
-    recipe, each with both places.
+    origin_of: where a recipe key was set, for the messages. RecipeError holds every disagreement between the base file
+    and the recipe, each with both places.
     """
     tree, problems = _base_tree(base)
     sources: Sources = []

@@ -29,8 +29,8 @@ class Row:
     """One key, the value that the recipe gives it, and the recipe keys that decide the value.
 
     emit: whether the key is written when the base file lacks it; otherwise it is only compared, or filled where "auto".
-    firm: whether a base file that says otherwise is an error. It is not where the setting affects speed alone and the recipe
-        leaves it at its default.
+    firm: whether a base file that says otherwise is an error. It is not where the setting affects speed alone and the
+        recipe leaves it at its default.
     """
 
     key: str

@@ -12,7 +12,7 @@ from trainkit.train.models import Model
 def checkpoint_blocks(model: Model, *, dropout: bool) -> None:
     """Recompute every transformer block in backward; the loss stays bit-equal.
 
-    The block's forward is replaced, not the block, so that names in checkpoints and the hooks of FSDP and ZeRO stay as they are.
+    The block's forward is replaced, not the block: names in checkpoints and the hooks of FSDP and ZeRO stay the same.
     """
     for block in model.blocks:
         # Saving generator states costs a copy per block, and only dropout needs it.

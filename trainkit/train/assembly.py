@@ -1,4 +1,4 @@
-"""Put the parts of a run together, in the order that keeps it reproducible: seed, data, weights on the CPU, strategy, schedule."""
+"""Put the parts of a run together, in the order that keeps it reproducible."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def assemble(settings: Settings, world: World, device: torch.device) -> Parts:
     splits = split(corpus, recipe.data, recipe.model.vocab_size)
     order = Order(recipe.train.seed, len(splits.train), settings.batch.global_)
     steps = total_steps(settings, order)
-    # Weights are drawn on the CPU from the seed alone, before anything knows of ranks: every strategy starts from the same ones.
+    # Weights are drawn on the CPU from the seed alone, before anything knows of ranks: all start from the same.
     seed_generators(recipe.train.seed)
     model = prepared_model(settings)
     parameters = count_parameters(model)

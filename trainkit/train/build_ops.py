@@ -1,6 +1,6 @@
 """Build DeepSpeed ops ahead of a run: ``python -m trainkit.train.build_ops --ops shm_comm,cpu_adam``.
 
-Ranks that find an op missing build it at first use, one after another, for half a minute and more. Quiet and quick when all is built.
+Ranks that find an op missing build it at first use, for half a minute and more. Quiet and quick when all is built.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def newest(root: Path) -> Path | None:
     return complete[-1] if complete else None
 
 
-def save(root: Path, step: int, identity: Identity, strategy: Strategy, world: World, keep: int) -> None:
+def save(root: Path, step: int, identity: Identity, strategy: Strategy, world: World, *, keep: int) -> None:
     """Write and publish the checkpoint of a step. Called on every rank; does nothing if it already stands."""
     final, scratch = step_folder(root, step), root / f".tmp-step-{step:08d}"
     if any(gather_from_ranks((final / MANIFEST).exists(), world)):

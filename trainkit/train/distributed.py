@@ -37,7 +37,7 @@ def process_group(world: World, device: torch.device, *, needed: bool) -> Iterat
     if device.type == "cuda":
         options = {"backend": "cpu:gloo,cuda:nccl", "device_id": device}
     if world.size == 1:
-        options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+        options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
     dist.init_process_group(timeout=TIMEOUT, **options)
     try:
         yield

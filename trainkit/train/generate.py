@@ -12,7 +12,7 @@ from trainkit.train.strategies import Strategy
 
 @torch.no_grad()
 def generate(strategy: Strategy, sample: Sample, context: int, seed: int, device: torch.device) -> str:
-    """Continue the prompt by `sample.tokens` bytes; "" without a prompt. Every rank must call it: weights may be sharded.
+    """Continue the prompt; "" without one. Every rank must call it, for weights may be sharded.
 
     context: how many tokens the model can see. Bytes that are no UTF-8 are shown as U+FFFD.
     """

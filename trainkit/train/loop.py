@@ -46,14 +46,20 @@ def batches(parts: Parts, first: int) -> Iterator[Batch]:
     settings, steps = parts.settings, range(first, parts.steps)
     pin = parts.device.type == "cuda"
     return training_batches(
-        parts.splits.train, parts.order, settings.batch, parts.world.rank, steps, settings.recipe.data, pin=pin
+        parts.splits.train,
+        parts.order,
+        settings.batch,
+        parts.world.rank,
+        steps=steps,
+        data=settings.recipe.data,
+        pin=pin,
     )
 
 
 def optimizer_step(parts: Parts, step: int, batch: Batch, counted: int) -> tuple[Tensor, Tensor | float]:
     """All micro steps and the update. counted: predicted tokens of the global batch.
 
-    Returns the summed loss of this rank and the norm of the gradients, left on the device: reading them would wait for it.
+    Returns this rank's summed loss and the gradients' norm, left on the device: reading them would wait for it.
     """
     strategy = parts.strategy
     # Gradients are shares of the global batch's mean; reducing them divides once more, which is undone here.
@@ -76,7 +82,7 @@ def split_micro(batch: Batch, parts: Parts) -> list[tuple[Tensor, Tensor]]:
     size = parts.settings.batch.micro
     tokens = batch.tokens.to(parts.device, non_blocking=True)
     targets = batch.targets.to(parts.device, non_blocking=True)
-    return list(zip(tokens.split(size), targets.split(size), strict=True))
+    return list(zip(torch.split(tokens, size), torch.split(targets, size), strict=True))
 
 
 def seed_dropout(parts: Parts, step: int, index: int) -> None:

@@ -14,7 +14,7 @@ _STATUS = Path("/proc/self/status")
 
 
 def peak_resident() -> int:
-    """Peak resident set size. VmHWM starts at exec; `ru_maxrss` may carry the parent's over, and its unit differs by system."""
+    """Peak resident set size. VmHWM starts at exec, whereas `ru_maxrss` may carry the parent's over."""
     if _STATUS.exists():
         for line in _STATUS.read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -23,7 +23,7 @@ def peak_resident() -> int:
 
 
 def memory_now(device: torch.device) -> int:
-    """What the step line shows: the allocator's peak on CUDA, the driver's figure on MPS, peak resident memory on CPU."""
+    """What the step line shows: the allocator's peak on CUDA, the driver's figure on MPS, peak resident on CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if device.type == "mps":

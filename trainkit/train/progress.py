@@ -100,7 +100,7 @@ def identity(parts: Parts) -> checkpoints.Identity:
 def save_checkpoint(parts: Parts, step: int) -> None:
     """Save after `step` optimizer steps."""
     root, keep = parts.settings.run_dir / "checkpoints", parts.settings.recipe.checkpoint.keep
-    checkpoints.save(root, step, identity(parts), parts.strategy, parts.world, keep)
+    checkpoints.save(root, step, identity(parts), parts.strategy, parts.world, keep=keep)
 
 
 def resume(parts: Parts, *, restarted: bool) -> int:

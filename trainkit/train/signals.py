@@ -27,7 +27,7 @@ class Requests:
         self._seen.add(number)
 
     def votes(self) -> list[int]:
-        """1 for each watched signal that this rank has seen; travels with the ranks' token counts, so it costs no collective."""
+        """1 for each watched signal that this rank has seen. Travels with the token counts, in one collective."""
         return [int(number in self._seen) for number in WATCHED]
 
     def settle(self, votes: Sequence[int]) -> tuple[signal.Signals | None, bool]:

@@ -1,4 +1,4 @@
-"""The trainer with one bug planted in it, for tests that must be able to see such bugs: planted.py BUG --settings FILE."""
+"""The trainer with one bug planted in it, for tests that must see such bugs: planted.py BUG --settings FILE."""
 
 from __future__ import annotations
 

@@ -38,12 +38,12 @@ class Corpus:
         return len(self.tokens)
 
 
-def default_folder(environ: Mapping[str, str]) -> Path:
-    """The user's cache folder for corpora (XDG base directory specification)."""
-    base = environ.get("XDG_CACHE_HOME", "")
-    if not base.startswith("/"):  # the specification tells to ignore relative paths
-        base = str(Path(environ.get("HOME") or "/nonexistent") / ".cache")
-    return Path(base) / "trainkit" / "corpora"
+def default_folders(environ: Mapping[str, str]) -> list[Path]:
+    """The user's cache folder for corpora (XDG base directory specification); none where there is no home."""
+    base, home = environ.get("XDG_CACHE_HOME", ""), environ.get("HOME", "")
+    if base.startswith("/"):  # the specification tells to ignore relative paths
+        return [Path(base) / "trainkit" / "corpora"]
+    return [Path(home) / ".cache" / "trainkit" / "corpora"] if home else []
 
 
 def open_corpus(files: Sequence[Path], folders: Sequence[Path]) -> Corpus:

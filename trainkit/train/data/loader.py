@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import signal
+from collections.abc import Iterator
 
 import torch
 from torch.utils.data import DataLoader
@@ -16,7 +15,7 @@ from trainkit.train.data.text import Batch, Samples
 
 
 def training_batches(
-    samples: Samples, order: Order, batch: BatchArithmetic, rank: int, steps: range, data: TextData, *, pin: bool
+    samples: Samples, order: Order, batch: BatchArithmetic, rank: int, *, steps: range, data: TextData, pin: bool
 ) -> Iterator[Batch]:
     """One batch of micro x accumulation samples for each step."""
     loader: DataLoader[Batch] = DataLoader(
@@ -32,7 +31,7 @@ def training_batches(
 
 
 def _obey_signals(worker: int) -> None:
-    """A worker inherits the trainer's handlers, which only take note; it has nothing to save and must end when told to."""
+    """A worker inherits handlers that only take note; it has nothing to save and must end when told to."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the trainer decides

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sysconfig
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from torch.utils.data import Dataset
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import TextData
-from trainkit.train.data.cache import Corpus, default_folder, open_corpus
+from trainkit.train.data.cache import Corpus, default_folders, open_corpus
 from trainkit.train.models.gpt import IGNORED
 
 STDLIB = "python-stdlib"
@@ -48,8 +49,8 @@ def _files_under(path: str, include: str) -> list[Path]:
 
 def read_corpus(data: TextData, run_dir: Path, environ: Mapping[str, str] = os.environ) -> Corpus:
     """Tokenise once, then map. Where the cache folder cannot be written, the run directory holds the corpus."""
-    folder = Path(data.cache) if data.cache else default_folder(environ)
-    corpus = open_corpus(find_files(data), [folder, run_dir / "corpus"])
+    folders = [Path(data.cache)] if data.cache else default_folders(environ)
+    corpus = open_corpus(find_files(data), [*folders, run_dir / "corpus"])
     if corpus.bytes == 0:
         raise TrainingError(f"data.path: the files of {data.path} are empty")
     return corpus
@@ -66,7 +67,7 @@ class Batch(NamedTuple):
 class Samples(Dataset[Batch]):
     """Samples of one stretch of the corpus. Indexed with a list of sample numbers, it gives a batch.
 
-    Not predicted: the first byte of each file, which does not follow from the file before it, and what lies beyond the end.
+    Not predicted: the first byte of each file, which does not follow from the file before, and what is beyond the end.
     """
 
     def __init__(self, corpus: Corpus, start: int, stop: int, length: int) -> None:
@@ -74,7 +75,7 @@ class Samples(Dataset[Batch]):
         self._ahead = np.arange(length + 1)
 
     def __len__(self) -> int:
-        return -(-(self._stop - self._start - 1) // self._length)
+        return math.ceil((self._stop - self._start - 1) / self._length)
 
     def __getitem__(self, indices: Sequence[int]) -> Batch:
         starts = self._start + np.asarray(indices, dtype=np.int64) * self._length
@@ -103,7 +104,7 @@ class Splits(NamedTuple):
 
 
 def split(corpus: Corpus, data: TextData, vocab_size: int) -> Splits:
-    """Hold out the end of the corpus for validation. TrainingError if the text does not fit the model or gives no sample."""
+    """Hold out the end of the corpus for validation. TrainingError if it is too short or does not fit the model."""
     length = data.sequence_length
     if corpus.highest >= vocab_size:
         raise TrainingError(

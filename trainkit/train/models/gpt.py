@@ -1,4 +1,4 @@
-"""The native byte-level GPT: learned positions, pre-norm blocks, tied embeddings (GPT-2's shape, Radford et al. 2019)."""
+"""The native byte-level GPT: learned positions, pre-norm blocks, tied embeddings (GPT-2, Radford et al. 2019)."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ class Gpt(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """tokens, targets: (batch, sequence) int64; targets of -1 are not counted.
 
-        Returns logits (batch, sequence, vocabulary), or with targets the loss summed over tokens: the caller divides it by the
-        tokens of the whole global batch.
+        Returns logits (batch, sequence, vocabulary), or with targets the loss summed over tokens: the caller divides it
+        by the tokens of the whole global batch.
         """
         places = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.dropout(self.tokens(tokens) + self.positions(places))

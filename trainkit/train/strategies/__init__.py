@@ -18,15 +18,15 @@ class Strategy(Protocol):
     """What the loop needs of a strategy.
 
     model: what the loop calls with tokens and targets.
-    gradient_divisor: by how much reducing divides the sum of the ranks' gradients; the loss is multiplied by it beforehand, so
-        that the update is the mean over the tokens of the global batch.
+    gradient_divisor: by how much reducing divides the sum of the ranks' gradients; the loss is multiplied by it
+        beforehand, so that the update is the mean over the tokens of the global batch.
     """
 
     model: nn.Module
     gradient_divisor: int
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[object]:
-        """Context of one forward and backward; gradients travel between ranks only in the last one, where the engine allows."""
+        """Context of one forward and backward. Gradients travel in the last one only, where the engine allows."""
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add this micro step's gradients."""

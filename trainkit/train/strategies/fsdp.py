@@ -71,7 +71,7 @@ def _by_class(model: Model, asked: FsdpSettings) -> Iterator[nn.Module]:
 
 
 def _by_size(model: Model, asked: FsdpSettings) -> Iterator[nn.Module]:
-    """Innermost modules that hold at least `min_params` parameters outside units already made; tied ones stay outside."""
+    """Innermost modules that hold at least `min_params` parameters outside units made before; tied ones never."""
     taken: set[nn.Parameter] = set()
     candidates = [module for module in list(model.modules())[1:] if not isinstance(module, nn.ModuleList)]
     for module in reversed(candidates):

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 
@@ -34,7 +34,7 @@ class Engine:
         """Add this micro step's gradients."""
         if self.scaler.is_enabled():
             loss = self.scaler.scale(loss)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
 
     def update(self, learning_rate: float) -> Tensor:
         """Clip, step and clear; returns the norm before clipping."""
@@ -65,13 +65,13 @@ class Engine:
     def save(self, folder: Path) -> None:
         """Write the state with torch.distributed.checkpoint, each rank its own shards."""
         with _quiet():
-            dcp.save(self._state(), checkpoint_id=folder / "state", no_dist=not dist.is_initialized())
+            state_dict_saver.save(self._state(), checkpoint_id=folder / "state", no_dist=not dist.is_initialized())
 
     def load(self, folder: Path) -> None:
         """Read the state that :meth:`save` wrote."""
         state = self._state()
         with _quiet():
-            dcp.load(state, checkpoint_id=folder / "state", no_dist=not dist.is_initialized())
+            state_dict_loader.load(state, checkpoint_id=folder / "state", no_dist=not dist.is_initialized())
         set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self._skipped = state["skipped"]
@@ -83,5 +83,4 @@ class Engine:
 
 def _quiet() -> warnings.catch_warnings[None]:
     """torch warns that one process saves alone, which is what is meant."""
-    context = warnings.catch_warnings(action="ignore", category=UserWarning)
-    return context
+    return warnings.catch_warnings(action="ignore", category=UserWarning)

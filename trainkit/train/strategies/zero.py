@@ -27,8 +27,8 @@ _TAG = "zero"  # DeepSpeed's name for the folder inside a checkpoint
 class Zero:
     """A DeepSpeed engine around the model and torch's own optimizer; the planned JSON decides everything else.
 
-    The optimizer stays the one that the recipe names, offloaded or not, so that a name means one thing under every strategy;
-    `adamw_torch_fused` is the fast one on CPU.
+    The optimizer stays the one that the recipe names, offloaded or not, so that a name means one thing under every
+    strategy; `adamw_torch_fused` is the fast one on CPU.
     """
 
     def __init__(self, model: Model, settings: Settings, world: World, device: torch.device) -> None:
@@ -46,7 +46,7 @@ class Zero:
         self.gradient_divisor = world.size
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[object]:
-        """Which micro steps reduce is DeepSpeed's affair: stage 1 the last one, stages 2 and 3 each, into partitions."""
+        """Which micro steps reduce is DeepSpeed's affair: in stage 1 the last, in stages 2 and 3 each, by partition."""
         return nullcontext()
 
     def backward(self, loss: Tensor, *, last: bool) -> None:

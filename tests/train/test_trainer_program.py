@@ -1,0 +1,70 @@
+"""The trainer as a program: exit codes and what it says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from strategy_runs import Case, write_settings
+
+ROOT = Path(__file__).parents[2]
+
+
+def trainer(settings: Path, **extra: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **extra}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        environment.pop(name, None) if name not in extra else None
+    command = [sys.executable, "-m", "trainkit.train", "--settings", str(settings)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_missing_corpus_is_one_line_with_exit_code_1(tmp_path: Path) -> None:
+    done = trainer(write_settings(tmp_path / "run", Case({"kind": "single"}, ranks=1), tmp_path / "nowhere"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"error: data.path: {tmp_path}/nowhere does not exist\n"
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"recipe": {}}', '{"recipe": {"nmae": 1}, "batch": {}}'])
+def test_settings_that_planning_did_not_write_are_refused_without_a_traceback(
+    content: str | None, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / "trainer.json").write_text(content)
+    done = trainer(tmp_path / "trainer.json")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: the settings file {tmp_path}/trainer.json")
+    assert "Traceback" not in done.stderr
+
+
+def test_several_processes_of_a_single_strategy_are_refused(corpus_folder: Path, tmp_path: Path) -> None:
+    settings = write_settings(tmp_path / "run", Case({"kind": "single"}, ranks=1), corpus_folder)
+    done = trainer(settings, RANK="1", WORLD_SIZE="2", LOCAL_RANK="1")
+    assert done.returncode == 1
+    assert "strategy single runs in one process" in done.stderr
+
+
+def test_log_levels_follow_the_rank(corpus_folder: Path, tmp_path: Path) -> None:
+    short = {"train": {"steps": 1}}
+    said = []
+    for number, level in enumerate(("info", "warning")):
+        case = Case({"kind": "single"}, ranks=1).changed(**short, logging={"level": level})
+        done = trainer(write_settings(tmp_path / str(number), case, corpus_folder))
+        assert (done.returncode, done.stderr) == (0, "")
+        said.append(done.stdout)
+    assert said[0].startswith("gpt with ")
+    assert said[0].count("\n") == 1
+    assert said[1] == ""
+
+
+def test_tensorboard_that_is_not_installed_is_answered_with_the_command_that_installs_it(
+    corpus_folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "tensorboard.py").write_text("raise ImportError('hidden by a test')\n")
+    case = Case({"kind": "single"}, ranks=1).changed(logging={"report_to": ["tensorboard"]})
+    done = trainer(write_settings(tmp_path / "run", case, corpus_folder), PYTHONPATH=f"{tmp_path / 'hidden'}:{ROOT}")
+    assert done.returncode == 1
+    assert "pip install tensorboard" in done.stderr
