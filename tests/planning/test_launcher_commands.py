@@ -135,7 +135,7 @@ def test_the_launchers_own_parsers_accept_every_command_and_leave_the_program_al
         for plan in plans(launcher, layered, machine).values():
             command = plan.commands[0]
             for program in (command.wrapper + command.program, command.program):
-                words = [word.bind(VALUES) for word in (*command.launcher[3:], *program)]
+                words = [word.bind(VALUES) for word in (*command.launcher[4:], *program)]
                 commands.setdefault(launcher, []).append((words, [word.bind(VALUES) for word in program]))
     done = subprocess.run(
         [sys.executable, "-c", PARSERS],

@@ -11,6 +11,7 @@ from trainkit.planning.context import Context
 from trainkit.planning.decisions import decide
 from trainkit.planning.digest import recipe_digest
 from trainkit.planning.environment import plan_environment
+from trainkit.planning.interpreter import module
 from trainkit.planning.launchers import LAUNCHERS
 from trainkit.planning.plan import PLAN_VERSION, Choice, Command, Plan, PlannedFile, Provenance, Variable
 from trainkit.planning.programs import PROGRAMS
@@ -92,9 +93,7 @@ def _command(context: Context) -> tuple[Command, tuple[Source, ...]]:
 def _wrapper(context: Context) -> tuple[Token, ...]:
     rule = "trainkit.rank keeps each rank's log, exit record and signals; the bare command runs without it"
     return (
-        token(context.facts.executable, rule=rule),
-        token("-m", rule=rule),
-        token("trainkit.rank", rule=rule),
+        *module(context, "trainkit.rank", rule=rule),
         token("--attempt", rule=rule),
         token(Variable.ATTEMPT_DIR, rule=rule),
         token("--grace", rule=rule),

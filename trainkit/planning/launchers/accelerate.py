@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainkit.planning.context import Context
+from trainkit.planning.interpreter import OWN_INTERPRETER, module
 from trainkit.planning.launchers import python, torchrun
 from trainkit.planning.plan import Variable
 from trainkit.planning.sourced import Source, SourcedFile, SourcedVariable, Token, token, variable
@@ -13,11 +14,8 @@ CONFIG = "accelerate.yaml"
 
 def argv(context: Context) -> tuple[Token, ...]:
     """accelerate's words. A single process is started directly, several go through torchrun inside accelerate."""
-    interpreter = "the interpreter that plans is the interpreter that runs"
     return (
-        token(context.facts.executable, rule=interpreter),
-        token("-m", rule=interpreter),
-        token("accelerate.commands.launch", keys=("launcher.kind",)),
+        *module(context, "accelerate.commands.launch", keys=("launcher.kind",)),
         token(
             "--config_file=",
             Variable.RUN_DIR,
@@ -25,10 +23,7 @@ def argv(context: Context) -> tuple[Token, ...]:
             rule="without it accelerate reads a default file from the home folder",
         ),
         *(_several(context) if context.topology.world_size > 1 else _one()),
-        token(
-            "--no_python",
-            rule="the program brings its own interpreter, so the command works with and without the wrapper",
-        ),
+        token("--no_python", rule=OWN_INTERPRETER),
         token("--", rule=torchrun.END_OF_FLAGS),
     )
 

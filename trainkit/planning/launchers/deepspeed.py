@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainkit.planning.context import Context
+from trainkit.planning.interpreter import OWN_INTERPRETER, module
 from trainkit.planning.launchers.torchrun import END_OF_FLAGS
 from trainkit.planning.plan import Variable
 from trainkit.planning.sourced import SourcedFile, SourcedVariable, Token, token, variable
@@ -10,11 +11,8 @@ from trainkit.planning.sourced import SourcedFile, SourcedVariable, Token, token
 
 def argv(context: Context) -> tuple[Token, ...]:
     """The runner's words."""
-    interpreter = "the interpreter that plans is the interpreter that runs"
     return (
-        token(context.facts.executable, rule=interpreter),
-        token("-m", rule=interpreter),
-        token("deepspeed.launcher.runner", keys=("launcher.kind",)),
+        *module(context, "deepspeed.launcher.runner", keys=("launcher.kind",)),
         token(
             "--hostfile=/dev/null",
             rule="without it a file at /job/hostfile would turn this into a run on several nodes",
@@ -22,10 +20,7 @@ def argv(context: Context) -> tuple[Token, ...]:
         _ranks(context),
         token("--master_port=", Variable.PORT, rule="a free port of this machine; the default is 29500"),
         token("--no_local_rank", rule="DeepSpeed would add --local_rank to the program's arguments"),
-        token(
-            "--no_python",
-            rule="the program brings its own interpreter, so the command works with and without the wrapper",
-        ),
+        token("--no_python", rule=OWN_INTERPRETER),
         # The runner eats the first, and hands the second on to the launcher that it starts, which has flags of its own.
         token("--", rule=END_OF_FLAGS),
         token("--", rule=END_OF_FLAGS),

@@ -6,6 +6,7 @@ import math
 from string import Template
 
 from trainkit.planning.context import Context
+from trainkit.planning.interpreter import OWN_INTERPRETER, module
 from trainkit.planning.plan import Variable
 from trainkit.planning.sourced import SourcedFile, SourcedVariable, Token, token
 from trainkit.planning.versions import has
@@ -17,11 +18,8 @@ END_OF_FLAGS = "ends the launcher's flags, so that no word of the program is rea
 
 def argv(context: Context) -> tuple[Token, ...]:
     """torchrun's words. Ranks write their own logs, so nothing is redirected."""
-    interpreter = "the interpreter that plans is the interpreter that runs"
     return (
-        token(context.facts.executable, rule=interpreter),
-        token("-m", rule=interpreter),
-        token("torch.distributed.run", keys=("launcher.kind",)),
+        *module(context, "torch.distributed.run", keys=("launcher.kind",)),
         token(f"--nnodes={context.topology.nodes}", keys=("nodes.count",)),
         token(
             f"--nproc-per-node={context.processes}",
@@ -36,10 +34,7 @@ def argv(context: Context) -> tuple[Token, ...]:
             rule="torchrun's own files stay in the run directory, not in /tmp",
         ),
         *_shutdown(context),
-        token(
-            "--no-python",
-            rule="the program brings its own interpreter, so the command works with and without the wrapper",
-        ),
+        token("--no-python", rule=OWN_INTERPRETER),
         token("--", rule=END_OF_FLAGS),
     )
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import Diagnostic
 from trainkit.planning.context import Context
+from trainkit.planning.interpreter import module
 from trainkit.planning.plan import Notice, Preparation, Variable, text
-from trainkit.planning.sourced import Source, SourcedFile, Token, token
+from trainkit.planning.sourced import Source, SourcedFile, Token, texts, token
 
 if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
@@ -45,9 +46,7 @@ def reason(context: Context) -> str:
 def argv(context: Context) -> tuple[Token, ...]:
     """The trainer and its settings file."""
     return (
-        token(context.facts.executable, rule="the interpreter that plans is the interpreter that runs"),
-        token("-m", keys=("program.kind",)),
-        token("trainkit.train", keys=("program.kind",)),
+        *module(context, "trainkit.train", keys=("program.kind",)),
         token("--settings", rule="the trainer reads the plan's decisions from one file"),
         token(Variable.RUN_DIR, f"/{SETTINGS}", rule="the trainer reads the plan's decisions from one file"),
     )
@@ -64,8 +63,8 @@ def preparations(context: Context) -> tuple[Preparation, ...]:
     ops = deepspeed_ops(context)
     if not ops:
         return ()
-    argv = (context.facts.executable, "-m", "trainkit.train.build_ops", "--ops", ",".join(ops))
-    return (Preparation("build DeepSpeed ops", tuple(text(word) for word in argv), "deepspeed-ops"),)
+    argv = (*texts(module(context, "trainkit.train.build_ops")), text("--ops"), text(",".join(ops)))
+    return (Preparation("build DeepSpeed ops", argv, "deepspeed-ops"),)
 
 
 def notices(context: Context) -> tuple[Notice, ...]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import UsageError
 from trainkit.planning.renderers.words import named, quoted
+from trainkit.recipe.suggest import nearest_key
 
 if TYPE_CHECKING:
     from trainkit.planning.build import Planned
@@ -32,10 +33,16 @@ def render(query: str, resolved: Resolved, planned: Planned) -> str:
     parts = _matching(query, planned)
     if parts:
         return "\n".join("\n".join(_part(part, shown, resolved, planned, settings)) for part, shown in parts) + "\n"
-    known = (*settings, *(name for name, _ in planned.plan.environment.set))
-    near = difflib.get_close_matches(query, known, n=3)
-    hint = f"Did you mean {' or '.join(near)}?" if near else "Without a key, all values that are set are listed."
+    near = _near(query, (*settings, *(name for name, _ in planned.plan.environment.set)))
+    hint = f"did you mean {' or '.join(near)}?" if near else "without a key, all values that are set are listed"
     raise UsageError(f"`{query}` is neither a key of the recipe nor a word of the plan", hint=hint)
+
+
+def _near(query: str, known: Sequence[str]) -> list[str]:
+    """Names that the query may mean: those that end with it, what other tools call so, those that look like it."""
+    ends = [name for name in known if name.endswith(f".{query}")]
+    familiar = nearest_key(query)
+    return ends or ([familiar] if familiar in known else difflib.get_close_matches(query, known, n=3))
 
 
 def _winner(key: str, resolved: Resolved) -> Iterator[str]:
@@ -50,7 +57,7 @@ def _history(key: str, resolved: Resolved, settings: Mapping[str, Any]) -> Itera
         yield f"{key} = {_shown(settings[key])}"
     else:
         yield f"{key} is not in force"
-    if not entries or entries[-1].dropped:
+    if key in settings and (not entries or entries[-1].dropped):
         yield "  the default: no layer in force gives it"
     for position, entry in enumerate(reversed(entries)):
         wins = position == 0 and not entry.dropped
