@@ -33,12 +33,20 @@ def test_help_names_every_command(trainkit: Trainkit) -> None:
         assert f" {command} " in done.stdout
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "explain"])
-def test_help_of_commands_with_overrides_lists_the_flags_of_the_schema(trainkit: Trainkit, command: str) -> None:
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_help_of_commands_that_launch_lists_the_flags_of_the_schema(trainkit: Trainkit, command: str) -> None:
     done = trainkit(command, "--help")
     assert done.returncode == 0
     for flag in ("--fsdp", "--per_device_train_batch_size", "--learning_rate", "--with"):
         assert flag in done.stdout
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "explain", "check"])
+def test_help_shows_the_grammar_of_a_line_and_fits_the_terminal(trainkit: Trainkit, command: str) -> None:
+    done = trainkit(command, "--help", environ={"COLUMNS": "80"})
+    assert "RECIPE" in next(line for line in done.stdout.splitlines() if "Usage:" in line)
+    assert "schema --flags" in done.stdout or "--learning_rate" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
 
 
 def test_no_command_at_all_shows_the_help_and_is_a_usage_error(trainkit: Trainkit) -> None:
@@ -50,8 +58,27 @@ def test_no_command_at_all_shows_the_help_and_is_a_usage_error(trainkit: Trainki
 def test_an_unknown_command_is_a_usage_error(trainkit: Trainkit) -> None:
     done = trainkit("lanch", "x.yaml")
     assert done.returncode == 2
-    assert "lanch" in done.stderr
+    assert "'lanch'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["pln", "x"], "did you mean plan?"),
+        (["runs", "lst"], "did you mean list?"),
+        (["ls", "--jsn"], "did you mean --json?"),
+        (["cp"], "`trainkit cp --help`"),
+        (["runs", "prune", "--keep", "-1"], "`trainkit runs prune --help`"),
+        (["run", "x.yaml", "--node-rank", "one"], "`trainkit run --help`"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_said_like_every_other_error(trainkit: Trainkit, words: list[str], hint: str) -> None:
+    done = trainkit(*words)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert hint in done.stderr.splitlines()[1]
 
 
 @pytest.mark.parametrize(
@@ -203,6 +230,19 @@ def test_check_reports_each_recipe_and_fails_if_one_is_wrong(
     assert report[1]["diagnostics"][0]["origin"]["line"] == 1
 
 
+def test_check_takes_overrides_for_all_its_recipes(trainkit: Trainkit, tiny_recipe: Path) -> None:
+    assert trainkit("check", "tiny.yaml", "quickstart", "--seed", "3").returncode == 0
+    done = trainkit("check", "tiny.yaml", "quickstart", "batch.micro=none")
+    assert done.returncode == 2
+    assert done.stdout == "tiny.yaml: wrong\nquickstart: wrong\n"
+
+
+def test_a_missing_recipe_is_one_error(trainkit: Trainkit) -> None:
+    done = trainkit("check", "nowhere.yaml")
+    assert done.returncode == 2
+    assert done.stderr.count("error:") == 1
+
+
 def test_every_shipped_recipe_is_valid_under_check_and_under_the_json_schema(trainkit: Trainkit) -> None:
     assert SHIPPED_RECIPES
     done = trainkit("check", *SHIPPED_RECIPES)
@@ -247,10 +287,25 @@ def test_explain_says_which_recipe_line_made_a_token_of_the_plan(trainkit: Train
     assert "cores" in trainkit("explain", "tiny.yaml", "OMP_NUM_THREADS").stdout
 
 
-def test_explain_of_an_unknown_key_suggests(trainkit: Trainkit, tiny_recipe: Path) -> None:
-    done = trainkit("explain", "tiny.yaml", "optimizer.lrr")
+@pytest.mark.parametrize("word", ["optimizer.lrr", "lr", "learning_rate"])
+def test_explain_of_an_unknown_key_suggests(trainkit: Trainkit, tiny_recipe: Path, word: str) -> None:
+    done = trainkit("explain", "tiny.yaml", word)
     assert done.returncode == 2
-    assert "optimizer.lr" in done.stderr
+    assert "did you mean optimizer.lr?" in done.stderr
+
+
+def test_explain_says_what_the_plan_makes_of_a_value(trainkit: Trainkit, tiny_recipe: Path) -> None:
+    lines = trainkit("explain", "tiny.yaml", "batch").stdout.splitlines()
+    assert lines[lines.index('batch.accumulation = "auto"') + 2] == "  the plan makes it 2"
+    assert not any("makes it 4" in line for line in lines)  # batch.global is 4 already
+
+
+def test_explain_of_a_dropped_key_names_no_default(trainkit: Trainkit, tmp_path: Path) -> None:
+    (tmp_path / "below.yaml").write_text("env: {A: x}\ntrain: {steps: 3}\n")
+    (tmp_path / "above.yaml").write_text("extends: ./below.yaml\nenv!: {B: y}\n")
+    lines = trainkit("explain", "above.yaml", "env.A").stdout.splitlines()
+    assert lines[0] == "env.A is not in force"
+    assert lines[1].startswith('  beaten: "x" of file below.yaml:1:10')
 
 
 def test_ls_lists_presets_and_recipes_and_filters(trainkit: Trainkit) -> None:
@@ -272,6 +327,16 @@ def test_cp_copies_a_recipe_that_then_runs_from_where_it_is(trainkit: Trainkit, 
     assert trainkit("cp", "--force", "quickstart", "mine.yaml").returncode == 0
     assert trainkit("cp", "quikstart").returncode == 2
     assert "quickstart" in trainkit("cp", "quikstart").stderr
+
+
+@pytest.mark.parametrize("name", ["quickstart", "strategy/fsdp"])
+def test_a_copy_tells_editors_where_the_schema_is(trainkit: Trainkit, tmp_path: Path, name: str) -> None:
+    done = trainkit("cp", name, "deep/er/")
+    assert done.returncode == 0, done.stderr
+    first, second = (tmp_path / done.stdout.strip()).read_text().splitlines()[:2]
+    assert first == f"# yaml-language-server: $schema={(ROOT / 'configs' / 'recipe.schema.json').as_uri()}"
+    assert "yaml-language-server" not in second
+    assert trainkit("check", done.stdout.strip(), "--max_steps", "300").returncode == 0
 
 
 def test_a_closed_pipe_is_no_error(tiny_recipe: Path, clean_environment: dict[str, str], tmp_path: Path) -> None:
@@ -337,7 +402,12 @@ def test_runs_are_listed_shown_pruned_and_run_again(trainkit: Trainkit, tiny_rec
     assert difference.returncode == 0
     assert "->" not in difference.stdout
 
+    assert trainkit("runs", "show", "tiny").stdout.startswith("ended, exit code 0\n")
+    assert listed[0]["path"] in trainkit("runs", "show", Path(listed[0]["path"]).name).stdout
     assert "nothing removed" in trainkit("runs", "prune", "--keep", "1", stdin="n\n").stdout
+    unanswered = trainkit("runs", "prune", "--keep", "1")
+    assert unanswered.returncode == 2
+    assert "--yes" in unanswered.stderr
     assert trainkit("runs", "prune", "--keep", "1", "--yes").returncode == 0
     left = json.loads(trainkit("runs", "list", "--json").stdout)
     assert [run["path"] for run in left] == [third["path"]]

@@ -9,7 +9,8 @@ import typer
 
 from trainkit import __version__
 from trainkit.cli.commands import check, cp, explain, ls, plan, run, runs, schema
-from trainkit.cli.help import OverridableCommand
+from trainkit.cli.help import KeyCommand, LaunchingCommand, ManyRecipesCommand
+from trainkit.cli.usage import WRONG_USAGE, usage_error
 from trainkit.cli.words import Invocation
 
 app = typer.Typer(
@@ -41,10 +42,10 @@ def _root(
     pass
 
 
-app.command("run", cls=OverridableCommand, context_settings=_FREE_WORDS)(run.run)
-app.command("plan", cls=OverridableCommand, context_settings=_FREE_WORDS)(plan.plan)
-app.command("check")(check.check)
-app.command("explain", cls=OverridableCommand, context_settings=_FREE_WORDS)(explain.explain)
+app.command("run", cls=LaunchingCommand, context_settings=_FREE_WORDS)(run.run)
+app.command("plan", cls=LaunchingCommand, context_settings=_FREE_WORDS)(plan.plan)
+app.command("check", cls=ManyRecipesCommand, context_settings=_FREE_WORDS)(check.check)
+app.command("explain", cls=KeyCommand, context_settings=_FREE_WORDS)(explain.explain)
 app.command("ls")(ls.ls)
 app.command("cp")(cp.cp)
 app.command("schema")(schema.schema)
@@ -55,10 +56,12 @@ def invoke(arguments: Sequence[str]) -> int:
     """Run the command that `arguments` name; returns its exit code. Usage errors end with code 2."""
     words, program = split_program(arguments)
     try:
-        app(list(words), prog_name="trainkit", obj=Invocation(program))
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    return 0
+        code = app(list(words), prog_name="trainkit", obj=Invocation(program), standalone_mode=False)
+    except typer.Abort as abort:  # Ctrl-C or Ctrl-D at a question
+        raise KeyboardInterrupt from abort
+    except WRONG_USAGE as error:
+        raise usage_error(error) from error
+    return code if isinstance(code, int) else 0
 
 
 def split_program(arguments: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

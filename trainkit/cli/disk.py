@@ -26,11 +26,15 @@ class Disk:
             raise FileNotFoundError(path) from error
 
     def exists(self, path: str) -> bool:
-        """Whether something that can be read stands at the path."""
+        """Whether something stands at the path, as far as the system lets us look."""
         try:
             return Path(path).exists()
-        except (OSError, ValueError):
+        except (OSError, ValueError):  # a closed folder, a name that is too long, a NUL byte in it
             return False
+
+    def is_folder(self, path: str) -> bool:
+        """Whether a folder stands at the path."""
+        return self.exists(path) and Path(path).is_dir()
 
     def shipped(self) -> Mapping[str, str]:
         """Presets as ``strategy/fsdp``, recipes as ``recipes/quickstart``."""

@@ -1,22 +1,68 @@
-"""Help for commands that take overrides: Typer's own, followed by the flags that the schema declares."""
+"""Help for commands that take a recipe and overrides: the grammar in the usage line, the schema's flags below."""
 
 from __future__ import annotations
 
-from typing import Any
+import shutil
+from typing import Any, ClassVar
 
 import typer
 from typer.core import TyperCommand
 
+_NARROWEST, _WIDEST = 40, 100
+
 
 class OverridableCommand(TyperCommand):
-    """A command whose help also lists the override flags; they are read from the schema, so they can't drift."""
+    """A command whose words after the options are a recipe and overrides. Its help says so, and where the flags are."""
+
+    words: ClassVar[str] = "RECIPE [OVERRIDE]..."
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The options, then the words that no option claims."""
+        return [*super().collect_usage_pieces(ctx), self.words]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the options as Typer does, then the flags."""
+        """Write the options as Typer does, then what overrides are."""
+        super().format_help(ctx, formatter)
+        typer.echo(self.overrides(min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)), nl=False)
+
+    def overrides(self, width: int) -> str:
+        """What may follow the recipe."""
+        return _filled(
+            "OVERRIDE is section.key=value (`trainkit schema --reference` lists the keys), or a flag that Hugging Face "
+            "users know (`trainkit schema --flags` lists them).",
+            width,
+        )
+
+
+class LaunchingCommand(OverridableCommand):
+    """A command whose help also lists the override flags; they are read from the schema, so they can't drift."""
+
+    words: ClassVar[str] = "RECIPE [OVERRIDE]... [-- PROGRAM ARGUMENTS]"
+
+    def overrides(self, width: int) -> str:
+        """Every flag, with the keys that it sets."""
         from trainkit.recipe.flags import flag_reference
 
-        super().format_help(ctx, formatter)
-        typer.echo(
-            "Overrides: section.key=value, or the flags that Hugging Face users know (`-` and `_` are the same):\n"
+        what = (
+            "OVERRIDE is section.key=value (`trainkit schema --reference` lists the keys), or one of these flags, "
+            "which Hugging Face users know (`-` and `_` are the same):"
         )
-        typer.echo(flag_reference())
+        return f"{_filled(what, width)}\n{flag_reference(width)}"
+
+
+class KeyCommand(OverridableCommand):
+    """A command that may be given a key behind the recipe."""
+
+    words: ClassVar[str] = "RECIPE [KEY] [OVERRIDE]..."
+
+
+class ManyRecipesCommand(OverridableCommand):
+    """A command that takes any number of recipes."""
+
+    words: ClassVar[str] = "RECIPE... [OVERRIDE]..."
+
+
+def _filled(text: str, width: int) -> str:
+    import textwrap
+
+    return textwrap.fill(text, width - 1, initial_indent=" ", subsequent_indent=" ") + "\n"

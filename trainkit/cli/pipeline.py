@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.disk import Disk
-from trainkit.errors import UsageError
+from trainkit.errors import MachineError, UsageError
 from trainkit.planning.build import Planned, build_plan
 from trainkit.recipe.resolve import Request, Resolved, resolve
 
@@ -28,8 +28,8 @@ def resolve_request(
     """Resolve what a command line asks for; program: the words after `--`, appended to program.args."""
     disk = Disk()
     request = Request(
-        recipe=find_recipe(recipe, disk) if recipe else None,
-        cwd=str(Path.cwd()),
+        recipe=find_recipe(recipe, disk) if recipe is not None else None,
+        cwd=working_folder(),
         presets=tuple(presets),
         overrides=tuple(overrides),
         arguments=tuple(program),
@@ -38,18 +38,27 @@ def resolve_request(
     return resolve(request, disk)
 
 
+def working_folder() -> str:
+    """The folder that relative paths start from. Raises MachineError where it has been removed meanwhile."""
+    try:
+        return os.getcwd()  # noqa: PTH109 - as text, as the pure core takes it
+    except FileNotFoundError as error:
+        raise MachineError("the working folder is no longer there", hint="cd to a folder that exists") from error
+
+
 def find_recipe(word: str, disk: Disk) -> str:
     """The path that a recipe word means: a file, a run directory (its recipe.yaml), or the name of a shipped recipe."""
-    path = Path(word)
-    if path.is_dir():
-        inside = path / "recipe.yaml"
-        if not inside.is_file():
+    if not word:
+        raise UsageError("the name of the recipe is empty", hint="name a recipe file, or a shipped one (`trainkit ls`)")
+    if disk.is_folder(word):
+        inside = str(Path(word, "recipe.yaml"))
+        if not disk.exists(inside):
             raise UsageError(
                 f"{word} is a folder without a recipe.yaml",
-                hint="name a recipe file, or a run directory (`trainkit runs` lists them)",
+                hint="name a recipe file, or a run directory (`trainkit runs list` shows them)",
             )
-        return str(inside)
-    if not path.exists() and (shipped := disk.shipped().get(f"recipes/{word}")):
+        return inside
+    if not disk.exists(word) and (shipped := disk.shipped().get(f"recipes/{word}")):
         return shipped
     return word
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shlex
 import sys
@@ -25,8 +26,9 @@ def write_report(error: BaseException, arguments: Sequence[str]) -> Path:
             "".join(traceback.format_exception(error)),
         )
     )
-    for folder in (Path.cwd(), Path(tempfile.gettempdir())):
+    for place in (os.getcwd, tempfile.gettempdir):
         try:
+            folder = place()
             with tempfile.NamedTemporaryFile(
                 "w", encoding="utf-8", dir=folder, prefix="trainkit-bug-", suffix=".txt", delete=False
             ) as file:

@@ -11,10 +11,12 @@ import typer
 
 from trainkit.errors import UsageError
 
+MODELINE = "# yaml-language-server: $schema="
+
 
 def cp(
     name: Annotated[str, typer.Argument(help="A name that `trainkit ls` shows.")],
-    destination: Annotated[Path | None, typer.Argument(help="File or folder; default: the working folder.")] = None,
+    destination: Annotated[str, typer.Argument(help="File or folder (`new/` is made); default: here.")] = ".",
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Copy a shipped recipe or preset, to edit it.
@@ -32,14 +34,27 @@ def cp(
             hint=f"did you mean {near[0]!r}?" if near else "`trainkit ls` shows the names",
         )
     source = Path(path)
-    target = destination or Path()
-    if target.is_dir():
+    target = Path(destination)
+    if destination.endswith("/") or target.is_dir():
         target = target / source.name
     try:
-        with target.open("wb" if force else "xb") as file:
-            file.write(source.read_bytes())
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(with_schema(source))
     except FileExistsError as error:
+        if not target.exists():
+            raise UsageError(f"{target.parent} is no folder", hint="give another destination") from error
         raise UsageError(f"{target} exists", hint="give another name, or --force to replace it") from error
     except OSError as error:
         raise UsageError(f"{target} cannot be written: {error.strerror}", hint="give another destination") from error
     sys.stdout.write(f"{target}\n")
+
+
+def with_schema(source: Path) -> str:
+    """The file's text with a modeline that leads editors to the installed JSON Schema, wherever the copy lies."""
+    from trainkit.cli.disk import shipped_root
+
+    text = source.read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines(keepends=True) if not line.startswith(MODELINE)]
+    schema = shipped_root() / "configs" / "recipe.schema.json"
+    return f"{MODELINE}{schema.as_uri()}\n{''.join(lines)}"

@@ -22,10 +22,12 @@ def explain(
 ) -> None:
     """Say where the value of KEY in RECIPE came from: the winner, every value it beat, each with its origin.
 
-    KEY may also name a part of the plan: a variable, a file's key, a word of the command. Without KEY all set values
-    are listed.
+    KEY may also name a part of the plan: a variable, a file's key, a word of the
+    command. Without KEY all set values are listed.
 
-    Examples: trainkit explain quickstart optimizer.lr · trainkit explain quickstart --token=--nproc-per-node=2
+    Example: trainkit explain quickstart optimizer.lr
+
+    Example: trainkit explain ddp --token=--nproc-per-node=2
     """
     from trainkit.cli.pipeline import plan_words, resolve_words
     from trainkit.planning.renderers import explain as renderer

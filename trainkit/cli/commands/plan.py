@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainkit.cli.options import Json, Presets
+from trainkit.cli.streams import write_script
 from trainkit.cli.words import Invocation, take_apart
 from trainkit.errors import ExitCode, UsageError
 
@@ -38,6 +39,7 @@ def plan(
     from trainkit.planning.renderers import shell as shell_renderer
     from trainkit.planning.renderers import table
     from trainkit.planning.serialize import plan_to_json
+    from trainkit.recipe.dump import resolved_yaml
 
     if sum((as_json, shell, diff is not None)) > 1:
         raise UsageError("--json, --shell and --diff exclude one another", hint="give one of them")
@@ -49,14 +51,13 @@ def plan(
     resolved = resolve_words(recipe, words.overrides, presets or (), invocation.program)
     planned = plan_words(resolved)
     if as_json:
-        output = json.dumps(plan_to_json(planned.plan), indent=2, ensure_ascii=False) + "\n"
+        sys.stdout.write(json.dumps(plan_to_json(planned.plan), indent=2) + "\n")
     elif shell:
-        output = shell_renderer.render(planned.plan)
+        write_script(shell_renderer.render(planned.plan, resolved_yaml(resolved)))
     elif diff is not None:
-        output = diff_renderer.render(other_plan(diff), planned.plan)
+        sys.stdout.write(diff_renderer.render(other_plan(diff), planned.plan))
     else:
-        output = table.render(planned.plan)
-    sys.stdout.write(output)
+        sys.stdout.write(table.render(planned.plan))
     if any(notice.severity == "blocker" for notice in planned.plan.notices):
         raise typer.Exit(ExitCode.MACHINE)
 

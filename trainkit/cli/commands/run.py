@@ -22,7 +22,9 @@ def run(
 ) -> None:
     """Run RECIPE (a file, a shipped name, or the directory of an earlier run). Words after -- go to the program.
 
-    Examples: trainkit run quickstart · trainkit run quickstart train.steps=50 --bf16 · trainkit run RUN_DIRECTORY
+    Example: trainkit run quickstart
+
+    Example: trainkit run quickstart train.steps=50 --bf16
     """
     from trainkit.cli.pipeline import plan_words, resolve_words
     from trainkit.launch.execute import RunRequest, execute

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from datetime import datetime
@@ -46,22 +47,24 @@ def list_runs(name: Name = None, root: Root = "runs", as_json: Json = False) -> 
 
 
 @app.command("show")
-def show(run: Annotated[Path, typer.Argument(help="A run directory.")], as_json: Json = False) -> None:
+def show(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory, a run's id, or a name: its newest run.")],
+    root: Root = "runs",
+    as_json: Json = False,
+) -> None:
     """Show how a run ended: who and why, its summary, its logs.
 
-    Example: trainkit runs show runs/quickstart/20260101-120000-ab12
+    Example: trainkit runs show quickstart
     """
-    from trainkit.launch import runs
     from trainkit.launch.summary import render_summary
 
-    if not runs.is_run(run):
-        raise UsageError(f"{run} is not a run directory", hint="`trainkit runs list` shows them")
-    info = runs.read_run(run)
+    info = find_run(run, root)
     if as_json:
         sys.stdout.write(json.dumps(as_data(info), indent=2) + "\n")
         return
     code = "-" if info.exit_code is None else info.exit_code
-    sys.stdout.write(f"{info.state}, exit code {code}: {info.why or 'no reason recorded'}\n")
+    why = f": {info.why}" if info.why else "" if info.exit_code == 0 else ": no reason recorded"
+    sys.stdout.write(f"{info.state}, exit code {code}{why}\n")
     if info.summary:
         sys.stdout.write(render_summary(info.summary, info.layout.root) + "\n")
 
@@ -84,11 +87,33 @@ def prune(
         sys.stdout.write("nothing to remove\n")
         return
     sys.stdout.writelines(f"{run.layout.root}\n" for run in chosen)
-    if not yes and not typer.confirm(f"remove these {len(chosen)} runs with their checkpoints?"):
+    if not yes and not confirmed(len(chosen)):
         sys.stdout.write("nothing removed\n")
         return
     removed = sum(runs.remove(run) for run in chosen)
     sys.stdout.write(f"removed {removed} of {len(chosen)} runs\n")
+
+
+def find_run(word: str, root: str) -> RunInfo:
+    """The run that a word means: a run directory, the id of a run under the root, or a name for its newest run."""
+    from trainkit.launch import runs
+
+    with contextlib.suppress(OSError, ValueError):
+        if runs.is_run(Path(word)):
+            return runs.read_run(Path(word))
+    named = [run for run in runs.list_runs(root) if word in (run.layout.id, run.layout.name)]
+    if not named:
+        raise UsageError(f"{word} is no run directory, and no run in {root}", hint="`trainkit runs list` shows them")
+    return named[-1]
+
+
+def confirmed(count: int) -> bool:
+    """Whether the user agrees to the removal. Raises UsageError where nobody is there to answer."""
+    try:
+        return typer.confirm(f"remove {'this run' if count == 1 else f'these {count} runs'} with all checkpoints?")
+    except typer.Abort as abort:
+        sys.stdout.write("\n")
+        raise UsageError("nothing is removed without an answer", hint="--yes removes without asking") from abort
 
 
 def row(run: RunInfo) -> tuple[str, ...]:

@@ -1,0 +1,140 @@
+"""What a command line cannot choose: the locale, closed and full streams, folders that are gone or shut, odd names."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Trainkit = Callable[..., subprocess.CompletedProcess[str]]
+ASCII = (
+    {"PYTHONIOENCODING": "ascii"},
+    {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+)
+
+
+@pytest.fixture
+def shell(tmp_path: Path, clean_environment: dict[str, str]) -> Callable[[str], subprocess.CompletedProcess[str]]:
+    """Run a line of shell in which `$T` is trainkit."""
+
+    def call(line: str) -> subprocess.CompletedProcess[str]:
+        environ = {**clean_environment, "T": f"{sys.executable} -m trainkit"}
+        return subprocess.run(
+            ["sh", "-c", line], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    return call
+
+
+@pytest.mark.parametrize("environ", ASCII, ids=["streams", "locale"])
+@pytest.mark.parametrize(
+    "words", [["plan", "tiny.yaml"], ["--help"], ["run", "--help"], ["ls"], ["check", "odd.yaml"]], ids=" ".join
+)
+def test_a_locale_without_our_characters_gets_plain_ones(
+    trainkit: Trainkit, tiny_recipe: Path, tmp_path: Path, environ: dict[str, str], words: list[str]
+) -> None:
+    (tmp_path / "odd.yaml").write_text("name: übung\nextends: [./odd.yaml]\n", encoding="utf-8")
+    done = trainkit(*words, environ=environ)
+    assert done.returncode == (2 if "odd.yaml" in words else 0), done.stderr
+    assert (done.stdout + done.stderr).isascii()
+    if words[0] == "plan":
+        assert "4 = 2 x 2 x 1" in done.stdout
+
+
+def test_what_programs_read_is_exact_in_every_locale(
+    trainkit: Trainkit, tmp_path: Path, clean_environment: dict[str, str]
+) -> None:
+    program = "import os, sys\nprint(ascii(sys.argv[1:]), os.path.isfile(os.environ['TRAINKIT_RECIPE']))\n"
+    (tmp_path / "show.py").write_text(program)
+    recipe = "name: odd\noutput: {root: ergebnisse-ü}\nprogram: {kind: torch, script: show.py, args: [üé]}\n"
+    (tmp_path / "odd.yaml").write_text(recipe, encoding="utf-8")
+    plan = json.loads(trainkit("plan", "odd.yaml", "--json", environ=ASCII[0]).stdout)
+    assert plan["output_root"] == "ergebnisse-ü"
+    script = trainkit("plan", "odd.yaml", "--shell", environ=ASCII[0]).stdout
+    done = subprocess.run(
+        ["sh"],
+        input=script,
+        cwd=tmp_path,
+        env=clean_environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.strip() == f"{['üé']!a} True"
+
+
+def test_a_full_disk_under_the_output_is_the_machines_fault(
+    shell: Callable[[str], subprocess.CompletedProcess[str]], tiny_recipe: Path, tmp_path: Path
+) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    for line in ("$T plan tiny.yaml --json > /dev/full", "$T ls zero1 > /dev/full"):
+        done = shell(line)
+        assert done.returncode == 4
+        assert "No space left" in done.stderr
+    assert not list(tmp_path.glob("trainkit-bug-*"))
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [("$T ls >&-", 0), ("$T check nowhere.yaml 2>&-", 2), ("$T plan tiny.yaml >&- 2>&-", 0)],
+)
+def test_closed_streams_change_no_exit_code(
+    shell: Callable[[str], subprocess.CompletedProcess[str]], tiny_recipe: Path, tmp_path: Path, line: str, code: int
+) -> None:
+    assert shell(line).returncode == code
+    assert not list(tmp_path.glob("trainkit-bug-*"))
+
+
+def test_a_working_folder_that_is_gone_is_said(shell: Callable[[str], subprocess.CompletedProcess[str]]) -> None:
+    done = shell("mkdir gone && cd gone && rmdir ../gone && $T plan quickstart")
+    assert done.returncode == 4
+    assert "working folder" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("word", ["", "x" * 5000, "a\nb", "nowhere/"], ids=["empty", "long", "lines", "folder"])
+def test_odd_names_of_recipes_are_usage_errors(trainkit: Trainkit, tiny_recipe: Path, word: str) -> None:
+    done = trainkit("plan", word)
+    assert done.returncode == 2
+    assert "next:" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read everything")
+def test_a_recipe_that_may_not_be_read_is_a_usage_error(trainkit: Trainkit, tiny_recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "shut").mkdir(mode=0)
+    tiny_recipe.chmod(0)
+    for word in ("tiny.yaml", "shut", "shut/tiny.yaml"):
+        done = trainkit("plan", word)
+        assert done.returncode == 2, done.stderr
+        assert "next:" in done.stderr
+
+
+def test_an_interrupt_while_planning_leaves_no_traceback(
+    tiny_recipe: Path, tmp_path: Path, clean_environment: dict[str, str]
+) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "import trainkit.cli.pipeline as pipeline\n"
+        "pipeline.build_plan = lambda *a, **k: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.argv = ['trainkit', 'plan', 'tiny.yaml']\n"
+        "from trainkit.__main__ import main; main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=clean_environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 128 + signal.SIGINT
+    assert done.stderr == ""
