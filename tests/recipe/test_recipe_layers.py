@@ -171,3 +171,32 @@ def test_a_wrong_variable_is_an_error_that_names_it(places: Places, environ: dic
     ((place, what),) = places(SHORT, environ=environ)
     assert place in environ
     assert words in what
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "extends: ./gone.yaml\n",
+        "extends: strategy/fsdpp\nstrategy: {sharding: full_shard}\n",
+        "extends: gone\nnodes: {processes_per_node: 2}\n",
+        "extends: ./gone.yaml\nprogram: {kind: torch}\n",
+        "extends: ./gone.yaml\nprogram: {script: x.py}\n",
+        "train: [\n",
+        "- a\n",
+    ],
+)
+def test_a_layer_that_cannot_be_read_is_the_only_error(refuse: Refuse, text: str) -> None:
+    assert len(refuse({"r.yaml": text, "x.py": ""})) == 1
+
+
+def test_mistakes_beside_a_missing_layer_are_still_reported(refuse: Refuse) -> None:
+    errors = refuse("extends: ./gone.yaml\nbatch: {micro: x}\nstrategy: {kind: fsdp, bucket_mb: 1}\n")
+    assert [each.key for each in errors] == ["", "batch.micro", "strategy.bucket_mb"]
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"), [("fsdp", "strategy/fsdp"), ("short", "length/short"), ("fsdp.yaml", "strategy/fsdp")]
+)
+def test_a_preset_named_without_its_folder_is_suggested(refuse: Refuse, word: str, hint: str) -> None:
+    (error,) = refuse(f"extends: {word}\n")
+    assert hint in error.hint

@@ -327,3 +327,25 @@ def test_words_are_told_apart_as_the_command_line_needs_it() -> None:
     assert not takes_next_word("--fsdp", "batch.micro=2")
     assert takes_next_word("--unknown", "3")
     assert not takes_next_word("--unknown", "recipe.yaml")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--bf16", "--fp16"], "--bf16 and --fp16"),
+        (["--fsdp", "--deepspeed", "ds.json"], "--fsdp and --deepspeed"),
+        (["--deepspeed=ds.json", "--fsdp_config", "fsdp.json"], "--deepspeed and --fsdp_config"),
+        (["--fsdp", "--nproc_per_node", "2", "--num_gpus", "2"], "--nproc_per_node and --num_gpus"),
+        (["--fsdp", "--num_processes", "2", "--seed", "1", "--num_gpus=2"], "--num_processes and --num_gpus"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_flags_that_decide_the_same_contradict_each_other(refuse: Refuse, words: list[str], said: str) -> None:
+    files = {"r.yaml": "train: {steps: 3}\n", "ds.json": '{"zero_optimization": {"stage": 2}}', "fsdp.json": "{}"}
+    (error,) = refuse(files, overrides=words)
+    assert error.what == f"{said} contradict each other"
+
+
+def test_metrics_go_nowhere_that_trainkit_does_not_know(refuse: Refuse) -> None:
+    (error,) = refuse("train: {steps: 3}\n", overrides=["--report_to", "wandb"])
+    assert "does not know 'wandb'" in error.what

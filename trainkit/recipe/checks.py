@@ -23,11 +23,16 @@ class Context:
     files: Files
     absolute: Callable[[str], str]
     broken: frozenset[str] = frozenset()  # keys with an error of their own
+    incomplete: bool = False  # whether a layer could not be read, and what it gives is not known
 
     def get(self, key: str) -> Any:
         """The value at a key, or its default. It may be of a wrong type: that is reported elsewhere."""
         value = value_at(self.tree, key)
         return value_at(self.defaults, key) if value is None else value
+
+    def unknown(self, key: str) -> bool:
+        """Whether no layer gives the key, and one that could not be read may have meant to."""
+        return self.incomplete and value_at(self.tree, key) is None
 
     def whole(self, key: str) -> int | None:
         """The value at a key if it is a whole number."""
@@ -47,12 +52,12 @@ def check(context: Context) -> list[Diagnostic]:
 def _program(context: Context) -> Iterator[Diagnostic]:
     kind = context.get("program.kind")
     given = [name for name in ("script", "module") if context.get(f"program.{name}") is not None]
-    if kind == "builtin" and given:
+    if kind == "builtin" and given and not context.unknown("program.kind"):
         key = f"program.{given[0]}"
         yield context.error(
             key, f"program.kind builtin takes no {given[0]}", "set program.kind: torch to run it, or remove it"
         )
-    if kind == "torch" and not given:
+    if kind == "torch" and not given and not context.incomplete:
         yield context.error(
             "program.kind",
             "program.kind torch needs a script or a module",
@@ -75,8 +80,8 @@ def _script(context: Context) -> Iterator[Diagnostic]:
 
 
 def _length(context: Context) -> Iterator[Diagnostic]:
-    if any(key.partition(".")[0] == "train" for key in context.broken):
-        return  # the typo in `train.stepz` is the better message
+    if context.incomplete or any(key.partition(".")[0] == "train" for key in context.broken):
+        return  # the missing file, or the typo in `train.stepz`, is the better message
     given = [key for key in ("train.steps", "train.epochs") if context.get(key) is not None]
     if context.get("program.kind") == "builtin" and not given:
         yield context.error("train", "nothing says how long to train", "add train.steps: 300, or train.epochs: 1")
@@ -117,7 +122,7 @@ def _devices(context: Context) -> Iterator[Diagnostic]:
 
 
 def _nodes(context: Context) -> Iterator[Diagnostic]:
-    if context.get("strategy.kind") == "single":
+    if context.get("strategy.kind") == "single" and not context.unknown("strategy.kind"):
         for key in ("nodes.count", "nodes.processes_per_node"):
             if (context.whole(key) or 1) > 1:
                 what = f"strategy single is one process, and {key} is {context.get(key)}"

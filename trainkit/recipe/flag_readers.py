@@ -59,6 +59,10 @@ def _resume(use: Use) -> Outcome:
 def _report_to(use: Use) -> Outcome:
     words = (use.value or "").strip("[]").replace(",", " ").split()
     value = {"none": [], "all": ["tensorboard"]}.get(words[0] if len(words) == 1 else "", words)
+    for word in value:
+        if word != "tensorboard":
+            hint = "write tensorboard or none; metrics.jsonl is always written, for any other tool to read"
+            return [], [use.error(f"--report_to does not know {word!r}", hint, key="logging.report_to")]
     return [use.assign("logging.report_to", value)], []
 
 

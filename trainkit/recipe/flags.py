@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -94,13 +95,19 @@ def flags() -> Mapping[str, Flag]:
     return dict(sorted(table.items()))
 
 
-def flag_reference() -> str:
-    """All flags as text: what each takes, what it means, and the recipe keys that it sets."""
-    blocks = []
-    for each in flag_table():
-        unit = f" [{each.unit}]" if each.unit else ""
-        blocks.append(f"  {each.flag}\n      {each.help}{unit}\n      sets {', '.join(each.keys)}\n")
-    return "".join(blocks)
+def flag_reference(width: int = 100) -> str:
+    """All flags as text of at most `width` columns: what each takes, what it means, which recipe keys it sets."""
+    return "".join(f"  {each.flag}\n{_indented(each, width)}\n" for each in flag_table())
+
+
+def _indented(flag: FlagHelp, width: int) -> str:
+    unit = f" [{flag.unit}]" if flag.unit else ""
+    parts = (f"{flag.help}{unit}", f"sets {', '.join(flag.keys)}")
+    indent = " " * 6
+    return "\n".join(
+        textwrap.fill(part, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+        for part in parts
+    )
 
 
 def flag_table() -> tuple[FlagHelp, ...]:

@@ -19,6 +19,12 @@ from trainkit.recipe.suggest import nearest, nearest_key
 
 _DOTTED = re.compile(r"(?P<key>[A-Za-z_][^\s=]*?)(?P<modifier>[+!]?)=(?P<value>.*)", re.DOTALL)
 _TRUE_FALSE = ("true", "false")
+# By the key that they decide: groups of flags; those of one group go together, those of different groups do not.
+_RIVALS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "precision.dtype": (("bf16",), ("fp16",)),
+    "strategy.kind": (("fsdp", "fsdp_config"), ("deepspeed",)),
+    "nodes.processes_per_node": (("nproc_per_node",), ("num_processes",), ("num_gpus",)),
+}
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ def override_layers(
     found: list[Diagnostic] = []
     used = _in_order(list(_split(words, strength, found)))
     given = frozenset(each.flag.name for each in used if each.flag)
-    found += _both_precisions(used, strength)
+    found += _rivals(used, strength)
     layers = []
     for each in used:
         origin = _origin(each.typed, strength, each.key)
@@ -196,27 +202,23 @@ def _in_order(words: list[_Word]) -> list[_Word]:
     return words
 
 
-def _both_precisions(words: list[_Word], strength: int) -> list[Diagnostic]:
-    origins = {
-        each.flag.name: _origin(each.typed, strength)
-        for each in words
-        if each.flag and each.flag.name in ("bf16", "fp16") and _on(each)
-    }
-    if len(origins) < 2:
-        return []
-    return [
-        Diagnostic(
-            "error",
-            "--bf16 and --fp16 contradict each other",
-            "precision.dtype",
-            origins["fp16"],
-            hint="keep one of the two",
-        )
-    ]
+def _rivals(words: list[_Word], strength: int) -> Iterator[Diagnostic]:
+    """An error where flags of different names decide the same: one of them would be dropped in silence."""
+    named = [(each.flag.name, each.typed) for each in words if each.flag and _on(each)]
+    for key, groups in _RIVALS.items():
+        group_of = {name: group for group in groups for name in group}
+        used = [(name, typed) for name, typed in named if name in group_of]
+        for name, typed in used[1:]:
+            first = used[0][0]
+            if group_of[name] != group_of[first]:
+                what = f"--{first} and --{name} contradict each other"
+                yield Diagnostic("error", what, key, _origin(typed, strength), hint="keep one of the two")
+                break
 
 
 def _on(word: _Word) -> bool:
-    return word.value is None or word.value.lower() == "true"
+    """Whether the flag is used to ask for something; only a switch can also take something back."""
+    return word.value is None or word.value.lower() != "false"
 
 
 def _origin(typed: str, strength: int, key: str = "") -> Origin:

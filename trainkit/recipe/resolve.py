@@ -11,7 +11,7 @@ from trainkit.errors import Diagnostic, Origin, RecipeError
 from trainkit.recipe.attachments import attach
 from trainkit.recipe.checks import Context, check, written_secrets
 from trainkit.recipe.environment import environment_layer
-from trainkit.recipe.fields import defaults, tagged_sections
+from trainkit.recipe.fields import defaults, schema, tagged_sections
 from trainkit.recipe.files import Files
 from trainkit.recipe.interpolation import interpolate, interpolated
 from trainkit.recipe.layer import Layer
@@ -28,12 +28,14 @@ __all__ = ["Attachment", "Entry", "Request", "Resolved", "resolve"]
 
 def resolve(request: Request, files: Files) -> Resolved:
     """The recipe that a request means. Raises RecipeError with every error that can be known at once."""
-    layers, found = _layers(request, files)
+    layers, found, incomplete = _layers(request, files)
     state = merge(layers)
     found += state.errors
     for layer in layers:
         found += [*unknown_keys(layer), *written_secrets(layer)]
     state.tree = without_unknown(state.tree)
+    if incomplete:
+        _assume_kinds(state)
     unresolved = interpolate(state, request.environ, defaults(_kinds(state)))
     found += unresolved
     kinds = _kinds(state)
@@ -44,8 +46,8 @@ def resolve(request: Request, files: Files) -> Resolved:
     attachments, diagnostics = attach(state, _bases(layers), files)
     found += diagnostics
     broken = frozenset(each.key for each in found if each.severity == "error")
-    context = Context(state.tree, defaults(kinds), locate, files, lambda path: _absolute(path, request.cwd), broken)
-    found += check(context)
+    absolute = partial(_absolute, cwd=request.cwd)
+    found += check(Context(state.tree, defaults(kinds), locate, files, absolute, broken, incomplete))
     recipe, wrong = validate(state.tree, locate)
     # The text of a reference that leads nowhere is no value, so nothing is said about its type.
     silent = {each.key for each in unresolved if each.severity == "error"}
@@ -58,8 +60,11 @@ def resolve(request: Request, files: Files) -> Resolved:
     return Resolved(recipe, state.tree, history, attachments, tuple(found), state.places)
 
 
-def _layers(request: Request, files: Files) -> tuple[list[Layer], list[Diagnostic]]:
-    """All layers, weakest first: what the recipe extends, the recipe, presets on top, the environment, the flags."""
+def _layers(request: Request, files: Files) -> tuple[list[Layer], list[Diagnostic], bool]:
+    """All layers, weakest first: what the recipe extends, the recipe, presets on top, the environment, the flags.
+
+    Also what is wrong with them, and whether some of them could not be read at all.
+    """
     stack = Stack(files, request.cwd)
     if request.recipe is not None:
         stack.add_recipe(request.recipe)
@@ -75,13 +80,23 @@ def _layers(request: Request, files: Files) -> tuple[list[Layer], list[Diagnosti
     layers += flags
     if request.arguments:
         layers.append(argument_layer(request.arguments, strength + 1, request.cwd, merge(layers).get))
-    return layers, [*found, *diagnostics]
+    return layers, [*found, *diagnostics], stack.incomplete
 
 
 def _kinds(state: Merge) -> Mapping[str, str]:
     """The kind of each tagged section, by what is merged so far."""
     given = {section: state.get(f"{section}.kind") for section in tagged_sections()}
     return {section: kind if isinstance(kind, str) else default_kind(section) for section, kind in given.items()}
+
+
+def _assume_kinds(state: Merge) -> None:
+    """What a layer that could not be read may have said: a kind that has the settings which the other layers give."""
+    for section in tagged_sections():
+        given = state.get(section)
+        if isinstance(given, dict) and "kind" not in given:
+            kinds = schema().sections[section].kinds.items()
+            fitting = (kind for kind, model in kinds if given.keys() <= model.model_fields.keys())
+            given["kind"] = next(fitting, default_kind(section))
 
 
 def _bases(layers: Iterable[Layer]) -> Mapping[int, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from trainkit.errors import Diagnostic, Origin
@@ -35,6 +36,7 @@ class Stack:
     layers: list[Layer] = field(default_factory=list)
     errors: list[Diagnostic] = field(default_factory=list)
     warnings: list[Diagnostic] = field(default_factory=list)
+    incomplete: bool = False  # whether values are missing because a file or a preset could not be read
 
     def add_recipe(self, recipe: str) -> None:
         """Add a recipe file as the user typed it, with all that it extends."""
@@ -51,6 +53,7 @@ class Stack:
         origin = Origin("flag", len(self.layers), f"--with {word}", text=f"--with {word}")
         found = self._find(word, self.cwd, Mark(0, 0))
         if isinstance(found, Problem):
+            self.incomplete = True
             self.errors.append(Diagnostic("error", found.what, "", origin, found.why, found.hint))
         else:
             self._add(found, (), origin, set())
@@ -65,6 +68,7 @@ class Stack:
             self.errors.append(Diagnostic("error", f"more than {MAX_FILES} files are extended", "extends", named))
             return
         problems = list(document.errors)
+        self.incomplete |= bool(problems) and not document.tree
         chain = (*chain, source)
         seen: set[str] = set()
         for word, mark in _extends(document, problems):
@@ -78,6 +82,7 @@ class Stack:
                         self._add(found, chain, at, done)
                     continue
                 found = trouble
+            self.incomplete = True
             problems.append(found)
         self._place(source, document, problems)
 
@@ -91,6 +96,7 @@ class Stack:
         try:
             return read_document(self.files.read(source.path))
         except OSError as error:
+            self.incomplete = True
             what, hint = _unreadable(error, source.shown)
             self.errors.append(Diagnostic("error", what, "", named, hint=hint))
             return None
@@ -103,16 +109,22 @@ class Stack:
             return _Source(shipped[word], f"{word}.yaml", f"preset {word}")
         if word.startswith(("/", "./", "../")) or word.endswith(_SUFFIXES):
             path = _absolute(word, base)
-            if not self.files.exists(path) and name in shipped:
-                hint = f"the preset is named `{name}`, without ending"
+            if not self.files.exists(path) and (known := _meant(name, shipped)):
+                hint = f"the preset is named `{known}`, without ending"
                 return Problem(mark, f"there is no file {word}", f"it would be {path}", hint, "extends")
             shown = _relative(path, self.cwd)
             return _Source(path, shown, f"file {shown}")
-        close = nearest(word, shipped)
+        close = _meant(name, shipped) or nearest(word, shipped)
         hint = (
             f"did you mean {close}?" if close else "a file is named with ./ or .yaml; `trainkit ls` lists the presets"
         )
         return Problem(mark, f"there is no preset {word!r}"[:200], hint=hint, key="extends")
+
+
+def _meant(name: str, shipped: Iterable[str]) -> str | None:
+    """The shipped name that a word without its folder means: `fsdp` is strategy/fsdp sooner than recipes/fsdp."""
+    found = [each for each in shipped if each == name or each.endswith(f"/{name}")]
+    return min(found, key=lambda each: each.startswith("recipes/"), default=None)
 
 
 def _extends(document: Document, problems: list[Problem]) -> list[tuple[str, Mark]]:
