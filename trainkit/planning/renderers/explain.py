@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import UsageError
+from trainkit.planning.plan import Plan
 from trainkit.planning.renderers.words import named, quoted
 from trainkit.recipe.suggest import nearest_key
 
 if TYPE_CHECKING:
     from trainkit.planning.build import Planned
     from trainkit.recipe.resolved import Entry, Resolved
+
+
+# Settings whose last word the plan has: `auto`, and the corner of the batch triangle that gives way.
+DECIDED_BY_THE_PLAN: Mapping[str, Callable[[Plan], object]] = {
+    "batch.global": lambda plan: plan.batch.global_,
+    "batch.micro": lambda plan: plan.batch.micro,
+    "batch.accumulation": lambda plan: plan.batch.accumulation,
+    "batch.eval_micro": lambda plan: plan.batch.eval_micro,
+    "devices.type": lambda plan: plan.topology.device,
+    "launcher.kind": lambda plan: plan.launcher.kind,
+    "nodes.processes_per_node": lambda plan: plan.topology.groups[0].processes,
+}
 
 
 def render_all(resolved: Resolved) -> str:
@@ -29,7 +42,7 @@ def render(query: str, resolved: Resolved, planned: Planned) -> str:
     settings = _leaves(resolved.recipe.model_dump(mode="json", by_alias=True))
     keys = [key for key in dict.fromkeys((*settings, *resolved.history)) if key == query or key.startswith(f"{query}.")]
     if keys:
-        return "\n".join("\n".join(_history(key, resolved, settings)) for key in keys) + "\n"
+        return "".join(f"{line}\n" for key in keys for line in _history(key, resolved, settings, planned.plan))
     parts = _matching(query, planned)
     if parts:
         return "\n".join("\n".join(_part(part, shown, resolved, planned, settings)) for part, shown in parts) + "\n"
@@ -42,7 +55,7 @@ def _near(query: str, known: Sequence[str]) -> list[str]:
     """Names that the query may mean: those that end with it, what other tools call so, those that look like it."""
     ends = [name for name in known if name.endswith(f".{query}")]
     familiar = nearest_key(query)
-    return ends or ([familiar] if familiar in known else difflib.get_close_matches(query, known, n=3))
+    return ends or ([familiar] if familiar and familiar in known else difflib.get_close_matches(query, known, n=3))
 
 
 def _winner(key: str, resolved: Resolved) -> Iterator[str]:
@@ -51,7 +64,7 @@ def _winner(key: str, resolved: Resolved) -> Iterator[str]:
         yield f"{key} = {_shown(entries[-1].value)}   {_place(entries[-1])}"
 
 
-def _history(key: str, resolved: Resolved, settings: Mapping[str, Any]) -> Iterator[str]:
+def _history(key: str, resolved: Resolved, settings: Mapping[str, Any], plan: Plan) -> Iterator[str]:
     entries = resolved.history.get(key, ())
     if key in settings:
         yield f"{key} = {_shown(settings[key])}"
@@ -63,6 +76,8 @@ def _history(key: str, resolved: Resolved, settings: Mapping[str, Any]) -> Itera
         wins = position == 0 and not entry.dropped
         note = f" ({entry.note})" if entry.note else ""
         yield f"  {'given by' if wins else 'beaten: ' + _shown(entry.value) + ' of'} {_place(entry)}{note}"
+    if key in DECIDED_BY_THE_PLAN and (decided := DECIDED_BY_THE_PLAN[key](plan)) != settings[key]:
+        yield f"  the plan makes it {_shown(decided)}"
 
 
 def _place(entry: Entry) -> str:
