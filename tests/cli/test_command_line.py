@@ -157,6 +157,26 @@ def test_plan_exits_4_when_this_machine_cannot_run_it_and_still_shows_it(trainki
     assert "mps" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("data.path=[corpus.txt, gone.txt]", "there is nothing at gone.txt"),
+        ("checkpoint.resume=gone/step-00000001", "there is nothing at gone/step-00000001"),
+    ],
+)
+def test_data_and_checkpoints_that_are_not_there_block_a_run_before_it_starts(
+    trainkit: Trainkit, tiny_recipe: Path, tmp_path: Path, override: str, words: str
+) -> None:
+    assert trainkit("check", "tiny.yaml", override).returncode == 0  # another machine may have them
+    planned = trainkit("plan", "tiny.yaml", override)
+    assert planned.returncode == 4
+    assert f"blocker: Not on this machine: {words}" in planned.stdout
+    done = trainkit("run", "tiny.yaml", override)
+    assert done.returncode == 4
+    assert words in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
 def test_run_refuses_what_this_machine_cannot_run_before_anything_starts(
     trainkit: Trainkit, tiny_recipe: Path, tmp_path: Path
 ) -> None:

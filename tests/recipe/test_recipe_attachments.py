@@ -72,3 +72,20 @@ def test_an_attachment_that_cannot_be_used_is_an_error_at_its_place(
     assert error.origin is not None
     assert error.origin.place == place
     assert words in error.what
+
+
+@pytest.mark.parametrize(
+    ("text", "absent"),
+    [
+        ("data: {path: [there.txt, gone.txt, sub]}\n", {"data.path": ("gone.txt", "sub")}),
+        ("data: {path: python-stdlib}\ncheckpoint: {resume: auto}\n", {}),
+        ("checkpoint: {resume: gone}\n", {"checkpoint.resume": ("gone",)}),
+        ("data: {path: /w/there.txt}\n", {}),
+        ("data: {path: gone.txt}\nprogram: {kind: torch, module: m}\n", {}),
+    ],
+)
+def test_inputs_of_the_trainer_that_are_not_there_are_noted(
+    solve: Solve, text: str, absent: dict[str, tuple[str, ...]]
+) -> None:
+    resolved = solve({"r.yaml": f"train: {{steps: 3}}\n{text}", "there.txt": "x"})
+    assert resolved.absent == absent

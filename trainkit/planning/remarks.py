@@ -31,6 +31,12 @@ def _rendezvous(context: Context) -> Iterator[Notice]:
         yield Notice("blocker", what, "Set nodes.rendezvous to host:port of node 0.")
 
 
+def _data(context: Context) -> Iterator[Notice]:
+    for path in context.resolved.absent.get("data.path", ()):
+        hint = "Check data.path; it starts from the working folder."
+        yield Notice("blocker", f"Not on this machine: there is nothing at {path}, where the data should be.", hint)
+
+
 def _batch(context: Context) -> Iterator[Notice]:
     if context.batch.note:
         yield Notice("note", f"{context.batch.note}.")
@@ -62,6 +68,7 @@ def _visible_slots(context: Context) -> Iterator[Notice]:
 
 REMARKS: tuple[Callable[[Context], Iterator[Notice] | tuple[Notice, ...]], ...] = (
     missing_packages,
+    _data,
     _rendezvous,
     _precision,
     _unseen_cards,

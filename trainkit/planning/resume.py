@@ -33,6 +33,10 @@ def choose_resume(
     wanted = resolved.recipe.checkpoint.resume
     if wanted == "never":
         return Resume(None, 0, "checkpoint.resume is never"), ()
+    if wanted in resolved.absent.get("checkpoint.resume", ()):
+        what = f"Not on this machine: there is nothing at {wanted}, which checkpoint.resume names."
+        notice = Notice("blocker", what, "`auto` takes the newest checkpoint that fits.")
+        return Resume(wanted, 0, "named by checkpoint.resume"), (notice,)
     return _newest(digest, saved) if wanted == "auto" else _named(wanted, digest, saved)
 
 

@@ -13,6 +13,7 @@ from trainkit.recipe.checks import Context, check, written_secrets
 from trainkit.recipe.environment import environment_layer
 from trainkit.recipe.fields import defaults, schema, tagged_sections
 from trainkit.recipe.files import Files
+from trainkit.recipe.inputs import absent_inputs
 from trainkit.recipe.interpolation import interpolate, interpolated
 from trainkit.recipe.layer import Layer
 from trainkit.recipe.merge import Merge, merge
@@ -57,7 +58,8 @@ def resolve(request: Request, files: Files) -> Resolved:
     if recipe is None or any(each.severity == "error" for each in found):
         raise RecipeError(found)
     history = {key: tuple(entries) for key, entries in state.history.items()}
-    return Resolved(recipe, state.tree, history, attachments, tuple(found), state.places)
+    absent = absent_inputs(recipe, files, absolute)
+    return Resolved(recipe, state.tree, history, attachments, tuple(found), state.places, absent)
 
 
 def _layers(request: Request, files: Files) -> tuple[list[Layer], list[Diagnostic], bool]:

@@ -57,6 +57,7 @@ class Resolved:
     history: entries by dotted leaf key, weakest first; the last one is the winner unless it is dropped.
     attachments: by the key of the setting that names the file (``strategy.config``).
     places: the strongest origin of every key, sections and list elements included.
+    absent: by key, the paths that the trainer is to read and where nothing stands; another machine may have them.
     """
 
     recipe: Recipe
@@ -65,6 +66,7 @@ class Resolved:
     attachments: Mapping[str, Attachment] = field(default_factory=dict)
     warnings: tuple[Diagnostic, ...] = ()
     places: Mapping[str, Origin] = field(default_factory=dict)
+    absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def origin(self, key: str) -> Origin | None:
         """Where the key's value came from; for a key that no layer gives, the nearest enclosing mapping's place."""

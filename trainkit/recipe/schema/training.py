@@ -98,7 +98,8 @@ class TextData(Section):
     kind: Literal["text"] = setting("text", "Text files, one token per byte.")
     path: str | list[str] = setting(
         "python-stdlib",
-        "A file, a folder, or a list of them; `python-stdlib` is the running interpreter's standard library source.",
+        "A file, a folder, or a list of them, from the working folder; `python-stdlib` is the running interpreter's "
+        "standard library source.",
     )
     include: str = setting("**/*.py", "Which files of a folder, as a glob pattern.")
     sequence_length: int = setting(128, "Tokens per sample.", unit="tokens", ge=2)

@@ -1,0 +1,27 @@
+"""Files and folders that the built-in trainer will read: which of them are not there, so that a plan can say so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from trainkit.recipe.files import Files
+from trainkit.recipe.schema import Recipe
+
+# Values that are words of the recipe and no paths.
+_WORDS: Mapping[str, frozenset[str]] = {
+    "data.path": frozenset({"python-stdlib"}),
+    "checkpoint.resume": frozenset({"never", "auto"}),
+}
+
+
+def absent_inputs(recipe: Recipe, files: Files, absolute: Callable[[str], str]) -> dict[str, tuple[str, ...]]:
+    """The paths at which nothing stands, by the setting that names them. absolute: from the working folder."""
+    if recipe.program.kind != "builtin":
+        return {}
+    named = recipe.data.path if isinstance(recipe.data.path, list) else [recipe.data.path]
+    given = {"data.path": named, "checkpoint.resume": [recipe.checkpoint.resume]}
+    absent = {
+        key: tuple(path for path in paths if path not in _WORDS[key] and not files.exists(absolute(path)))
+        for key, paths in given.items()
+    }
+    return {key: paths for key, paths in absent.items() if paths}
