@@ -8,6 +8,7 @@ import random
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -148,18 +149,15 @@ def start_ranks(
 
 def finish(processes: Sequence[subprocess.Popen[str]], timeout: float = 120.0) -> list[int]:
     """Exit codes of all ranks. Once one fails the others are ended, as a launcher would; none outlives the timeout."""
-    try:
-        for process in processes:
-            if process.wait(timeout):
-                break
-    finally:
-        for process in processes:
-            if any(other.returncode for other in processes) and process.poll() is None:
-                try:
-                    process.wait(5.0)  # it may be about to end by itself
-                except subprocess.TimeoutExpired:
-                    process.kill()
-    return [process.wait(timeout) for process in processes]
+    deadline = time.monotonic() + timeout
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+        if any(process.returncode for process in processes):
+            deadline = min(deadline, time.monotonic() + 5.0)  # the others may be about to end by themselves
+        time.sleep(0.01)
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+    return [process.wait() for process in processes]
 
 
 def run_case(

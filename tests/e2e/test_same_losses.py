@@ -96,3 +96,21 @@ def test_fp16_with_loss_scaling_stays_near_fp32(
 ) -> None:
     curve = run_case(tmp_path / "run", CASES[name].changed(precision={"dtype": "fp16"}), corpus)
     assert 1e-6 < largest_difference(curve_of("single").losses, curve.losses) < 1e-3
+
+
+TECHNIQUES: dict[str, dict[str, dict[str, Any]]] = {
+    "recomputed activations": {"efficiency": {"gradient_checkpointing": True}},
+    "compiled": {"efficiency": {"compile": {"enabled": True, "backend": "aot_eager"}}},
+}
+
+
+@pytest.mark.parametrize("technique", TECHNIQUES)
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "zero3"])
+def test_a_technique_composes_with_every_kind_of_strategy(
+    name: str, technique: str, corpus: Path, tmp_path: Path
+) -> None:
+    short: dict[str, dict[str, Any]] = {"train": {"steps": 4}, "eval": {"every_steps": 4}}
+    plain = run_case(tmp_path / "plain", CASES["single"].changed(**short), corpus)
+    curve = run_case(tmp_path / "run", CASES[name].changed(**short, **TECHNIQUES[technique]), corpus)
+    assert largest_difference(plain.losses, curve.losses) <= LOSS
+    assert largest_difference(plain.eval_losses, curve.eval_losses) <= LOSS

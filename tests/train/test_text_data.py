@@ -15,8 +15,9 @@ import pytest
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import TextData
 from trainkit.train.data import cache
-from trainkit.train.data.cache import default_folders, open_corpus
+from trainkit.train.data.cache import open_corpus
 from trainkit.train.data.text import Samples, find_files, read_corpus, split
+from trainkit.train.folders import cache_folders
 
 
 def text_data(path: Path | str, **settings: object) -> TextData:
@@ -129,9 +130,11 @@ def test_a_home_that_cannot_be_written_falls_back_to_the_run_directory(two_files
 
 
 def test_the_cache_folder_follows_the_xdg_specification() -> None:
-    assert default_folders({"XDG_CACHE_HOME": "/x", "HOME": "/h"}) == [Path("/x/trainkit/corpora")]
-    assert default_folders({"XDG_CACHE_HOME": "relative", "HOME": "/h"}) == [Path("/h/.cache/trainkit/corpora")]
-    assert default_folders({}) == []
+    assert cache_folders({"XDG_CACHE_HOME": "/x", "HOME": "/h"}, "corpora") == [Path("/x/trainkit/corpora")]
+    assert cache_folders({"XDG_CACHE_HOME": "relative", "HOME": "/h"}, "corpora") == [
+        Path("/h/.cache/trainkit/corpora")
+    ]
+    assert cache_folders({}, "corpora") == []
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,17 @@ import argparse
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
-from trainkit.errors import TrainingError, TrainkitError
+from trainkit.errors import ExitCode, TrainingError, TrainkitError
 from trainkit.recipe.schema import Logging
 from trainkit.train.settings import Settings, World, read_settings, restarted
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger("trainkit.train")
 
@@ -42,15 +47,9 @@ def configure_logging(settings: Logging, world: World) -> None:
 
 
 def run(settings: Settings, world: World) -> int:
-    """The whole life of one rank; the exit code is 0, or 128 + the signal that stopped it."""
+    """Hold the process group open around the training of this rank; the exit code as of `train_and_report`."""
     # Imported here, so that a wrong settings file is answered without waiting for torch.
-    from trainkit.train.assembly import assemble, describe, start_record
     from trainkit.train.distributed import device_of, process_group
-    from trainkit.train.loop import train
-    from trainkit.train.metrics import Metrics
-    from trainkit.train.outcome import result, write_atomically
-    from trainkit.train.progress import resume
-    from trainkit.train.signals import Requests
     from trainkit.train.strategies import NEED_PROCESS_GROUP
 
     kind = settings.recipe.strategy.kind
@@ -58,25 +57,48 @@ def run(settings: Settings, world: World) -> int:
         raise TrainingError(f"strategy single runs in one process, and the launcher started {world.size}")
     device = device_of(settings.device, world)
     with process_group(world, device, needed=kind in NEED_PROCESS_GROUP):
-        parts = assemble(settings, world, device)
-        first = resume(parts, restarted=restarted())
-        log.info("%s", describe(parts))
-        metrics = Metrics(settings.run_dir, settings.recipe.logging.report_to, main=world.rank == 0)
-        metrics.write(start_record(parts, first))
-        requests = Requests()
-        requests.listen()
-        progress = train(parts, first, metrics, requests)
-        metrics.close()
-        outcome = result(parts, progress)
-        if world.rank == 0:
-            write_atomically(settings.run_dir / "result.json", outcome)
+        return train_and_report(settings, world, device)
+
+
+def train_and_report(settings: Settings, world: World, device: torch.device) -> int:
+    """Assemble, resume, train, write the result; the exit code is 0, or 128 + the signal that stopped the run."""
+    from trainkit.train.assembly import assemble, describe, start_record
+    from trainkit.train.loop import train
+    from trainkit.train.metrics import Metrics
+    from trainkit.train.outcome import result, write_atomically
+    from trainkit.train.progress import resume
+    from trainkit.train.signals import Requests
+
+    parts = assemble(settings, world, device)
+    first = resume(parts, restarted=restarted())
+    log.info("%s", describe(parts))
+    metrics = Metrics(settings.run_dir, settings.recipe.logging.report_to, main=world.rank == 0)
+    metrics.write(start_record(parts, first))
+    requests = Requests()
+    requests.listen()
+    progress = train(parts, first, metrics, requests)
+    metrics.close()
+    outcome = result(parts, progress)
+    if world.rank == 0:
+        write_atomically(settings.run_dir / "result.json", outcome)
     return 128 + progress.stopped_by if progress.stopped_by else 0
 
 
-if __name__ == "__main__":
-    exit_code = main()
+def start(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run :func:`main` and end the process without the interpreter's tear-down.
+
+    Everything is closed by then, and tear-down after DeepSpeed on gloo aborts about one run in ten ("terminate called
+    without an active exception"), which would turn a finished run into a failed one.
+    """
+    try:
+        code = main(argv)
+    except Exception:  # noqa: BLE001  # a bug: what the interpreter would do, and then the same end
+        traceback.print_exc()
+        code = int(ExitCode.FAILED)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Everything is closed by now. The interpreter's own tear-down aborts about one run in ten after DeepSpeed on gloo
-    # ("terminate called without an active exception"), which would turn a finished run into a failed one.
-    os._exit(exit_code)
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    start()

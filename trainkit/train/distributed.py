@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -39,10 +40,12 @@ def process_group(world: World, device: torch.device, *, needed: bool) -> Iterat
     if world.size == 1:
         options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
     dist.init_process_group(timeout=TIMEOUT, **options)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    yield
+    # What holds the group (DDP's reducer, DeepSpeed's engine) must be gone before it. Freed last, it waits for gloo's
+    # thread while that thread may wait for the interpreter's lock, and now and then a rank hangs at its end.
+    # So a failure, whose traceback still holds them, leaves the group to the end of the process.
+    gc.collect()
+    dist.destroy_process_group()
 
 
 def sum_over_ranks(values: Sequence[int], world: World) -> list[int]:

@@ -10,6 +10,8 @@ from trainkit.train.randomness import derived_seed
 from trainkit.train.strategies import Strategy
 
 
+# Not compiled: every length up to the context would be compiled anew.
+@torch.compiler.set_stance("force_eager")  # type: ignore[untyped-decorator]
 @torch.no_grad()
 def generate(strategy: Strategy, sample: Sample, context: int, seed: int, device: torch.device) -> str:
     """Continue the prompt; "" without one. Every rank must call it, for weights may be sharded.

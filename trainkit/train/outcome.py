@@ -43,7 +43,8 @@ def sample(parts: Parts, seed: int) -> str:
     """The text that the recipe asks for."""
     recipe = parts.settings.recipe
     with parts.eval_autocast:
-        return generate(parts.strategy, recipe.sample, recipe.data.sequence_length, seed, parts.device)
+        text: str = generate(parts.strategy, recipe.sample, recipe.data.sequence_length, seed, parts.device)
+    return text
 
 
 def write_atomically(path: Path, content: dict[str, Any]) -> None:

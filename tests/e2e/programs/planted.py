@@ -59,4 +59,4 @@ BUGS: Mapping[str, Callable[[], None]] = {
 
 if __name__ == "__main__":
     BUGS[sys.argv[1]]()
-    sys.exit(trainer.main(sys.argv[2:]))
+    trainer.start(sys.argv[2:])

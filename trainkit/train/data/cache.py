@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,14 +36,6 @@ class Corpus:
     def bytes(self) -> int:
         """Size of the text."""
         return len(self.tokens)
-
-
-def default_folders(environ: Mapping[str, str]) -> list[Path]:
-    """The user's cache folder for corpora (XDG base directory specification); none where there is no home."""
-    base, home = environ.get("XDG_CACHE_HOME", ""), environ.get("HOME", "")
-    if base.startswith("/"):  # the specification tells to ignore relative paths
-        return [Path(base) / "trainkit" / "corpora"]
-    return [Path(home) / ".cache" / "trainkit" / "corpora"] if home else []
 
 
 def open_corpus(files: Sequence[Path], folders: Sequence[Path]) -> Corpus:

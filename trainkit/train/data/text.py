@@ -17,7 +17,8 @@ from torch.utils.data import Dataset
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import TextData
-from trainkit.train.data.cache import Corpus, default_folders, open_corpus
+from trainkit.train.data.cache import Corpus, open_corpus
+from trainkit.train.folders import cache_folders
 from trainkit.train.models.gpt import IGNORED
 
 STDLIB = "python-stdlib"
@@ -49,7 +50,7 @@ def _files_under(path: str, include: str) -> list[Path]:
 
 def read_corpus(data: TextData, run_dir: Path, environ: Mapping[str, str] = os.environ) -> Corpus:
     """Tokenise once, then map. Where the cache folder cannot be written, the run directory holds the corpus."""
-    folders = [Path(data.cache)] if data.cache else default_folders(environ)
+    folders = [Path(data.cache)] if data.cache else cache_folders(environ, "corpora")
     corpus = open_corpus(find_files(data), [*folders, run_dir / "corpus"])
     if corpus.bytes == 0:
         raise TrainingError(f"data.path: the files of {data.path} are empty")
