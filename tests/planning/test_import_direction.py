@@ -18,6 +18,7 @@ PURE = (
     "trainkit.planning",
     "trainkit.hardware.facts",
     "trainkit.hardware.selection",
+    "trainkit.hardware.versions",
     "trainkit.errors",
 )
 # Files, processes, clocks, chance, terminals. Paths as strings are posixpath's business.
@@ -121,3 +122,33 @@ def test_planning_loads_no_training_library_and_no_terminal_library() -> None:
     )
     loaded = {name.split(".")[0] for name in done.stdout.split()}
     assert not loaded & {*TRAINING_LIBRARIES, "typer", "rich", "omegaconf"}
+
+
+# What a package may use besides itself and trainkit.errors; at run time, imports inside functions included.
+FLOORS = {
+    "trainkit.hardware": (),
+    "trainkit.recipe": (),
+    "trainkit.planning": ("trainkit.recipe", "trainkit.hardware"),
+    "trainkit.launch": ("trainkit.planning", "trainkit.recipe", "trainkit.hardware"),
+    "trainkit.train": ("trainkit.planning", "trainkit.recipe"),
+}
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_a_package_uses_only_what_stands_below_it(package: str) -> None:
+    allowed = (package, "trainkit.errors", *FLOORS[package])
+    for module in (name for name in MODULES if within(name, (package,))):
+        own = {name for name in reached(module, everywhere=True) if within(name, ("trainkit",))}
+        assert not {name for name in own if not within(name, allowed)}, module
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    uses = {name: {found for each in reached(name, everywhere=True) if (found := module_of(each))} for name in MODULES}
+    while free := {name for name, used in uses.items() if not used & uses.keys() - {name}}:
+        uses = {name: used for name, used in uses.items() if name not in free}
+    assert not uses, f"a circle lies among {sorted(uses)}"
+
+
+def module_of(name: str) -> str | None:
+    """The module that an imported name is, or lies in; a package's face is not what its modules import."""
+    return next((each for each in (name, name.rpartition(".")[0]) if each in MODULES), None)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainkit.hardware.versions import at_least
 from trainkit.planning.context import Context
 from trainkit.planning.plan import Notice
-from trainkit.planning.versions import at_least
 
 INSTALL = "pip install 'trainkit[train]'"
 

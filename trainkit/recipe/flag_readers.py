@@ -9,7 +9,7 @@ from typing import Any
 from trainkit.errors import Origin
 from trainkit.recipe.compose import compose_bytes
 from trainkit.recipe.document import Document
-from trainkit.recipe.flags import Flag, Outcome, Reader, Use, setting_reader, switched_on
+from trainkit.recipe.flag import Flag, Outcome, Reader, Use, setting_reader, switched_on
 from trainkit.recipe.fsdp_config import FSDP_REFUSED, read_fsdp_config
 from trainkit.recipe.layer import Page, page
 from trainkit.recipe.merge import value_at

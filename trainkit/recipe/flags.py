@@ -3,56 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
 
-from trainkit.errors import Diagnostic, Origin
-from trainkit.recipe.assignment import Assignment, read_value
 from trainkit.recipe.fields import Setting, schema
-from trainkit.recipe.files import Files
+from trainkit.recipe.flag import Flag, setting_reader, switch_reader
+from trainkit.recipe.flag_readers import SPECIAL
 from trainkit.recipe.wanted import choices, takes_switch
-
-Takes = Literal["value", "switch", "optional"]
-
-
-@dataclass(frozen=True)
-class Use:
-    """One flag as it was used. value: its text, None for a bare flag; current: the weaker layers' value at a key."""
-
-    name: str
-    value: str | None
-    origin: Origin
-    cwd: str
-    files: Files
-    current: Callable[[str], Any]
-    given: frozenset[str]  # names of all flags on this command line
-
-    def assign(self, key: str, value: Any) -> Assignment:
-        """The assignment of a value to a key, with this flag as origin."""
-        return Assignment(key, value, self.origin)
-
-    def error(self, what: str, hint: str, *, why: str = "", key: str = "", origin: Origin | None = None) -> Diagnostic:
-        """An error at this flag, or at a place in the file that it names."""
-        return Diagnostic("error", what, key, origin or self.origin, why, hint)
-
-
-Outcome = tuple[list[Assignment], list[Diagnostic]]
-Reader = Callable[[Use], Outcome]
-
-
-@dataclass(frozen=True)
-class Flag:
-    """One named flag. keys: the recipe keys that it sets; read: what a use of it means."""
-
-    name: str
-    takes: Takes
-    keys: tuple[str, ...]
-    help: str
-    read: Reader
-    unit: str = ""
-    metavar: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,31 +23,9 @@ class FlagHelp:
     unit: str
 
 
-def setting_reader(key: str) -> Reader:
-    """Set a key to the flag's value, read as a dotted override reads it."""
-
-    def read(use: Use) -> Outcome:
-        value, found = read_value(key, use.value or "", use.origin)
-        return ([] if any(each.severity == "error" for each in found) else [use.assign(key, value)]), found
-
-    return read
-
-
-def switch_reader(key: str) -> Reader:
-    """Set a yes-or-no key."""
-    return lambda use: ([use.assign(key, switched_on(use))], [])
-
-
-def switched_on(use: Use) -> bool:
-    """Whether a switch is meant to be on: bare, or with a true word."""
-    return use.value is None or use.value.lower() == "true"
-
-
 @cache
 def flags() -> Mapping[str, Flag]:
     """Every named flag by its name with underscores."""
-    from trainkit.recipe.flag_readers import SPECIAL
-
     table = {setting.flag: _derived(setting) for setting in schema().all_settings() if setting.flag}
     table.update({flag.name: flag for flag in SPECIAL})
     return dict(sorted(table.items()))

@@ -11,7 +11,7 @@ from trainkit.recipe.document import Document
 from trainkit.recipe.suggest import nearest
 
 if TYPE_CHECKING:
-    from trainkit.recipe.flags import Outcome, Use
+    from trainkit.recipe.flag import Outcome, Use
 
 _MESH = ("it needs a mesh of replicas and shards, which trainkit does not build yet", "use full_shard or shard_grad_op")
 # Sharding words that HF knows and trainkit does not run: why, and what to do.

@@ -12,7 +12,8 @@ from trainkit.recipe.arguments import argument_words
 from trainkit.recipe.assignment import Assignment, layer_of, read_value
 from trainkit.recipe.fields import schema
 from trainkit.recipe.files import Files
-from trainkit.recipe.flags import Flag, Use, flags
+from trainkit.recipe.flag import Flag, Use
+from trainkit.recipe.flags import flags
 from trainkit.recipe.layer import ARGUMENTS, Layer
 from trainkit.recipe.secrets import MASK, is_secret_name, mask_line
 from trainkit.recipe.suggest import nearest, nearest_key

@@ -6,7 +6,7 @@ import platform
 import sys
 from collections.abc import Mapping
 
-from trainkit.planning.versions import at_least
+from trainkit.hardware.versions import at_least
 
 
 def probe() -> Mapping[str, bool]:

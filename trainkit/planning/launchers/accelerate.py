@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from trainkit.hardware.versions import has
 from trainkit.planning.context import Context
 from trainkit.planning.interpreter import OWN_INTERPRETER, module
 from trainkit.planning.launchers import python, torchrun
 from trainkit.planning.plan import Variable
 from trainkit.planning.sourced import Source, SourcedFile, SourcedVariable, Token, token, variable
-from trainkit.planning.versions import has
 
 CONFIG = "accelerate.yaml"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from string import Template
 
+from trainkit.hardware.versions import has
 from trainkit.planning.context import Context
 from trainkit.planning.interpreter import OWN_INTERPRETER, module
 from trainkit.planning.plan import Variable
 from trainkit.planning.sourced import SourcedFile, SourcedVariable, Token, token
-from trainkit.planning.versions import has
 
 # The wrapper kills its program after the grace time, then writes the exit record; torchrun kills the wrapper later.
 RECORD_SECONDS = 5
