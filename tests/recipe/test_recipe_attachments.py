@@ -89,3 +89,20 @@ def test_inputs_of_the_trainer_that_are_not_there_are_noted(
 ) -> None:
     resolved = solve({"r.yaml": f"train: {{steps: 3}}\n{text}", "there.txt": "x"})
     assert resolved.absent == absent
+
+
+def test_places_in_an_attached_file_are_named_as_seen_from_the_working_folder(solve: Solve) -> None:
+    files = {"r.yaml": "extends: sub/a.yaml\n", "sub/a.yaml": recipe("ds.json"), "sub/ds.json": DEEPSPEED}
+    attachment = solve(files, overrides=("--max_steps", "3")).attachments["strategy.config"]
+    assert attachment.origins["zero_optimization.stage"].place == "sub/ds.json:2:34"
+    resolved = solve({"r.yaml": "train: {steps: 3}\n", "ds.json": DEEPSPEED}, overrides=("--deepspeed", "ds.json"))
+    assert resolved.attachments["strategy.config"].origins["zero_optimization.stage"].place == "ds.json:2:34"
+
+
+def test_a_default_has_no_place_of_its_own(solve: Solve) -> None:
+    resolved = solve("train: {steps: 3}\n")
+    assert resolved.given("train.max_grad_norm") is None
+    nearby, given = resolved.origin("train.max_grad_norm"), resolved.given("train.steps")
+    assert nearby is not None
+    assert given is not None
+    assert (nearby.place, given.place) == ("r.yaml:1:8", "r.yaml:1:16")

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Mapping
 
 from trainkit.errors import Diagnostic
 from trainkit.recipe.compose import compose_bytes
 from trainkit.recipe.fields import schema
-from trainkit.recipe.files import Files
+from trainkit.recipe.files import Files, absolute, seen_from
 from trainkit.recipe.layer import page
 from trainkit.recipe.merge import Merge
 from trainkit.recipe.resolved import Attachment, Entry
 from trainkit.recipe.text import Mark, Problem
 
 
-def attach(state: Merge, bases: Mapping[int, str], files: Files) -> tuple[dict[str, Attachment], list[Diagnostic]]:
+def attach(
+    state: Merge, bases: Mapping[int, str], cwd: str, files: Files
+) -> tuple[dict[str, Attachment], list[Diagnostic]]:
     """Read every file that the merged tree names in a setting declared with ``file=True``.
 
     bases: folder that relative paths of a layer start from, by the layer's strength. The tree gets absolute paths.
@@ -27,8 +28,8 @@ def attach(state: Merge, bases: Mapping[int, str], files: Files) -> tuple[dict[s
         if not declared[0].file or not isinstance(value, str) or not value:
             continue
         entry = state.history[key][-1]
-        path = posixpath.normpath(posixpath.join(bases[entry.origin.strength], value))
-        read = _read(key, path, entry, files)
+        path = absolute(value, bases[entry.origin.strength])
+        read = _read(key, path, seen_from(cwd, path), entry, files)
         if isinstance(read, Attachment):
             attachments[key] = read
         else:
@@ -37,13 +38,13 @@ def attach(state: Merge, bases: Mapping[int, str], files: Files) -> tuple[dict[s
     return attachments, found
 
 
-def _read(key: str, path: str, entry: Entry, files: Files) -> Attachment | list[Diagnostic]:
-    shown, origin = str(entry.value), entry.origin
+def _read(key: str, path: str, shown: str, entry: Entry, files: Files) -> Attachment | list[Diagnostic]:
+    origin = entry.origin
     try:
         document = compose_bytes(files.read(path))
     except OSError as error:
         reason = "there is no file" if isinstance(error, FileNotFoundError) else f"{error.strerror or 'cannot read'}:"
-        why = f"it would be {path}" if path != shown else ""
+        why = f"it would be {path}" if path != str(entry.value) else ""
         hint = "check the path; it starts from the file that names it"
         return [Diagnostic("error", f"{key}: {reason} {shown}", key, origin, why, hint)]
     text = page(f"{key} {shown}", origin.strength, shown, document)

@@ -23,6 +23,17 @@ class Files(Protocol):
         ...
 
 
+def absolute(path: str, base: str) -> str:
+    """The path from a folder, without `.` and `..`; an absolute one as it is."""
+    return posixpath.normpath(posixpath.join(base, path))
+
+
+def seen_from(cwd: str, path: str) -> str:
+    """How an absolute path is shown: from the working folder where it lies below it, else as it is."""
+    start = cwd.rstrip("/") + "/"
+    return path[len(start) :] if path.startswith(start) else path
+
+
 class MemoryFiles:
     """Files held in a dictionary: absolute path to content."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Mapping
 from typing import Any
 
 from trainkit.errors import Origin
 from trainkit.recipe.compose import compose_bytes
 from trainkit.recipe.document import Document
+from trainkit.recipe.files import absolute
 from trainkit.recipe.flag import Flag, Outcome, Reader, Use, setting_reader, switched_on
 from trainkit.recipe.fsdp_config import FSDP_REFUSED, read_fsdp_config
 from trainkit.recipe.layer import Page, page
@@ -112,7 +112,7 @@ def read_file(use: Use) -> tuple[Document | None, Outcome]:
 
 def path_of(use: Use) -> str:
     """Absolute path of the file that a flag names."""
-    return posixpath.normpath(posixpath.join(use.cwd, use.value or ""))
+    return absolute(use.value or "", use.cwd)
 
 
 def place_in(use: Use, document: Document, key: str) -> Origin:

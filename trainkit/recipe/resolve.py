@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -12,7 +11,7 @@ from trainkit.recipe.attachments import attach
 from trainkit.recipe.checks import Context, check, written_secrets
 from trainkit.recipe.environment import environment_layer
 from trainkit.recipe.fields import defaults, schema, tagged_sections
-from trainkit.recipe.files import Files
+from trainkit.recipe.files import Files, absolute
 from trainkit.recipe.inputs import absent_inputs
 from trainkit.recipe.interpolation import interpolate, interpolated
 from trainkit.recipe.layer import Layer
@@ -44,11 +43,11 @@ def resolve(request: Request, files: Files) -> Resolved:
         found += validate_layer(layer, kinds, interpolated)
     locate = partial(nearest, state.places)
     found += contradictions(layers, state)
-    attachments, diagnostics = attach(state, _bases(layers), files)
+    attachments, diagnostics = attach(state, _bases(layers), request.cwd, files)
     found += diagnostics
     broken = frozenset(each.key for each in found if each.severity == "error")
-    absolute = partial(_absolute, cwd=request.cwd)
-    found += check(Context(state.tree, defaults(kinds), locate, files, absolute, broken, incomplete))
+    on_disk = partial(absolute, base=request.cwd)
+    found += check(Context(state.tree, defaults(kinds), locate, files, on_disk, broken, incomplete))
     recipe, wrong = validate(state.tree, locate)
     # The text of a reference that leads nowhere is no value, so nothing is said about its type.
     silent = {each.key for each in unresolved if each.severity == "error"}
@@ -58,7 +57,7 @@ def resolve(request: Request, files: Files) -> Resolved:
     if recipe is None or any(each.severity == "error" for each in found):
         raise RecipeError(found)
     history = {key: tuple(entries) for key, entries in state.history.items()}
-    absent = absent_inputs(recipe, files, absolute)
+    absent = absent_inputs(recipe, files, on_disk)
     return Resolved(recipe, state.tree, history, attachments, tuple(found), state.places, absent)
 
 
@@ -103,10 +102,6 @@ def _assume_kinds(state: Merge) -> None:
 
 def _bases(layers: Iterable[Layer]) -> Mapping[int, str]:
     return {layer.strength: layer.base for layer in layers}
-
-
-def _absolute(path: str, cwd: str) -> str:
-    return posixpath.normpath(posixpath.join(cwd, path))
 
 
 def _distinct(found: Iterable[Diagnostic]) -> list[Diagnostic]:

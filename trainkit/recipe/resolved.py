@@ -68,9 +68,11 @@ class Resolved:
     places: Mapping[str, Origin] = field(default_factory=dict)
     absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
+    def given(self, key: str) -> Origin | None:
+        """Where the key's value came from; None where no layer gives it and it is a default."""
+        entries = self.history.get(key, ())
+        return entries[-1].origin if entries and not entries[-1].dropped else None
+
     def origin(self, key: str) -> Origin | None:
         """Where the key's value came from; for a key that no layer gives, the nearest enclosing mapping's place."""
-        entries = self.history.get(key, ())
-        if entries and not entries[-1].dropped:
-            return entries[-1].origin
-        return nearest(self.places, key)
+        return self.given(key) or nearest(self.places, key)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from trainkit.errors import Diagnostic, Origin
 from trainkit.recipe.document import Document
-from trainkit.recipe.files import Files
+from trainkit.recipe.files import Files, absolute, seen_from
 from trainkit.recipe.layer import Layer, file_layer, page, read_document
 from trainkit.recipe.suggest import nearest
 from trainkit.recipe.text import Mark, Problem
@@ -41,7 +41,7 @@ class Stack:
     def add_recipe(self, recipe: str) -> None:
         """Add a recipe file as the user typed it, with all that it extends."""
         origin = Origin("command line", 0, recipe, text=recipe)
-        path = _absolute(recipe, self.cwd)
+        path = absolute(recipe, self.cwd)
         name = _without_suffix(recipe)
         if not self.files.exists(path) and name in self.files.shipped():
             self._add(_Source(self.files.shipped()[name], recipe, f"shipped {name}"), (), origin, set())
@@ -108,11 +108,11 @@ class Stack:
         if word in shipped:
             return _Source(shipped[word], f"{word}.yaml", f"preset {word}")
         if word.startswith(("/", "./", "../")) or word.endswith(_SUFFIXES):
-            path = _absolute(word, base)
+            path = absolute(word, base)
             if not self.files.exists(path) and (known := _meant(name, shipped)):
                 hint = f"the preset is named `{known}`, without ending"
                 return Problem(mark, f"there is no file {word}", f"it would be {path}", hint, "extends")
-            shown = _relative(path, self.cwd)
+            shown = seen_from(self.cwd, path)
             return _Source(path, shown, f"file {shown}")
         close = _meant(name, shipped) or nearest(word, shipped)
         hint = (
@@ -176,16 +176,6 @@ def _unreadable(error: OSError, shown: str) -> tuple[str, str]:
     if isinstance(error, PermissionError):
         return f"{shown} may not be read", "check the file's permissions"
     return f"{shown} cannot be read: {error.strerror or error}", "check the path"
-
-
-def _absolute(path: str, base: str) -> str:
-    return posixpath.normpath(posixpath.join(base, path))
-
-
-def _relative(path: str, cwd: str) -> str:
-    """The path as seen from the working folder where it lies below it, else as it is."""
-    start = cwd.rstrip("/") + "/"
-    return path[len(start) :] if path.startswith(start) else path
 
 
 def _without_suffix(word: str) -> str:

@@ -120,7 +120,7 @@ def _deepspeed_file(context: Context) -> SourcedFile:
 
     resolved = context.resolved
     base = resolved.attachments.get("strategy.config")
-    content, made_by = deepspeed_config(resolved.recipe, context.batch, context.dtype, base, resolved.origin)
+    content, made_by = deepspeed_config(resolved.recipe, context.batch, context.dtype, base, resolved.given)
     return SourcedFile(DEEPSPEED, _json(content), {key: Source(tuple(keys)) for key, keys in made_by})
 
 

@@ -116,7 +116,7 @@ def _part(part: str, shown: str, resolved: Resolved, planned: Planned, settings:
     if rule := planned.provenance.rules.get(part):
         yield f"  because: {rule}"
     for key in planned.provenance.parts.get(part, ()):
-        origin = resolved.origin(key) if resolved.history.get(key) else None
+        origin = resolved.given(key)
         value = f" = {_shown(settings[key])}" if key in settings else ""
         yield f"  from {key}{value}   {origin.place if origin else 'default'}"
 
