@@ -25,7 +25,7 @@ Severity = Literal["error", "warning", "note"]
 class Origin:
     """Where a value came from.
 
-    layer: what brought it, as a person would say it: ``preset strategy/fsdp``, ``file team.yaml``, ``environment``, ``flag``.
+    layer: what brought it, as a person would say it: ``preset strategy/fsdp``, ``file team.yaml``, ``flag``.
     strength: position among the layers, weakest 0; a stronger layer wins.
     source: the file's path, the variable's name, or the flag as typed.
     line, column: 1-based; 0 where the source has no lines.
