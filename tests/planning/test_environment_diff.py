@@ -57,11 +57,6 @@ def test_a_variable_that_the_plan_decides_cannot_be_set_beside_it(
     assert caught.value.diagnostics[0].origin is not None
 
 
-def test_a_variable_cannot_be_given_and_taken_at_once(layered: Layered, machine: Machine) -> None:
-    with pytest.raises(RecipeError, match="X is given by env and by env_from"):
-        build_plan(layered({"env": {"X": "1"}, "env_from": ["X"]}), machine())
-
-
 @pytest.mark.parametrize(
     ("recipe", "expected"),
     [

@@ -214,3 +214,8 @@ def test_ten_thousand_leaves_resolve_in_every_kind_of_place(solve: Solve) -> Non
     assert resolved.recipe.env["VARIABLE_7"] == "other"
     assert [entry.value for entry in resolved.history["env.VARIABLE_7"]] == ["value 7", "other"]
     assert resolved.recipe.data.path[99] == "run/99"
+
+
+def test_a_variable_cannot_be_given_and_taken_at_once(refuse: Refuse) -> None:
+    (error,) = refuse("train: {steps: 3}\nenv: {X: '1'}\nenv_from: [X]\n")
+    assert error.what == "X is under env and under env_from"

@@ -8,9 +8,19 @@ from pathlib import Path
 
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.disk import Disk
+from trainkit.cli.words import take_apart
 from trainkit.errors import MachineError, UsageError
 from trainkit.planning.build import Planned, build_plan
 from trainkit.recipe.resolve import Request, Resolved, resolve
+
+
+def resolve_line(command: str, words: Sequence[str], presets: Sequence[str], program: Sequence[str]) -> Resolved:
+    """Resolve the words of a `run` or `plan` line: one recipe (presets may stand for it) and overrides."""
+    line = take_apart(words, most=1, what="one recipe")
+    if not line.positional and not presets:
+        hint = f"trainkit {command} RECIPE; `trainkit ls` shows the shipped ones"
+        raise UsageError("no recipe is named", hint=hint)
+    return resolve_words(line.positional[0] if line.positional else None, line.overrides, presets, program)
 
 
 def resolve_words(

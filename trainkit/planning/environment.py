@@ -62,7 +62,7 @@ ORDER = {
 
 
 def check_environment(resolved: Resolved) -> tuple[Diagnostic, ...]:
-    """Contradictions between `env`, `env_from` and what the plan decides."""
+    """Variables under `env` or `env_from` that the plan decides."""
     found = []
     for section, names in (("env", tuple(resolved.recipe.env)), ("env_from", tuple(resolved.recipe.env_from))):
         for name in names:
@@ -77,16 +77,6 @@ def check_environment(resolved: Resolved) -> tuple[Diagnostic, ...]:
                         hint=DECIDED[name],
                     )
                 )
-    found += [
-        Diagnostic(
-            "error",
-            f"{name} is given by env and by env_from",
-            key=f"env.{name}",
-            origin=resolved.origin(f"env.{name}"),
-            hint="Keep it in one of the two.",
-        )
-        for name in sorted(set(resolved.recipe.env) & set(resolved.recipe.env_from))
-    ]
     return tuple(found)
 
 

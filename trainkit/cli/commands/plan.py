@@ -11,7 +11,7 @@ import typer
 
 from trainkit.cli.options import Json, Presets
 from trainkit.cli.streams import write_script
-from trainkit.cli.words import Invocation, take_apart
+from trainkit.cli.words import Invocation
 from trainkit.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def plan(
 
     Example: trainkit plan quickstart batch.micro=8 --bf16
     """
-    from trainkit.cli.pipeline import plan_words, resolve_words
+    from trainkit.cli.pipeline import plan_words, resolve_line
     from trainkit.planning.renderers import diff as diff_renderer
     from trainkit.planning.renderers import shell as shell_renderer
     from trainkit.planning.renderers import table
@@ -44,11 +44,7 @@ def plan(
     if sum((as_json, shell, diff is not None)) > 1:
         raise UsageError("--json, --shell and --diff exclude one another", hint="give one of them")
     invocation: Invocation = context.obj
-    words = take_apart(context.args, most=1, what="one recipe")
-    if not words.positional and not presets:
-        raise UsageError("no recipe is named", hint="trainkit plan RECIPE; `trainkit ls` shows the shipped ones")
-    recipe = words.positional[0] if words.positional else None
-    resolved = resolve_words(recipe, words.overrides, presets or (), invocation.program)
+    resolved = resolve_line("plan", context.args, presets or (), invocation.program)
     planned = plan_words(resolved)
     if as_json:
         sys.stdout.write(json.dumps(plan_to_json(planned.plan), indent=2) + "\n")

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from trainkit.cli.options import Presets
-from trainkit.cli.words import Invocation, take_apart
-from trainkit.errors import UsageError
+from trainkit.cli.words import Invocation
 
 
 def run(
@@ -26,17 +25,13 @@ def run(
 
     Example: trainkit run quickstart train.steps=50 --bf16
     """
-    from trainkit.cli.pipeline import plan_words, resolve_words
+    from trainkit.cli.pipeline import plan_words, resolve_line
     from trainkit.launch.execute import RunRequest, execute
     from trainkit.planning.renderers import shell
     from trainkit.recipe.dump import resolved_yaml
 
     invocation: Invocation = context.obj
-    words = take_apart(context.args, most=1, what="one recipe")
-    if not words.positional and not presets:
-        raise UsageError("no recipe is named", hint="trainkit run RECIPE; `trainkit ls` shows the shipped ones")
-    recipe = words.positional[0] if words.positional else None
-    resolved = resolve_words(recipe, words.overrides, presets or (), invocation.program)
+    resolved = resolve_line("run", context.args, presets or (), invocation.program)
     planned = plan_words(resolved)
     text = resolved_yaml(resolved)
     code = execute(
