@@ -151,6 +151,16 @@ def test_plan_diff_of_equal_recipes_says_so(trainkit: Trainkit, tiny_recipe: Pat
     assert "->" not in done.stdout
 
 
+@pytest.mark.parametrize("content", ["{}", "[]", "{", '{"plan_version": 1}'])
+def test_plan_diff_refuses_a_file_that_holds_no_plan(
+    trainkit: Trainkit, tiny_recipe: Path, tmp_path: Path, content: str
+) -> None:
+    (tmp_path / "other.json").write_text(content)
+    done = trainkit("plan", "tiny.yaml", "--diff", "other.json")
+    assert done.returncode == 2
+    assert "not a plan" in done.stderr
+
+
 def test_plan_exits_4_when_this_machine_cannot_run_it_and_still_shows_it(trainkit: Trainkit, tiny_recipe: Path) -> None:
     done = trainkit("plan", "tiny.yaml", "devices.type=mps")
     assert done.returncode == 4
@@ -305,6 +315,8 @@ def test_explain_says_which_recipe_line_made_a_token_of_the_plan(trainkit: Train
     assert done.returncode == 0, done.stderr
     assert "nodes.processes_per_node = 2" in done.stdout
     assert "cores" in trainkit("explain", "tiny.yaml", "OMP_NUM_THREADS").stdout
+    assert "torchrun's flags" in trainkit("explain", "tiny.yaml", "PET_NNODES").stdout
+    assert trainkit("explain", "tiny.yaml", "RANK").stdout.count("because:") == 1
 
 
 @pytest.mark.parametrize("word", ["optimizer.lrr", "lr", "learning_rate"])

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from trainkit.errors import Diagnostic
-from trainkit.recipe.resolve import Resolved
+from trainkit.errors import Diagnostic, RecipeError
+from trainkit.recipe.files import MemoryFiles
+from trainkit.recipe.resolve import Request, Resolved, resolve
 
 Solve = Callable[..., Resolved]
 Refuse = Callable[..., list[Diagnostic]]
@@ -199,4 +200,13 @@ def test_mistakes_beside_a_missing_layer_are_still_reported(refuse: Refuse) -> N
 )
 def test_a_preset_named_without_its_folder_is_suggested(refuse: Refuse, word: str, hint: str) -> None:
     (error,) = refuse(f"extends: {word}\n")
+    assert hint in error.hint
+
+
+@pytest.mark.parametrize(("word", "hint"), [("r", "r.yaml"), ("tiney", "tiny"), ("nothing-like-it", "trainkit ls")])
+def test_a_recipe_that_is_not_there_is_suggested(word: str, hint: str) -> None:
+    files = MemoryFiles({"/w/r.yaml": "", "/s/tiny.yaml": ""}, {"recipes/tiny": "/s/tiny.yaml"})
+    with pytest.raises(RecipeError) as caught:
+        resolve(Request(word, "/w"), files)
+    (error,) = caught.value.diagnostics
     assert hint in error.hint

@@ -66,15 +66,19 @@ Places = Callable[..., list[tuple[str, str]]]
         (
             "logging: {report_to: [tensorbord]}",
             23,
-            "logging.report_to.0 does not fit: logging.report_to must be a list of tensorboard",
+            "logging.report_to.0 must be tensorboard, not the text 'tensorbord'",
             "did you mean tensorboard?",
         ),
         ("logging: {report_to: tensorboard}", 22, "logging.report_to must be a list of tensorboard", "[a, b]"),
-        ("env: {A: [1]}", 10, "env.A does not fit", ""),
-        ("env: {A: }", 10, "env.A does not fit", ""),
-        ("env_from: [A, 3]", 15, "env_from.1 does not fit: env_from must be a list of texts, not 3", ""),
+        ("env: {A: [1]}", 10, "env.A must be a text or a whole number, not the list ['1']", ""),
+        ("env: {A: }", 10, "env.A must be a text or a whole number, not empty", "write a value"),
+        ("env_from: [A, 3]", 15, "env_from.1 must be a text, not 3", "put it in quotes"),
+        ("data: {path: []}", 14, "data.path must be a text or a list of texts (not empty), not the list []", ""),
+        ("data: {path: [a, 3]}", 18, "data.path.1 must be a text, not 3", "put it in quotes"),
+        ("devices: {select: [0, 1.5]}", 23, "devices.select.1 must be a whole number or a text, not 1.5", ""),
+        ("model: {heads: 3, hidden_size: 128}", 16, "model: hidden_size 128 is not divisible by heads 3", "change one"),
         ("model: {heads: 3}", 16, "model: hidden_size 128 is not divisible by heads 3", "change one"),
-        ("data: {path: 3}", 14, "data.path must be a text or a list of texts, not 3", "put it in quotes"),
+        ("data: {path: 3}", 14, "data.path must be a text or a list of texts (not empty), not 3", "put it in quotes"),
         ("checkpoint: {resume: ''}", 22, "checkpoint.resume must be a text (not empty)", ""),
         ("version: 2", 10, "version must be 1, not 2", ""),
         (
@@ -214,6 +218,24 @@ def test_ten_thousand_leaves_resolve_in_every_kind_of_place(solve: Solve) -> Non
     assert resolved.recipe.env["VARIABLE_7"] == "other"
     assert [entry.value for entry in resolved.history["env.VARIABLE_7"]] == ["value 7", "other"]
     assert resolved.recipe.data.path[99] == "run/99"
+
+
+def test_each_wrong_element_of_a_list_or_mapping_is_an_error(refuse: Refuse) -> None:
+    errors = refuse(
+        "train: {steps: 3}\nenv: {A: [], B: x, C: {}}\ndata: {path: [a, 1, 2]}\ndevices: {select: [0, 1.5, x]}\n"
+    )
+    assert [each.key for each in errors] == ["env.A", "env.C", "data.path.1", "data.path.2", "devices.select.1"]
+
+
+def test_a_contradiction_in_a_section_stands_at_the_strongest_layer(refuse: Refuse) -> None:
+    (error,) = refuse("train: {steps: 3}\nmodel: {heads: 2, hidden_size: 16}\n", overrides=["model.heads=3"])
+    assert error.origin is not None
+    assert error.origin.place == "model.heads=3"
+
+
+def test_a_kind_without_its_section_is_answered_with_the_section(refuse: Refuse) -> None:
+    (error,) = refuse("train: {steps: 3}\nstrategy: fsdp\n")
+    assert error.hint == "write `strategy: {kind: fsdp}`"
 
 
 def test_a_variable_cannot_be_given_and_taken_at_once(refuse: Refuse) -> None:

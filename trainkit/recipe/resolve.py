@@ -106,7 +106,9 @@ def _bases(layers: Iterable[Layer]) -> Mapping[int, str]:
 
 def _distinct(found: Iterable[Diagnostic]) -> list[Diagnostic]:
     """Each finding once, in the order of the layers and then of the lines."""
-    unique = {(each.what, each.key, each.origin.place if each.origin else ""): each for each in reversed(list(found))}
+    unique: dict[tuple[str, str, str], Diagnostic] = {}
+    for each in found:
+        unique.setdefault((each.what, each.key, each.origin.place if each.origin else ""), each)
     return sorted(unique.values(), key=_position)
 
 

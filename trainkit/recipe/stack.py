@@ -97,9 +97,16 @@ class Stack:
             return read_document(self.files.read(source.path))
         except OSError as error:
             self.incomplete = True
-            what, hint = _unreadable(error, source.shown)
+            what, hint = _unreadable(error, source.shown, self._meant_file(source))
             self.errors.append(Diagnostic("error", what, "", named, hint=hint))
             return None
+
+    def _meant_file(self, source: _Source) -> str | None:
+        """What a name without a file may mean: the same with its ending, or a shipped recipe."""
+        if self.files.exists(f"{source.path}.yaml"):
+            return f"{source.shown}.yaml"
+        recipes = [name.removeprefix("recipes/") for name in self.files.shipped() if name.startswith("recipes/")]
+        return nearest(_without_suffix(source.shown), recipes, 0.7)
 
     def _find(self, word: str, base: str, mark: Mark) -> _Source | Problem:
         """The file that a word of `extends` means: a shipped name, or a path from the folder of the file."""
@@ -168,9 +175,10 @@ def _chain_problem(found: _Source, chain: tuple[_Source, ...], seen: set[str], m
     return None
 
 
-def _unreadable(error: OSError, shown: str) -> tuple[str, str]:
+def _unreadable(error: OSError, shown: str, meant: str | None) -> tuple[str, str]:
     if isinstance(error, FileNotFoundError):
-        return f"there is no file {shown}", "check the path; `trainkit ls` lists what is shipped"
+        hint = f"did you mean {meant}?" if meant else "check the path; `trainkit ls` lists what is shipped"
+        return f"there is no file {shown}", hint
     if isinstance(error, IsADirectoryError):
         return f"{shown} is a folder, not a recipe file", "name the YAML file in it"
     if isinstance(error, PermissionError):

@@ -15,7 +15,7 @@ from trainkit.recipe.layer import Layer
 from trainkit.recipe.merge import split_modifier, value_at
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.suggest import nearest, nearest_key
-from trainkit.recipe.wanted import complain, shown
+from trainkit.recipe.wanted import complain, inside, shown
 
 # Comparing an unknown word with every key takes a millisecond; more advice than this is not read anyway.
 _MAX_SUGGESTIONS = 30
@@ -124,16 +124,17 @@ def _final(
 
 
 def _translate(errors: Sequence[ErrorDetails], tree: Mapping[str, Any], locate: Locate) -> Iterator[Diagnostic]:
-    done: set[str] = set()
+    found: dict[str, Diagnostic] = {}
     for each in errors:
         key, rest = _setting_key(each["loc"])
         if each["type"] == "extra_forbidden":
             yield from _foreign(key, rest, tree, locate)
             continue
-        if key in done:
-            continue
-        done.add(key)
-        yield _wrong(key, rest, each, tree, locate)
+        wrong = _wrong(key, rest, each, tree, locate)
+        found.setdefault(wrong.key, wrong)
+    # Each alternative of a type complains for itself: those that want no list, about the whole of it.
+    with_elements = {key.rpartition(".")[0] for key in found}
+    yield from (wrong for key, wrong in found.items() if key not in with_elements)
 
 
 def _setting_key(loc: tuple[int | str, ...]) -> tuple[str, tuple[int | str, ...]]:
@@ -166,14 +167,15 @@ def _wrong(
             key,
             locate(key),
             schema().sections[key].description,
-            f"write `{key}:` and its settings indented below",
+            f"write `{key}: {{kind: {value}}}`"
+            if isinstance(value, str) and value in schema().sections[key].kinds
+            else f"write `{key}:` and its settings indented below",
         )
     element = _element(value, rest)
-    place = f"{key}.{element[0]}" if element else key
-    what, why, hint = complain(setting, place if element else key, element[1] if element else value)
     if element:
-        what = what.replace(f"{place} must be", f"{place} does not fit: {key} must be", 1)
-    return Diagnostic("error", what, place, locate(place), why, hint)
+        key, setting, value = f"{key}.{element[0]}", inside(setting, type(value)), element[1]
+    what, why, hint = complain(setting, key, value)
+    return Diagnostic("error", what, key, locate(key), why, hint)
 
 
 def _element(value: Any, rest: tuple[int | str, ...]) -> tuple[str | int, Any] | None:
@@ -196,10 +198,11 @@ def _wrong_kind(section: str, value: Any, locate: Locate) -> Diagnostic:
 
 
 def _contradiction(section: str, message: str, tree: Mapping[str, Any], locate: Locate) -> Diagnostic:
-    """A rule over several settings of a section; it stands at the first of them that a layer gives."""
+    """A rule over several settings of a section; it stands where the strongest layer gives one of them."""
     given = value_at(tree, section)
     named = [name for name in given if name in message.split()] if isinstance(given, Mapping) else []
-    key = f"{section}.{named[-1]}" if named else section
+    places = {f"{section}.{name}": locate(f"{section}.{name}") for name in named}
+    key = max(places, key=lambda each: place.strength if (place := places[each]) else 0, default=section)
     return Diagnostic("error", f"{section}: {message}", key, locate(key), hint="change one of them")
 
 

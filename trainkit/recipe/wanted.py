@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Literal, get_args, get_origin
 
 import annotated_types
@@ -19,6 +20,8 @@ PATTERN_WORDS = {
     "nodes.rendezvous": "`auto` or host:port",
 }
 _PLAIN = {bool: "true or false", str: "a text", float: "a number", int: "a whole number", types.NoneType: "null"}
+# Defaults as a recipe writes them.
+_WRITTEN = {"None": "null", "": '""'}
 _BOUNDS = {
     annotated_types.Ge: ("ge", "{} or more"),
     annotated_types.Gt: ("gt", "above {}"),
@@ -63,11 +66,17 @@ def takes_switch(setting: Setting) -> bool:
 
 
 def complain(setting: Setting, key: str, value: Any) -> tuple[str, str, str]:
-    """What, why and hint for a value of the wrong type or outside its bounds. `key` may lie inside the setting."""
+    """What, why and hint for a value of the wrong type or outside its bounds."""
     want = wanted(setting)
     what = f"{key} must be {want}, not {shown(key, value)}"
-    default = "empty" if setting.default in (None, "", [], {}) else setting.default
-    return what, setting.description, _remedy(setting, value) or f"write {want}; the default is {default}"
+    default = f"; the default is {_WRITTEN.get(str(setting.default), setting.default)}" if setting.key == key else ""
+    return what, setting.description, _remedy(setting, value) or f"write {want}{default}"
+
+
+def inside(setting: Setting, container: type) -> Setting:
+    """What an element of a list or an entry of a mapping must be, as a setting."""
+    held = (get_args(member)[-1] for member, _ in members(setting.annotation) if get_origin(member) is container)
+    return replace(setting, key="", annotation=next(held, setting.annotation), metadata=())
 
 
 def shown(key: str, value: Any) -> str:
@@ -130,7 +139,7 @@ def _words(annotation: Any, metadata: Iterable[Any] = ()) -> list[str]:
         if origin is Literal:
             found += [str(choice) for choice in get_args(member)]
         elif origin is list:
-            found.append(f"a list of {_plural(_words(get_args(member)[0]))}")
+            found.append(f"a list of {_plural(_words(get_args(member)[0]))}{_bounds(constraints)}")
         elif origin is dict:
             found.append("a mapping")
         else:

@@ -67,8 +67,11 @@ def other_plan(word: str) -> Plan:
     stored = path / "plan.json" if path.is_dir() else path
     if stored.name.endswith(".json") and stored.is_file():
         try:
-            return plan_from_json(json.loads(stored.read_text(encoding="utf-8")))
-        except (ValueError, KeyError, TypeError) as error:
+            data = json.loads(stored.read_text(encoding="utf-8"))
+            if not isinstance(data, dict) or "plan_version" not in data:
+                raise ValueError("it has no plan_version")
+            return plan_from_json(data)
+        except (ValueError, KeyError, TypeError, OSError) as error:
             raise UsageError(
                 f"{stored} is not a plan of this trainkit: {error}", hint="name a recipe or a run directory"
             ) from error

@@ -101,14 +101,20 @@ def _matching(query: str, planned: Planned) -> list[tuple[str, str]]:
     for name, value in plan.environment.set:
         if query == name:
             found.append((f"environment.{name}", f"{name}={quoted(value, named)}   in the ranks' environment"))
-    gone = (*plan.environment.unset, *plan.environment.take)
-    found += [(f"environment.{name}", f"{name}   of the caller's environment") for name in gone if query == name]
+    given = {name for name, _ in plan.environment.set}
+    gone = (name for name in (*plan.environment.unset, *plan.environment.take) if name not in given)
+    found += [(f"environment.{name}", f"{name}   of the caller's environment") for name in gone if _names(name, query)]
     files = (part for part in {**planned.provenance.parts, **planned.provenance.rules} if part.startswith("files."))
     for part in sorted(files):
         key = part.removeprefix("files.")
         if key == query or key.startswith(f"{query}.") or key.endswith(f".{query}"):
             found.append((part, f"{key}   in a generated file"))
     return found
+
+
+def _names(name: str, query: str) -> bool:
+    """Whether a variable, or a pattern like ``PET_*``, is what the query names."""
+    return query == name or (name.endswith("*") and query.startswith(name[:-1]))
 
 
 def _part(part: str, shown: str, resolved: Resolved, planned: Planned, settings: Mapping[str, Any]) -> Iterator[str]:

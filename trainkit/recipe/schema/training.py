@@ -96,7 +96,7 @@ class TextData(Section):
     """Text files read as bytes, one token per byte."""
 
     kind: Literal["text"] = setting("text", "Text files, one token per byte.")
-    path: str | list[str] = setting(
+    path: str | Annotated[list[str], Field(min_length=1)] = setting(
         "python-stdlib",
         "A file, a folder, or a list of them, from the working folder; `python-stdlib` is the running interpreter's "
         "standard library source.",
