@@ -104,7 +104,7 @@ def test_an_allocation_that_hides_every_card_gives_the_cpu(layered: Layered, mac
         ([0, 7], 2, "there is no card `7` here"),
         (["GPU-f"], 2, "there is no card `GPU-f` here"),
         (["GPU-"], 2, "`GPU-` names 2 cards"),
-        (1, 0, "1 GPUs are asked for, 0 can be used here"),
+        (1, 0, "1 GPU is asked for, 0 can be used here"),
     ],
 )
 def test_cards_that_are_not_there_block_the_run_and_the_plan_can_still_be_read(

@@ -61,7 +61,8 @@ def ordered(gpus: Sequence[Gpu], order: str) -> tuple[Gpu, ...]:
 
 def take(count: int, allowed: Sequence[Gpu]) -> Selection:
     """The first `count` cards of the allocation."""
-    missing = () if count <= len(allowed) else (f"{count} GPUs are asked for, {len(allowed)} can be used here",)
+    asked = "1 GPU is" if count == 1 else f"{count} GPUs are"
+    missing = () if count <= len(allowed) else (f"{asked} asked for, {len(allowed)} can be used here",)
     return Selection(tuple(allowed[:count]), missing)
 
 

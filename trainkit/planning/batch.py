@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainkit.errors import Diagnostic, RecipeError
+from trainkit.planning.counted import counted
 from trainkit.planning.plan import BatchArithmetic
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def _complete(resolved: Resolved, given: dict[str, int], ranks: int) -> tuple[in
 def _indivisible(resolved: Resolved, total: int, divisor: int, factor: str, ranks: int) -> Diagnostic:
     below, above = total // divisor * divisor, (total // divisor + 1) * divisor
     nearest = f"{below} or {above}" if below else str(above)
-    by = f"{factor} x {ranks} ranks = {divisor}" if factor else f"{ranks} ranks"
+    by = f"{factor} x {counted(ranks, 'rank')} = {divisor}" if factor else counted(ranks, "rank")
     return Diagnostic(
         "error",
         f"batch.global {total} cannot be divided by {by}",

@@ -10,6 +10,7 @@ from trainkit.hardware.facts import Facts
 from trainkit.planning.batch import solve_batch
 from trainkit.planning.compatibility import Amount, Combination, refusals
 from trainkit.planning.context import Context
+from trainkit.planning.counted import counted
 from trainkit.planning.digest import training_digest
 from trainkit.planning.environment import check_environment
 from trainkit.planning.plan import Choice, Notice, Topology
@@ -74,7 +75,7 @@ def unsound(resolved: Resolved, placement: Placement, launcher: str, dtype: str)
         restarts="yes" if recipe.launcher.max_restarts else "no",
         order="ascending" if indices == sorted(indices) else "other",
     )
-    ranks = f"{topology.world_size} {'process' if topology.world_size == 1 else 'processes'}"
+    ranks = counted(topology.world_size, "process", "es")
     what = f"strategy {combination.strategy} with launcher {launcher}, {ranks} on {topology.device}, {dtype}"
     return [
         Diagnostic(

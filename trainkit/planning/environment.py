@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainkit.errors import Diagnostic
 from trainkit.planning.context import Context
+from trainkit.planning.counted import counted
 from trainkit.planning.launchers import LAUNCHERS
 from trainkit.planning.plan import EnvironmentDiff, Variable
 from trainkit.planning.sourced import Source, SourcedVariable, variable
@@ -103,7 +104,7 @@ def plan_environment(context: Context) -> tuple[EnvironmentDiff, Mapping[str, So
 def _defaults(context: Context) -> tuple[SourcedVariable, ...]:
     cores = context.facts.cpu_cores
     threads = max(cores // context.processes, 1)
-    share = f"{cores} cores / {context.processes} ranks; launchers differ in their defaults, and so would the results"
+    share = f"{counted(cores, 'core')} / {counted(context.processes, 'rank')}; launchers differ in their defaults"
     return (
         variable("OMP_NUM_THREADS", str(threads), rule=share),
         variable("PYTHONUNBUFFERED", "1", rule="a rank's output appears when it is written, also after a crash"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from trainkit.planning.context import Context
+from trainkit.planning.counted import counted
 from trainkit.planning.plan import Notice
 from trainkit.planning.precision import precision_notices
 from trainkit.planning.programs import PROGRAMS
@@ -45,7 +46,7 @@ def _batch(context: Context) -> Iterator[Notice]:
 def _cores(context: Context) -> Iterator[Notice]:
     cores = context.facts.cpu_cores
     if context.topology.device == "cpu" and context.processes > cores:
-        what = f"{context.processes} ranks share {cores} CPU {'core' if cores == 1 else 'cores'}."
+        what = f"{context.processes} ranks share {counted(cores, 'CPU core')}."
         yield Notice("warning", what, "Set nodes.processes_per_node to the number of cores or less.")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
+from trainkit.planning.counted import counted
 from trainkit.planning.plan import Plan, PlannedFile, Variable
 from trainkit.planning.renderers.words import lines, quoted
 
@@ -37,7 +38,8 @@ def render(plan: Plan, recipe_yaml: str | None = None) -> str:
 def _head(plan: Plan) -> Iterator[str]:
     nodes = plan.topology.nodes
     yield "#!/bin/sh"
-    what = f"strategy {plan.strategy.kind}, launcher {plan.launcher.kind}, {plan.topology.world_size} ranks"
+    ranks = counted(plan.topology.world_size, "rank")
+    what = f"strategy {plan.strategy.kind}, launcher {plan.launcher.kind}, {ranks}"
     yield f"# {plan.name}: {what}."
     if nodes > 1:
         yield f"# Start it on each of {nodes} nodes, with NODE_RANK from 0 to {nodes - 1} and one RUN_ID for all."

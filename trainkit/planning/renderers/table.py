@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
+from trainkit.planning.counted import counted
 from trainkit.planning.plan import NodeGroup, Plan, Text
 from trainkit.planning.renderers.words import lines, named, quoted
 
@@ -39,8 +40,8 @@ def _row(label: str, value: str, reason: str) -> Iterator[str]:
 
 def _topology(plan: Plan) -> Iterator[str]:
     topology = plan.topology
-    nodes = _counted(topology.nodes, "node")
-    yield f"Topology: {nodes}, {_counted(topology.world_size, 'rank')} on {topology.device}"
+    nodes = counted(topology.nodes, "node")
+    yield f"Topology: {nodes}, {counted(topology.world_size, 'rank')} on {topology.device}"
     first = 0
     for group in topology.groups:
         yield from _group(group, first)
@@ -49,7 +50,7 @@ def _topology(plan: Plan) -> Iterator[str]:
 
 def _group(group: NodeGroup, first: int) -> Iterator[str]:
     if group.count > 1:
-        yield f"  on each of {group.count} nodes, {_counted(group.processes, 'process', 'es')}:"
+        yield f"  on each of {group.count} nodes, {counted(group.processes, 'process', 'es')}:"
     label, start = ("rank", first) if group.count == 1 else ("local rank", 0)
     for position, device in enumerate(group.devices):
         yield f"  {label} {start + position} on {f'card {device}' if device.isdecimal() else device}"
@@ -119,7 +120,3 @@ def _wrapped(line: str) -> list[str]:
     return textwrap.wrap(
         line, WIDTH, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
     )
-
-
-def _counted(number: int, word: str, plural: str = "s") -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}{plural}"
