@@ -45,14 +45,14 @@ def test_groups_are_numbered_through() -> None:
 
 
 def test_the_rendezvous_is_taken_apart() -> None:
-    assert rendezvous(plan_of(2), "node-a:29400") == ("node-a", 29400)
-    assert rendezvous(plan_of(2), "[fe80::1]:29400") == ("fe80::1", 29400)
+    assert rendezvous(replace(plan_of(2), rendezvous="node-a:29400")) == ("node-a", 29400)
+    assert rendezvous(replace(plan_of(2), rendezvous="[fe80::1]:29400")) == ("fe80::1", 29400)
     with pytest.raises(MachineError, match=r"nodes\.rendezvous"):
-        rendezvous(plan_of(2), "auto")
+        rendezvous(plan_of(2))
 
 
 def test_a_port_is_free_and_below_what_the_kernel_hands_out() -> None:
-    address, port = rendezvous(plan_of(1), "auto")
+    address, port = rendezvous(plan_of(1))
     assert address == "127.0.0.1"
     with socket.socket() as server:
         server.bind(("127.0.0.1", port))

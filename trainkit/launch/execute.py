@@ -35,7 +35,6 @@ class RunRequest:
     """What to run. recipe_yaml and command_shell are written into the run directory as they are.
 
     node_rank: this machine's number among several; None asks the scheduler's variables.
-    rendezvous: the recipe's nodes.rendezvous.
     """
 
     planned: Planned
@@ -43,7 +42,6 @@ class RunRequest:
     command_shell: str
     environ: Mapping[str, str]
     node_rank: int | None = None
-    rendezvous: str = "auto"
     console: Console | None = None
 
 
@@ -78,7 +76,7 @@ def _bind(request: RunRequest) -> tuple[RunLayout, Bindings, BoundPlan]:
     """The run directory is created last: what cannot be bound leaves nothing behind."""
     plan = request.planned.plan
     rank = nodes.node_rank(plan, request.node_rank, request.environ)
-    master, port = nodes.rendezvous(plan, request.rendezvous)
+    master, port = nodes.rendezvous(plan)
     local = nodes.local_address(master, plan.topology.nodes)
     group = nodes.group_of(plan, rank)
 

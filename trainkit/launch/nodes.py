@@ -55,10 +55,10 @@ def group_of(plan: Plan, rank: int) -> int:
     raise ValueError(f"node {rank} is in no group of the plan")
 
 
-def rendezvous(plan: Plan, endpoint: str) -> tuple[str, int]:
-    """(address, port) of node 0. endpoint is `nodes.rendezvous`: ``auto`` or ``host:port``."""
-    if endpoint != "auto":
-        host, _, port = endpoint.rpartition(":")
+def rendezvous(plan: Plan) -> tuple[str, int]:
+    """(address, port) of node 0: as the plan names it, or a free local port. MachineError where neither will do."""
+    if plan.rendezvous != "auto":
+        host, _, port = plan.rendezvous.rpartition(":")
         return host.strip("[]"), int(port)
     if plan.topology.nodes == 1:
         return LOOPBACK, free_port()

@@ -41,7 +41,6 @@ def run(
             command_shell=shell.render(planned.plan, text),
             environ=dict(os.environ),
             node_rank=node_rank,
-            rendezvous=planned.plan.rendezvous,
         )
     )
     raise typer.Exit(code)
