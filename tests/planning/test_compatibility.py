@@ -114,6 +114,20 @@ ZERO_ON_CPU = {"strategy": {"kind": "zero2"}, "devices": {"type": "cpu"}}
             "torchrun",
         ),
         ({**ZERO_ON_CPU, "precision": {"dtype": "fp16"}}, {}, "precision.dtype", "oneDNN", "bf16 or fp32"),
+        (
+            {"strategy": {"kind": "fsdp"}, "precision": {"dtype": "bf16", "eval": "fp32"}},
+            {},
+            "precision.eval",
+            "casts the weights once",
+            "precision.eval: same, or strategy.kind: ddp",
+        ),
+        (
+            {**ZERO_ON_CPU, "precision": {"dtype": "auto", "eval": "bf16"}},
+            {},
+            "precision.eval",
+            "casts the weights once",
+            "precision.eval: same",
+        ),
     ],
 )
 def test_an_unsound_combination_is_refused_with_its_reason_and_the_nearest_sound_one(
@@ -130,6 +144,24 @@ def test_an_unsound_combination_is_refused_with_its_reason_and_the_nearest_sound
     diagnostic = next(found for found in caught.value.diagnostics if found.key == key)
     assert reason in diagnostic.why
     assert instead in diagnostic.hint
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {"strategy": {"kind": "fsdp"}, "precision": {"dtype": "bf16", "eval": "bf16"}},
+        {"strategy": {"kind": "ddp"}, "precision": {"dtype": "bf16", "eval": "fp32"}},
+        {
+            "strategy": {"kind": "fsdp"},
+            "precision": {"eval": "bf16"},
+            "program": {"kind": "torch", "script": "t.py"},
+        },
+    ],
+)
+def test_a_format_of_its_own_for_evaluation_is_taken_where_it_can_be_had(
+    layered: Layered, machine: Machine, recipe: dict[str, Any]
+) -> None:
+    assert build_plan(layered(recipe), machine()).plan.strategy.kind == recipe["strategy"]["kind"]
 
 
 def test_all_that_is_unsound_is_said_at_once(layered: Layered, machine: Machine) -> None:

@@ -27,6 +27,7 @@ class Combination:
     ranks: Amount
     nodes: Amount = "one"
     dtype: str = "fp32"
+    eval_dtype: Literal["same", "other"] = "same"
     restarts: Literal["no", "yes"] = "no"
     order: Literal["ascending", "other"] = "ascending"
 
@@ -105,6 +106,12 @@ REFUSALS: tuple[Refusal, ...] = (
         "precision.dtype",
         "DeepSpeed trains fp16 on a CPU only where oneDNN has fp16 kernels for it",
         "precision.dtype: bf16 or fp32",
+    ),
+    Refusal(
+        {"program": ("builtin",), "strategy": ("fsdp", *ZERO), "eval_dtype": ("other",)},
+        "precision.eval",
+        "this strategy casts the weights once, to precision.dtype, for training and evaluation alike",
+        "precision.eval: same, or strategy.kind: ddp",
     ),
 )
 

@@ -72,6 +72,7 @@ def unsound(resolved: Resolved, placement: Placement, launcher: str, dtype: str)
         ranks=_amount(topology.world_size),
         nodes=_amount(topology.nodes),
         dtype=dtype,
+        eval_dtype="same" if recipe.precision.eval in ("same", dtype) else "other",
         restarts="yes" if recipe.launcher.max_restarts else "no",
         order="ascending" if indices == sorted(indices) else "other",
     )

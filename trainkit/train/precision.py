@@ -23,18 +23,12 @@ def autocast(strategy: str, dtype: str, device: torch.device) -> AbstractContext
 
 
 def check_precision(settings: Settings) -> None:
-    """TrainingError where a strategy cannot work in the formats that the recipe asks for."""
+    """TrainingError for what planning refuses, should a settings file come from elsewhere."""
     kind = settings.recipe.strategy.kind
     if kind.startswith("zero") and settings.dtype == "fp16" and settings.device == "cpu":
-        raise TrainingError(
-            "DeepSpeed refuses precision.dtype: fp16 on a CPU", hint="use bf16 or fp32, or strategy fsdp"
-        )
+        raise TrainingError(f"{kind} cannot train fp16 on a CPU")
     if kind in CASTING_STRATEGIES and settings.eval_dtype != settings.dtype:
-        raise TrainingError(
-            f"precision.eval: {settings.eval_dtype} differs from precision.dtype: {settings.dtype}, "
-            f"but {kind} casts its weights once for both",
-            hint="set precision.eval to same, or use strategy single or ddp",
-        )
+        raise TrainingError(f"{kind} cannot evaluate in {settings.eval_dtype} what it trains in {settings.dtype}")
 
 
 def gradient_scaler(dtype: str, device: torch.device) -> torch.amp.GradScaler:
