@@ -10,11 +10,25 @@ import pytest
 from trainkit.errors import RecipeError
 from trainkit.hardware.facts import Facts
 from trainkit.planning.build import build_plan
+from trainkit.recipe.files import MemoryFiles
+from trainkit.recipe.resolve import Request, resolve
 from trainkit.recipe.resolved import Resolved
 
 Layered = Callable[..., Resolved]
 Machine = Callable[..., Facts]
 CPU: dict[str, Any] = {"devices": {"type": "cpu"}}
+
+
+def test_settings_that_went_with_their_strategy_are_named(machine: Machine) -> None:
+    files = {
+        "/w/r.yaml": "extends: ./weak.yaml\nstrategy: {kind: ddp}\n",
+        "/w/weak.yaml": "train: {steps: 1}\nstrategy: {kind: fsdp, sharding: shard_grad_op, offload: true}\n",
+    }
+    plan = build_plan(resolve(Request("r.yaml", "/w"), MemoryFiles(files)), machine()).plan
+    what = "strategy.sharding, strategy.offload are dropped: strategy.kind changed from fsdp to ddp at r.yaml:2:18."
+    assert what in [notice.what for notice in plan.notices if notice.severity == "note"]
+    unchanged = build_plan(resolve(Request("weak.yaml", "/w"), MemoryFiles(files)), machine()).plan
+    assert not any("dropped" in notice.what for notice in unchanged.notices)
 
 
 @pytest.mark.parametrize(

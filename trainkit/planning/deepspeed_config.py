@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
+from json import dumps
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import Diagnostic, Origin, RecipeError
@@ -98,7 +99,7 @@ def _disagreement(row: Row, found: Any, base: Attachment | None, origin_of: Orig
     where = f"set at {', '.join(places)}" if places else "trainkit's default or derived"
     return Diagnostic(
         "error",
-        f"{row.key} is {found!r} in the DeepSpeed file, but the recipe makes it {row.value!r}",
+        f"{row.key} is {dumps(found)} in the DeepSpeed file, but the recipe makes it {dumps(row.value)}",
         key=row.recipe_keys[0],
         origin=base.origins.get(row.key) if base else None,
         why=f"{recipe_keys}: {where}",
@@ -117,7 +118,7 @@ def _strangers(tree: Tree, known: list[Row], base: Attachment | None) -> Iterato
     for section in HANDED_OVER:
         for key, value in _leaves(tree.get(section, {}), section):
             if key not in compared and value != AUTO:
-                yield _problem(key, f"is {value!r}, and no setting of the recipe says that", base, "Remove it.")
+                yield _problem(key, f"is {dumps(value)}, and no setting of the recipe says that", base, "Remove it.")
 
 
 def _unfilled(tree: Tree, base: Attachment | None) -> Iterator[Diagnostic]:

@@ -10,6 +10,7 @@ from trainkit.planning.plan import Notice
 from trainkit.planning.precision import precision_notices
 from trainkit.planning.programs import PROGRAMS
 from trainkit.planning.requirements import missing_packages
+from trainkit.recipe.fields import tagged_sections
 
 
 def remarks(context: Context) -> tuple[Notice, ...]:
@@ -36,6 +37,16 @@ def _data(context: Context) -> Iterator[Notice]:
     for path in context.resolved.absent.get("data.path", ()):
         hint = "Check data.path; it starts from the working folder."
         yield Notice("blocker", f"Not on this machine: there is nothing at {path}, where the data should be.", hint)
+
+
+def _dropped(context: Context) -> Iterator[Notice]:
+    """Settings of a kind that a stronger layer changed: they were meant for something, and now do nothing."""
+    keys_by_note: dict[str, list[str]] = {}
+    for key, entries in context.resolved.history.items():
+        if entries[-1].dropped and key.partition(".")[0] in tagged_sections():
+            keys_by_note.setdefault(entries[-1].note, []).append(key)
+    for note, keys in keys_by_note.items():
+        yield Notice("note", f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'} {note}.")
 
 
 def _batch(context: Context) -> Iterator[Notice]:
@@ -76,6 +87,7 @@ REMARKS: tuple[Callable[[Context], Iterator[Notice] | tuple[Notice, ...]], ...] 
     _cores,
     _visible_slots,
     _offload,
+    _dropped,
     _batch,
     _program,
 )
