@@ -78,6 +78,7 @@ Places = Callable[..., list[tuple[str, str]]]
         ("devices: {select: [0, 1.5]}", 23, "devices.select.1 must be a whole number or a text, not 1.5", ""),
         ("model: {heads: 3, hidden_size: 128}", 16, "model: hidden_size 128 is not divisible by heads 3", "change one"),
         ("model: {heads: 3}", 16, "model: hidden_size 128 is not divisible by heads 3", "change one"),
+        ("nodes: {processes_per_node: 99999999999999999999}", 29, "(1 or more, at most 4096)", "the default is auto"),
         ("data: {path: 3}", 14, "data.path must be a text or a list of texts (not empty), not 3", "put it in quotes"),
         ("checkpoint: {resume: ''}", 22, "checkpoint.resume must be a text (not empty)", ""),
         ("version: 2", 10, "version must be 1, not 2", ""),
@@ -133,7 +134,6 @@ def test_a_wrong_value_is_one_error_at_its_place(refuse: Refuse, line: str, colu
         ("program: {kind: torch, script: gone.py}\n", "r.yaml:1:32", "there is no file gone.py"),
         ("train: {steps: 1}\nprogram: {script: t.py}\n", "r.yaml:2:19", "builtin takes no script"),
         ("train: {seed: 1}\n", "r.yaml:1:8", "how long to train"),
-        ("train: {steps: 5}\nschedule: {warmup_steps: 6}\n", "r.yaml:2:26", "longer than the whole run"),
         ("train: {steps: 5}\nschedule: {name: constant, warmup_steps: 2}\n", "r.yaml:2:42", "constant has no warm-up"),
         (
             "train: {steps: 5}\nstrategy: {kind: fsdp, auto_wrap: size, wrap_classes: [A]}\n",
@@ -151,6 +151,14 @@ def test_rules_over_several_settings_are_checked(places: Places, text: str, plac
     ((found, what),) = places({"r.yaml": text, "t.py": ""})
     assert found == place
     assert words in what
+
+
+def test_a_warm_up_that_outlasts_the_run_is_a_warning_at_its_place(solve: Solve) -> None:
+    (warning,) = solve({"r.yaml": "train: {steps: 5}\nschedule: {warmup_steps: 6}\n"}).warnings
+    assert warning.severity == "warning"
+    assert "longer than the whole run" in warning.what
+    assert warning.origin is not None
+    assert warning.origin.place == "r.yaml:2:26"
 
 
 def test_a_program_of_ones_own_needs_no_length(solve: Solve) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainkit.errors import Diagnostic, Origin
@@ -91,7 +91,10 @@ def _warmup(context: Context) -> Iterator[Diagnostic]:
     warmup, steps = context.whole("schedule.warmup_steps"), context.whole("train.steps")
     if warmup and steps and warmup > steps:
         what = f"schedule.warmup_steps {warmup} is longer than the whole run of {steps} steps"
-        yield context.error("schedule.warmup_steps", what, "make it a small part of train.steps")
+        # A few steps of a long recipe are a fair thing to try: the rate just never reaches its peak.
+        yield replace(
+            context.error("schedule.warmup_steps", what, "make it a small part of train.steps"), severity="warning"
+        )
     if warmup and context.get("schedule.name") == "constant":
         hint = "choose schedule.name: constant_with_warmup, or remove schedule.warmup_steps"
         yield context.error("schedule.warmup_steps", "schedule.name constant has no warm-up", hint)
