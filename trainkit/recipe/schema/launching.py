@@ -50,7 +50,7 @@ class Nodes(Section):
     """How many machines, and how many processes on each."""
 
     count: int = setting(1, "Number of machines.", ge=1)
-    processes_per_node: Literal["auto"] | Annotated[int, Field(ge=1)] = setting(
+    processes_per_node: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = setting(
         "auto", "Processes on each machine; `auto` is one per selected card, on CPU one for `single` and two otherwise."
     )
     rendezvous: str = setting(
