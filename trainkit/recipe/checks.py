@@ -127,7 +127,7 @@ def _devices(context: Context) -> Iterator[Diagnostic]:
 def _nodes(context: Context) -> Iterator[Diagnostic]:
     if context.get("strategy.kind") == "single" and not context.unknown("strategy.kind"):
         for key in ("nodes.count", "nodes.processes_per_node"):
-            if (context.whole(key) or 1) > 1:
+            if (context.whole(key) or 1) > 1 and key not in context.broken:
                 what = f"strategy single is one process, and {key} is {context.get(key)}"
                 yield context.error(key, what, "choose strategy.kind: ddp, or one process")
 
