@@ -27,7 +27,8 @@ def make_checkpoint(layout: RunLayout, step: int, *, name: str = "", size: int =
     folder.mkdir(parents=True)
     (folder / "model.pt").write_bytes(b"abc")
     files = {"model.pt": {"size": size, "sha256": ""}}
-    (folder / "manifest.json").write_text(json.dumps({"step": step, "training_digest": "digest", "files": files}))
+    manifest = {"step": step, "training_digest": "digest", "strategy": "ddp", "world_size": 2, "files": files}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
 
 
@@ -82,4 +83,5 @@ def test_only_complete_checkpoints_are_found_newest_first(tmp_path: Path) -> Non
     found = saved_checkpoints(str(tmp_path), "a")
     assert [(saved.step, saved.run[:8]) for saved in found] == [(20, "20260102"), (10, "20260102"), (300, "20260101")]
     assert found[0].path == str(new.checkpoints / "step-00000020")
+    assert found[0].saved_by == "saved by ddp on 2 ranks"
     assert saved_checkpoints(str(tmp_path), "nothing") == []

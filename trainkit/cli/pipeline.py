@@ -14,26 +14,36 @@ from trainkit.planning.build import Planned, build_plan
 from trainkit.recipe.resolve import Request, Resolved, resolve
 
 
-def resolve_line(command: str, words: Sequence[str], presets: Sequence[str], program: Sequence[str]) -> Resolved:
+def resolve_line(
+    command: str, words: Sequence[str], presets: Sequence[str], program: Sequence[str], variant: str | None = None
+) -> Resolved:
     """Resolve the words of a `run` or `plan` line: one recipe (presets may stand for it) and overrides."""
     line = take_apart(words, most=1, what="one recipe")
     if not line.positional and not presets:
         hint = f"trainkit {command} RECIPE; `trainkit ls` shows the shipped ones"
         raise UsageError("no recipe is named", hint=hint)
-    return resolve_words(line.positional[0] if line.positional else None, line.overrides, presets, program)
+    return resolve_words(line.positional[0] if line.positional else None, line.overrides, presets, program, variant)
 
 
 def resolve_words(
-    recipe: str | None, overrides: Sequence[str], presets: Sequence[str], program: Sequence[str] = ()
+    recipe: str | None,
+    overrides: Sequence[str],
+    presets: Sequence[str],
+    program: Sequence[str] = (),
+    variant: str | None = None,
 ) -> Resolved:
     """Resolve what a command line asks for and show the warnings. Raises RecipeError with everything that is wrong."""
-    resolved = resolve_request(recipe, overrides, presets, program)
+    resolved = resolve_request(recipe, overrides, presets, program, variant)
     show_diagnostics(resolved.warnings)
     return resolved
 
 
 def resolve_request(
-    recipe: str | None, overrides: Sequence[str], presets: Sequence[str], program: Sequence[str] = ()
+    recipe: str | None,
+    overrides: Sequence[str],
+    presets: Sequence[str],
+    program: Sequence[str] = (),
+    variant: str | None = None,
 ) -> Resolved:
     """Resolve what a command line asks for; program: the words after `--`, appended to program.args."""
     disk = Disk()
@@ -44,6 +54,7 @@ def resolve_request(
         overrides=tuple(overrides),
         arguments=tuple(program),
         environ=dict(os.environ),
+        variant=variant,
     )
     return resolve(request, disk)
 
@@ -76,8 +87,9 @@ def find_recipe(word: str, disk: Disk) -> str:
 def plan_words(resolved: Resolved) -> Planned:
     """Plan a resolved recipe for this machine, with the checkpoints that earlier runs of its name left."""
     from trainkit.hardware.probe import probe
-    from trainkit.launch.saved import saved_checkpoints
+    from trainkit.launch.saved import named_checkpoint, saved_checkpoints
 
     recipe = resolved.recipe
-    saved = saved_checkpoints(recipe.output.root, recipe.name) if recipe.checkpoint.resume == "auto" else ()
+    wanted = recipe.checkpoint.resume
+    saved = saved_checkpoints(recipe.output.root, recipe.name) if wanted == "auto" else named_checkpoint(wanted)
     return build_plan(resolved, probe(), saved)

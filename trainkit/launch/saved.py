@@ -1,9 +1,10 @@
-"""Complete checkpoints that earlier runs of a name left."""
+"""Complete checkpoints that earlier runs left: those of a name, or the one at a path."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,13 @@ def saved_checkpoints(output_root: str, name: str) -> list[SavedCheckpoint]:
     return found
 
 
+def named_checkpoint(path: str) -> list[SavedCheckpoint]:
+    """The complete checkpoint at a path, or none."""
+    folder = Path(path).absolute()
+    saved = _read(folder, folder.parent.parent.name)
+    return [] if saved is None else [replace(saved, path=path)]
+
+
 def _folders(parent: Path) -> list[Path]:
     try:
         return [path for path in parent.iterdir() if path.is_dir() and not path.name.startswith(".")]
@@ -37,7 +45,14 @@ def _read(folder: Path, run: str) -> SavedCheckpoint | None:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if not _is_whole(folder, manifest["files"]):
             return None
-        return SavedCheckpoint(str(folder), int(manifest["step"]), str(manifest["training_digest"]), run)
+        return SavedCheckpoint(
+            path=str(folder),
+            step=int(manifest["step"]),
+            training_digest=str(manifest["training_digest"]),
+            run=run,
+            strategy=str(manifest["strategy"]),
+            world_size=int(manifest["world_size"]),
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -16,7 +16,7 @@ from trainkit.planning.environment import check_environment
 from trainkit.planning.plan import Choice, Notice, Topology
 from trainkit.planning.precision import choose_dtype
 from trainkit.planning.programs import PROGRAMS
-from trainkit.planning.resume import SavedCheckpoint, choose_resume
+from trainkit.planning.resume import Reader, SavedCheckpoint, choose_resume
 from trainkit.planning.topology import Placement, name_cards, place
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def decide(
         raise RecipeError(problems)
     topology = name_cards(placement, launcher.kind, recipe.strategy.kind)
     digest = training_digest(recipe, batch, dtype)
-    resume, remarks = choose_resume(resolved, digest, saved)
+    reader = Reader(digest, recipe.strategy.kind, topology.world_size)
+    resume, remarks = choose_resume(resolved, reader, saved)
     context = Context(resolved, facts, topology, launcher.kind, placement.cards, batch, dtype, digest, resume)
     return context, launcher, placement.notices + remarks
 
