@@ -10,4 +10,7 @@ Presets = Annotated[
     list[str] | None,
     typer.Option("--with", metavar="PRESET", help="Put a preset on top of the recipe; may be repeated."),
 ]
+Variant = Annotated[
+    str | None, typer.Option("--variant", metavar="NAME", help="Take this one of the recipe's variants.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]

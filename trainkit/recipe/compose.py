@@ -182,8 +182,9 @@ class _Composer:
         return value
 
     def _keeps_characters(self, path: str, value: object, listed: bool) -> bool:
+        inner = self.dialect.inner(path)
         for prefix, types in self.dialect.verbatim.items():
-            if path.startswith(prefix + "."):
+            if inner.startswith(prefix + "."):
                 return value is not None and (listed or type(value) in types)
         return False
 
@@ -239,7 +240,7 @@ class _Composer:
         self._refuse_tag(event, _PLAIN_TAGS)
         text: str = event.value
         plain = event.implicit[0] and not event.style
-        if plain and text not in ("<<", "=") and path not in self.dialect.open:
+        if plain and text not in ("<<", "=") and self.dialect.inner(path) not in self.dialect.open:
             try:
                 value = read_scalar(text)
             except ValueError:
@@ -266,7 +267,7 @@ class _Composer:
     def _address(self, key: str | None, path: str) -> str:
         if key is None:
             return "?"
-        if self.dialect.modifiers and key[-1:] in ("+", "!") and path not in self.dialect.open:
+        if self.dialect.modifiers and key[-1:] in ("+", "!") and self.dialect.inner(path) not in self.dialect.open:
             return key[:-1]
         return key
 

@@ -17,12 +17,20 @@ class Dialect:
     open: paths of mappings whose keys are the user's own words, taken literally.
     verbatim: paths below which plain scalars of the given types keep the characters as written (`1.10`).
     root: the path at which the whole text stands.
+    nested: path of a mapping each of whose entries is such a text again, with paths of its own.
     """
 
     root: str = ""
     modifiers: bool = False
     open: frozenset[str] = frozenset()
     verbatim: Mapping[str, tuple[type, ...]] = field(default_factory=dict)
+    nested: str = ""
+
+    def inner(self, path: str) -> str:
+        """The path as the innermost text that it lies in counts it."""
+        if self.nested and path.startswith(f"{self.nested}."):
+            return path.removeprefix(f"{self.nested}.").partition(".")[2]
+        return path
 
 
 PLAIN = Dialect()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainkit.recipe.layer import VARIANTS
 from trainkit.recipe.schema import Recipe, Section
+from trainkit.recipe.variants import BASE, NAME_PATTERN
 
 _INTERPOLATION = "Interpolation"
+_VARIANT = "Variant"
 
 
 def json_schema() -> dict[str, Any]:
@@ -28,7 +31,8 @@ def json_schema() -> dict[str, Any]:
         "pattern": r"\$\{",
         "description": "A reference to another value (${train.seed}) or to the environment (${oc.env:NAME,default}).",
     }
-    document["properties"] = {"extends": _extends(), **document["properties"]}
+    definitions[_VARIANT] = _variant(document)
+    document["properties"] = {"extends": _extends(), **document["properties"], VARIANTS: _variants()}
     document["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     document["title"] = "trainkit recipe"
     document["description"] = "A recipe of trainkit, or a preset to extend."
@@ -44,6 +48,27 @@ def _extends() -> dict[str, Any]:
     return {
         "description": "Presets by name (strategy/fsdp) or files by path to build on; later wins, this file most.",
         "anyOf": [one, {"type": "array", "items": one}],
+    }
+
+
+def _variants() -> dict[str, Any]:
+    return {
+        "description": "Named changes to this recipe: `trainkit run --variant NAME`; `trainkit bench` compares all.",
+        "type": ["object", "null"],
+        "propertyNames": {"pattern": NAME_PATTERN, "not": {"const": BASE}},
+        "additionalProperties": {"$ref": f"#/$defs/{_VARIANT}"},
+    }
+
+
+def _variant(document: dict[str, Any]) -> dict[str, Any]:
+    """Whatever a recipe may hold, and a description."""
+    description = {"description": "What the variant is, for tables and plots.", "type": "string"}
+    return {
+        "description": "Changes to the recipe, written like a recipe.",
+        "type": ["object", "null"],
+        "properties": {"description": description, **document["properties"]},
+        "patternProperties": document.get("patternProperties", {}),
+        "additionalProperties": False,
     }
 
 

@@ -15,6 +15,9 @@ from trainkit.recipe.secrets import MASK, is_secret_name, mask_line, secret_argu
 from trainkit.recipe.text import Mark, Problem
 
 ARGUMENTS = "program.args"
+VARIANTS = "variants"
+# Keys of a file that say what it consists of, and are no settings themselves.
+_NO_SETTINGS = ("extends", VARIANTS)
 # Below these, a plain scalar keeps its characters: `1.10` reaches the program or the environment as `1.10`.
 VERBATIM: Mapping[str, tuple[type, ...]] = {"env": (bool, int, float), ARGUMENTS: (int, float)}
 
@@ -44,7 +47,7 @@ class Layer:
 
 def recipe_dialect() -> Dialect:
     """What a recipe's text may contain beyond plain YAML."""
-    return Dialect(modifiers=True, open=open_keys(), verbatim=VERBATIM)
+    return Dialect(modifiers=True, open=open_keys() | {VARIANTS}, verbatim=VERBATIM, nested=VARIANTS)
 
 
 def read_document(data: bytes) -> Document:
@@ -88,7 +91,7 @@ def file_layer(page: Page, base: str, document: Document) -> Layer:
     # The caret under a secret is as long as its mask: the length of a secret is nobody's business either.
     values |= {key: replace(values[key], length=len(MASK)) for key in secret_keys(document.tree) if key in values}
     keys = {key: page.at(mark) for key, mark in document.keys.items()}
-    tree = {key: value for key, value in document.tree.items() if key.rstrip("+!") != "extends"}
+    tree = {key: value for key, value in document.tree.items() if key.rstrip("+!") not in _NO_SETTINGS}
     return Layer(page.name, page.strength, base, normalise(tree, values), values, keys)
 
 

@@ -28,10 +28,12 @@ __all__ = ["Attachment", "Entry", "Request", "Resolved", "resolve"]
 
 def resolve(request: Request, files: Files) -> Resolved:
     """The recipe that a request means. Raises RecipeError with every error that can be known at once."""
-    layers, found, incomplete = _layers(request, files)
+    layers, found, stack = _layers(request, files)
+    incomplete = stack.incomplete
+    others = stack.other_variants(request.variant)
     state = merge(layers)
     found += state.errors
-    for layer in layers:
+    for layer in (*layers, *others):
         found += [*unknown_keys(layer), *written_secrets(layer)]
     state.tree = without_unknown(state.tree)
     if incomplete:
@@ -39,7 +41,7 @@ def resolve(request: Request, files: Files) -> Resolved:
     unresolved = interpolate(state, request.environ, defaults(_kinds(state)))
     found += unresolved
     kinds = _kinds(state)
-    for layer in layers:
+    for layer in (*layers, *others):
         found += validate_layer(layer, kinds, interpolated)
     locate = partial(nearest, state.places)
     found += contradictions(layers, state)
@@ -58,19 +60,21 @@ def resolve(request: Request, files: Files) -> Resolved:
         raise RecipeError(found)
     history = {key: tuple(entries) for key, entries in state.history.items()}
     absent = absent_inputs(recipe, files, on_disk)
-    return Resolved(recipe, state.tree, history, attachments, tuple(found), state.places, absent)
+    return Resolved(recipe, state.tree, history, attachments, tuple(found), state.places, absent, stack.descriptions())
 
 
-def _layers(request: Request, files: Files) -> tuple[list[Layer], list[Diagnostic], bool]:
-    """All layers, weakest first: what the recipe extends, the recipe, presets on top, the environment, the flags.
+def _layers(request: Request, files: Files) -> tuple[list[Layer], list[Diagnostic], Stack]:
+    """All layers, weakest first: what the recipe extends, the recipe, presets, a variant, the environment, flags.
 
-    Also what is wrong with them, and whether some of them could not be read at all.
+    Also what is wrong with them, and the files that they are from.
     """
     stack = Stack(files, request.cwd)
     if request.recipe is not None:
         stack.add_recipe(request.recipe)
     for preset in request.presets:
         stack.add_preset(preset)
+    if request.variant is not None:
+        stack.add_variant(request.variant)
     found = [*stack.errors, *stack.warnings]
     strength = len(stack.layers)
     environment, diagnostics = environment_layer(request.environ, strength, request.cwd)
@@ -81,7 +85,7 @@ def _layers(request: Request, files: Files) -> tuple[list[Layer], list[Diagnosti
     layers += flags
     if request.arguments:
         layers.append(argument_layer(request.arguments, strength + 1, request.cwd, merge(layers).get))
-    return layers, [*found, *diagnostics], stack.incomplete
+    return layers, [*found, *diagnostics], stack
 
 
 def _kinds(state: Merge) -> Mapping[str, str]:

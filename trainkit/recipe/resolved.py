@@ -19,6 +19,7 @@ class Request:
     presets: names or paths given with ``--with``, in order; they go on top of the file.
     overrides: the words as typed (``batch.micro=8``, ``--fsdp``, ``full_shard auto_wrap``).
     arguments: words for the program, untouched; they follow those of ``program.args``.
+    variant: name of the recipe's variant to resolve; None for the recipe without any.
     environ: the caller's environment; only ``TRAINKIT__*`` and what ``${oc.env:}`` names is read.
     """
 
@@ -28,6 +29,7 @@ class Request:
     overrides: tuple[str, ...] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
+    variant: str | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Resolved:
     history: entries by dotted leaf key, weakest first; the last one is the winner unless it is dropped.
     attachments: by the key of the setting that names the file (``strategy.config``).
     places: the strongest origin of every key, sections and list elements included.
+    variants: the variants that the recipe has, in its order, each with its description.
     absent: by key, the paths that the trainer is to read and where nothing stands; another machine may have them.
     """
 
@@ -67,6 +70,7 @@ class Resolved:
     warnings: tuple[Diagnostic, ...] = ()
     places: Mapping[str, Origin] = field(default_factory=dict)
     absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    variants: Mapping[str, str] = field(default_factory=dict)
 
     def given(self, key: str) -> Origin | None:
         """Where the key's value came from; None where no layer gives it and it is a default."""

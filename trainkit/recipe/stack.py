@@ -12,6 +12,7 @@ from trainkit.recipe.files import Files, absolute, seen_from
 from trainkit.recipe.layer import Layer, file_layer, page, read_document
 from trainkit.recipe.suggest import nearest
 from trainkit.recipe.text import Mark, Problem
+from trainkit.recipe.variants import Variant, read_variants
 
 MAX_EXTENDS_DEPTH = 32
 MAX_FILES = 500
@@ -36,6 +37,7 @@ class Stack:
     layers: list[Layer] = field(default_factory=list)
     errors: list[Diagnostic] = field(default_factory=list)
     warnings: list[Diagnostic] = field(default_factory=list)
+    variants: dict[str, list[Variant]] = field(default_factory=dict)  # by name: what each file says, weakest first
     incomplete: bool = False  # whether values are missing because a file or a preset could not be read
 
     def add_recipe(self, recipe: str) -> None:
@@ -57,6 +59,30 @@ class Stack:
             self.errors.append(Diagnostic("error", found.what, "", origin, found.why, found.hint))
         else:
             self._add(found, (), origin, set())
+
+    def add_variant(self, name: str) -> None:
+        """Add what the files say of one variant, on top of everything so far."""
+        if name in self.variants:
+            for each in self.variants[name]:
+                self.layers.append(each.layer(len(self.layers)))
+        elif not self.incomplete:
+            origin = Origin("command line", len(self.layers), f"--variant {name}", text=f"--variant {name}")
+            close = nearest(name, self.variants)
+            known = f"its variants are: {', '.join(self.variants)}" if self.variants else "it has none"
+            hint = f"did you mean {close}?" if close else known
+            self.errors.append(Diagnostic("error", f"the recipe has no variant {name!r}", "", origin, hint=hint))
+
+    def descriptions(self) -> dict[str, str]:
+        """Every variant with its description, the strongest file's that gives one."""
+        return {
+            name: next((each.description for each in reversed(given) if each.description), "")
+            for name, given in self.variants.items()
+        }
+
+    def other_variants(self, chosen: str | None) -> list[Layer]:
+        """The variants that do not take part, to be looked over for mistakes alone."""
+        others = (each for name, given in self.variants.items() if name != chosen for each in given)
+        return [each.layer(len(self.layers) + 2) for each in others]
 
     def _add(self, source: _Source, chain: tuple[_Source, ...], named: Origin, done: set[str]) -> None:
         """Add a file behind what it extends. What several others extend counts once, where it comes first."""
@@ -88,7 +114,12 @@ class Stack:
 
     def _place(self, source: _Source, document: Document, problems: list[Problem]) -> None:
         shown = page(source.label, len(self.layers), source.shown, document)
-        self.layers.append(file_layer(shown, posixpath.dirname(source.path), document))
+        folder = posixpath.dirname(source.path)
+        variants, wrong = read_variants(document, shown, folder)
+        problems += wrong
+        for each in variants:
+            self.variants.setdefault(each.name, []).append(each)
+        self.layers.append(file_layer(shown, folder, document))
         self.errors += [shown.diagnose("error", each) for each in problems]
         self.warnings += [shown.diagnose("warning", each) for each in document.warnings]
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trainkit.cli.options import Presets
+from trainkit.cli.options import Presets, Variant
 from trainkit.cli.words import Invocation, take_apart
 from trainkit.errors import UsageError
 
@@ -15,6 +15,7 @@ from trainkit.errors import UsageError
 def explain(
     context: typer.Context,
     presets: Presets = None,
+    variant: Variant = None,
     token: Annotated[
         str | None,
         typer.Option("--token", metavar="WORD", help="A word of the plan's command, also one that looks like a flag."),
@@ -39,7 +40,7 @@ def explain(
     recipe, *queries = words.positional
     if token is not None:
         queries.append(token)
-    resolved = resolve_words(recipe, words.overrides, presets or (), invocation.program)
+    resolved = resolve_words(recipe, words.overrides, presets or (), invocation.program, variant)
     if not queries:
         sys.stdout.write(renderer.render_all(resolved))
         return

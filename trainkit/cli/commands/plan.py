@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainkit.cli.options import Json, Presets
+from trainkit.cli.options import Json, Presets, Variant
 from trainkit.cli.streams import write_script
 from trainkit.cli.words import Invocation
 from trainkit.errors import ExitCode, UsageError
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 def plan(
     context: typer.Context,
+    *,
     presets: Presets = None,
+    variant: Variant = None,
     as_json: Json = False,
     shell: Annotated[
         bool, typer.Option("--shell", help="Print a shell script that runs the plan without trainkit's command line.")
@@ -44,7 +46,7 @@ def plan(
     if sum((as_json, shell, diff is not None)) > 1:
         raise UsageError("--json, --shell and --diff exclude one another", hint="give one of them")
     invocation: Invocation = context.obj
-    resolved = resolve_line("plan", context.args, presets or (), invocation.program)
+    resolved = resolve_line("plan", context.args, presets or (), invocation.program, variant)
     planned = plan_words(resolved)
     if as_json:
         sys.stdout.write(json.dumps(plan_to_json(planned.plan), indent=2) + "\n")

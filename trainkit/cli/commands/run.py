@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from trainkit.cli.options import Presets
+from trainkit.cli.options import Presets, Variant
 from trainkit.cli.words import Invocation
 
 
 def run(
     context: typer.Context,
     presets: Presets = None,
+    variant: Variant = None,
     node_rank: Annotated[
         int | None,
         typer.Option("--node-rank", min=0, help="This machine's number among several, where no scheduler tells it."),
@@ -31,7 +32,7 @@ def run(
     from trainkit.recipe.dump import resolved_yaml
 
     invocation: Invocation = context.obj
-    resolved = resolve_line("run", context.args, presets or (), invocation.program)
+    resolved = resolve_line("run", context.args, presets or (), invocation.program, variant)
     planned = plan_words(resolved)
     text = resolved_yaml(resolved)
     code = execute(
