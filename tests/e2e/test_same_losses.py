@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,12 +101,19 @@ def test_fp16_with_loss_scaling_stays_near_fp32(
 
 TECHNIQUES: dict[str, dict[str, dict[str, Any]]] = {
     "recomputed activations": {"efficiency": {"gradient_checkpointing": True}},
+    "recomputed but for products": {"efficiency": {"gradient_checkpointing": {"every": 1, "selective": True}}},
     "compiled": {"efficiency": {"compile": {"enabled": True, "backend": "aot_eager"}}},
 }
 
 
-@pytest.mark.parametrize("technique", TECHNIQUES)
-@pytest.mark.parametrize("name", ["ddp", "fsdp", "zero3"])
+# ZeRO-3 adds biases onto the products that selective recomputing keeps; the plan refuses it.
+UNSOUND = {("zero3", "recomputed but for products")}
+
+
+@pytest.mark.parametrize(
+    ("name", "technique"),
+    [pair for pair in itertools.product(["ddp", "fsdp", "zero3"], TECHNIQUES) if pair not in UNSOUND],
+)
 def test_a_technique_composes_with_every_kind_of_strategy(
     name: str, technique: str, corpus: Path, tmp_path: Path
 ) -> None:

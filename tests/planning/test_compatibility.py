@@ -128,6 +128,13 @@ ZERO_ON_CPU = {"strategy": {"kind": "zero2"}, "devices": {"type": "cpu"}}
             "casts the weights once",
             "precision.eval: same",
         ),
+        (
+            {"strategy": {"kind": "zero3"}, "efficiency": {"gradient_checkpointing": {"every": 1, "selective": True}}},
+            {},
+            "efficiency.gradient_checkpointing.selective",
+            "gradients come out wrong",
+            "strategy.kind: fsdp",
+        ),
     ],
 )
 def test_an_unsound_combination_is_refused_with_its_reason_and_the_nearest_sound_one(

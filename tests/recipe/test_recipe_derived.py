@@ -160,7 +160,11 @@ def test_every_setting_is_described_and_every_pattern_has_words() -> None:
 def test_the_table_of_the_schema_knows_its_special_places() -> None:
     assert open_keys() == {"env", "program.args"}
     assert tagged_sections() == {"strategy", "model", "data"}
-    assert short_forms() == {"precision": "dtype", "efficiency.compile": "enabled"}
+    assert short_forms() == {
+        "precision": "dtype",
+        "efficiency.compile": "enabled",
+        "efficiency.gradient_checkpointing": "every",
+    }
 
 
 def test_the_disk_reads_what_is_there_and_says_what_is_not(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ USES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         {"strategy.kind": "fsdp", "strategy.wrap_classes": ["BertLayer"], "strategy.auto_wrap": "transformer"},
     ),
     "gradient_accumulation_steps": (("--gradient_accumulation_steps", "4"), {"batch.accumulation": 4}),
-    "gradient_checkpointing": (("--gradient-checkpointing",), {"efficiency.gradient_checkpointing": True}),
+    "gradient_checkpointing": (("--gradient-checkpointing",), {"efficiency.gradient_checkpointing.every": True}),
     "learning_rate": (("--learning_rate", "3e-5"), {"optimizer.lr": 3e-5}),
     "log_level": (("--log_level", "debug"), {"logging.level": "debug"}),
     "log_level_replica": (("--log_level_replica", "error"), {"logging.replica_level": "error"}),
@@ -255,8 +255,8 @@ def test_activation_checkpointing_in_the_fsdp_file_is_the_recipes_own(solve: Sol
     resolved = solve(
         {"r.yaml": SHORT, "f.yaml": "activation_checkpointing: true\n"}, overrides=("--fsdp_config=f.yaml",)
     )
-    assert resolved.recipe.efficiency.gradient_checkpointing
-    origin = resolved.origin("efficiency.gradient_checkpointing")
+    assert resolved.recipe.efficiency.gradient_checkpointing.every is True
+    origin = resolved.origin("efficiency.gradient_checkpointing.every")
     assert origin is not None
     assert (origin.layer, origin.place) == ("flag --fsdp_config", "f.yaml:1:27")
 

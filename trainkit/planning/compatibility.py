@@ -28,6 +28,7 @@ class Combination:
     nodes: Amount = "one"
     dtype: str = "fp32"
     eval_dtype: Literal["same", "other"] = "same"
+    recompute: Literal["whole", "selective"] = "whole"  # of the blocks that gradient_checkpointing names
     restarts: Literal["no", "yes"] = "no"
     order: Literal["ascending", "other"] = "ascending"
 
@@ -112,6 +113,13 @@ REFUSALS: tuple[Refusal, ...] = (
         "precision.eval",
         "this strategy casts the weights once, to precision.dtype, for training and evaluation alike",
         "precision.eval: same, or strategy.kind: ddp",
+    ),
+    Refusal(
+        {"program": ("builtin",), "strategy": ("zero3",), "recompute": ("selective",)},
+        "efficiency.gradient_checkpointing.selective",
+        "under ZeRO-3 DeepSpeed's linear layers add their bias onto the product that was to be kept: gradients come "
+        "out wrong",
+        "efficiency.gradient_checkpointing.selective: false, or strategy.kind: fsdp",
     ),
 )
 

@@ -74,6 +74,7 @@ def unsound(resolved: Resolved, placement: Placement, launcher: str, dtype: str)
         nodes=_amount(topology.nodes),
         dtype=dtype,
         eval_dtype="same" if recipe.precision.eval in ("same", dtype) else "other",
+        recompute="selective" if recipe.efficiency.gradient_checkpointing.selective else "whole",
         restarts="yes" if recipe.launcher.max_restarts else "no",
         order="ascending" if indices == sorted(indices) else "other",
     )

@@ -38,6 +38,15 @@ def _compile(key: str) -> Reader:
     return read
 
 
+def _gradient_checkpointing(use: Use) -> Outcome:
+    """The bare switch leaves a file's choice of blocks as it is."""
+    key = "efficiency.gradient_checkpointing.every"
+    if not switched_on(use):
+        selective = key.replace(".every", ".selective")
+        return [use.assign(key, False), *([use.assign(selective, False)] if use.current(selective) else [])], []
+    return ([] if use.current(key) else [use.assign(key, True)]), []
+
+
 def _epochs(use: Use) -> Outcome:
     """Epochs asked for on the command line are not beaten by steps in a file."""
     assignments, found = setting_reader("train.epochs")(use)
@@ -230,6 +239,13 @@ SPECIAL = (
         "Compile in this mode.",
         _compile("efficiency.compile.mode"),
         metavar="MODE",
+    ),
+    Flag(
+        "gradient_checkpointing",
+        "switch",
+        ("efficiency.gradient_checkpointing.every",),
+        "Recompute block activations in backward: less memory, about a quarter more time.",
+        _gradient_checkpointing,
     ),
     Flag(
         "num_train_epochs",

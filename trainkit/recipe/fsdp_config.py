@@ -105,7 +105,7 @@ _KEYS: Mapping[str, Callable[[Any], Settings]] = {
     "reshard_after_forward": _reshard,
     "cpu_offload": _truth("strategy.offload"),
     "offload_params": _truth("strategy.offload"),
-    "activation_checkpointing": _truth("efficiency.gradient_checkpointing"),
+    "activation_checkpointing": _truth("efficiency.gradient_checkpointing.every"),
     "backward_prefetch": _only(("backward_pre", "BACKWARD_PRE"), "FSDP2 always gathers the next unit during backward"),
     "forward_prefetch": _only((False,), "the built-in trainer leaves forward prefetch to FSDP2"),
     "limit_all_gathers": _only((True,), "FSDP2 always limits gathers in flight"),

@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
-from torch.utils.checkpoint import checkpoint
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from trainkit.train.models import Model
+from trainkit.recipe.schema import GradientCheckpointing
+
+# What selective checkpointing keeps: the operators whose time grows with a width or with the length squared.
+_ATEN = torch.ops.aten
+KEPT = frozenset(
+    {
+        _ATEN.mm.default,
+        _ATEN.addmm.default,
+        _ATEN.bmm.default,
+        _ATEN.baddbmm.default,
+        _ATEN._scaled_dot_product_flash_attention.default,
+        _ATEN._scaled_dot_product_flash_attention_for_cpu.default,
+        _ATEN._scaled_dot_product_efficient_attention.default,
+        _ATEN._scaled_dot_product_cudnn_attention.default,
+    }
+)
 
 
-def checkpoint_blocks(model: Model, *, dropout: bool) -> None:
-    """Recompute every transformer block in backward; the loss stays bit-equal.
+def checkpoint_blocks(blocks: Iterable[nn.Module], settings: GradientCheckpointing, *, dropout: bool) -> None:
+    """Recompute every n-th block in backward, from the first on; the loss stays bit-equal.
 
     The block's forward is replaced, not the block: names in checkpoints and the hooks of FSDP and ZeRO stay the same.
+    dropout: whether the model draws random numbers; saving generator states costs a copy per block.
     """
-    for block in model.blocks:
-        # Saving generator states costs a copy per block, and only dropout needs it.
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=dropout)
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": dropout}
+    if settings.selective:
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+    for block in list(blocks)[:: int(settings.every)]:
+        block.forward = partial(checkpoint, block.forward, **options)
+
+
+def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in KEPT else CheckpointPolicy.PREFER_RECOMPUTE

@@ -84,8 +84,8 @@ def prepared_model(settings: Settings) -> Model:
     """The model of the recipe with the techniques that work on the model itself."""
     recipe = settings.recipe
     model = MODELS[recipe.model.kind](recipe)
-    if recipe.efficiency.gradient_checkpointing:
-        checkpoint_blocks(model, dropout=recipe.model.dropout > 0)
+    if recipe.efficiency.gradient_checkpointing.every:
+        checkpoint_blocks(model.blocks, recipe.efficiency.gradient_checkpointing, dropout=recipe.model.dropout > 0)
     if recipe.efficiency.compile.enabled:
         compile_model(model, recipe.efficiency.compile, recipe.strategy.kind)
     return model

@@ -59,13 +59,30 @@ class Compile(Section):
     )
 
 
+class GradientCheckpointing(Section):
+    """Activation checkpointing. `gradient_checkpointing: true` is short for `gradient_checkpointing: {every: true}`."""
+
+    short_form: ClassVar[str] = "every"
+
+    every: bool | Count = setting(
+        False, "Which blocks recompute their activations in backward: `true` every one, `n` every n-th, `false` none."
+    )
+    selective: bool = setting(
+        False, "Keep what matrix products and attention gave, and recompute the rest: most of the memory, less time."
+    )
+
+    @model_validator(mode="after")
+    def _has_blocks(self) -> GradientCheckpointing:
+        if self.selective and not self.every:
+            raise ValueError("selective: true chooses inside the blocks that every chooses, and every is false")
+        return self
+
+
 class Efficiency(Section):
     """Techniques that trade memory for speed or the reverse."""
 
-    gradient_checkpointing: bool = setting(
-        False,
-        "Recompute block activations in backward: less memory, about a quarter more time.",
-        flag="gradient_checkpointing",
+    gradient_checkpointing: GradientCheckpointing = setting(
+        GradientCheckpointing(), "Recompute block activations in backward: less memory, about a quarter more time."
     )
     compile: Compile = setting(Compile(), "torch.compile.")
     attention: Literal["auto", "sdpa", "eager"] = setting(
