@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from strategy_runs import CASES, Case, finish, read_curve, run_case, start_ranks, write_corpus, write_settings
+from strategy_runs import CASES, finish, read_curve, run_case, start_ranks, write_corpus, write_settings
 
 pytestmark = pytest.mark.e2e
 
@@ -150,16 +150,10 @@ def test_killed_at_any_moment_the_newest_complete_checkpoint_can_be_used(corpus:
     assert len(list(run_dir.glob("checkpoints/step-*"))) == 2
 
 
-def test_a_checkpoint_of_another_strategy_or_a_damaged_one_is_refused_in_one_line(corpus: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_refused_in_one_line(corpus: Path, tmp_path: Path) -> None:
     alone = CASES["single"].changed(**HARD, **EVERY_4)
     run_case(tmp_path / "whole", alone, corpus)
     saved = tmp_path / "whole/checkpoints/step-00000004"
-    other = write_settings(tmp_path / "other", Case({"kind": "fsdp"}, ranks=1), corpus, resume=saved)
-    assert finish(start_ranks(other, 1)) == [1]
-    assert log_of(tmp_path / "other").rstrip() == (
-        f"error: the checkpoint {saved} was saved by single on 1 ranks, and this run is fsdp on 1 "
-        "(resume with the strategy and the number of ranks that saved it)"
-    )
     file = next(saved.glob("state/*.distcp"))
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1

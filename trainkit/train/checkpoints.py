@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import pickle
 import shutil
@@ -12,19 +13,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+
 from trainkit.errors import TrainingError
+from trainkit.planning.resume import spread, unreadable
 from trainkit.train.distributed import barrier, gather_from_ranks
-from trainkit.train.randomness import generator_states, restore_generator_states
+from trainkit.train.randomness import derived_seed, generator_states, restore_generator_states, seed_generators
 from trainkit.train.settings import World
 from trainkit.train.strategies import Strategy
 
+log = logging.getLogger("trainkit.train")
 MANIFEST = "manifest.json"
+CONTENT = ("step", "training_digest", "world_size", "strategy", "files")
 _CHUNK = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a checkpoint must share with the run that reads it."""
+    """What a checkpoint says of the run that saved it."""
 
     strategy: str
     world_size: int
@@ -43,24 +50,50 @@ def newest(root: Path) -> Path | None:
 
 
 def save(root: Path, step: int, identity: Identity, strategy: Strategy, world: World, *, keep: int) -> None:
-    """Write and publish the checkpoint of a step. Called on every rank; does nothing if it already stands."""
+    """Write and publish the checkpoint of a step. Called on every rank; does nothing if it already stands.
+
+    TrainingError when it cannot be written; what was saved before stays as it is.
+    """
     final, scratch = step_folder(root, step), root / f".tmp-step-{step:08d}"
     if any(gather_from_ranks((final / MANIFEST).exists(), world)):
         return
-    if world.rank == 0:
-        root.mkdir(parents=True, exist_ok=True)
-        for leftover in root.glob(".tmp-*"):  # of an attempt that was killed while it wrote
-            shutil.rmtree(leftover)
-        scratch.mkdir()
-    barrier(world)
-    strategy.save(scratch)
-    (scratch / f"generators-{world.rank}.pickle").write_bytes(pickle.dumps(generator_states()))
-    barrier(world)
-    files = _describe_files(scratch, world)
-    if world.rank == 0:
-        _publish(scratch, final, {"step": step, **_described(identity), "files": files})
-        _prune(root, keep)
-    barrier(world)
+    try:
+        if world.rank == 0:
+            _make_room(root, scratch)
+        barrier(world)
+        strategy.save(scratch)
+        _generators(scratch, world.rank).write_bytes(pickle.dumps(generator_states()))
+        barrier(world)
+        files = _flushed(scratch, world)
+        if world.rank == 0:
+            _publish(scratch, final, {"step": step, **_described(identity), "files": files})
+            _prune(root, keep)
+        barrier(world)
+    except (OSError, RuntimeError, CheckpointException) as error:  # torch's writers raise RuntimeError on a full disk
+        free = shutil.disk_usage(root).free / 2**20 if root.exists() else 0
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise TrainingError(
+            f"the checkpoint of step {step} cannot be written to {root} ({free:.0f} MiB free): {_reason(error)}",
+            hint="those saved before are whole; make room, or point output.root at another disk",
+        ) from error
+
+
+def _make_room(root: Path, scratch: Path) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    for leftover in root.glob(".tmp-*"):  # of an attempt that was killed while it wrote
+        shutil.rmtree(leftover)
+    scratch.mkdir()
+
+
+def _reason(error: BaseException) -> str:
+    """The cause in one line; torch wraps that of the first rank that failed."""
+    failures = getattr(error, "failures", None)
+    cause = next(iter(failures.values()))[0] if failures else error
+    return " ".join(str(cause).split()) or type(cause).__name__
+
+
+def _generators(folder: Path, rank: int) -> Path:
+    return folder / f"generators-{rank}.pickle"
 
 
 def _described(identity: Identity) -> dict[str, Any]:
@@ -71,13 +104,30 @@ def _described(identity: Identity) -> dict[str, Any]:
     }
 
 
-def _describe_files(folder: Path, world: World) -> dict[str, dict[str, Any]]:
+def _flushed(folder: Path, world: World) -> dict[str, dict[str, Any]]:
+    """Size and SHA-256 of every file, once all of them are safe from a power cut."""
+    if world.rank == 0:
+        elsewhere = [rank for rank in range(world.size) if not _generators(folder, rank).exists()]
+        if elsewhere:
+            raise TrainingError(
+                f"{folder} is not one folder for all ranks: what {', '.join(map(str, elsewhere))} wrote is not there",
+                hint="set output.root to a folder that all nodes share",
+            )
+    files = _described_files(folder, world, flush=True)
+    if world.rank == 0:
+        for inner in [path for path in folder.rglob("*") if path.is_dir()]:
+            _flush(inner)
+    return files
+
+
+def _described_files(folder: Path, world: World, *, flush: bool = False) -> dict[str, dict[str, Any]]:
     """Size and SHA-256 of every file; the ranks share the reading."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
-    mine = {
-        str(path.relative_to(folder)): {"size": path.stat().st_size, "sha256": _sha256(path)}
-        for path in paths[world.rank :: world.size]
-    }
+    mine = {}
+    for path in paths[world.rank :: world.size]:
+        if flush:
+            _flush(path)
+        mine[str(path.relative_to(folder))] = {"size": path.stat().st_size, "sha256": _sha256(path)}
     shares: list[dict[str, dict[str, Any]]] = gather_from_ranks(mine, world)
     return dict(sorted((name, facts) for share in shares for name, facts in share.items()))
 
@@ -87,18 +137,26 @@ def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
-        os.fsync(file.fileno())  # what is published must survive a power cut
     return digest.hexdigest()
 
 
+def _flush(path: Path) -> None:
+    """Wait until the disk has a file's content, or a folder's entries."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _publish(scratch: Path, final: Path, manifest: Mapping[str, Any]) -> None:
-    with (scratch / MANIFEST).open("w") as file:
-        json.dump(manifest, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+    (scratch / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    _flush(scratch / MANIFEST)
+    _flush(scratch)
     if final.exists():  # a folder without a manifest: not a checkpoint
         shutil.rmtree(final)
     scratch.rename(final)
+    _flush(final.parent)  # only now may an older one go
 
 
 def _prune(root: Path, keep: int) -> None:
@@ -109,20 +167,54 @@ def _prune(root: Path, keep: int) -> None:
 
 
 def load(folder: Path, identity: Identity, strategy: Strategy, world: World) -> int:
-    """Restore a checkpoint and return its step. TrainingError names what does not fit or is damaged."""
+    """Restore a checkpoint and return its step. TrainingError names what does not fit or is damaged.
+
+    Other training settings are taken with a warning: only who names a checkpoint by its path meets them.
+    """
     manifest = read_manifest(folder)
-    _check_identity(folder, manifest, identity)
-    actual = _describe_files(folder, world)
+    obstacle = unreadable(manifest["strategy"], manifest["world_size"], identity.strategy, identity.world_size)
+    if obstacle:
+        raise TrainingError(
+            f"the checkpoint {folder} cannot be resumed from: {obstacle}",
+            hint="resume with the strategy and the number of ranks that saved it",
+        )
+    refuse_damaged(folder, manifest, world)
+    try:
+        strategy.load(folder)
+    except (RuntimeError, ValueError, KeyError, CheckpointException) as error:
+        raise TrainingError(
+            f"the checkpoint {folder} is of another model, optimizer or precision: {_reason(error)}",
+            hint="resume with the settings that saved it",
+        ) from error
+    _restore_generators(folder, manifest, world)
+    if manifest["training_digest"] != identity.training_digest and world.rank == 0:
+        log.warning("%s was saved under other training settings; training goes on with this run's", folder)
+    return int(manifest["step"])
+
+
+def refuse_damaged(folder: Path, manifest: Mapping[str, Any], world: World) -> None:
+    """TrainingError that names every file whose size or checksum is not the manifest's."""
+    actual = _described_files(folder, world)
     damaged = [name for name, facts in manifest["files"].items() if actual.get(name) != facts]
     if damaged:
         raise TrainingError(
             f"the checkpoint {folder} is damaged: {', '.join(damaged)} is not what its manifest says",
-            hint="resume from an older checkpoint",
+            hint="take an older checkpoint",
         )
-    strategy.load(folder)
-    # Checksums were compared just now, and the file is trainkit's own.
-    restore_generator_states(pickle.loads((folder / f"generators-{world.rank}.pickle").read_bytes()))  # noqa: S301
-    return int(manifest["step"])
+
+
+def _restore_generators(folder: Path, manifest: Mapping[str, Any], world: World) -> None:
+    if manifest["world_size"] == world.size:
+        # Checksums were compared just now, and the file is trainkit's own.
+        restore_generator_states(pickle.loads(_generators(folder, world.rank).read_bytes()))  # noqa: S301
+    else:  # these ranks have no states to go on from; neither do they start over with those of step 0
+        seed_generators(derived_seed(torch.initial_seed(), "resumed", manifest["step"], world.rank))
+
+
+def saved_by(folder: Path) -> str:
+    """`saved by ddp on 2 ranks`."""
+    manifest = read_manifest(folder)
+    return f"saved by {spread(manifest['strategy'], manifest['world_size'])}"
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -133,14 +225,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise TrainingError(
             f"{folder} is not a complete checkpoint: its {MANIFEST} cannot be read ({error})"
         ) from error
+    missing = [name for name in CONTENT if name not in manifest]
+    if missing:
+        raise TrainingError(f"{folder} is no checkpoint of trainkit's: its {MANIFEST} lacks {', '.join(missing)}")
     return manifest
-
-
-def _check_identity(folder: Path, manifest: Mapping[str, Any], identity: Identity) -> None:
-    found = Identity(manifest["strategy"], manifest["world_size"], manifest["training_digest"])
-    if (found.strategy, found.world_size) != (identity.strategy, identity.world_size):
-        raise TrainingError(
-            f"the checkpoint {folder} was saved by {found.strategy} on {found.world_size} ranks, "
-            f"and this run is {identity.strategy} on {identity.world_size}",
-            hint="resume with the strategy and the number of ranks that saved it",
-        )

@@ -113,5 +113,5 @@ def resume(parts: Parts, *, restarted: bool) -> int:
     if folder is None:
         return 0
     step = checkpoints.load(folder, identity(parts), parts.strategy, parts.world)
-    log.info("resumed from %s after step %d", folder, step)
+    log.info("resumed from %s after step %d, %s", folder, step, checkpoints.saved_by(folder))
     return step

@@ -41,7 +41,7 @@ class Strategy(Protocol):
         """Write weights, optimizer state and loss scale. Called on every rank, with the same folder."""
 
     def load(self, folder: Path) -> None:
-        """The inverse of :meth:`save`, on as many ranks as saved."""
+        """The inverse of :meth:`save`. Strategies of plain PyTorch read what any of them saved on any ranks."""
 
 
 # Modules are imported by need: DeepSpeed's import alone takes seconds.

@@ -1,0 +1,81 @@
+"""A checkpoint of one strategy or number of ranks goes on under another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from strategy_runs import (
+    CASES,
+    Case,
+    Curve,
+    finish,
+    largest_difference,
+    run_case,
+    start_ranks,
+    write_corpus,
+    write_settings,
+)
+
+from trainkit.errors import TrainingError
+from trainkit.train import checkpoints
+from trainkit.train.assembly import assemble
+from trainkit.train.settings import World, read_settings
+
+pytestmark = pytest.mark.e2e
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "model": {"dropout": 0.1},
+    "train": {"steps": 8},
+    "checkpoint": {"every_steps": 4, "keep": 0},
+}
+WRITERS = {name: CASES[name].changed(**CHANGES) for name in ("single", "ddp", "fsdp")}
+READERS = {**WRITERS, "fsdp on one rank": Case({"kind": "fsdp"}, ranks=1).changed(**CHANGES)}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text") / "corpus"
+    write_corpus(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Curve]]:
+    """An uninterrupted run of each strategy, with a checkpoint after step 4."""
+    folders = {name: tmp_path_factory.mktemp("runs") / name for name in WRITERS}
+    return {name: (folder, run_case(folder, WRITERS[name], corpus)) for name, folder in folders.items()}
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader"),
+    [("single", "ddp"), ("ddp", "fsdp"), ("fsdp", "fsdp on one rank"), ("fsdp", "single")],
+)
+def test_losses_go_on_as_if_the_run_had_not_changed_its_strategy(
+    writer: str, reader: str, whole: dict[str, tuple[Path, Curve]], corpus: Path, tmp_path: Path
+) -> None:
+    folder, curve = whole[writer]
+    resumed = run_case(tmp_path / "run", READERS[reader], corpus, resume=folder / "checkpoints/step-00000004")
+    rest = {step: loss for step, loss in curve.losses.items() if step > 4}
+    assert largest_difference(rest, resumed.losses) < 1e-6
+    ranks = "1 rank" if writer == "single" else "2 ranks"
+    assert f"after step 4, saved by {writer} on {ranks}\n" in (tmp_path / "run/rank-0.log").read_text()
+
+
+def test_deepspeed_refuses_what_torch_wrote(whole: dict[str, tuple[Path, Curve]]) -> None:
+    saved = whole["single"][0] / "checkpoints/step-00000004"
+    parts = assemble(read_settings(whole["single"][0] / "trainer.json"), World(), torch.device("cpu"))
+    with pytest.raises(TrainingError, match=r"single on 1 rank saved it with torch.distributed.checkpoint, which Deep"):
+        checkpoints.load(saved, checkpoints.Identity("zero1", 1, ""), parts.strategy, World())
+
+
+def test_a_checkpoint_of_another_model_is_refused_in_one_line(
+    whole: dict[str, tuple[Path, Curve]], corpus: Path, tmp_path: Path
+) -> None:
+    saved = whole["single"][0] / "checkpoints/step-00000004"
+    case = WRITERS["single"].changed(model={"layers": 3})
+    assert finish(start_ranks(write_settings(tmp_path / "run", case, corpus, resume=saved), 1)) == [1]
+    (line,) = (tmp_path / "run/rank-0.log").read_text().splitlines()
+    assert line.startswith(f"error: the checkpoint {saved} is of another model, optimizer or precision: ")
