@@ -77,6 +77,7 @@ def unsound(resolved: Resolved, placement: Placement, launcher: str, dtype: str)
         recompute="selective" if recipe.efficiency.gradient_checkpointing.selective else "whole",
         restarts="yes" if recipe.launcher.max_restarts else "no",
         order="ascending" if indices == sorted(indices) else "other",
+        optimizer=recipe.optimizer.name,
     )
     ranks = counted(topology.world_size, "process", "es")
     what = f"strategy {combination.strategy} with launcher {launcher}, {ranks} on {topology.device}, {dtype}"

@@ -15,7 +15,8 @@ from trainkit.recipe.schema import Recipe, Zero1, Zero2, Zero3
 HANDED_OVER = ("optimizer", "scheduler")
 
 STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
-OPTIMIZER_TYPES = {"sgd": "SGD"}  # every other optimizer of the recipe is AdamW
+# Every other name is an AdamW, or refused; a class by import path is no type of DeepSpeed's.
+OPTIMIZER_TYPES = {"sgd": "SGD"}
 SCHEDULER_TYPES = {
     "cosine": "WarmupCosineLR",
     "linear": "WarmupDecayLR",
@@ -121,7 +122,7 @@ def _hf_auto(width: int, kind: str) -> list[Row]:
 
 def _optimizer(recipe: Recipe) -> list[Row]:
     optimizer = recipe.optimizer
-    kind = OPTIMIZER_TYPES.get(optimizer.name, "AdamW")
+    kind = OPTIMIZER_TYPES.get(optimizer.name, optimizer.name if ":" in optimizer.name else "AdamW")
     values: dict[str, tuple[Any, tuple[str, ...]]] = {
         "type": (kind, ("optimizer.name",)),
         "params.lr": (optimizer.lr, ("optimizer.lr",)),
@@ -132,7 +133,7 @@ def _optimizer(recipe: Recipe) -> list[Row]:
         values["params.eps"] = (optimizer.eps, ("optimizer.eps",))
         values["params.torch_adam"] = (True, ("optimizer.name",))
         values["params.adam_w_mode"] = (True, ("optimizer.name",))
-    else:
+    elif kind == "SGD":
         values["params.momentum"] = (optimizer.beta1, ("optimizer.beta1",))
     return [Row(f"optimizer.{name}", value, keys, emit=False) for name, (value, keys) in values.items()]
 
@@ -152,9 +153,13 @@ def _scheduler(recipe: Recipe) -> list[Row]:
 def _engine(recipe: Recipe) -> list[Row]:
     """How the engine behaves inside the trainer."""
     return [
-        # DeepSpeed has no list entry for torch's SGD.
+        # DeepSpeed's list has torch's AdamW only.
         Row(
-            "zero_allow_untested_optimizer", True, ("optimizer.name",), emit=recipe.optimizer.name == "sgd", firm=False
+            "zero_allow_untested_optimizer",
+            True,
+            ("optimizer.name",),
+            emit=not recipe.optimizer.name.startswith("adamw_torch"),
+            firm=False,
         ),
         # The trainer writes the metrics.
         Row("steps_per_print", 2**31 - 1, ("logging.every_steps",), firm=False),

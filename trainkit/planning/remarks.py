@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from trainkit.planning.context import Context
 from trainkit.planning.counted import counted
+from trainkit.planning.optimizers import optimizer_notices
 from trainkit.planning.plan import Notice
 from trainkit.planning.precision import precision_notices
 from trainkit.planning.programs import PROGRAMS
@@ -83,6 +84,7 @@ REMARKS: tuple[Callable[[Context], Iterator[Notice] | tuple[Notice, ...]], ...] 
     _data,
     _rendezvous,
     _precision,
+    optimizer_notices,
     _unseen_cards,
     _cores,
     _visible_slots,

@@ -8,17 +8,17 @@ from trainkit.hardware.versions import at_least
 from trainkit.planning.context import Context
 from trainkit.planning.plan import Notice
 
-INSTALL = "pip install 'trainkit[train]'"
-
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """A package that one choice needs. `of` is the field of the choice, `value` the choices that need it."""
+    """A package that one choice needs. `of` names the choice, `values` are those that need it, `extra` brings it."""
 
     of: str
     values: tuple[str, ...]
     package: str
     minimum: str
+    extra: str = "train"
+    install: str = ""  # where no extra can bring it
 
 
 REQUIREMENTS: tuple[Requirement, ...] = (
@@ -28,29 +28,51 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement("launcher", ("accelerate",), "accelerate", "1.8"),
     Requirement("launcher", ("deepspeed",), "deepspeed", "0.16"),
     Requirement("strategy", ("zero1", "zero2", "zero3"), "deepspeed", "0.16"),
+    Requirement("optimizer.name", ("adamw_bnb_8bit",), "bitsandbytes", "0.45", extra="optimizers"),
+    Requirement("optimizer.name", ("adamw_anyprecision",), "torch-optimi", "0.2", extra="optimizers"),
+    Requirement(
+        "optimizer.name",
+        ("adamw_apex_fused",),
+        "apex",
+        "0.1",
+        # the package of that name on PyPI is something else
+        install="APEX_CPP_EXT=1 APEX_CUDA_EXT=1 pip install --no-build-isolation git+https://github.com/NVIDIA/apex, "
+        "or use a container that has it; adamw_torch_fused needs neither",
+    ),
+    Requirement("logging.report_to", ("tensorboard",), "tensorboard", "2.15", extra="report"),
 )
 
 
 def missing_packages(context: Context) -> tuple[Notice, ...]:
     """One blocker for each package that is absent or too old."""
-    chosen = {
-        "program": context.recipe.program.kind,
-        "launcher": context.launcher,
-        "strategy": context.recipe.strategy.kind,
-    }
+    chosen = _choices(context)
     found: dict[str, Notice] = {}
     for requirement in REQUIREMENTS:
-        choice = chosen[requirement.of]
-        if choice not in requirement.values or requirement.package in found:
+        choice = next((value for value in chosen[requirement.of] if value in requirement.values), None)
+        if choice is None or requirement.package in found:
             continue
         installed = context.facts.packages.get(requirement.package)
         if at_least(installed, requirement.minimum):
             continue
         state = f"{installed} is installed" if installed else "it is not installed"
         what = f"{requirement.of} {choice} needs {requirement.package} >= {requirement.minimum}; {state}."
-        found[requirement.package] = Notice("blocker", what, f"Run: {INSTALL}")
+        install = requirement.install or f"pip install 'trainkit[{requirement.extra}]'"
+        found[requirement.package] = Notice("blocker", what, f"Run: {install}")
     torch = context.facts.packages.get("torch", "")
     if context.topology.device == "cuda" and torch.endswith("+cpu"):
         what = f"torch {torch} is a build for CPUs, and the run uses CUDA."
         found["torch"] = Notice("blocker", what, "Install a CUDA build of torch, or set devices.type to cpu.")
     return tuple(found.values())
+
+
+def _choices(context: Context) -> dict[str, tuple[str, ...]]:
+    recipe = context.recipe
+    builtin = recipe.program.kind == "builtin"
+    return {
+        "program": (recipe.program.kind,),
+        "launcher": (context.launcher,),
+        "strategy": (recipe.strategy.kind,),
+        "optimizer.name": (recipe.optimizer.name,) if builtin else (),
+        # what a program of the user's reports, and with what, is its own affair
+        "logging.report_to": tuple(recipe.logging.report_to) if recipe.program.kind == "builtin" else (),
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from trainkit.errors import Origin
@@ -45,6 +46,11 @@ def _gradient_checkpointing(use: Use) -> Outcome:
         selective = key.replace(".every", ".selective")
         return [use.assign(key, False), *([use.assign(selective, False)] if use.current(selective) else [])], []
     return ([] if use.current(key) else [use.assign(key, True)]), []
+
+
+def _optim(use: Use) -> Outcome:
+    """HF has two names for one optimizer."""
+    return setting_reader("optimizer.name")(replace(use, value="adamw_bnb_8bit") if use.value == "adamw_8bit" else use)
 
 
 def _epochs(use: Use) -> Outcome:
@@ -246,6 +252,14 @@ SPECIAL = (
         ("efficiency.gradient_checkpointing.every",),
         "Recompute block activations in backward: less memory, about a quarter more time.",
         _gradient_checkpointing,
+    ),
+    Flag(
+        "optim",
+        "value",
+        ("optimizer.name",),
+        "Optimizer: adamw_torch, adafactor, sgd, … (as optimizer.name), or a class as pkg.mod:Class.",
+        _optim,
+        metavar="NAME|pkg.mod:Class",
     ),
     Flag(
         "num_train_epochs",

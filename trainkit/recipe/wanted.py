@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 import annotated_types
 
 from trainkit.recipe.fields import Setting, members
+from trainkit.recipe.refused_values import refused
 from trainkit.recipe.scalars import read_scalar
 from trainkit.recipe.secrets import MASK, is_secret_name
 from trainkit.recipe.suggest import nearest
@@ -18,6 +19,7 @@ from trainkit.recipe.suggest import nearest
 PATTERN_WORDS = {
     "name": "a name of letters, digits, dots, dashes and underscores (at most 100, a letter or digit first)",
     "nodes.rendezvous": "`auto` or host:port",
+    "optimizer.name": "an import path pkg.mod:Class",
 }
 _PLAIN = {bool: "true or false", str: "a text", float: "a number", int: "a whole number", types.NoneType: "null"}
 # Defaults as a recipe writes them.
@@ -33,7 +35,7 @@ _BOUNDS = {
 def wanted(setting: Setting) -> str:
     """What the setting takes: ``auto, all, none, a whole number (1 or more) or a list of whole numbers or texts``."""
     if setting.key in PATTERN_WORDS:
-        return PATTERN_WORDS[setting.key]
+        return _either([*map(str, choices(setting.annotation)), PATTERN_WORDS[setting.key]])
     return _either(_words(setting.annotation, setting.metadata))
 
 
@@ -70,7 +72,8 @@ def complain(setting: Setting, key: str, value: Any) -> tuple[str, str, str]:
     want = wanted(setting)
     what = f"{key} must be {want}, not {shown(key, value)}"
     default = f"; the default is {_WRITTEN.get(str(setting.default), setting.default)}" if setting.key == key else ""
-    return what, setting.description, _remedy(setting, value) or f"write {want}{default}"
+    why, hint = refused(key, value) or (setting.description, _remedy(setting, value))
+    return what, why, hint or f"write {want}{default}"
 
 
 def inside(setting: Setting, container: type) -> Setting:

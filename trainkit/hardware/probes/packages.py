@@ -8,7 +8,19 @@ import sys
 from collections.abc import Iterable, Mapping
 
 WANTED = frozenset(
-    {"accelerate", "bitsandbytes", "deepspeed", "ninja", "numpy", "nvidia-ml-py", "torch", "transformers"}
+    {
+        "accelerate",
+        "apex",
+        "bitsandbytes",
+        "deepspeed",
+        "ninja",
+        "numpy",
+        "nvidia-ml-py",
+        "tensorboard",
+        "torch",
+        "torch-optimi",
+        "transformers",
+    }
 )
 
 # importlib.metadata would take 39 ms to say the same.

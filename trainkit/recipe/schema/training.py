@@ -7,8 +7,21 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from trainkit.recipe.schema.base import Section, setting
+from trainkit.recipe.schema.launching import Scalar
 
 Count = Annotated[int, Field(ge=1)]
+ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
+OptimizerName = Literal[
+    "adamw_torch",
+    "adamw_torch_fused",
+    "adamw_torch_foreach",
+    "adamw_apex_fused",
+    "adamw_anyprecision",
+    "adamw_bnb_8bit",
+    "adafactor",
+    "adagrad",
+    "sgd",
+]
 
 
 class Precision(Section):
@@ -129,14 +142,17 @@ class TextData(Section):
 class Optimizer(Section):
     """How gradients become updates. Biases, norms and other one-dimensional parameters are not decayed."""
 
-    name: Literal["adamw_torch", "adamw_torch_fused", "adamw_torch_foreach", "sgd"] = setting(
-        "adamw_torch", "Optimizer.", flag="optim"
+    name: OptimizerName | ImportPath = setting(
+        "adamw_torch",
+        "Optimizer: a name, or any class by its import path `pkg.mod:Class`, made as Class(groups, lr=…, **args).",
+        flag="optim",
     )
+    args: dict[str, Scalar | list[Scalar]] = setting({}, "Further arguments of the optimizer's class, by name.")
     lr: float = setting(3e-4, "Peak learning rate.", ge=0, flag="learning_rate")
     weight_decay: float = setting(0.1, "Decoupled weight decay of matrices.", ge=0, flag="weight_decay")
-    beta1: float = setting(0.9, "Decay of the first moment; momentum of `sgd`.", ge=0, lt=1, flag="adam_beta1")
-    beta2: float = setting(0.95, "Decay of the second moment.", ge=0, lt=1, flag="adam_beta2")
-    eps: float = setting(1e-8, "Added to the denominator.", gt=0, flag="adam_epsilon")
+    beta1: float = setting(0.9, "Decay of AdamW's first moment; momentum of `sgd`.", ge=0, lt=1, flag="adam_beta1")
+    beta2: float = setting(0.95, "Decay of AdamW's second moment.", ge=0, lt=1, flag="adam_beta2")
+    eps: float = setting(1e-8, "Added to the denominator (AdamW, `adagrad`).", gt=0, flag="adam_epsilon")
 
 
 class Schedule(Section):

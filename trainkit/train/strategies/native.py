@@ -24,7 +24,7 @@ class Engine:
 
     def __init__(self, model: nn.Module, settings: Settings, device: torch.device) -> None:
         self.model = model
-        self.optimizer = build_optimizer(model.parameters(), settings.recipe.optimizer)
+        self.optimizer = build_optimizer(model, settings.recipe.optimizer)
         self.scaler = gradient_scaler(settings.dtype, device)
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._max_norm = settings.recipe.train.max_grad_norm or math.inf

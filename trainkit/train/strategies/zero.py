@@ -39,7 +39,7 @@ class Zero:
         with contextlib.redirect_stdout(io.StringIO()):  # some of its optimizers print memory figures unasked
             self._engine: Any = deepspeed.initialize(
                 model=model,
-                optimizer=build_optimizer(model.parameters(), settings.recipe.optimizer),
+                optimizer=build_optimizer(model, settings.recipe.optimizer),
                 config=json.loads(settings.deepspeed.read_text()),
             )[0]
         self.model = self._engine
