@@ -29,7 +29,7 @@ def test_version_is_answered_without_loading_the_command_line(trainkit: Trainkit
 def test_help_names_every_command(trainkit: Trainkit) -> None:
     done = trainkit("--help")
     assert done.returncode == 0
-    for command in ("run", "plan", "check", "explain", "ls", "cp", "schema", "runs"):
+    for command in ("run", "plan", "check", "explain", "ls", "cp", "schema", "export", "runs"):
         assert f" {command} " in done.stdout
 
 

@@ -17,10 +17,14 @@ def saved_checkpoints(output_root: str, name: str) -> list[SavedCheckpoint]:
     parent = Path(output_root).absolute() / name
     found: list[SavedCheckpoint] = []
     for run in sorted(_folders(parent), reverse=True):
-        layout = RunLayout(run)
-        inside = [saved for folder in _folders(layout.checkpoints) if (saved := _read(folder, layout.id)) is not None]
-        found += sorted(inside, key=lambda saved: saved.step, reverse=True)
+        found += checkpoints_of(RunLayout(run))
     return found
+
+
+def checkpoints_of(layout: RunLayout) -> list[SavedCheckpoint]:
+    """The complete checkpoints of one run, latest step first."""
+    inside = [saved for folder in _folders(layout.checkpoints) if (saved := _read(folder, layout.id)) is not None]
+    return sorted(inside, key=lambda saved: saved.step, reverse=True)
 
 
 def named_checkpoint(path: str) -> list[SavedCheckpoint]:

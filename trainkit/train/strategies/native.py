@@ -64,13 +64,13 @@ class Engine:
 
     def save(self, folder: Path) -> None:
         """Write the state with torch.distributed.checkpoint, each rank its own shards."""
-        with _quiet():
+        with quiet():
             state_dict_saver.save(self._state(), checkpoint_id=folder / "state", no_dist=not dist.is_initialized())
 
     def load(self, folder: Path) -> None:
         """Read the state that :meth:`save` wrote."""
         state = self._state()
-        with _quiet():
+        with quiet():
             state_dict_loader.load(state, checkpoint_id=folder / "state", no_dist=not dist.is_initialized())
         set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
@@ -81,6 +81,6 @@ class Engine:
         return {"model": model, "optimizer": optimizer, "scaler": self.scaler.state_dict(), "skipped": self._skipped}
 
 
-def _quiet() -> warnings.catch_warnings[None]:
+def quiet() -> warnings.catch_warnings[None]:
     """torch warns that one process saves alone, which is what is meant."""
     return warnings.catch_warnings(action="ignore", category=UserWarning)

@@ -21,7 +21,7 @@ from trainkit.train.models import Model
 from trainkit.train.optimizers import build_optimizer
 from trainkit.train.settings import Settings, World
 
-_TAG = "zero"  # DeepSpeed's name for the folder inside a checkpoint
+TAG = "zero"  # DeepSpeed's name for the folder inside a checkpoint
 
 
 class Zero:
@@ -71,11 +71,11 @@ class Zero:
 
     def save(self, folder: Path) -> None:
         """DeepSpeed's own format, one file a rank."""
-        self._engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
+        self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=False)
 
     def load(self, folder: Path) -> None:
         """Read what :meth:`save` wrote."""
-        path, _ = self._engine.load_checkpoint(str(folder), tag=_TAG)
+        path, _ = self._engine.load_checkpoint(str(folder), tag=TAG)
         if path is None:
             raise TrainingError(f"DeepSpeed finds no checkpoint in {folder}")
 

@@ -1,0 +1,80 @@
+"""Exported weights are those that were trained, whichever strategy saved them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from strategy_runs import CASES, run_case, write_corpus, write_settings
+
+from trainkit.train.assembly import assemble
+from trainkit.train.settings import World, read_settings
+
+pytestmark = pytest.mark.e2e
+
+Trainkit = Callable[..., subprocess.CompletedProcess[str]]
+CHANGES: dict[str, dict[str, Any]] = {
+    "train": {"steps": 4},
+    "eval": {"every_steps": 4},
+    "checkpoint": {"every_steps": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text") / "corpus"
+    write_corpus(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "zero1", "zero3"])
+def test_exported_weights_have_the_evaluation_loss_of_the_run(
+    name: str, corpus: Path, tmp_path: Path, trainkit: Trainkit
+) -> None:
+    curve = run_case(tmp_path / "run", CASES[name].changed(**CHANGES), corpus)
+    saved = tmp_path / "run/checkpoints/step-00000004"
+    done = trainkit("export", str(saved), "out")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "out\n", "")
+    settings = read_settings(write_settings(tmp_path / "alone", CASES["single"].changed(**CHANGES), corpus))
+    parts = assemble(settings, World(), torch.device("cpu"))
+    weights = load_file(tmp_path / "out/model.safetensors")
+    parts.strategy.model.load_state_dict(weights)
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    assert parts.evaluation.loss(parts.strategy, parts.eval_autocast) == pytest.approx(curve.eval_losses[4], rel=1e-6)
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert (config["model"], config["sequence_length"]) == (settings.recipe.model.model_dump(mode="json"), 32)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_a_run_is_exported_by_its_name_and_never_over_what_is_there(
+    tmp_path: Path, trainkit: Trainkit, tiny_recipe: Path
+) -> None:
+    assert trainkit("run", str(tiny_recipe), "checkpoint.every_steps=2", "checkpoint.keep=0").returncode == 0
+    done = trainkit("export", "tiny")
+    (run,) = (tmp_path / "runs/tiny").iterdir()
+    assert (done.returncode, done.stdout) == (0, f"{run}/exports/step-00000003\n")
+    again = trainkit("export", "tiny")
+    assert again.returncode == 2
+    assert f"{run}/exports/step-00000003 exists" in again.stderr
+    weights = next(run.glob("checkpoints/step-00000002/state/*.distcp"))
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+    damaged = trainkit("export", str(run / "checkpoints/step-00000002"), "out")
+    assert damaged.returncode == 1
+    assert "is damaged: state/" in damaged.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_has_no_checkpoint_cannot_be_exported(trainkit: Trainkit, tmp_path: Path, tiny_recipe: Path) -> None:
+    assert trainkit("run", str(tiny_recipe), "train.steps=1").returncode == 0
+    done = trainkit("export", "tiny")
+    assert done.returncode == 2
+    assert "has no complete checkpoint" in done.stderr
+    assert trainkit("export", "nothing").returncode == 2

@@ -1,0 +1,114 @@
+"""Write a checkpoint's weights as safetensors: ``python -m trainkit.train.export --checkpoint C --destination D``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainkit.errors import TrainingError, TrainkitError
+from trainkit.recipe.schema import Recipe
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Export one checkpoint, on the CPU and without a process group. Failures are one line and exit code 1."""
+    parser = argparse.ArgumentParser(prog="python -m trainkit.train.export", description=__doc__)
+    parser.add_argument("--checkpoint", type=Path, required=True, help="<run>/checkpoints/step-<8 digits>")
+    parser.add_argument("--destination", type=Path, required=True, help="folder to make; it must not exist")
+    words = parser.parse_args(argv)
+    try:
+        export(words.checkpoint, words.destination)
+    except TrainkitError as error:
+        for found in error.diagnostics:
+            sys.stderr.write(f"error: {found.what}{f' ({found.hint})' if found.hint else ''}\n")
+        return int(error.exit_code)
+    except OSError as error:
+        sys.stderr.write(f"error: {words.destination} cannot be written: {error.strerror or error}\n")
+        return 1
+    return 0
+
+
+def export(checkpoint: Path, destination: Path) -> None:
+    """Make the folder with the weights in 32 bits and the model's settings; it appears whole or not at all."""
+    from trainkit.train.checkpoints import read_manifest, refuse_damaged
+    from trainkit.train.models import MODELS
+    from trainkit.train.randomness import seed_generators
+    from trainkit.train.settings import World, read_settings
+
+    manifest = read_manifest(checkpoint)
+    refuse_damaged(checkpoint, manifest, World())
+    recipe = read_settings(checkpoint.absolute().parents[1] / "trainer.json").recipe
+    seed_generators(recipe.train.seed)
+    model = MODELS[recipe.model.kind](recipe)
+    try:
+        READERS[manifest["strategy"]](checkpoint, model)
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise TrainingError(f"{checkpoint} does not hold the weights of its run's model: {error}") from error
+    scratch = destination.with_name(f".{destination.name}.tmp")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    try:
+        _write(model, recipe, manifest, scratch)
+        scratch.rename(destination)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _write(model: Any, recipe: Recipe, manifest: Mapping[str, Any], folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt", "step": str(manifest["step"])})
+    config = {
+        "model_type": f"trainkit-{recipe.model.kind}",
+        "model": recipe.model.model_dump(mode="json", by_alias=True),
+        "sequence_length": recipe.data.sequence_length,
+        "step": manifest["step"],
+        "training_digest": manifest["training_digest"],
+    }
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _read_distributed(checkpoint: Path, model: Any) -> None:
+    """torch.distributed.checkpoint puts the shards together itself."""
+    from torch.distributed.checkpoint import state_dict_loader
+
+    from trainkit.train.strategies.native import quiet
+
+    weights = model.state_dict()
+    with quiet():
+        state_dict_loader.load({"model": weights}, checkpoint_id=checkpoint / "state", no_dist=True)
+    model.load_state_dict(weights)
+
+
+def _read_zero(checkpoint: Path, model: Any) -> None:
+    """DeepSpeed's own reader of partitioned 32-bit weights."""
+    import torch
+
+    from trainkit.train.strategies.zero import TAG, import_deepspeed
+
+    import_deepspeed(torch.device("cpu"), "warning")
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        weights = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), tag=TAG)
+    model.load_state_dict(weights)
+
+
+# The strategy that saved -> how its format is read.
+READERS: Mapping[str, Callable[[Path, Any], None]] = {
+    **dict.fromkeys(("single", "ddp", "fsdp"), _read_distributed),
+    **dict.fromkeys(("zero1", "zero2", "zero3"), _read_zero),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
