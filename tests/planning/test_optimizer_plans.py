@@ -105,6 +105,7 @@ def test_a_program_of_the_users_own_hears_nothing_of_the_optimizer(
         ("fsdp", "adamw_bnb_8bit", {}, "whole tensors"),
         ("zero1", "adamw_bnb_8bit", {}, "embeddings cannot be kept in 32-bit"),
         ("zero3", "adagrad", {}, "without its parameter groups"),
+        ("zero3", "adamw_anyprecision", {}, "bias correction"),
         ("single", "adamw_apex_fused", {}, "on CUDA only"),
         ("fsdp", "adamw_apex_fused", {"gpus": 2}, "whole tensors"),
         ("single", "adamw_bnb_8bit", {"mps": True}, "MPS"),

@@ -31,11 +31,29 @@ RECIPE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("name", "render"), [("table.txt", table.render), ("plan.sh", shell.render)])
+TECHNIQUES: dict[str, Any] = {
+    "name": "techniques",
+    "strategy": {"kind": "ddp"},
+    "batch": {"global": 64, "micro": 4},
+    "precision": {"dtype": "bf16", "tf32": True},
+    "efficiency": {"gradient_checkpointing": {"every": 2}, "compile": {"enabled": True}},
+    "optimizer": {"name": "adafactor", "lr": 1e-2},
+    "data": {"workers": 2},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "render", "recipe"),
+    [
+        ("table.txt", table.render, RECIPE),
+        ("plan.sh", shell.render, RECIPE),
+        ("table-techniques.txt", table.render, TECHNIQUES),
+    ],
+)
 def test_a_rendered_plan_is_as_written_down(
-    layered: Layered, machine: Machine, name: str, render: Callable[..., str]
+    layered: Layered, machine: Machine, name: str, render: Callable[..., str], recipe: dict[str, Any]
 ) -> None:
-    text, path = render(build_plan(layered(RECIPE), machine(4)).plan), GOLDEN / name
+    text, path = render(build_plan(layered(recipe), machine(4)).plan), GOLDEN / name
     if os.environ.get("TRAINKIT_RENEW_GOLDEN"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

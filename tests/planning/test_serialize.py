@@ -57,6 +57,7 @@ plans = st.builds(
     output_root=names,
     max_restarts=st.integers(0, 9),
     grace_seconds=st.floats(0, 99),
+    techniques=st.lists(st.builds(model.TechniqueInForce, names, names, names, names), max_size=2).map(tuple),
     notices=st.lists(
         st.builds(model.Notice, st.sampled_from(["note", "warning", "blocker"]), names, st.text(max_size=8)), max_size=2
     ).map(tuple),

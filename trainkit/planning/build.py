@@ -18,6 +18,7 @@ from trainkit.planning.programs import PROGRAMS
 from trainkit.planning.remarks import remarks
 from trainkit.planning.resume import SavedCheckpoint
 from trainkit.planning.sourced import Source, SourcedFile, Token, texts, token
+from trainkit.planning.techniques import techniques_in_force
 from trainkit.recipe.schema import Recipe
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def build_plan(resolved: Resolved, facts: Facts, saved: Sequence[SavedCheckpoint
         output_root=recipe.output.root,
         max_restarts=recipe.launcher.max_restarts,
         grace_seconds=recipe.launcher.grace_seconds,
+        techniques=techniques_in_force(context),
         notices=notices + remarks(context),
         rendezvous=recipe.nodes.rendezvous,
     )

@@ -134,6 +134,13 @@ REFUSALS: tuple[Refusal, ...] = (
         "optimizer.name: sgd or adamw_torch, or strategy.kind: fsdp",
     ),
     Refusal(
+        {"program": ("builtin",), "strategy": ("zero3",), "optimizer": ("adamw_anyprecision",)},
+        "optimizer.name",
+        "ZeRO-3 calls the optimizer once for each group of parameters, and this one counts each call as a step of all: "
+        "its bias correction comes out wrong",
+        "optimizer.name: adamw_torch, or strategy.kind: fsdp or zero2",
+    ),
+    Refusal(
         {"program": ("builtin",), "strategy": ("fsdp",), "optimizer": ("adamw_bnb_8bit", "adamw_apex_fused")},
         "optimizer.name",
         "its kernels take whole tensors, and fsdp hands it sharded ones (DTensor)",

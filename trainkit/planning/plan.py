@@ -170,6 +170,16 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
+class TechniqueInForce:
+    """A technique that the built-in trainer uses in this run, and what it does to speed and to memory, in words."""
+
+    key: str  # the recipe key
+    value: str
+    speed: str
+    memory: str
+
+
+@dataclass(frozen=True, slots=True)
 class Resume:
     """The checkpoint that the run starts from. path is None for `never` or when nothing fits; reason says why."""
 
@@ -200,6 +210,7 @@ class Plan:
     max_restarts: int
     grace_seconds: float
     notices: tuple[Notice, ...]
+    techniques: tuple[TechniqueInForce, ...] = ()  # none are known of a program of the user's own
     rendezvous: str = "auto"  # host:port of node 0, which MASTER_ADDR and PORT are bound to; auto is a free local port
 
 

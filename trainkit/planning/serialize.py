@@ -19,6 +19,7 @@ from trainkit.planning.plan import (
     PlannedFile,
     Preparation,
     Resume,
+    TechniqueInForce,
     Text,
     Topology,
 )
@@ -63,6 +64,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "output_root": plan.output_root,
         "max_restarts": plan.max_restarts,
         "grace_seconds": plan.grace_seconds,
+        "techniques": [asdict(technique) for technique in plan.techniques],
         "notices": [asdict(notice) for notice in plan.notices],
     }
 
@@ -100,6 +102,7 @@ def plan_from_json(data: Mapping[str, Any]) -> Plan:
         output_root=data["output_root"],
         max_restarts=data["max_restarts"],
         grace_seconds=data["grace_seconds"],
+        techniques=tuple(TechniqueInForce(**technique) for technique in data["techniques"]),
         notices=tuple(Notice(**notice) for notice in data["notices"]),
         rendezvous=data["rendezvous"],
     )

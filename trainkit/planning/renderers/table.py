@@ -16,7 +16,7 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 
 def render(plan: Plan) -> str:
     """Plain text of at most 96 columns, but for words that are longer themselves."""
-    sections = (_head, _topology, _batch, _commands, _preparations, _environment, _files, _notices)
+    sections = (_head, _topology, _batch, _techniques, _commands, _preparations, _environment, _files, _notices)
     return "\n".join("\n".join(section(plan)) + "\n" for section in sections if any(section(plan)))
 
 
@@ -61,6 +61,13 @@ def _batch(plan: Plan) -> Iterator[str]:
     yield f"Batch: {batch.global_} = {batch.micro} {TIMES} {batch.accumulation} {TIMES} {batch.ranks}"
     yield f"  samples per optimizer step = micro batch {TIMES} accumulation {TIMES} ranks"
     yield f"  evaluation: {batch.eval_micro} samples per rank in one pass"
+
+
+def _techniques(plan: Plan) -> Iterator[str]:
+    if plan.techniques:
+        yield "Techniques"
+    for each in plan.techniques:
+        yield from _wrapped(f"{each.key} {each.value}: {each.speed}. Memory: {each.memory}.")
 
 
 def _commands(plan: Plan) -> Iterator[str]:
