@@ -83,7 +83,7 @@ def test_weights_depend_on_the_seed_alone(make_settings: MakeSettings) -> None:
     settings, weights = make_settings(), []
     for seed in (0, 0, 1):
         seed_generators(seed)
-        weights.append(prepared_model(settings).tokens.weight.detach().clone())
+        weights.append(prepared_model(settings).state_dict()["tokens.weight"].clone())
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
 
@@ -94,7 +94,7 @@ def test_evaluation_does_not_depend_on_how_passes_are_shared(make_settings: Make
 
     def passes(world: World) -> list[tuple[int, ...]]:
         made = Evaluation.of(
-            parts.splits.validation, seed=0, batches=5, micro=4, world=world, device=torch.device("cpu")
+            parts.source.validation, seed=0, batches=5, micro=4, world=world, device=torch.device("cpu")
         )
         return list(made.passes)
 
@@ -116,7 +116,7 @@ def test_metrics_say_what_the_design_promises(make_settings: MakeSettings) -> No
 
 def test_epochs_become_steps(make_settings: MakeSettings) -> None:
     parts = parts_of(make_settings(train={"steps": None, "epochs": 2.0}))
-    assert parts.steps == -(-2 * len(parts.splits.train) // 16)
+    assert parts.steps == -(-2 * len(parts.source.train) // 16)
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_names_the_step(make_settings: MakeSettings) -> None:

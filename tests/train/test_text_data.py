@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from trainkit.errors import TrainingError
-from trainkit.recipe.schema import TextData
+from trainkit.recipe.schema import Recipe, TextData
 from trainkit.train.data import cache
 from trainkit.train.data.cache import open_corpus
-from trainkit.train.data.text import Samples, find_files, read_corpus, split
+from trainkit.train.data.text import TextSamples, find_files, open_source, read_corpus, split
 from trainkit.train.folders import cache_folders
 
 
@@ -37,13 +37,13 @@ def test_targets_are_the_next_bytes_except_the_first_of_a_file_and_what_lies_bey
     two_files: Path, tmp_path: Path
 ) -> None:
     corpus = read_corpus(text_data(two_files, cache=str(tmp_path / "cache")), tmp_path)
-    samples = Samples(corpus, 0, corpus.bytes, length=5)
+    samples = TextSamples(corpus, 0, corpus.bytes, length=5)
     batch = samples[[0, 1, 2]]
     assert len(samples) == 3
-    assert bytes(batch.tokens[:2].flatten().tolist()) == b"abcdefgtuv"
-    assert batch.targets[0].tolist() == list(b"bcdef")
-    assert batch.targets[1].tolist() == [ord("g"), -1, *b"uvw"]
-    assert batch.targets[2].tolist() == [*b"xyz", -1, -1]
+    assert bytes(batch.inputs["tokens"][:2].flatten().tolist()) == b"abcdefgtuv"
+    assert batch.inputs["targets"][0].tolist() == list(b"bcdef")
+    assert batch.inputs["targets"][1].tolist() == [ord("g"), -1, *b"uvw"]
+    assert batch.inputs["targets"][2].tolist() == [*b"xyz", -1, -1]
     assert batch.counted == 5 + 4 + 3
 
 
@@ -52,10 +52,10 @@ def test_validation_text_is_the_end_and_is_never_trained_on(tmp_path: Path) -> N
     folder.mkdir()
     (folder / "a.txt").write_bytes(bytes(range(200)))
     data = text_data(folder, sequence_length=8, validation_fraction=0.1, cache=str(tmp_path / "cache"))
-    train, validation = split(read_corpus(data, tmp_path), data, 256)
+    train, validation = split(read_corpus(data, tmp_path), data)
     seen = train[list(range(len(train)))]
     held = validation[list(range(len(validation)))]
-    assert max(seen.tokens.max(), seen.targets.max()) < 180 <= int(held.tokens.min())
+    assert max(values.max() for values in seen.inputs.values()) < 180 <= int(held.inputs["tokens"].min())
 
 
 def test_the_unigram_entropy_is_that_of_the_bytes(tmp_path: Path) -> None:
@@ -148,14 +148,14 @@ def test_a_path_without_usable_text_is_named(path: str, message: str, tmp_path: 
     (tmp_path / "empty").mkdir()
     data = text_data(tmp_path / path, cache=str(tmp_path / "cache"))
     with pytest.raises(TrainingError, match=message) as caught:
-        split(read_corpus(data, tmp_path), data, 256)
+        split(read_corpus(data, tmp_path), data)
     assert "data.path" in str(caught.value)
 
 
 def test_a_vocabulary_that_is_too_small_for_the_text_is_refused(two_files: Path, tmp_path: Path) -> None:
     data = text_data(two_files, cache=str(tmp_path / "cache"))
     with pytest.raises(TrainingError, match=r"model\.vocab_size: 100 is too small for byte 122"):
-        split(read_corpus(data, tmp_path), data, 100)
+        open_source(Recipe.model_validate({"data": data, "model": {"vocab_size": 100}}), tmp_path)
 
 
 def test_the_standard_library_is_twelve_megabytes_of_text_without_tests_and_packages() -> None:

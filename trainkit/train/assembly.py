@@ -11,9 +11,9 @@ import torch
 
 from trainkit.train.activation_checkpointing import checkpoint_blocks
 from trainkit.train.compiling import compile_model
-from trainkit.train.data.cache import Corpus
 from trainkit.train.data.sampler import Order
-from trainkit.train.data.text import Splits, read_corpus, split
+from trainkit.train.data.source import Source
+from trainkit.train.data.sources import SOURCES
 from trainkit.train.evaluation import Evaluation
 from trainkit.train.models import MODELS, Model, count_parameters
 from trainkit.train.precision import autocast, check_precision, set_tf32
@@ -30,11 +30,11 @@ class Parts:
     settings: Settings
     world: World
     device: torch.device
-    corpus: Corpus
-    splits: Splits
+    source: Source
     order: Order
     steps: int
     parameters: int
+    stochastic: bool  # whether the model draws random numbers in training
     strategy: Strategy
     learning_rate: Callable[[int], float]
     autocast: AbstractContextManager[object]
@@ -47,9 +47,8 @@ def assemble(settings: Settings, world: World, device: torch.device) -> Parts:
     recipe, kind = settings.recipe, settings.recipe.strategy.kind
     check_precision(settings)
     set_tf32(recipe.precision.tf32)
-    corpus = read_corpus(recipe.data, settings.run_dir)
-    splits = split(corpus, recipe.data, recipe.model.vocab_size)
-    order = Order(recipe.train.seed, len(splits.train), settings.batch.global_)
+    source = SOURCES[recipe.data.kind](recipe, settings.run_dir)
+    order = Order(recipe.train.seed, len(source.train), settings.batch.global_)
     steps = total_steps(settings, order)
     # Weights are drawn on the CPU from the seed alone, before anything knows of ranks: all start from the same.
     seed_generators(recipe.train.seed)
@@ -59,15 +58,15 @@ def assemble(settings: Settings, world: World, device: torch.device) -> Parts:
         settings=settings,
         world=world,
         device=device,
-        corpus=corpus,
-        splits=splits,
+        source=source,
         order=order,
         steps=steps,
         parameters=parameters,
+        stochastic=model.stochastic,
         strategy=STRATEGIES[kind](model, settings, world, device),
         learning_rate=learning_rate(recipe.optimizer, recipe.schedule, steps),
         autocast=autocast(kind, settings.dtype, device),
-        evaluation=_evaluation(settings, splits, world, device),
+        evaluation=_evaluation(settings, source, world, device),
         eval_autocast=autocast(kind, settings.eval_dtype, device),
     )
 
@@ -85,16 +84,16 @@ def prepared_model(settings: Settings) -> Model:
     recipe = settings.recipe
     model = MODELS[recipe.model.kind](recipe)
     if recipe.efficiency.gradient_checkpointing.every:
-        checkpoint_blocks(model.blocks, recipe.efficiency.gradient_checkpointing, dropout=recipe.model.dropout > 0)
+        checkpoint_blocks(model.blocks, recipe.efficiency.gradient_checkpointing, dropout=model.stochastic)
     if recipe.efficiency.compile.enabled:
         compile_model(model, recipe.efficiency.compile, recipe.strategy.kind)
     return model
 
 
-def _evaluation(settings: Settings, splits: Splits, world: World, device: torch.device) -> Evaluation:
+def _evaluation(settings: Settings, source: Source, world: World, device: torch.device) -> Evaluation:
     recipe = settings.recipe
     return Evaluation.of(
-        splits.validation,
+        source.validation,
         seed=recipe.train.seed,
         batches=recipe.eval.batches,
         micro=settings.batch.eval_micro,
@@ -108,7 +107,7 @@ def describe(parts: Parts) -> str:
     settings, world = parts.settings, parts.world
     ranks = "1 rank" if world.size == 1 else f"{world.size} ranks"
     return (
-        f"{settings.recipe.model.kind} with {parts.parameters:,} parameters on {parts.corpus.bytes:,} bytes of text, "
+        f"{settings.recipe.model.kind} with {parts.parameters:,} parameters on {parts.source.description}, "
         f"{settings.recipe.strategy.kind} on {ranks} ({parts.device.type}, {settings.dtype}), {parts.steps} steps of "
         f"{settings.batch.global_} samples"
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from trainkit.train.data.sampler import Permutation
-from trainkit.train.data.text import Samples
+from trainkit.train.data.source import Samples
 from trainkit.train.distributed import sum_float_over_ranks, sum_over_ranks
 from trainkit.train.randomness import derived_seed
 from trainkit.train.settings import World
@@ -36,15 +36,16 @@ class Evaluation:
 
     @torch.no_grad()
     def loss(self, strategy: Strategy, autocast: AbstractContextManager[object]) -> float:
-        """Mean loss over all predicted tokens of all passes, in nats."""
+        """Mean loss over all counted targets of all passes, in nats."""
         strategy.model.eval()
         total, counted = 0.0, 0
         for start in range(0, len(self.passes), self.world.size):
             # Ranks left over repeat the last pass and count nothing: with sharded weights every rank must take part.
             mine = min(start + self.world.rank, len(self.passes) - 1)
             batch = self.samples[self.passes[mine]]
+            inputs = {name: values.to(self.device) for name, values in batch.inputs.items()}
             with autocast:
-                loss = strategy.model(batch.tokens.to(self.device), batch.targets.to(self.device))
+                loss = strategy.model(**inputs)
             if mine == start + self.world.rank:
                 total, counted = total + float(loss), counted + batch.counted
         strategy.model.train()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trainkit.train.assembly import Parts
 from trainkit.train.data.loader import training_batches
-from trainkit.train.data.text import Batch
+from trainkit.train.data.source import Batch
 from trainkit.train.distributed import sum_over_ranks
 from trainkit.train.metrics import Metrics
 from trainkit.train.progress import Progress, evaluate, report_step, save_checkpoint
@@ -46,7 +46,7 @@ def batches(parts: Parts, first: int) -> Iterator[Batch]:
     settings, steps = parts.settings, range(first, parts.steps)
     pin = parts.device.type == "cuda"
     return training_batches(
-        parts.splits.train,
+        parts.source.train,
         parts.order,
         settings.batch,
         parts.world.rank,
@@ -57,7 +57,7 @@ def batches(parts: Parts, first: int) -> Iterator[Batch]:
 
 
 def optimizer_step(parts: Parts, step: int, batch: Batch, counted: int) -> tuple[Tensor, Tensor | float]:
-    """All micro steps and the update. counted: predicted tokens of the global batch.
+    """All micro steps and the update. counted: predicted targets of the global batch.
 
     Returns this rank's summed loss and the gradients' norm, left on the device: reading them would wait for it.
     """
@@ -66,28 +66,28 @@ def optimizer_step(parts: Parts, step: int, batch: Batch, counted: int) -> tuple
     share = strategy.gradient_divisor / max(1, counted)
     total = torch.zeros((), device=parts.device)
     micro_batches = split_micro(batch, parts)
-    for index, (tokens, targets) in enumerate(micro_batches):
+    for index, inputs in enumerate(micro_batches):
         last = index + 1 == len(micro_batches)
         seed_dropout(parts, step, index)
         with strategy.micro_step(last=last):
             with parts.autocast:
-                loss = strategy.model(tokens, targets)
+                loss = strategy.model(**inputs)
             strategy.backward(loss * share, last=last)
         total += loss.detach()
     return total, strategy.update(parts.learning_rate(step))
 
 
-def split_micro(batch: Batch, parts: Parts) -> list[tuple[Tensor, Tensor]]:
+def split_micro(batch: Batch, parts: Parts) -> list[dict[str, Tensor]]:
     """The micro batches of a rank's share, on its device."""
     size = parts.settings.batch.micro
-    tokens = batch.tokens.to(parts.device, non_blocking=True)
-    targets = batch.targets.to(parts.device, non_blocking=True)
-    return list(zip(torch.split(tokens, size), torch.split(targets, size), strict=True))
+    overlap = parts.device.type == "cuda"  # its stream orders the copy before its use; nowhere else is there a gain
+    moved = [torch.split(values.to(parts.device, non_blocking=overlap), size) for values in batch.inputs.values()]
+    return [dict(zip(batch.inputs, values, strict=True)) for values in zip(*moved, strict=True)]
 
 
 def seed_dropout(parts: Parts, step: int, index: int) -> None:
     """Give the samples of a micro step their dropout masks; without dropout there is nothing to draw."""
-    recipe, batch = parts.settings.recipe, parts.settings.batch
-    if recipe.model.dropout > 0:
+    if parts.stochastic:
+        batch = parts.settings.batch
         position = (parts.world.rank * batch.accumulation + index) * batch.micro
-        seed_micro_step(recipe.train.seed, step, position)
+        seed_micro_step(parts.settings.recipe.train.seed, step, position)

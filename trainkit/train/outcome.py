@@ -30,7 +30,7 @@ def result(parts: Parts, progress: Progress) -> dict[str, Any]:
         "samples_per_second": round(samples / seconds, 3),
         "tokens_per_second": round(progress.tokens / seconds, 1),
         "memory": gather_from_ranks(memory_record(parts.device, parts.world), parts.world),
-        "corpus": {"bytes": parts.corpus.bytes, "unigram_entropy": parts.corpus.unigram_entropy},
+        "corpus": dict(parts.source.facts),
         "parameters": parts.parameters,
         "skipped_steps": parts.strategy.skipped_steps(),
         "stopped_by": stopped.name if stopped else None,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from trainkit.recipe.schema.base import Section, setting
+from trainkit.recipe.schema.data import Data, TextData
 from trainkit.recipe.schema.launching import Devices, Launcher, Logging, Nodes, Output, Program
+from trainkit.recipe.schema.model import GptModel, Model
 from trainkit.recipe.schema.strategy import Ddp, Fsdp, Single, Strategy, StrategyKind, Zero1, Zero2, Zero3
 from trainkit.recipe.schema.training import (
     Batch,
@@ -13,13 +15,11 @@ from trainkit.recipe.schema.training import (
     Compile,
     Efficiency,
     Eval,
-    GptModel,
     GradientCheckpointing,
     Optimizer,
     Precision,
     Sample,
     Schedule,
-    TextData,
     Train,
 )
 
@@ -41,8 +41,8 @@ class Recipe(Section):
     precision: Precision = setting(Precision(), "Number formats.")
     batch: Batch = setting(Batch(), "Samples per optimizer step.")
     efficiency: Efficiency = setting(Efficiency(), "Techniques that trade memory for speed or the reverse.")
-    model: GptModel = setting(GptModel(), "What is trained.")
-    data: TextData = setting(TextData(), "What it is trained on.")
+    model: Model = setting(GptModel(), "What is trained.")
+    data: Data = setting(TextData(), "What it is trained on.")
     optimizer: Optimizer = setting(Optimizer(), "How gradients become updates.")
     schedule: Schedule = setting(Schedule(), "Learning rate over the run.")
     train: Train = setting(Train(), "The loop.")
@@ -59,6 +59,7 @@ __all__ = [
     "Batch",
     "Checkpoint",
     "Compile",
+    "Data",
     "Ddp",
     "Devices",
     "Efficiency",
@@ -68,6 +69,7 @@ __all__ = [
     "GradientCheckpointing",
     "Launcher",
     "Logging",
+    "Model",
     "Nodes",
     "Optimizer",
     "Output",

@@ -1,4 +1,4 @@
-"""Recipe sections that say what is trained and how: precision, batch, model, data, optimizer, schedule, loop, …"""
+"""Recipe sections that say what is trained and how: precision, batch, optimizer, schedule, loop, …"""
 
 from __future__ import annotations
 
@@ -101,42 +101,6 @@ class Efficiency(Section):
     attention: Literal["auto", "sdpa", "eager"] = setting(
         "auto", "`sdpa` is torch's fused scaled-dot-product attention, `eager` the written-out one; `auto` is `sdpa`."
     )
-
-
-class GptModel(Section):
-    """The native byte-level GPT."""
-
-    kind: Literal["gpt"] = setting(
-        "gpt", "Decoder-only transformer with learned positions, pre-norm blocks and tied embeddings."
-    )
-    layers: Count = setting(4, "Transformer blocks.")
-    heads: Count = setting(4, "Attention heads; must divide `hidden_size`.")
-    hidden_size: Count = setting(128, "Width of the residual stream.")
-    vocab_size: Count = setting(256, "Number of token ids; bytes need 256.")
-    dropout: float = setting(0.0, "Dropout probability.", ge=0, lt=1)
-
-    @model_validator(mode="after")
-    def _heads_divide(self) -> GptModel:
-        if self.hidden_size % self.heads:
-            raise ValueError(f"hidden_size {self.hidden_size} is not divisible by heads {self.heads}")
-        return self
-
-
-class TextData(Section):
-    """Text files read as bytes, one token per byte."""
-
-    kind: Literal["text"] = setting("text", "Text files, one token per byte.")
-    path: str | Annotated[list[str], Field(min_length=1)] = setting(
-        "python-stdlib",
-        "A file, a folder, or a list of them, from the working folder; `python-stdlib` is the running interpreter's "
-        "standard library source.",
-    )
-    include: str = setting("**/*.py", "Which files of a folder, as a glob pattern.")
-    sequence_length: int = setting(128, "Tokens per sample.", unit="tokens", ge=2)
-    validation_fraction: float = setting(0.05, "Share of the corpus held out for evaluation, from its end.", gt=0, lt=1)
-    cache: str | None = setting(None, "Folder of tokenised corpora; null is the user's cache folder.")
-    workers: int = setting(0, "Loader processes per rank.", ge=0, flag="dataloader_num_workers")
-    pin_memory: bool = setting(True, "Page-locked host memory for faster copies to CUDA.", flag="dataloader_pin_memory")
 
 
 class Optimizer(Section):

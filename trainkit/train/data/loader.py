@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from typing import cast
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from trainkit.planning.plan import BatchArithmetic
-from trainkit.recipe.schema import TextData
+from trainkit.recipe.schema import Data
 from trainkit.train.data.sampler import Order, StepSampler, positions_of_rank
-from trainkit.train.data.text import Batch, Samples
+from trainkit.train.data.source import Batch, Samples
 
 
 def training_batches(
-    samples: Samples, order: Order, batch: BatchArithmetic, rank: int, *, steps: range, data: TextData, pin: bool
+    samples: Samples, order: Order, batch: BatchArithmetic, rank: int, *, steps: range, data: Data, pin: bool
 ) -> Iterator[Batch]:
     """One batch of micro x accumulation samples for each step."""
     loader: DataLoader[Batch] = DataLoader(
-        samples,
+        cast("Dataset[Batch]", samples),
         sampler=StepSampler(order, positions_of_rank(batch, rank), steps),
         batch_size=None,  # the sampler already hands over whole lists
         num_workers=data.workers,

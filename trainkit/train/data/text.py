@@ -7,19 +7,17 @@ import os
 import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from trainkit.errors import TrainingError
-from trainkit.recipe.schema import TextData
+from trainkit.recipe.schema import Recipe, TextData
 from trainkit.train.data.cache import Corpus, open_corpus
+from trainkit.train.data.source import IGNORED, Batch, Source
 from trainkit.train.folders import cache_folders
-from trainkit.train.models.gpt import IGNORED
 
 STDLIB = "python-stdlib"
 # Installed packages and the interpreter's own tests differ between machines; without them it is 12 MB everywhere.
@@ -57,15 +55,7 @@ def read_corpus(data: TextData, run_dir: Path, environ: Mapping[str, str] = os.e
     return corpus
 
 
-class Batch(NamedTuple):
-    """Some samples. targets are the tokens that follow; -1 where there is nothing to predict."""
-
-    tokens: Tensor  # (samples, sequence) int64
-    targets: Tensor  # (samples, sequence) int64
-    counted: int  # targets that are predicted
-
-
-class Samples(Dataset[Batch]):
+class TextSamples(Dataset[Batch]):
     """Samples of one stretch of the corpus. Indexed with a list of sample numbers, it gives a batch.
 
     Not predicted: the first byte of each file, which does not follow from the file before, and what is beyond the end.
@@ -87,7 +77,8 @@ class Samples(Dataset[Batch]):
             targets[places[:, 1:] >= self._stop] = IGNORED
         self._ignore_first_bytes(targets, starts)
         counted = int(np.count_nonzero(targets != IGNORED))
-        return Batch(torch.from_numpy(text[:, :-1].copy()), torch.from_numpy(targets), counted)
+        inputs = {"tokens": torch.from_numpy(text[:, :-1].copy()), "targets": torch.from_numpy(targets)}
+        return Batch(inputs, counted)
 
     def _ignore_first_bytes(self, targets: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
         files = self._corpus.starts
@@ -97,21 +88,23 @@ class Samples(Dataset[Batch]):
             targets[row, files[lows[row] : highs[row]] - starts[row] - 1] = IGNORED
 
 
-class Splits(NamedTuple):
-    """Training and validation samples."""
-
-    train: Samples
-    validation: Samples
-
-
-def split(corpus: Corpus, data: TextData, vocab_size: int) -> Splits:
-    """Hold out the end of the corpus for validation. TrainingError if it is too short or does not fit the model."""
-    length = data.sequence_length
-    if corpus.highest >= vocab_size:
+def open_source(recipe: Recipe, run_dir: Path) -> Source:
+    """The source of a recipe whose `data.kind` is text. TrainingError if it does not fit the model."""
+    data = recipe.data
+    corpus = read_corpus(data, run_dir)
+    if corpus.highest >= recipe.model.vocab_size:
         raise TrainingError(
-            f"model.vocab_size: {vocab_size} is too small for byte {corpus.highest} in the corpus",
+            f"model.vocab_size: {recipe.model.vocab_size} is too small for byte {corpus.highest} in the corpus",
             hint="256 holds every byte",
         )
+    train, validation = split(corpus, data)
+    facts = {"bytes": corpus.bytes, "unigram_entropy": corpus.unigram_entropy}
+    return Source(train, validation, f"{corpus.bytes:,} bytes of text", facts)
+
+
+def split(corpus: Corpus, data: TextData) -> tuple[TextSamples, TextSamples]:
+    """Hold out the end of the corpus for validation. TrainingError if it is too short."""
+    length = data.sequence_length
     held_out = max(length + 1, int(corpus.bytes * data.validation_fraction))
     border = corpus.bytes - held_out
     if border <= length:
@@ -119,4 +112,4 @@ def split(corpus: Corpus, data: TextData, vocab_size: int) -> Splits:
             f"data.path: {corpus.bytes} bytes are too few for a training and a validation sample of {length} tokens",
             hint="lower data.sequence_length, or bring more text",
         )
-    return Splits(Samples(corpus, 0, border, length), Samples(corpus, border, corpus.bytes, length))
+    return TextSamples(corpus, 0, border, length), TextSamples(corpus, border, corpus.bytes, length)

@@ -1,4 +1,4 @@
-"""Models that the trainer can build. A model is a module with `blocks`, called with tokens and targets."""
+"""Models that the trainer can build, by their kind."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from torch import nn
 
 from trainkit.recipe.schema import Recipe
-from trainkit.train.models.gpt import Gpt, build_gpt
+from trainkit.train.models.gpt import build_gpt
+from trainkit.train.models.model import Model as Model
 
-Model = Gpt
-
+# Each builds on the CPU, with weights drawn from torch's default generator or read from files.
 MODELS: Mapping[str, Callable[[Recipe], Model]] = {"gpt": build_gpt}
 
 

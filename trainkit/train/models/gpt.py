@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainkit.recipe.schema import GptModel, Recipe
-
-IGNORED = -1  # target id that is not predicted
+from trainkit.train.data.source import IGNORED
+from trainkit.train.models.model import Model
 
 
 class Attention(nn.Module):
@@ -63,7 +63,7 @@ class Block(nn.Module):
         return cast("Tensor", x + self.dropout(self.mlp_out(hidden)))
 
 
-class Gpt(nn.Module):
+class Gpt(Model):
     """Tokens to logits, or with targets to the summed cross-entropy in nats."""
 
     def __init__(self, settings: GptModel, sequence_length: int, *, fused_attention: bool = True) -> None:
@@ -76,8 +76,8 @@ class Gpt(nn.Module):
             Block(width, settings.heads, settings.dropout, fused=fused_attention) for _ in range(settings.layers)
         )
         self.norm = nn.LayerNorm(width)
-        # The output layer reads the token embedding's weight, so no strategy may hide it in a unit of its own.
-        self.tied = (self.tokens,)
+        self.tied = (self.tokens,)  # the output layer reads its weight
+        self.stochastic = settings.dropout > 0
         self._initialise(settings.layers)
 
     def _initialise(self, layers: int) -> None:

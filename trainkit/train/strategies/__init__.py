@@ -17,7 +17,7 @@ from trainkit.train.settings import Settings, World
 class Strategy(Protocol):
     """What the loop needs of a strategy.
 
-    model: what the loop calls with tokens and targets.
+    model: what the loop calls with the inputs of a batch by name.
     gradient_divisor: by how much reducing divides the sum of the ranks' gradients; the loss is multiplied by it
         beforehand, so that the update is the mean over the tokens of the global batch.
     """

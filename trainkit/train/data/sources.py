@@ -1,0 +1,13 @@
+"""Every source of data by its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from trainkit.recipe.schema import Recipe
+from trainkit.train.data import text
+from trainkit.train.data.source import Source
+
+# Each raises TrainingError, with the setting or file to blame, for what cannot be trained on.
+SOURCES: Mapping[str, Callable[[Recipe, Path], Source]] = {"text": text.open_source}

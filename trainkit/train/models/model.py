@@ -1,0 +1,18 @@
+"""What every model offers to the trainer, besides being called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+
+class Model(nn.Module):
+    """Called with the inputs of a batch by name, it gives the loss summed over the counted targets, in nats.
+
+    Auxiliary losses are part of the sum, scaled so that the division by the counted targets leaves their mean.
+    """
+
+    blocks: Iterable[nn.Module]  # units of sharding, compilation and activation checkpointing, in order
+    tied: tuple[nn.Module, ...]  # modules that share weights: no strategy may hide them in a unit of their own
+    stochastic: bool  # whether training draws random numbers (dropout)
