@@ -90,6 +90,25 @@ def test_the_core_installs_without_torch_and_can_validate_plan_and_render(tmp_pa
     assert call(trainkit, "check", "quickstart.yaml", cwd=tmp_path, home=home).returncode == 0
 
 
+@pytest.mark.timeout(600)
+def test_it_lives_beside_stable_hydra_and_the_omegaconf_that_hydra_needs(tmp_path: Path) -> None:
+    beside = tmp_path / "beside"
+    words = ("-m", "pip", "install", "--quiet", "--target", beside, "hydra-core==1.3.2", "omegaconf>=2.3,<3")
+    installed = call(sys.executable, *words, cwd=tmp_path, home=tmp_path / "home")
+    assert installed.returncode == 0, installed.stderr
+    assert list(beside.glob("omegaconf-2.3*"))
+    (tmp_path / "recipe.yaml").write_text('train: {steps: 7}\nschedule: {warmup_steps: "${train.steps}"}\n')
+    script = (
+        f"import sys; sys.path[:0] = [{str(beside)!r}, {str(ROOT)!r}]\n"
+        "import hydra, omegaconf; assert omegaconf.__version__.startswith('2.3')\n"
+        "sys.argv = ['trainkit', 'explain', 'recipe.yaml', 'schedule.warmup_steps']\n"
+        "from trainkit.__main__ import main; main()\n"
+    )
+    done = call(sys.executable, "-c", script, cwd=tmp_path, home=tmp_path / "home")
+    assert done.returncode == 0, done.stderr
+    assert "schedule.warmup_steps = 7" in done.stdout
+
+
 @pytest.mark.timeout(1200)
 def test_the_quickstart_installs_and_learns_in_a_fresh_clone_with_an_empty_home(tmp_path: Path) -> None:
     checkout = clone(tmp_path / "clone")

@@ -94,10 +94,12 @@ def _paths(tree: Any, path: Path) -> Iterator[Path]:
 def _resolve(
     state: Merge, pending: list[Path], environ: Mapping[str, str], defaults: Mapping[str, Any]
 ) -> list[Diagnostic]:
-    from omegaconf import OmegaConf
+    from omegaconf import OmegaConf, __version__
 
     reader = _Reader(environ, [])
-    register: Callable[..., Any] = getattr(OmegaConf, "register_resolver", None) or OmegaConf.register_new_resolver
+    # 2.4 renamed it; the method that bears the new name in 2.3 is an older one, with other arguments.
+    name = "register_new_resolver" if __version__.startswith("2.3") else "register_resolver"
+    register: Callable[..., Any] = getattr(OmegaConf, name)
     register(_RESOLVER, reader, replace=True)
     try:
         expressions = {path: _get(state.tree, path) for path in pending}
