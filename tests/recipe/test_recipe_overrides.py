@@ -34,6 +34,9 @@ USES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         ("--deepspeed", "ds.json"),
         {"strategy.kind": "zero2", "strategy.config": "/w/ds.json", "strategy.offload_optimizer": "cpu"},
     ),
+    "do_eval": (("--do_eval",), {"train.steps": 0}),
+    "do_train": (("--do_train", "--do_eval"), {"eval.every_steps": 1_000_000_000}),
+    "early_stopping_patience": (("--early_stopping_patience", "3", "--eval_steps=5"), {"eval.patience": 3}),
     "eval_steps": (("--eval_steps", "5"), {"eval.every_steps": 5}),
     "fp16": (("--fp16", "TRUE"), {"precision.dtype": "fp16"}),
     "fsdp": (

@@ -12,10 +12,21 @@ from trainkit.launch.runs import read_json
 from trainkit.launch.verdict import Verdict
 from trainkit.planning.plan import Plan
 
+UNTRAINED = "the run was asked for 0 steps: it only evaluated"
 FOREIGN = "only the built-in trainer reports it; this run executed a program of its own"
 UNFINISHED = "the run ended before the trainer could report it"
 REPORTED = ("steps", "final_loss", "eval_loss", "train_seconds", "samples_per_second", "tokens_per_second", "memory")
-CARRIED = ("corpus", "parameters", "sample", "samples", "skipped_steps", "stopped_by")
+CARRIED = (
+    "best_eval_loss",
+    "best_step",
+    "stopped_early",
+    "corpus",
+    "parameters",
+    "sample",
+    "samples",
+    "skipped_steps",
+    "stopped_by",
+)
 
 
 def build_summary(
@@ -36,7 +47,7 @@ def build_summary(
         "failure": verdict.failure,
         "why": verdict.why,
         **{name: known.get(name) for name in REPORTED},
-        "reasons": dict.fromkeys(missing, reason),
+        "reasons": dict.fromkeys(missing, reason) | ({"final_loss": UNTRAINED} if _untrained(result) else {}),
         "wall_seconds": round(seconds, 3),
         "gpu_memory_occupied": dict(gpu_memory) or None,
         "name": plan.name,
@@ -50,6 +61,10 @@ def build_summary(
         "recipe_digest": plan.recipe_digest,
         **{name: result[name] for name in CARRIED if name in result},
     }
+
+
+def _untrained(result: Mapping[str, Any]) -> bool:
+    return bool(result) and result.get("final_loss") is None and not result.get("samples")
 
 
 def _so_far(progress: Progress) -> dict[str, Any]:
@@ -73,8 +88,9 @@ def render_summary(summary: Mapping[str, Any], run_dir: Path) -> str:
         ("Samples/second", _rate(summary.get("samples_per_second"))),
         ("Tokens/second", _rate(summary.get("tokens_per_second"))),
         ("Steps", _steps(summary)),
+        ("Skipped steps", str(summary.get("skipped_steps") or "")),
         ("Final loss", _loss(summary)),
-        ("Evaluation loss", _decimal(summary.get("eval_loss"))),
+        ("Evaluation loss", _evaluation(summary)),
         *_memory(summary),
         ("Run directory", str(run_dir)),
     ]
@@ -123,6 +139,14 @@ def _loss(summary: Mapping[str, Any]) -> str:
     if not loss or not isinstance(entropy, int | float):
         return loss
     return f"{loss} nats per byte (unigram entropy of the corpus: {entropy:.4f})"
+
+
+def _evaluation(summary: Mapping[str, Any]) -> str:
+    last, best, step = (summary.get(name) for name in ("eval_loss", "best_eval_loss", "best_step"))
+    text = _decimal(last)
+    if best is not None and best != last:
+        text += f" (lowest: {_decimal(best)} at step {step})"
+    return f"{text}; stopped early, for it fell no further" if summary.get("stopped_early") else text
 
 
 def _memory(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

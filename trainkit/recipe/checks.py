@@ -100,6 +100,13 @@ def _warmup(context: Context) -> Iterator[Diagnostic]:
         yield context.error("schedule.warmup_steps", "schedule.name constant has no warm-up", hint)
 
 
+def _evaluation(context: Context) -> Iterator[Diagnostic]:
+    for key, wish in (("eval.patience", "stopping early"), ("checkpoint.keep_best", "keeping the best checkpoint")):
+        if context.get(key) and context.whole("eval.every_steps") == 0 and not context.incomplete:
+            hint = "set eval.every_steps, for example to 100"
+            yield context.error(key, f"{wish} goes by the evaluation loss, and eval.every_steps is 0", hint)
+
+
 def _wrapping(context: Context) -> Iterator[Diagnostic]:
     if (
         context.get("strategy.kind") == "fsdp"
@@ -179,6 +186,7 @@ RULES: tuple[Callable[[Context], Iterator[Diagnostic]], ...] = (
     _script,
     _length,
     _warmup,
+    _evaluation,
     _wrapping,
     _devices,
     _nodes,

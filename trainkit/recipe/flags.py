@@ -10,6 +10,7 @@ from functools import cache
 from trainkit.recipe.fields import Setting, schema
 from trainkit.recipe.flag import Flag, setting_reader, switch_reader
 from trainkit.recipe.flag_readers import SPECIAL
+from trainkit.recipe.phase_flags import PHASES
 from trainkit.recipe.wanted import choices, takes_switch
 
 
@@ -27,7 +28,7 @@ class FlagHelp:
 def flags() -> Mapping[str, Flag]:
     """Every named flag by its name with underscores."""
     table = {setting.flag: _derived(setting) for setting in schema().all_settings() if setting.flag}
-    table.update({flag.name: flag for flag in SPECIAL})
+    table.update({flag.name: flag for flag in (*SPECIAL, *PHASES)})
     return dict(sorted(table.items()))
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from trainkit.train.activation_checkpointing import checkpoint_blocks
+from trainkit.train.best import Best
 from trainkit.train.compiling import compile_model
 from trainkit.train.data.sampler import Order
 from trainkit.train.data.source import Source
@@ -40,6 +41,7 @@ class Parts:
     autocast: AbstractContextManager[object]
     evaluation: Evaluation
     eval_autocast: AbstractContextManager[object]
+    best: Best
 
 
 def assemble(settings: Settings, world: World, device: torch.device) -> Parts:
@@ -68,6 +70,7 @@ def assemble(settings: Settings, world: World, device: torch.device) -> Parts:
         autocast=autocast(kind, settings.dtype, device),
         evaluation=_evaluation(settings, source, world, device),
         eval_autocast=autocast(kind, settings.eval_dtype, device),
+        best=Best(),
     )
 
 

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from trainkit.errors import TrainingError
 from trainkit.planning.resume import spread, unreadable
+from trainkit.train.best import Best
 from trainkit.train.distributed import barrier, gather_from_ranks
 from trainkit.train.randomness import derived_seed, generator_states, restore_generator_states, seed_generators
 from trainkit.train.settings import World
@@ -49,8 +50,20 @@ def newest(root: Path) -> Path | None:
     return complete[-1] if complete else None
 
 
-def save(root: Path, step: int, identity: Identity, strategy: Strategy, world: World, *, keep: int) -> None:
+def save(
+    root: Path,
+    step: int,
+    identity: Identity,
+    strategy: Strategy,
+    world: World,
+    *,
+    keep: int,
+    spared: int | None = None,
+    best: Best | None = None,
+) -> None:
     """Write and publish the checkpoint of a step. Called on every rank; does nothing if it already stands.
+
+    keep: how many of the newest stay, 0 for all. spared: the step of one that stays besides.
 
     TrainingError when it cannot be written; what was saved before stays as it is.
     """
@@ -66,8 +79,9 @@ def save(root: Path, step: int, identity: Identity, strategy: Strategy, world: W
         barrier(world)
         files = _flushed(scratch, world)
         if world.rank == 0:
-            _publish(scratch, final, {"step": step, **_described(identity), "files": files})
-            _prune(root, keep)
+            evaluation = best.as_data() if best else {}
+            _publish(scratch, final, {"step": step, **_described(identity), "best": evaluation, "files": files})
+            _prune(root, keep, spared)
         barrier(world)
     except (OSError, RuntimeError, CheckpointException) as error:  # torch's writers raise RuntimeError on a full disk
         free = shutil.disk_usage(root).free / 2**20 if root.exists() else 0
@@ -159,14 +173,15 @@ def _publish(scratch: Path, final: Path, manifest: Mapping[str, Any]) -> None:
     _flush(final.parent)  # only now may an older one go
 
 
-def _prune(root: Path, keep: int) -> None:
+def _prune(root: Path, keep: int, spared: int | None) -> None:
     complete = sorted(path.parent for path in root.glob(f"step-*/{MANIFEST}"))
-    for path in complete[:-keep] if keep else []:
+    stays = step_folder(root, spared) if spared is not None else None
+    for path in [path for path in complete[:-keep] if path != stays] if keep else []:
         doomed = path.rename(path.with_name(f".tmp-old-{path.name}"))  # never half a checkpoint under its own name
         shutil.rmtree(doomed)
 
 
-def load(folder: Path, identity: Identity, strategy: Strategy, world: World) -> int:
+def load(folder: Path, identity: Identity, strategy: Strategy, world: World, best: Best | None = None) -> int:
     """Restore a checkpoint and return its step. TrainingError names what does not fit or is damaged.
 
     Other training settings are taken with a warning: only who names a checkpoint by its path meets them.
@@ -189,6 +204,8 @@ def load(folder: Path, identity: Identity, strategy: Strategy, world: World) -> 
     _restore_generators(folder, manifest, world)
     if manifest["training_digest"] != identity.training_digest and world.rank == 0:
         log.warning("%s was saved under other training settings; training goes on with this run's", folder)
+    if best:
+        best.restore(manifest.get("best", {}))
     return int(manifest["step"])
 
 

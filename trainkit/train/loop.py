@@ -12,13 +12,16 @@ from trainkit.train.data.loader import training_batches
 from trainkit.train.data.source import Batch
 from trainkit.train.distributed import sum_over_ranks
 from trainkit.train.metrics import Metrics
-from trainkit.train.progress import Progress, evaluate, report_step, save_checkpoint
+from trainkit.train.progress import Progress, evaluate, out_of_patience, report_step, save_checkpoint
 from trainkit.train.randomness import seed_micro_step
 from trainkit.train.signals import Requests
 
 
 def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Progress:
-    """Run the optimizer steps from `first` (counted from 0) to the last, or until a signal asks to stop."""
+    """Run the optimizer steps from `first` (counted from 0) to the last, or until a signal or lost patience ends them.
+
+    A run of no steps at all is one that evaluates.
+    """
     recipe, world = parts.settings.recipe, parts.world
     progress = Progress(first, parts.steps)
     for batch in batches(parts, first):
@@ -31,13 +34,18 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Pro
             report_step(parts, progress, loss, norm, metrics)
         if progress.is_due(recipe.eval.every_steps):
             evaluate(parts, progress, metrics)
+            progress.stopped_early = out_of_patience(parts)
         # Several ranks obey only what all of them know of; one rank need not wait for the next step's votes.
         stop, save = requests.settle(votes if world.size > 1 else requests.votes())
-        if save or progress.is_due(recipe.checkpoint.every_steps) or (stop and recipe.checkpoint.every_steps):
+        ends = (stop or progress.stopped_early) and recipe.checkpoint.every_steps
+        best = progress.lowest and recipe.checkpoint.keep_best
+        if save or best or ends or progress.is_due(recipe.checkpoint.every_steps):
             save_checkpoint(parts, progress.step)
-        if stop:
+        if stop or progress.stopped_early:
             progress.stopped_by = stop
             break
+    if parts.steps == 0:
+        evaluate(parts, progress, metrics)
     return progress
 
 

@@ -29,6 +29,8 @@ class Progress:
         self.step_tokens = 0  # of the latest step
         self.loss: float | None = None
         self.eval_loss: float | None = None
+        self.lowest = False  # whether the latest step was evaluated, and better than all before
+        self.stopped_early = False
         self.stopped_by: signal.Signals | None = None
         self._started = self._line_at = time.monotonic()
         self._line_step, self._line_tokens = first, 0
@@ -37,6 +39,7 @@ class Progress:
         """One more optimizer step is done."""
         self.step += 1
         self.step_tokens = counted
+        self.lowest = False
         self.tokens += counted
 
     def is_due(self, every: int) -> bool:
@@ -88,7 +91,14 @@ def evaluate(parts: Parts, progress: Progress, metrics: Metrics) -> None:
     began = time.monotonic()
     progress.eval_loss = parts.evaluation.loss(parts.strategy, parts.eval_autocast)
     seconds = round(time.monotonic() - began, 6)
+    progress.lowest = parts.best.note(progress.step, progress.eval_loss)
     metrics.write({"step": progress.step, "eval_loss": progress.eval_loss, "eval_seconds": seconds})
+
+
+def out_of_patience(parts: Parts) -> bool:
+    """Whether the latest evaluations bring nothing new. All ranks say the same: they have the same losses."""
+    patience = parts.settings.recipe.eval.patience
+    return 0 < patience <= parts.best.since
 
 
 def identity(parts: Parts) -> checkpoints.Identity:
@@ -99,8 +109,17 @@ def identity(parts: Parts) -> checkpoints.Identity:
 
 def save_checkpoint(parts: Parts, step: int) -> None:
     """Save after `step` optimizer steps."""
-    root, keep = parts.settings.run_dir / "checkpoints", parts.settings.recipe.checkpoint.keep
-    checkpoints.save(root, step, identity(parts), parts.strategy, parts.world, keep=keep)
+    asked = parts.settings.recipe.checkpoint
+    checkpoints.save(
+        parts.settings.run_dir / "checkpoints",
+        step,
+        identity(parts),
+        parts.strategy,
+        parts.world,
+        keep=asked.keep,
+        spared=parts.best.step if asked.keep_best else None,
+        best=parts.best,
+    )
 
 
 def resume(parts: Parts, *, restarted: bool) -> int:
@@ -112,6 +131,6 @@ def resume(parts: Parts, *, restarted: bool) -> int:
     folder = own or parts.settings.resume
     if folder is None:
         return 0
-    step = checkpoints.load(folder, identity(parts), parts.strategy, parts.world)
+    step = checkpoints.load(folder, identity(parts), parts.strategy, parts.world, parts.best)
     log.info("resumed from %s after step %d, %s", folder, step, checkpoints.saved_by(folder))
     return step

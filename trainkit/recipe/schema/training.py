@@ -31,8 +31,12 @@ class Precision(Section):
 
     dtype: Literal["auto", "fp32", "fp16", "bf16"] = setting(
         "fp32",
-        "Format of the forward and backward computation; weights stay fp32. "
-        "`auto` is bf16 where the device has it, else fp32.",
+        "Format of the forward and backward computation. `auto` is bf16 where the device has it, else fp32.",
+    )
+    weights: Literal["fp32", "bf16"] = setting(
+        "fp32",
+        "Format in which weights, gradients and optimizer state are kept; `bf16` takes half the memory and rounds "
+        "small updates away, unless optimizer.name is `adamw_anyprecision`.",
     )
     tf32: bool | None = setting(
         None, "TensorFloat-32 matrix products and convolutions on CUDA; null leaves PyTorch's default.", flag="tf32"
@@ -132,7 +136,12 @@ class Schedule(Section):
 class Train(Section):
     """The loop."""
 
-    steps: Count | None = setting(None, "Optimizer steps; wins over `epochs`.", unit="steps", flag="max_steps")
+    steps: Annotated[int, Field(ge=0)] | None = setting(
+        None,
+        "Optimizer steps; wins over `epochs`; 0 only evaluates what is resumed, or the untrained model.",
+        unit="steps",
+        flag="max_steps",
+    )
     epochs: Annotated[float, Field(gt=0)] | None = setting(
         None, "Passes over the data; the built-in trainer needs `steps` or `epochs`.", flag="num_train_epochs"
     )
@@ -149,6 +158,13 @@ class Eval(Section):
     batches: Count = setting(
         20, "Evaluation passes of `eval_micro` samples, shared by the ranks: the same samples on any number of ranks."
     )
+    patience: int = setting(
+        0,
+        "Stop after so many evaluations in a row without a new lowest loss; 0 never.",
+        unit="evaluations",
+        ge=0,
+        flag="early_stopping_patience",
+    )
 
 
 class Checkpoint(Section):
@@ -162,6 +178,9 @@ class Checkpoint(Section):
         flag="save_steps",
     )
     keep: int = setting(2, "How many of the newest checkpoints stay; 0 keeps all.", ge=0, flag="save_total_limit")
+    keep_best: bool = setting(
+        False, "Save whenever the evaluation loss is the lowest so far, and keep that checkpoint besides the newest."
+    )
     resume: str = setting(
         "never",
         "`never`; `auto`: the newest complete checkpoint of an earlier run of this name with the same training "
