@@ -112,7 +112,7 @@ def test_a_chain_of_too_many_files_is_refused(refuse: Refuse) -> None:
 
 def test_a_layer_that_cannot_be_read_does_not_hide_the_errors_of_others(places: Places) -> None:
     files = {
-        "r.yaml": "extends: [a.yaml, b.yaml]\ntrain: {steps: 0}\n",
+        "r.yaml": "extends: [a.yaml, b.yaml]\ntrain: {steps: -1}\n",
         "a.yaml": "a: [1\n",
         "b.yaml": "optimizer: {lr: x}\n",
     }
