@@ -83,6 +83,22 @@ def test_every_way_to_shard_gives_the_same_losses(
     assert largest_difference(curve_of("single").losses, curve.losses) <= LOSS
 
 
+def test_experts_and_their_losses_do_not_depend_on_the_strategy(corpus: Path, tmp_path: Path) -> None:
+    """The losses of the routers are sums over samples, so that they are shared like everything else."""
+    moe: dict[str, dict[str, Any]] = {
+        "model": {"moe": {"experts": 4, "top_k": 2, "every": 2, "balance_coef": 0.1}},
+        "train": {"steps": 5},
+        "eval": {"every_steps": 5},
+    }
+    alone, *spread = (
+        run_case(tmp_path / name, CASES[name].changed(**moe), corpus) for name in ("single", "ddp", "fsdp", "zero2")
+    )
+    for curve in spread:
+        assert largest_difference(alone.losses, curve.losses) <= LOSS
+        assert largest_difference(alone.norms, curve.norms) <= NORM
+        assert largest_difference(alone.eval_losses, curve.eval_losses) <= LOSS
+
+
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "zero1", "zero3"])
 def test_bf16_stays_near_fp32_under_every_kind_of_strategy(
     name: str, curve_of: Callable[[str], Curve], corpus: Path, tmp_path: Path

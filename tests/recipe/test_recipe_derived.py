@@ -164,6 +164,7 @@ def test_the_table_of_the_schema_knows_its_special_places() -> None:
         "precision": "dtype",
         "efficiency.compile": "enabled",
         "efficiency.gradient_checkpointing": "every",
+        "model.moe": "experts",
     }
 
 

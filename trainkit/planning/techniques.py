@@ -167,6 +167,14 @@ TECHNIQUES: tuple[Technique, ...] = (
         _is("efficiency.compile.enabled"),
     ),
     Technique(
+        "model.moe.experts: n",
+        "",
+        "the work of top_k feed-forward layers, and of choosing them",
+        "weights, gradients and optimizer state of all experts",
+        "more weights are wanted than every token can afford",
+        _is("model.moe.experts"),
+    ),
+    Technique(
         "data.workers: n",
         "--dataloader_num_workers n",
         "batches are made while the device computes",

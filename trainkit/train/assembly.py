@@ -36,6 +36,8 @@ class Parts:
     steps: int
     parameters: int
     stochastic: bool  # whether the model draws random numbers in training
+    active_parameters: int  # of those, what one token goes through
+    model: Model  # as the strategy has it inside its wrapping
     strategy: Strategy
     learning_rate: Callable[[int], float]
     autocast: AbstractContextManager[object]
@@ -65,6 +67,8 @@ def assemble(settings: Settings, world: World, device: torch.device) -> Parts:
         steps=steps,
         parameters=parameters,
         stochastic=model.stochastic,
+        active_parameters=parameters - model.idle_parameters(),
+        model=model,
         strategy=STRATEGIES[kind](model, settings, world, device),
         learning_rate=learning_rate(recipe.optimizer, recipe.schedule, steps),
         autocast=autocast(kind, settings.dtype, device),
@@ -109,8 +113,11 @@ def describe(parts: Parts) -> str:
     """One line on what is about to run."""
     settings, world = parts.settings, parts.world
     ranks = "1 rank" if world.size == 1 else f"{world.size} ranks"
+    parameters = f"{parts.parameters:,} parameters"
+    if parts.active_parameters < parts.parameters:
+        parameters += f" ({parts.active_parameters:,} active)"
     return (
-        f"{settings.recipe.model.kind} with {parts.parameters:,} parameters on {parts.source.description}, "
+        f"{settings.recipe.model.kind} with {parameters} on {parts.source.description}, "
         f"{settings.recipe.strategy.kind} on {ranks} ({parts.device.type}, {settings.dtype}), {parts.steps} steps of "
         f"{settings.batch.global_} samples"
     )
@@ -127,4 +134,5 @@ def start_record(parts: Parts, first: int) -> dict[str, str | int]:
         "samples_per_step": batch.global_,
         "tokens_per_step": batch.global_ * parts.settings.recipe.data.sequence_length,
         "parameters": parts.parameters,
+        "active_parameters": parts.active_parameters,
     }

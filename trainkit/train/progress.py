@@ -13,6 +13,7 @@ from trainkit.errors import TrainingError
 from trainkit.train import checkpoints
 from trainkit.train.assembly import Parts
 from trainkit.train.distributed import sum_float_over_ranks
+from trainkit.train.expert_use import expert_use
 from trainkit.train.memory import memory_now
 from trainkit.train.metrics import Metrics
 
@@ -74,6 +75,7 @@ def report_step(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor | f
         **progress.speed(parts.settings.batch.global_),
         "elapsed": round(progress.elapsed(), 6),
         "memory_bytes": memory_now(parts.device),
+        **expert_use(parts.model, parts.world),
     }
     if parts.settings.dtype == "fp16":
         record["skipped_steps"] = parts.strategy.skipped_steps()

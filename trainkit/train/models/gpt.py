@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainkit.recipe.schema import GptModel, Recipe
+from trainkit.recipe.schema import GptModel, Moe, Recipe
 from trainkit.train.data.source import IGNORED
 from trainkit.train.models.model import Model
+from trainkit.train.models.moe import MixtureOfExperts, Routed, Routing, auxiliary_loss
 
 
 class Attention(nn.Module):
@@ -63,6 +64,24 @@ class Block(nn.Module):
         return cast("Tensor", x + self.dropout(self.mlp_out(hidden)))
 
 
+class MoeBlock(nn.Module):
+    """One pre-norm transformer block with experts in place of the feed-forward layer."""
+
+    def __init__(self, width: int, heads: int, dropout: float, moe: Moe, *, fused: bool) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = Attention(width, heads, dropout, fused=fused)
+        self.moe_norm = nn.LayerNorm(width)
+        self.moe = MixtureOfExperts(width, moe)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Routed:
+        """(batch, sequence, width) -> the same shape, and the rest of what the experts return."""
+        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        mixed, balance, router_z, load = self.moe(self.moe_norm(x))
+        return x + self.dropout(mixed), balance, router_z, load
+
+
 class Gpt(Model):
     """Tokens to logits, or with targets to the summed cross-entropy in nats."""
 
@@ -72,8 +91,9 @@ class Gpt(Model):
         self.tokens = nn.Embedding(settings.vocab_size, width)
         self.positions = nn.Embedding(sequence_length, width)
         self.dropout = nn.Dropout(settings.dropout)
+        self.moe = settings.moe
         self.blocks = nn.ModuleList(
-            Block(width, settings.heads, settings.dropout, fused=fused_attention) for _ in range(settings.layers)
+            _block(settings, number, fused=fused_attention) for number in range(1, settings.layers + 1)
         )
         self.norm = nn.LayerNorm(width)
         self.tied = (self.tokens,)  # the output layer reads its weight
@@ -84,7 +104,7 @@ class Gpt(Model):
         # GPT-2: normal(0, 0.02), and the projections into the residual stream divided by sqrt(2 x layers)
         for name, parameter in self.named_parameters():
             if parameter.dim() >= 2:
-                into_residual = name.endswith(("attention.out.weight", "mlp_out.weight"))
+                into_residual = name.endswith(("attention.out.weight", "mlp_out.weight", "experts.down"))
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if into_residual else 0.02)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
@@ -92,19 +112,44 @@ class Gpt(Model):
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """tokens, targets: (batch, sequence) int64; targets of -1 are not counted.
 
-        Returns logits (batch, sequence, vocabulary), or with targets the loss summed over tokens: the caller divides it
-        by the tokens of the whole global batch.
+        Returns logits (batch, sequence, vocabulary), or with targets the loss summed over tokens, in training
+        with the routers' losses: the caller divides it by the tokens of the whole global batch.
         """
         places = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.dropout(self.tokens(tokens) + self.positions(places))
+        routings: list[Routing] = []
         for block in self.blocks:
-            x = block(x)
+            if isinstance(block, MoeBlock):
+                x, *routing = block(x)
+                routings.append(routing)
+            else:
+                x = block(x)
         logits = functional.linear(self.norm(x), self.tokens.weight)
         if targets is None:
             return logits
-        return functional.cross_entropy(
+        loss = functional.cross_entropy(
             logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum"
         )
+        # Evaluation is of the predictions alone.
+        return loss + self._routers_loss(routings, targets) if routings and self.training else loss
+
+    def idle_parameters(self) -> int:
+        """Parameters of the experts that a token does not go through."""
+        stacks = [parameter.numel() for name, parameter in self.named_parameters() if ".experts." in name]
+        return sum(stacks) * (self.moe.experts - self.moe.top_k) // max(1, self.moe.experts)
+
+    def _routers_loss(self, routings: list[Routing], targets: Tensor) -> Tensor:
+        load = torch.stack([load for _, _, load in routings])
+        self.expert_load = load if self.expert_load is None else self.expert_load + load
+        return auxiliary_loss(routings, targets, self.moe, IGNORED)
+
+
+def _block(settings: GptModel, number: int, *, fused: bool) -> nn.Module:
+    """The n-th block, counted from 1."""
+    width, heads, dropout, moe = settings.hidden_size, settings.heads, settings.dropout, settings.moe
+    if moe.experts and number % moe.every == 0:
+        return MoeBlock(width, heads, dropout, moe, fused=fused)
+    return Block(width, heads, dropout, fused=fused)
 
 
 def build_gpt(recipe: Recipe) -> Gpt:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torch import nn
+from torch import Tensor, nn
 
 
 class Model(nn.Module):
@@ -16,3 +16,9 @@ class Model(nn.Module):
     blocks: Iterable[nn.Module]  # units of sharding, compilation and activation checkpointing, in order
     tied: tuple[nn.Module, ...]  # modules that share weights: no strategy may hide them in a unit of their own
     stochastic: bool  # whether training draws random numbers (dropout)
+    # Tokens that each expert of each block got since it was last asked for (blocks with experts, experts).
+    expert_load: Tensor | None = None
+
+    def idle_parameters(self) -> int:
+        """How many parameters a token does not go through: those of experts that are not its own."""
+        return 0

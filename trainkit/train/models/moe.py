@@ -1,0 +1,94 @@
+"""Mixture of experts: each token's feed-forward layer is a few of many, chosen by a router that is trained with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainkit.recipe.schema import Moe
+
+# Plain tuples, which is what the hooks of every strategy understand.
+Routing = Sequence[Tensor]  # balance loss by sample, z-loss by token, tokens by expert
+Routed = tuple[Tensor, Tensor, Tensor, Tensor]  # the output first
+
+
+class Experts(nn.Module):
+    """Feed-forward layers without biases, in one stack: an expert without tokens has a gradient too."""
+
+    def __init__(self, experts: int, width: int) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.empty(experts, width, 4 * width))
+        self.down = nn.Parameter(torch.empty(experts, 4 * width, width))
+
+    def forward(self, x: Tensor, counts: Tensor) -> Tensor:
+        """x: (rows, width), sorted by expert; counts: rows of each expert."""
+        shares = torch.split(x, counts.tolist())
+        outputs = [
+            functional.gelu(share @ up) @ down for share, up, down in zip(shares, self.up, self.down, strict=True)
+        ]
+        return torch.cat(outputs)
+
+
+class MixtureOfExperts(nn.Module):
+    """The top-k experts of every token, weighted by the router; no token is ever dropped."""
+
+    def __init__(self, width: int, settings: Moe) -> None:
+        super().__init__()
+        self.top_k = settings.top_k
+        self.router = nn.Linear(width, settings.experts, bias=False)
+        self.experts = Experts(settings.experts, width)
+
+    def forward(self, x: Tensor) -> Routed:
+        """(batch, sequence, width) -> the same shape, and what the router is judged by.
+
+        These are the balance loss of each sample (batch,), the z-loss of each token (batch, sequence), and how many
+        tokens each expert got (experts,).
+        """
+        logits = self.router(x).float()
+        probabilities = logits.softmax(dim=-1)
+        weights, chosen = probabilities.topk(self.top_k, dim=-1)
+        # The one weight of top-1 stays as it is (Switch): divided by itself, it would teach the router nothing.
+        if self.top_k > 1:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        assigned = functional.one_hot(chosen, logits.shape[-1]).sum(dim=2)  # (batch, sequence, experts)
+        load = assigned.sum(dim=(0, 1))
+        mixed = self._mix(x.flatten(0, 1), weights.flatten(), chosen.flatten(), load)
+        return mixed.view_as(x), balance_loss(probabilities, assigned), z_loss(logits), load
+
+    def _mix(self, x: Tensor, weights: Tensor, chosen: Tensor, load: Tensor) -> Tensor:
+        order = chosen.argsort(stable=True)
+        rows = order // self.top_k
+        outputs = self.experts(x[rows], load) * weights[order, None]
+        return torch.zeros_like(x).index_add(0, rows, outputs.to(x.dtype))
+
+
+def balance_loss(probabilities: Tensor, assigned: Tensor) -> Tensor:
+    """How unevenly each sample's tokens fall on the experts: 1 when even, up to experts / top_k (batch,).
+
+    experts x sum over experts of (share of tokens) x (mean probability): Switch Transformers, equation 4 (Fedus et al.
+    2021), over a sequence instead of a batch (DeepSeek-V3, equation 17), so that it is a sum over samples and does not
+    depend on how they are spread over micro batches and ranks.
+    """
+    experts = probabilities.shape[-1]
+    share = assigned.float().mean(dim=1)
+    share = share / share.sum(dim=-1, keepdim=True)
+    return experts * (share * probabilities.mean(dim=1)).sum(dim=-1)
+
+
+def z_loss(logits: Tensor) -> Tensor:
+    """Squared log of the sum of exponentials, to keep logits small: ST-MoE, equation 5 (Zoph et al. 2022)."""
+    return logits.logsumexp(dim=-1).square()
+
+
+def auxiliary_loss(routings: Sequence[Routing], targets: Tensor, settings: Moe, ignored: int) -> Tensor:
+    """The routers' losses of all blocks, summed over counted tokens as the loss of the targets is.
+
+    A sample's balance loss weighs as many as its counted tokens.
+    """
+    counted = (targets != ignored).float()
+    balance = torch.stack([balance for balance, _, _ in routings]).sum(dim=0)
+    router_z = torch.stack([router_z for _, router_z, _ in routings]).sum(dim=0)
+    return settings.balance_coef * (balance * counted.sum(dim=1)).sum() + settings.z_coef * (router_z * counted).sum()
