@@ -15,7 +15,7 @@ from trainkit.train.signals import WATCHED, Requests
 def requests() -> Iterator[Requests]:
     before = {number: signal.getsignal(number) for number in WATCHED}
     made = Requests()
-    made.listen()
+    made.listen(*WATCHED)
     yield made
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -39,11 +39,11 @@ def test_settings_that_planning_did_not_write_are_refused_without_a_traceback(
     assert "Traceback" not in done.stderr
 
 
-def test_several_processes_of_a_single_strategy_are_refused(corpus_folder: Path, tmp_path: Path) -> None:
+def test_another_number_of_ranks_than_planned_is_refused(corpus_folder: Path, tmp_path: Path) -> None:
     settings = write_settings(tmp_path / "run", Case({"kind": "single"}, ranks=1), corpus_folder)
     done = trainer(settings, RANK="1", WORLD_SIZE="2", LOCAL_RANK="1")
     assert done.returncode == 1
-    assert "strategy single runs in one process" in done.stderr
+    assert "the plan is for 1 rank, and the launcher started 2" in done.stderr
 
 
 def test_log_levels_follow_the_rank(corpus_folder: Path, tmp_path: Path) -> None:
@@ -67,4 +67,4 @@ def test_tensorboard_that_is_not_installed_is_answered_with_the_command_that_ins
     case = Case({"kind": "single"}, ranks=1).changed(logging={"report_to": ["tensorboard"]})
     done = trainer(write_settings(tmp_path / "run", case, corpus_folder), PYTHONPATH=f"{tmp_path / 'hidden'}:{ROOT}")
     assert done.returncode == 1
-    assert "pip install tensorboard" in done.stderr
+    assert "pip install 'trainkit[report]'" in done.stderr

@@ -8,12 +8,14 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from trainkit.errors import ExitCode, TrainingError, TrainkitError
+from trainkit.errors import ExitCode, TrainkitError
 from trainkit.recipe.schema import Logging
 from trainkit.train.settings import Settings, World, read_settings, restarted
+from trainkit.train.signals import SAVING, STOPPING, Requests
 
 if TYPE_CHECKING:
     import torch
@@ -26,10 +28,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainkit.train", description=__doc__)
     parser.add_argument("--settings", type=Path, required=True, help="trainer.json in the run directory")
     try:
+        requests = Requests()
+        requests.listen(SAVING)  # at once: it would end the process, and start-up takes seconds
         settings = read_settings(parser.parse_args(argv).settings)
         world = World.from_environment(os.environ)
         configure_logging(settings.recipe.logging, world)
-        return run(settings, world)
+        return run(settings, world, requests)
     except TrainkitError as error:
         for found in error.diagnostics:
             sys.stderr.write(f"error: {found.what}{f' ({found.hint})' if found.hint else ''}\n")
@@ -46,38 +50,34 @@ def configure_logging(settings: Logging, world: World) -> None:
     log.setLevel((settings.level if main_rank else settings.replica_level).upper())
 
 
-def run(settings: Settings, world: World) -> int:
+def run(settings: Settings, world: World, requests: Requests) -> int:
     """Hold the process group open around the training of this rank; the exit code as of `train_and_report`."""
     # Imported here, so that a wrong settings file is answered without waiting for torch.
+    from trainkit.train.agreement import check_world
     from trainkit.train.distributed import device_of, process_group
     from trainkit.train.strategies import NEED_PROCESS_GROUP
 
-    kind = settings.recipe.strategy.kind
-    if kind == "single" and world.size > 1:
-        raise TrainingError(f"strategy single runs in one process, and the launcher started {world.size}")
+    check_world(settings, world)
     device = device_of(settings.device, world)
-    with process_group(world, device, needed=kind in NEED_PROCESS_GROUP):
-        return train_and_report(settings, world, device)
+    with process_group(world, device, needed=settings.recipe.strategy.kind in NEED_PROCESS_GROUP):
+        return train_and_report(settings, world, device, requests)
 
 
-def train_and_report(settings: Settings, world: World, device: torch.device) -> int:
+def train_and_report(settings: Settings, world: World, device: torch.device, requests: Requests) -> int:
     """Assemble, resume, train, write the result; the exit code is 0, or 128 + the signal that stopped the run."""
     from trainkit.train.assembly import assemble, describe, start_record
     from trainkit.train.loop import train
     from trainkit.train.metrics import Metrics
     from trainkit.train.outcome import result, write_atomically
     from trainkit.train.progress import resume
-    from trainkit.train.signals import Requests
 
     parts = assemble(settings, world, device)
     first = resume(parts, restarted=restarted())
     log.info("%s", describe(parts))
-    metrics = Metrics(settings.run_dir, settings.recipe.logging.report_to, main=world.rank == 0)
-    metrics.write(start_record(parts, first))
-    requests = Requests()
-    requests.listen()
-    progress = train(parts, first, metrics, requests)
-    metrics.close()
+    requests.listen(*STOPPING)
+    with closing(Metrics(settings.run_dir, settings.recipe.logging.report_to, main=world.rank == 0)) as metrics:
+        metrics.write(start_record(parts, first))
+        progress = train(parts, first, metrics, requests)
     outcome = result(parts, progress)
     if world.rank == 0:
         write_atomically(settings.run_dir / "result.json", outcome)

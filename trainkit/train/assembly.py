@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from trainkit.train.activation_checkpointing import checkpoint_blocks
+from trainkit.train.agreement import agree, checkpoint_folder
 from trainkit.train.best import Best
 from trainkit.train.compiling import compile_model
 from trainkit.train.data.sampler import Order
@@ -44,16 +46,18 @@ class Parts:
     evaluation: Evaluation
     eval_autocast: AbstractContextManager[object]
     best: Best
+    checkpoints: Path | None  # one folder for all ranks; None where not all of them can see it
 
 
 def assemble(settings: Settings, world: World, device: torch.device) -> Parts:
-    """Build every part. TrainingError when the recipe asks for what cannot be."""
+    """Build every part. TrainingError when the recipe asks for what cannot be, or the ranks do not agree on it."""
     recipe, kind = settings.recipe, settings.recipe.strategy.kind
     check_precision(settings)
     set_tf32(recipe.precision.tf32)
     source = SOURCES[recipe.data.kind](recipe, settings.run_dir)
     order = Order(recipe.train.seed, len(source.train), settings.batch.global_)
     steps = total_steps(settings, order)
+    agree(settings, source, steps, world)  # before the strategy: a rank with another model would hang the others in it
     # Weights are drawn on the CPU from the seed alone, before anything knows of ranks: all start from the same.
     seed_generators(recipe.train.seed)
     model = prepared_model(settings)
@@ -75,6 +79,7 @@ def assemble(settings: Settings, world: World, device: torch.device) -> Parts:
         evaluation=_evaluation(settings, source, world, device),
         eval_autocast=autocast(kind, settings.eval_dtype, device),
         best=Best(),
+        checkpoints=checkpoint_folder(settings, world),
     )
 
 

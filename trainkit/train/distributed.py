@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -11,15 +12,27 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from trainkit.errors import TrainingError
 from trainkit.train.settings import World
 
 TIMEOUT = timedelta(minutes=10)  # of any collective, so that a lost rank ends a run instead of hanging it
 
 
 def device_of(kind: str, world: World) -> torch.device:
-    """The device of this rank. The plan shows each rank its cards through CUDA_VISIBLE_DEVICES."""
+    """The device of this rank. The plan shows a node's cards through CUDA_VISIBLE_DEVICES, in the order of its ranks.
+
+    TrainingError when torch cannot use the card.
+    """
     if kind != "cuda":
         return torch.device(kind)
+    seen = torch.cuda.device_count()
+    if world.local_rank >= seen:
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+        raise TrainingError(
+            f"local rank {world.local_rank} wants a card of its own, and torch {torch.__version__} sees {seen} here "
+            f"(CUDA_VISIBLE_DEVICES={shown})",
+            hint="compare with nvidia-smi; a build of torch for CPUs sees none",
+        )
     device = torch.device("cuda", world.local_rank)
     torch.cuda.set_device(device)
     return device

@@ -40,7 +40,7 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Pro
         ends = (stop or progress.stopped_early) and recipe.checkpoint.every_steps
         best = progress.lowest and recipe.checkpoint.keep_best
         if save or best or ends or progress.is_due(recipe.checkpoint.every_steps):
-            save_checkpoint(parts, progress.step)
+            save_checkpoint(parts, progress, loss, norm)
         if stop or progress.stopped_early:
             progress.stopped_by = stop
             break

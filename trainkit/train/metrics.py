@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from trainkit.errors import TrainingError
 
+log = logging.getLogger("trainkit.train")
 Record = Mapping[str, Any]
 
 
@@ -23,19 +26,38 @@ class Reporter(Protocol):
 
 
 class JsonLines:
-    """`metrics.jsonl`: one object a line, flushed at once, appended to on a restart."""
+    """`metrics.jsonl`: one object a line, in the file at once, appended to on a restart.
+
+    A full disk costs lines and a warning, not the run.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
+        self._path = path
+        self._file = path.open("ab", buffering=0)
+        self._torn = self._warned = False
 
     def write(self, record: Record) -> None:
-        """Append one line."""
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        """Append one line. What is no finite number becomes null, for which alone JSON has a word."""
+        line = json.dumps({name: finite(value) for name, value in record.items()}, allow_nan=False)
+        left = whole = (b"\n" if self._torn else b"") + line.encode() + b"\n"
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+            self._torn = False
+        except OSError as error:
+            self._torn = self._torn or len(left) < len(whole)
+            if not self._warned:
+                log.warning("%s cannot be written, the run goes on without it: %s", self._path, error.strerror)
+            self._warned = True
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def finite(value: Any) -> Any:
+    """The value; None for a float that is infinite or no number."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class TensorBoard:
@@ -46,7 +68,7 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             message = "logging.report_to asks for tensorboard, which is not installed"
-            raise TrainingError(message, hint="pip install tensorboard") from error
+            raise TrainingError(message, hint="pip install 'trainkit[report]'") from error
         self._writer: Any = SummaryWriter(str(folder))
 
     def write(self, record: Record) -> None:

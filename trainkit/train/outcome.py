@@ -11,6 +11,7 @@ from trainkit.train.assembly import Parts
 from trainkit.train.distributed import gather_from_ranks
 from trainkit.train.generate import generate
 from trainkit.train.memory import memory_record
+from trainkit.train.metrics import finite
 from trainkit.train.progress import Progress
 
 
@@ -23,8 +24,8 @@ def result(parts: Parts, progress: Progress) -> dict[str, Any]:
     return {
         "steps": progress.step,
         "first_step": progress.first,
-        "final_loss": progress.loss,
-        "eval_loss": progress.eval_loss,
+        "final_loss": finite(progress.loss),
+        "eval_loss": finite(progress.eval_loss),
         "train_seconds": round(seconds, 6),
         "samples": samples,
         "best_eval_loss": parts.best.loss,

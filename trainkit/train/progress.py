@@ -12,7 +12,7 @@ from torch import Tensor
 from trainkit.errors import TrainingError
 from trainkit.train import checkpoints
 from trainkit.train.assembly import Parts
-from trainkit.train.distributed import sum_float_over_ranks
+from trainkit.train.distributed import gather_from_ranks, sum_float_over_ranks
 from trainkit.train.expert_use import expert_use
 from trainkit.train.memory import memory_now
 from trainkit.train.metrics import Metrics
@@ -65,7 +65,7 @@ class Progress:
 
 
 def report_step(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor | float, metrics: Metrics) -> None:
-    """A metrics line for the step just done. TrainingError when the loss is no number, which no later step can mend."""
+    """A metrics line for the step just done. TrainingError as of :func:`refuse_lost_run`."""
     progress.loss = sum_float_over_ranks(float(loss), parts.world) / max(1, progress.step_tokens)
     record = {
         "step": progress.step,
@@ -79,13 +79,18 @@ def report_step(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor | f
     }
     if parts.settings.dtype == "fp16":
         record["skipped_steps"] = parts.strategy.skipped_steps()
-    # fp16 loss scaling skips such a step, and the next may be sound again
-    elif not math.isfinite(progress.loss):
-        raise TrainingError(
-            f"the loss is {progress.loss} at step {progress.step}", hint="lower optimizer.lr, or see the data"
-        )
     metrics.write(record)
     log.debug("step %d loss %.4f", progress.step, progress.loss)
+    refuse_lost_run(parts, progress.step, progress.loss, norm)
+
+
+def refuse_lost_run(parts: Parts, step: int, loss: float, norm: Tensor | float) -> None:
+    """TrainingError when loss or gradients are no numbers, and so the weights by now: no later step can mend that."""
+    if parts.settings.dtype == "fp16":  # loss scaling skips such a step, and the next may be sound again
+        return
+    for what, value in (("loss", loss), ("norm of the gradients", float(norm))):
+        if not math.isfinite(value):
+            raise TrainingError(f"the {what} is {value} at step {step}", hint="lower optimizer.lr, or see the data")
 
 
 def evaluate(parts: Parts, progress: Progress, metrics: Metrics) -> None:
@@ -109,12 +114,17 @@ def identity(parts: Parts) -> checkpoints.Identity:
     return checkpoints.Identity(settings.recipe.strategy.kind, parts.world.size, settings.training_digest)
 
 
-def save_checkpoint(parts: Parts, step: int) -> None:
-    """Save after `step` optimizer steps."""
+def save_checkpoint(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor | float) -> None:
+    """Save after the step just done. TrainingError as of :func:`refuse_lost_run`: the last good one must stay."""
+    if parts.checkpoints is None:
+        log.warning("no checkpoint is saved: not every rank can see the run directory of rank 0")
+        return
+    total = sum_float_over_ranks(float(loss), parts.world)
+    refuse_lost_run(parts, progress.step, total / max(1, progress.step_tokens), norm)
     asked = parts.settings.recipe.checkpoint
     checkpoints.save(
-        parts.settings.run_dir / "checkpoints",
-        step,
+        parts.checkpoints,
+        progress.step,
         identity(parts),
         parts.strategy,
         parts.world,
@@ -129,10 +139,16 @@ def resume(parts: Parts, *, restarted: bool) -> int:
 
     After an elastic restart it is this run's own newest one; before it has one, what the plan says.
     """
-    own = checkpoints.newest(parts.settings.run_dir / "checkpoints") if restarted else None
-    folder = own or parts.settings.resume
+    folder = parts.settings.resume
+    if restarted and parts.checkpoints is not None:
+        # One rank looks for all: a shared folder may not look the same to every node at once.
+        folder = gather_from_ranks(checkpoints.newest(parts.checkpoints), parts.world)[0] or folder
     if folder is None:
         return 0
     step = checkpoints.load(folder, identity(parts), parts.strategy, parts.world, parts.best)
     log.info("resumed from %s after step %d, %s", folder, step, checkpoints.saved_by(folder))
+    if step >= parts.steps > 0:
+        log.warning(
+            "nothing is left to train: the run has %d steps, and the checkpoint stands at %d", parts.steps, step
+        )
     return step

@@ -38,7 +38,7 @@ def generator_states() -> dict[str, Any]:
         "numpy": np.random.get_state(),
         "torch": torch.get_rng_state(),
     }
-    if torch.cuda.is_available():
+    if _cuda_is_used():
         states["cuda"] = torch.cuda.get_rng_state()
     return states
 
@@ -48,5 +48,10 @@ def restore_generator_states(states: dict[str, Any]) -> None:
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.set_rng_state(states["torch"])
-    if "cuda" in states and torch.cuda.is_available():
+    if "cuda" in states and _cuda_is_used():
         torch.cuda.set_rng_state(states["cuda"])
+
+
+def _cuda_is_used() -> bool:
+    """Whether this run uses a card; one on the CPU must not so much as open those that are there."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

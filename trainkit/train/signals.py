@@ -18,9 +18,9 @@ class Requests:
     def __init__(self) -> None:
         self._seen: set[int] = set()
 
-    def listen(self) -> None:
-        """Take over the signals. Before this, during start-up, they end the process at once as they always do."""
-        for number in WATCHED:
+    def listen(self, *numbers: signal.Signals) -> None:
+        """Take over these signals. Until then they end the process at once, as they always do."""
+        for number in numbers:
             signal.signal(number, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
