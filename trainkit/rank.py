@@ -16,13 +16,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from trainkit.launch.linux import exit_of_child
-from trainkit.launch.records import RankRecord, log_path, write_record
+from trainkit.launch.records import RankRecord, log_path, write_last_record, write_record
 from trainkit.launch.spawn import Standing, Streams, spawn
 from trainkit.launch.streams import Copier, copy_window_size, open_channel
 
 STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 FORWARDED = (*STOP, signal.SIGUSR1, signal.SIGUSR2)
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it
+NOT_REGISTERED = 1  # nothing was started: nobody could watch over it
 DRAIN_SECONDS = 2.0  # at most, for output of background children after the program's end …
 SILENT_SECONDS = 0.5  # … and no longer than until they have been silent for so long
 LINGER_SECONDS = 0.5  # a stop that hits program and wrapper one after the other is still one stop
@@ -78,10 +79,12 @@ class Wrapper:
     def run(self) -> int:
         """Start the program, see it through, record its end; the exit code for the launcher."""
         wakeup = self._listen()
-        for folder in ("logs", "ranks"):
-            os.makedirs(os.path.join(self._options.attempt_dir, folder), exist_ok=True)
-        self._save()
-        channels = [self._open(name, fd) for name, fd in (("out", 1), ("err", 2))]
+        try:
+            channels = self._register()
+        except OSError as error:
+            message = f"trainkit.rank: {self._options.attempt_dir} cannot be written: {error.strerror}\n"
+            os.write(2, message.encode("utf-8", "surrogateescape"))
+            return NOT_REGISTERED
         try:
             self._start(channels)
         except OSError as error:
@@ -91,6 +94,12 @@ class Wrapper:
                 os.close(fd)
         self._follow(wakeup)
         return self._finish()
+
+    def _register(self) -> list[int]:
+        for folder in ("logs", "ranks"):
+            os.makedirs(os.path.join(self._options.attempt_dir, folder), exist_ok=True)
+        write_record(self._options.attempt_dir, self._record)
+        return [self._open(name, fd) for name, fd in (("out", 1), ("err", 2))]
 
     def _listen(self) -> int:
         reader, writer = os.pipe()
@@ -132,7 +141,8 @@ class Wrapper:
         standing = Standing(group=group, dies_with_parent=True, ignore=self._ignored)
         pid = spawn(self._options.program, self._environ, Streams(0, *channels), standing)
         self._record = self._record._replace(pid=pid)
-        self._save()
+        with contextlib.suppress(OSError):  # a full disk: the program runs, and its end will be tried again
+            write_record(self._options.attempt_dir, self._record)
 
     def _follow(self, wakeup: int) -> None:
         self._look_for_end()
@@ -232,11 +242,8 @@ class Wrapper:
         return self._record.code
 
     def _save_end(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk or a removed folder must not change the program's exit code
-            self._save()
-
-    def _save(self) -> None:
-        write_record(self._options.attempt_dir, self._record)
+        with contextlib.suppress(OSError):  # a removed folder must not change the program's exit code
+            write_last_record(self._options.attempt_dir, self._record)
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

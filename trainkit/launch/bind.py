@@ -79,14 +79,13 @@ def bind(plan: Plan, bindings: Bindings, environ: Mapping[str, str]) -> BoundPla
 def child_environment(
     diff: EnvironmentDiff, values: Mapping[Variable, str], environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """The ranks' whole environment: the caller's without what the plan unsets, then what it sets and what it takes."""
+    """The ranks' whole environment: the caller's without what the plan unsets, what it takes, and what it sets."""
     missing = [name for name in diff.take if name not in environ]
     if missing:
         raise MachineError(Diagnostic("error", _missing(name), key="env_from", hint=_remedy(name)) for name in missing)
     child = {name: value for name, value in environ.items() if not _is_unset(name, diff.unset)}
-    child |= {name: value.bind(values) for name, value in diff.set}
     child |= {name: environ[name] for name in diff.take}
-    return child
+    return child | {name: value.bind(values) for name, value in diff.set}
 
 
 def _words(texts: tuple[Text, ...], values: Mapping[Variable, str]) -> tuple[str, ...]:

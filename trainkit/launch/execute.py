@@ -14,7 +14,7 @@ from trainkit.launch import nodes, rundir
 from trainkit.launch.atomic import write_atomically
 from trainkit.launch.bind import Bindings, BoundPlan, bind
 from trainkit.launch.console import Console, Terminal
-from trainkit.launch.failure import describe_failure
+from trainkit.launch.failure import describe_failure, remarks
 from trainkit.launch.gpu_memory import GpuMemory
 from trainkit.launch.layout import RunLayout
 from trainkit.launch.locks import lock_folder
@@ -109,7 +109,7 @@ def _job(plan: Plan, layout: RunLayout, bindings: Bindings, bound: BoundPlan, st
         foreground_group=os.getpgrp() if keeps_stdin and os.isatty(0) else None,
         ignore=[signal.SIGHUP] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [],  # nohup
     )
-    return Job(spec, bound.environment, attempt, keeps_stdin)
+    return Job(spec, bound.environment, attempt, keeps_stdin, bindings.node_rank)
 
 
 def _follow(job: Job, plan: Plan, layout: RunLayout, console: Console, lock: int) -> int:
@@ -122,7 +122,9 @@ def _follow(job: Job, plan: Plan, layout: RunLayout, console: Console, lock: int
     finally:
         gpu_memory.close()
     seconds = time.monotonic() - begin
-    summary = build_summary(plan, layout, verdict, seconds, relay.progress, gpu_memory.peak)
+    summary = build_summary(plan, layout, verdict, seconds, relay.progress, gpu_memory.peak, job.node_rank)
+    for remark in remarks(job.attempt):
+        console.say(remark)
     try:
         write_json(layout.summary, summary)
     except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainkit.launch.layout import AttemptLayout
+from trainkit.launch.records import read_records
 from trainkit.launch.tail import last_lines
 from trainkit.launch.verdict import Verdict
 
@@ -40,6 +41,15 @@ def describe_failure(verdict: Verdict, attempt: AttemptLayout, shown_rank: int |
         lines.append(f"its log: {log}")
     hint = _hint(verdict, end)
     return "\n".join([line for line in lines if line] + ([f"next: {hint}"] if hint else []))
+
+
+def remarks(attempt: AttemptLayout) -> list[str]:
+    """What the wrappers have to say of ranks that ran, however they ended."""
+    try:
+        records = list(read_records(str(attempt.root)))
+    except FileNotFoundError:  # the run directory is gone, and with it all that was to be said
+        return []
+    return [f"rank {record.rank}: {record.message}" for record in records if record.message and record.pid]
 
 
 def _whose_code(verdict: Verdict) -> str:

@@ -83,8 +83,9 @@ class Guardian:
         for item in self.spec.preparations:
             preparation = Preparation(*item)
             with Lock(preparation.lock) as lock:
-                while self._stop is None and not lock.acquire():
+                if not lock.acquire():
                     self._report(event="waiting", title=preparation.title, lock=preparation.lock)
+                while self._stop is None and not lock.acquire():
                     self._wait(SLOW)
                 if self._stop is not None:
                     return None

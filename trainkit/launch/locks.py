@@ -33,7 +33,9 @@ class Lock:
 
 def lock_folder(environ: Mapping[str, str], run_dir: str) -> str:
     """Where this user's locks lie: the cache folder, or the run directory where there is no writable home."""
-    cache = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".cache")
+    cache = environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(cache):  # the XDG specification tells to ignore relative paths
+        cache = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".cache")
     folder = os.path.join(cache, "trainkit", "locks")
     try:
         os.makedirs(folder, exist_ok=True)

@@ -82,7 +82,8 @@ def _bar(progress: Progress) -> str:
 
 
 def _number(value: object) -> str:
-    return f"{value:.4f}" if isinstance(value, int | float) else str(value)
+    """Four decimals; metrics hold null for what is infinite or no number."""
+    return f"{value:.4f}" if isinstance(value, int | float) else "not finite"
 
 
 def count(value: float) -> str:

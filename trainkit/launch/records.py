@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from trainkit.launch.atomic import publish
+from trainkit.launch.atomic import overwrite, publish
 
 
 class RankRecord(NamedTuple):
@@ -50,14 +51,27 @@ def log_path(attempt_dir: str, rank: int, stream: str) -> str:
 
 def write_record(attempt_dir: str, record: RankRecord) -> None:
     """Put the record in place, whole."""
-    publish(record_path(attempt_dir, record.rank), json.dumps(record._asdict()) + "\n")
+    publish(record_path(attempt_dir, record.rank), _text(record))
+
+
+def write_last_record(attempt_dir: str, record: RankRecord) -> None:
+    """The same for the end of a rank, also where the disk is full by now. OSError if the record is not there at all."""
+    try:
+        write_record(attempt_dir, record)
+    except OSError:
+        overwrite(record_path(attempt_dir, record.rank), _text(record))
+
+
+def _text(record: RankRecord) -> str:
+    return json.dumps(record._asdict()) + "\n"
 
 
 def read_records(attempt_dir: str) -> Iterator[RankRecord]:
-    """Every record of the attempt that can be read."""
+    """Every record of the attempt that can be read now."""
     folder = os.path.join(attempt_dir, "ranks")
     for name in sorted(os.listdir(folder)):
         if name.startswith("rank-") and name.endswith(".json"):
-            with open(os.path.join(folder, name), encoding="utf-8") as file:
-                known = json.load(file)
-            yield RankRecord(**{key: known[key] for key in RankRecord._fields if key in known})
+            with contextlib.suppress(FileNotFoundError, ValueError):  # gone meanwhile, or being overwritten
+                with open(os.path.join(folder, name), encoding="utf-8") as file:
+                    known = json.load(file)
+                yield RankRecord(**{key: known[key] for key in RankRecord._fields if key in known})

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from trainkit.launch.atomic import publish, write_atomically
+from trainkit.launch.atomic import overwrite, publish, write_atomically
 from trainkit.launch.verdict import Verdict
 
 
@@ -43,6 +43,10 @@ def write_status(
         "pids": pids,
         "survivors": list(survivors),
     }
-    with contextlib.suppress(OSError):  # the run goes on, or ends, also where its folder is full or gone
-        # Only the end is worth the wait for the disk.
-        (publish if verdict is None else write_atomically)(attempt.path, json.dumps(status, indent=2) + "\n")
+    text = json.dumps(status, indent=2) + "\n"
+    with contextlib.suppress(OSError):  # the run goes on, or ends, also where its folder is gone
+        try:
+            # Only the end is worth the wait for the disk.
+            (publish if verdict is None else write_atomically)(attempt.path, text)
+        except OSError:
+            overwrite(attempt.path, text)

@@ -14,6 +14,9 @@ from trainkit.planning.plan import Plan
 
 UNTRAINED = "the run was asked for 0 steps: it only evaluated"
 FOREIGN = "only the built-in trainer reports it; this run executed a program of its own"
+ELSEWHERE = "rank 0 reports it, in the run directory of node 0"
+NO_STEP = "no step was left to run"
+NOT_FINITE = "it is infinite or no number"
 UNFINISHED = "the run ended before the trainer could report it"
 REPORTED = ("steps", "final_loss", "eval_loss", "train_seconds", "samples_per_second", "tokens_per_second", "memory")
 CARRIED = (
@@ -36,18 +39,19 @@ def build_summary(
     seconds: float,
     progress: Progress,
     gpu_memory: Mapping[str, int],
+    node_rank: int = 0,
 ) -> dict[str, Any]:
     """Everything that is known at the end. What is not known is null, and `reasons` says why. Seconds and bytes."""
     result = read_json(layout.result)
     known: dict[str, Any] = {**_so_far(progress), **result}
-    reason = FOREIGN if plan.program.kind != "builtin" else UNFINISHED
+    reason = _reason(plan, node_rank, result)
     missing = [name for name in REPORTED if known.get(name) is None and not (result and name == "eval_loss")]
     return {
         "exit_code": verdict.exit_code,
         "failure": verdict.failure,
         "why": verdict.why,
         **{name: known.get(name) for name in REPORTED},
-        "reasons": dict.fromkeys(missing, reason) | ({"final_loss": UNTRAINED} if _untrained(result) else {}),
+        "reasons": dict.fromkeys(missing, reason),
         "wall_seconds": round(seconds, 3),
         "gpu_memory_occupied": dict(gpu_memory) or None,
         "name": plan.name,
@@ -63,8 +67,16 @@ def build_summary(
     }
 
 
-def _untrained(result: Mapping[str, Any]) -> bool:
-    return bool(result) and result.get("final_loss") is None and not result.get("samples")
+def _reason(plan: Plan, node_rank: int, result: Mapping[str, Any]) -> str:
+    if plan.program.kind != "builtin":
+        return FOREIGN
+    if node_rank:
+        return ELSEWHERE
+    if not result:
+        return UNFINISHED
+    if not result.get("steps"):
+        return UNTRAINED
+    return NO_STEP if result["steps"] == result.get("first_step") else NOT_FINITE
 
 
 def _so_far(progress: Progress) -> dict[str, Any]:

@@ -82,14 +82,17 @@ def check_environment(resolved: Resolved) -> tuple[Diagnostic, ...]:
 
 
 def plan_environment(context: Context) -> tuple[EnvironmentDiff, Mapping[str, Source]]:
-    """The diff, and what made each variable of it. Later variables win over earlier ones of the same name."""
+    """The diff, and what made each variable of it.
+
+    Later variables win over earlier ones of the same name, and the caller's, where env_from names it, over all.
+    """
     variables = (
         *_defaults(context),
         *_devices(context),
         *LAUNCHERS[context.launcher].environment(context),
         *_recipe(context),
     )
-    chosen = {item.name: item for item in variables}
+    chosen = {item.name: item for item in variables if item.name not in context.recipe.env_from}
     sources = {item.name: item.source for item in chosen.values()}
     sources |= {name: Source(rule=f"not handed on: it {why}") for name, why in LEAKS.items() if name not in chosen}
     sources |= {name: Source(("env_from",)) for name in context.recipe.env_from}
