@@ -104,6 +104,7 @@ def render_summary(summary: Mapping[str, Any], run_dir: Path) -> str:
         ("Final loss", _loss(summary)),
         ("Evaluation loss", _evaluation(summary)),
         *_memory(summary),
+        *_anatomy(summary),
         ("Run directory", str(run_dir)),
     ]
     shown = [(name, value) for name, value in rows if value]
@@ -151,6 +152,16 @@ def _loss(summary: Mapping[str, Any]) -> str:
     if not loss or not isinstance(entropy, int | float):
         return loss
     return f"{loss} nats per byte (unigram entropy of the corpus: {entropy:.4f})"
+
+
+def _anatomy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What the memory of each rank is for."""
+    rows = []
+    for entry in summary.get("memory") or []:
+        known = {name: used for name, used in (entry.get("anatomy") or {}).items() if used is not None}
+        figures = [f"{size(used)} {name.replace('_', ' ')}" for name, used in known.items()]
+        rows.append((f"Memory of rank {entry.get('rank')}", ", ".join(figures)))
+    return rows
 
 
 def _evaluation(summary: Mapping[str, Any]) -> str:

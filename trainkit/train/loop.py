@@ -78,10 +78,11 @@ def optimizer_step(parts: Parts, step: int, batch: Batch, counted: int) -> tuple
         last = index + 1 == len(micro_batches)
         seed_dropout(parts, step, index)
         with strategy.micro_step(last=last):
-            with parts.autocast:
+            with parts.autocast, parts.anatomy.micro_step():
                 loss = strategy.model(**inputs)
             strategy.backward(loss * share, last=last)
         total += loss.detach()
+    parts.anatomy.before_update(strategy)
     return total, strategy.update(parts.learning_rate(step))
 
 

@@ -33,7 +33,7 @@ def result(parts: Parts, progress: Progress) -> dict[str, Any]:
         "stopped_early": progress.stopped_early,
         "samples_per_second": round(samples / seconds, 3),
         "tokens_per_second": round(progress.tokens / seconds, 1),
-        "memory": gather_from_ranks(memory_record(parts.device, parts.world), parts.world),
+        "memory": gather_from_ranks(_memory(parts), parts.world),
         "corpus": dict(parts.source.facts),
         "parameters": parts.parameters,
         "skipped_steps": parts.strategy.skipped_steps(),
@@ -41,6 +41,13 @@ def result(parts: Parts, progress: Progress) -> dict[str, Any]:
         # A run that is told to stop has no time for it.
         "sample": "" if stopped else sample(parts, recipe.train.seed),
     }
+
+
+def _memory(parts: Parts) -> dict[str, Any]:
+    """This rank's peaks, and what the memory is for."""
+    record = memory_record(parts.device, parts.world)
+    peak = record["peak_allocated"] or record["rss"]
+    return {**record, "anatomy": parts.anatomy.record(parts.strategy, peak)}
 
 
 def sample(parts: Parts, seed: int) -> str:

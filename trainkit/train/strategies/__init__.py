@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -36,6 +36,9 @@ class Strategy(Protocol):
 
     def skipped_steps(self) -> int:
         """Updates that fp16 loss scaling has skipped so far."""
+
+    def held(self) -> Mapping[str, Iterable[Tensor]]:
+        """This rank's `parameters`, `gradients` and `optimizer_state`; what an engine hides in buffers is left out."""
 
     def save(self, folder: Path) -> None:
         """Write weights, optimizer state and loss scale. Called on every rank, with the same folder."""

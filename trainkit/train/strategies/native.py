@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 
+from trainkit.train.anatomy import state_tensors
 from trainkit.train.optimizers import build_optimizer
 from trainkit.train.precision import gradient_scaler
 from trainkit.train.settings import Settings
@@ -61,6 +63,14 @@ class Engine:
     def skipped_steps(self) -> int:
         """Updates that fp16 loss scaling has skipped so far."""
         return self._skipped
+
+    def held(self) -> Mapping[str, Iterable[Tensor]]:
+        """This rank's tensors by what they are for."""
+        return {
+            "parameters": self.model.parameters(),
+            "gradients": [parameter.grad for parameter in self._parameters if parameter.grad is not None],
+            "optimizer_state": state_tensors(self.optimizer),
+        }
 
     def save(self, folder: Path) -> None:
         """Write the state with torch.distributed.checkpoint, each rank its own shards."""

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import warnings
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from trainkit.errors import TrainingError
+from trainkit.train.anatomy import state_tensors
 from trainkit.train.models import Model
 from trainkit.train.optimizers import build_optimizer
 from trainkit.train.settings import Settings, World
@@ -68,6 +70,17 @@ class Zero:
     def skipped_steps(self) -> int:
         """Updates that fp16 loss scaling has skipped so far."""
         return int(self._engine.skipped_steps)
+
+    def held(self) -> Mapping[str, Iterable[Tensor]]:
+        """Shards and 32-bit masters by what they are for. Gradients pass through DeepSpeed's own buffers."""
+        wrapper = self._engine.optimizer
+        masters = getattr(wrapper, "fp32_partitioned_groups_flat", None)  # stage 3
+        if masters is None:
+            masters = getattr(wrapper, "single_partition_of_fp32_groups", [])  # stages 1 and 2
+        return {
+            "parameters": [getattr(each, "ds_tensor", each) for each in self._engine.module.parameters()],
+            "optimizer_state": [*masters, *state_tensors(wrapper.optimizer)],
+        }
 
     def save(self, folder: Path) -> None:
         """DeepSpeed's own format, one file a rank."""
