@@ -25,6 +25,10 @@ USES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "adam_epsilon": (("--adam_epsilon", "1e-6"), {"optimizer.eps": 1e-6}),
     "bf16": (("--bf16",), {"precision.dtype": "bf16"}),
     "dataloader_num_workers": (("--dataloader-num-workers", "2"), {"data.workers": 2}),
+    "dataloader_prefetch_factor": (
+        ("--dataloader_num_workers=2", "--dataloader_prefetch_factor=4"),
+        {"data.prefetch_factor": 4, "data.workers": 2},
+    ),
     "dataloader_pin_memory": (("--dataloader_pin_memory=false",), {"data.pin_memory": False}),
     "ddp_find_unused_parameters": (
         ("strategy.kind=ddp", "--ddp_find_unused_parameters", "true"),

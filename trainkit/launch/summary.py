@@ -24,6 +24,7 @@ CARRIED = (
     "best_step",
     "stopped_early",
     "corpus",
+    "data_wait_share",
     "parameters",
     "sample",
     "samples",
@@ -103,6 +104,7 @@ def render_summary(summary: Mapping[str, Any], run_dir: Path) -> str:
         ("Skipped steps", str(summary.get("skipped_steps") or "")),
         ("Final loss", _loss(summary)),
         ("Evaluation loss", _evaluation(summary)),
+        ("Waiting for data", _share(summary.get("data_wait_share"))),
         *_memory(summary),
         *_anatomy(summary),
         ("Run directory", str(run_dir)),
@@ -130,6 +132,10 @@ def _time(summary: Mapping[str, Any]) -> str:
 
 def _rate(value: object) -> str:
     return count(value) if isinstance(value, int | float) else ""
+
+
+def _share(value: object) -> str:
+    return f"{value:.1%} of the training" if isinstance(value, int | float) else ""
 
 
 def _decimal(value: object) -> str:

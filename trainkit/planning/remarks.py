@@ -62,6 +62,14 @@ def _cores(context: Context) -> Iterator[Notice]:
         yield Notice("warning", what, "Set nodes.processes_per_node to the number of cores or less.")
 
 
+def _loaders(context: Context) -> Iterator[Notice]:
+    workers, cores = context.recipe.data.workers * context.processes, context.facts.cpu_cores
+    if context.recipe.program.kind == "builtin" and workers > cores:
+        ranks = counted(context.processes, "rank")
+        what = f"{ranks} with {workers} loader processes in all share {counted(cores, 'CPU core')}."
+        yield Notice("warning", what, "Set data.workers lower.")
+
+
 def _unseen_cards(context: Context) -> Iterator[Notice]:
     failure = context.facts.notes.get("gpus")
     if failure and context.topology.device != "mps":
@@ -87,6 +95,7 @@ REMARKS: tuple[Callable[[Context], Iterator[Notice] | tuple[Notice, ...]], ...] 
     optimizer_notices,
     _unseen_cards,
     _cores,
+    _loaders,
     _visible_slots,
     _offload,
     _dropped,

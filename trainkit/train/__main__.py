@@ -66,6 +66,7 @@ def run(settings: Settings, world: World, requests: Requests) -> int:
 def train_and_report(settings: Settings, world: World, device: torch.device, requests: Requests) -> int:
     """Assemble, resume, train, write the result; the exit code is 0, or 128 + the signal that stopped the run."""
     from trainkit.train.assembly import assemble, describe, start_record
+    from trainkit.train.data.waiting import complaint
     from trainkit.train.loop import train
     from trainkit.train.metrics import Metrics
     from trainkit.train.outcome import result, write_atomically
@@ -81,6 +82,9 @@ def train_and_report(settings: Settings, world: World, device: torch.device, req
     outcome = result(parts, progress)
     if world.rank == 0:
         write_atomically(settings.run_dir / "result.json", outcome)
+        slow = complaint(outcome["data_wait_share"], outcome["train_seconds"], settings.recipe.data.workers)
+        if slow:
+            log.warning("warning: %s", slow)
     return 128 + progress.stopped_by if progress.stopped_by else 0
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from trainkit.train.assembly import Parts
 from trainkit.train.data.loader import training_batches
 from trainkit.train.data.source import Batch
+from trainkit.train.data.waiting import timed
 from trainkit.train.distributed import sum_over_ranks
 from trainkit.train.metrics import Metrics
 from trainkit.train.progress import Progress, evaluate, out_of_patience, report_step, save_checkpoint
@@ -24,7 +25,7 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Pro
     """
     recipe, world = parts.settings.recipe, parts.world
     progress = Progress(first, parts.steps)
-    for batch in batches(parts, first):
+    for batch in timed(batches(parts, first), progress.wait):
         # One collective, on the host, for the tokens of the global batch and for the signals that any rank has seen.
         counted, *votes = sum_over_ranks([batch.counted, *requests.votes()], world)
         loss, norm = optimizer_step(parts, progress.step, batch, counted)

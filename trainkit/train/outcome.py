@@ -33,6 +33,8 @@ def result(parts: Parts, progress: Progress) -> dict[str, Any]:
         "stopped_early": progress.stopped_early,
         "samples_per_second": round(samples / seconds, 3),
         "tokens_per_second": round(progress.tokens / seconds, 1),
+        # of the rank that waited longest: the others wait for it in turn
+        "data_wait_share": round(max(gather_from_ranks(progress.waited, parts.world)) / seconds, 4),
         "memory": gather_from_ranks(_memory(parts), parts.world),
         "corpus": dict(parts.source.facts),
         "parameters": parts.parameters,

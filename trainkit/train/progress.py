@@ -33,8 +33,9 @@ class Progress:
         self.lowest = False  # whether the latest step was evaluated, and better than all before
         self.stopped_early = False
         self.stopped_by: signal.Signals | None = None
+        self.waited = 0.0  # seconds for data, since the start
         self._started = self._line_at = time.monotonic()
-        self._line_step, self._line_tokens = first, 0
+        self._line_step, self._line_tokens, self._line_waited = first, 0, 0.0
 
     def advance(self, counted: int) -> None:
         """One more optimizer step is done."""
@@ -42,6 +43,10 @@ class Progress:
         self.step_tokens = counted
         self.lowest = False
         self.tokens += counted
+
+    def wait(self, seconds: float) -> None:
+        """A batch took so long to arrive."""
+        self.waited += seconds
 
     def is_due(self, every: int) -> bool:
         """Whether something done every so many steps, and at the end, is due now; 0 means never."""
@@ -56,11 +61,13 @@ class Progress:
         now = time.monotonic()
         seconds = max(now - self._line_at, 1e-9)
         samples, tokens = (self.step - self._line_step) * global_batch, self.tokens - self._line_tokens
-        self._line_at, self._line_step, self._line_tokens = now, self.step, self.tokens
+        waited = self.waited - self._line_waited
+        self._line_at, self._line_step, self._line_tokens, self._line_waited = now, self.step, self.tokens, self.waited
         return {
             "seconds": round(seconds, 6),
             "samples_per_second": round(samples / seconds, 3),
             "tokens_per_second": round(tokens / seconds, 1),
+            "data_wait_share": round(waited / seconds, 4),
         }
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from typing import cast
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from trainkit.errors import TrainingError
 from trainkit.planning.plan import BatchArithmetic
 from trainkit.recipe.schema import Data
 from trainkit.train.data.sampler import Order, StepSampler, positions_of_rank
@@ -18,17 +19,41 @@ from trainkit.train.data.source import Batch, Samples
 def training_batches(
     samples: Samples, order: Order, batch: BatchArithmetic, rank: int, *, steps: range, data: Data, pin: bool
 ) -> Iterator[Batch]:
-    """One batch of micro x accumulation samples for each step."""
-    loader: DataLoader[Batch] = DataLoader(
-        cast("Dataset[Batch]", samples),
+    """One batch of micro x accumulation samples for each step. TrainingError for a sample that cannot be read."""
+    # One iterator serves the whole run, so workers start once and persist.
+    loader: DataLoader[Batch | TrainingError] = DataLoader(
+        _Guarded(samples),
         sampler=StepSampler(order, positions_of_rank(batch, rank), steps),
         batch_size=None,  # the sampler already hands over whole lists
-        num_workers=data.workers,
         pin_memory=pin and data.pin_memory,
         worker_init_fn=_obey_signals,
         generator=torch.Generator(),  # else the loader would draw its base seed from the training's generator
+        **_workers(data),
     )
-    return iter(loader)
+    for found in loader:
+        if isinstance(found, TrainingError):
+            raise found
+        yield found
+
+
+def _workers(data: Data) -> dict[str, Any]:
+    """torch takes a prefetch factor with workers only."""
+    if data.workers and data.prefetch_factor:
+        return {"num_workers": data.workers, "prefetch_factor": data.prefetch_factor}
+    return {"num_workers": data.workers}
+
+
+class _Guarded(Dataset[Batch | TrainingError]):
+    """Errors that name their cause come out as values: raised in a worker, they would arrive with its traceback."""
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
+
+    def __getitem__(self, indices: Sequence[int]) -> Batch | TrainingError:
+        try:
+            return self._samples[indices]
+        except TrainingError as error:
+            return error
 
 
 def _obey_signals(worker: int) -> None:
