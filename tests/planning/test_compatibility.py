@@ -114,6 +114,21 @@ ZERO_ON_CPU = {"strategy": {"kind": "zero2"}, "devices": {"type": "cpu"}}
             "torchrun",
         ),
         ({**ZERO_ON_CPU, "precision": {"dtype": "fp16"}}, {}, "precision.dtype", "oneDNN", "bf16 or fp32"),
+        ({"precision": {"weights": "bf16"}}, {}, "precision.weights", "computed with in bf16", "precision.dtype: bf16"),
+        (
+            {**ZERO_ON_CPU, "precision": {"dtype": "bf16", "weights": "bf16"}},
+            {},
+            "precision.weights",
+            "fp32 copy of the weights",
+            "strategy.kind: fsdp",
+        ),
+        (
+            {"precision": {"dtype": "bf16", "weights": "bf16", "eval": "fp32"}},
+            {},
+            "precision.eval",
+            "evaluated in bf16",
+            "precision.eval: same",
+        ),
         (
             {"strategy": {"kind": "fsdp"}, "precision": {"dtype": "bf16", "eval": "fp32"}},
             {},
@@ -220,6 +235,38 @@ def test_bf16_needs_a_card_that_has_it(
 ) -> None:
     plan = build_plan(layered({"precision": {"dtype": dtype}}), machine(1, name)).plan
     assert [notice.severity for notice in plan.notices] == ([severity] if severity else [])
+
+
+@pytest.mark.parametrize(
+    ("precision", "words", "remedy"),
+    [
+        ({"dtype": "bf16"}, "bf16 needs compute capability 8.0; NVIDIA V100 has 7.0.", "Set precision to fp16."),
+        ({"dtype": "fp16", "eval": "bf16"}, "precision.eval bf16 needs", "Set precision.eval to same."),
+        ({"tf32": True}, "tf32 needs compute capability 8.0; NVIDIA V100 has 7.0.", "Leave precision.tf32 out."),
+    ],
+)
+def test_one_old_card_among_new_ones_blocks_the_formats_of_ampere(
+    layered: Layered, machine: Machine, precision: dict[str, Any], words: str, remedy: str
+) -> None:
+    facts = machine(2, "NVIDIA A100", "NVIDIA V100")
+    recipe = {"precision": precision, "strategy": {"kind": "ddp"}}
+    (found,) = [each for each in build_plan(layered(recipe), facts).plan.notices if each.severity == "blocker"]
+    assert words in found.what
+    assert found.hint == remedy
+    assert not build_plan(layered({"precision": precision}), machine(1)).plan.notices
+
+
+def test_bf16_weights_under_an_optimizer_that_loses_small_updates_are_warned_of(
+    layered: Layered, machine: Machine
+) -> None:
+    def warnings(name: str) -> list[str]:
+        recipe = {"precision": {"dtype": "bf16", "weights": "bf16"}, "optimizer": {"name": name}}
+        notices = build_plan(layered(recipe), machine(1)).plan.notices
+        return [notice.hint for notice in notices if notice.severity == "warning"]
+
+    assert warnings("adamw_anyprecision") == []
+    (hint,) = warnings("adamw_torch")
+    assert "adamw_anyprecision" in hint
 
 
 @pytest.mark.parametrize(

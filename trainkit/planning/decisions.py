@@ -78,6 +78,7 @@ def unsound(resolved: Resolved, placement: Placement, launcher: str, dtype: str)
         restarts="yes" if recipe.launcher.max_restarts else "no",
         order="ascending" if indices == sorted(indices) else "other",
         optimizer=recipe.optimizer.name,
+        weights=recipe.precision.weights,
     )
     ranks = counted(topology.world_size, "process", "es")
     what = f"strategy {combination.strategy} with launcher {launcher}, {ranks} on {topology.device}, {dtype}"

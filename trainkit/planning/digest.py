@@ -21,7 +21,7 @@ TRAINING: dict[str, tuple[str, ...]] = {
     "optimizer": ("*",),
     "schedule": ("*",),
     "train": ("seed", "max_grad_norm"),
-    "precision": ("tf32",),
+    "precision": ("tf32", "weights"),
 }
 
 

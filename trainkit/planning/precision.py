@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from trainkit.hardware.facts import Gpu
 from trainkit.planning.context import Dtype
@@ -21,31 +21,33 @@ def choose_dtype(recipe: Recipe, device: str, cards: Sequence[Gpu]) -> Dtype:
 
 
 def precision_notices(recipe: Recipe, device: str, dtype: Dtype, cards: Sequence[Gpu]) -> tuple[Notice, ...]:
-    """What the chosen cards lack for the chosen formats, and settings that do nothing on this device."""
-    notices = []
-    old = [gpu for gpu in cards if gpu.compute_capability < AMPERE]
-    if dtype == "bf16" and old:
-        notices.append(
-            Notice(
-                "blocker",
-                f"bf16 needs compute capability 8.0; {old[0].name} has {_capability(old[0])}.",
-                "Set precision to fp16.",
-            )
-        )
-    if recipe.precision.tf32 and old:
-        notices.append(
-            Notice(
-                "blocker",
-                f"tf32 needs compute capability 8.0; {old[0].name} has {_capability(old[0])}.",
-                "Leave precision.tf32 out.",
-            )
-        )
+    """What the chosen cards lack for the chosen formats, and settings that do nothing or little on this device."""
+    return (*_old_cards(recipe, dtype, cards), *_elsewhere(recipe, device, dtype), *_rounding(recipe))
+
+
+def _old_cards(recipe: Recipe, dtype: Dtype, cards: Sequence[Gpu]) -> Iterator[Notice]:
+    old = next((gpu for gpu in cards if gpu.compute_capability < AMPERE), None)
+    if old is None:
+        return
+    has = f"needs compute capability 8.0; {old.name} has {'.'.join(map(str, old.compute_capability))}."
+    if dtype == "bf16":
+        yield Notice("blocker", f"bf16 {has}", "Set precision to fp16.")
+    elif recipe.precision.eval == "bf16":
+        yield Notice("blocker", f"precision.eval bf16 {has}", "Set precision.eval to same.")
+    if recipe.precision.tf32:
+        yield Notice("blocker", f"tf32 {has}", "Leave precision.tf32 out.")
+
+
+def _elsewhere(recipe: Recipe, device: str, dtype: Dtype) -> Iterator[Notice]:
     if recipe.precision.tf32 is not None and device != "cuda":
-        notices.append(Notice("warning", f"precision.tf32 does nothing on {device}.", "It is a format of CUDA cards."))
+        yield Notice("warning", f"precision.tf32 does nothing on {device}.", "It is a format of CUDA cards.")
     if dtype == "fp16" and device == "cpu":
-        notices.append(Notice("warning", "fp16 on a CPU is slower than fp32.", "Set precision to fp32 or bf16."))
-    return tuple(notices)
+        yield Notice("warning", "fp16 on a CPU is slower than fp32.", "Set precision to fp32 or bf16.")
 
 
-def _capability(gpu: Gpu) -> str:
-    return ".".join(str(number) for number in gpu.compute_capability)
+def _rounding(recipe: Recipe) -> Iterator[Notice]:
+    """bf16 has 8 bits of mantissa: an update below 1/512 of a weight leaves it as it is."""
+    builtin = recipe.program.kind == "builtin"
+    if builtin and recipe.precision.weights == "bf16" and recipe.optimizer.name != "adamw_anyprecision":
+        what = f"precision.weights bf16 rounds small updates of {recipe.optimizer.name} away: training may stand still."
+        yield Notice("warning", what, "Set optimizer.name to adamw_anyprecision, which keeps what rounding loses.")

@@ -127,6 +127,14 @@ TECHNIQUES: tuple[Technique, ...] = (
         _dtype("fp16"),
     ),
     Technique(
+        "precision.weights: bf16",
+        "",
+        "no copies between formats, and half the traffic between ranks",
+        "2 bytes per parameter each for weights, gradients and both moments",
+        "weights and state do not fit; with adamw_anyprecision, which keeps what rounding would lose",
+        _is("precision.weights", "bf16"),
+    ),
+    Technique(
         "precision.tf32: true",
         "--tf32",
         "fp32 matrix products on tensor cores, up to 3 times as fast",

@@ -20,7 +20,7 @@ from trainkit.train.data.source import Source
 from trainkit.train.data.sources import SOURCES
 from trainkit.train.evaluation import Evaluation
 from trainkit.train.models import MODELS, Model, count_parameters
-from trainkit.train.precision import autocast, check_precision, set_tf32
+from trainkit.train.precision import DTYPES, autocast, check_precision, set_tf32
 from trainkit.train.randomness import seed_generators
 from trainkit.train.schedules import learning_rate
 from trainkit.train.settings import Settings, World
@@ -77,9 +77,9 @@ def assemble(settings: Settings, world: World, device: torch.device) -> Parts:
         model=model,
         strategy=STRATEGIES[kind](model, settings, world, device),
         learning_rate=learning_rate(recipe.optimizer, recipe.schedule, steps),
-        autocast=autocast(kind, settings.dtype, device),
+        autocast=autocast(settings, settings.dtype, device),
         evaluation=_evaluation(settings, source, world, device),
-        eval_autocast=autocast(kind, settings.eval_dtype, device),
+        eval_autocast=autocast(settings, settings.eval_dtype, device),
         best=Best(),
         anatomy=Anatomy(compiled=recipe.efficiency.compile.enabled),
         checkpoints=checkpoint_folder(settings, world),
@@ -97,7 +97,7 @@ def total_steps(settings: Settings, order: Order) -> int:
 def prepared_model(settings: Settings) -> Model:
     """The model of the recipe with the techniques that work on the model itself."""
     recipe = settings.recipe
-    model = MODELS[recipe.model.kind](recipe)
+    model = MODELS[recipe.model.kind](recipe).to(DTYPES[recipe.precision.weights])
     if recipe.efficiency.gradient_checkpointing.every:
         checkpoint_blocks(model.blocks, recipe.efficiency.gradient_checkpointing, dropout=model.stochastic)
     if recipe.efficiency.compile.enabled:

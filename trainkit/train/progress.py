@@ -16,6 +16,7 @@ from trainkit.train.distributed import gather_from_ranks, sum_float_over_ranks
 from trainkit.train.expert_use import expert_use
 from trainkit.train.memory import memory_now
 from trainkit.train.metrics import Metrics
+from trainkit.train.precision import SkippedSteps
 
 log = logging.getLogger("trainkit.train")
 
@@ -33,6 +34,7 @@ class Progress:
         self.lowest = False  # whether the latest step was evaluated, and better than all before
         self.stopped_early = False
         self.stopped_by: signal.Signals | None = None
+        self.skipped = SkippedSteps()
         self.waited = 0.0  # seconds for data, since the start
         self._started = self._line_at = time.monotonic()
         self._line_step, self._line_tokens, self._line_waited = first, 0, 0.0
@@ -87,6 +89,8 @@ def report_step(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor | f
     if parts.settings.dtype == "fp16":
         record["skipped_steps"] = parts.strategy.skipped_steps()
     metrics.write(record)
+    if parts.settings.dtype == "fp16":
+        progress.skipped.note(progress.step, parts.strategy.skipped_steps())
     log.debug("step %d loss %.4f", progress.step, progress.loss)
     refuse_lost_run(parts, progress.step, progress.loss, norm)
 

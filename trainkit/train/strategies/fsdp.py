@@ -25,7 +25,9 @@ class Fsdp(Engine):
 
     def __init__(self, model: Model, settings: Settings, world: World, device: torch.device) -> None:
         asked = cast("FsdpSettings", settings.recipe.strategy)
-        options = sharding_options(asked, settings.dtype, world, device)
+        # Weights that are in the format of the computation need no casting, only their gradients a wider sum.
+        cast_to = settings.dtype if settings.recipe.precision.weights == "fp32" else None
+        options = sharding_options(asked, cast_to, world, device)
         # The whole weights exist on the CPU, equal on every rank, and only the shards move to the device.
         for unit in WRAPPING[asked.auto_wrap](model, asked):
             fully_shard(unit, reshard_after_forward=asked.sharding == "full_shard", **options)
@@ -41,11 +43,15 @@ class Fsdp(Engine):
         return nullcontext()
 
 
-def sharding_options(asked: FsdpSettings, dtype: str, world: World, device: torch.device) -> dict[str, Any]:
-    """What every unit is sharded with. Gradients are reduced in fp32 whatever the format of the computation."""
+def sharding_options(asked: FsdpSettings, dtype: str | None, world: World, device: torch.device) -> dict[str, Any]:
+    """What every unit is sharded with. Gradients are reduced in fp32 whatever the format of the computation.
+
+    dtype: to cast the weights to for the computation; None leaves them as they are.
+    """
     options: dict[str, Any] = {"mesh": init_device_mesh(device.type, (world.size,))}
     if dtype != "fp32":
-        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=DTYPES[dtype], reduce_dtype=torch.float32)
+        param_dtype = DTYPES[dtype] if dtype else None
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32)
     if asked.offload:
         # Page-locked memory is of use, and to be had, only with CUDA.
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
