@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from trainkit import __version__
-from trainkit.cli.commands import check, cp, explain, export, ls, plan, run, runs, schema
+from trainkit.cli.commands import bench, check, cp, explain, export, ls, plan, run, runs, schema
 from trainkit.cli.help import KeyCommand, LaunchingCommand, ManyRecipesCommand
 from trainkit.cli.usage import WRONG_USAGE, usage_error
 from trainkit.cli.words import Invocation
@@ -44,6 +44,7 @@ def _root(
 
 app.command("run", cls=LaunchingCommand, context_settings=_FREE_WORDS)(run.run)
 app.command("plan", cls=LaunchingCommand, context_settings=_FREE_WORDS)(plan.plan)
+app.command("bench", cls=LaunchingCommand, context_settings=_FREE_WORDS)(bench.bench)
 app.command("check", cls=ManyRecipesCommand, context_settings=_FREE_WORDS)(check.check)
 app.command("explain", cls=KeyCommand, context_settings=_FREE_WORDS)(explain.explain)
 app.command("ls")(ls.ls)

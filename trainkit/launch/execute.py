@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trainkit.errors import Diagnostic, MachineError
 from trainkit.launch import nodes, rundir
@@ -24,6 +25,7 @@ from trainkit.launch.spec import Preparation, Spec
 from trainkit.launch.status import Attempt
 from trainkit.launch.summary import build_summary, render_summary
 from trainkit.launch.supervise import Job, Supervisor
+from trainkit.launch.verdict import Verdict
 from trainkit.planning.build import Planned
 from trainkit.planning.plan import Plan
 
@@ -45,15 +47,34 @@ class RunRequest:
     console: Console | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A run that has ended. failure: what a user should read of it; empty for one that ended well."""
+
+    verdict: Verdict
+    layout: RunLayout
+    summary: Mapping[str, Any]
+    failure: str = ""
+
+
 def execute(request: RunRequest) -> int:
-    """Run the plan to its end; the exit code of the run.
+    """Run the plan to its end and say how it went; the exit code of the run.
 
     Raises MachineError, before anything starts, when this machine cannot run it.
     """
+    console = request.console or Terminal(request.environ)
+    ended = carry_out(request, console)
+    if ended.failure:
+        console.say(ended.failure)
+    console.say(render_summary(ended.summary, ended.layout.root))
+    return ended.verdict.exit_code
+
+
+def carry_out(request: RunRequest, console: Console) -> Ended:
+    """Run the plan to its end. Raises MachineError, before anything starts, when this machine cannot run it."""
     plan = request.planned.plan
     _refuse_blocked(plan)
     started = time.time()
-    console = request.console or Terminal(request.environ)
     layout, bindings, bound = _bind(request)
     lock = hold(layout)
     try:
@@ -112,7 +133,7 @@ def _job(plan: Plan, layout: RunLayout, bindings: Bindings, bound: BoundPlan, st
     return Job(spec, bound.environment, attempt, keeps_stdin, bindings.node_rank)
 
 
-def _follow(job: Job, plan: Plan, layout: RunLayout, console: Console, lock: int) -> int:
+def _follow(job: Job, plan: Plan, layout: RunLayout, console: Console, lock: int) -> Ended:
     begin = time.monotonic()
     relay = Relay(layout, ATTEMPT, console)
     cards = [device for group in plan.topology.groups for device in group.devices]
@@ -129,10 +150,8 @@ def _follow(job: Job, plan: Plan, layout: RunLayout, console: Console, lock: int
         write_json(layout.summary, summary)
     except OSError as error:
         console.say(f"{layout.summary} could not be written: {error.strerror}")
-    if verdict.exit_code != 0:
-        console.say(describe_failure(verdict, job.attempt, relay.shown_rank))
-    console.say(render_summary(summary, layout.root))
-    return verdict.exit_code
+    failure = describe_failure(verdict, job.attempt, relay.shown_rank) if verdict.exit_code != 0 else ""
+    return Ended(verdict, layout, summary, failure)
 
 
 def write_json(path: Path, content: object) -> None:

@@ -1,0 +1,1 @@
+"""Comparing a recipe with its variants: rows, table and plot are pure, bench runs them."""

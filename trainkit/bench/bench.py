@@ -1,0 +1,195 @@
+"""Run a recipe and its variants one after another, each as a run of its own, and account for all of them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from trainkit.bench.rows import Measurement, MemoryKind, Row, compare, measure, remaining
+from trainkit.bench.table import Comparison, as_csv, as_data
+from trainkit.errors import MachineError
+from trainkit.launch.atomic import publish
+from trainkit.launch.console import Console, Stream
+from trainkit.launch.execute import ATTEMPT, Ended, RunRequest, carry_out
+from trainkit.launch.failure import describe_failure
+from trainkit.launch.layout import RunLayout
+from trainkit.launch.progress import duration
+from trainkit.launch.signals import STOP
+
+_TAIL_BYTES = 64 * 1024  # of each rank's standard error, looked through for what a failure was
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A recipe to be run, or the reason why it cannot be (`refusal`)."""
+
+    name: str
+    description: str
+    request: RunRequest | None
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is compared. base: the name of the candidate that the others are measured by."""
+
+    recipe: str
+    machine: str
+    memory: MemoryKind
+    base: str
+    candidates: Sequence[Candidate]
+    repeat: int
+
+
+class Watched:
+    """A console that shows trainkit's own lines of a run, and how far the whole is on the live line.
+
+    What the programs print is in their logs.
+    """
+
+    def __init__(self, console: Console, whole: Callable[[], str]) -> None:
+        self._console = console
+        self._whole = whole
+
+    def program(self, stream: Stream, data: bytes) -> None:
+        """Nothing: a comparison is no place for the output of each."""
+
+    def say(self, text: str) -> None:
+        """Text of trainkit's own."""
+        self._console.say(text)
+
+    def live(self, line: Callable[[int], str]) -> bool:
+        """The run's line behind the whole's. True even without a terminal: one last line for each run is enough."""
+
+        def both(width: int) -> str:
+            whole = self._whole()
+            return f"{whole}  {line(max(width - len(whole) - 2, 0))}"[: max(width - 1, 0)]
+
+        self._console.live(both)
+        return True
+
+    def abandon(self, seconds: float) -> None:
+        """After so many seconds drop what a stalled reader does not take."""
+        self._console.abandon(seconds)
+
+
+@dataclass
+class _Bench:
+    """The state of a bench: what has been measured, and how long each run took."""
+
+    setup: Setup
+    measured: dict[str, list[Measurement]] = field(default_factory=dict)
+    walls: list[float] = field(default_factory=list)
+    begun: int = 0
+    stopped_by: int | None = None
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def runnable(self) -> int:
+        """How many runs there are in all."""
+        return sum(each.request is not None for each in self.setup.candidates) * self.setup.repeat
+
+    def comparison(self) -> Comparison:
+        """What is known so far, in the recipe's order."""
+        given = self.setup.candidates
+        rows = [Row(each.name, each.description, tuple(self.measured[each.name])) for each in given if self._has(each)]
+        missing = [each.name for each in given if not self._has(each)]
+        return Comparison(
+            self.setup.recipe, self.setup.machine, self.setup.memory, compare(rows, self.setup.base), missing
+        )
+
+    def _has(self, candidate: Candidate) -> bool:
+        return bool(self.measured.get(candidate.name))
+
+
+def run_all(setup: Setup, folder: Path, console: Console) -> tuple[Comparison, int | None]:
+    """Run every candidate `repeat` times, in rounds, so that a slow spell of the machine hits all of them alike.
+
+    bench.csv and bench.json in the folder are renewed after each run. Returns what was found, and the signal that
+    ended it early.
+    """
+    bench = _Bench(setup)
+    folder.mkdir(parents=True, exist_ok=True)
+    for candidate in setup.candidates:
+        if candidate.request is None:
+            bench.measured[candidate.name] = [Measurement("refused", reason=candidate.refusal)]
+            console.say(f"{candidate.name}: refused: {candidate.refusal}")
+    with _remembered(bench):
+        for _ in range(setup.repeat):
+            for candidate in setup.candidates:
+                if bench.stopped_by is None and candidate.request is not None:
+                    _run_one(bench, candidate, candidate.request, console)
+                    write(bench.comparison(), folder)
+    return bench.comparison(), bench.stopped_by
+
+
+def write(found: Comparison, folder: Path) -> None:
+    """bench.csv and bench.json, each whole or not at all."""
+    publish(folder / "bench.csv", as_csv(found))
+    publish(folder / "bench.json", json.dumps(as_data(found), indent=2, ensure_ascii=False) + "\n")
+
+
+def _run_one(bench: _Bench, candidate: Candidate, request: RunRequest, console: Console) -> None:
+    bench.begun += 1
+    told = f": {candidate.description}" if candidate.description else ""
+    console.say(f"{bench.begun} of {bench.runnable}  {candidate.name}{told}  ({_clock(bench)})")
+    begin = time.monotonic()
+    try:
+        ended = carry_out(request, Watched(console, lambda: _whole(bench, candidate.name)))
+    except MachineError as error:
+        measurement = Measurement("refused", int(error.exit_code), str(error))
+        console.say(f"refused: {error}")
+    else:
+        measurement = measure(ended.summary, bench.setup.memory, last_errors(ended.layout), str(ended.layout.root))
+        _note_end(bench, ended, console)
+    bench.walls.append(time.monotonic() - begin)
+    bench.measured.setdefault(candidate.name, []).append(measurement)
+
+
+def _note_end(bench: _Bench, ended: Ended, console: Console) -> None:
+    if ended.verdict.failure == "signal":
+        bench.stopped_by = ended.verdict.signal
+    elif ended.verdict.exit_code != 0:
+        console.say(describe_failure(ended.verdict, ended.layout.attempt(ATTEMPT), None))
+
+
+def last_errors(layout: RunLayout) -> str:
+    """The end of every rank's standard error."""
+    parts = []
+    for path in sorted(layout.attempt(ATTEMPT).logs.glob("rank-*.err")):
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            parts.append(file.read().decode("utf-8", "replace"))
+    return "\n".join(parts)
+
+
+def _whole(bench: _Bench, name: str) -> str:
+    return f"{bench.begun}/{bench.runnable} {name}, {_clock(bench)} |"
+
+
+def _clock(bench: _Bench) -> str:
+    elapsed = duration(time.monotonic() - bench.started)
+    left = remaining(bench.walls, bench.runnable - len(bench.walls))
+    return f"{elapsed} so far" + ("" if left is None else f", about {duration(left)} left")
+
+
+@contextmanager
+def _remembered(bench: _Bench) -> Iterator[None]:
+    """Between two runs a signal is remembered, so that what has been measured is still written."""
+
+    def take(number: int, _frame: FrameType | None) -> None:
+        bench.stopped_by = number
+
+    before: Mapping[signal.Signals, Any] = {number: signal.signal(number, take) for number in STOP}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,120 @@
+"""The plot of a comparison: memory and throughput side by side, told apart without colour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainkit.bench.rows import MEMORY_MEANING, Row
+from trainkit.bench.table import MIB, Comparison, mebibytes, rate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FORMATS = ("png", "svg")
+_ROW_INCHES = 0.42
+# White behind the words: the lines of the grid and of the base pass below them.
+_LABEL: dict[str, Any] = {
+    "va": "center",
+    "zorder": 5,
+    "bbox": {"facecolor": "white", "edgecolor": "none", "boxstyle": "square,pad=0.12"},
+}
+_MIDDLE, _LIGHT, _EDGE, _PALE = "#8f8f8f", "#dddddd", "#111111", "#8c8c8c"
+
+
+def can_plot() -> bool:
+    """Whether matplotlib is installed; nothing of it is loaded."""
+    return find_spec("matplotlib") is not None
+
+
+def draw(found: Comparison, folder: Path) -> list[Path]:
+    """Write bench.png and bench.svg into the folder; their paths."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    rows = list(found.rows)
+    # Text stays text in SVG; a fixed salt makes the same figure the same file.
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "trainkit", "font.size": 9, "hatch.linewidth": 0.6}):
+        # A figure of its own, not pyplot's: no window system is looked for, no state is shared.
+        figure = Figure(figsize=(11, 1.75 + _ROW_INCHES * len(rows)), layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True)
+        _draw(left, rows, _memory(found))
+        _draw(right, rows, _throughput(found))
+        _whiskers(right, rows)
+        left.set_yticks(range(len(rows)), [row.name for row in rows])
+        left.invert_yaxis()
+        based = "; the dashed line is the base" if any(row.speed is not None for row in rows) else ""
+        figure.suptitle(f"{found.recipe} on {found.machine}{based}", x=0.01, ha="left", fontsize=10)
+        paths = [folder / f"bench.{kind}" for kind in FORMATS]
+        for path in paths:
+            figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return paths
+
+
+@dataclass(frozen=True, slots=True)
+class _Panel:
+    """One half of the plot. values: of each row, None where unknown; label: how a value is written at its bar."""
+
+    title: str
+    unit: str
+    values: Sequence[float | None]
+    label: Callable[[float], str]
+    shade: str
+    hatch: str = ""
+    spread: bool = False  # whether the rows' spread is of these values
+
+
+def _memory(found: Comparison) -> _Panel:
+    values = [None if row.memory_bytes is None else row.memory_bytes / MIB for row in found.rows]
+    unit = f"{MEMORY_MEANING[found.memory]}, MiB"
+    return _Panel("Memory (less is better)", unit, values, lambda value: mebibytes(value * MIB), _LIGHT, "///")
+
+
+def _throughput(found: Comparison) -> _Panel:
+    values = [row.samples_per_second for row in found.rows]
+    return _Panel("Throughput (more is better)", "samples per second", values, rate, _MIDDLE, spread=True)
+
+
+def _draw(axes: Axes, rows: Sequence[Row], panel: _Panel) -> None:
+    """Bars with their values written behind them, the base's as a dashed line; what did not run says why."""
+    shown = [
+        value if row.outcome == "ok" and value is not None else 0.0
+        for row, value in zip(rows, panel.values, strict=True)
+    ]
+    axes.barh(
+        range(len(rows)),
+        shown,
+        height=0.66,
+        color=panel.shade,
+        edgecolor=_EDGE,
+        linewidth=0.8,
+        hatch=panel.hatch,
+        zorder=2,
+    )
+    ends = [
+        max(value, row.spread[1]) if row.spread and panel.spread else value
+        for row, value in zip(rows, shown, strict=True)
+    ]
+    axes.set_xlim(0, (max(ends, default=0) or 1) * 1.2)
+    for place, (row, value, end) in enumerate(zip(rows, shown, ends, strict=True)):
+        text = panel.label(value) if value else row.outcome if row.outcome != "ok" else "not reported"
+        axes.annotate(
+            text, (end, place), (5, 0), textcoords="offset points", style="normal" if value else "italic", **_LABEL
+        )
+    if rows and shown[0] and rows[0].speed is not None:
+        axes.axvline(shown[0], color=_EDGE, linewidth=0.9, linestyle=(0, (4, 3)), zorder=3)
+    axes.set_title(panel.title, loc="left", fontweight="bold")
+    axes.set_xlabel(panel.unit)
+    axes.grid(axis="x", color=_PALE, linewidth=0.4, alpha=0.6, zorder=0)
+    axes.tick_params(axis="y", length=0)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _whiskers(axes: Axes, rows: Sequence[Row]) -> None:
+    """From the slowest to the fastest of several runs."""
+    for place, row in enumerate(rows):
+        if row.spread is not None:
+            axes.plot(row.spread, (place, place), color=_EDGE, linewidth=1.4, marker="|", markersize=7, zorder=4)

@@ -1,0 +1,152 @@
+"""`trainkit bench`: compare a recipe with its variants, by time, throughput, memory and loss."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainkit.cli.options import Json, Presets
+from trainkit.cli.words import Invocation, take_apart
+from trainkit.errors import ExitCode, MachineError, RecipeError, UsageError
+
+if TYPE_CHECKING:
+    from trainkit.bench.bench import Candidate, Setup
+    from trainkit.bench.rows import MemoryKind
+    from trainkit.planning.plan import Plan
+    from trainkit.recipe.resolve import Resolved
+
+# A variant that went on from another's checkpoint would measure nothing.
+AFRESH = "checkpoint.resume=never"
+
+
+def bench(
+    context: typer.Context,
+    *,
+    presets: Presets = None,
+    only: Annotated[
+        str | None, typer.Option("--only", metavar="NAME,NAME", help="Run only these variants, and the base.")
+    ] = None,
+    no_base: Annotated[bool, typer.Option("--no-base", help="Leave out the recipe without a variant.")] = False,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Runs of each; the table shows the medians.")] = 1,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", metavar="FOLDER", help="Where table and plot go; default: beside the runs."),
+    ] = None,
+    no_plot: Annotated[bool, typer.Option("--no-plot", help="Draw nothing (drawing needs matplotlib).")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run RECIPE and each of its variants one after another, and compare them.
+
+    Prints a table; writes bench.csv, bench.json, bench.png and bench.svg. A variant that
+    fails is a row of the table and not the end. Exit code 1 means that one of them failed.
+
+    Example: trainkit bench efficiency-table-small --only checkpointing,bf16
+    """
+    from trainkit.bench.bench import run_all
+    from trainkit.bench.plot import can_plot, draw
+    from trainkit.bench.table import as_data, render
+    from trainkit.launch.console import Terminal
+
+    if not no_plot and not can_plot():
+        hint = "pip install 'trainkit[bench]', or leave the plot out with --no-plot"
+        raise MachineError("the plot needs matplotlib, which is not installed", hint=hint)
+    setup, root = prepare(context, presets or (), only, with_base=not no_base, repeat=repeat)
+    folder = output or root / f"bench-{time.strftime('%Y%m%d-%H%M%S')}"
+    console = Terminal(dict(os.environ))
+    found, stopped_by = run_all(setup, folder, console)
+    if not no_plot and found.rows:
+        draw(found, folder)
+    sys.stdout.write(json.dumps(as_data(found), indent=2) + "\n" if as_json else render(found))
+    console.say(f"written to {folder}")
+    if stopped_by is not None:
+        raise typer.Exit(128 + stopped_by)
+    raise typer.Exit(ExitCode.OK if found.complete else ExitCode.FAILED)
+
+
+def prepare(
+    context: typer.Context, presets: Sequence[str], only: str | None, *, with_base: bool, repeat: int
+) -> tuple[Setup, Path]:
+    """Everything that will run, planned before anything does, and the folder of the recipe's runs.
+
+    Raises RecipeError where the recipe or one of its variants is wrong in itself.
+    """
+    from trainkit.bench.bench import Setup
+    from trainkit.cli.pipeline import resolve_words
+    from trainkit.recipe.variants import BASE
+
+    invocation: Invocation = context.obj
+    line = take_apart(context.args, most=1, what="one recipe")
+    if not line.positional:
+        raise UsageError("no recipe is named", hint="trainkit bench RECIPE; `trainkit ls` shows the shipped ones")
+    word = line.positional[0]
+    overrides = (AFRESH, *line.overrides)
+    base = resolve_words(word, overrides, presets, invocation.program)
+    names = chosen(only, base.variants)
+    resolved = [(name, resolve_words(word, overrides, presets, invocation.program, name)) for name in names]
+    if with_base:
+        resolved.insert(0, (BASE, base))
+    if not resolved:
+        raise UsageError("nothing is left to run", hint="leave out --no-base, or name variants with --only")
+    candidates = [candidate(name, base.variants.get(name, ""), each) for name, each in resolved]
+    plan = next((each.request.planned.plan for each in candidates if each.request), None)
+    on_cuda = plan is not None and plan.topology.device == "cuda"
+    memory: MemoryKind = "gpu" if on_cuda else "rss"
+    setup = Setup(base.recipe.name, machine(plan), memory, BASE, candidates, repeat)
+    return setup, Path(base.recipe.output.root, base.recipe.name)
+
+
+def chosen(only: str | None, variants: Mapping[str, str]) -> list[str]:
+    """The variants to run, in the recipe's order. Raises UsageError for a name that it does not have."""
+    import difflib
+
+    if not variants:
+        raise UsageError("the recipe has no variants to compare", hint="give it some below `variants:`")
+    if only is None:
+        return list(variants)
+    wanted = [name.strip() for name in only.split(",") if name.strip()]
+    for name in wanted:
+        if name not in variants:
+            near = difflib.get_close_matches(name, variants, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"its variants are: {', '.join(variants)}"
+            raise UsageError(f"the recipe has no variant {name!r}", hint=hint)
+    return [name for name in variants if name in wanted]
+
+
+def candidate(name: str, description: str, resolved: Resolved) -> Candidate:
+    """One recipe, planned; what cannot be planned, or not run here, is refused with the reason."""
+    from trainkit.bench.bench import Candidate
+    from trainkit.cli.pipeline import plan_words
+    from trainkit.launch.execute import RunRequest
+    from trainkit.planning.renderers import shell
+    from trainkit.recipe.dump import resolved_yaml
+
+    try:
+        planned = plan_words(resolved)
+    except (RecipeError, MachineError) as error:
+        return Candidate(name, description, None, str(error))
+    blockers = [notice.what for notice in planned.plan.notices if notice.severity == "blocker"]
+    if blockers:
+        return Candidate(name, description, None, " ".join(blockers))
+    text = resolved_yaml(resolved)
+    request = RunRequest(planned, text, shell.render(planned.plan, text), dict(os.environ))
+    return Candidate(name, description, request)
+
+
+def machine(plan: Plan | None) -> str:
+    """What the runs used, in words, for the heading of table and plot."""
+    from trainkit.hardware.probe import probe
+
+    facts = probe()
+    if plan is None or plan.topology.device != "cuda":
+        device = plan.topology.device if plan else "cpu"
+        return f"{device} ({facts.cpu_cores} cores, {facts.machine})"
+    used = {device for group in plan.topology.groups for device in group.devices}
+    names = [gpu.name for gpu in facts.gpus if gpu.uuid in used or str(gpu.index) in used]
+    return " + ".join(f"{names.count(name)} \N{MULTIPLICATION SIGN} {name}" for name in dict.fromkeys(names)) or "cuda"
