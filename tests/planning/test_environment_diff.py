@@ -86,3 +86,19 @@ def test_several_ranks_are_numbered_by_their_launcher_alone(layered: Layered, ma
     for launcher in ("torchrun", "accelerate", "deepspeed"):
         recipe = {"strategy": {"kind": "ddp"}, "launcher": {"kind": launcher}}
         assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} & set(variables(build_plan(layered(recipe), machine()).plan))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "gpus", "expected"),
+    [
+        ({"train": {"deterministic": True}}, 1, ":4096:8"),
+        ({"train": {"deterministic": True}, "env": {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}}, 1, ":16:8"),
+        ({"train": {"deterministic": True}}, 0, None),
+        ({}, 1, None),
+    ],
+)
+def test_cublas_is_told_before_it_starts_to_be_deterministic(
+    layered: Layered, machine: Machine, recipe: dict[str, Any], gpus: int, expected: str | None
+) -> None:
+    found = dict(build_plan(layered(recipe), machine(gpus)).plan.environment.set)
+    assert (str(found["CUBLAS_WORKSPACE_CONFIG"]) if expected else found.get("CUBLAS_WORKSPACE_CONFIG")) == expected

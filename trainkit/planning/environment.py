@@ -89,6 +89,7 @@ def plan_environment(context: Context) -> tuple[EnvironmentDiff, Mapping[str, So
     variables = (
         *_defaults(context),
         *_devices(context),
+        *_determinism(context),
         *LAUNCHERS[context.launcher].environment(context),
         *_recipe(context),
     )
@@ -140,6 +141,17 @@ def _devices(context: Context) -> tuple[SourcedVariable, ...]:
             variable("DS_ACCELERATOR", "cpu", keys=("devices.type",), rule="DeepSpeed would guess its device")
         )
     return tuple(variables)
+
+
+def _determinism(context: Context) -> tuple[SourcedVariable, ...]:
+    """cuBLAS reads its workspace setting when it starts, so the trainer could set it too late."""
+    recipe = context.recipe
+    if not recipe.train.deterministic or recipe.program.kind != "builtin" or context.topology.device != "cuda":
+        return ()
+    rule = (
+        "cuBLAS gives equal results only with workspaces of its own for each stream (cuBLAS, results reproducibility)"
+    )
+    return (variable("CUBLAS_WORKSPACE_CONFIG", ":4096:8", keys=("train.deterministic",), rule=rule),)
 
 
 def _recipe(context: Context) -> tuple[SourcedVariable, ...]:

@@ -183,6 +183,14 @@ TECHNIQUES: tuple[Technique, ...] = (
         _is("model.moe.experts"),
     ),
     Technique(
+        "train.deterministic: true",
+        "--full_determinism",
+        "slower: no kernel that adds in any order, no search for the fastest one",
+        "some MiB of cuBLAS workspace",
+        "two runs are to be compared bit by bit; on the same machine and versions only",
+        _is("train.deterministic"),
+    ),
+    Technique(
         "data.workers: n",
         "--dataloader_num_workers n",
         "batches are made while the device computes",

@@ -21,7 +21,7 @@ from trainkit.train.data.sources import SOURCES
 from trainkit.train.evaluation import Evaluation
 from trainkit.train.models import MODELS, Model, count_parameters
 from trainkit.train.precision import DTYPES, autocast, check_precision, set_tf32
-from trainkit.train.randomness import seed_generators
+from trainkit.train.randomness import be_deterministic, seed_generators
 from trainkit.train.schedules import learning_rate
 from trainkit.train.settings import Settings, World
 from trainkit.train.strategies import STRATEGIES, Strategy
@@ -56,6 +56,8 @@ def assemble(settings: Settings, world: World, device: torch.device) -> Parts:
     recipe, kind = settings.recipe, settings.recipe.strategy.kind
     check_precision(settings)
     set_tf32(recipe.precision.tf32)
+    if recipe.train.deterministic:
+        be_deterministic()
     source = SOURCES[recipe.data.kind](recipe, settings.run_dir)
     order = Order(recipe.train.seed, len(source.train), settings.batch.global_)
     steps = total_steps(settings, order)

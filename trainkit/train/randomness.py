@@ -23,6 +23,18 @@ def seed_generators(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+def be_deterministic() -> None:
+    """All that PyTorch's notes on reproducibility list, besides seeds; the plan sets CUBLAS_WORKSPACE_CONFIG.
+
+    An operation that has no deterministic implementation raises RuntimeError from then on.
+    https://docs.pytorch.org/docs/stable/notes/randomness.html
+    """
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+
+
 def seed_micro_step(seed: int, step: int, position: int) -> None:
     """Seed dropout for the samples that start at `position` of the global batch.
 

@@ -147,6 +147,11 @@ class Train(Section):
     )
     seed: int = setting(0, "Seed of weights, data order and dropout.", ge=0, lt=2**63, flag="seed")
     max_grad_norm: float = setting(1.0, "Gradients are scaled down to this norm; 0 never.", ge=0, flag="max_grad_norm")
+    deterministic: bool = setting(
+        False,
+        "Bit-equal runs on the same machine: deterministic algorithms only, an error where an operation has none.",
+        flag="full_determinism",
+    )
 
 
 class Eval(Section):

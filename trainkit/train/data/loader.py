@@ -14,6 +14,7 @@ from trainkit.planning.plan import BatchArithmetic
 from trainkit.recipe.schema import Data
 from trainkit.train.data.sampler import Order, StepSampler, positions_of_rank
 from trainkit.train.data.source import Batch, Samples
+from trainkit.train.randomness import derived_seed
 
 
 def training_batches(
@@ -27,7 +28,8 @@ def training_batches(
         batch_size=None,  # the sampler already hands over whole lists
         pin_memory=pin and data.pin_memory,
         worker_init_fn=_obey_signals,
-        generator=torch.Generator(),  # else the loader would draw its base seed from the training's generator
+        # Of its own: the workers' seeds come from it, and the training's generator should not depend on workers.
+        generator=torch.Generator().manual_seed(derived_seed(order.seed, "workers", rank, steps.start)),
         **_workers(data),
     )
     for found in loader:
