@@ -82,6 +82,12 @@ def test_each_launcher_gets_the_variables_that_it_needs(
     assert variables(build_plan(layered(recipe), machine()).plan).items() >= expected.items()
 
 
+def test_what_the_recipe_takes_from_the_caller_the_plan_does_not_set(layered: Layered, machine: Machine) -> None:
+    plan = build_plan(layered({"env_from": ["OMP_NUM_THREADS"]}), machine()).plan
+    assert plan.environment.take == ("OMP_NUM_THREADS",)
+    assert "OMP_NUM_THREADS" not in variables(plan)
+
+
 def test_several_ranks_are_numbered_by_their_launcher_alone(layered: Layered, machine: Machine) -> None:
     for launcher in ("torchrun", "accelerate", "deepspeed"):
         recipe = {"strategy": {"kind": "ddp"}, "launcher": {"kind": launcher}}
