@@ -117,7 +117,12 @@ class Optimizer(Section):
     )
     args: dict[str, Scalar | list[Scalar]] = setting({}, "Further arguments of the optimizer's class, by name.")
     lr: float = setting(3e-4, "Peak learning rate.", ge=0, flag="learning_rate")
-    weight_decay: float = setting(0.1, "Decoupled weight decay of matrices.", ge=0, flag="weight_decay")
+    weight_decay: float = setting(
+        0.1,
+        "Weight decay of matrices, decoupled from the gradient; `sgd` and `adagrad` add it to the gradient.",
+        ge=0,
+        flag="weight_decay",
+    )
     beta1: float = setting(0.9, "Decay of AdamW's first moment; momentum of `sgd`.", ge=0, lt=1, flag="adam_beta1")
     beta2: float = setting(0.95, "Decay of AdamW's second moment.", ge=0, lt=1, flag="adam_beta2")
     eps: float = setting(1e-8, "Added to the denominator (AdamW, `adagrad`).", gt=0, flag="adam_epsilon")
@@ -189,7 +194,8 @@ class Checkpoint(Section):
     resume: str = setting(
         "never",
         "`never`; `auto`: the newest complete checkpoint of an earlier run of this name with the same training "
-        "settings; or a path.",
+        "settings; or a path: under other training settings the plan warns, and the run goes on from its step with "
+        "its weights and optimizer state and the recipe's settings.",
         flag="resume_from_checkpoint",
         min_length=1,
     )
