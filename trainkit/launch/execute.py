@@ -130,7 +130,7 @@ def _job(plan: Plan, layout: RunLayout, bindings: Bindings, bound: BoundPlan, st
         foreground_group=os.getpgrp() if keeps_stdin and os.isatty(0) else None,
         ignore=[signal.SIGHUP] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [],  # nohup
     )
-    return Job(spec, bound.environment, attempt, keeps_stdin, bindings.node_rank)
+    return Job(spec, bound.environment, attempt, keeps_stdin)
 
 
 def _follow(job: Job, plan: Plan, layout: RunLayout, console: Console, lock: int) -> Ended:
@@ -143,7 +143,8 @@ def _follow(job: Job, plan: Plan, layout: RunLayout, console: Console, lock: int
     finally:
         gpu_memory.close()
     seconds = time.monotonic() - begin
-    summary = build_summary(plan, layout, verdict, seconds, relay.progress, gpu_memory.peak, job.node_rank)
+    has_rank_0 = plan.topology.nodes == 1 or relay.shown_rank == 0
+    summary = build_summary(plan, layout, verdict, seconds, relay.progress, gpu_memory.peak, has_rank_0)
     for remark in remarks(job.attempt):
         console.say(remark)
     try:

@@ -14,7 +14,7 @@ from trainkit.planning.plan import Plan
 
 UNTRAINED = "the run was asked for 0 steps: it only evaluated"
 FOREIGN = "only the built-in trainer reports it; this run executed a program of its own"
-ELSEWHERE = "rank 0 reports it, in the run directory of node 0"
+ELSEWHERE = "rank 0 reports it, in the run directory of its node"
 NO_STEP = "no step was left to run"
 NOT_FINITE = "it is infinite or no number"
 UNFINISHED = "the run ended before the trainer could report it"
@@ -40,12 +40,12 @@ def build_summary(
     seconds: float,
     progress: Progress,
     gpu_memory: Mapping[str, int],
-    node_rank: int = 0,
+    has_rank_0: bool = True,
 ) -> dict[str, Any]:
     """Everything that is known at the end. What is not known is null, and `reasons` says why. Seconds and bytes."""
     result = read_json(layout.result)
     known: dict[str, Any] = {**_so_far(progress), **result}
-    reason = _reason(plan, node_rank, result)
+    reason = _reason(plan, has_rank_0, result)
     missing = [name for name in REPORTED if known.get(name) is None and not (result and name == "eval_loss")]
     return {
         "exit_code": verdict.exit_code,
@@ -68,10 +68,10 @@ def build_summary(
     }
 
 
-def _reason(plan: Plan, node_rank: int, result: Mapping[str, Any]) -> str:
+def _reason(plan: Plan, has_rank_0: bool, result: Mapping[str, Any]) -> str:
     if plan.program.kind != "builtin":
         return FOREIGN
-    if node_rank:
+    if not has_rank_0:
         return ELSEWHERE
     if not result:
         return UNFINISHED

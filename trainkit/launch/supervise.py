@@ -43,7 +43,6 @@ class Job:
     environment: Mapping[str, str]
     attempt: AttemptLayout
     keeps_stdin: bool  # one rank, started directly
-    node_rank: int = 0
 
 
 class Supervisor:
