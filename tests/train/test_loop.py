@@ -72,13 +72,6 @@ def test_compiling_gives_the_same_losses(make_settings: MakeSettings) -> None:
     assert losses(compiled) == pytest.approx(losses(make_settings(**SHORT)), rel=1e-6)
 
 
-def test_an_unknown_compile_backend_is_answered_with_those_that_exist(make_settings: MakeSettings) -> None:
-    settings = make_settings(efficiency={"compile": {"enabled": True, "backend": "nvfuser"}})
-    with pytest.raises(TrainingError, match="nvfuser is not one of") as caught:
-        parts_of(settings)
-    assert "inductor" in caught.value.diagnostics[0].hint
-
-
 def test_weights_depend_on_the_seed_alone(make_settings: MakeSettings) -> None:
     settings, weights = make_settings(), []
     for seed in (0, 0, 1):

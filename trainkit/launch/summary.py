@@ -23,6 +23,7 @@ CARRIED = (
     "best_eval_loss",
     "best_step",
     "stopped_early",
+    "compile_seconds",
     "corpus",
     "data_wait_share",
     "parameters",
@@ -127,7 +128,9 @@ def _time(summary: Mapping[str, Any]) -> str:
     trained, wall = summary.get("train_seconds"), float(summary["wall_seconds"])
     if not isinstance(trained, int | float):
         return f"{wall:.2f} s" if wall < 60 else duration(wall)
-    return f"{trained:.2f} s of training, {duration(wall)} in all"
+    compiling = summary.get("compile_seconds")
+    inside = f" ({compiling:.2f} s of it compiling)" if compiling else ""
+    return f"{trained:.2f} s of training{inside}, {duration(wall)} in all"
 
 
 def _rate(value: object) -> str:

@@ -33,6 +33,7 @@ class Combination:
     order: Literal["ascending", "other"] = "ascending"
     optimizer: str = "adamw_torch"
     weights: str = "fp32"
+    compiled: Literal["no", "auto", "model", "blocks"] = "no"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,12 @@ REFUSALS: tuple[Refusal, ...] = (
         "precision.eval",
         "this strategy casts the weights once, to precision.dtype, for training and evaluation alike",
         "precision.eval: same, or strategy.kind: ddp",
+    ),
+    Refusal(
+        {"program": ("builtin",), "strategy": ("fsdp", "zero3"), "compiled": ("model",)},
+        "efficiency.compile.scope",
+        "this strategy gathers the weights of each block in hooks around it, where a graph of the whole model breaks",
+        "efficiency.compile.scope: blocks",
     ),
     Refusal(
         {"program": ("builtin",), "weights": ("bf16",), "dtype": ("fp32", "fp16")},

@@ -79,6 +79,7 @@ def unsound(resolved: Resolved, placement: Placement, launcher: str, dtype: str)
         order="ascending" if indices == sorted(indices) else "other",
         optimizer=recipe.optimizer.name,
         weights=recipe.precision.weights,
+        compiled=recipe.efficiency.compile.scope if recipe.efficiency.compile.enabled else "no",
     )
     ranks = counted(topology.world_size, "process", "es")
     what = f"strategy {combination.strategy} with launcher {launcher}, {ranks} on {topology.device}, {dtype}"

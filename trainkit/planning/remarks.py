@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from trainkit.planning.compile_backends import compile_notices
 from trainkit.planning.context import Context
 from trainkit.planning.counted import counted
 from trainkit.planning.optimizers import optimizer_notices
@@ -93,6 +94,7 @@ REMARKS: tuple[Callable[[Context], Iterator[Notice] | tuple[Notice, ...]], ...] 
     _rendezvous,
     _precision,
     optimizer_notices,
+    compile_notices,
     _unseen_cards,
     _cores,
     _loaders,

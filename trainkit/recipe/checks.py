@@ -10,6 +10,7 @@ from trainkit.errors import Diagnostic, Origin
 from trainkit.recipe.files import Files
 from trainkit.recipe.layer import Layer, secret_keys
 from trainkit.recipe.merge import value_at
+from trainkit.recipe.refused_values import refused
 from trainkit.recipe.validation import Locate
 
 
@@ -107,6 +108,18 @@ def _evaluation(context: Context) -> Iterator[Diagnostic]:
             yield context.error(key, f"{wish} goes by the evaluation loss, and eval.every_steps is 0", hint)
 
 
+def _compile(context: Context) -> Iterator[Diagnostic]:
+    key, backend = "efficiency.compile.backend", context.get("efficiency.compile.backend")
+    known = refused(key, backend)
+    if known:
+        why, hint = known
+        yield context.error(key, f"{key} {backend} cannot train", hint, why=why)
+    mode = context.get("efficiency.compile.mode")
+    if mode != "default" and backend not in ("inductor", "nvfuser", "aot_nvfuser"):
+        what = f"efficiency.compile.mode {mode} is one of inductor's, and the backend is {backend}"
+        yield context.error("efficiency.compile.mode", what, "remove the mode, or choose the backend inductor")
+
+
 def _wrapping(context: Context) -> Iterator[Diagnostic]:
     if (
         context.get("strategy.kind") == "fsdp"
@@ -187,6 +200,7 @@ RULES: tuple[Callable[[Context], Iterator[Diagnostic]], ...] = (
     _length,
     _warmup,
     _evaluation,
+    _compile,
     _wrapping,
     _devices,
     _nodes,

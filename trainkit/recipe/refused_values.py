@@ -62,7 +62,16 @@ _OPTIMIZERS: Mapping[str, tuple[str, str]] = {
     ),
 }
 
-REFUSED_VALUES: Mapping[str, Mapping[str, tuple[str, str]]] = {"optimizer.name": _OPTIMIZERS}
+# Backends of torch.compile that are of no use in training.
+_INFERENCE_ONLY: Mapping[str, tuple[str, str]] = dict.fromkeys(
+    ("openxla_eval", "tvm", "ofi", "fx2trt", "onnxrt", "ipex", "tensorrt", "torch_tensorrt", "torchxla_trace_once"),
+    ("it compiles for inference: there is no backward pass to train with", "write inductor"),
+)
+
+REFUSED_VALUES: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "optimizer.name": _OPTIMIZERS,
+    "efficiency.compile.backend": _INFERENCE_ONLY,
+}
 
 
 def refused(key: str, value: object) -> tuple[str, str] | None:

@@ -25,6 +25,8 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Pro
     """
     recipe, world = parts.settings.recipe, parts.world
     progress = Progress(first, parts.steps)
+    if recipe.efficiency.compile.enabled:
+        progress.compiling.listen()
     for batch in timed(batches(parts, first), progress.wait):
         # One collective, on the host, for the tokens of the global batch and for the signals that any rank has seen.
         counted, *votes = sum_over_ranks([batch.counted, *requests.votes()], world)

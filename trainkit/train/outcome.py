@@ -18,6 +18,7 @@ from trainkit.train.progress import Progress
 def result(parts: Parts, progress: Progress) -> dict[str, Any]:
     """The facts of a finished or stopped run. Called on every rank; times are seconds, entropy is in nats per byte."""
     settings, seconds = parts.settings, progress.elapsed()
+    stepping = max(seconds - progress.compiling.seconds, 1e-9)
     samples = (progress.step - progress.first) * settings.batch.global_
     stopped = progress.stopped_by
     recipe = settings.recipe
@@ -27,12 +28,14 @@ def result(parts: Parts, progress: Progress) -> dict[str, Any]:
         "final_loss": finite(progress.loss),
         "eval_loss": finite(progress.eval_loss),
         "train_seconds": round(seconds, 6),
+        "compile_seconds": round(progress.compiling.seconds, 3) if recipe.efficiency.compile.enabled else None,
         "samples": samples,
         "best_eval_loss": parts.best.loss,
         "best_step": parts.best.step if parts.best.loss is not None else None,
         "stopped_early": progress.stopped_early,
-        "samples_per_second": round(samples / seconds, 3),
-        "tokens_per_second": round(progress.tokens / seconds, 1),
+        # of the steps, without the time of compiling
+        "samples_per_second": round(samples / stepping, 3),
+        "tokens_per_second": round(progress.tokens / stepping, 1),
         # of the rank that waited longest: the others wait for it in turn
         "data_wait_share": round(max(gather_from_ranks(progress.waited, parts.world)) / seconds, 4),
         "memory": gather_from_ranks(_memory(parts), parts.world),

@@ -12,6 +12,7 @@ from torch import Tensor
 from trainkit.errors import TrainingError
 from trainkit.train import checkpoints
 from trainkit.train.assembly import Parts
+from trainkit.train.compiling import CompileClock
 from trainkit.train.distributed import gather_from_ranks, sum_float_over_ranks
 from trainkit.train.expert_use import expert_use
 from trainkit.train.memory import memory_now
@@ -35,9 +36,11 @@ class Progress:
         self.stopped_early = False
         self.stopped_by: signal.Signals | None = None
         self.skipped = SkippedSteps()
+        self.compiling = CompileClock()
         self.waited = 0.0  # seconds for data, since the start
         self._started = self._line_at = time.monotonic()
         self._line_step, self._line_tokens, self._line_waited = first, 0, 0.0
+        self._line_compiled = 0.0
 
     def advance(self, counted: int) -> None:
         """One more optimizer step is done."""
@@ -59,9 +62,10 @@ class Progress:
         return time.monotonic() - self._started
 
     def speed(self, global_batch: int) -> dict[str, float]:
-        """Seconds and rates since the last call."""
+        """Seconds and rates since the last call, without the time of compiling."""
         now = time.monotonic()
-        seconds = max(now - self._line_at, 1e-9)
+        seconds = max(now - self._line_at - (self.compiling.seconds - self._line_compiled), 1e-9)
+        self._line_compiled = self.compiling.seconds
         samples, tokens = (self.step - self._line_step) * global_batch, self.tokens - self._line_tokens
         waited = self.waited - self._line_waited
         self._line_at, self._line_step, self._line_tokens, self._line_waited = now, self.step, self.tokens, self.waited
@@ -86,6 +90,8 @@ def report_step(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor | f
         "memory_bytes": memory_now(parts.device),
         **expert_use(parts.model, parts.world),
     }
+    if parts.settings.recipe.efficiency.compile.enabled:
+        record["compile_seconds"] = round(progress.compiling.seconds, 3)
     if parts.settings.dtype == "fp16":
         record["skipped_steps"] = parts.strategy.skipped_steps()
     metrics.write(record)

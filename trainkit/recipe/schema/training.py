@@ -72,7 +72,15 @@ class Compile(Section):
     enabled: bool = setting(False, "Compile the model.", flag="torch_compile")
     backend: str = setting("inductor", "A backend that the installed torch lists.", flag="torch_compile_backend")
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = setting(
-        "default", "Trade of compile time for speed.", flag="torch_compile_mode"
+        "default", "Trade of compile time for speed, with the backend `inductor`.", flag="torch_compile_mode"
+    )
+    dynamic: bool | None = setting(
+        None, "Whether sizes may change without compiling anew; null lets torch find out by compiling a second time."
+    )
+    scope: Literal["auto", "model", "blocks"] = setting(
+        "auto",
+        "`model` compiles it as a whole, `blocks` each transformer block, which compiles faster; `auto` is the whole, "
+        "but blocks under fsdp and zero3.",
     )
 
 

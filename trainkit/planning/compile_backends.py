@@ -1,0 +1,63 @@
+"""Backends of torch.compile as data: which torch lists which, what they are for, and names that are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from trainkit.planning.context import Context
+from trainkit.planning.plan import Notice
+
+_DEBUG = (
+    "aot_eager",
+    "aot_eager_decomp_partition",
+    "aot_eager_decomp_partition_crossref",
+    "aot_eager_decomp_partition_with_mode",
+    "aot_eager_default_partitioner",
+    "aot_ts",
+    "eager",
+    "eager_debug",
+    "eager_noexcept",
+    "invoke_subgraph",
+    "pre_dispatch_eager",
+    "ts",
+)
+_TRAINING = ("inductor", "cudagraphs", "openxla")
+
+# torch's version (major.minor) -> what torch.compiler.list_backends(exclude_tags=()) gives, less its own test devices.
+LISTED: Mapping[str, frozenset[str]] = {"2.13": frozenset((*_TRAINING, *_DEBUG, "openxla_eval", "tvm"))}
+
+# Of the listed ones, those that search for compiler bugs by failing.
+NOT_FOR_RUNNING = ("minifier", "TESTING_ONLY")
+
+# Names that are gone -> what stands in for each, and since when it is gone.
+GONE: Mapping[str, tuple[str, str]] = {
+    "nvfuser": ("inductor", "nvFuser left PyTorch with 2.2"),
+    "aot_nvfuser": ("inductor", "nvFuser left PyTorch with 2.2"),
+    "nvprims_nvfuser": ("inductor", "nvFuser left PyTorch with 2.2"),
+    "aot_ts_nvfuser": ("inductor", "nvFuser left PyTorch with 2.2"),
+    "aot_inductor_debug": ("inductor", "it was a debugging name of PyTorch 2.0"),
+    "aot_cudagraphs": ("cudagraphs", "PyTorch calls it cudagraphs since 2.0"),
+}
+
+
+def backend_in_use(asked: str) -> str:
+    """The backend that a name stands for."""
+    return GONE[asked][0] if asked in GONE else asked
+
+
+def compile_notices(context: Context) -> Iterator[Notice]:
+    """What is to be said of the backend; those for inference only are refused (trainkit.recipe.refused_values)."""
+    settings = context.recipe.efficiency.compile
+    if not settings.enabled or context.recipe.program.kind != "builtin":
+        return
+    asked, used = settings.backend, backend_in_use(settings.backend)
+    if asked != used:
+        yield Notice("note", f"efficiency.compile.backend {asked} is gone: {GONE[asked][1]}. {used} stands in for it.")
+    version = ".".join(context.facts.packages.get("torch", "").split("+")[0].split(".")[:2])
+    if version in LISTED and used not in LISTED[version]:
+        known = ", ".join(sorted(LISTED[version]))
+        yield Notice("blocker", f"torch {version} lists no compile backend {used}.", f"Choose one of {known}.")
+    if used == "cudagraphs" and context.topology.device != "cuda":
+        yield Notice("warning", f"cudagraphs records nothing on {context.topology.device}.", "Choose inductor.")
+    if used in _DEBUG:
+        yield Notice("note", f"efficiency.compile.backend {used} is for finding faults: it makes no step faster.")
