@@ -168,9 +168,13 @@ def _anatomy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = []
     for entry in summary.get("memory") or []:
         known = {name: used for name, used in (entry.get("anatomy") or {}).items() if used is not None}
-        figures = [f"{size(used)} {name.replace('_', ' ')}" for name, used in known.items()]
+        figures = [f"{_amount(used)} {name.replace('_', ' ')}" for name, used in known.items()]
         rows.append((f"Memory of rank {entry.get('rank')}", ", ".join(figures)))
     return rows
+
+
+def _amount(used: int) -> str:
+    return size(used) if used >= 10 * 2**20 else f"{used / 2**10:.0f} KiB"
 
 
 def _evaluation(summary: Mapping[str, Any]) -> str:
