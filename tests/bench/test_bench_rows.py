@@ -80,6 +80,8 @@ def test_rows_are_measured_by_the_base_where_it_ended_well() -> None:
 def test_the_time_left_is_known_once_a_run_has_ended() -> None:
     assert remaining([], 3) is None
     assert remaining([10.0, 20.0], 3) == 45.0
+    assert remaining([10.0, 20.0], 3, 5.0) == 40.0
+    assert remaining([10.0, 20.0], 3, 500.0) == 30.0
 
 
 def test_the_table_lines_up_and_says_what_failed_and_what_did_not_run() -> None:

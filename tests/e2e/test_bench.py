@@ -149,6 +149,7 @@ def test_the_shipped_table_runs_through_on_a_cpu(trainkit: Trainkit, tmp_path: P
         (("bench", "tiny.yaml", "--only", "bf61"), "did you mean bf16?"),
         (("bench", "quickstart"), "no variants to compare"),
         (("bench",), "no recipe is named"),
+        (("bench", "tiny.yaml", "--variant", "bf16"), "variant"),
         (("bench", "tiny.yaml", "--no-base", "--only", ","), "nothing is left to run"),
     ],
 )
@@ -157,6 +158,13 @@ def test_a_bench_without_sense_is_refused(trainkit: Trainkit, recipe: Path, word
     done = trainkit(*words)
     assert done.returncode == 2, done.stderr
     assert message in done.stderr
+
+
+def test_a_folder_that_cannot_be_made_is_said_before_anything_runs(trainkit: Trainkit, recipe: Path) -> None:
+    done = trainkit("bench", recipe.name, "--output", f"{recipe.name}/inside")
+    assert done.returncode == 4, done.stderr
+    assert "--output" in done.stderr
+    assert not (recipe.parent / "runs").exists()
 
 
 def test_a_missing_plotting_package_is_said_before_anything_runs(trainkit: Trainkit, recipe: Path) -> None:

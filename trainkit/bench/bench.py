@@ -88,6 +88,7 @@ class _Bench:
     measured: dict[str, list[Measurement]] = field(default_factory=dict)
     walls: list[float] = field(default_factory=list)
     begun: int = 0
+    begun_at: float = 0.0
     stopped_by: int | None = None
     started: float = field(default_factory=time.monotonic)
 
@@ -113,10 +114,14 @@ def run_all(setup: Setup, folder: Path, console: Console) -> tuple[Comparison, i
     """Run every candidate `repeat` times, in rounds, so that a slow spell of the machine hits all of them alike.
 
     bench.csv and bench.json in the folder are renewed after each run. Returns what was found, and the signal that
-    ended it early.
+    ended it early. Raises MachineError where the folder cannot be made.
     """
     bench = _Bench(setup)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        hint = "name another folder with --output"
+        raise MachineError(f"the folder {folder} cannot be made: {error.strerror}", hint=hint) from error
     for candidate in setup.candidates:
         if candidate.request is None:
             bench.measured[candidate.name] = [Measurement("refused", reason=candidate.refusal)]
@@ -138,9 +143,9 @@ def write(found: Comparison, folder: Path) -> None:
 
 def _run_one(bench: _Bench, candidate: Candidate, request: RunRequest, console: Console) -> None:
     bench.begun += 1
+    bench.begun_at = time.monotonic()
     told = f": {candidate.description}" if candidate.description else ""
     console.say(f"{bench.begun} of {bench.runnable}  {candidate.name}{told}  ({_clock(bench)})")
-    begin = time.monotonic()
     try:
         ended = carry_out(request, Watched(console, lambda: _whole(bench, candidate.name)))
     except MachineError as error:
@@ -149,7 +154,7 @@ def _run_one(bench: _Bench, candidate: Candidate, request: RunRequest, console: 
     else:
         measurement = measure(ended.summary, bench.setup.memory, last_errors(ended.layout), str(ended.layout.root))
         _note_end(bench, ended, console)
-    bench.walls.append(time.monotonic() - begin)
+    bench.walls.append(time.monotonic() - bench.begun_at)
     bench.measured.setdefault(candidate.name, []).append(measurement)
 
 
@@ -175,9 +180,9 @@ def _whole(bench: _Bench, name: str) -> str:
 
 
 def _clock(bench: _Bench) -> str:
-    elapsed = duration(time.monotonic() - bench.started)
-    left = remaining(bench.walls, bench.runnable - len(bench.walls))
-    return f"{elapsed} so far" + ("" if left is None else f", about {duration(left)} left")
+    now = time.monotonic()
+    left = remaining(bench.walls, bench.runnable - len(bench.walls), now - bench.begun_at)
+    return f"{duration(now - bench.started)} so far" + ("" if left is None else f", about {duration(left)} left")
 
 
 @contextmanager

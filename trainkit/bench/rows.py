@@ -126,9 +126,15 @@ def compare(rows: Sequence[Row], base: str) -> list[Row]:
     ]
 
 
-def remaining(walls: Sequence[float], left: int) -> float | None:
-    """Seconds that so many more runs may take, by the mean of those before; None before the first has ended."""
-    return sum(walls) / len(walls) * left if walls else None
+def remaining(walls: Sequence[float], left: int, spent: float = 0.0) -> float | None:
+    """Seconds that so many more runs may take, by the mean of those before; None before the first has ended.
+
+    spent: seconds that the first of them has taken so far.
+    """
+    if not walls or not left:
+        return None
+    mean = sum(walls) / len(walls)
+    return mean * (left - 1) + max(mean - spent, 0.0)
 
 
 def _outcome(summary: Mapping[str, Any], errors: str) -> tuple[Outcome, str]:

@@ -8,6 +8,13 @@ from trainkit.recipe.dump import scalar
 from trainkit.recipe.fields import SectionEntry, Setting, schema, short_forms
 from trainkit.recipe.wanted import wanted
 
+_VARIANTS = (
+    "## variants",
+    "",
+    "Named changes to the recipe, each a mapping of sections as above, with an optional `description`.",
+    "`--variant NAME` takes one in `run`, `plan` and `explain`; `trainkit bench` compares all.",
+)
+
 
 def reference_text() -> str:
     """Every key with what it takes, its default, unit, flag and description, section by section."""
@@ -16,7 +23,7 @@ def reference_text() -> str:
     lines += [*(_line(each) for each in top), ""]
     for section in schema().sections.values():
         lines += [*_section(section), ""]
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join([*lines, *_VARIANTS]) + "\n"
 
 
 def _section(section: SectionEntry) -> Iterator[str]:

@@ -78,7 +78,8 @@ def prepare(
     Raises RecipeError where the recipe or one of its variants is wrong in itself.
     """
     from trainkit.bench.bench import Setup
-    from trainkit.cli.pipeline import resolve_words
+    from trainkit.cli.diagnostics import show_diagnostics
+    from trainkit.cli.pipeline import resolve_request, resolve_words
     from trainkit.recipe.variants import BASE
 
     invocation: Invocation = context.obj
@@ -89,7 +90,10 @@ def prepare(
     overrides = (AFRESH, *line.overrides)
     base = resolve_words(word, overrides, presets, invocation.program)
     names = chosen(only, base.variants)
-    resolved = [(name, resolve_words(word, overrides, presets, invocation.program, name)) for name in names]
+    resolved = [(name, resolve_request(word, overrides, presets, invocation.program, name)) for name in names]
+    # What is to be said of the base has been said; each variant repeats it.
+    added = (each for _, variant in resolved for each in variant.warnings if each not in base.warnings)
+    show_diagnostics(dict.fromkeys(added))
     if with_base:
         resolved.insert(0, (BASE, base))
     if not resolved:
