@@ -41,7 +41,7 @@ def test_what_cannot_train_is_refused_with_the_reason(flags: tuple[str, ...], ke
 @pytest.mark.parametrize(
     ("backend", "gpus", "severity", "words"),
     [
-        ("nvfuser", 1, "note", "nvFuser left PyTorch with 2.2. inductor stands in for it."),
+        ("nvfuser", 1, "note", "PyTorch has nvFuser no more. inductor stands in for it."),
         ("aot_cudagraphs", 1, "note", "cudagraphs stands in for it."),
         ("cudagraphs", 0, "warning", "records nothing on cpu"),
         ("indcutor", 1, "blocker", "torch 2.13 lists no compile backend indcutor"),

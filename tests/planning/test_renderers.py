@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ def test_a_rendered_plan_is_as_written_down(
     layered: Layered, machine: Machine, name: str, render: Callable[..., str], recipe: dict[str, Any]
 ) -> None:
     text, path = render(build_plan(layered(recipe), machine(4)).plan), GOLDEN / name
+    text = re.sub(r"\(\d+ bytes\)", "(N bytes)", text)  # the trainer's settings grow with every key of the schema
     if os.environ.get("TRAINKIT_RENEW_GOLDEN"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

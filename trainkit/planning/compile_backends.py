@@ -29,14 +29,13 @@ LISTED: Mapping[str, frozenset[str]] = {"2.13": frozenset((*_TRAINING, *_DEBUG, 
 # Of the listed ones, those that search for compiler bugs by failing.
 NOT_FOR_RUNNING = ("minifier", "TESTING_ONLY")
 
-# Names that are gone -> what stands in for each, and since when it is gone.
+# Names that are gone -> what stands in for each, and why it is gone.
 GONE: Mapping[str, tuple[str, str]] = {
-    "nvfuser": ("inductor", "nvFuser left PyTorch with 2.2"),
-    "aot_nvfuser": ("inductor", "nvFuser left PyTorch with 2.2"),
-    "nvprims_nvfuser": ("inductor", "nvFuser left PyTorch with 2.2"),
-    "aot_ts_nvfuser": ("inductor", "nvFuser left PyTorch with 2.2"),
-    "aot_inductor_debug": ("inductor", "it was a debugging name of PyTorch 2.0"),
-    "aot_cudagraphs": ("cudagraphs", "PyTorch calls it cudagraphs since 2.0"),
+    "nvfuser": ("inductor", "PyTorch has nvFuser no more"),
+    "aot_nvfuser": ("inductor", "PyTorch has nvFuser no more"),
+    "nvprims_nvfuser": ("inductor", "PyTorch has nvFuser no more"),
+    "aot_ts_nvfuser": ("inductor", "PyTorch has nvFuser no more"),
+    "aot_cudagraphs": ("cudagraphs", "PyTorch calls it cudagraphs now"),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from trainkit.planning.advice import advice
 from trainkit.planning.compile_backends import compile_notices
 from trainkit.planning.context import Context
 from trainkit.planning.counted import counted
@@ -95,6 +96,7 @@ REMARKS: tuple[Callable[[Context], Iterator[Notice] | tuple[Notice, ...]], ...] 
     _precision,
     optimizer_notices,
     compile_notices,
+    advice,
     _unseen_cards,
     _cores,
     _loaders,

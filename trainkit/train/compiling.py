@@ -51,10 +51,11 @@ class CompileClock:
 
     def listen(self) -> None:
         """Count from now on."""
-        from torch import _dynamo  # seconds to import, and only of use to a compiled model
+        # seconds to import, and only of use to a compiled model
+        from torch._dynamo.callback import on_compile_end, on_compile_start
 
-        _dynamo.on_compile_start(self._start)
-        _dynamo.on_compile_end(self._end)
+        on_compile_start(self._start)
+        on_compile_end(self._end)
 
     def _start(self, *_: object) -> None:
         self._began = time.monotonic()
