@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,22 @@ def test_losses_go_on_as_if_the_run_had_not_changed_its_strategy(
     assert largest_difference(rest, resumed.losses) < 1e-6
     ranks = "1 rank" if writer == "single" else "2 ranks"
     assert f"after step 4, saved by {writer} on {ranks}\n" in (tmp_path / "run/rank-0.log").read_text()
+
+
+def test_ranks_write_in_the_background_what_they_would_have_written_at_once(
+    whole: dict[str, tuple[Path, Curve]], corpus: Path, tmp_path: Path
+) -> None:
+    case = WRITERS["fsdp"].changed(checkpoint={"every_steps": 4, "keep": 0, "asynchronous": True})
+    curve = run_case(tmp_path / "run", case, corpus)
+    assert curve == whole["fsdp"][1]
+    for step in (4, 8):
+        name = f"checkpoints/step-{step:08d}/manifest.json"
+        mine, other = (json.loads((folder / name).read_text()) for folder in (tmp_path / "run", whole["fsdp"][0]))
+        assert mine["files"].keys() == other["files"].keys()
+        shards = [file for file in mine["files"] if file.endswith(".distcp")]
+        assert [mine["files"][file]["size"] for file in shards] == [other["files"][file]["size"] for file in shards]
+    resumed = run_case(tmp_path / "resumed", case, corpus, resume=tmp_path / "run/checkpoints/step-00000004")
+    assert resumed.losses == {step: loss for step, loss in curve.losses.items() if step > 4}
 
 
 def test_deepspeed_refuses_what_torch_wrote(whole: dict[str, tuple[Path, Curve]]) -> None:

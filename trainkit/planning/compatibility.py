@@ -31,6 +31,7 @@ class Combination:
     recompute: Literal["whole", "selective"] = "whole"  # of the blocks that gradient_checkpointing names
     restarts: Literal["no", "yes"] = "no"
     order: Literal["ascending", "other"] = "ascending"
+    saving: Literal["waited for", "asynchronous"] = "waited for"
     optimizer: str = "adamw_torch"
     weights: str = "fp32"
     compiled: Literal["no", "auto", "model", "blocks"] = "no"
@@ -104,6 +105,12 @@ REFUSALS: tuple[Refusal, ...] = (
         "launcher.max_restarts",
         "accelerate starts a single process directly and never restarts it",
         "launcher.kind: torchrun, or launcher.max_restarts: 0",
+    ),
+    Refusal(
+        {"program": ("builtin",), "strategy": ZERO, "saving": ("asynchronous",)},
+        "checkpoint.asynchronous",
+        "DeepSpeed writes its own files from the tensors that it trains, so training must wait",
+        "checkpoint.asynchronous: false, or strategy.kind: fsdp",
     ),
     Refusal(
         {"strategy": ZERO, "device": ("cpu",), "dtype": ("fp16",)},

@@ -77,6 +77,7 @@ def unsound(resolved: Resolved, placement: Placement, launcher: str, dtype: str)
         recompute="selective" if recipe.efficiency.gradient_checkpointing.selective else "whole",
         restarts="yes" if recipe.launcher.max_restarts else "no",
         order="ascending" if indices == sorted(indices) else "other",
+        saving="asynchronous" if recipe.checkpoint.asynchronous else "waited for",
         optimizer=recipe.optimizer.name,
         weights=recipe.precision.weights,
         compiled=recipe.efficiency.compile.scope if recipe.efficiency.compile.enabled else "no",

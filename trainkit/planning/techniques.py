@@ -230,4 +230,12 @@ TECHNIQUES: tuple[Technique, ...] = (
         "one layer after another is all that fits",
         _on_cuda(_is("strategy.offload_param", "cpu", "nvme")),
     ),
+    Technique(
+        "checkpoint.asynchronous: true",
+        "",
+        "a checkpoint holds training up for a copy, not for the disk",
+        "a copy of this rank's weights and optimizer state in host memory while it is written",
+        "checkpoints are large or the disk is slow; not with ZeRO",
+        _is("checkpoint.asynchronous"),
+    ),
 )

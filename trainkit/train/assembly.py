@@ -13,6 +13,7 @@ import torch
 from trainkit.train.activation_checkpointing import checkpoint_blocks
 from trainkit.train.agreement import agree, checkpoint_folder
 from trainkit.train.anatomy import Anatomy
+from trainkit.train.background import Background
 from trainkit.train.best import Best
 from trainkit.train.compiling import compile_model
 from trainkit.train.data.sampler import Order
@@ -47,6 +48,7 @@ class Parts:
     evaluation: Evaluation
     eval_autocast: AbstractContextManager[object]
     best: Best
+    background: Background | None  # None where training waits for its checkpoints
     anatomy: Anatomy
     checkpoints: Path | None  # one folder for all ranks; None where not all of them can see it
 
@@ -83,6 +85,7 @@ def assemble(settings: Settings, world: World, device: torch.device) -> Parts:
         evaluation=_evaluation(settings, source, world, device),
         eval_autocast=autocast(settings, settings.eval_dtype, device),
         best=Best(),
+        background=Background(world) if recipe.checkpoint.asynchronous else None,
         anatomy=Anatomy(compiled=recipe.efficiency.compile.enabled),
         checkpoints=checkpoint_folder(settings, world),
     )

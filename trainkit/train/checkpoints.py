@@ -8,7 +8,7 @@ import logging
 import os
 import pickle
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,12 +61,40 @@ def save(
     spared: int | None = None,
     best: Best | None = None,
 ) -> None:
-    """Write and publish the checkpoint of a step. Called on every rank; does nothing if it already stands.
+    """Write and publish the checkpoint of a step, as :func:`write` does."""
+    generators = pickle.dumps(generator_states())
+    write(root, manifest(step, identity, best), strategy.save, generators, world, keep=keep, spared=spared)
 
+
+def manifest(step: int, identity: Identity, best: Best | None) -> dict[str, Any]:
+    """What a checkpoint says of itself, but for its files."""
+    return {
+        "step": step,
+        "training_digest": identity.training_digest,
+        "world_size": identity.world_size,
+        "strategy": identity.strategy,
+        "best": best.as_data() if best else {},
+    }
+
+
+def write(
+    root: Path,
+    content: Mapping[str, Any],
+    put: Callable[[Path], None],
+    generators: bytes,
+    world: World,
+    *,
+    keep: int,
+    spared: int | None,
+) -> None:
+    """Write and publish a checkpoint. Called on every rank; does nothing if it already stands.
+
+    content: its manifest. put: writes this rank's state into a folder. generators: the pickled states of this rank's.
     keep: how many of the newest stay, 0 for all. spared: the step of one that stays besides.
 
     TrainingError when it cannot be written; what was saved before stays as it is.
     """
+    step = content["step"]
     final, scratch = step_folder(root, step), root / f".tmp-step-{step:08d}"
     if any(gather_from_ranks((final / MANIFEST).exists(), world)):
         return
@@ -74,13 +102,12 @@ def save(
         if world.rank == 0:
             _make_room(root, scratch)
         barrier(world)
-        strategy.save(scratch)
-        _generators(scratch, world.rank).write_bytes(pickle.dumps(generator_states()))
+        put(scratch)
+        _generators(scratch, world.rank).write_bytes(generators)
         barrier(world)
         files = _flushed(scratch, world)
         if world.rank == 0:
-            evaluation = best.as_data() if best else {}
-            _publish(scratch, final, {"step": step, **_described(identity), "best": evaluation, "files": files})
+            _publish(scratch, final, {**content, "files": files})
             _prune(root, keep, spared)
         barrier(world)
     except (OSError, RuntimeError, CheckpointException) as error:  # torch's writers raise RuntimeError on a full disk
@@ -108,14 +135,6 @@ def _reason(error: BaseException) -> str:
 
 def _generators(folder: Path, rank: int) -> Path:
     return folder / f"generators-{rank}.pickle"
-
-
-def _described(identity: Identity) -> dict[str, Any]:
-    return {
-        "training_digest": identity.training_digest,
-        "world_size": identity.world_size,
-        "strategy": identity.strategy,
-    }
 
 
 def _flushed(folder: Path, world: World) -> dict[str, dict[str, Any]]:

@@ -66,7 +66,7 @@ def sum_over_ranks(values: Sequence[int], world: World) -> list[int]:
     if world.size == 1:
         return list(values)
     total = torch.tensor(values, dtype=torch.int64)
-    dist.all_reduce(total)
+    dist.all_reduce(total, group=world.group)
     return [int(value) for value in total.tolist()]
 
 
@@ -84,7 +84,7 @@ def gather_from_ranks(value: Any, world: World) -> list[Any]:
     if world.size == 1:
         return [value]
     values: list[Any] = [None] * world.size
-    dist.all_gather_object(values, value)
+    dist.all_gather_object(values, value, group=world.group)
     return values
 
 

@@ -49,6 +49,8 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Pro
             break
     if parts.steps == 0:
         evaluate(parts, progress, metrics)
+    if parts.background:
+        parts.background.wait()
     return progress
 
 

@@ -6,6 +6,7 @@ import logging
 import math
 import signal
 import time
+from functools import partial
 
 from torch import Tensor
 
@@ -139,12 +140,12 @@ def save_checkpoint(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor
     total = sum_float_over_ranks(float(loss), parts.world)
     refuse_lost_run(parts, progress.step, total / max(1, progress.step_tokens), norm)
     asked = parts.settings.recipe.checkpoint
-    checkpoints.save(
+    save = parts.background.save if parts.background else partial(checkpoints.save, world=parts.world)
+    save(
         parts.checkpoints,
         progress.step,
         identity(parts),
         parts.strategy,
-        parts.world,
         keep=asked.keep,
         spared=parts.best.step if asked.keep_best else None,
         best=parts.best,

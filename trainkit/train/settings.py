@@ -18,11 +18,15 @@ from trainkit.recipe.schema import Recipe
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """This rank among the ranks, as launchers say it in the environment."""
+    """This rank among the ranks, as launchers say it in the environment.
+
+    group: the process group in which they meet; None is the default one.
+    """
 
     rank: int = 0
     local_rank: int = 0
     size: int = 1
+    group: Any = None
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> World:

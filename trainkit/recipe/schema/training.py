@@ -199,6 +199,11 @@ class Checkpoint(Section):
     keep_best: bool = setting(
         False, "Save whenever the evaluation loss is the lowest so far, and keep that checkpoint besides the newest."
     )
+    asynchronous: bool = setting(
+        False,
+        "Write checkpoints in the background from a copy in host memory: training waits for the copy only. "
+        "Needs that memory.",
+    )
     resume: str = setting(
         "never",
         "`never`; `auto`: the newest complete checkpoint of an earlier run of this name with the same training "

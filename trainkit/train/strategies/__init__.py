@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,12 @@ class Strategy(Protocol):
 
     def save(self, folder: Path) -> None:
         """Write weights, optimizer state and loss scale. Called on every rank, with the same folder."""
+
+    def save_later(self) -> Callable[[Path, Any], None]:
+        """Copy the state to host memory; what is returned writes the copy, with a process group's collectives.
+
+        TrainingError where the engine can only save while training waits.
+        """
 
     def load(self, folder: Path) -> None:
         """The inverse of :meth:`save`. Strategies of plain PyTorch read what any of them saved on any ranks."""

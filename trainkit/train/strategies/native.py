@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 
 from trainkit.train.anatomy import state_tensors
@@ -31,6 +31,7 @@ class Engine:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._max_norm = settings.recipe.train.max_grad_norm or math.inf
         self._skipped = 0
+        self._device = device
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add this micro step's gradients."""
@@ -74,8 +75,14 @@ class Engine:
 
     def save(self, folder: Path) -> None:
         """Write the state with torch.distributed.checkpoint, each rank its own shards."""
-        with quiet():
-            state_dict_saver.save(self._state(), checkpoint_id=folder / "state", no_dist=not dist.is_initialized())
+        _write(self._state(), folder, None)
+
+    def save_later(self) -> Callable[[Path, Any], None]:
+        """Copy the state to host memory; what is returned writes the copy, with a process group's collectives."""
+        state = self._state(StateDictOptions(cpu_offload=True))
+        if self._device.type == "cpu":  # nothing had to be moved, so the state is still the training's own
+            state = _copied(state)
+        return lambda folder, group: _write(state, folder, group)
 
     def load(self, folder: Path) -> None:
         """Read the state that :meth:`save` wrote."""
@@ -86,9 +93,24 @@ class Engine:
         self.scaler.load_state_dict(state["scaler"])
         self._skipped = state["skipped"]
 
-    def _state(self) -> dict[str, Any]:
-        model, optimizer = get_state_dict(self.model, self.optimizer)
+    def _state(self, options: StateDictOptions | None = None) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer, options=options)
         return {"model": model, "optimizer": optimizer, "scaler": self.scaler.state_dict(), "skipped": self._skipped}
+
+
+def _write(state: dict[str, Any], folder: Path, group: Any) -> None:
+    alone = not dist.is_initialized()
+    with quiet():
+        state_dict_saver.save(state, checkpoint_id=folder / "state", process_group=group, no_dist=alone)
+
+
+def _copied(value: Any) -> Any:
+    """The same nest of mappings and lists with copies of the tensors in it."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _copied(each) for key, each in value.items()}
+    return [_copied(each) for each in value] if isinstance(value, list) else value
 
 
 def quiet() -> warnings.catch_warnings[None]:

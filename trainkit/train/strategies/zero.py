@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,10 @@ class Zero:
     def save(self, folder: Path) -> None:
         """DeepSpeed's own format, one file a rank."""
         self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=False)
+
+    def save_later(self) -> Callable[[Path, Any], None]:
+        """DeepSpeed writes its files from the tensors that it trains."""
+        raise TrainingError("checkpoint.asynchronous: DeepSpeed saves only while training waits")
 
     def load(self, folder: Path) -> None:
         """Read what :meth:`save` wrote."""

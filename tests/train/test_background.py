@@ -1,0 +1,82 @@
+"""Checkpoints that are written while training goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint import state_dict_saver
+
+from trainkit.errors import TrainingError
+from trainkit.train import checkpoints
+from trainkit.train.assembly import Parts, assemble
+from trainkit.train.loop import train
+from trainkit.train.metrics import Metrics
+from trainkit.train.progress import resume
+from trainkit.train.settings import Settings, World
+from trainkit.train.signals import Requests
+from trainkit.train.strategies import native
+
+MakeSettings = Callable[..., Settings]
+SHORT: dict[str, Any] = {"train": {"steps": 6}, "eval": {"every_steps": 0}}
+
+
+def trained(settings: Settings) -> tuple[Parts, dict[int, float]]:
+    parts = assemble(settings, World(), torch.device("cpu"))
+    metrics = Metrics(settings.run_dir, [], main=True)
+    train(parts, resume(parts, restarted=False), metrics, Requests())
+    metrics.close()
+    records = [json.loads(line) for line in (settings.run_dir / "metrics.jsonl").read_text().splitlines()]
+    return parts, {record["step"]: record["loss"] for record in records if "loss" in record}
+
+
+def test_a_slow_disk_does_not_hold_up_training_and_what_it_gets_is_the_state_of_its_step(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, steps_meanwhile, step = state_dict_saver.save, [], [0]
+
+    def slow(*args: Any, **options: Any) -> Any:
+        assert threading.current_thread().name == "checkpoint"
+        began, deadline = step[0], time.monotonic() + 30
+        while step[0] < min(began + 2, 6) and time.monotonic() < deadline:  # until training has gone on
+            time.sleep(0.01)
+        steps_meanwhile.append(step[0] - began)
+        return honest(*args, **options)
+
+    def counted(self: native.Engine, learning_rate: float) -> Any:
+        norm = update(self, learning_rate)
+        step[0] += 1
+        return norm
+
+    update = native.Engine.update
+    monkeypatch.setattr(native.Engine, "update", counted)
+    monkeypatch.setattr(state_dict_saver, "save", slow)
+    settings = make_settings(**SHORT, checkpoint={"every_steps": 3, "asynchronous": True})
+    _, whole = trained(settings)
+    assert steps_meanwhile == [2, 0]  # the end of a run waits for the last one
+    assert sorted(path.name for path in (settings.run_dir / "checkpoints").iterdir()) == [
+        "step-00000003",
+        "step-00000006",
+    ]
+    saved = settings.run_dir / "checkpoints/step-00000003"
+    _, rest = trained(dataclasses.replace(make_settings(**SHORT), resume=saved))
+    assert rest == {number: loss for number, loss in whole.items() if number > 3}
+
+
+def test_a_checkpoint_that_cannot_be_written_in_the_background_ends_the_run_in_words(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **options: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(state_dict_saver, "save", fail)
+    settings = make_settings(**SHORT, checkpoint={"every_steps": 3, "asynchronous": True})
+    with pytest.raises(TrainingError, match=r"checkpoint of step 3 cannot be written .* No space left on device"):
+        trained(settings)
+    assert checkpoints.newest(settings.run_dir / "checkpoints") is None
