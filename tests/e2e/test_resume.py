@@ -21,6 +21,7 @@ pytestmark = pytest.mark.e2e
 # Dropout and loader processes on: what draws random numbers or reads ahead is what resuming gets wrong.
 HARD: dict[str, dict[str, Any]] = {"model": {"dropout": 0.1}, "train": {"steps": 8}, "data": {"workers": 1}}
 EVERY_4: dict[str, dict[str, Any]] = {"checkpoint": {"every_steps": 4, "keep": 0}}
+KILLED_IN_A_WINDOW = Path(__file__).parent / "programs/killed_in_a_window.py"
 LONG: dict[str, dict[str, Any]] = {"train": {"steps": 100_000}, "eval": {"every_steps": 0}}
 
 
@@ -48,20 +49,40 @@ def steps_logged(run_dir: Path) -> int:
     return len(path.read_text().splitlines()) - 1 if path.exists() else 0
 
 
+def every_line(run_dir: Path) -> tuple[dict[int, set[float]], dict[int, set[float]]]:
+    """Losses and norms of each step in all lines: a step that was done twice has two, equal or not."""
+    losses: dict[int, set[float]] = {}
+    norms: dict[int, set[float]] = {}
+    for line in (run_dir / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        if "loss" in record:
+            losses.setdefault(record["step"], set()).add(record["loss"])
+            norms.setdefault(record["step"], set()).add(record["grad_norm"])
+    return losses, norms
+
+
 def log_of(run_dir: Path) -> str:
     return "\n".join(path.read_text() for path in sorted(run_dir.glob("rank-*.log")))
 
 
-@pytest.mark.parametrize("name", ["single", "ddp", "fsdp", "zero1", "zero2", "zero3"])
-def test_losses_after_resuming_are_bit_equal_to_those_of_an_uninterrupted_run(
+@pytest.mark.parametrize("name", ["single", "ddp", "fsdp", "zero2", "zero3"])
+def test_a_run_killed_inside_an_accumulation_window_goes_on_bit_equal_to_one_that_was_not(
     name: str, corpus: Path, tmp_path: Path
 ) -> None:
     case = CASES[name].changed(**HARD, **EVERY_4)
     whole = run_case(tmp_path / "whole", case, corpus)
-    resumed = run_case(tmp_path / "resumed", case, corpus, resume=tmp_path / "whole/checkpoints/step-00000004")
-    assert sorted(resumed.losses) == [5, 6, 7, 8]
-    assert resumed.losses == {step: loss for step, loss in whole.losses.items() if step > 4}
-    assert resumed.norms == {step: norm for step, norm in whole.norms.items() if step > 4}
+    run_dir = tmp_path / "killed"
+    settings = write_settings(run_dir, case, corpus)
+    codes = finish(start_ranks(settings, case.ranks, program=(str(KILLED_IN_A_WINDOW),)))
+    assert codes == [-signal.SIGKILL] * case.ranks
+    assert max(read_curve(run_dir).losses) == 5
+    assert finish(start_ranks(settings, case.ranks, TORCHELASTIC_RESTART_COUNT="1")) == [0] * case.ranks
+    assert f"resumed from {run_dir}/checkpoints/step-00000004" in log_of(run_dir)
+    losses, norms = every_line(run_dir)
+    assert sorted(losses) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert losses == {step: {loss} for step, loss in whole.losses.items()}  # the window that was lost is replayed
+    assert norms == {step: {norm} for step, norm in whole.norms.items()}
+    assert read_curve(run_dir).eval_losses == whole.eval_losses
 
 
 @pytest.mark.parametrize(
@@ -109,30 +130,15 @@ def test_usr1_saves_at_the_next_step_and_the_run_goes_on(corpus: Path, tmp_path:
     assert len(list(run_dir.glob("checkpoints/step-*"))) == 1  # checkpoint.every_steps is 0: stopping saves nothing
 
 
-def test_a_restarted_run_goes_on_from_its_own_newest_checkpoint(corpus: Path, tmp_path: Path) -> None:
-    case = CASES["ddp"].changed(**LONG, checkpoint={"every_steps": 2, "keep": 0})
-    settings, run_dir = write_settings(tmp_path / "run", case, corpus), tmp_path / "run"
-    processes = start_ranks(settings, 2)
-    wait_for((run_dir / "checkpoints/step-00000004").exists, processes)
-    for process in processes:
-        process.kill()
-    finish(processes)
-    newest = max(path.name for path in run_dir.glob("checkpoints/step-*"))
-    before = steps_logged(run_dir)
-    processes = start_ranks(settings, 2, TORCHELASTIC_RESTART_COUNT="1")
-    wait_for(lambda: steps_logged(run_dir) > before + 2, processes)
-    processes[0].terminate()
-    assert finish(processes) == [143, 143]
-    assert f"resumed from {run_dir}/checkpoints/{newest}" in log_of(run_dir)
-
-
-def test_killed_at_any_moment_the_newest_complete_checkpoint_can_be_used(corpus: Path, tmp_path: Path) -> None:
+def test_killed_at_six_moments_a_run_goes_on_from_whole_checkpoints_as_if_nothing_had_been(
+    corpus: Path, tmp_path: Path
+) -> None:
     chance = random.Random(7)
-    case = CASES["ddp"].changed(**LONG, checkpoint={"every_steps": 1, "keep": 2})
+    case = CASES["ddp"].changed(**{**HARD, **LONG}, checkpoint={"every_steps": 1, "keep": 2})
     run_dir = tmp_path / "run"
     settings = write_settings(run_dir, case, corpus)
     processes = start_ranks(settings, 2)
-    for attempt in range(4):
+    for attempt in range(6):
         seen = steps_logged(run_dir)
         wait_for(lambda seen=seen: steps_logged(run_dir) > seen + 3, processes)  # type: ignore[misc]
         time.sleep(chance.uniform(0, 0.1))
@@ -148,6 +154,13 @@ def test_killed_at_any_moment_the_newest_complete_checkpoint_can_be_used(corpus:
     assert "resumed from" in log_of(run_dir)
     assert not list(run_dir.glob("checkpoints/.tmp-*"))
     assert len(list(run_dir.glob("checkpoints/step-*"))) == 2
+    losses, _ = every_line(run_dir)
+    untouched = start_ranks(write_settings(tmp_path / "whole", case.changed(checkpoint={}), corpus), 2)
+    wait_for(lambda: steps_logged(tmp_path / "whole") > max(losses), untouched)
+    untouched[0].terminate()
+    assert finish(untouched) == [143, 143]
+    whole = read_curve(tmp_path / "whole").losses
+    assert losses == {step: {whole[step]} for step in range(1, max(losses) + 1)}
 
 
 def test_a_damaged_checkpoint_is_refused_in_one_line(corpus: Path, tmp_path: Path) -> None:
