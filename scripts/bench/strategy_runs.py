@@ -18,6 +18,7 @@ from trainkit.planning.deepspeed_config import deepspeed_config
 from trainkit.planning.plan import BatchArithmetic
 from trainkit.recipe.resolved import Attachment
 from trainkit.recipe.schema import Recipe
+from trainkit.recipe.validation import with_kinds
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = ("def", "return", "self", "import", "class", "for", "in", "range", "x", "y", "(", ")", ":", "\n    ")
@@ -81,9 +82,10 @@ def write_settings(run_dir: Path, case: Case, corpus: Path, *, resume: Path | No
     run_dir.mkdir(parents=True)
     sections = {**RECIPE, "strategy": dict(case.strategy)}
     for name, changes in (case.changes or {}).items():
-        sections[name] = {**sections.get(name, {}), **changes}
-    sections["data"] = {"path": str(corpus), "cache": str(corpus.parent / "cache"), **sections["data"]}
-    recipe = Recipe.model_validate(sections)
+        sections[name] = dict(changes) if "kind" in changes else {**sections.get(name, {}), **changes}
+    if "kind" not in sections["data"]:
+        sections["data"] = {"path": str(corpus), "cache": str(corpus.parent / "cache"), **sections["data"]}
+    recipe = Recipe.model_validate(with_kinds(sections))
     batch = BatchArithmetic(GLOBAL_BATCH, MICRO, GLOBAL_BATCH // MICRO // case.ranks, case.ranks, eval_micro=4)
     zero = recipe.strategy.kind.startswith("zero")
     settings = {

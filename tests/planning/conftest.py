@@ -18,6 +18,7 @@ from trainkit.launch.bind import child_environment
 from trainkit.planning.plan import Plan, Text, Variable
 from trainkit.recipe.resolved import Entry, Resolved
 from trainkit.recipe.schema import Recipe
+from trainkit.recipe.validation import with_kinds
 
 PACKAGES = {"torch": "2.13.0", "numpy": "2.4.0", "accelerate": "1.15.0", "deepspeed": "0.19.8"}
 GIGABYTE = 1024**3
@@ -49,7 +50,7 @@ def _resolve(*layers: Mapping[str, Any]) -> Resolved:
         for line, (key, value) in enumerate(_leaves(layer), start=1):
             entry = Entry(value, Origin(f"file {name}", strength, name, line, 3))
             history[key] = (*history.get(key, ()), entry)
-    return Resolved(Recipe.model_validate(tree), tree, history)
+    return Resolved(Recipe.model_validate(with_kinds(tree)), tree, history)
 
 
 @pytest.fixture

@@ -122,6 +122,8 @@ OTHER_TRAINING: list[dict[str, Any]] = [
     {"schedule": {"warmup_steps": 3}},
     {"model": {"layers": 2}},
     {"data": {"path": "corpus"}},
+    {"data": {"kind": "random"}},
+    {"data": {"kind": "random", "classes": 2}},
     {"batch": {"global": 32}},
     {"train": {"seed": 1}},
     {"train": {"max_grad_norm": 0.0}},

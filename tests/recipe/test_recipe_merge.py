@@ -117,5 +117,5 @@ def test_a_list_of_arguments_replaces_a_mapping_and_words_behind_dashes_follow(s
 def test_layers_are_not_changed_by_merging(solve: Solve) -> None:
     files = two("data: {path: ['${name}']}\n", "data: {path+: [b]}\nname: n\n")
     resolved = solve(files)
-    assert resolved.recipe.data.path == ["n", "b"]
+    assert resolved.recipe.data.model_dump()["path"] == ["n", "b"]
     assert resolved.history["data.path"][0].value == ["${name}"]

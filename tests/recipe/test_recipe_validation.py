@@ -218,14 +218,18 @@ def test_ten_thousand_leaves_resolve_in_every_kind_of_place(solve: Solve) -> Non
     paths = "".join(f"    - ${{name}}/{n}\n" if n < 100 else f"    - p/{n}\n" for n in range(3000))
     text = f"train: {{steps: 1}}\nenv:\n{env}program:\n  args:\n{args}data:\n  path:\n{paths}"
     resolved = solve(text, overrides=("env.VARIABLE_7=other",))
-    assert (len(resolved.recipe.env), len(resolved.recipe.program.args), len(resolved.recipe.data.path)) == (
+    assert (
+        len(resolved.recipe.env),
+        len(resolved.recipe.program.args),
+        len(resolved.recipe.data.model_dump()["path"]),
+    ) == (
         4000,
         3000,
         3000,
     )
     assert resolved.recipe.env["VARIABLE_7"] == "other"
     assert [entry.value for entry in resolved.history["env.VARIABLE_7"]] == ["value 7", "other"]
-    assert resolved.recipe.data.path[99] == "run/99"
+    assert resolved.recipe.data.model_dump()["path"][99] == "run/99"
 
 
 def test_each_wrong_element_of_a_list_or_mapping_is_an_error(refuse: Refuse) -> None:

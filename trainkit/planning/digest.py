@@ -17,12 +17,13 @@ from trainkit.recipe.schema import Recipe
 TRAINING: dict[str, tuple[str, ...]] = {
     "program": ("kind", "script", "module", "args"),
     "model": ("*",),
-    "data": ("kind", "path", "include", "sequence_length", "validation_fraction"),
+    "data": ("*",),
     "optimizer": ("*",),
     "schedule": ("*",),
     "train": ("seed", "max_grad_norm"),
     "precision": ("tf32", "weights"),
 }
+_LEFT_OUT = frozenset({"data.workers", "data.prefetch_factor", "data.pin_memory", "data.cache"})
 
 
 def recipe_digest(recipe: Recipe) -> str:
@@ -36,7 +37,8 @@ def training_digest(recipe: Recipe, batch: BatchArithmetic, dtype: str) -> str:
     chosen: dict[str, Any] = {"batch.global": batch.global_, "precision.dtype": dtype}
     for section, names in TRAINING.items():
         for name in settings[section] if names == ("*",) else names:
-            chosen[f"{section}.{name}"] = settings[section][name]
+            if f"{section}.{name}" not in _LEFT_OUT:
+                chosen[f"{section}.{name}"] = settings[section][name]
     return _sha256(chosen)
 
 

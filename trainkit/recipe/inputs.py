@@ -18,7 +18,8 @@ def absent_inputs(recipe: Recipe, files: Files, absolute: Callable[[str], str]) 
     """The paths at which nothing stands, by the setting that names them. absolute: from the working folder."""
     if recipe.program.kind != "builtin":
         return {}
-    named = recipe.data.path if isinstance(recipe.data.path, list) else [recipe.data.path]
+    path = getattr(recipe.data, "path", [])  # some sources read no file
+    named = path if isinstance(path, list) else [path]
     given = {"data.path": named, "checkpoint.resume": [recipe.checkpoint.resume]}
     absent = {
         key: tuple(path for path in paths if path not in _WORDS[key] and not files.exists(absolute(path)))

@@ -48,4 +48,25 @@ class TextData(_Loaded):
     cache: str | None = setting(None, "Folder of tokenised corpora; null is the user's cache folder.")
 
 
-Data = TextData
+class RandomData(_Loaded):
+    """Random samples drawn from `train.seed`, for measuring: 512 of 512 ids from 100 up to 30000, labelled 0."""
+
+    kind: Literal["random"] = setting("random", "Random samples, for measuring speed and memory.")
+    sequence_length: int = setting(512, "Tokens per sample.", unit="tokens", ge=2)
+    samples: int = setting(512, "Training samples; an eighth as many are held out besides.", unit="samples", ge=1)
+    low: int = setting(100, "Lowest token id.", ge=0)
+    high: int = setting(30000, "All token ids lie below this.", ge=1)
+    classes: int = setting(
+        1,
+        "Labels of classification lie below this; with 1 all of them are 0, as the guides' `randint(0, 1)` draws them.",
+        ge=1,
+    )
+
+    @model_validator(mode="after")
+    def _range(self) -> Self:
+        if self.low >= self.high:
+            raise ValueError(f"no token id is at least low {self.low} and below high {self.high}")
+        return self
+
+
+Data = Annotated[TextData | RandomData, Field(discriminator="kind")]

@@ -7,6 +7,7 @@ import os
 import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -90,7 +91,7 @@ class TextSamples(Dataset[Batch]):
 
 def open_source(recipe: Recipe, run_dir: Path) -> Source:
     """The source of a recipe whose `data.kind` is text. TrainingError if it does not fit the model."""
-    data = recipe.data
+    data = cast("TextData", recipe.data)
     corpus = read_corpus(data, run_dir)
     if corpus.highest >= recipe.model.vocab_size:
         raise TrainingError(
