@@ -79,8 +79,10 @@ def test_an_interrupted_run_is_resumed_as_if_it_had_never_stopped(
     assert done.returncode == 0, done.stderr
     whole = losses(only_run(folder, "whole"))
 
-    code, interrupted = interrupt_after(20, [*words, "name=cut"], folder, clean_environment)
+    code, interrupted, said = interrupt_after(20, [*words, "name=cut"], folder, clean_environment)
     assert code == 128 + signal.SIGINT
+    assert "the run was ended: trainkit received SIGINT" in said
+    assert "--resume_from_checkpoint true" in said
     before = losses(interrupted)
     (checkpoint,) = (interrupted / "checkpoints").iterdir()
     step = json.loads((checkpoint / "manifest.json").read_text())["step"]
@@ -96,8 +98,8 @@ def test_an_interrupted_run_is_resumed_as_if_it_had_never_stopped(
     assert {**before, **after} == whole
 
 
-def interrupt_after(steps: int, words: list[str], folder: Path, environ: dict[str, str]) -> tuple[int, Path]:
-    """Start a run, press Ctrl-C once it has logged so many steps; its exit code and its run directory."""
+def interrupt_after(steps: int, words: list[str], folder: Path, environ: dict[str, str]) -> tuple[int, Path, str]:
+    """Start a run, press Ctrl-C once it has logged so many steps; exit code, run directory and what was said."""
     process = subprocess.Popen(
         [sys.executable, "-m", "trainkit", *words],
         cwd=folder,
@@ -120,7 +122,7 @@ def interrupt_after(steps: int, words: list[str], folder: Path, environ: dict[st
             process.kill()
             process.communicate()
     assert found, stderr.decode()
-    return process.returncode, found[0].parent
+    return process.returncode, found[0].parent, stderr.decode()
 
 
 def test_two_nodes_run_one_plan_and_meet(trainkit: Trainkit, clean_environment: dict[str, str], folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainkit.launch.layout import AttemptLayout
+from trainkit.launch.layout import CHECKPOINT_PREFIX, MANIFEST, AttemptLayout
 from trainkit.launch.records import read_records
 from trainkit.launch.tail import last_lines
 from trainkit.launch.verdict import Verdict
@@ -32,6 +32,8 @@ TRACES: dict[str, str] = {
 
 def describe_failure(verdict: Verdict, attempt: AttemptLayout, shown_rank: int | None) -> str:
     """A few lines for standard error. shown_rank: whose output the user has seen already."""
+    if verdict.failure == "signal":
+        return _ended(verdict, attempt)
     lines = [f"the run failed: {verdict.why}", _whose_code(verdict)]
     log = _log(verdict, attempt)
     end = last_lines(log, LINES) if log is not None else []
@@ -41,6 +43,16 @@ def describe_failure(verdict: Verdict, attempt: AttemptLayout, shown_rank: int |
         lines.append(f"its log: {log}")
     hint = _hint(verdict, end)
     return "\n".join([line for line in lines if line] + ([f"next: {hint}"] if hint else []))
+
+
+def _ended(verdict: Verdict, attempt: AttemptLayout) -> str:
+    """A run that the user has ended has not failed; what it saved can be gone on from."""
+    saved = sorted((attempt.root.parent.parent / "checkpoints").glob(f"{CHECKPOINT_PREFIX}*/{MANIFEST}"))
+    lines = [f"the run was ended: {verdict.why}"]
+    if saved:
+        step = int(saved[-1].parent.name.removeprefix(CHECKPOINT_PREFIX))
+        lines.append(f"next: go on after step {step} with the same command and --resume_from_checkpoint true")
+    return "\n".join(lines)
 
 
 def remarks(attempt: AttemptLayout) -> list[str]:
