@@ -34,6 +34,16 @@ def test_the_time_left_follows_the_latest_pace_and_the_clock() -> None:
     assert progressed().remaining(110.0) == pytest.approx(280 * 0.2 - 10)
 
 
+def test_one_slow_step_does_not_throw_the_time_left_about() -> None:
+    progress = progressed()
+    for step in range(21, 60):
+        progress = progress.take({"step": step, "loss": 4.0, "seconds": 0.2}, now=100.0)
+    steady = progress.remaining(100.0)
+    shaken = progress.take({"step": 60, "loss": 4.0, "seconds": 2.0}, now=100.0).remaining(100.0)
+    assert steady == pytest.approx(241 * 0.2)
+    assert shaken == pytest.approx(240 * (0.2 + 0.1 * 1.8))
+
+
 @pytest.mark.parametrize("width", [1, 10, 20, 40, 60, 80, 200])
 def test_the_line_never_reaches_the_last_column(width: int) -> None:
     assert len(live_line(progressed(), 100.0, width)) < width

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainkit.launch.layout import CHECKPOINT_PREFIX, MANIFEST, AttemptLayout
+from trainkit.launch.layout import AttemptLayout, RunLayout
 from trainkit.launch.records import read_records
+from trainkit.launch.saved import checkpoints_of
 from trainkit.launch.tail import last_lines
 from trainkit.launch.verdict import Verdict
 
@@ -32,27 +33,16 @@ TRACES: dict[str, str] = {
 
 def describe_failure(verdict: Verdict, attempt: AttemptLayout, shown_rank: int | None) -> str:
     """A few lines for standard error. shown_rank: whose output the user has seen already."""
-    if verdict.failure == "signal":
-        return _ended(verdict, attempt)
-    lines = [f"the run failed: {verdict.why}", _whose_code(verdict)]
+    outcome = "was ended" if verdict.failure == "signal" else "failed"
+    lines = [f"the run {outcome}: {verdict.why}", _whose_code(verdict)]
     log = _log(verdict, attempt)
     end = last_lines(log, LINES) if log is not None else []
     if end and (verdict.rank is None or verdict.rank != shown_rank):
         lines += [f"the last lines of {log}:", *(f"  | {line}" for line in end)]
     elif log is not None:
         lines.append(f"its log: {log}")
-    hint = _hint(verdict, end)
-    return "\n".join([line for line in lines if line] + ([f"next: {hint}"] if hint else []))
-
-
-def _ended(verdict: Verdict, attempt: AttemptLayout) -> str:
-    """A run that the user has ended has not failed; what it saved can be gone on from."""
-    saved = sorted((attempt.root.parent.parent / "checkpoints").glob(f"{CHECKPOINT_PREFIX}*/{MANIFEST}"))
-    lines = [f"the run was ended: {verdict.why}"]
-    if saved:
-        step = int(saved[-1].parent.name.removeprefix(CHECKPOINT_PREFIX))
-        lines.append(f"next: go on after step {step} with the same command and --resume_from_checkpoint true")
-    return "\n".join(lines)
+    hints = [f"next: {hint}" for hint in (_hint(verdict, end), _way_on(attempt)) if hint]
+    return "\n".join([line for line in lines if line] + hints)
 
 
 def remarks(attempt: AttemptLayout) -> list[str]:
@@ -71,9 +61,15 @@ def _whose_code(verdict: Verdict) -> str:
     return ""
 
 
+def _way_on(attempt: AttemptLayout) -> str:
+    saved = checkpoints_of(RunLayout(attempt.root.parent.parent))
+    return f"Go on after step {saved[0].step}: the same command with --resume_from_checkpoint true." if saved else ""
+
+
 def _log(verdict: Verdict, attempt: AttemptLayout) -> Path | None:
     if verdict.failure in ("program", "rank") and verdict.rank is not None:
-        return attempt.log(verdict.rank, "err")
+        logs = [attempt.log(verdict.rank, stream) for stream in ("err", "out")]
+        return next((log for log in logs if last_lines(log, 1)), None)
     if verdict.failure == "launcher":
         return attempt.launcher_log
     return attempt.preparation_log if verdict.failure == "preparation" else None

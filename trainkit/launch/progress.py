@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 BAR = 12  # characters
+NEWEST = 0.1  # weight of the latest pace in the smoothed one
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +17,8 @@ class Progress:
     total: int | None = None
     step: int = 0
     latest: Mapping[str, Any] | None = None
-    seconds_per_step: float | None = None
+    seconds_per_step: float | None = None  # smoothed: the first records count alike, later ones a tenth each
+    paces: int = 0  # records that have told it
     seen: float = 0.0
 
     def take(self, record: Mapping[str, Any], now: float) -> Progress:
@@ -28,8 +30,12 @@ class Progress:
         if not isinstance(step, int) or "loss" not in record:
             return self
         steps, seconds = step - self.step, record.get("seconds")
-        pace = seconds / steps if self.latest and steps > 0 and isinstance(seconds, int | float) else None
-        return replace(self, step=step, latest=record, seconds_per_step=pace or self.seconds_per_step, seen=now)
+        known = replace(self, step=step, latest=record, seen=now)
+        if not self.latest or steps <= 0 or not isinstance(seconds, int | float):
+            return known
+        before, paces = self.seconds_per_step or 0.0, self.paces + 1
+        pace = before + (seconds / steps - before) * max(1 / paces, NEWEST)
+        return replace(known, seconds_per_step=pace, paces=paces)
 
     def remaining(self, now: float) -> float | None:
         """Seconds to the last step at the latest pace; None while that is unknown."""

@@ -62,7 +62,7 @@ class Relay:
         """Show the rest."""
         self._show_logs(None)
         self.turn()
-        if not self._draw():
+        if self.progress.latest is None or not self._draw():
             self._say_plain(due=True)
         elif self._unsaid:
             self._console.say(self._unsaid)  # the live line is erased by what follows; its last state stays
