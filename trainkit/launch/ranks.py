@@ -28,13 +28,14 @@ class Ranks:
     def poll(self) -> None:
         """Take in new records and ends."""
         self._read()
-        for rank, record in self.records.items():
-            over = record.ended is not None or rank in self.vanished
-            if not over and not is_alive(record.wrapper_pid):
+        for rank, record in list(self.records.items()):
+            if record.ended is None and rank not in self.vanished and not is_alive(record.wrapper_pid):
                 self._read()  # the last thing that a wrapper does is to finish its record
-                if self.records[rank].ended is None:
+                latest = self.records[rank]  # the launcher may have started it anew meanwhile
+                if latest.wrapper_pid == record.wrapper_pid and latest.ended is None:
                     self.vanished[rank] = time.time()
-                self._forget(record.wrapper_pid)
+        for pid in [pid for pid in self._watched if not is_alive(pid)]:
+            self._forget(pid)
 
     def alive(self) -> list[int]:
         """Ranks whose wrappers still run."""
