@@ -45,12 +45,13 @@ def record(rank: int, pid: int, *, ended: float | None = None, exit_code: int | 
 def test_ranks_that_have_ended_do_not_keep_their_watcher_awake(attempt: str, start: Start) -> None:
     selector = selectors.DefaultSelector()
     ranks = Ranks(attempt, selector)
-    short, long = start("0"), start("60")
-    for rank, process in enumerate((short, long)):
+    first, second = start("60"), start("60")
+    for rank, process in enumerate((first, second)):
         write_record(attempt, record(rank, process.pid))
     ranks.poll()
-    short.wait()
-    write_record(attempt, record(0, short.pid, ended=time.time(), exit_code=0))
+    write_record(attempt, record(0, first.pid, ended=time.time(), exit_code=0))
+    first.kill()
+    first.wait()
     ranks.poll()
     assert ranks.alive() == [1]
     assert not ranks.vanished
