@@ -55,9 +55,12 @@ def test_exported_weights_have_the_evaluation_loss_of_the_run(
 def test_a_run_is_exported_by_its_name_and_never_over_what_is_there(
     tmp_path: Path, trainkit: Trainkit, tiny_recipe: Path
 ) -> None:
-    assert trainkit("run", str(tiny_recipe), "checkpoint.every_steps=2", "checkpoint.keep=0").returncode == 0
-    done = trainkit("export", "tiny")
+    evaluating = ("eval.every_steps=1", "checkpoint.every_steps=2", "checkpoint.keep_best=true")
+    assert trainkit("run", str(tiny_recipe), *evaluating, "optimizer.lr=0").returncode == 0
     (run,) = (tmp_path / "runs/tiny").iterdir()
+    best = trainkit("export", "tiny", "--best", "best")  # nothing is learned, so the first evaluation is the lowest
+    assert (best.returncode, json.loads((tmp_path / "best/config.json").read_text())["step"]) == (0, 1)
+    done = trainkit("export", "tiny")
     assert (done.returncode, done.stdout) == (0, f"{run}/exports/step-00000003\n")
     again = trainkit("export", "tiny")
     assert again.returncode == 2

@@ -56,9 +56,14 @@ def _read(folder: Path, run: str) -> SavedCheckpoint | None:
             run=run,
             strategy=str(manifest["strategy"]),
             world_size=int(manifest["world_size"]),
+            best_step=_best_step(manifest.get("best", {})),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _best_step(best: Mapping[str, Any]) -> int | None:
+    return int(best["step"]) if best.get("loss") is not None else None
 
 
 def _is_whole(folder: Path, files: Mapping[str, Any]) -> bool:

@@ -21,7 +21,10 @@ RESHARDING = frozenset({"single", "ddp", "fsdp"})
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
-    """A complete checkpoint of an earlier run. strategy and world_size: who saved it; "" and 0 where it is not said."""
+    """A complete checkpoint of an earlier run. strategy and world_size: who saved it; "" and 0 where it is not said.
+
+    best_step: where the evaluation loss was the lowest by then; None where nothing was evaluated.
+    """
 
     path: str
     step: int
@@ -29,6 +32,7 @@ class SavedCheckpoint:
     run: str
     strategy: str = ""
     world_size: int = 0
+    best_step: int | None = None
 
     @property
     def saved_by(self) -> str:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trainkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from trainkit.planning.resume import SavedCheckpoint
 
 WORKER = ("-P", "-m", "trainkit.train.export")
 
@@ -25,13 +29,16 @@ def export(
     destination: Annotated[
         str, typer.Argument(metavar="[DEST]", help="Folder to make; default: <run>/exports/step-<8 digits>.")
     ] = "",
+    best: Annotated[
+        bool, typer.Option("--best", help="The run's checkpoint of the lowest evaluation loss, not the newest.")
+    ] = False,
     root: Annotated[str, typer.Option("--root", metavar="FOLDER", help="The recipes' output.root.")] = "runs",
 ) -> None:
     """Write a checkpoint's weights, of whatever strategy, as model.safetensors with a config.json beside it.
 
     Example: trainkit export quickstart weights/
     """
-    checkpoint = find_checkpoint(source, root)
+    checkpoint = find_checkpoint(source, root, best_step if best else newest_step)
     target = Path(destination) if destination else checkpoint.parents[1] / "exports" / checkpoint.name
     if target.exists():
         raise UsageError(f"{target} exists", hint="give another destination, or remove it")
@@ -43,16 +50,34 @@ def export(
     sys.stdout.write(f"{target}\n")
 
 
-def find_checkpoint(word: str, root: str) -> Path:
-    """The checkpoint folder that a word means. Raises UsageError where there is no complete one."""
+def newest_step(saved: Sequence[SavedCheckpoint]) -> int | None:
+    """The step of the newest checkpoint of a run."""
+    return saved[0].step
+
+
+def best_step(saved: Sequence[SavedCheckpoint]) -> int | None:
+    """The step with the lowest evaluation loss of a run, as its newest checkpoint knows it."""
+    return saved[0].best_step
+
+
+def find_checkpoint(word: str, root: str, wanted: Callable[[Sequence[SavedCheckpoint]], int | None]) -> Path:
+    """The checkpoint folder that a word means; of a run, the one of the wanted step. UsageError where there is none."""
     from trainkit.cli.commands.runs import find_run
     from trainkit.launch.saved import checkpoints_of, named_checkpoint
 
     if named_checkpoint(word):
+        if wanted is best_step:
+            raise UsageError(f"--best chooses among the checkpoints of a run, and {word} is one", hint="name the run")
         return Path(word).absolute()
     run = find_run(word, root).layout
     saved = checkpoints_of(run)
     if not saved:
         hint = "checkpoint.every_steps saves some; SIGUSR1 to a running one saves now"
         raise UsageError(f"{run.root} has no complete checkpoint", hint=hint)
-    return Path(saved[0].path)
+    step = wanted(saved)
+    found = [Path(each.path) for each in saved if each.step == step]
+    if not found:
+        lost = "nothing was evaluated" if step is None else f"that of step {step} is no longer there"
+        hint = "checkpoint.keep_best keeps the one of the lowest evaluation loss"
+        raise UsageError(f"{run.root} has no best checkpoint: {lost}", hint=hint)
+    return found[0]
