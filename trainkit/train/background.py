@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from trainkit.train import checkpoints
 from trainkit.train.best import Best
+from trainkit.train.distributed import TIMEOUT
 from trainkit.train.randomness import generator_states
 from trainkit.train.settings import World
 from trainkit.train.strategies import Strategy
@@ -26,7 +27,7 @@ class Background:
     """
 
     def __init__(self, world: World) -> None:
-        group = dist.new_group(backend="gloo") if dist.is_initialized() else None
+        group = dist.new_group(backend="gloo", timeout=TIMEOUT) if dist.is_initialized() else None
         self._world = replace(world, group=group)
         self._thread: Thread | None = None
         self._failure: Exception | None = None
