@@ -69,4 +69,25 @@ class RandomData(_Loaded):
         return self
 
 
-Data = Annotated[TextData | RandomData, Field(discriminator="kind")]
+class TokensData(_Loaded):
+    """Token ids in one NumPy (.npy) or raw binary file, memory-mapped."""
+
+    kind: Literal["tokens"] = setting("tokens", "Token ids in a NumPy or raw binary file.")
+    path: str = setting("", "The file, from the working folder: one row of whole numbers, samples end to end.")
+    dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] | None = setting(
+        None, "Number format of a raw file, in the machine's byte order; a .npy file says its own."
+    )
+    validation_fraction: float = setting(0.05, "Share of the file held out for evaluation, from its end.", gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _format_is_known(self) -> Self:
+        if not self.path:
+            raise ValueError("path must name the file of token ids")
+        if self.path.endswith(".npy") and self.dtype:
+            raise ValueError(f"dtype {self.dtype} is for raw files, and a .npy file says its own")
+        if not self.path.endswith(".npy") and not self.dtype:
+            raise ValueError(f"dtype must say how the numbers in {self.path} are written, for its name is not *.npy")
+        return self
+
+
+Data = Annotated[TextData | RandomData | TokensData, Field(discriminator="kind")]
