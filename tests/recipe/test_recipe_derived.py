@@ -14,7 +14,7 @@ import yaml
 from trainkit.cli.disk import Disk, shipped_root
 from trainkit.errors import TrainkitError
 from trainkit.recipe.dump import recipe_yaml, resolved_yaml
-from trainkit.recipe.fields import open_keys, schema, short_forms, tagged_sections
+from trainkit.recipe.fields import members, open_keys, schema, short_forms, tagged_sections
 from trainkit.recipe.json_schema import json_schema
 from trainkit.recipe.reference import reference_text
 from trainkit.recipe.resolve import Request, Resolved, resolve
@@ -153,12 +153,13 @@ def test_every_setting_is_described_and_every_pattern_has_words() -> None:
     for setting in schema().all_settings():
         assert setting.description.endswith("."), setting.key
         assert "a value" not in wanted(setting), setting.key
-        patterned = any(getattr(each, "pattern", None) for each in setting.metadata)
+        metadata = [each for _, found in members(setting.annotation, setting.metadata) for each in found]
+        patterned = any(getattr(each, "pattern", None) for each in metadata)
         assert (setting.key in PATTERN_WORDS) == patterned, setting.key
 
 
 def test_the_table_of_the_schema_knows_its_special_places() -> None:
-    assert open_keys() == {"env", "program.args"}
+    assert open_keys() == {"env", "program.args", "optimizer.args", "data.args"}
     assert tagged_sections() == {"strategy", "model", "data"}
     assert short_forms() == {
         "precision": "dtype",

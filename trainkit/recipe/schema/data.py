@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from trainkit.recipe.schema.base import Section, setting
+from trainkit.recipe.schema.launching import Scalar
 
 
 class _Loaded(Section):
@@ -90,4 +91,38 @@ class TokensData(_Loaded):
         return self
 
 
-Data = Annotated[TextData | RandomData | TokensData, Field(discriminator="kind")]
+_IMPORT_PATH = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
+
+
+class TargetData(_Loaded):
+    """A data set of the user's own, by import path; the working folder is searched after installed packages."""
+
+    kind: Literal["target"] = setting("target", "A data set of the user's own.")
+    sequence_length: int = setting(
+        128, "Tokens of the longest sample; the context of the native model.", unit="tokens", ge=2
+    )
+    target: str = setting(
+        "",
+        "What makes the data set, `pkg.mod:name`, called with `args`: something with `len()` and samples by number, or "
+        "a pair of them, for training and for validation.",
+        pattern=_IMPORT_PATH,
+    )
+    args: dict[str, Scalar | list[Scalar]] = setting({}, "Arguments of the target, by name.")
+    collate: str | None = setting(
+        None,
+        "What makes a batch, a mapping of tensors by the names of the model's arguments, out of a list of samples, "
+        "`pkg.mod:name`; null stacks samples that are such mappings themselves.",
+        pattern=_IMPORT_PATH,
+    )
+    validation_fraction: float = setting(
+        0.05, "Share of the samples held out for evaluation, from their end, where there is no pair.", gt=0, lt=1
+    )
+
+    @model_validator(mode="after")
+    def _target_is_named(self) -> Self:
+        if not self.target:
+            raise ValueError("target must name the data set as pkg.mod:name")
+        return self
+
+
+Data = Annotated[TextData | RandomData | TokensData | TargetData, Field(discriminator="kind")]
