@@ -72,6 +72,14 @@ def test_a_program_that_is_not_there_is_127_and_one_that_cannot_run_126(tmp_path
     assert "Permission denied" in record(tmp_path / "b")["message"]
 
 
+def test_a_rank_that_cannot_register_starts_nothing_and_says_why(tmp_path: Path) -> None:
+    (tmp_path / "attempt").write_text("a file where the folder should be")
+    wrapper = start(tmp_path / "attempt", *python("print('ran')"))
+    out, err = wrapper.communicate(timeout=20)
+    assert (wrapper.returncode, out) == (1, b"")
+    assert err.decode() == f"trainkit.rank: {tmp_path}/attempt cannot be written: Not a directory\n"
+
+
 def test_only_rank_0_speaks_on_the_console(tmp_path: Path) -> None:
     out, _ = start(tmp_path, *python("print('hello')"), rank=3).communicate(timeout=20)
     assert out == b""

@@ -22,6 +22,7 @@ from trainkit.errors import TrainingError
 from trainkit.train.assembly import Parts, assemble
 from trainkit.train.loop import train
 from trainkit.train.metrics import Metrics
+from trainkit.train.outcome import write_result
 from trainkit.train.progress import Progress, resume
 from trainkit.train.settings import Settings, World
 from trainkit.train.signals import Requests
@@ -136,6 +137,16 @@ def test_a_checkpoint_of_other_training_settings_is_taken_with_a_warning(
     with caplog.at_level(logging.WARNING):
         assert resume(parts_of(dataclasses.replace(finished, training_digest="another")), restarted=False) == 2
     assert "was saved under other training settings; training goes on with this run's" in caplog.text
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_result_that_finds_no_room_is_a_warning_and_not_a_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / ".result.json.tmp").symlink_to("/dev/full")
+    write_result(tmp_path / "result.json", {"steps": 1})
+    assert f"{tmp_path}/result.json cannot be written: No space left on device" in caplog.text
+    assert not (tmp_path / "result.json").exists()
 
 
 def test_a_manifest_of_something_else_is_refused(finished: Settings) -> None:

@@ -46,6 +46,15 @@ def test_another_number_of_ranks_than_planned_is_refused(corpus_folder: Path, tm
     assert "the plan is for 1 rank, and the launcher started 2" in done.stderr
 
 
+def test_a_card_that_is_not_there_is_one_line(corpus_folder: Path, tmp_path: Path) -> None:
+    settings = write_settings(tmp_path / "run", Case({"kind": "single"}, ranks=1), corpus_folder)
+    settings.write_text(settings.read_text().replace('"device": "cpu"', '"device": "cuda"'))
+    done = trainer(settings, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: local rank 0 wants a card of its own, and torch ")
+    assert "sees 0 here (CUDA_VISIBLE_DEVICES=)" in done.stderr
+
+
 def test_log_levels_follow_the_rank(corpus_folder: Path, tmp_path: Path) -> None:
     short = {"train": {"steps": 1}}
     said = []

@@ -25,7 +25,7 @@ class RankRecord(NamedTuple):
     exit_code: int | None = None
     signal: int | None = None
     told_to_stop: bool = False  # TERM, INT or HUP reached the wrapper before the program ended
-    message: str = ""  # why the program could not be started
+    message: str = ""  # why the program could not be started, or what its log lacks
     rendezvous: str = ""  # MASTER_ADDR_MASTER_PORT as this rank saw them: names its shared memory
 
     @property

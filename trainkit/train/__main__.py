@@ -69,7 +69,7 @@ def train_and_report(settings: Settings, world: World, device: torch.device, req
     from trainkit.train.data.waiting import complaint
     from trainkit.train.loop import train
     from trainkit.train.metrics import Metrics
-    from trainkit.train.outcome import result, write_atomically
+    from trainkit.train.outcome import result, write_result
     from trainkit.train.progress import resume
 
     parts = assemble(settings, world, device)
@@ -81,7 +81,7 @@ def train_and_report(settings: Settings, world: World, device: torch.device, req
         progress = train(parts, first, metrics, requests)
     outcome = result(parts, progress)
     if world.rank == 0:
-        write_atomically(settings.run_dir / "result.json", outcome)
+        write_result(settings.run_dir / "result.json", outcome)
         slow = complaint(outcome["data_wait_share"], outcome["train_seconds"], settings.recipe.data.workers)
         if slow:
             log.warning("warning: %s", slow)

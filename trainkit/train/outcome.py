@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from trainkit.train.generate import generate
 from trainkit.train.memory import memory_record
 from trainkit.train.metrics import finite
 from trainkit.train.progress import Progress
+
+
+log = logging.getLogger("trainkit.train")
 
 
 def result(parts: Parts, progress: Progress) -> dict[str, Any]:
@@ -63,11 +67,14 @@ def sample(parts: Parts, seed: int) -> str:
     return text
 
 
-def write_atomically(path: Path, content: dict[str, Any]) -> None:
-    """Write JSON that is either there as a whole or not at all."""
+def write_result(path: Path, content: dict[str, Any]) -> None:
+    """Write the result, whole or not at all. On a full disk a warning takes its place: the training itself is done."""
     scratch = path.with_name(f".{path.name}.tmp")
-    with scratch.open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
+    try:
+        with scratch.open("w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except OSError as error:
+        log.warning("%s cannot be written: %s", path, error.strerror)
