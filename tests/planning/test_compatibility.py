@@ -234,6 +234,25 @@ def test_a_missing_package_blocks_the_run_and_says_how_to_install_it(
 
 
 @pytest.mark.parametrize(
+    ("program", "installed", "blocked"),
+    [
+        ({}, {}, "logging.report_to tensorboard needs tensorboard >= 2.15; it is not installed."),
+        ({}, {"tensorboard": "2.9.1"}, "logging.report_to tensorboard needs tensorboard >= 2.15; 2.9.1 is installed."),
+        ({}, {"tensorboard": "2.21.0"}, None),
+        ({"kind": "torch", "script": "t.py"}, {}, None),
+    ],
+)
+def test_a_reporter_of_the_trainer_needs_its_package(
+    layered: Layered, machine: Machine, program: dict[str, str], installed: dict[str, str], blocked: str | None
+) -> None:
+    recipe = layered({"logging": {"report_to": ["tensorboard"]}, "program": program})
+    plan = build_plan(recipe, machine(packages={"torch": "2.13.0", "numpy": "2.0", **installed})).plan
+    found = [notice for notice in plan.notices if notice.severity == "blocker"]
+    assert [notice.what for notice in found] == ([blocked] if blocked else [])
+    assert all(notice.hint == "Run: pip install 'trainkit[report]'" for notice in found)
+
+
+@pytest.mark.parametrize(
     ("name", "dtype", "severity"),
     [("NVIDIA V100", "bf16", "blocker"), ("NVIDIA A100", "bf16", None), ("NVIDIA V100", "fp16", None)],
 )

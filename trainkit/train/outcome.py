@@ -15,7 +15,6 @@ from trainkit.train.memory import memory_record
 from trainkit.train.metrics import finite
 from trainkit.train.progress import Progress
 
-
 log = logging.getLogger("trainkit.train")
 
 
