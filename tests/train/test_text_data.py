@@ -167,3 +167,16 @@ def test_the_standard_library_is_twelve_megabytes_of_text_without_tests_and_pack
         counts += np.bincount(np.frombuffer(file.read_bytes(), np.uint8), minlength=256)
     shares = counts[counts > 0] / counts.sum()
     assert -(shares * np.log(shares)).sum() == pytest.approx(3.24, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("tokens.bin", 5), ("tokens.bin", 0), ("meta.json", 3), ("starts.npy", None)]
+)
+def test_a_corpus_that_the_disk_has_damaged_is_made_anew(
+    two_files: Path, tmp_path: Path, name: str, size: int | None
+) -> None:
+    data = text_data(two_files, cache=str(tmp_path / "cache"))
+    read_corpus(data, tmp_path)
+    (file,) = (tmp_path / "cache").glob(f"*/{name}")
+    os.truncate(file, size) if size is not None else file.unlink()
+    assert bytes(read_corpus(data, tmp_path).tokens) == b"abcdefgtuvwxyz"

@@ -72,15 +72,25 @@ def _naming(file: Path) -> Iterator[None]:
 
 def _built(files: Sequence[Path], folder: Path, digest: str) -> Path:
     ready = folder / digest
-    if (ready / "meta.json").exists():
+    if _is_whole(ready):
         return ready
     folder.mkdir(parents=True, exist_ok=True)
     with _lock(folder / f"{digest}.lock"):
-        if not (ready / "meta.json").exists():
-            for leftover in folder.glob(f".tmp-{digest}-*"):  # of a builder that was killed: we hold its lock now
+        if not _is_whole(ready):
+            # Of a builder that was killed, for we hold its lock now; and what a disk has damaged.
+            for leftover in (*folder.glob(f".tmp-{digest}-*"), *folder.glob(digest)):
                 shutil.rmtree(leftover)
             _build(files, ready, folder / f".tmp-{digest}-{os.getpid()}")
     return ready
+
+
+def _is_whole(ready: Path) -> bool:
+    """Whether a corpus is there, of the size that it had."""
+    try:
+        meta = json.loads((ready / "meta.json").read_text())
+        return bool((ready / "tokens.bin").stat().st_size == meta["bytes"] and (ready / "starts.npy").exists())
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 @contextmanager
@@ -117,6 +127,9 @@ def _build(files: Sequence[Path], ready: Path, scratch: Path) -> None:
             "unigram_entropy": _entropy(counts),
         }
         (scratch / "meta.json").write_text(json.dumps(meta))
+        for path in scratch.iterdir():  # a power cut after the rename must not leave zeros to learn from
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
         scratch.rename(ready)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
