@@ -79,6 +79,7 @@ USES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "save_steps": (("--save_steps", "7"), {"checkpoint.every_steps": 7}),
     "save_total_limit": (("--save_total_limit", "1"), {"checkpoint.keep": 1}),
     "seed": (("--seed=3",), {"train.seed": 3}),
+    "full_determinism": (("--full_determinism",), {"train.deterministic": True}),
     "tf32": (("--tf32",), {"precision.tf32": True}),
     "torch_compile": (("--torch_compile",), {"efficiency.compile.enabled": True}),
     "torch_compile_backend": (

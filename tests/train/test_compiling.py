@@ -22,6 +22,12 @@ from trainkit.train.signals import Requests
 MakeSettings = Callable[..., Settings]
 
 
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> None:
+    """torch counts how often it compiles a function anew, and gives up at a limit that other tests may have used up."""
+    torch.compiler.reset()
+
+
 def compiled(make_settings: MakeSettings, **changes: Any) -> Settings:
     return make_settings(
         train={"steps": 4}, eval={"every_steps": 0}, efficiency={"compile": {"enabled": True, **changes}}

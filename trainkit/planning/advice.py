@@ -61,7 +61,7 @@ def _multiple(used: str, gpu: Gpu) -> int:
 
 
 def _sizes(context: Context) -> Iterator[tuple[str, int]]:
-    """The sides of the large products. The feed-forward width of `gpt` is 4 times the hidden size, and fits if that does."""
+    """The sides of the large products. The feed-forward width of `gpt` is 4 hidden sizes, and fits if one does."""
     recipe = context.recipe
     length = getattr(recipe.data, "sequence_length", 1)
     yield f"batch.micro {context.batch.micro} of {length} tokens:", context.batch.micro * length

@@ -257,7 +257,7 @@ SPECIAL = (
         "optim",
         "value",
         ("optimizer.name",),
-        "Optimizer: adamw_torch, adafactor, sgd, … (as optimizer.name), or a class as pkg.mod:Class.",
+        "Optimizer: a name as in optimizer.name, or a class by its import path.",
         _optim,
         metavar="NAME|pkg.mod:Class",
     ),

@@ -31,7 +31,6 @@ def be_deterministic() -> None:
     https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
 

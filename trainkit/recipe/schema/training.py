@@ -120,7 +120,7 @@ class Optimizer(Section):
 
     name: OptimizerName | ImportPath = setting(
         "adamw_torch",
-        "Optimizer: a name, or any class by its import path `pkg.mod:Class`, made as Class(groups, lr=…, **args).",
+        "Optimizer: a name, or any class by its import path `pkg.mod:Class`, made as Class(groups, lr=lr, **args).",
         flag="optim",
     )
     args: dict[str, Scalar | list[Scalar]] = setting({}, "Further arguments of the optimizer's class, by name.")
