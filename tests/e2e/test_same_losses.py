@@ -99,6 +99,47 @@ def test_experts_and_their_losses_do_not_depend_on_the_strategy(corpus: Path, tm
         assert largest_difference(alone.eval_losses, curve.eval_losses) <= LOSS
 
 
+def test_a_model_of_transformers_gives_the_same_losses_under_every_kind_of_strategy(
+    corpus: Path, tmp_path: Path
+) -> None:
+    """GPT-2 has tied weights, and dropout unless told otherwise."""
+    config = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 256, "n_positions": 32}
+    changes: dict[str, dict[str, Any]] = {
+        "model": {"kind": "hf", "architecture": "gpt2", "config": config},
+        "train": {"steps": 4},
+        "eval": {"every_steps": 4},
+    }
+    alone, *spread = (
+        run_case(tmp_path / name, CASES[name].changed(**changes), corpus)
+        for name in ("single", "ddp", "fsdp", "zero2", "zero3")
+    )
+    for curve in spread:
+        assert largest_difference(alone.losses, curve.losses) <= LOSS
+        assert largest_difference(alone.eval_losses, curve.eval_losses) <= LOSS
+
+
+def test_a_classifier_of_transformers_gives_the_same_losses_under_every_kind_of_strategy(
+    corpus: Path, tmp_path: Path
+) -> None:
+    widths = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32, "intermediate_size": 64}
+    changes: dict[str, dict[str, Any]] = {
+        "model": {
+            "kind": "hf",
+            "architecture": "bert",
+            "task": "sequence_classification",
+            "config": {**widths, "vocab_size": 64, "num_labels": 3},
+        },
+        "data": {"kind": "random", "samples": 64, "sequence_length": 16, "low": 0, "high": 64, "classes": 3},
+        "train": {"steps": 3},
+        "eval": {"every_steps": 3},
+    }
+    alone, *spread = (
+        run_case(tmp_path / name, CASES[name].changed(**changes), corpus) for name in ("single", "ddp", "fsdp", "zero2")
+    )
+    for curve in spread:
+        assert largest_difference(alone.losses, curve.losses) <= LOSS
+
+
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "zero1", "zero3"])
 def test_bf16_stays_near_fp32_under_every_kind_of_strategy(
     name: str, curve_of: Callable[[str], Curve], corpus: Path, tmp_path: Path

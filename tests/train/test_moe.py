@@ -108,4 +108,4 @@ def test_a_run_says_how_many_parameters_a_token_meets(make_settings: MakeSetting
 )
 def test_experts_that_cannot_be_are_refused(moe: dict[str, int], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
-        Recipe.model_validate({"model": {"moe": moe}})
+        Recipe.model_validate({"model": {"kind": "gpt", "moe": moe}})

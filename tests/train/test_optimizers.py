@@ -11,7 +11,7 @@ import torch
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import GptModel, Optimizer
-from trainkit.train.models.gpt import Gpt
+from trainkit.train.models.gpt import Gpt, build_gpt
 from trainkit.train.optimizers import OPTIMIZERS, build_optimizer, parameter_groups
 from trainkit.train.settings import Settings
 from trainkit.train.strategies.single import Single
@@ -140,7 +140,7 @@ def test_what_is_saved_goes_on_as_if_never_stopped(name: str, make_settings: Mak
 
     def engine() -> Single:
         torch.manual_seed(0)
-        return Single(Gpt(settings.recipe.model, 16), settings, torch.device("cpu"))
+        return Single(build_gpt(settings.recipe), settings, torch.device("cpu"))
 
     def step(strategy: Single) -> torch.Tensor:
         loss: torch.Tensor = strategy.model(tokens, tokens)

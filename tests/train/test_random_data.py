@@ -30,7 +30,9 @@ def test_random_data_is_the_guides_dummy_set_unless_told_otherwise() -> None:
 
 
 def test_a_sample_is_a_function_of_the_seed_and_its_number() -> None:
-    recipe = Recipe.model_validate({"model": {"vocab_size": 30000}, "data": {"kind": "random", "samples": 16}})
+    recipe = Recipe.model_validate(
+        {"model": {"kind": "gpt", "vocab_size": 30000}, "data": {"kind": "random", "samples": 16}}
+    )
     source, again = (open_source(recipe, Path()) for _ in range(2))
     assert torch.equal(source.train[[3, 5]].inputs["tokens"], again.train[[9, 3, 5]].inputs["tokens"][1:])
     assert not torch.equal(source.train[[0]].inputs["tokens"], source.validation[[0]].inputs["tokens"])

@@ -14,10 +14,12 @@ import pytest
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe, TextData
+from trainkit.train.assembly import check_vocabulary
 from trainkit.train.data import cache
 from trainkit.train.data.cache import open_corpus
 from trainkit.train.data.text import TextSamples, find_files, open_source, read_corpus, split
 from trainkit.train.folders import cache_folders
+from trainkit.train.models.gpt import build_gpt
 
 
 def text_data(path: Path | str, **settings: object) -> TextData:
@@ -153,9 +155,10 @@ def test_a_path_without_usable_text_is_named(path: str, message: str, tmp_path: 
 
 
 def test_a_vocabulary_that_is_too_small_for_the_text_is_refused(two_files: Path, tmp_path: Path) -> None:
-    data = text_data(two_files, cache=str(tmp_path / "cache"))
-    with pytest.raises(TrainingError, match=r"model\.vocab_size: 100 is too small for byte 122"):
-        open_source(Recipe.model_validate({"data": data, "model": {"vocab_size": 100}}), tmp_path)
+    data = text_data(two_files, cache=str(tmp_path / "cache"), sequence_length=4)
+    recipe = Recipe.model_validate({"data": data, "model": {"kind": "gpt", "vocab_size": 100}})
+    with pytest.raises(TrainingError, match="a vocabulary of 100 is too small for token 122"):
+        check_vocabulary(open_source(recipe, tmp_path), build_gpt(recipe))
 
 
 def test_the_standard_library_is_twelve_megabytes_of_text_without_tests_and_packages() -> None:

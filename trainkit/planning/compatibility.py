@@ -35,6 +35,8 @@ class Combination:
     optimizer: str = "adamw_torch"
     weights: str = "fp32"
     compiled: Literal["no", "auto", "model", "blocks"] = "no"
+    attention: str = "auto"
+    model: str = "gpt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,24 @@ class Refusal:
 
 
 REFUSALS: tuple[Refusal, ...] = (
+    Refusal(
+        {"program": ("builtin",), "model": ("gpt",), "attention": ("flash_attention_2",)},
+        "efficiency.attention",
+        "the native model has sdpa, which takes the flash kernel by itself, and eager",
+        "efficiency.attention: sdpa, or model.kind: hf",
+    ),
+    Refusal(
+        {"program": ("builtin",), "model": ("hf",), "attention": ("flash_attention_2",), "dtype": ("fp32",)},
+        "efficiency.attention",
+        "FlashAttention-2 computes in 16 bits only",
+        "precision.dtype: bf16, or efficiency.attention: sdpa",
+    ),
+    Refusal(
+        {"program": ("builtin",), "model": ("hf",), "attention": ("flash_attention_2",), "device": ("cpu", "mps")},
+        "efficiency.attention",
+        "FlashAttention-2 runs on CUDA only",
+        "efficiency.attention: sdpa",
+    ),
     Refusal(
         {"strategy": ("single",), "ranks": ("several",)},
         "strategy.kind",

@@ -81,6 +81,8 @@ def unsound(resolved: Resolved, placement: Placement, launcher: str, dtype: str)
         optimizer=recipe.optimizer.name,
         weights=recipe.precision.weights,
         compiled=recipe.efficiency.compile.scope if recipe.efficiency.compile.enabled else "no",
+        attention=recipe.efficiency.attention,
+        model=recipe.model.kind,
     )
     ranks = counted(topology.world_size, "process", "es")
     what = f"strategy {combination.strategy} with launcher {launcher}, {ranks} on {topology.device}, {dtype}"

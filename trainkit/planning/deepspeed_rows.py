@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainkit.planning.plan import BatchArithmetic
-from trainkit.recipe.schema import Recipe, Zero1, Zero2, Zero3
+from trainkit.recipe.schema import GptModel, Recipe, Zero1, Zero2, Zero3
 
 # The trainer brings its own optimizer and schedule, so these sections are compared with the recipe and not passed on.
 HANDED_OVER = ("optimizer", "scheduler")
@@ -50,7 +50,7 @@ def rows(recipe: Recipe, batch: BatchArithmetic, dtype: str) -> list[Row]:
         Row("gradient_clipping", recipe.train.max_grad_norm, ("train.max_grad_norm",)),
         *_formats(dtype),
         *_zero(strategy, dtype),
-        *_hf_auto(recipe.model.hidden_size, strategy.kind),
+        *_hf_auto(recipe, strategy.kind),
         *_optimizer(recipe),
         *_scheduler(recipe),
         *_engine(recipe),
@@ -111,9 +111,11 @@ def _zero(strategy: Zero1 | Zero2 | Zero3, dtype: str) -> list[Row]:
     return found
 
 
-def _hf_auto(width: int, kind: str) -> list[Row]:
+def _hf_auto(recipe: Recipe, kind: str) -> list[Row]:
     """What HF's integration puts where a stage-3 file says "auto" (transformers, integrations/deepspeed.py)."""
-    keys, section = ("model.hidden_size",), "zero_optimization"
+    if not isinstance(recipe.model, GptModel):
+        return []  # the width is in the model's own configuration, which no plan reads
+    width, keys, section = recipe.model.hidden_size, ("model.hidden_size",), "zero_optimization"
     return [
         Row(f"{section}.stage3_prefetch_bucket_size", int(0.9 * width * width), keys, emit=False, firm=False),
         Row(f"{section}.stage3_param_persistence_threshold", 10 * width, keys, emit=False, firm=False),

@@ -90,6 +90,7 @@ def plan_environment(context: Context) -> tuple[EnvironmentDiff, Mapping[str, So
         *_defaults(context),
         *_devices(context),
         *_determinism(context),
+        *_hub(context),
         *LAUNCHERS[context.launcher].environment(context),
         *_recipe(context),
     )
@@ -152,6 +153,13 @@ def _determinism(context: Context) -> tuple[SourcedVariable, ...]:
         "cuBLAS gives equal results only with workspaces of its own for each stream (cuBLAS, results reproducibility)"
     )
     return (variable("CUBLAS_WORKSPACE_CONFIG", ":4096:8", keys=("train.deterministic",), rule=rule),)
+
+
+def _hub(context: Context) -> tuple[SourcedVariable, ...]:
+    """A model comes from a folder or from the recipe; `env` may say otherwise for code that the recipe names."""
+    if context.recipe.program.kind != "builtin" or context.recipe.model.kind != "hf":
+        return ()
+    return (variable("HF_HUB_OFFLINE", "1", keys=("model.kind",), rule="nothing is downloaded in silence"),)
 
 
 def _recipe(context: Context) -> tuple[SourcedVariable, ...]:

@@ -42,6 +42,12 @@ def _data(context: Context) -> Iterator[Notice]:
         yield Notice("blocker", f"Not on this machine: there is nothing at {path}, where the data should be.", hint)
 
 
+def _model(context: Context) -> Iterator[Notice]:
+    for path in context.resolved.absent.get("model.path", ()):
+        hint = "Check model.path: a folder as save_pretrained writes it; nothing is downloaded."
+        yield Notice("blocker", f"Not on this machine: there is nothing at {path}, where the model should be.", hint)
+
+
 def _dropped(context: Context) -> Iterator[Notice]:
     """Settings of a kind that a stronger layer changed: they were meant for something, and now do nothing."""
     keys_by_note: dict[str, list[str]] = {}
@@ -92,6 +98,7 @@ def _visible_slots(context: Context) -> Iterator[Notice]:
 REMARKS: tuple[Callable[[Context], Iterator[Notice] | tuple[Notice, ...]], ...] = (
     missing_packages,
     _data,
+    _model,
     _rendezvous,
     _precision,
     optimizer_notices,

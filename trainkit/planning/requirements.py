@@ -39,6 +39,14 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         install="APEX_CPP_EXT=1 APEX_CUDA_EXT=1 pip install --no-build-isolation git+https://github.com/NVIDIA/apex, "
         "or use a container that has it; adamw_torch_fused needs neither",
     ),
+    Requirement("model.kind", ("hf",), "transformers", "4.50", extra="hf"),
+    Requirement(
+        "efficiency.attention",
+        ("flash_attention_2",),
+        "flash-attn",
+        "2.3",
+        install="pip install flash-attn --no-build-isolation",  # it is compiled for the torch that is there
+    ),
     Requirement("logging.report_to", ("tensorboard",), "tensorboard", "2.15", extra="report"),
 )
 
@@ -73,6 +81,8 @@ def _choices(context: Context) -> dict[str, tuple[str, ...]]:
         "launcher": (context.launcher,),
         "strategy": (recipe.strategy.kind,),
         "optimizer.name": (recipe.optimizer.name,) if builtin else (),
+        "model.kind": (recipe.model.kind,) if builtin else (),
+        "efficiency.attention": (recipe.efficiency.attention,) if builtin else (),
         # what a program of the user's reports, and with what, is its own affair
         "logging.report_to": tuple(recipe.logging.report_to) if recipe.program.kind == "builtin" else (),
     }

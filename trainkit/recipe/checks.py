@@ -194,6 +194,17 @@ def _of_section(tree: Mapping[str, Any], section: str) -> Any:
     return below
 
 
+def _labels(context: Context) -> Iterator[Diagnostic]:
+    if context.get("model.kind") != "hf" or context.get("model.task") != "sequence_classification":
+        return
+    if context.get("data.kind") == "text":
+        hint = "choose model.task: causal_lm, or data.kind: random"
+        yield context.error("model.task", "model.task sequence_classification needs labels, and text has none", hint)
+    if context.get("sample.prompt"):
+        hint = "remove sample.prompt, or choose model.task: causal_lm"
+        yield context.error("sample.prompt", "a model that gives labels cannot continue a text", hint)
+
+
 RULES: tuple[Callable[[Context], Iterator[Diagnostic]], ...] = (
     _program,
     _script,
@@ -205,4 +216,5 @@ RULES: tuple[Callable[[Context], Iterator[Diagnostic]], ...] = (
     _devices,
     _nodes,
     _env,
+    _labels,
 )

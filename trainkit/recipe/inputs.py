@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from trainkit.recipe.files import Files
-from trainkit.recipe.schema import Recipe
+from trainkit.recipe.schema import HfModel, Recipe
 
 # Values that are words of the recipe and no paths.
 _WORDS: Mapping[str, frozenset[str]] = {
     "data.path": frozenset({"python-stdlib"}),
     "checkpoint.resume": frozenset({"never", "auto"}),
+    "model.path": frozenset(),
 }
 
 
@@ -21,6 +22,8 @@ def absent_inputs(recipe: Recipe, files: Files, absolute: Callable[[str], str]) 
     path = getattr(recipe.data, "path", [])  # some sources read no file
     named = path if isinstance(path, list) else [path]
     given = {"data.path": named, "checkpoint.resume": [recipe.checkpoint.resume]}
+    if isinstance(recipe.model, HfModel) and recipe.model.path is not None:
+        given["model.path"] = [recipe.model.path]
     absent = {
         key: tuple(path for path in paths if path not in _WORDS[key] and not files.exists(absolute(path)))
         for key, paths in given.items()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from trainkit.errors import TrainingError
 from trainkit.train.activation_checkpointing import checkpoint_blocks
 from trainkit.train.agreement import agree, checkpoint_folder
 from trainkit.train.anatomy import Anatomy
@@ -67,6 +68,7 @@ def assemble(settings: Settings, world: World, device: torch.device) -> Parts:
     # Weights are drawn on the CPU from the seed alone, before anything knows of ranks: all start from the same.
     seed_generators(recipe.train.seed)
     model = prepared_model(settings)
+    check_vocabulary(source, model)
     parameters = count_parameters(model)
     return Parts(
         settings=settings,
@@ -110,6 +112,15 @@ def prepared_model(settings: Settings) -> Model:
     return model
 
 
+def check_vocabulary(source: Source, model: Model) -> None:
+    """TrainingError if the data holds a token that the model does not know, which would index past its embedding."""
+    if model.vocabulary is not None and source.highest >= model.vocabulary:
+        raise TrainingError(
+            f"model: a vocabulary of {model.vocabulary} is too small for token {source.highest} in the data",
+            hint=f"it must be {source.highest + 1} or more; 256 holds every byte",
+        )
+
+
 def _evaluation(settings: Settings, source: Source, world: World, device: torch.device) -> Evaluation:
     recipe = settings.recipe
     return Evaluation.of(
@@ -129,8 +140,9 @@ def describe(parts: Parts) -> str:
     parameters = f"{parts.parameters:,} parameters"
     if parts.active_parameters < parts.parameters:
         parameters += f" ({parts.active_parameters:,} active)"
+    model = f"{settings.recipe.model.kind} with {parameters} and {parts.model.attention} attention"
     return (
-        f"{settings.recipe.model.kind} with {parameters} on {parts.source.description}, "
+        f"{model} on {parts.source.description}, "
         f"{settings.recipe.strategy.kind} on {ranks} ({parts.device.type}, {settings.dtype}), {parts.steps} steps of "
         f"{settings.batch.global_} samples"
     )
@@ -148,4 +160,5 @@ def start_record(parts: Parts, first: int) -> dict[str, str | int]:
         "tokens_per_step": batch.global_ * parts.settings.recipe.data.sequence_length,
         "parameters": parts.parameters,
         "active_parameters": parts.active_parameters,
+        "attention": parts.model.attention,
     }

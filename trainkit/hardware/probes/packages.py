@@ -13,6 +13,7 @@ WANTED = frozenset(
         "apex",
         "bitsandbytes",
         "deepspeed",
+        "flash-attn",
         "ninja",
         "numpy",
         "nvidia-ml-py",

@@ -7,7 +7,7 @@ from typing import Literal
 from trainkit.recipe.schema.base import Section, setting
 from trainkit.recipe.schema.data import Data, RandomData, TargetData, TextData, TokensData
 from trainkit.recipe.schema.launching import Devices, Launcher, Logging, Nodes, Output, Program
-from trainkit.recipe.schema.model import GptModel, Model, Moe
+from trainkit.recipe.schema.model import GptModel, HfModel, Model, Moe
 from trainkit.recipe.schema.strategy import Ddp, Fsdp, Single, Strategy, StrategyKind, Zero1, Zero2, Zero3
 from trainkit.recipe.schema.training import (
     Batch,
@@ -67,6 +67,7 @@ __all__ = [
     "Fsdp",
     "GptModel",
     "GradientCheckpointing",
+    "HfModel",
     "Launcher",
     "Logging",
     "Model",

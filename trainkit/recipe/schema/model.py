@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from trainkit.recipe.schema.base import Section, setting
+from trainkit.recipe.schema.launching import Scalar
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -53,5 +54,29 @@ class GptModel(Section):
         return self
 
 
-# With a second kind: Annotated[GptModel | …, Field(discriminator="kind")]; pydantic takes no discriminator for one.
-Model = GptModel
+class HfModel(Section):
+    """A model of transformers, from a local folder or with random weights. Nothing is ever downloaded."""
+
+    kind: Literal["hf"] = setting("hf", "Any architecture of transformers.")
+    task: Literal["causal_lm", "sequence_classification"] = setting(
+        "causal_lm", "What the model is made for: predicting the next token, or a label for each sample."
+    )
+    path: str | None = setting(
+        None, "Folder with config.json and weights, as `save_pretrained` writes it, from the working folder."
+    )
+    architecture: str | None = setting(
+        None, "Architecture with random weights instead, as transformers calls it (`llama`, `gpt2`)."
+    )
+    config: dict[str, Scalar | list[Scalar]] = setting(
+        {}, "Settings of the architecture by their own names, above those of the folder or of transformers."
+    )
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> HfModel:
+        if (self.path is None) == (self.architecture is None):
+            given = "neither" if self.path is None else "both"
+            raise ValueError(f"an hf model needs path or architecture, and {given} of them is given")
+        return self
+
+
+Model = Annotated[GptModel | HfModel, Field(discriminator="kind")]

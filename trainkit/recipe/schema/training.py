@@ -110,8 +110,10 @@ class Efficiency(Section):
         GradientCheckpointing(), "Recompute block activations in backward: less memory, about a quarter more time."
     )
     compile: Compile = setting(Compile(), "torch.compile.")
-    attention: Literal["auto", "sdpa", "eager"] = setting(
-        "auto", "`sdpa` is torch's fused scaled-dot-product attention, `eager` the written-out one; `auto` is `sdpa`."
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = setting(
+        "auto",
+        "`sdpa` is torch's fused scaled-dot-product attention, `eager` the written-out one, `flash_attention_2` is "
+        "the package flash-attn's, for models of transformers on CUDA; `auto` is `sdpa` where the model has it.",
     )
 
 

@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from trainkit.recipe.schema import RandomData, Recipe
+from trainkit.recipe.schema import HfModel, RandomData, Recipe
 from trainkit.train.data.source import Batch, Source
 from trainkit.train.data.vocabulary import check_vocabulary
 from trainkit.train.randomness import derived_seed
@@ -19,10 +19,11 @@ def open_source(recipe: Recipe, run_dir: Path) -> Source:
     """The source of a recipe whose `data.kind` is random. TrainingError if the model's vocabulary is too small."""
     data = cast("RandomData", recipe.data)
     check_vocabulary(recipe, data.high - 1, "data.high")
-    kind = RandomSequences if recipe.model.kind == "gpt" else RandomLabelled
+    labelled = isinstance(recipe.model, HfModel) and recipe.model.task == "sequence_classification"
+    kind = RandomLabelled if labelled else RandomSequences
     train, validation = kind(data, recipe.train.seed, 0, data.samples), max(1, data.samples // 8)
     held_out = kind(data, recipe.train.seed, data.samples, validation)
-    return Source(train, held_out, f"{data.samples:,} random samples", {"samples": data.samples})
+    return Source(train, held_out, f"{data.samples:,} random samples", {"samples": data.samples}, data.high - 1)
 
 
 class RandomSamples:

@@ -90,17 +90,12 @@ class TextSamples(Dataset[Batch]):
 
 
 def open_source(recipe: Recipe, run_dir: Path) -> Source:
-    """The source of a recipe whose `data.kind` is text. TrainingError if it does not fit the model."""
+    """The source of a recipe whose `data.kind` is text."""
     data = cast("TextData", recipe.data)
     corpus = read_corpus(data, run_dir)
-    if corpus.highest >= recipe.model.vocab_size:
-        raise TrainingError(
-            f"model.vocab_size: {recipe.model.vocab_size} is too small for byte {corpus.highest} in the corpus",
-            hint="256 holds every byte",
-        )
     train, validation = split(corpus, data)
     facts = {"bytes": corpus.bytes, "unigram_entropy": corpus.unigram_entropy}
-    return Source(train, validation, f"{corpus.bytes:,} bytes of text", facts)
+    return Source(train, validation, f"{corpus.bytes:,} bytes of text", facts, highest=corpus.highest)
 
 
 def split(corpus: Corpus, data: TextData) -> tuple[TextSamples, TextSamples]:

@@ -8,10 +8,11 @@ from torch import nn
 
 from trainkit.recipe.schema import Recipe
 from trainkit.train.models.gpt import build_gpt
+from trainkit.train.models.hf import build_hf
 from trainkit.train.models.model import Model as Model
 
 # Each builds on the CPU, with weights drawn from torch's default generator or read from files.
-MODELS: Mapping[str, Callable[[Recipe], Model]] = {"gpt": build_gpt}
+MODELS: Mapping[str, Callable[[Recipe], Model]] = {"gpt": build_gpt, "hf": build_hf}
 
 
 def count_parameters(model: nn.Module) -> int:

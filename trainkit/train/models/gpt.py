@@ -98,6 +98,7 @@ class Gpt(Model):
         self.norm = nn.LayerNorm(width)
         self.tied = (self.tokens,)  # the output layer reads its weight
         self.stochastic = settings.dropout > 0
+        self.vocabulary, self.attention = settings.vocab_size, "sdpa" if fused_attention else "eager"
         self._initialise(settings.layers)
 
     def _initialise(self, layers: int) -> None:
@@ -154,4 +155,5 @@ def _block(settings: GptModel, number: int, *, fused: bool) -> nn.Module:
 
 def build_gpt(recipe: Recipe) -> Gpt:
     """The model of a recipe, on the CPU, with weights drawn from torch's default generator."""
-    return Gpt(recipe.model, recipe.data.sequence_length, fused_attention=recipe.efficiency.attention != "eager")
+    settings = cast("GptModel", recipe.model)
+    return Gpt(settings, recipe.data.sequence_length, fused_attention=recipe.efficiency.attention != "eager")

@@ -16,6 +16,8 @@ class Model(nn.Module):
     blocks: Iterable[nn.Module]  # units of sharding, compilation and activation checkpointing, in order
     tied: tuple[nn.Module, ...]  # modules that share weights: no strategy may hide them in a unit of their own
     stochastic: bool  # whether training draws random numbers (dropout)
+    vocabulary: int | None  # how many token ids it knows; None where it reads no tokens
+    attention: str  # the implementation that is really used
     # Tokens that each expert of each block got since it was last asked for (blocks with experts, experts).
     expert_load: Tensor | None = None
 

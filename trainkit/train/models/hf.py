@@ -1,0 +1,138 @@
+"""Models of transformers: any architecture, from a local folder or with random weights from settings in the recipe."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, cast
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainkit.errors import TrainingError
+from trainkit.recipe.schema import HfModel, Recipe
+from trainkit.recipe.suggest import nearest
+from trainkit.train.data.source import IGNORED
+from trainkit.train.models.model import Model
+
+AUTO_CLASSES = {
+    "causal_lm": "AutoModelForCausalLM",
+    "sequence_classification": "AutoModelForSequenceClassification",
+}
+NO_LABEL = -100  # the label that models of transformers do not count
+
+
+class Transformer(Model):
+    """A model of transformers, which gives the loss summed over targets from its logits."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner.float().train()  # weights are fp32 whatever the folder holds them in
+        self.blocks = blocks_of(inner)
+        self.tied = tied_modules(inner)
+        settings = inner.config.to_dict()
+        self.stochastic = any("drop" in name and isinstance(p, float) and p > 0 for name, p in settings.items())
+        self.vocabulary = settings.get("vocab_size")
+        self.context = settings.get("max_position_embeddings") or settings.get("n_positions")
+        self.attention = str(inner.config._attn_implementation)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """tokens, targets: (batch, sequence) int64; targets of -1 are not counted.
+
+        Returns logits (batch, sequence, vocabulary), or with targets the loss summed over tokens.
+        """
+        logits = cast("Tensor", self.inner(input_ids=tokens, use_cache=False).logits)
+        return logits if targets is None else _summed(logits.flatten(0, 1), targets.flatten(), IGNORED)
+
+
+class Classifier(Transformer):
+    """The same for one label a sample."""
+
+    def forward(  # type: ignore[override]  # other data, by other names
+        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
+    ) -> Tensor:
+        """input_ids, attention_mask: (batch, sequence); labels: (batch,), -100 uncounted. Returns the summed loss."""
+        logits = self.inner(input_ids=input_ids, attention_mask=attention_mask).logits
+        return _summed(logits, labels, NO_LABEL)
+
+
+WRAPPERS = {"causal_lm": Transformer, "sequence_classification": Classifier}
+
+
+def _summed(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
+    return functional.cross_entropy(logits.float(), targets, ignore_index=ignored, reduction="sum")
+
+
+def blocks_of(inner: Any) -> tuple[nn.Module, ...]:
+    """The modules that must not be split over devices, as the model itself says, where they stand in a list."""
+    names = set(inner._no_split_modules or ())
+    lists = [module for module in inner.modules() if isinstance(module, nn.ModuleList)]
+    found = tuple(block for each in lists for block in each if type(block).__name__ in names)
+    # Models that say nothing of it have their blocks in the longest list.
+    return found or tuple(max(lists, key=lambda each: sum(1 for _ in each), default=()))
+
+
+def tied_modules(inner: nn.Module) -> tuple[nn.Module, ...]:
+    """Modules that hold a parameter which another one holds too."""
+    holders: dict[nn.Parameter, list[nn.Module]] = {}
+    for module in inner.modules():
+        for parameter in module.parameters(recurse=False):
+            holders.setdefault(parameter, []).append(module)
+    return tuple({module: None for shared in holders.values() if len(shared) > 1 for module in shared})
+
+
+def build_hf(recipe: Recipe) -> Transformer:
+    """The model of a recipe, on the CPU; nothing is ever downloaded. TrainingError when it cannot be built."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    asked = cast("HfModel", recipe.model)
+    maker = getattr(transformers, AUTO_CLASSES[asked.task])
+    attention = None if recipe.efficiency.attention == "auto" else recipe.efficiency.attention
+    config = configuration(asked)
+    try:
+        if asked.path is None:
+            inner = maker.from_config(config, attn_implementation=attention)
+        else:
+            inner = maker.from_pretrained(
+                asked.path, config=config, attn_implementation=attention, local_files_only=True
+            )
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
+        raise TrainingError(f"model: transformers cannot build it: {_first_line(error)}") from error
+    model = WRAPPERS[asked.task](inner)
+    if model.context and recipe.data.sequence_length > model.context:
+        what = f"data.sequence_length: the model has {model.context} places, fewer than {recipe.data.sequence_length}"
+        raise TrainingError(what, hint="lower it, or raise the model's own setting in model.config")
+    return model
+
+
+def configuration(asked: HfModel) -> Any:
+    """The configuration of the folder or the architecture, with the recipe's own settings in it."""
+    import huggingface_hub.errors
+    from transformers import AutoConfig
+
+    try:
+        if asked.path is None:
+            config = AutoConfig.for_model(asked.architecture)
+        else:
+            config = AutoConfig.from_pretrained(asked.path, local_files_only=True)
+    except (ValueError, OSError) as error:
+        key = "model.architecture" if asked.path is None else "model.path"
+        raise TrainingError(f"{key}: {_first_line(error)}") from error
+    known = {*config.to_dict(), *config.attribute_map, "num_labels"}  # which is kept as the names of the labels
+    for name in asked.config:
+        if name not in known:
+            close = nearest(name, sorted(known))
+            hint = f"did you mean {close}?" if close else f"it has {', '.join(sorted(known))}"
+            raise TrainingError(f"model.config.{name}: {config.model_type} has no such setting", hint=hint)
+    # Made anew, so that what the architecture derives from its settings is derived from these.
+    refused = getattr(huggingface_hub.errors, "StrictDataclassError", ValueError)
+    try:
+        return type(config)(**{**(config.to_dict() if asked.path else {}), **asked.config})
+    except (refused, TypeError, ValueError) as error:
+        raise TrainingError(f"model.config: {config.model_type} refuses it: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:300]
