@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from trainkit.recipe.schema.base import Section, setting
-from trainkit.recipe.schema.data import Data, RandomData, TargetData, TextData, TokensData
+from trainkit.recipe.schema.data import Data, JsonlData, RandomData, TargetData, TextData, TokensData
 from trainkit.recipe.schema.launching import Devices, Launcher, Logging, Nodes, Output, Program
 from trainkit.recipe.schema.model import GptModel, HfModel, Model, Moe
 from trainkit.recipe.schema.strategy import Ddp, Fsdp, Single, Strategy, StrategyKind, Zero1, Zero2, Zero3
@@ -68,6 +68,7 @@ __all__ = [
     "GptModel",
     "GradientCheckpointing",
     "HfModel",
+    "JsonlData",
     "Launcher",
     "Logging",
     "Model",

@@ -91,6 +91,35 @@ class TokensData(_Loaded):
         return self
 
 
+class JsonlData(_Loaded):
+    """Texts in JSON lines, one token per byte; prompts with answers for instruction tuning. Held in memory."""
+
+    kind: Literal["jsonl"] = setting("jsonl", "Texts in JSON lines, one token per byte.")
+    path: str | Annotated[list[str], Field(min_length=1)] = setting(
+        "", "A file with an object in each line, or a list of such files, from the working folder."
+    )
+    field: str = setting("text", "Where in the object the text stands.", min_length=1)
+    prompt_field: str | None = setting(
+        None,
+        "Where the prompt stands that the text answers; it is read and not predicted: loss on the answers only.",
+        min_length=1,
+    )
+    packing: bool = setting(
+        True,
+        "Fill samples with texts end to end, without waste; `false` starts a sample with each text, cuts what is too "
+        "long and pads what is too short.",
+    )
+    validation_fraction: float = setting(
+        0.05, "Share of the samples held out for evaluation, from their end.", gt=0, lt=1
+    )
+
+    @model_validator(mode="after")
+    def _path_is_given(self) -> Self:
+        if not self.path:
+            raise ValueError("path must name a file of JSON lines")
+        return self
+
+
 _IMPORT_PATH = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 
 
@@ -125,4 +154,4 @@ class TargetData(_Loaded):
         return self
 
 
-Data = Annotated[TextData | RandomData | TokensData | TargetData, Field(discriminator="kind")]
+Data = Annotated[TextData | RandomData | TokensData | JsonlData | TargetData, Field(discriminator="kind")]
