@@ -160,6 +160,13 @@ def test_a_bench_without_sense_is_refused(trainkit: Trainkit, recipe: Path, word
     assert message in done.stderr
 
 
+def test_the_table_of_the_guides_is_a_valid_recipe_with_sound_rows(trainkit: Trainkit) -> None:
+    done = trainkit("check", "efficiency-table", "efficiency-table-small")
+    assert done.returncode == 0, done.stderr
+    planned = trainkit("plan", "efficiency-table", "--variant", "accumulation", "devices.type=cpu")
+    assert "Batch: 4 = 1" in planned.stdout, planned.stderr
+
+
 def test_a_folder_that_cannot_be_made_is_said_before_anything_runs(trainkit: Trainkit, recipe: Path) -> None:
     done = trainkit("bench", recipe.name, "--output", f"{recipe.name}/inside")
     assert done.returncode == 4, done.stderr
