@@ -45,7 +45,7 @@ def draw(found: Comparison, folder: Path) -> list[Path]:
         _draw(right, rows, _throughput(found))
         _whiskers(right, rows)
         left.set_yticks(range(len(rows)), [row.name for row in rows])
-        left.invert_yaxis()
+        left.set_ylim(len(rows) - 0.4, -0.6)  # the first row on top
         based = "; the dashed line is the base" if any(row.speed is not None for row in rows) else ""
         figure.suptitle(f"{found.recipe} on {found.machine}{based}", x=0.01, ha="left", fontsize=10)
         paths = [folder / f"bench.{kind}" for kind in FORMATS]
