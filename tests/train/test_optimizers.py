@@ -22,6 +22,7 @@ HERE = tuple(name for name in OPTIMIZERS if name != "adamw_apex_fused")  # whose
 
 @pytest.fixture
 def model() -> Gpt:
+    torch.manual_seed(0)
     return Gpt(GptModel(layers=1, heads=2, hidden_size=64), sequence_length=64)
 
 
@@ -129,8 +130,10 @@ def test_every_form_of_adamw_agrees(model: Gpt) -> None:
             optimizer.step()
         ends[name] = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     reference = ends.pop("adamw_torch")
+    moved = (reference - torch.cat([start[name].flatten() for name, _ in model.named_parameters()])).norm()
     for name, end in ends.items():
-        assert torch.allclose(reference, end, atol=2e-3 if name == "adamw_bnb_8bit" else 1e-6), name
+        # Quantized state is as near as its 8 bits allow: measured 0.8 % of the way that the weights went.
+        assert (end - reference).norm() / moved < (0.02 if name == "adamw_bnb_8bit" else 1e-5), name
 
 
 @pytest.mark.parametrize("name", [*HERE, "torch.optim:RMSprop"])
