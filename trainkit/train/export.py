@@ -56,13 +56,13 @@ def export(checkpoint: Path, destination: Path) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     try:
-        _write(model, recipe, manifest, scratch)
+        WRITERS[recipe.model.kind](model, recipe, manifest, scratch)
         scratch.rename(destination)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _write(model: Any, recipe: Recipe, manifest: Mapping[str, Any], folder: Path) -> None:
+def _write_plain(model: Any, recipe: Recipe, manifest: Mapping[str, Any], folder: Path) -> None:
     from safetensors.torch import save_file
 
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
@@ -75,6 +75,11 @@ def _write(model: Any, recipe: Recipe, manifest: Mapping[str, Any], folder: Path
         "training_digest": manifest["training_digest"],
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _write_transformers(model: Any, recipe: Recipe, manifest: Mapping[str, Any], folder: Path) -> None:
+    """Weights and config.json as `from_pretrained` reads them."""
+    model.inner.save_pretrained(folder)
 
 
 def _read_distributed(checkpoint: Path, model: Any) -> None:
@@ -107,6 +112,12 @@ def _read_zero(checkpoint: Path, model: Any) -> None:
 READERS: Mapping[str, Callable[[Path, Any], None]] = {
     **dict.fromkeys(("single", "ddp", "fsdp"), _read_distributed),
     **dict.fromkeys(("zero1", "zero2", "zero3"), _read_zero),
+}
+
+# Kind of model -> how it is written.
+WRITERS: Mapping[str, Callable[[Any, Recipe, Mapping[str, Any], Path], None]] = {
+    "gpt": _write_plain,
+    "hf": _write_transformers,
 }
 
 
