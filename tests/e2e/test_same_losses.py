@@ -140,6 +140,21 @@ def test_a_classifier_of_transformers_gives_the_same_losses_under_every_kind_of_
         assert largest_difference(alone.losses, curve.losses) <= LOSS
 
 
+def test_adapters_train_the_same_under_every_kind_of_strategy(corpus: Path, tmp_path: Path) -> None:
+    changes: dict[str, dict[str, Any]] = {
+        "peft": {"kind": "lora", "rank": 4},
+        "train": {"steps": 4},
+        "eval": {"every_steps": 4},
+    }
+    alone, *spread = (
+        run_case(tmp_path / name, CASES[name].changed(**changes), corpus)
+        for name in ("single", "ddp", "fsdp", "zero2", "zero3")
+    )
+    for curve in spread:
+        assert largest_difference(alone.losses, curve.losses) <= LOSS
+        assert largest_difference(alone.norms, curve.norms) <= NORM
+
+
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "zero1", "zero3"])
 def test_bf16_stays_near_fp32_under_every_kind_of_strategy(
     name: str, curve_of: Callable[[str], Curve], corpus: Path, tmp_path: Path

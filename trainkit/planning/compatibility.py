@@ -35,6 +35,7 @@ class Combination:
     optimizer: str = "adamw_torch"
     weights: str = "fp32"
     compiled: Literal["no", "auto", "model", "blocks"] = "no"
+    adapters: Literal["none", "lora", "dora"] = "none"
     attention: str = "auto"
     model: str = "gpt"
 
@@ -54,6 +55,12 @@ class Refusal:
 
 
 REFUSALS: tuple[Refusal, ...] = (
+    Refusal(
+        {"program": ("builtin",), "strategy": ("fsdp", "zero3"), "adapters": ("dora",)},
+        "peft.dora",
+        "DoRA takes the norms of whole weights, and this strategy shards them",
+        "peft.dora: false, or strategy.kind: ddp",
+    ),
     Refusal(
         {"program": ("builtin",), "model": ("gpt",), "attention": ("flash_attention_2",)},
         "efficiency.attention",

@@ -81,6 +81,7 @@ def unsound(resolved: Resolved, placement: Placement, launcher: str, dtype: str)
         optimizer=recipe.optimizer.name,
         weights=recipe.precision.weights,
         compiled=recipe.efficiency.compile.scope if recipe.efficiency.compile.enabled else "no",
+        adapters="dora" if recipe.peft.dora else recipe.peft.kind,
         attention=recipe.efficiency.attention,
         model=recipe.model.kind,
     )

@@ -18,6 +18,7 @@ TRAINING: dict[str, tuple[str, ...]] = {
     "program": ("kind", "script", "module", "args"),
     "model": ("*",),
     "data": ("*",),
+    "peft": ("*",),
     "optimizer": ("*",),
     "schedule": ("*",),
     "train": ("seed", "max_grad_norm"),

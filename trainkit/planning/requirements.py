@@ -39,6 +39,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         install="APEX_CPP_EXT=1 APEX_CUDA_EXT=1 pip install --no-build-isolation git+https://github.com/NVIDIA/apex, "
         "or use a container that has it; adamw_torch_fused needs neither",
     ),
+    Requirement("peft.kind", ("lora",), "peft", "0.15", extra="hf"),
     Requirement("model.kind", ("hf",), "transformers", "4.50", extra="hf"),
     Requirement(
         "efficiency.attention",
@@ -81,6 +82,7 @@ def _choices(context: Context) -> dict[str, tuple[str, ...]]:
         "launcher": (context.launcher,),
         "strategy": (recipe.strategy.kind,),
         "optimizer.name": (recipe.optimizer.name,) if builtin else (),
+        "peft.kind": (recipe.peft.kind,) if builtin else (),
         "model.kind": (recipe.model.kind,) if builtin else (),
         "efficiency.attention": (recipe.efficiency.attention,) if builtin else (),
         # what a program of the user's reports, and with what, is its own affair

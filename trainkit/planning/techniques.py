@@ -175,6 +175,14 @@ TECHNIQUES: tuple[Technique, ...] = (
         _is("efficiency.compile.enabled"),
     ),
     Technique(
+        "peft.kind: lora",
+        "",
+        "a little faster: frozen weights need no gradient; adapters are extra products",
+        "gradients and optimizer state of the adapters alone",
+        "a trained model is to learn something more",
+        _is("peft.kind", "lora"),
+    ),
+    Technique(
         "model.moe.experts: n",
         "",
         "the work of top_k feed-forward layers, and of choosing them",

@@ -22,6 +22,7 @@ from trainkit.train.data.source import Source
 from trainkit.train.data.sources import SOURCES
 from trainkit.train.evaluation import Evaluation
 from trainkit.train.models import MODELS, Model, count_parameters
+from trainkit.train.models.adapters import add_adapters
 from trainkit.train.precision import DTYPES, autocast, check_precision, set_tf32
 from trainkit.train.randomness import be_deterministic, seed_generators
 from trainkit.train.schedules import learning_rate
@@ -39,7 +40,8 @@ class Parts:
     source: Source
     order: Order
     steps: int
-    parameters: int
+    parameters: int  # that train
+    frozen_parameters: int
     stochastic: bool  # whether the model draws random numbers in training
     active_parameters: int  # of those, what one token goes through
     model: Model  # as the strategy has it inside its wrapping
@@ -78,6 +80,7 @@ def assemble(settings: Settings, world: World, device: torch.device) -> Parts:
         order=order,
         steps=steps,
         parameters=parameters,
+        frozen_parameters=sum(each.numel() for each in model.parameters()) - parameters,
         stochastic=model.stochastic,
         active_parameters=parameters - model.idle_parameters(),
         model=model,
@@ -105,6 +108,8 @@ def prepared_model(settings: Settings) -> Model:
     """The model of the recipe with the techniques that work on the model itself."""
     recipe = settings.recipe
     model = MODELS[recipe.model.kind](recipe).to(DTYPES[recipe.precision.weights])
+    if recipe.peft.kind == "lora":
+        add_adapters(model, recipe.peft)
     if recipe.efficiency.gradient_checkpointing.every:
         checkpoint_blocks(model.blocks, recipe.efficiency.gradient_checkpointing, dropout=model.stochastic)
     if recipe.efficiency.compile.enabled:
@@ -138,7 +143,10 @@ def describe(parts: Parts) -> str:
     settings, world = parts.settings, parts.world
     ranks = "1 rank" if world.size == 1 else f"{world.size} ranks"
     parameters = f"{parts.parameters:,} parameters"
-    if parts.active_parameters < parts.parameters:
+    if parts.frozen_parameters:
+        total = parts.parameters + parts.frozen_parameters
+        parameters = f"{parts.parameters:,} of {total:,} parameters training ({parts.parameters / total:.2%})"
+    elif parts.active_parameters < parts.parameters:
         parameters += f" ({parts.active_parameters:,} active)"
     model = f"{settings.recipe.model.kind} with {parameters} and {parts.model.attention} attention"
     return (
@@ -160,5 +168,6 @@ def start_record(parts: Parts, first: int) -> dict[str, str | int]:
         "tokens_per_step": batch.global_ * parts.settings.recipe.data.sequence_length,
         "parameters": parts.parameters,
         "active_parameters": parts.active_parameters,
+        "frozen_parameters": parts.frozen_parameters,
         "attention": parts.model.attention,
     }

@@ -40,6 +40,7 @@ def export(checkpoint: Path, destination: Path) -> None:
     """Make the folder with the weights in 32 bits and the model's settings; it appears whole or not at all."""
     from trainkit.train.checkpoints import read_manifest, refuse_damaged
     from trainkit.train.models import MODELS
+    from trainkit.train.models.adapters import add_adapters, merge_adapters
     from trainkit.train.randomness import seed_generators
     from trainkit.train.settings import World, read_settings
 
@@ -48,10 +49,14 @@ def export(checkpoint: Path, destination: Path) -> None:
     recipe = read_settings(checkpoint.absolute().parents[1] / "trainer.json").recipe
     seed_generators(recipe.train.seed)
     model = MODELS[recipe.model.kind](recipe)
+    if recipe.peft.kind == "lora":
+        add_adapters(model, recipe.peft)
     try:
         READERS[manifest["strategy"]](checkpoint, model)
     except (RuntimeError, ValueError, KeyError) as error:
         raise TrainingError(f"{checkpoint} does not hold the weights of its run's model: {error}") from error
+    if recipe.peft.kind == "lora":
+        merge_adapters(model)
     scratch = destination.with_name(f".{destination.name}.tmp")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)

@@ -17,6 +17,7 @@ WANTED = frozenset(
         "ninja",
         "numpy",
         "nvidia-ml-py",
+        "peft",
         "tensorboard",
         "torch",
         "torch-optimi",

@@ -7,7 +7,7 @@ from typing import Literal
 from trainkit.recipe.schema.base import Section, setting
 from trainkit.recipe.schema.data import Data, JsonlData, RandomData, TargetData, TextData, TokensData
 from trainkit.recipe.schema.launching import Devices, Launcher, Logging, Nodes, Output, Program
-from trainkit.recipe.schema.model import GptModel, HfModel, Model, Moe
+from trainkit.recipe.schema.model import GptModel, HfModel, Model, Moe, Peft
 from trainkit.recipe.schema.strategy import Ddp, Fsdp, Single, Strategy, StrategyKind, Zero1, Zero2, Zero3
 from trainkit.recipe.schema.training import (
     Batch,
@@ -42,6 +42,7 @@ class Recipe(Section):
     batch: Batch = setting(Batch(), "Samples per optimizer step.")
     efficiency: Efficiency = setting(Efficiency(), "Techniques that trade memory for speed or the reverse.")
     model: Model = setting(GptModel(), "What is trained.")
+    peft: Peft = setting(Peft(), "Adapters that train in place of the model's weights.")
     data: Data = setting(TextData(), "What it is trained on.")
     optimizer: Optimizer = setting(Optimizer(), "How gradients become updates.")
     schedule: Schedule = setting(Schedule(), "Learning rate over the run.")
@@ -76,6 +77,7 @@ __all__ = [
     "Nodes",
     "Optimizer",
     "Output",
+    "Peft",
     "Precision",
     "Program",
     "RandomData",

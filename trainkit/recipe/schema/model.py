@@ -79,4 +79,24 @@ class HfModel(Section):
         return self
 
 
+class Peft(Section):
+    """Parameter-efficient training: small adapters learn, and the model stays as it is."""
+
+    kind: Literal["none", "lora"] = setting("none", "`none`: all weights train. `lora`: low-rank adapters do.")
+    rank: Count = setting(8, "Rank of the adapters.")
+    alpha: float = setting(16.0, "Adapters are scaled by alpha / rank.", gt=0)
+    dropout: float = setting(0.0, "Dropout probability before an adapter.", ge=0, lt=1)
+    target_modules: list[str] = setting(
+        [], "Names of the layers that get adapters, or their last parts; empty means every linear layer of the blocks."
+    )
+    rslora: bool = setting(False, "Scale by alpha / sqrt(rank) instead, for high ranks (rsLoRA).")
+    dora: bool = setting(False, "Learn magnitude and direction apart (DoRA); slower.")
+
+    @model_validator(mode="after")
+    def _means_something(self) -> Peft:
+        if self.kind == "none" and self.model_fields_set - {"kind"} and self != Peft():
+            raise ValueError("kind is none, so that the other settings of adapters do nothing")
+        return self
+
+
 Model = Annotated[GptModel | HfModel, Field(discriminator="kind")]

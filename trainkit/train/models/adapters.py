@@ -1,0 +1,62 @@
+"""Low-rank adapters (LoRA) in a model, through peft: the model stays as it is, and only they train."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any
+
+from torch import nn
+
+from trainkit.errors import TrainingError
+from trainkit.recipe.schema import Peft
+from trainkit.train.models.model import Model
+
+
+def add_adapters(model: Model, settings: Peft) -> None:
+    """Put adapters beside the target modules, in place, and freeze the rest. TrainingError if there is no target."""
+    # which peft imports, and which complains of kernels that no adapter uses
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    from peft import LoraConfig, inject_adapter_in_model
+
+    targets = settings.target_modules or linear_layers(model)
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules=targets,
+        use_rslora=settings.rslora,
+        use_dora=settings.dora,
+    )
+    try:
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # that GPT-2's layers are transposed
+            inject_adapter_in_model(config, model)
+    except ValueError as error:
+        names = ", ".join(linear_layers(model))
+        raise TrainingError(
+            f"peft.target_modules: the model has no {', '.join(targets)} that peft can adapt", hint=f"it has {names}"
+        ) from error
+    model.stochastic = model.stochastic or settings.dropout > 0
+
+
+def linear_layers(model: Model) -> list[str]:
+    """The last parts of the names of the linear layers inside the model's blocks."""
+    found = (name.rpartition(".")[2] for block in model.blocks for name, each in block.named_modules() if _linear(each))
+    return sorted(set(found))
+
+
+def _linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"  # GPT-2's name for it
+
+
+def merge_adapters(model: nn.Module) -> None:
+    """Add the adapters to the weights beside which they stand, and take them out."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    adapted: list[tuple[str, Any]] = [
+        (name, module) for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)
+    ]
+    for name, module in adapted:
+        module.merge()
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, module.get_base_layer())
