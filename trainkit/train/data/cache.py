@@ -127,9 +127,9 @@ def _build(files: Sequence[Path], ready: Path, scratch: Path) -> None:
             "unigram_entropy": _entropy(counts),
         }
         (scratch / "meta.json").write_text(json.dumps(meta))
-        for path in scratch.iterdir():  # a power cut after the rename must not leave zeros to learn from
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+        for part in scratch.iterdir():  # a power cut after the rename must not leave zeros to learn from
+            with part.open("rb") as whole:
+                os.fsync(whole.fileno())
         scratch.rename(ready)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
