@@ -17,6 +17,7 @@ from trainkit.train.anatomy import Anatomy
 from trainkit.train.background import Background
 from trainkit.train.best import Best
 from trainkit.train.compiling import compile_model
+from trainkit.train.data.checked import checked
 from trainkit.train.data.sampler import Order
 from trainkit.train.data.source import Source
 from trainkit.train.data.sources import SOURCES
@@ -71,6 +72,7 @@ def assemble(settings: Settings, world: World, device: torch.device) -> Parts:
     seed_generators(recipe.train.seed)
     model = prepared_model(settings)
     check_vocabulary(source, model)
+    source = checked(source, model.vocabulary, model.labels)
     parameters = count_parameters(model)
     return Parts(
         settings=settings,

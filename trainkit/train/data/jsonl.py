@@ -44,7 +44,11 @@ def open_source(recipe: Recipe, run_dir: Path) -> Source:
     train, validation = (JsonlSamples(texts, some, data.sequence_length) for some in (spans[:border], spans[border:]))
     count = len(texts.starts) - 1
     return Source(
-        train, validation, f"{count:,} texts of {len(texts.ids):,} bytes", {"texts": count, "bytes": len(texts.ids)}
+        train,
+        validation,
+        f"{count:,} texts of {len(texts.ids):,} bytes",
+        {"texts": count, "bytes": len(texts.ids)},
+        highest=int(texts.ids.max()),
     )
 
 

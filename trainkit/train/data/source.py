@@ -40,4 +40,4 @@ class Source:
     validation: Samples
     description: str
     facts: Mapping[str, int | float | str] = field(default_factory=dict)
-    highest: int = -1  # the highest token id in the data
+    highest: int = -1  # the highest token id in the data; -1 where that is found out sample by sample

@@ -15,16 +15,14 @@ from torch.utils.data import default_collate
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe, TargetData
 from trainkit.train.data.source import IGNORED, Batch, Source
-from trainkit.train.data.vocabulary import vocabulary_size
 from trainkit.train.optimizers import imported
 
 _HF_IGNORED = -100  # what models of transformers leave out of `labels`
-_IDS = ("tokens", "input_ids")
 
 
 def open_source(recipe: Recipe, run_dir: Path) -> Source:
     """The source of a recipe whose `data.kind` is target. TrainingError names the target and the line that failed."""
-    data, vocabulary = cast("TargetData", recipe.data), vocabulary_size(recipe)
+    data = cast("TargetData", recipe.data)
     with blaming("data.target", data.target):
         made: Any = imported(data.target, "data.target")(**data.args)
         collate = default_collate
@@ -36,10 +34,7 @@ def open_source(recipe: Recipe, run_dir: Path) -> Source:
     if not all(sizes):
         which = "validation" if sizes[0] else "training"
         raise TrainingError(f"data.target: {data.target} gives no {which} sample")
-    sets = (
-        TargetSamples(each, size, data, collate, vocabulary)
-        for each, size in zip((train, validation), sizes, strict=True)
-    )
+    sets = (TargetSamples(each, size, data, collate) for each, size in zip((train, validation), sizes, strict=True))
     samples, held_out = sets
     return Source(samples, held_out, f"{sizes[0]:,} samples of {data.target}", {"samples": sizes[0]})
 
@@ -80,11 +75,8 @@ class Stretch:
 class TargetSamples:
     """The user's samples, collated by the user's function, and checked."""
 
-    def __init__(
-        self, samples: Any, size: int, data: TargetData, collate: Callable[[list[Any]], Any], vocabulary: int | None
-    ) -> None:
+    def __init__(self, samples: Any, size: int, data: TargetData, collate: Callable[[list[Any]], Any]) -> None:
         self._samples, self._size, self._data, self._collate = samples, size, data, collate
-        self._vocabulary = vocabulary
 
     def __len__(self) -> int:
         return self._size
@@ -103,19 +95,7 @@ class TargetSamples:
         if any(len(each) != len(indices) for each in inputs.values()):
             shapes = ", ".join(f"{key} {tuple(each.shape)}" for key, each in inputs.items())
             raise TrainingError(f"data.collate: {name} gives {shapes} for {len(indices)} samples: all must come first")
-        _check_ids(inputs, self._vocabulary, indices, self._data.target)
         return Batch(dict(inputs), count_targets(inputs))
-
-
-def _check_ids(inputs: Mapping[str, Tensor], vocabulary: int | None, indices: Sequence[int], target: str) -> None:
-    ids = next((inputs[name] for name in _IDS if name in inputs), None)
-    if ids is None or vocabulary is None or not ids.numel() or (int(ids.min()) >= 0 and int(ids.max()) < vocabulary):
-        return
-    row, *_ = ((ids < 0) | (ids >= vocabulary)).nonzero()[0].tolist()
-    raise TrainingError(
-        f"data.target: sample {indices[row]} of {target} has a token id outside the vocabulary of {vocabulary}",
-        hint="see model.vocab_size",
-    )
 
 
 def count_targets(inputs: Mapping[str, Tensor]) -> int:

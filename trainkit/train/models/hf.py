@@ -47,6 +47,10 @@ class Transformer(Model):
 class Classifier(Transformer):
     """The same for one label a sample."""
 
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.labels = int(inner.config.num_labels)
+
     def forward(  # type: ignore[override]  # other data, by other names
         self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
     ) -> Tensor:

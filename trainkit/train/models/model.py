@@ -17,6 +17,7 @@ class Model(nn.Module):
     tied: tuple[nn.Module, ...]  # modules that share weights: no strategy may hide them in a unit of their own
     stochastic: bool  # whether training draws random numbers (dropout)
     vocabulary: int | None  # how many token ids it knows; None where it reads no tokens
+    labels: int | None = None  # of how many it chooses one for each sample; None for a model that does not
     attention: str  # the implementation that is really used
     # Tokens that each expert of each block got since it was last asked for (blocks with experts, experts).
     expert_load: Tensor | None = None
