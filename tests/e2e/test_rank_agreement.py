@@ -25,7 +25,14 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def torchrun(folder: Path) -> subprocess.CompletedProcess[str]:
     """Two ranks, each with the trainer.json of a run directory of its own, as on two nodes."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
+    launcher = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        f"--log-dir={folder}",
+        "--no-python",
+    ]
     trainer = f"exec {sys.executable} -m trainkit.train --settings {folder}/node$RANK/trainer.json"
     return subprocess.run(
         [sys.executable, *launcher, "sh", "-c", trainer],

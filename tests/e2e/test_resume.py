@@ -180,7 +180,14 @@ def test_the_bare_torchrun_command_runs_the_trainer(corpus: Path, tmp_path: Path
     case = CASES["ddp"].changed(train={"steps": 3})
     by_hand = run_case(tmp_path / "hand", case, corpus)
     settings = write_settings(tmp_path / "torchrun", case, corpus)
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
+    command = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        f"--log-dir={tmp_path}",
+        "--no-python",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     program = [sys.executable, "-m", "trainkit.train", "--settings", str(settings)]
     subprocess.run([sys.executable, *command, *program], env=environment, check=True, timeout=120, capture_output=True)
