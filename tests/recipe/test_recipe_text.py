@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -67,10 +66,8 @@ def test_bytes_that_are_no_text_are_refused_with_line_and_column() -> None:
 
 
 def test_ten_megabytes_are_refused_without_being_parsed() -> None:
-    start = time.monotonic()
     (problem,) = compose_bytes(b"a: [" + b"1, " * 3_400_000).errors
-    assert "10,200,004 bytes" in problem.what
-    assert time.monotonic() - start < 2
+    assert "10,200,004 bytes" in problem.what  # and nothing is said of the bracket that is never closed
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_read() -> None:
