@@ -56,3 +56,10 @@ def test_a_run_that_was_ended_has_not_failed_and_names_what_it_can_go_on_from(at
         "the run was ended: trainkit received SIGINT",
         "next: Go on after step 12: the same command with --resume_from_checkpoint true.",
     ]
+
+
+def test_an_abort_of_gloo_s_threads_at_the_end_is_told_from_other_aborts(attempt: AttemptLayout) -> None:
+    aborted = Verdict(134, "program", "rank 1 was ended by SIGABRT", 1)
+    assert "its message is above" in describe_failure(aborted, attempt, 0).splitlines()[-1]
+    attempt.log(1, "err").write_text("terminate called without an active exception\n")
+    assert "gloo's threads and the interpreter" in describe_failure(aborted, attempt, 0).splitlines()[-1]

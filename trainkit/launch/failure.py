@@ -28,6 +28,10 @@ TRACES: dict[str, str] = {
     "ModuleNotFoundError": "A package is missing in the environment of the interpreter that runs trainkit.",
     "EADDRINUSE": "The rendezvous port was taken: run again, or name a free one with nodes.rendezvous.",
     "No space left on device": "The disk is full: point output.root at another one.",
+    # A worker thread lets go of its last work, which holds a Python object, when the interpreter is already ending.
+    "terminate called without an active exception": "Most often a race in torch at a program's very end, between "
+    "gloo's threads and the interpreter, on a CPU. Let the script wait a moment after its last "
+    "collective (time.sleep(1)), or end with os._exit(0).",
 }
 # A rank that does something else than the plan says.
 OTHERWISE = (

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 
 import deepspeed
@@ -52,6 +53,7 @@ def main():
                 file,
             )
     torch.distributed.barrier()
+    time.sleep(0.5)  # gloo's threads let go of their last work; in a dying interpreter that would abort the rank
     torch.distributed.destroy_process_group()
 
 
