@@ -26,22 +26,28 @@ def test_gpus_shows_each_card_with_who_is_on_it_and_which_run_holds_it(trainkit:
     environ = cards(
         card(0, use=93, temperature=61, power=312.4, power_limit=400, free=50 * GIGABYTE, computing=busy),
         card(1, "V100", throttling=0x24, ecc_errors=3),
+        card(2),
     )
-    locks = CardLocks(environ)
-    locks.take([card(1)["uuid"]])
-    locks.sign("ada", "/runs/held")
+    held, far = CardLocks(environ), CardLocks(environ)
+    held.take([card(1)["uuid"]])
+    held.sign("ada", f"/runs/{'a' * 40}/held")
+    far.take([card(2)["uuid"]])
+    far.sign("bob", f"/runs/{'a' * 80}/far")
     try:
         done = trainkit("gpus", environ=environ)
     finally:
-        locks.release()
+        held.release()
+        far.release()
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert "2 cards, driver 580.82.07 (CUDA 13.0)" in lines[0]
+    assert "3 cards, driver 580.82.07 (CUDA 13.0)" in lines[0]
     assert " 0  NVIDIA A100-SXM4-80GB" in lines
     assert any("██████░░░░░░░░░░   30.0 of 80.0 GiB · 93 % busy · 61 °C · 312 of 400 W" in line for line in lines)
     assert any(f"{card(0)['uuid']}  00000000:01:00.0" in line for line in lines)
     assert any(f"{os.getpid()} " in line and "30.0 GiB" in line for line in lines)
-    assert "    held by the trainkit run /runs/held (pid" in done.stdout
+    assert f"    held by a trainkit run (pid {os.getpid()}, ada)" in lines
+    assert f"      /runs/{'a' * 40}/held" in lines
+    assert any(line.startswith("      …") and line.endswith("aaa/far") for line in lines)
     assert "slowed down by: power cap, heat" in done.stdout
     assert "3 uncorrectable memory errors" in done.stdout
     assert all(len(line) <= 80 for line in lines)

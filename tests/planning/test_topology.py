@@ -90,6 +90,44 @@ def test_cards_are_chosen_inside_the_callers_allocation_and_keep_their_numbers(
     assert any(visible in notice.what for notice in plan.notices)
 
 
+@pytest.mark.parametrize(
+    ("visible", "entry"), [("1,99,2", "99"), ("1,GPU-,2", "GPU-"), ("1,0,-1,2", ""), ("1,", ""), ("2,1", "")]
+)
+def test_an_entry_that_hides_the_cards_behind_it_is_named(
+    layered: Layered, machine: Machine, visible: str, entry: str
+) -> None:
+    plan = build_plan(layered({}), machine(3, visible=visible)).plan
+    told = [each.what for each in plan.notices if each.severity == "warning"]
+    words = f"`{entry}` in CUDA_VISIBLE_DEVICES={visible} names no one card here, and hides what stands behind it."
+    assert told == ([words] if entry else [])
+
+
+@pytest.mark.parametrize(("select", "told"), [("all", ["The run uses the CPU: there is no GPU here."]), ("auto", [])])
+def test_all_of_no_cards_is_not_the_cpu_without_a_word(
+    layered: Layered, machine: Machine, select: str, told: list[str]
+) -> None:
+    plan = build_plan(layered({"devices": {"select": select}}), machine(0)).plan
+    assert plan.topology.device == "cpu"
+    assert [each.what for each in plan.notices if each.severity == "warning"] == told
+
+
+@pytest.mark.parametrize("name", [-1, "", " "])
+def test_what_can_name_no_card_is_an_error_in_the_recipe(layered: Layered, machine: Machine, name: int | str) -> None:
+    with pytest.raises(RecipeError, match="which no card can be"):
+        build_plan(layered({"devices": {"select": [name]}}), machine(2))
+
+
+@pytest.mark.parametrize(("gpus", "waiting"), [(0, False), (1, True)])
+def test_only_who_asks_for_a_card_that_may_become_free_is_told_to_wait(
+    layered: Layered, machine: Machine, gpus: int, waiting: bool
+) -> None:
+    recipe = {"strategy": {"kind": "ddp"}, "devices": {"select": "free"}, "nodes": {"processes_per_node": 2}}
+    (blocker,) = (
+        each for each in build_plan(layered(recipe), machine(gpus)).plan.notices if each.severity == "blocker"
+    )
+    assert blocker.hint.startswith("Wait") == waiting
+
+
 @pytest.mark.parametrize("visible", ["", "-1", "0,0", "NoDevFiles"])
 def test_an_allocation_that_hides_every_card_gives_the_cpu(layered: Layered, machine: Machine, visible: str) -> None:
     plan = build_plan(layered({}), machine(2, visible=visible)).plan

@@ -81,7 +81,8 @@ def _warnings(gpu: Gpu) -> Iterator[str]:
 
 def _users(held: Hold | None, processes: Sequence[GpuProcess], *, idle: bool) -> Iterator[str]:
     if held is not None:
-        yield f"    held by the trainkit run {held.run or '(just starting)'} (pid {held.pid}, {held.user})"
+        yield f"    held by a trainkit run{'' if held.run else ' that just starts'} (pid {held.pid}, {held.user})"
+        yield from ((f"      {held.run}",) if held.run else ())
     for each in processes:
         memory = "      ?" if each.memory is None else f"{each.memory / GIB:7.1f}"
         command = each.command or "(not visible from here)"
@@ -96,4 +97,11 @@ def _counted(number: int) -> str:
 
 
 def _cut(line: str, width: int) -> str:
-    return line if len(line) <= width else f"{line[: width - 1]}\N{HORIZONTAL ELLIPSIS}"
+    """The line within the width. A path alone keeps its end, which says which run it is."""
+    if len(line) <= width:
+        return line
+    path = line.lstrip()
+    if path.startswith("/"):
+        indent = line[: -len(path)]
+        return f"{indent}\N{HORIZONTAL ELLIPSIS}{path[len(indent) + 1 - width :]}"
+    return f"{line[: width - 1]}\N{HORIZONTAL ELLIPSIS}"

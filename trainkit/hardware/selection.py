@@ -57,11 +57,21 @@ def allocation(facts: Facts) -> tuple[Gpu, ...]:
     in PCI order unless the caller's CUDA_DEVICE_ORDER says otherwise. ROCm reads ROCR_VISIBLE_DEVICES first, and what
     HIP_VISIBLE_DEVICES (or, without it, CUDA_VISIBLE_DEVICES) then counts is what that left.
     """
+    return _allocated(facts)[0]
+
+
+def unread(facts: Facts) -> str:
+    """The entry of the caller's variables that names no card, and so hides what stands behind it; empty for none."""
+    return _allocated(facts)[1]
+
+
+def _allocated(facts: Facts) -> tuple[tuple[Gpu, ...], str]:
     units = usable(facts.gpus)
     if any(gpu.vendor == "amd" for gpu in facts.gpus):
-        inner = _allowed(facts.rocr_devices, units, {gpu.uuid: gpu.index for gpu in units})
+        inner, wrong = _allowed(facts.rocr_devices, units, {gpu.uuid: gpu.index for gpu in units})
         visible = facts.visible_devices if facts.hip_devices is None else facts.hip_devices
-        return _allowed(visible, inner, {gpu.uuid: position for position, gpu in enumerate(inner)})
+        cards, second = _allowed(visible, inner, {gpu.uuid: position for position, gpu in enumerate(inner)})
+        return cards, wrong or second
     return _allowed(facts.visible_devices, units, numbers(facts.gpus, told_order(facts)))
 
 
@@ -78,20 +88,21 @@ def told_order(facts: Facts) -> str:
     return "fastest" if facts.device_order == "FASTEST_FIRST" else "pci"
 
 
-def _allowed(visible: str | None, units: Sequence[Gpu], number: Mapping[str, int]) -> tuple[Gpu, ...]:
+def _allowed(visible: str | None, units: Sequence[Gpu], number: Mapping[str, int]) -> tuple[tuple[Gpu, ...], str]:
+    """The cards that a variable leaves, and the entry that ends its reading early; -1 and nothing do so on purpose."""
     if visible is None:
-        return tuple(units)
+        return tuple(units), ""
     allowed: list[Gpu] = []
     for entry in visible.split(","):
         found = matching(entry.strip(), units, number)
         if entry.strip().isdecimal():
             found = found[:1]
         if len(found) != 1:
-            break
+            return tuple(allowed), "" if entry.strip() == "-1" else entry.strip()
         if found[0] in allowed:
-            return ()
+            return (), entry.strip()
         allowed.append(found[0])
-    return tuple(allowed)
+    return tuple(allowed), ""
 
 
 def numbers(gpus: Sequence[Gpu], order: str) -> Mapping[str, int]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainkit.hardware.facts import Facts, Gpu
 from trainkit.hardware.occupancy import is_idle, is_part, occupants
-from trainkit.hardware.selection import allocation, restriction, speed
+from trainkit.hardware.selection import allocation, restriction, speed, unread
 from trainkit.planning.plan import Notice
 
 if TYPE_CHECKING:
@@ -38,6 +38,9 @@ def _origin(facts: Facts) -> Iterator[Notice]:
     job = facts.allocation
     giver = f", the allocation of {job.scheduler} job {job.job}" if job and job.job else ""
     yield Notice("note", f"Cards were chosen inside the caller's {restriction(facts)}{giver}.")
+    if wrong := unread(facts):
+        what = f"`{wrong}` in {restriction(facts)} names no one card here, and hides what stands behind it."
+        yield Notice("warning", what, "Export the cards that `trainkit gpus` shows.")
 
 
 def _busy(resolved: Resolved, cards: Sequence[Gpu], facts: Facts) -> Iterator[Notice]:

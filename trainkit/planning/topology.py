@@ -84,7 +84,9 @@ def _off_cards(resolved: Resolved, facts: Facts, device: Device, reason: str) ->
     if device == "mps" and not facts.mps:
         return (Notice("blocker", "This machine has no MPS device.", "Set devices.type to auto or cpu."),)
     devices = resolved.recipe.devices
-    if device != "cpu" or devices.type != "auto" or devices.select == "none" or not facts.gpus:
+    if device != "cpu" or devices.type != "auto" or devices.select == "none":
+        return ()
+    if not facts.gpus and devices.select != "all":
         return ()
     severity: Literal["note", "warning"] = "note" if facts.visible_devices == "" else "warning"
     hint = "Set devices.type to cpu if that is meant, else see `trainkit gpus`."
@@ -107,7 +109,7 @@ def _place_on_cards(resolved: Resolved, facts: Facts, reason: str) -> Placement:
             )
         )
     notices = tuple(
-        Notice("blocker", f"Not on this machine: {what}{_why_none(facts)}.", _hint(recipe.devices.select))
+        Notice("blocker", f"Not on this machine: {what}{_why_none(facts)}.", _hint(recipe.devices.select, facts))
         for what in selection.missing
     )
     if selection.missing:
@@ -130,10 +132,10 @@ def _why_none(facts: Facts) -> str:
     return f": {told}" if told else ""
 
 
-def _hint(select: object) -> str:
+def _hint(select: object, facts: Facts) -> str:
     return (
         "Wait, or name cards and set devices.when_busy: warn."
-        if select == "free"
+        if select == "free" and allocation(facts)
         else "`devices.select: auto` takes what is there."
     )
 
@@ -170,6 +172,11 @@ def _check_list(resolved: Resolved, facts: Facts, select: list[int | str]) -> No
     problems += [
         (f"devices.select names card `{name}` twice", own)
         for name in duplicates(select, facts, resolved.recipe.devices.order)
+    ]
+    problems += [
+        (f"devices.select names `{name}`, which no card can be", "Name cards by index (from 0), UUID or MIG id.")
+        for name in select
+        if not str(name).strip() or (isinstance(name, int) and name < 0)
     ]
     by_name = [name for name in select if not str(name).isdecimal()]
     if by_name and resolved.recipe.nodes.count > 1:
