@@ -115,6 +115,7 @@ def test_a_folder_is_read_in_full_precision_with_settings_above_its_own(
         ({"architecture": None, "path": "no/such/folder", "config": {}}, "model.path: ", ""),
         ({"config": {**LLAMA["config"], "max_position_embeddings": 16}}, "the model has 16 places", "lower it"),
         ({"config": {**LLAMA["config"], "hidden_size": 15}}, "model", ""),
+        ({"config": {**LLAMA["config"], "hidden_act": "sillu"}}, "transformers cannot build it: KeyError: 'sillu'", ""),
     ],
 )
 def test_a_model_that_cannot_be_is_refused_with_the_setting_to_blame(

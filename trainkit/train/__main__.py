@@ -78,6 +78,9 @@ def train_and_report(settings: Settings, world: World, device: torch.device, req
     parts = assemble(settings, world, device)
     first = resume(parts, restarted=restarted())
     log.info("%s", describe(parts))
+    if world.rank == 0 and first == 0:  # a checkpoint has all weights
+        for level, remark in parts.model.remarks:
+            log.log(level, "%s", remark)
     requests.listen(*STOPPING)
     with closing(Metrics(settings.run_dir, settings.recipe.logging.report_to, main=world.rank == 0)) as metrics:
         metrics.write(start_record(parts, first))

@@ -15,7 +15,8 @@ from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.recipe.suggest import nearest
 from trainkit.train.data.source import IGNORED
 from trainkit.train.models.hf_experts import routers_loss, routers_of
-from trainkit.train.models.model import Model
+from trainkit.train.models.hf_weights import read_weights
+from trainkit.train.models.model import Model, Remarks
 
 AUTO_CLASSES = {
     "causal_lm": "AutoModelForCausalLM",
@@ -186,16 +187,18 @@ def build_hf(recipe: Recipe) -> Transformer:
     maker = getattr(transformers, AUTO_CLASSES[asked.task])
     attention = None if recipe.efficiency.attention == "auto" else recipe.efficiency.attention
     config = configuration(asked)
+    remarks: Remarks = ()
     try:
         if asked.path is None:
             inner = maker.from_config(config, attn_implementation=attention)
         else:
-            inner = maker.from_pretrained(
-                asked.path, config=config, attn_implementation=attention, local_files_only=True
-            )
-    except (ValueError, OSError, ImportError, RuntimeError) as error:
-        raise TrainingError(f"model: transformers cannot build it: {_first_line(error)}") from error
+            inner, remarks = read_weights(maker, asked.path, config, attention)
+    except TrainingError:
+        raise
+    except Exception as error:  # whatever the settings or the files provoke, down to the Rust below them
+        raise TrainingError(f"model: transformers cannot build it{_of(asked)}: {_first_line(error)}") from error
     model = WRAPPERS[asked.task](inner)
+    model.remarks = remarks
     if model.context and recipe.data.sequence_length > model.context:
         what = f"data.sequence_length: the model has {model.context} places, fewer than {recipe.data.sequence_length}"
         raise TrainingError(what, hint="lower it, or raise the model's own setting in model.config")
@@ -229,5 +232,10 @@ def configuration(asked: HfModel) -> Any:
         raise TrainingError(f"model.config: {config.model_type} refuses it: {_first_line(error)}") from error
 
 
+def _of(asked: HfModel) -> str:
+    return f" from {asked.path}" if asked.path else ""
+
+
 def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:300]
+    kind = "" if isinstance(error, ValueError | OSError | ImportError | RuntimeError) else f"{type(error).__name__}: "
+    return kind + str(error).strip().partition("\n")[0][:300]

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+Remarks = Sequence[tuple[int, str]]  # what is to be said, with its level of logging
+
 
 class Model(nn.Module):
     """Called with the inputs of a batch by name, it gives the loss summed over the counted targets, in nats.
@@ -26,6 +28,7 @@ class Model(nn.Module):
     expert_load: Tensor | None = None
     # Gives the loss out of what the model gives and the inputs of the batch, in place of the model's own.
     judge: Callable[[Any, Mapping[str, Tensor]], Tensor] | None = None
+    remarks: Remarks = ()  # on how it was made, for the main rank to say
     own_loss: bool = False  # whether the judge is a function of the user's, and may want inputs that the model does not
 
     def head(self) -> Sequence[nn.Parameter]:
