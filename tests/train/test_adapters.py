@@ -91,9 +91,11 @@ def test_targets_are_the_linear_layers_of_the_blocks_unless_named(make_settings:
     named = prepared_model(make_settings(peft={"kind": "lora", "target_modules": ["qkv"]}))
     names = {name for name, parameter in named.named_parameters() if parameter.requires_grad}
     assert all(".qkv.lora_" in name for name in names)
-    with pytest.raises(TrainingError, match="has no nope") as caught:
-        prepared_model(make_settings(peft={"kind": "lora", "target_modules": ["nope"]}))
-    assert "qkv" in caught.value.diagnostics[0].hint
+    for targets in (["nope"], ["qkv", "nope"], ["kv", "nope", "qkv"]):
+        absent = ", ".join(target for target in targets if target != "qkv")
+        with pytest.raises(TrainingError, match=f"has no {absent} that") as caught:
+            prepared_model(make_settings(peft={"kind": "lora", "target_modules": targets}))
+        assert "qkv" in caught.value.diagnostics[0].hint
 
 
 def test_settings_of_adapters_without_adapters_are_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -16,13 +17,17 @@ from trainkit.train.models.model import Model
 def add_adapters(model: Model, settings: Peft) -> None:
     """Put adapters beside the target modules, in place, and freeze the rest but for a classifier's head.
 
-    TrainingError if there is no target.
+    TrainingError if there is no target, or one of them is no module: peft would leave that out in silence.
     """
     # which peft imports, and which complains of kernels that no adapter uses
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     from peft import LoraConfig, inject_adapter_in_model
 
     targets = settings.target_modules or linear_layers(model)
+    names = [f".{name}" for name, _ in model.named_modules()]
+    absent = [target for target in targets if not any(name.endswith(f".{target}") for name in names)]
+    if absent:
+        raise _no_target(absent, model)
     head = set(model.head())
     whole = [name for name, each in model.named_modules() if head.intersection(each.parameters(recurse=False))]
     config = LoraConfig(
@@ -38,13 +43,17 @@ def add_adapters(model: Model, settings: Peft) -> None:
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # that GPT-2's layers are transposed
             inject_adapter_in_model(config, model)
     except ValueError as error:
-        names = ", ".join(linear_layers(model))
-        raise TrainingError(
-            f"peft.target_modules: the model has no {', '.join(targets)} that peft can adapt", hint=f"it has {names}"
-        ) from error
+        raise _no_target(targets, model) from error
     for parameter in model.head():
         parameter.requires_grad_(True)
     model.stochastic = model.stochastic or settings.dropout > 0
+
+
+def _no_target(names: Sequence[str], model: Model) -> TrainingError:
+    return TrainingError(
+        f"peft.target_modules: the model has no {', '.join(names)} that peft can adapt",
+        hint=f"it has {', '.join(linear_layers(model))}",
+    )
 
 
 def linear_layers(model: Model) -> list[str]:
