@@ -183,6 +183,7 @@ def test_a_class_of_ones_own_stands_in_the_working_folder(
         ({"name": "no_such_package:Adam"}, "no_such_package:Adam cannot be imported"),
         ({"name": "torch.optim:Adum"}, "torch.optim:Adum cannot be imported"),
         ({"name": "sgd", "args": {"momentun": 0.9}}, "momentun"),
+        ({"name": "torch.optim:Muon"}, "torch.optim:Muon does not take .* Muon only supports 2D parameters"),
     ],
 )
 def test_a_class_that_is_not_there_or_does_not_fit_is_named(model: Gpt, settings: dict[str, Any], words: str) -> None:

@@ -29,14 +29,14 @@ def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) ->
 
 
 def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """The optimizer that the recipe names. TrainingError when it cannot be imported or does not take its `args`."""
+    """The optimizer that the recipe names. TrainingError when it cannot be imported or refuses what it is given."""
     groups = parameter_groups(model.parameters(), settings.weight_decay)
     kind, fixed = optimizer_class(settings)
     if settings.name == "adamw_bnb_8bit":
         keep_embeddings_in_32_bit(model)
     try:
         return kind(groups, lr=settings.lr, **fixed, **settings.args)
-    except TypeError as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         message = f"optimizer {settings.name} does not take what the recipe gives it: {error}"
         raise TrainingError(message, hint="see optimizer.args") from error
 
