@@ -25,6 +25,7 @@ train: {{steps: 4, seed: 3}}
 checkpoint: {{every_steps: 0}}
 logging: {{every_steps: 1, level: warning, replica_level: error, report_to: []}}
 """
+OWN_ARGUMENTS = 'data, training = DataArguments(), TrainingArguments(output_dir="out", use_cpu=True, max_steps=2)'
 
 
 @pytest.fixture
@@ -69,3 +70,17 @@ def test_a_single_process_is_one_and_goes_on_from_what_an_earlier_run_left(train
     second = report(trainkit, folder, "name=cut", "checkpoint.resume=auto")
     assert second["words"][second["words"].index("--resume_from_checkpoint") + 1] == str(left / "output/checkpoint-2")
     assert second["losses"] == whole["losses"]  # Trainer keeps the log of what went before
+
+
+def test_a_script_that_makes_its_arguments_itself_is_not_said_to_run_as_planned(
+    trainkit: Trainkit, folder: Path
+) -> None:
+    source = PROGRAM.read_text().replace("data, training = parser.parse_args_into_dataclasses()", OWN_ARGUMENTS)
+    (folder / "own.py").write_text(source)
+
+    done = trainkit("run", "recipe.yaml", "program.script=own.py", timeout=220)
+
+    assert done.returncode == 1
+    assert "max_steps 4 was planned, and the script's TrainingArguments hold 2" in done.stderr
+    assert "learning_rate 0.01 was planned" in done.stderr
+    assert "set program.kind to torch" in done.stderr

@@ -44,7 +44,32 @@ def test_the_wrapper_is_told_to_look_where_the_recipe_or_the_kind_asks_for_it(
     assert ("--expect" in words) == (promised(plan) is not None) == shown
     if shown:
         assert words[words.index("--expect") + 1] == "<run_dir>/expected.json"
-        assert promised(plan) == {"strategy": "ddp", "world_size": 2, "device": "cpu", "dtype": None}
+        seen_in_all = {"strategy": "ddp", "world_size": 2, "device": "cpu", "dtype": None}
+        told = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+        assert promised(plan) == seen_in_all | ({"arguments": told} if program["kind"] == "hf" else {})
+
+
+def test_the_numbers_that_the_script_is_told_are_promised_and_those_of_its_own_words_are_not(
+    layered: Layered, machine: Machine
+) -> None:
+    recipe = {
+        "program": {"kind": "hf", "script": "train.py", "args": {"seed": 7}},
+        "devices": {"type": "cpu"},
+        "batch": {"micro": 4},
+        "train": {"steps": 3},
+        "optimizer": {"lr": 0.01},
+        "precision": {"tf32": False},
+    }
+
+    plan = build_plan(layered(recipe), machine(packages=PACKAGES)).plan
+
+    numbers = {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 1,
+        "max_steps": 3,
+        "learning_rate": 0.01,
+    }
+    assert (promised(plan) or {})["arguments"] == numbers
 
 
 def test_a_number_format_is_promised_where_the_recipe_gives_one_and_the_program_is_told(

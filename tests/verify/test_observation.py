@@ -60,6 +60,33 @@ def test_a_program_that_runs_otherwise_is_ended_at_its_first_step_and_says_why(t
     assert differences(str(tmp_path / "shown" / "rank-0.json")) in done.stderr
 
 
+ARGUMENTS = """
+import sys, types
+places = types.ModuleType("transformers.training_args")
+sys.modules |= {"transformers": types.ModuleType("transformers"), places.__name__: places}
+class TrainingArguments:
+    def __init__(self, steps):
+        self.max_steps = steps
+class Derived(TrainingArguments):
+    pass
+places.TrainingArguments = TrainingArguments
+"""
+
+
+def test_numbers_that_a_script_does_not_take_from_its_command_line_end_it(tmp_path: Path) -> None:
+    done = run(tmp_path, f"{ARGUMENTS}made = Derived(4)\n{STEP}", promise(arguments={"max_steps": 3}))
+
+    assert (done.returncode, done.stdout) == (observe.NOT_AS_PLANNED, "")
+    assert "max_steps 3 was planned, and the script's TrainingArguments hold 4" in done.stderr
+
+
+@pytest.mark.parametrize("made", ["beside, made = TrainingArguments(4), Derived(3)", "made = None"])
+def test_arguments_as_told_or_none_at_all_are_no_difference(tmp_path: Path, made: str) -> None:
+    done = run(tmp_path, f"{ARGUMENTS}{made}\n{STEP}", promise(arguments={"max_steps": 3}))
+
+    assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
+
+
 def test_an_exception_handler_of_the_program_does_not_keep_it_alive(tmp_path: Path) -> None:
     program = STEP.replace("optimizer.step()", "try: optimizer.step()\nexcept BaseException: pass")
 

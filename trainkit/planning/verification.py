@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from trainkit.planning.context import Context
+from trainkit.planning.hf.numbers import numbers
 from trainkit.planning.plan import Variable
 from trainkit.planning.sourced import Source, SourcedFile, Token, token
 
@@ -33,7 +34,7 @@ def files(context: Context) -> tuple[SourcedFile, ...]:
     if not is_verified(context):
         return ()
     dtype = context.dtype if context.recipe.program.kind in TOLD and context.resolved.given("precision.dtype") else None
-    expected = {
+    expected: dict[str, object] = {
         "strategy": context.recipe.strategy.kind,
         "world_size": context.topology.world_size,
         "device": context.topology.device,
@@ -45,4 +46,8 @@ def files(context: Context) -> tuple[SourcedFile, ...]:
         "device": Source(("devices.type",)),
         "dtype": Source(("precision.dtype",)),
     }
+    if context.recipe.program.kind == "hf":
+        told = list(numbers(context))
+        expected["arguments"] = {field: value for field, value, _ in told}
+        sources |= {f"arguments.{field}": source for field, _, source in told}
     return (SourcedFile(EXPECTED, json.dumps(expected, indent=2) + "\n", sources),)

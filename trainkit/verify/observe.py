@@ -34,6 +34,7 @@ WRAPPERS = {
 }
 ORDER = ("fsdp", "ddp", "dataparallel")
 ENGINE = "deepspeed.runtime.engine:DeepSpeedEngine"
+ARGUMENTS = "transformers.training_args:TrainingArguments"
 DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "no": "fp32"}
 WORDS = {
     "single": "this rank trains a model of its own, which nothing keeps in step with other ranks",
@@ -97,6 +98,8 @@ class Observer:
             with open(self._expected, encoding="utf-8") as file:
                 expected = json.load(file)
             seen = observe(optimizer)
+            if told := expected.get("arguments"):
+                seen["arguments"] = arguments(told)
             seen["differences"] = differences(expected, seen)
         except Exception as error:  # noqa: BLE001 - the program must not fall over its observer; the account says why
             seen = {"error": f"{type(error).__name__}: {error}"}
@@ -236,6 +239,17 @@ def _dtype(parameters: Sequence[Any], engine: Any) -> str | None:
     return kept if mixed is not None or kept != "fp32" else None  # autocast may be at work beside fp32 weights
 
 
+def arguments(told: Mapping[str, float]) -> dict[str, Any] | None:
+    """What the process's TrainingArguments hold of the fields told; None where there are none of them.
+
+    Of several, those that differ least: a script may train something else beside.
+    """
+    cls = _loaded(ARGUMENTS)
+    made = [thing for thing, _ in _instances({cls: ""})] if cls is not None else []
+    held = [{name: getattr(each, name, None) for name in told} for each in made]
+    return min(held, key=lambda each: sum(each[name] != told[name] for name in told), default=None)
+
+
 def differences(expected: Mapping[str, Any], seen: Mapping[str, Any]) -> list[str]:
     """What was planned and is not so, in words. What was not promised, or cannot be told, is no difference."""
     found = []
@@ -247,7 +261,16 @@ def differences(expected: Mapping[str, Any], seen: Mapping[str, Any]) -> list[st
             continue  # one rank has nobody to average with
         is_what = WORDS.get(actual, f"{actual} is in force") if name == "strategy" else f"it is {actual}"
         found.append(f"{name.replace('_', ' ')} {promised} was planned, and {is_what}")
-    return found
+    return found + _other_arguments(expected.get("arguments") or {}, seen.get("arguments") or {})
+
+
+def _other_arguments(told: Mapping[str, float], held: Mapping[str, Any]) -> list[str]:
+    """Settings that were given on the command line and are not in force."""
+    where = "the script's TrainingArguments hold"
+    other = [f"{name} {told[name]} was planned, and {where} {held[name]}" for name in held if held[name] != told[name]]
+    if other:
+        other.append("for a script that makes them itself, set program.kind to torch")
+    return other
 
 
 def _write(path: str, content: Mapping[str, Any]) -> None:

@@ -40,7 +40,8 @@ class Program(Section):
     verify: bool | Literal["auto"] = setting(
         "auto",
         "End the run when the first optimizer step shows another strategy, world size, device or number format than "
-        "planned; `auto` does for programs whose libraries set the strategy up (`hf`, `accelerate`).",
+        "planned, or (`hf`) other numbers in TrainingArguments than they were told; `auto` does for programs whose "
+        "libraries set the strategy up (`hf`, `accelerate`).",
     )
 
 
