@@ -28,15 +28,15 @@ BATCH = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2, "gradient_a
 
 def planned(layered: Layered, machine: Machine, *layers: Mapping[str, Any], base: Any = None) -> Plan:
     resolved = layered(PROGRAM, *layers)
-    if base is not None:
-        origin = Origin("file layer0.yaml", 0, "ds.json", 1, 1)
-        resolved = Resolved(
-            resolved.recipe,
-            resolved.tree,
-            resolved.history,
-            {"strategy.config": Attachment("ds.json", base, {"": origin})},
-        )
-    return build_plan(resolved, machine(gpus=0)).plan
+    return build_plan(resolved if base is None else with_file(resolved, base), machine(gpus=0)).plan
+
+
+def with_file(resolved: Resolved, base: Any) -> Resolved:
+    """The recipe with a DeepSpeed file of the user's, each of whose keys stands on a line of its own."""
+    names = ("", *base) if isinstance(base, dict) else ("",)
+    origins = {name: Origin("file layer0.yaml", 0, "ds.json", line, 1) for line, name in enumerate(names, 1)}
+    attached = {"strategy.config": Attachment("ds.json", base, origins)}
+    return Resolved(resolved.recipe, resolved.tree, resolved.history, attached)
 
 
 def file_of(plan: Plan) -> dict[str, Any]:
@@ -157,3 +157,54 @@ def test_the_local_rank_is_written_as_the_launcher_fills_it_in(
 
     assert words[2] == f"--local_rank={word}"
     assert words[4] == ("$${local_rank}" if processes > 1 else "${local_rank}")  # the user's own dollar stays a dollar
+
+
+WITHOUT_BATCH = {key: value for key, value in PROGRAM.items() if key != "batch"}
+
+
+@pytest.mark.parametrize(
+    ("said", "batch"),
+    [
+        ({"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 2}, (12, 3, 2)),
+        ({"train_batch_size": 64}, (64, 32, 1)),  # DeepSpeed accumulates only where the file says so
+        ({"train_batch_size": 64, "train_micro_batch_size_per_gpu": "auto"}, (64, 32, 1)),
+        ({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4}, (64, 4, 8)),
+    ],
+)
+def test_a_batch_that_only_the_users_file_says_is_the_plans(
+    layered: Layered, machine: Machine, said: dict[str, Any], batch: tuple[int, int, int]
+) -> None:
+    plan = build_plan(with_file(layered(WITHOUT_BATCH), said), machine(gpus=0)).plan
+
+    assert (plan.batch.global_, plan.batch.micro, plan.batch.accumulation) == batch
+    content = file_of(plan)
+    assert tuple(content[key] for key in BATCH) == (batch[0], batch[1], batch[2])
+
+
+def test_a_batch_of_the_recipe_that_the_users_file_denies_is_still_an_error(layered: Layered, machine: Machine) -> None:
+    said = {"train_micro_batch_size_per_gpu": 3}
+    with pytest.raises(RecipeError, match="train_micro_batch_size_per_gpu is 3 in the DeepSpeed file"):
+        build_plan(with_file(layered(WITHOUT_BATCH, {"batch": {"micro": 2}}), said), machine(gpus=0))
+
+
+def test_three_batch_sizes_of_the_file_that_do_not_fit_the_ranks_are_named_by_their_places(
+    layered: Layered, machine: Machine
+) -> None:
+    said = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1}
+    with pytest.raises(RecipeError) as caught:
+        build_plan(with_file(layered(WITHOUT_BATCH), said), machine(gpus=0))
+    (found,) = caught.value.diagnostics
+    assert "batch.global 64 (ds.json:2:1)" in found.what
+    assert found.origin is not None
+    assert found.origin.source == "ds.json"
+
+
+def test_a_number_format_that_only_the_users_file_says_is_the_plans(layered: Layered, machine: Machine) -> None:
+    recipe = {**WITHOUT_BATCH, "program": {"kind": "hf", "script": "train.py"}}
+    facts = machine(gpus=0, packages={"torch": "2.13.0", "transformers": "5.23.0", "deepspeed": "0.19.8"})
+
+    plan = build_plan(with_file(layered(recipe), {"bf16": {"enabled": True}}), facts).plan
+
+    words = [str(word) for word in plan.commands[0].program]
+    assert words[words.index("--bf16") + 1] == "True"
+    assert file_of(plan)["bf16"] == {"enabled": True}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from trainkit.errors import Diagnostic, RecipeError
+from trainkit.errors import Diagnostic, Origin, RecipeError
 from trainkit.planning.counted import counted
 from trainkit.planning.plan import BatchArithmetic
 
@@ -14,6 +15,12 @@ if TYPE_CHECKING:
 DEFAULT_MICRO = 8
 # Where layers of equal strength disagree, the first of these gives way.
 GIVES_WAY = ("accumulation", "global", "micro")
+# What a DeepSpeed file of the user's calls them: it counts where no layer says anything.
+IN_FILE = {
+    "global": "train_batch_size",
+    "micro": "train_micro_batch_size_per_gpu",
+    "accumulation": "gradient_accumulation_steps",
+}
 
 
 def solve_batch(resolved: Resolved, ranks: int) -> BatchArithmetic:
@@ -56,7 +63,20 @@ def _boundless(resolved: Resolved) -> Diagnostic:
 def _sides(resolved: Resolved) -> dict[str, int | None]:
     batch = resolved.recipe.batch
     sides = {"global": batch.global_, "micro": batch.micro, "accumulation": batch.accumulation}
-    return {name: None if value == "auto" else value for name, value in sides.items()}
+    said: dict[str, int | None] = {name: None if value == "auto" else value for name, value in sides.items()}
+    if batch.micro == "auto":  # a search, which leaves its sides open
+        return said
+    said |= {name: value for name, value in _of_file(resolved).items() if said[name] is None}
+    if said["global"] and said["micro"] is None and said["accumulation"] is None and batch.global_ == "auto":
+        said["accumulation"] = 1  # as DeepSpeed reads a file that says train_batch_size alone
+    return said
+
+
+def _of_file(resolved: Resolved) -> dict[str, int]:
+    base = resolved.attachments.get("strategy.config")
+    tree = base.tree if base is not None and isinstance(base.tree, Mapping) else {}
+    found = {name: tree.get(key) for name, key in IN_FILE.items()}
+    return {name: value for name, value in found.items() if type(value) is int and value > 0}
 
 
 def _complete(resolved: Resolved, given: dict[str, int], ranks: int) -> tuple[int, int, int]:
@@ -90,7 +110,7 @@ def _indivisible(resolved: Resolved, total: int, divisor: int, factor: str, rank
         "error",
         f"batch.global {total} cannot be divided by {by}",
         key="batch.global",
-        origin=resolved.origin("batch.global"),
+        origin=_origin(resolved, "global"),
         why="Each rank must see the same number of whole samples in each optimizer step.",
         hint=f"Nearest values that fit: batch.global {nearest}.",
     )
@@ -113,22 +133,30 @@ def _contradiction(resolved: Resolved, given: dict[str, int], ranks: int) -> Dia
         "error",
         f"the batch triangle contradicts itself: {places}",
         key="batch.global",
-        origin=resolved.origin("batch.global"),
+        origin=_origin(resolved, "global"),
         why=f"micro {micro} x accumulation {accumulation} x {ranks} ranks is {product}, not {given['global']}.",
         hint=f"Leave one of the three out, or set batch.global to {product}.",
     )
 
 
 def _strength(resolved: Resolved, name: str) -> int:
-    origin = resolved.origin(f"batch.{name}")
+    """A DeepSpeed file is weaker than any layer."""
+    origin = resolved.origin(f"batch.{name}") if resolved.given(f"batch.{name}") else None
     return origin.strength if origin else -1
 
 
+def _origin(resolved: Resolved, name: str) -> Origin | None:
+    key, base = f"batch.{name}", resolved.attachments.get("strategy.config")
+    if base and not resolved.given(key) and (in_file := base.origins.get(IN_FILE[name])):
+        return in_file
+    return resolved.origin(key)
+
+
 def _place(resolved: Resolved, name: str) -> str:
-    origin = resolved.origin(f"batch.{name}")
+    origin = _origin(resolved, name)
     return origin.place if origin else "default"
 
 
 def _layer(resolved: Resolved, name: str) -> str:
-    origin = resolved.origin(f"batch.{name}")
+    origin = _origin(resolved, name)
     return origin.layer if origin else "the defaults"

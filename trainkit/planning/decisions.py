@@ -42,7 +42,8 @@ def decide(
     if placement is None:
         raise RecipeError(problems)
     launcher = choose_launcher(resolved, placement.topology)
-    dtype = choose_dtype(recipe, placement.topology.device, placement.cards)
+    base = None if resolved.given("precision.dtype") else resolved.attachments.get("strategy.config")
+    dtype = choose_dtype(recipe, placement.topology.device, placement.cards, base.tree if base else None)
     problems += unsound(resolved, placement, launcher.kind, dtype)
     batch = _attempt(problems, lambda: solve_batch(resolved, placement.topology.world_size))
     if problems or batch is None:

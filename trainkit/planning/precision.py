@@ -7,13 +7,21 @@ from collections.abc import Iterator, Sequence
 from trainkit.hardware.facts import Gpu
 from trainkit.planning.context import Dtype
 from trainkit.planning.plan import Notice
+from trainkit.recipe.merge import value_at
 from trainkit.recipe.schema import Recipe
 
+LOW: tuple[Dtype, ...] = ("bf16", "fp16")
 AMPERE = (8, 0)  # first compute capability with bf16 and tf32 units (CUDA C programming guide, arithmetic instructions)
 
 
-def choose_dtype(recipe: Recipe, device: str, cards: Sequence[Gpu]) -> Dtype:
-    """The format of forward and backward; `auto` is bf16 where every card has units for it, else fp32."""
+def choose_dtype(recipe: Recipe, device: str, cards: Sequence[Gpu], in_file: object = None) -> Dtype:
+    """The format of forward and backward; `auto` is bf16 where every card has units for it, else fp32.
+
+    in_file: a DeepSpeed file of the user's, where no layer says a format.
+    """
+    for dtype in LOW:
+        if value_at(in_file, f"{dtype}.enabled") is True:
+            return dtype
     wanted = recipe.precision.dtype
     if wanted != "auto":
         return wanted
