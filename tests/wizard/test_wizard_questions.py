@@ -37,6 +37,21 @@ def words(question: Question) -> dict[str, bool]:
     return {choice.word: not choice.refused for choice in question.choices}
 
 
+@pytest.mark.parametrize(
+    ("where", "ranks", "oldest"), [("1,2", 2, "A100"), ("2,0", 2, "V100"), ("all", 3, "V100"), ("free 2", 2, "V100")]
+)
+def test_room_and_number_format_are_those_of_the_cards_that_were_chosen(
+    machine: Machine, start: Start, where: str, ranks: int, oldest: str
+) -> None:
+    old, new = machine(1, "V100"), machine(3, "A100")
+    session = start(replace(new, gpus=(*old.gpus, *new.gpus[1:])))
+    session, question = to(session, "strategy", where=where)
+    memory = 80 if oldest == "A100" else 16
+    (zero3,) = (choice for choice in question.choices if choice.word == "zero3")
+    assert f"up to {in_words(largest('zero3', ranks, memory * 1024**3))} parameters" in zero3.note
+    assert to(session, "precision")[1].default == ("bf16" if oldest == "A100" else "fp16")
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("where", ["one", "cpu"])
 def test_one_process_takes_at_most_eight_questions(machine: Machine, start: Start, program: str, where: str) -> None:

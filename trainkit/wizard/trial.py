@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import Diagnostic, RecipeError
 from trainkit.hardware.facts import Facts, Gpu
+from trainkit.hardware.selection import allocation
 from trainkit.recipe.files import Files, absolute
 from trainkit.wizard.question import Settings
 from trainkit.wizard.view import View
@@ -69,6 +70,14 @@ def judge(view: View) -> Verdict:
     blockers = [(each.what, each.hint) for each in plan.notices if each.severity == "blocker"]
     packages = tuple(what for what, hint in blockers if hint.startswith(_INSTALL))
     return Verdict((), tuple(each for each in blockers if each[0] not in packages), packages, plan)
+
+
+def cards_of(view: View) -> tuple[Gpu, ...]:
+    """The cards that the run would use; all that it may use where the start decides, or too little is known."""
+    allowed = allocation(view.facts)
+    plan = None if view.get("devices.select") == "free" else judge(view).plan
+    used = {card.uuid for card in plan.cards} if plan else set()
+    return tuple(gpu for gpu in allowed if gpu.uuid in used) or allowed
 
 
 def resolve_text(view: View, text: str, name: str) -> Resolved:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from trainkit.hardware.selection import allocation
+from trainkit.hardware.facts import Gpu
 from trainkit.planning.counted import counted
 from trainkit.planning.fits import in_words, largest, parameters
 from trainkit.recipe.fields import schema
 from trainkit.wizard.question import Choice, MisreadError, Question, Settings, Topic
 from trainkit.wizard.reach import DEAF, reaches
-from trainkit.wizard.trial import needs_strategy
+from trainkit.wizard.trial import cards_of, needs_strategy
 from trainkit.wizard.view import View
 from trainkit.wizard.weigh import put, weighed
 from trainkit.wizard.words import declared, explained, meaning, values_of
@@ -27,7 +27,8 @@ LAUNCHERS = {
 
 def _strategy(view: View) -> Question:
     names = [name for name in values_of("strategy.kind") if name != "single"]
-    offered = weighed(view, STRATEGY.keys, [_spread(view, name) for name in names])
+    cards = cards_of(view) if view.device == "cuda" else ()
+    offered = weighed(view, STRATEGY.keys, [_spread(view, name, cards) for name in names])
     why = (
         (
             f"{counted(view.ranks, 'process', 'es')} train one model. ddp is the fastest while the model fits on one "
@@ -43,32 +44,32 @@ def _strategy(view: View) -> Question:
             else []
         ),
     )
-    return put("strategy", "How is the model spread over the processes?", why=why, offered=offered, wish=_best(view))
+    return put(
+        "strategy", "How is the model spread over the processes?", why=why, offered=offered, wish=_best(view, cards)
+    )
 
 
-def _spread(view: View, name: str) -> Choice:
-    what, room = meaning("strategy.kind", name), _room(view, name)
+def _spread(view: View, name: str, cards: Sequence[Gpu]) -> Choice:
+    what, room = meaning("strategy.kind", name), _room(view, name, cards)
     note = f"up to {room} parameters; {what[:1].lower()}{what[1:]}" if room else what
     reason = f"{what}; room for about {room} parameters before activations" if room else what
     return Choice(name, note, {"strategy.kind": name}, reason)
 
 
-def _room(view: View, name: str) -> str:
+def _room(view: View, name: str, cards: Sequence[Gpu]) -> str:
     """The largest model, in words; empty where no card tells."""
-    cards = allocation(view.facts)
-    if view.device != "cuda" or not cards:
+    if not cards:
         return ""
     return in_words(largest(name, view.ranks, min(gpu.memory_total for gpu in cards)))
 
 
-def _best(view: View) -> tuple[str, str]:
+def _best(view: View, cards: Sequence[Gpu]) -> tuple[str, str]:
     """ddp while the model is known to fit or nothing is known of it, else the first that divides it enough."""
     if view.base.path and view.get("strategy.kind") != "single":
         return str(view.get("strategy.kind")), view.base.name
-    cards = allocation(view.facts)
     sizes = {name: view.get(f"model.{name}") for name in ("kind", "hidden_size", "layers", "vocab_size")}
     size = parameters(sizes) if view.builtin else None
-    if size is None or view.device != "cuda" or not cards:
+    if size is None or not cards:
         return "ddp", "the fastest while the model fits"
     memory = min(gpu.memory_total for gpu in cards)
     order = ("ddp", "zero2", "fsdp")

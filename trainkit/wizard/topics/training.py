@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 
-from trainkit.hardware.selection import allocation
 from trainkit.planning.counted import counted
 from trainkit.planning.precision import AMPERE
 from trainkit.recipe.wanted import takes_switch
 from trainkit.wizard.question import Choice, MisreadError, Question, Settings, Topic
 from trainkit.wizard.reach import reaches
-from trainkit.wizard.trial import judge
+from trainkit.wizard.trial import cards_of, judge
 from trainkit.wizard.view import View
 from trainkit.wizard.weigh import put, weighed
 from trainkit.wizard.words import declared, explained, values_of
@@ -47,8 +46,8 @@ def _precision(view: View) -> Question:
 def _usual_format(view: View) -> tuple[str, str]:
     if view.base.path:
         return str(view.get("precision.dtype")), view.base.name
-    cards = allocation(view.facts)
-    if view.device != "cuda" or not cards:
+    cards = cards_of(view) if view.device == "cuda" else ()
+    if not cards:
         return "fp32", "the fastest on a CPU" if view.device == "cpu" else "safe everywhere"
     oldest = min(cards, key=lambda gpu: gpu.compute_capability)
     return ("bf16" if oldest.compute_capability >= AMPERE else "fp16"), f"found: {oldest.name}"
