@@ -118,6 +118,7 @@ def make_plan(
         strategy=Choice("single" if ranks == 1 else "ddp", "made by hand"),
         launcher=Choice(launcher, "made by hand"),
         program=Choice("torch", "made by hand"),
+        device=Choice("cpu", "made by hand"),
         topology=Topology("cpu", (NodeGroup(1, ranks, ("cpu",) * ranks),)),
         batch=BatchArithmetic(ranks, 1, 1, ranks, 1),
         commands=(command,),

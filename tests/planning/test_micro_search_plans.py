@@ -84,6 +84,8 @@ def test_what_is_remembered_depends_on_what_takes_memory_and_on_nothing_else(lay
         assert digest(**changes) == usual
     for changes in (
         {"optimizer": {"name": "sgd"}},
+        {"optimizer": {"beta1": 0.0}},  # sgd keeps no momentum then
+        {"train": {"loss": "own:loss"}},
         {"model": {"layers": 9}},
         {"data": {"sequence_length": 64}},
         {"batch": {"global": 64}},

@@ -10,7 +10,8 @@ import pytest
 from trainkit.errors import RecipeError
 from trainkit.hardware.facts import Facts
 from trainkit.planning.build import build_plan
-from trainkit.planning.plan import Plan
+from trainkit.planning.plan import Choice, Plan
+from trainkit.planning.renderers.table import render
 from trainkit.recipe.resolved import Resolved
 
 Layered = Callable[..., Resolved]
@@ -126,6 +127,23 @@ def test_only_who_asks_for_a_card_that_may_become_free_is_told_to_wait(
         each for each in build_plan(layered(recipe), machine(gpus)).plan.notices if each.severity == "blocker"
     )
     assert blocker.hint.startswith("Wait") == waiting
+
+
+@pytest.mark.parametrize(
+    ("gpus", "devices", "device", "reason"),
+    [
+        (0, {}, "cpu", "there is no GPU here"),
+        (1, {}, "cuda", "1 GPU can be used here"),
+        (2, {"type": "cpu"}, "cpu", "devices.type is cpu"),
+        (2, {"select": [1]}, "cuda", "devices.select asks for cards"),
+    ],
+)
+def test_a_plan_says_why_it_runs_on_its_device(
+    layered: Layered, machine: Machine, gpus: int, devices: dict[str, Any], device: str, reason: str
+) -> None:
+    plan = build_plan(layered({"devices": devices}), machine(gpus)).plan
+    assert plan.device == Choice(device, reason)
+    assert f"  device    {device:<11} {reason}" in render(plan).splitlines()
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "0,0", "NoDevFiles"])

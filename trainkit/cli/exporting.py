@@ -19,7 +19,7 @@ def write_export(resolved: Resolved, facts: Facts, tool: str, folder: str | None
 
     if tool not in EXPORTS:
         raise UsageError(f"there is no export to {tool!r}", hint=f"choose one of: {', '.join(EXPORTS)}")
-    context, _, _ = decide(resolved, facts, ())
+    context, *_ = decide(resolved, facts, ())
     made = export(context, tool, folder or ".")
     if made.left:
         what = f"{tool} is not told: {', '.join(made.left)}"

@@ -59,7 +59,7 @@ def build_plan(resolved: Resolved, facts: Facts, saved: Sequence[SavedCheckpoint
 
     Raises RecipeError for what is wrong on any machine; what only this machine lacks is a blocker among the notices.
     """
-    context, launcher, notices = decide(resolved, facts, saved)
+    context, launcher, device, notices = decide(resolved, facts, saved)
     recipe, program = context.recipe, PROGRAMS[context.recipe.program.kind]
     command, command_sources = _command(context)
     environment, environment_sources = plan_environment(context)
@@ -72,6 +72,7 @@ def build_plan(resolved: Resolved, facts: Facts, saved: Sequence[SavedCheckpoint
         strategy=Choice(recipe.strategy.kind, _strategy_reason(recipe, context.topology.device)),
         launcher=launcher,
         program=Choice(recipe.program.kind, program.reason(context)),
+        device=device,
         topology=context.topology,
         batch=context.batch,
         commands=(command,),

@@ -29,8 +29,8 @@ T = TypeVar("T")
 
 def decide(
     resolved: Resolved, facts: Facts, saved: Sequence[SavedCheckpoint]
-) -> tuple[Context, Choice, tuple[Notice, ...]]:
-    """Every decision, the launcher with its reason, and what the decisions have to say.
+) -> tuple[Context, Choice, Choice, tuple[Notice, ...]]:
+    """Every decision, the launcher and the device with their reasons, and what the decisions have to say.
 
     Raises RecipeError with all that can be known at once.
     """
@@ -55,7 +55,8 @@ def decide(
     context = Context(resolved, facts, topology, launcher.kind, placement.cards, batch, dtype, digest, resume)
     if found := program.problems(context) or tuple(overwritten(context)):
         raise RecipeError(found)
-    return context, launcher, placement.notices + remarks
+    device = Choice(topology.device, placement.device_reason)
+    return context, launcher, device, placement.notices + remarks
 
 
 def choose_launcher(resolved: Resolved, topology: Topology) -> Choice:

@@ -215,6 +215,7 @@ class Plan:
     strategy: Choice
     launcher: Choice
     program: Choice
+    device: Choice
     topology: Topology
     batch: BatchArithmetic
     commands: tuple[Command, ...]  # one for each group of the topology

@@ -20,6 +20,7 @@ from trainkit.hardware.selection import (
     take_free,
 )
 from trainkit.planning.card_remarks import card_remarks, idle_below
+from trainkit.planning.counted import counted
 from trainkit.planning.plan import NodeGroup, Notice, Topology
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def choose_device(resolved: Resolved, facts: Facts) -> tuple[Device, str]:
     if not isinstance(devices.select, str) or devices.select == "free":
         return "cuda", "devices.select asks for cards"
     if allocation(facts):
-        return "cuda", f"{len(allocation(facts))} GPUs can be used here"
+        return "cuda", f"{counted(len(allocation(facts)), 'GPU')} can be used here"
     if facts.gpus:
         return "cpu", f"{restriction(facts) or 'MIG'} hides every GPU"
     if facts.mps:

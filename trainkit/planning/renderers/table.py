@@ -27,6 +27,7 @@ def _head(plan: Plan, width: int) -> Iterator[str]:
     yield from _row("strategy", plan.strategy.kind, plan.strategy.reason, width)
     yield from _row("launcher", plan.launcher.kind, f"{plan.launcher.reason}{restarts}", width)
     yield from _row("program", plan.program.kind, plan.program.reason, width)
+    yield from _row("device", plan.device.kind, plan.device.reason, width)
     yield from _row("resumes", resume, plan.resume.reason, width)
     yield from _row("writes", f"{plan.output_root}/{plan.name}/<timestamp>-<id>/", "", width)
 
