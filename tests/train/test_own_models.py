@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -10,10 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe
 from trainkit.train.assembly import assemble, prepared_model
+from trainkit.train.export import export
 from trainkit.train.loop import train
 from trainkit.train.metrics import Metrics
 from trainkit.train.settings import Settings, World
@@ -26,12 +29,14 @@ from torch import nn
 from torch.nn import functional
 
 class Small(nn.Module):
-    def __init__(self, width=8, layers=2, reduction="mean", form="scalar"):
+    def __init__(self, width=8, layers=2, reduction="mean", form="scalar", tied=False):
         super().__init__()
         self.reduction, self.form = reduction, form
         self.tokens = nn.Embedding(256, width)
         self.layers = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(layers))
         self.head = nn.Linear(width, 256)
+        if tied:
+            self.head.weight = self.tokens.weight
     def forward(self, tokens, targets=None):
         x = self.tokens(tokens)
         for layer in self.layers:
@@ -72,6 +77,20 @@ def losses(settings: Settings) -> list[float]:
     metrics.close()
     lines = [json.loads(line) for line in (settings.run_dir / "metrics.jsonl").read_text().splitlines()]
     return [line["loss"] for line in lines if "loss" in line]
+
+
+def test_exported_weights_have_the_names_of_the_own_model_even_those_that_are_tied(
+    module: str, make_settings: MakeSettings
+) -> None:
+    model = {"kind": "target", "target": f"{module}:Small", "args": {"tied": True}}
+    settings = make_settings(model=model, train={"steps": 2}, checkpoint={"every_steps": 2})
+    parts = assemble(settings, World(), torch.device("cpu"))
+    train(parts, 0, Metrics(settings.run_dir, [], main=False), Requests())
+    export(settings.run_dir / "checkpoints/step-00000002", settings.run_dir / "out")
+    own = importlib.import_module(module).Small(tied=True)
+    own.load_state_dict(load_file(settings.run_dir / "out/model.safetensors"))
+    tokens = torch.arange(32).reshape(1, 32)
+    assert torch.equal(own(tokens, tokens), parts.model.inner(tokens, tokens))  # type: ignore[operator]
 
 
 def test_a_model_of_ones_own_learns_the_same_whatever_form_its_loss_has(

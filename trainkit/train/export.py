@@ -16,6 +16,8 @@ from trainkit.errors import TrainingError, TrainkitError
 from trainkit.recipe.schema import Recipe
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from trainkit.train.models import Model
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -118,9 +120,24 @@ def _whole(destination: Path) -> Iterator[Path]:
 def _write_plain(model: Any, recipe: Recipe, manifest: Mapping[str, Any], folder: Path) -> None:
     from safetensors.torch import save_file
 
-    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt", "step": str(manifest["step"])})
+    save_file(_apart(model.state_dict()), folder / WEIGHTS, metadata={"format": "pt", "step": str(manifest["step"])})
     _write_config(recipe, manifest, folder)
+
+
+def _write_own(model: Any, recipe: Recipe, manifest: Mapping[str, Any], folder: Path) -> None:
+    """By the names of the user's own module, which knows nothing of what we put around it."""
+    _write_plain(model.inner, recipe, manifest, folder)
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, copied where they share memory, as tied weights do: safetensors takes none that overlap."""
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone().contiguous() if memory in seen else tensor.contiguous()
+        seen.add(memory)
+    return found
 
 
 def _write_config(recipe: Recipe, manifest: Mapping[str, Any], folder: Path) -> None:
@@ -181,7 +198,7 @@ READERS: Mapping[str, Callable[[Path, Any, int], None]] = {
 WRITERS: Mapping[str, Callable[[Any, Recipe, Mapping[str, Any], Path], None]] = {
     "gpt": _write_plain,
     "hf": _write_transformers,
-    "target": _write_plain,
+    "target": _write_own,
 }
 
 
