@@ -180,6 +180,40 @@ def test_a_folder_that_cannot_be_written_is_one_diagnostic(trainkit: Trainkit) -
     assert "/proc/mine.yaml cannot be written" in done.stderr
 
 
+def test_a_file_that_cannot_be_written_is_asked_for_again(trainkit: Trainkit, tmp_path: Path) -> None:
+    everything = "\n" * 8
+    done = trainkit("config", "--output", "/proc/mine.yaml", stdin=f"{everything}{'x' * 300}.yaml\n\nother.yaml\n\n")
+    assert done.returncode == 0, done.stderr
+    assert "/proc/mine.yaml cannot be written" in done.stderr
+    assert "xxx.yaml cannot be written: File name too long" in done.stderr
+    assert (tmp_path / "other.yaml").exists()
+
+
+def test_answers_are_kept_in_the_working_folder_where_that_of_the_recipe_cannot_be_written(
+    trainkit: Trainkit, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.answers.yaml").mkdir()
+    done = trainkit("config", "--output", "/proc/mine.yaml", stdin="builtin\ncpu-2\n")
+    assert done.returncode == 2
+    assert "trainkit config --output /proc/mine.yaml --answers mine.answers-2.yaml" in done.stdout
+    assert yaml.safe_load((tmp_path / "mine.answers-2.yaml").read_text())["nodes"] == {"processes_per_node": 2}
+
+
+def test_answers_that_no_file_can_keep_are_shown(trainkit: Trainkit) -> None:
+    done = trainkit("config", "--output", f"/proc/{'x' * 245}.yaml", stdin="builtin\ncpu-2\n")
+    assert done.returncode == 2
+    assert "your answers cannot be kept" in done.stdout
+    assert yaml.safe_load(done.stdout.partition("file of these lines:\n")[2])["nodes"] == {"processes_per_node": 2}
+
+
+def test_a_folder_is_no_file_to_write(trainkit: Trainkit, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    done = trainkit("config", "--force", "--output", "there", stdin="")
+    assert done.returncode == 2
+    assert done.stderr == "error: there is a folder\n  next: name a file: --output there/recipe.yaml\n"
+    assert not done.stdout
+
+
 def test_a_recipe_can_start_from_another(trainkit: Trainkit, tmp_path: Path) -> None:
     done = trainkit(
         "config", "--defaults", "--from", "quickstart", "--set", "train.steps=5", "--set", "devices.type=cpu"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -105,6 +106,31 @@ def test_odd_names_of_recipes_are_usage_errors(trainkit: Trainkit, tiny_recipe: 
     done = trainkit("plan", word)
     assert done.returncode == 2
     assert "next:" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "line", ["config --defaults --output $LONG.yaml", "plan quickstart --on $LONG", "cp quickstart $LONG"]
+)
+def test_a_path_that_the_system_refuses_is_a_usage_error(
+    shell: Callable[[str], subprocess.CompletedProcess[str]], tmp_path: Path, line: str
+) -> None:
+    done = shell(f"LONG=$(printf '%0300d' 0); $T {line}")
+    assert done.returncode == 2
+    assert "File name too long" in done.stderr
+    assert "next: name another path" in done.stderr
+    assert not list(tmp_path.glob("trainkit-bug-*"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="the superuser may use every folder")
+def test_a_run_root_behind_a_shut_folder_is_a_problem_to_the_doctor(
+    shell: Callable[[str], subprocess.CompletedProcess[str]], tiny_recipe: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "shut").mkdir(mode=0)
+    without = "" if os.geteuid() else "setpriv --bounding-set=-dac_override,-dac_read_search"
+    done = shell(f"{without} $T doctor tiny.yaml output.root=shut/in")
+    (tmp_path / "shut").chmod(0o700)
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert f"{tmp_path}/shut cannot be written to" in " ".join(done.stdout.split())
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read everything")

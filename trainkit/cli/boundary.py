@@ -15,6 +15,8 @@ from trainkit.errors import Diagnostic, ExitCode, TrainkitError
 _OF_THE_MACHINE = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
 )
+# What it refuses for the path that it was given.
+_OF_THE_PATH = frozenset({errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP})
 
 
 def run_command_line(arguments: Sequence[str]) -> int:
@@ -51,15 +53,17 @@ def _show(diagnostics: Sequence[Diagnostic]) -> None:
 
 
 def _is_refusal(error: Exception) -> bool:
-    return isinstance(error, OSError) and error.errno in _OF_THE_MACHINE
+    return isinstance(error, OSError) and error.errno in _OF_THE_MACHINE | _OF_THE_PATH
 
 
 def _refused(error: Exception) -> int:
     assert isinstance(error, OSError)
     _forget_output()
     what = f"the system refuses: {error.strerror}" + (f": {error.filename}" if error.filename else "")
-    _show((Diagnostic("error", what, hint="make room, or write to another place"),))
-    return int(ExitCode.MACHINE)
+    path = error.errno in _OF_THE_PATH
+    hint = "name another path, or a folder that you may use" if path else "make room, or write to another place"
+    _show((Diagnostic("error", what, hint=hint),))
+    return int(ExitCode.USAGE if path else ExitCode.MACHINE)
 
 
 def _bug(error: Exception, arguments: Sequence[str]) -> int:

@@ -63,11 +63,12 @@ def ask_and_write(session: Session, job: Job) -> int:
                 session = reached
             finished = _finished(session, job)
             word = _decision(finished, session, job, asker) if finished else BACK
+            while word == "yes" and finished:
+                if _is_written(finished, session, job):
+                    return 0
+                word = _confirmed(session, job, asker)
             if word == "no":
                 _keep(session, job)
-                return 0
-            if word == "yes" and finished:
-                write(finished, job.target, _elsewhere(session))
                 return 0
             if word == BACK:
                 session = session.back() or session
@@ -97,7 +98,21 @@ def _decision(finished: Finished, session: Session, job: Job, asker: Asker) -> s
 
     show_diagnostics(finished.warnings)
     say(["", finished.text.partition("\n")[2], table.render(finished.plan, asker.width)])
-    return confirm(asker, str(job.target), job.target.exists() and not job.force, session.asked + 1)
+    return _confirmed(session, job, asker)
+
+
+def _confirmed(session: Session, job: Job, asker: Asker) -> str:
+    return confirm(asker, str(job.target), _stands(job.target) and not job.force, session.asked + 1)
+
+
+def _is_written(finished: Finished, session: Session, job: Job) -> bool:
+    """Write the recipe; where that cannot be, say so: another name may do, and the answers are not lost."""
+    try:
+        write(finished, job.target, _elsewhere(session))
+    except UsageError as error:
+        show_diagnostics(error.diagnostics)
+        return False
+    return True
 
 
 def write(finished: Finished, target: Path, elsewhere: str) -> None:
@@ -121,20 +136,38 @@ def _keep(session: Session, job: Job) -> None:
     if not session.asked:
         say(["", "Nothing was answered, and nothing is written."])
         return
-    target = _free(job.target.with_suffix(".answers.yaml"))
-    command = f"{job.again} {shlex.quote(str(target))}"
-    _write(target, answers_text(session.view, command))
-    say(["", "No recipe is written. Your answers are kept; go on with:", f"  {command}"])
+    name = job.target.with_suffix(".answers.yaml")
+    for target in (_free(name), _free(Path(name.name))):  # the working folder where the recipe's cannot be written
+        command = f"{job.again} {shlex.quote(str(target))}"
+        try:
+            _write(target, answers_text(session.view, command))
+        except UsageError:
+            continue
+        say(["", "No recipe is written. Your answers are kept; go on with:", f"  {command}"])
+        return
+    say(["", "No recipe is written, and your answers cannot be kept. Go on with --answers and a file of these lines:"])
+    say(answers_text(session.view, f"{job.again} FILE").splitlines())
 
 
 def _free(target: Path) -> Path:
     """The path, or the next one with a number where somebody else's file stands."""
     number = 1
     found = target
-    while found.exists() and not found.read_text(encoding="utf-8", errors="replace").startswith(ANSWERS):
+    while _stands(found) and not _is_ours(found):
         number += 1
         found = target.with_name(f"{target.name.removesuffix('.yaml')}-{number}.yaml")
     return found
+
+
+def _stands(target: Path) -> bool:
+    return os.path.exists(target)  # noqa: PTH110 - what can't be looked at can't be written, which is said in its turn
+
+
+def _is_ours(found: Path) -> bool:
+    try:
+        return found.read_text(encoding="utf-8", errors="replace").startswith(ANSWERS)
+    except OSError:  # a folder, or a file that is not for us to read
+        return False
 
 
 def _write(target: Path, text: str) -> None:
@@ -144,7 +177,9 @@ def _write(target: Path, text: str) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, text)
     except OSError as error:
-        raise UsageError(f"{target} cannot be written: {error.strerror}", hint="give another --output") from error
+        raise UsageError(
+            f"{target} cannot be written: {error.strerror}", hint="name another file (--output)"
+        ) from error
 
 
 def _asker() -> Asker:

@@ -45,11 +45,14 @@ def config(
     from trainkit.cli.disk import Disk
     from trainkit.cli.machines import machine_facts
     from trainkit.cli.pipeline import find_recipe, working_folder
+    from trainkit.errors import UsageError
     from trainkit.wizard.finish import check_given
     from trainkit.wizard.given import read_base, read_given
     from trainkit.wizard.session import Session
     from trainkit.wizard.view import Base, View
 
+    if Path(output).is_dir():
+        raise UsageError(f"{output or '.'} is a folder", hint=f"name a file: --output {Path(output, 'recipe.yaml')}")
     disk, cwd, environ = Disk(), working_folder(), dict(os.environ)
     settings, places = read_given(answers, given or (), disk, cwd)
     start = read_base(find_recipe(base, disk), base, disk, cwd, environ) if base is not None else Base()

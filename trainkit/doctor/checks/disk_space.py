@@ -25,8 +25,8 @@ def needs(aim: Aim) -> str:
 
 
 def existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there already."""
-    return next(path for path in (folder, *folder.parents) if path.exists())
+    """The folder, or the nearest one above it that is there already and can be looked at."""
+    return next(path for path in (folder, *folder.parents) if os.path.exists(path))  # noqa: PTH110 - False, no error
 
 
 def run(surroundings: Surroundings, aim: Aim) -> list[Verdict]:
