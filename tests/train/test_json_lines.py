@@ -63,8 +63,21 @@ def test_prompts_are_read_and_only_answers_are_predicted(packing: bool, tmp_path
 
 def test_prompts_that_leave_no_room_for_an_answer_are_no_data_set(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", *[{"ask": "a long question", "say": "yes"}] * 5)
-    with pytest.raises(TrainingError, match="fills 0 samples of 8 tokens"):
+    with pytest.raises(TrainingError, match=r"fills 0 samples of 8 tokens.*\(5 samples left out: nothing") as caught:
         source(path, field="say", prompt_field="ask", packing=False, sequence_length=8)
+    assert caught.value.diagnostics[0].hint == "raise data.sequence_length"
+
+
+def test_a_sample_that_its_prompt_fills_is_left_out_and_said(tmp_path: Path) -> None:
+    short = {"ask": "2+2=", "say": "4 ok"}
+    path = written(tmp_path / "a.jsonl", short, {"ask": "a long question", "say": "yes"}, short, short)
+    found = source(path, field="say", prompt_field="ask", packing=False, sequence_length=8)
+    assert len(found.train) + len(found.validation) == 3
+    assert found.description.endswith("(1 sample left out: nothing to predict within data.sequence_length)")
+    assert found.facts["samples_left_out"] == 1
+    roomy = source(path, field="say", prompt_field="ask", packing=False, sequence_length=32)
+    assert "left out" not in roomy.description
+    assert "samples_left_out" not in roomy.facts
 
 
 def test_several_files_are_read_in_order(tmp_path: Path) -> None:

@@ -38,7 +38,8 @@ def source_of_rows(
     check_vocabulary(recipe, highest.highest, highest.where or "the texts of data.path")
     labels, numbers = known_labels(parts, data.labels or names) if data.label_field else (None, [])
     sets: list[Samples] = []
-    for place, (texts, spans) in enumerate(_split(parts, data, whole=whole, packing=packing)):
+    halves, left_out = _split(parts, data, whole=whole, packing=packing)
+    for place, (texts, spans) in enumerate(halves):
         kind = WholeTexts if whole else NextTokens
         samples: Samples = kind(texts, spans, data.sequence_length, encoder.padding)
         if isinstance(samples, WholeTexts) and numbers:
@@ -49,8 +50,8 @@ def source_of_rows(
     return Source(
         sets[0],
         sets[1],
-        _description(parts, encoder, labels),
-        _facts(parts, encoder, labels),
+        _description(parts, encoder, labels, left_out),
+        _facts(parts, encoder, labels, left_out),
         highest=max(highest.highest, encoder.padding),
         where=highest.where,
         labels=labels,
@@ -59,23 +60,28 @@ def source_of_rows(
     )
 
 
-def _split(parts: Sequence[Texts], data: Rows, *, whole: bool, packing: bool) -> list[tuple[Texts, Spans]]:
-    """Texts and spans for training and for validation. TrainingError when one of them would be empty."""
+def _split(parts: Sequence[Texts], data: Rows, *, whole: bool, packing: bool) -> tuple[list[tuple[Texts, Spans]], int]:
+    """Texts and spans for training and for validation, and how many samples had nothing to predict.
+
+    TrainingError when one of them would be empty.
+    """
     cut, ahead = (packed if packing else padded), 0 if whole else 1
     found = [(texts, cut(texts, data.sequence_length, ahead)) for texts in parts]
+    every = sum(len(spans) for _, spans in found)
     if not whole:
         found = [(texts, with_targets(spans, texts)) for texts, spans in found]
+    left_out = every - sum(len(spans) for _, spans in found)
     sizes = [len(spans) for _, spans in found]
     if len(found) == 1 and sizes[0] >= 2:
         border = sizes[0] - max(1, int(sizes[0] * data.validation_fraction))
         texts, spans = found[0]
-        return [(texts, spans[:border]), (texts, spans[border:])]
+        return [(texts, spans[:border]), (texts, spans[border:])], left_out
     if len(found) == 2 and all(sizes):
-        return found
+        return found, left_out
     raise TrainingError(
         f"data.path: {data.path} fills {' and '.join(map(str, sizes))} samples of {data.sequence_length} tokens, and "
-        "one for training and one for validation are the least",
-        hint="lower data.sequence_length, or bring more text",
+        f"one for training and one for validation are the least{_left_out(left_out)}",
+        hint="raise data.sequence_length" if left_out else "lower data.sequence_length, or bring more text",
     )
 
 
@@ -102,8 +108,14 @@ def known_labels(parts: Sequence[Texts], names: Sequence[str]) -> tuple[Labels, 
     return Labels(highest, where, chosen), found
 
 
-def _description(parts: Sequence[Texts], encoder: Encoder, labels: Labels | None) -> str:
-    texts = f"{_count(parts):,} texts of {sum(len(texts.ids) for texts in parts):,} {encoder.unit}"
+def _left_out(samples: int) -> str:
+    """What becomes of samples that a prompt alone fills: they would teach nothing."""
+    count = f"{samples:,} {'sample' if samples == 1 else 'samples'}"
+    return f" ({count} left out: nothing to predict within data.sequence_length)" if samples else ""
+
+
+def _description(parts: Sequence[Texts], encoder: Encoder, labels: Labels | None, left_out: int) -> str:
+    texts = f"{_count(parts):,} texts of {sum(len(texts.ids) for texts in parts):,} {encoder.unit}{_left_out(left_out)}"
     if labels is None or not labels.names:
         return texts
     shown = _numbered(labels.names[:_SHOWN]) + (", …" if len(labels.names) > _SHOWN else "")
@@ -114,12 +126,16 @@ def _numbered(names: Sequence[str]) -> str:
     return ", ".join(f"{number} {name}" for number, name in enumerate(names))
 
 
-def _facts(parts: Sequence[Texts], encoder: Encoder, labels: Labels | None) -> dict[str, int | float | str]:
+def _facts(
+    parts: Sequence[Texts], encoder: Encoder, labels: Labels | None, left_out: int
+) -> dict[str, int | float | str]:
     """For the summary; ranks must agree on them, so a tokenizer that differs between machines is seen."""
     facts: dict[str, int | float | str] = {
         "texts": _count(parts),
         encoder.unit: sum(len(texts.ids) for texts in parts),
     }
+    if left_out:
+        facts["samples_left_out"] = left_out
     if encoder.unit != "bytes":
         facts["tokenizer"] = encoder.fingerprint
     if labels and labels.names:
