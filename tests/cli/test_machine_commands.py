@@ -53,6 +53,12 @@ def test_gpus_shows_each_card_with_who_is_on_it_and_which_run_holds_it(trainkit:
     assert all(len(line) <= 80 for line in lines)
 
 
+def test_a_terminal_that_knows_only_ascii_gets_a_bar_of_it(trainkit: Trainkit, cards: Cards) -> None:
+    hot = cards(card(0, use=93, temperature=61, free=50 * GIGABYTE))
+    done = trainkit("gpus", environ={**hot, "PYTHONIOENCODING": "ascii"})
+    assert "    ######..........   30.0 of 80.0 GiB - 93 % busy - 61 C\n" in done.stdout
+
+
 def test_gpus_says_idle_and_split(trainkit: Trainkit, cards: Cards) -> None:
     part = {"uuid": "MIG-1", "name": "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "total": 10 * GIGABYTE, "free": GIGABYTE}
     done = trainkit("gpus", environ=cards(card(0), card(1, instances=[part])))

@@ -8,7 +8,15 @@ import os
 import sys
 
 # What a terminal that knows only ASCII shows for the characters that trainkit itself writes.
-_PLAIN = {"\N{MULTIPLICATION SIGN}": "x", "\N{RIGHTWARDS ARROW}": "->", "\N{HORIZONTAL ELLIPSIS}": "...", "·": "-"}
+_PLAIN = {
+    "\N{MULTIPLICATION SIGN}": "x",
+    "\N{RIGHTWARDS ARROW}": "->",
+    "\N{HORIZONTAL ELLIPSIS}": "...",
+    "·": "-",
+    "\N{FULL BLOCK}": "#",
+    "\N{LIGHT SHADE}": ".",
+    "\N{DEGREE SIGN}": "",
+}
 _ERRORS = "trainkit"
 
 
@@ -35,4 +43,4 @@ def _nearest(error: UnicodeError) -> tuple[str | bytes, int]:
     char = error.object[error.start]
     if "\udc80" <= char <= "\udcff":  # a byte of a file's name that is no UTF-8: Python keeps it so
         return bytes((ord(char) - 0xDC00,)), error.start + 1
-    return _PLAIN.get(char) or char.encode("ascii", "backslashreplace").decode("ascii"), error.start + 1
+    return _PLAIN.get(char, char.encode("ascii", "backslashreplace").decode("ascii")), error.start + 1
