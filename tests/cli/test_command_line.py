@@ -57,6 +57,18 @@ def test_help_shows_no_type_behind_a_switch(trainkit: Trainkit, words: tuple[str
     assert "bool" not in shown.lower()
 
 
+def test_a_program_may_stand_for_a_recipe_and_other_overrides_may_not(trainkit: Trainkit, tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text('#!/bin/sh\necho "it has $1"\n')
+    (tmp_path / "train.sh").chmod(0o755)
+
+    done = trainkit("run", "program.kind=torch", "program.script=train.sh", "--", "a word", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "it has a word\n")
+
+    done = trainkit("run", "program.kind=torch", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "no recipe is named" in done.stderr
+
+
 def test_a_plan_folds_to_the_terminal(clean_environment: dict[str, str], tmp_path: Path) -> None:
     argv = ["-m", "trainkit", "plan", "ddp", "--on", "8xh100"]
     environ = {**clean_environment, "TERM": "xterm"}

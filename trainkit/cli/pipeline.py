@@ -14,13 +14,15 @@ from trainkit.hardware.facts import Facts
 from trainkit.planning.build import Planned, build_plan
 from trainkit.recipe.resolve import Request, Resolved, resolve
 
+PROGRAM = ("program.script=", "program.module=")  # which make a run of their own
+
 
 def resolve_line(
     command: str, words: Sequence[str], presets: Sequence[str], program: Sequence[str], variant: str | None = None
 ) -> Resolved:
-    """Resolve the words of a `run` or `plan` line: one recipe (presets may stand for it) and overrides."""
+    """Resolve the words of a `run` or `plan` line: one recipe (presets or a program may stand for it) and overrides."""
     line = take_apart(words, most=1, what="one recipe")
-    if not line.positional and not presets:
+    if not line.positional and not presets and not any(each.startswith(PROGRAM) for each in line.overrides):
         hint = f"trainkit {command} RECIPE; `trainkit ls` shows the shipped ones"
         raise UsageError("no recipe is named", hint=hint)
     return resolve_words(line.positional[0] if line.positional else None, line.overrides, presets, program, variant)
