@@ -13,11 +13,12 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from trainkit.launch.cores import keep_to
 from trainkit.launch.linux import exit_of_child
 from trainkit.launch.proof import differences, observed
+from trainkit.launch.rank_options import Options, parse
 from trainkit.launch.records import RankRecord, log_path, shown_path, write_last_record, write_record
 from trainkit.launch.spawn import Standing, Streams, spawn
 from trainkit.launch.streams import Copier, copy_window_size, open_channel
@@ -33,38 +34,6 @@ LINGER_SECONDS = 0.5  # a stop that hits program and wrapper one after the other
 CLEAN_UP_SECONDS = 2.0  # after a terminal's Ctrl-C, before TERM
 
 
-class Options(NamedTuple):
-    """The wrapper's command line."""
-
-    attempt_dir: str
-    grace: float  # seconds between TERM and KILL
-    program: tuple[str, ...]
-    each_node: bool = True  # whether the first rank of each node counts as a main rank
-    replica_env: tuple[tuple[str, str], ...] = ()  # variables of the ranks that are no main one
-    expected: str = ""  # file that says what the program should be seen to run
-    cores: str = ""  # which each local rank stays on, as launch/cores.py reads them
-
-
-def parse(argv: Sequence[str]) -> Options:
-    """Read the command line (ValueError when it is wrong). By hand: argparse costs more than all the rest here."""
-    values = {"--attempt": "", "--grace": "30", "--main": "each-node", "--expect": "", "--cores": ""}
-    rest, variables = list(argv), list[str]()
-    while rest and rest[0] in (*values, "--replica-env") and len(rest) > 1:
-        if rest[0] in values:
-            values[rest[0]] = rest[1]
-        else:
-            variables.append(rest[1])
-        del rest[:2]
-    if rest[:1] != ["--"] or len(rest) < 2 or not values["--attempt"]:
-        raise ValueError(
-            "usage: python -m trainkit.rank --attempt DIR [--grace SECONDS] "
-            "[--main each-node|one] [--expect FILE] [--replica-env NAME=VALUE]… [--cores LIST:LIST…] -- program args…"
-        )
-    pairs = tuple((name, value) for name, _, value in (each.partition("=") for each in variables))
-    attempt, grace, main, expected, cores = (values[name] for name in values)
-    return Options(attempt, float(grace), tuple(rest[1:]), main == "each-node", pairs, expected, cores)
-
-
 class Wrapper:
     """The life of one rank."""
 
@@ -75,6 +44,7 @@ class Wrapper:
         self._copiers: list[Copier] = []
         self._kill_at = self._term_at = float("inf")
         self._exit: int | None = None  # minus the signal that killed it
+        self._before = ""  # how this rank differed from the plan before the launcher restarted it
         self._shares_terminal = os.isatty(0)
         hang_up = signal.getsignal(signal.SIGHUP)
         self._ignored = (signal.SIGHUP,) if hang_up == signal.SIG_IGN else ()  # as nohup wants it
@@ -101,6 +71,8 @@ class Wrapper:
             message = f"trainkit.rank: {self._options.attempt_dir} cannot be written: {error.strerror}\n"
             os.write(2, message.encode("utf-8", "surrogateescape"))
             return NOT_REGISTERED
+        if self._before:
+            return self._not_again()
         try:
             self._start(channels)
         except OSError as error:
@@ -114,8 +86,10 @@ class Wrapper:
     def _register(self) -> list[int]:
         for folder in ("logs", "ranks"):
             os.makedirs(os.path.join(self._options.attempt_dir, folder), exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # of this rank before the launcher restarted it
-            os.remove(self._shown)
+        self._before = differences(self._shown) if self._options.expected else ""
+        if not self._before:
+            with contextlib.suppress(FileNotFoundError):  # of this rank before the launcher restarted it
+                os.remove(self._shown)
         write_record(self._options.attempt_dir, self._record)
         return [self._open(name, fd) for name, fd in (("out", 1), ("err", 2))]
 
@@ -256,6 +230,12 @@ class Wrapper:
             message=f"{lost} bytes of output could not be written to the log" if lost else "",
             not_as_planned=seen,
         )
+        self._save_end()
+        return self._record.code
+
+    def _not_again(self) -> int:
+        """The launcher restarts whatever fails; what is not as planned would be so again."""
+        self._record = self._record._replace(ended=time.time(), exit_code=NOT_AS_PLANNED, not_as_planned=self._before)
         self._save_end()
         return self._record.code
 

@@ -266,7 +266,18 @@ def test_what_a_rank_showed_before_it_was_restarted_is_forgotten(tmp_path: Path)
     expected, shown = tmp_path / "expected.json", tmp_path / "shown" / "rank-0.json"
     expected.write_text("{}")
     shown.parent.mkdir()
-    shown.write_text('{"differences": ["of another start"]}')
+    shown.write_text('{"strategy": "of another start", "differences": []}')
     assert start(tmp_path, *python("raise SystemExit(5)"), words=("--expect", str(expected))).wait(20) == 5
     assert record(tmp_path)["not_as_planned"] == ""
     assert not shown.exists()
+
+
+def test_a_rank_that_was_not_as_planned_is_not_started_again_when_the_launcher_restarts_it(tmp_path: Path) -> None:
+    expected, shown = tmp_path / "expected.json", tmp_path / "shown" / "rank-0.json"
+    expected.write_text("{}")
+    shown.parent.mkdir()
+    shown.write_text('{"differences": ["it is another"]}')
+    wrapper = start(tmp_path, *python("print('started')"), words=("--expect", str(expected)))
+    assert (wrapper.communicate(timeout=20), wrapper.returncode) == ((b"", b""), 1)
+    found = record(tmp_path)
+    assert (found["pid"], found["exit_code"], found["not_as_planned"]) == (0, 1, "it is another")
