@@ -49,6 +49,7 @@ def test_words_are_those_that_the_shell_makes(text: str) -> None:
         ("python train.py &", "`&` is not taken over"),
         ("#SBATCH --nodes=2\nsrun torchrun --nproc_per_node 2 train.py", "#SBATCH lines are not read"),
         ("source venv/bin/activate && python train.py", "`source venv/bin/activate` before the command"),
+        ("python train.py && echo done", "`echo done` after the command"),
         ("torchrun --nnodes 2 --node_rank $SLURM_NODEID --master_addr h train.py", "$SLURM_NODEID is not taken over"),
         ("srun -N 2 torchrun --nproc_per_node 2 train.py", "`srun -N 2` in front is not taken over"),
         ("time nice -n 5 python train.py", "`nice -n 5` in front is not taken over"),

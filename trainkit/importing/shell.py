@@ -93,7 +93,8 @@ def _take(reader: _Reader, words: list[str]) -> None:
         hint = f"go there yourself (`{' '.join(words)}`), and import the command that follows"
         raise reader.fail(f"`{' '.join(words)}` changes the folder that paths start from", hint)
     elif name in _AROUND and name not in _SILENT:
-        reader.note(f"`{' '.join(words)[:100]}` before the command is not taken over.")
+        where = "after" if reader.found else "before"
+        reader.note(f"`{' '.join(words)[:100]}` {where} the command is not taken over.")
     elif name not in _SILENT:
         reader.found.append(words)
 
