@@ -75,6 +75,20 @@ def test_a_run_is_exported_by_its_name_and_never_over_what_is_there(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_name_means_its_newest_run_that_has_a_checkpoint(
+    tmp_path: Path, trainkit: Trainkit, tiny_recipe: Path
+) -> None:
+    assert trainkit("run", str(tiny_recipe), "train.steps=1", "checkpoint.every_steps=1").returncode == 0
+    (trained,) = (tmp_path / "runs/tiny").iterdir()
+    assert trainkit("run", str(tiny_recipe), "--do_eval", "checkpoint.resume=auto").returncode == 0
+    (evaluated,) = set((tmp_path / "runs/tiny").iterdir()) - {trained}
+    done = trainkit("export", "tiny")
+    assert (done.returncode, done.stdout) == (0, f"{trained}/exports/step-00000001\n")
+    assert done.stderr == f"{evaluated} has no complete checkpoint: exporting from {trained}\n"
+    by_id = trainkit("export", evaluated.name)
+    assert (by_id.returncode, by_id.stderr.splitlines()[0]) == (2, f"error: {evaluated} has no complete checkpoint")
+
+
 def test_what_has_no_checkpoint_cannot_be_exported(trainkit: Trainkit, tmp_path: Path, tiny_recipe: Path) -> None:
     assert trainkit("run", str(tiny_recipe), "train.steps=1").returncode == 0
     done = trainkit("export", "tiny")

@@ -74,22 +74,38 @@ def best_step(saved: Sequence[SavedCheckpoint]) -> int | None:
 
 def find_checkpoint(word: str, root: str, wanted: Callable[[Sequence[SavedCheckpoint]], int | None]) -> Path:
     """The checkpoint folder that a word means; of a run, the one of the wanted step. UsageError where there is none."""
-    from trainkit.cli.commands.runs import find_run
-    from trainkit.launch.saved import checkpoints_of, named_checkpoint
+    from trainkit.launch.saved import named_checkpoint
 
     if named_checkpoint(word):
         if wanted is best_step:
             raise UsageError(f"--best chooses among the checkpoints of a run, and {word} is one", hint="name the run")
         return Path(word).absolute()
-    run = find_run(word, root).layout
-    saved = checkpoints_of(run)
-    if not saved:
-        hint = "checkpoint.every_steps saves some; SIGUSR1 to a running one saves now"
-        raise UsageError(f"{run.root} has no complete checkpoint", hint=hint)
+    run, saved = saved_by(word, root)
     step = wanted(saved)
     found = [Path(each.path) for each in saved if each.step == step]
     if not found:
         lost = "nothing was evaluated" if step is None else f"that of step {step} is no longer there"
         hint = "checkpoint.keep_best keeps the one of the lowest evaluation loss"
-        raise UsageError(f"{run.root} has no best checkpoint: {lost}", hint=hint)
+        raise UsageError(f"{run} has no best checkpoint: {lost}", hint=hint)
     return found[0]
+
+
+def saved_by(word: str, root: str) -> tuple[Path, list[SavedCheckpoint]]:
+    """The run directory that a word means, and its checkpoints. UsageError where there are none.
+
+    A name means its newest run that has some: one that only evaluates another's weights saves none.
+    """
+    from trainkit.cli.commands.runs import find_run
+    from trainkit.launch.saved import checkpoints_of, saved_checkpoints
+
+    run = find_run(word, root).layout
+    saved = checkpoints_of(run)
+    if saved:
+        return run.root, saved
+    earlier = saved_checkpoints(root, word) if word == run.name else []
+    if not earlier:
+        hint = "checkpoint.every_steps saves some; SIGUSR1 to a running one saves now"
+        raise UsageError(f"{run.root} has no complete checkpoint", hint=hint)
+    newest = Path(earlier[0].path).parents[1]
+    sys.stderr.write(f"{run.root} has no complete checkpoint: exporting from {newest}\n")
+    return newest, [each for each in earlier if each.run == earlier[0].run]
