@@ -6,11 +6,14 @@ import argparse
 import contextlib
 import io
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
 
 from trainkit.errors import TrainingError, TrainkitError
 from trainkit.recipe.schema import Recipe
@@ -30,14 +33,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--destination", type=Path, required=True, help="folder to make; it must not exist")
     parser.add_argument("--adapter", action="store_true", help="the adapters alone, as peft reads them")
     words = parser.parse_args(argv)
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # transformers imports DeepSpeed, which would guess aloud
     try:
         (export_adapters if words.adapter else export)(words.checkpoint, words.destination)
     except TrainkitError as error:
         for found in error.diagnostics:
             sys.stderr.write(f"error: {found.what}{f' ({found.hint})' if found.hint else ''}\n")
         return int(error.exit_code)
-    except OSError as error:
-        sys.stderr.write(f"error: {words.destination} cannot be written: {error.strerror or error}\n")
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        sys.stderr.write(f"error: {words.destination} cannot be written: {reason}\n")
         return 1
     return 0
 
