@@ -214,6 +214,20 @@ def test_a_folder_is_no_file_to_write(trainkit: Trainkit, tmp_path: Path) -> Non
     assert not done.stdout
 
 
+def test_a_recipe_does_not_replace_what_it_extends(trainkit: Trainkit, tmp_path: Path) -> None:
+    base = "version: 1\nname: base\ntrain: {steps: 7}\ndevices: {type: cpu}\n"
+    (tmp_path / "base.yaml").write_text(base)
+    done = trainkit("config", "--from", "base.yaml", "--output", "./base.yaml", "--force")
+    assert done.returncode == 2
+    assert "./base.yaml is what the new recipe is to extend" in done.stderr
+    assert not done.stdout
+    done = trainkit("config", "--from", "base.yaml", "--force", stdin="\n" * 7 + "base.yaml\nmine.yaml\nyes\n")
+    assert done.returncode == 0, done.stderr
+    assert "goes in a circle" in done.stderr
+    assert (tmp_path / "base.yaml").read_text() == base
+    assert (tmp_path / "mine.yaml").exists()
+
+
 def test_a_recipe_can_start_from_another(trainkit: Trainkit, tmp_path: Path) -> None:
     done = trainkit(
         "config", "--defaults", "--from", "quickstart", "--set", "train.steps=5", "--set", "devices.type=cpu"

@@ -73,7 +73,8 @@ def ask_and_write(session: Session, job: Job) -> int:
             if word == BACK:
                 session = session.back() or session
             else:
-                job = replace(job, target=Path(word))
+                renamed = replace(job, target=Path(word))
+                job = renamed if _finished(session, renamed) else job
     except (KeyboardInterrupt, EOFError) as leaving:
         _keep(session, job)
         if isinstance(leaving, EOFError) and not sys.stdin.isatty():

@@ -46,16 +46,20 @@ def config(
     from trainkit.cli.machines import machine_facts
     from trainkit.cli.pipeline import find_recipe, working_folder
     from trainkit.errors import UsageError
+    from trainkit.recipe.files import absolute
     from trainkit.wizard.finish import check_given
     from trainkit.wizard.given import read_base, read_given
     from trainkit.wizard.session import Session
     from trainkit.wizard.view import Base, View
 
+    disk, cwd, environ = Disk(), working_folder(), dict(os.environ)
+    recipe = find_recipe(base, disk) if base is not None else None
     if Path(output).is_dir():
         raise UsageError(f"{output or '.'} is a folder", hint=f"name a file: --output {Path(output, 'recipe.yaml')}")
-    disk, cwd, environ = Disk(), working_folder(), dict(os.environ)
+    if recipe is not None and absolute(recipe, cwd) == absolute(output, cwd):
+        raise UsageError(f"{output} is what the new recipe is to extend", hint="name another file: --output FILE")
     settings, places = read_given(answers, given or (), disk, cwd)
-    start = read_base(find_recipe(base, disk), base, disk, cwd, environ) if base is not None else Base()
+    start = read_base(recipe, base or "", disk, cwd, environ) if recipe is not None else Base()
     machine = cache(partial(machine_facts, on))
     if on is not None:
         machine()  # a wrong word is told before the first question
