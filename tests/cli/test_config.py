@@ -73,6 +73,18 @@ def test_wrong_answers_are_diagnosed_all_at_once_at_their_places(trainkit: Train
     assert not (tmp_path / "recipe.yaml").exists()
 
 
+def test_variants_among_answers_are_refused_and_kept_by_a_recipe_to_start_from(
+    trainkit: Trainkit, tmp_path: Path
+) -> None:
+    (tmp_path / "a.yaml").write_text("version: 1\nname: a\ntrain: {steps: 9}\nvariants: {short: {train: {steps: 3}}}\n")
+    done = trainkit("config", "--defaults", "--answers", "a.yaml")
+    assert done.returncode == 2
+    assert "a.yaml: error: the variant 'short' is no answer" in done.stderr
+    assert not (tmp_path / "recipe.yaml").exists()
+    assert trainkit("config", "--defaults", "--from", "a.yaml").returncode == 0
+    assert trainkit("explain", "recipe.yaml", "train.steps", "--variant", "short").stdout.startswith("train.steps: 3")
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

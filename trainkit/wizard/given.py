@@ -9,7 +9,7 @@ from trainkit.errors import Diagnostic, Origin, RecipeError
 from trainkit.recipe.fields import defaults, schema, tagged_sections
 from trainkit.recipe.files import Files, absolute
 from trainkit.recipe.interpolation import interpolated
-from trainkit.recipe.layer import Layer
+from trainkit.recipe.layer import VARIANTS, Layer
 from trainkit.recipe.merge import Merge, merge
 from trainkit.recipe.overrides import override_layers
 from trainkit.recipe.stack import Stack
@@ -30,11 +30,20 @@ def read_given(answers: str | None, words: Sequence[str], files: Files, cwd: str
     flags, found = override_layers(words, len(stack.layers), cwd, files, lambda key: None)
     layers = [*stack.layers, *flags]
     state = merge(layers)
-    found = [*stack.errors, *found, *state.errors, *(each for layer in layers for each in _wrong(layer, state))]
+    found = [*stack.errors, *_variants(stack), *found, *state.errors]
+    found += [each for layer in layers for each in _wrong(layer, state)]
     wrong = [each for each in found if each.severity == "error"]
     if wrong:
         raise RecipeError(wrong)
     return dict(leaves(state.tree)), state
+
+
+def _variants(stack: Stack) -> Iterator[Diagnostic]:
+    """The new recipe could not say them, so they are not left out without a word."""
+    hint = "start from the file with --from, which keeps its variants, or write them into the new recipe"
+    for name, (given, *_) in stack.variants.items():
+        origin = Origin(f"file {given.source}", 0, given.source)
+        yield Diagnostic("error", f"the variant {name!r} is no answer", f"{VARIANTS}.{name}", origin, hint=hint)
 
 
 def _wrong(layer: Layer, state: Merge) -> Iterator[Diagnostic]:
