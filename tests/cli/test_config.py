@@ -82,7 +82,9 @@ def test_variants_among_answers_are_refused_and_kept_by_a_recipe_to_start_from(
     assert "a.yaml: error: the variant 'short' is no answer" in done.stderr
     assert not (tmp_path / "recipe.yaml").exists()
     assert trainkit("config", "--defaults", "--from", "a.yaml").returncode == 0
-    assert trainkit("explain", "recipe.yaml", "train.steps", "--variant", "short").stdout.startswith("train.steps: 3")
+    assert trainkit("explain", "recipe.yaml", "train.steps", "--variant", "short").stdout.startswith(
+        "train.steps = 3\n"
+    )
 
 
 @pytest.mark.parametrize(
