@@ -68,6 +68,11 @@ def _program(context: Context) -> Iterator[Diagnostic]:
         )
     if kind != "builtin" and len(given) > 1:
         yield context.error("program.module", "program.script and program.module are both given", "keep one of the two")
+    module = context.get("program.module")
+    if isinstance(module, str) and ("/" in module or module.endswith(".py")):
+        dotted = module.removesuffix(".py").strip("./").replace("/", ".")
+        hint = f"write program.script: {module}, or program.module: {dotted}"
+        yield context.error("program.module", f"{module} is a path, and program.module takes a dotted name", hint)
 
 
 def _script(context: Context) -> Iterator[Diagnostic]:
