@@ -69,6 +69,19 @@ def test_a_program_may_stand_for_a_recipe_and_other_overrides_may_not(trainkit: 
     assert "no recipe is named" in done.stderr
 
 
+@pytest.mark.parametrize(("preset", "read"), [("strategy/single", True), ("strategy/ddp", False)])
+def test_input_that_reaches_no_rank_is_said_to(trainkit: Trainkit, tmp_path: Path, preset: str, read: bool) -> None:
+    (tmp_path / "read.sh").write_text("#!/bin/sh\ncat\n")
+    (tmp_path / "read.sh").chmod(0o755)
+    words = ("run", "program.kind=torch", "program.script=read.sh", "--with", preset, "--with", "devices/cpu")
+
+    done = trainkit(*words, cwd=tmp_path, stdin="a line\n")
+
+    assert (done.returncode, done.stdout) == (0, "a line\n" if read else "")
+    assert ("standard input is not handed on" in done.stderr) != read
+    assert "standard input" not in trainkit(*words, cwd=tmp_path).stderr
+
+
 def test_a_plan_folds_to_the_terminal(clean_environment: dict[str, str], tmp_path: Path) -> None:
     argv = ["-m", "trainkit", "plan", "ddp", "--on", "8xh100"]
     environ = {**clean_environment, "TERM": "xterm"}

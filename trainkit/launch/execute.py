@@ -24,6 +24,7 @@ from trainkit.launch.relay import Relay
 from trainkit.launch.runs import hold
 from trainkit.launch.spec import Preparation, Spec
 from trainkit.launch.status import Attempt
+from trainkit.launch.streams import holds_input
 from trainkit.launch.summary import build_summary, render_summary
 from trainkit.launch.supervise import Job, Supervisor
 from trainkit.launch.verdict import Verdict
@@ -31,6 +32,9 @@ from trainkit.planning.build import Planned
 from trainkit.planning.plan import Plan
 
 ATTEMPT = 1
+NO_INPUT = (
+    "standard input is not handed on: only a single rank without a launcher reads it. Let the program read a file."
+)
 CHOICES = 10  # how often cards are chosen anew when other runs are quicker
 
 
@@ -81,6 +85,8 @@ def carry_out(request: RunRequest, console: Console) -> Ended:
     for notice in plan.notices:
         if notice.severity == "warning":
             console.say(f"warning: {notice.what} {notice.hint}".rstrip())
+    if not _keeps_stdin(plan) and holds_input(0):
+        console.say(f"warning: {NO_INPUT}")
     started = time.time()
     try:
         layout, bindings, bound = _bind(request)
@@ -147,7 +153,7 @@ def _bind(request: RunRequest) -> tuple[RunLayout, Bindings, BoundPlan]:
 def _job(plan: Plan, layout: RunLayout, bindings: Bindings, bound: BoundPlan, started: float) -> Job:
     attempt = layout.attempt(ATTEMPT)
     locks = lock_folder(bound.environment, str(layout.root))
-    keeps_stdin = plan.launcher.kind == "python" and plan.topology.world_size == 1
+    keeps_stdin = _keeps_stdin(plan)
     spec = Spec(
         status=Attempt(str(layout.status), layout.id, ATTEMPT, started),
         attempt_dir=str(attempt.root),
@@ -165,6 +171,10 @@ def _job(plan: Plan, layout: RunLayout, bindings: Bindings, bound: BoundPlan, st
         ignore=[signal.SIGHUP] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [],  # nohup
     )
     return Job(spec, bound.environment, attempt, keeps_stdin)
+
+
+def _keeps_stdin(plan: Plan) -> bool:
+    return plan.launcher.kind == "python" and plan.topology.world_size == 1
 
 
 def _follow(job: Job, plan: Plan, layout: RunLayout, console: Console, locks: tuple[int, ...]) -> Ended:

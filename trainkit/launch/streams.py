@@ -6,6 +6,8 @@ import contextlib
 import errno
 import os
 import select
+import stat
+import sys
 
 CHUNK = 1 << 18
 PIPE_CAPACITY = 1 << 20  # a program that prints much should not wait for its wrapper's turn on the processor
@@ -83,3 +85,20 @@ def copy_window_size(source: int, target: int) -> None:
 
     with contextlib.suppress(OSError):
         fcntl.ioctl(target, termios.TIOCSWINSZ, fcntl.ioctl(source, termios.TIOCGWINSZ, b"\0" * 8))
+
+
+def holds_input(fd: int) -> bool:
+    """Whether somebody has put something there to be read: a file that is not empty, or bytes in a pipe."""
+    import fcntl
+    import termios
+
+    try:
+        place = os.fstat(fd)
+        if stat.S_ISREG(place.st_mode):
+            return place.st_size > os.lseek(fd, 0, os.SEEK_CUR)
+        if not stat.S_ISFIFO(place.st_mode):
+            return False
+        waiting = fcntl.ioctl(fd, termios.FIONREAD, bytes(4))
+    except OSError:  # closed, or without an answer
+        return False
+    return int.from_bytes(waiting, sys.byteorder) > 0
