@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe
 from trainkit.train.assembly import assemble, prepared_model
-from trainkit.train.export import export
+from trainkit.train.export import export, export_adapters
 from trainkit.train.loop import train
 from trainkit.train.metrics import Metrics
 from trainkit.train.settings import Settings, World
@@ -159,3 +159,17 @@ def test_a_loss_that_is_not_one_number_is_refused(
 def test_a_target_must_be_named() -> None:
     with pytest.raises(ValueError, match="target must name the model"):
         Recipe.model_validate({"model": {"kind": "target"}})
+
+
+def test_adapters_find_linear_layers_that_are_named_like_other_modules(
+    module: str, make_settings: MakeSettings
+) -> None:
+    model = {"kind": "target", "target": f"{module}:Small"}  # its blocks are layers.0 and layers.1, of 0 and 1 each
+    settings = make_settings(model=model, peft={"kind": "lora"}, train={"steps": 1}, checkpoint={"every_steps": 1})
+    parts = assemble(settings, World(), torch.device("cpu"))
+    trained = {name for name, each in parts.model.named_parameters() if each.requires_grad}
+    assert trained == {f"inner.layers.{block}.0.lora_{side}.default.weight" for block in (0, 1) for side in "AB"}
+    train(parts, 0, Metrics(settings.run_dir, [], main=False), Requests())
+    export_adapters(settings.run_dir / "checkpoints/step-00000001", settings.run_dir / "adapters")
+    config = json.loads((settings.run_dir / "adapters/adapter_config.json").read_text())
+    assert sorted(config["target_modules"]) == ["layers.0.0", "layers.1.0"]

@@ -23,7 +23,7 @@ def add_adapters(model: Model, settings: Peft) -> None:
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     from peft import LoraConfig, inject_adapter_in_model
 
-    targets = settings.target_modules or linear_layers(model)
+    targets = settings.target_modules or default_targets(model)
     names = [f".{name}" for name, _ in model.named_modules()]
     absent = [target for target in targets if not any(name.endswith(f".{target}") for name in names)]
     if absent:
@@ -54,6 +54,15 @@ def _no_target(names: Sequence[str], model: Model) -> TrainingError:
         f"peft.target_modules: the model has no {', '.join(names)} that peft can adapt",
         hint=f"it has {', '.join(linear_layers(model))}",
     )
+
+
+def default_targets(model: Model) -> list[str]:
+    """The linear layers of the blocks: by the last parts of their names, or whole names where others end so too."""
+    short, named = linear_layers(model), list(model.named_modules())
+    if all(_linear(each) for name, each in named if name.rpartition(".")[2] in short):
+        return short
+    inside = {each for block in model.blocks for each in block.modules() if _linear(each)}
+    return [name for name, each in named if each in inside]
 
 
 def linear_layers(model: Model) -> list[str]:
