@@ -133,6 +133,27 @@ def test_a_run_root_behind_a_shut_folder_is_a_problem_to_the_doctor(
     assert f"{tmp_path}/shut cannot be written to" in " ".join(done.stdout.split())
 
 
+@pytest.mark.parametrize("command", ["doctor", "run"])
+def test_a_folder_for_offloading_that_cannot_be_used_is_found_before_anything_is_built(
+    shell: Callable[[str], subprocess.CompletedProcess[str]], tiny_recipe: Path, tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "file").touch()
+    offload = "strategy.offload_optimizer=nvme strategy.nvme_path=file/swap"
+    done = shell(f"$T {command} tiny.yaml strategy.kind=zero3 {offload} nodes.processes_per_node=2")
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert f"{tmp_path}/file cannot be written to" in " ".join((done.stdout + done.stderr).split())
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("line", ["--help", "gpus", "gpus --watch", "plan quickstart"])
+def test_a_reader_that_is_gone_ends_every_command_alike(
+    shell: Callable[[str], subprocess.CompletedProcess[str]], tmp_path: Path, line: str
+) -> None:
+    done = shell(f"{{ $T {line}; echo $? > code; }} | true")
+    assert (tmp_path / "code").read_text() == f"{128 + signal.SIGPIPE}\n"
+    assert done.stderr == ""
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read everything")
 def test_a_recipe_that_may_not_be_read_is_a_usage_error(trainkit: Trainkit, tiny_recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "shut").mkdir(mode=0)

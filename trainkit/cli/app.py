@@ -80,7 +80,10 @@ app.add_typer(runs.app, name="runs")
 
 
 def invoke(arguments: Sequence[str]) -> int:
-    """Run the command that `arguments` name; returns its exit code. Usage errors end with code 2."""
+    """Run the command that `arguments` name; returns its exit code.
+
+    Usage errors end with code 2. Raises BrokenPipeError where nobody reads the output any more.
+    """
     words, program = split_program(arguments)
     try:
         code = app(list(words), prog_name="trainkit", obj=Invocation(program), standalone_mode=False)
@@ -88,6 +91,10 @@ def invoke(arguments: Sequence[str]) -> int:
         raise KeyboardInterrupt from abort
     except WRONG_USAGE as error:
         raise usage_error(error) from error
+    except SystemExit as leaving:
+        if isinstance(leaving.__context__, BrokenPipeError):  # what Typer and rich make of it says less
+            raise leaving.__context__ from None
+        raise
     return code if isinstance(code, int) else 0
 
 

@@ -7,7 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from trainkit.doctor.checks.disk_space import existing
+from trainkit.doctor.checks.disk_space import existing, usable
 from trainkit.doctor.surroundings import Aim, Surroundings
 from trainkit.doctor.verdict import Verdict, ok, skipped
 from trainkit.doctor.words import MIB, in_words
@@ -29,7 +29,7 @@ def needs(aim: Aim) -> str:
 def run(surroundings: Surroundings, aim: Aim) -> list[Verdict]:
     """Write, force to the disk and remove at most 64 MiB."""
     folder = existing(surroundings.folder / aim.output_root)
-    if not os.access(folder, os.W_OK | os.X_OK) or surroundings.space(folder).free < SPARE:
+    if not usable(folder) or surroundings.space(folder).free < SPARE:
         return [skipped(f"{folder} has no room for a trial")]
     size, seconds = measured(folder)
     evidence = f"{in_words(size)} written and synced in {seconds:.2f} s in {folder}"
