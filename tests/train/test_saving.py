@@ -68,6 +68,19 @@ def test_weights_that_are_no_numbers_take_no_good_checkpoints_place(make_setting
     assert saved(settings.run_dir) == [f"step-{number:08}" for number in range(1, step)]
 
 
+def test_steps_that_fp16_skips_for_a_loss_that_is_no_number_take_no_good_checkpoints_place(
+    make_settings: MakeSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    wild = {"optimizer": {"name": "sgd", "lr": 1e18}, "train": {"steps": 6, "max_grad_norm": 0.0}}
+    settings = make_settings(**wild, checkpoint={"every_steps": 1, "keep": 1}, precision={"dtype": "fp16"})
+    run(settings)
+    lines = [json.loads(line) for line in (settings.run_dir / "metrics.jsonl").read_text().splitlines()]
+    sound = max(line["step"] for line in lines if line.get("loss") is not None)
+    assert sound < 6
+    assert saved(settings.run_dir) == [f"step-{sound:08}"]
+    assert f"no checkpoint is saved after step {sound + 1}: its loss is nan" in caplog.text
+
+
 def test_the_line_of_a_lost_step_is_in_the_metrics(make_settings: MakeSettings) -> None:
     wild = {"optimizer": {"name": "sgd", "lr": 1e18}, "train": {"steps": 50, "max_grad_norm": 0.0}}
     settings = make_settings(**wild)

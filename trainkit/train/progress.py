@@ -144,12 +144,20 @@ def identity(parts: Parts) -> checkpoints.Identity:
 
 
 def save_checkpoint(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor | float) -> None:
-    """Save after the step just done. TrainingError as of :func:`refuse_lost_run`: the last good one must stay."""
+    """Save after the step just done. TrainingError as of :func:`refuse_lost_run`: the last good one must stay.
+
+    In fp16 such a step may be one of those that are skipped, and the run goes on: there is no checkpoint of it.
+    """
     if parts.checkpoints is None:
         log.warning("no checkpoint is saved: not every rank can see the run directory of rank 0")
         return
-    total = sum_float_over_ranks(float(loss), parts.world)
-    refuse_lost_run(parts, progress.step, total / max(1, progress.step_tokens), norm)
+    mean = sum_float_over_ranks(float(loss), parts.world) / max(1, progress.step_tokens)
+    if not math.isfinite(mean) and parts.settings.dtype == "fp16":
+        if parts.world.rank == 0:
+            what = "no checkpoint is saved after step %d: its loss is %s, and so may its weights be"
+            log.warning(what, progress.step, mean)
+        return
+    refuse_lost_run(parts, progress.step, mean, norm)
     asked = parts.settings.recipe.checkpoint
     save = parts.background.save if parts.background else partial(checkpoints.save, world=parts.world)
     save(
