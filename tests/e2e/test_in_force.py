@@ -15,7 +15,9 @@ pytestmark = pytest.mark.e2e
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 
 
-def launch(trainkit: Any, folder: Path, script: str, strategy: str, *words: str) -> tuple[Any, dict[str, Any]]:
+def launch(
+    trainkit: Any, folder: Path, script: str, strategy: str, *words: str, restarts: int = 0
+) -> tuple[Any, dict[str, Any]]:
     """Run a script that trainkit tells nothing; the process and its summary."""
     done = trainkit(
         "run",
@@ -23,6 +25,7 @@ def launch(trainkit: Any, folder: Path, script: str, strategy: str, *words: str)
         f"program.script={PROGRAMS / script}",
         "program.verify=true",
         f"output.root={folder / 'runs'}",
+        f"launcher.max_restarts={restarts}",
         *(f"--with={preset}" for preset in (f"strategy/{strategy}", "devices/cpu")),
         "--",
         *words,
@@ -63,6 +66,17 @@ def test_ranks_that_do_something_else_end_the_run(
     assert "does not run what was planned" in done.stderr
     assert says in done.stderr
     assert summary["failure"] == "plan"
+
+
+def test_a_launcher_that_may_restart_ranks_does_not_run_again_what_is_not_as_planned(
+    trainkit: Any, tmp_path: Path
+) -> None:
+    done, summary = launch(trainkit, tmp_path, "wrapped_as.py", "ddp", "nothing", restarts=3)
+
+    assert (done.returncode, summary["failure"]) == (1, "plan")
+    (logs,) = tmp_path.glob("runs/*/*/attempts/1/logs")
+    said = "".join(log.read_text() for log in logs.glob("rank-*.err"))
+    assert 1 <= said.count("what runs is not what was planned") <= 2  # once on each rank, or before the other's end
 
 
 def test_the_silent_fall_back_of_trainer_from_fsdp_to_ddp_is_caught(trainkit: Any, tmp_path: Path) -> None:
