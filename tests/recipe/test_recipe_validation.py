@@ -54,6 +54,8 @@ Places = Callable[..., list[tuple[str, str]]]
         ("name: 'a b'", 7, "name must be a name of letters", ""),
         ("name: true", 7, "name must be a name of letters", "put it in quotes"),
         ("nodes: {rendezvous: here}", 21, "nodes.rendezvous must be `auto` or host:port", ""),
+        ("nodes: {rendezvous: 'here:65536'}", 21, "with a port from 1 to 65535, not the text 'here:65536'", ""),
+        ("nodes: {rendezvous: '[::1]:0'}", 21, "with a port from 1 to 65535, not the text '[::1]:0'", ""),
         (
             "strategy: {kind: fdsp}",
             18,

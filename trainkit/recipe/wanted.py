@@ -18,7 +18,7 @@ from trainkit.recipe.suggest import nearest
 # What patterns mean. A pattern without words here is shown as it is (and a test asks for words).
 PATTERN_WORDS = {
     "name": "a name of letters, digits, dots, dashes and underscores (at most 100, a letter or digit first)",
-    "nodes.rendezvous": "`auto` or host:port",
+    "nodes.rendezvous": "`auto` or host:port with a port from 1 to 65535",
     "optimizer.name": "an import path pkg.mod:Class",
     "train.loss": "an import path pkg.mod:name",
     "model.target": "an import path pkg.mod:name",

@@ -11,6 +11,7 @@ from trainkit.recipe.schema.base import Section, setting
 Scalar = str | int | float | bool | None
 # Programs that keep their own defaults: what a recipe leaves out is not said to them.
 OWN_DEFAULTS = ("hf", "accelerate", "deepspeed")
+_PORT = r"(?:[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5])"  # 1 to 65535
 
 
 class Program(Section):
@@ -87,7 +88,7 @@ class Nodes(Section):
     rendezvous: str = setting(
         "auto",
         "`host:port` of node 0, where the nodes meet; `auto` is a free local port on one machine.",
-        pattern=r"^(auto|[^\s:]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5})$",
+        pattern=rf"^(auto|([^\s:]+|\[[0-9a-fA-F:]+\]):{_PORT})$",
     )
 
 
