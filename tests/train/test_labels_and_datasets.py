@@ -125,6 +125,7 @@ def test_chats_and_ready_tokens_of_a_data_set_are_read(make_tokenizer: Callable[
                    tokenizer=folder, sequence_length=32)  # fmt: skip
     assert found.encoder.decode([t for t in found.train[[0]].inputs["targets"][0].tolist() if t >= 0]) == "the cat\n"
     ready = opened("dataset", tmp_path / "set", tokens_field="ids", targets_field="goals")
+    assert ready.description.endswith(" tokens")  # nobody cut them into bytes
     assert ready.train[[0]].inputs["tokens"][0, :3].tolist() == [5, 6, 7]
     assert ready.train[[0]].inputs["targets"][0].tolist() == [-1, 7, 8, -1, -1, -1, -1, -1]
 

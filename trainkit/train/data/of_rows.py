@@ -30,6 +30,7 @@ def source_of_rows(
     data = cast("Rows", recipe.data)
     task = recipe.model.task if isinstance(recipe.model, HfModel) else "causal_lm"
     encoder = open_encoder(data.tokenizer)
+    unit = "tokens" if data.tokens_field else encoder.unit
     whole = task != "causal_lm"
     packing = data.packing and task != "sequence_classification"
     reading = Reading(data, encoder, final=not whole, limit=data.sequence_length if whole and not packing else None)
@@ -50,8 +51,8 @@ def source_of_rows(
     return Source(
         sets[0],
         sets[1],
-        _description(parts, encoder, labels, left_out),
-        _facts(parts, encoder, labels, left_out),
+        _description(parts, unit, labels, left_out),
+        _facts(parts, unit, encoder, labels, left_out),
         highest=max(highest.highest, encoder.padding),
         where=highest.where,
         labels=labels,
@@ -114,8 +115,8 @@ def _left_out(samples: int) -> str:
     return f" ({count} left out: nothing to predict within data.sequence_length)" if samples else ""
 
 
-def _description(parts: Sequence[Texts], encoder: Encoder, labels: Labels | None, left_out: int) -> str:
-    texts = f"{_count(parts):,} texts of {sum(len(texts.ids) for texts in parts):,} {encoder.unit}{_left_out(left_out)}"
+def _description(parts: Sequence[Texts], unit: str, labels: Labels | None, left_out: int) -> str:
+    texts = f"{_count(parts):,} texts of {sum(len(texts.ids) for texts in parts):,} {unit}{_left_out(left_out)}"
     if labels is None or not labels.names:
         return texts
     shown = _numbered(labels.names[:_SHOWN]) + (", …" if len(labels.names) > _SHOWN else "")
@@ -127,12 +128,12 @@ def _numbered(names: Sequence[str]) -> str:
 
 
 def _facts(
-    parts: Sequence[Texts], encoder: Encoder, labels: Labels | None, left_out: int
+    parts: Sequence[Texts], unit: str, encoder: Encoder, labels: Labels | None, left_out: int
 ) -> dict[str, int | float | str]:
     """For the summary; ranks must agree on them, so a tokenizer that differs between machines is seen."""
     facts: dict[str, int | float | str] = {
         "texts": _count(parts),
-        encoder.unit: sum(len(texts.ids) for texts in parts),
+        unit: sum(len(texts.ids) for texts in parts),
     }
     if left_out:
         facts["samples_left_out"] = left_out
