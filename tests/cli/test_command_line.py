@@ -69,6 +69,16 @@ def test_a_program_may_stand_for_a_recipe_and_other_overrides_may_not(trainkit: 
     assert "no recipe is named" in done.stderr
 
 
+def test_a_line_without_a_recipe_is_explained_as_it_is_planned(trainkit: Trainkit, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    words = ("explain", "program.kind=torch", "program.script=train.py", "strategy.kind=ddp")
+
+    done = trainkit(*words, "strategy.kind", cwd=tmp_path)
+    assert done.stdout.startswith('strategy.kind = "ddp"'), done.stderr
+    assert 'program.kind = "torch"' in trainkit(*words, cwd=tmp_path).stdout
+    assert "there is no file" in trainkit(*words, "no.such", cwd=tmp_path).stderr
+
+
 @pytest.mark.parametrize(("preset", "read"), [("strategy/single", True), ("strategy/ddp", False)])
 def test_input_that_reaches_no_rank_is_said_to(trainkit: Trainkit, tmp_path: Path, preset: str, read: bool) -> None:
     (tmp_path / "read.sh").write_text("#!/bin/sh\ncat\n")

@@ -22,10 +22,15 @@ def resolve_line(
 ) -> Resolved:
     """Resolve the words of a `run` or `plan` line: one recipe (presets or a program may stand for it) and overrides."""
     line = take_apart(words, most=1, what="one recipe")
-    if not line.positional and not presets and not any(each.startswith(PROGRAM) for each in line.overrides):
+    if not line.positional and not stands_for_recipe(line.overrides, presets):
         hint = f"trainkit {command} RECIPE; `trainkit ls` shows the shipped ones"
         raise UsageError("no recipe is named", hint=hint)
     return resolve_words(line.positional[0] if line.positional else None, line.overrides, presets, program, variant)
+
+
+def stands_for_recipe(overrides: Sequence[str], presets: Sequence[str]) -> bool:
+    """Whether a line without a recipe says what to run."""
+    return bool(presets) or any(each.startswith(PROGRAM) for each in overrides)
 
 
 def resolve_words(

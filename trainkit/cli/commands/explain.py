@@ -32,17 +32,24 @@ def explain(
     Example: trainkit explain ddp --token=--nproc-per-node=2
     """
     from trainkit.cli.machines import machine_facts
-    from trainkit.cli.pipeline import plan_words, resolve_words
+    from trainkit.cli.pipeline import plan_words, resolve_words, stands_for_recipe
     from trainkit.planning.renderers import explain as renderer
+    from trainkit.recipe.fields import schema
 
     invocation: Invocation = context.obj
     words = take_apart(context.args, most=2, what="a recipe and a key")
-    if not words.positional:
+    recipe, *queries = words.positional or [""]
+    if (
+        stands_for_recipe(words.overrides, presets or ())
+        and not queries
+        and (not recipe or recipe in schema().settings)
+    ):
+        recipe, queries = "", [recipe] if recipe else []
+    elif not recipe:
         raise UsageError("no recipe is named", hint="trainkit explain RECIPE [KEY]")
-    recipe, *queries = words.positional
     if token is not None:
         queries.append(token)
-    resolved = resolve_words(recipe, words.overrides, presets or (), invocation.program, variant)
+    resolved = resolve_words(recipe or None, words.overrides, presets or (), invocation.program, variant)
     if not queries:
         sys.stdout.write(renderer.render_all(resolved))
         return
