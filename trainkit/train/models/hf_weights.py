@@ -37,10 +37,10 @@ def read_weights(maker: Any, folder: str, config: Any, attention: str | None) ->
         )
     missing, unused = sorted(found["missing_keys"]), sorted(found["unexpected_keys"])
     return inner, tuple(
-        (_level(inner, names), f"model.path: {_listed(names)} {fate}")
+        (_level(inner, names), f"model.path: {_count(names)} {fate}: {_listed(names)}")
         for names, fate in (
-            (missing, f"not in {folder}: drawn at random"),
-            (unused, f"in {folder} and not in the model: left out"),
+            (missing, f"not in {folder} and drawn at random"),
+            (unused, f"in {folder} and not in the model"),
         )
         if names
     )
@@ -53,7 +53,9 @@ def _level(inner: Any, names: Iterable[str]) -> int:
     return logging.WARNING if same_task or in_the_body else logging.INFO
 
 
+def _count(names: list[str]) -> str:
+    return "1 weight is" if len(names) == 1 else f"{len(names)} weights are"
+
+
 def _listed(names: list[str]) -> str:
-    more = ", …" if names[_SHOWN:] else ""
-    count = "1 weight is" if len(names) == 1 else f"{len(names)} weights are"
-    return f"{count} ({', '.join(names[:_SHOWN])}{more})"
+    return ", ".join(names[:_SHOWN]) + (", …" if names[_SHOWN:] else "")
