@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,10 @@ import pytest
 # The workers of a test run share the cores: torch in each of them with as many threads as there are cores would be
 # many times slower. Before anything imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell without job control starts what is in its background with Ctrl-C ignored, and so would be every child here.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from tests.made_up_cards import Cards, environments
 
