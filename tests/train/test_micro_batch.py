@@ -24,6 +24,7 @@ from trainkit.train.loop import train
 from trainkit.train.memory import peak_resident, resident
 from trainkit.train.metrics import Metrics
 from trainkit.train.micro_batch import Found, in_words, largest_fitting
+from trainkit.train.room import give_back
 from trainkit.train.settings import Settings, World
 from trainkit.train.signals import Requests
 
@@ -90,6 +91,7 @@ def test_the_search_finds_the_largest_that_fits_by_few_attempts(sizes: set[int],
 def test_a_search_within_a_memory_bound_leaves_the_training_bit_equal_to_one_with_that_micro_batch(
     make_settings: MakeSettings,
 ) -> None:
+    give_back(torch.device("cpu"))  # of the tests before, which would hide what this one takes
     bound = resident() // 2**20 + 100
     parts = parts_of(searching(make_settings(**HEAVY, batch={"micro": "auto", "memory_mib": bound})))
     found = found_in(parts)

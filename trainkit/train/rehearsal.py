@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from trainkit.train.data.sampler import positions_of_rank
@@ -15,7 +14,7 @@ from trainkit.train.optimizers import forget_embeddings
 from trainkit.train.outset import Outset
 from trainkit.train.precision import autocast
 from trainkit.train.randomness import seed_generators
-from trainkit.train.room import Room, is_out_of_memory, peak, restart_peak
+from trainkit.train.room import Room, give_back, is_out_of_memory, peak, restart_peak
 from trainkit.train.strategies import STRATEGIES, Strategy
 
 
@@ -48,6 +47,7 @@ class Rehearsal:
             if self._strategy is None:
                 self._strategy = self._copy()
                 self._step(self._strategy, self._settings.batch.search[0])  # from now on optimizer state is there
+                give_back(self._device)
                 self._base = resident()
             expected = self._expected(micro)
             if expected > self._room.there and self._device.type == "cpu":  # which would end processes, not fail
@@ -70,8 +70,7 @@ class Rehearsal:
         if self._settings.recipe.optimizer.name == "adamw_bnb_8bit":
             forget_embeddings()
         gc.collect()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        give_back(self._device)
 
     def _copy(self) -> Strategy:
         settings, world = self._settings, self._outset.world

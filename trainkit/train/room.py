@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 from collections.abc import Mapping
@@ -51,10 +52,20 @@ def _left_of_limits() -> list[int]:
     return [limits[name] - size for name, size in used.items() if limits[name] != resource.RLIM_INFINITY]
 
 
-def restart_peak(device: torch.device) -> None:
-    """Forget the peak so far. TrainingError where the system cannot."""
+def give_back(device: torch.device) -> None:
+    """Let the system have what is free inside this process: CUDA's allocator and glibc's keep it for later use."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
+        return
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # malloc_trim(3); other C libraries have none
+    if trim is not None:
+        trim(0)
+
+
+def restart_peak(device: torch.device) -> None:
+    """Forget the peak so far. TrainingError where the system cannot."""
+    give_back(device)
+    if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
     try:
