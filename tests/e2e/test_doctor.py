@@ -76,12 +76,17 @@ def test_a_machine_without_loopback_is_found(trainkit: Trainkit, tmp_path: Path)
 
 @pytest.mark.e2e
 def test_an_interrupted_doctor_leaves_nothing(tmp_path: Path, clean_environment: dict[str, str]) -> None:
+    """Neither processes, nor what a killed compiler had written."""
     (tmp_path / "temporary").mkdir()
-    environ = {**clean_environment, "TMPDIR": str(tmp_path / "temporary")}
+    compiler = tmp_path / "c++"
+    compiler.write_text('#!/bin/sh\necho half > "$TMPDIR/half.o"\nexec sleep 600\n')
+    compiler.chmod(0o755)
+    environ = {**clean_environment, "TMPDIR": str(tmp_path / "temporary"), "CXX": str(compiler)}
     doctor = subprocess.Popen([sys.executable, "-m", "trainkit", "doctor"], env=environ, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
-    while not (children := descendants(doctor.pid)) and time.monotonic() < deadline:
+    while not list(tmp_path.glob("temporary/**/half.o")) and time.monotonic() < deadline:
         time.sleep(0.01)
+    children = descendants(doctor.pid)
     doctor.send_signal(signal.SIGINT)
     assert doctor.wait(timeout=60) == 130
     assert children and not [pid for pid in children if is_alive(pid)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -39,7 +40,7 @@ FAST: Mapping[str, Check] = {
 
 def look(facts: Facts, aim: Aim) -> tuple[Diagnostic, ...]:
     """Problems as errors, warnings as warnings; notes are the doctor's alone."""
-    surroundings = surroundings_here(facts, Commands({}), Path.cwd())
+    surroundings = surroundings_here(facts, Commands({}), Path.cwd(), dict(os.environ))
     findings = (apply(name, check, surroundings, aim) for name, check in FAST.items())
     return tuple(diagnostic for finding in findings for diagnostic in _diagnostics(finding))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trainkit.doctor.check import Check
 from trainkit.doctor.surroundings import Aim, Surroundings
@@ -25,20 +25,29 @@ class _Call:
     finding: Finding | None = None
     error: BaseException | None = None
 
-    def __post_init__(self) -> None:
+    started: float = 0.0  # on the monotonic clock; 0.0 before the start
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def start(self) -> None:
+        """Begin, in a thread."""
         self.started = time.monotonic()
-        self.thread = threading.Thread(target=self._work, name=f"doctor: {self.name}", daemon=True)
-        self.thread.start()
+        threading.Thread(target=self._work, name=f"doctor: {self.name}", daemon=True).start()
 
     def _work(self) -> None:
         try:
             self.finding = apply(self.name, self.check, self.surroundings, self.aim)
         except BaseException as error:  # noqa: BLE001 - handed to the caller's thread, which raises it
             self.error = error
+        finally:
+            self.ended.set()
+
+    def wait(self, deadline: float) -> None:
+        """Until it has ended, but not beyond the deadline (on the monotonic clock)."""
+        self.ended.wait(max(deadline - time.monotonic(), 0))
 
     def result(self, deadline: float) -> Finding:
-        """Wait for it, but not beyond its limit or the deadline (both on the monotonic clock)."""
-        self.thread.join(max(min(self.started + self.check.LIMIT, deadline) - time.monotonic(), 0))
+        """Wait for it, but not beyond its limit or the deadline."""
+        self.wait(min(self.started + self.check.LIMIT, deadline))
         if self.error is not None:
             raise self.error
         if self.finding is None:
@@ -62,12 +71,15 @@ def examine(
     deadline = time.monotonic() + longest
     calls = [_Call(name, check, surroundings, aim) for name, check in checks.items()]
     try:
+        for call in calls:
+            call.start()
         return tuple(call.result(deadline) for call in calls)
     finally:
         close()
         end = time.monotonic() + LAST
-        for call in calls:  # each may have a file to remove
-            call.thread.join(max(end - time.monotonic(), 0))
+        for call in calls:  # each may have a command to end and a file to remove
+            if call.started:
+                call.wait(end)
 
 
 def apply(name: str, check: Check, surroundings: Surroundings, aim: Aim) -> Finding:

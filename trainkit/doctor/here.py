@@ -14,11 +14,11 @@ from trainkit.hardware.facts import Facts
 CEILINGS = {"open files": "RLIMIT_NOFILE", "processes": "RLIMIT_NPROC", "locked memory": "RLIMIT_MEMLOCK"}
 
 
-def surroundings_here(facts: Facts, run: Run, folder: Path) -> Surroundings:
-    """What this process sees. folder: the working folder."""
+def surroundings_here(facts: Facts, run: Run, folder: Path, environ: Mapping[str, str]) -> Surroundings:
+    """What this process sees. folder: the working folder. environ: the environment of what the checks start."""
     return Surroundings(
         facts=facts,
-        environ=dict(os.environ),
+        environ=environ,
         root=Path("/"),
         folder=folder,
         # The ranks start with -P: what `python -m` or a script puts first is not theirs.

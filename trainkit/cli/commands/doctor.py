@@ -40,6 +40,7 @@ def doctor(context: typer.Context, presets: Presets = None, variant: Variant = N
     from trainkit.doctor.commands import Commands
     from trainkit.doctor.examine import examine
     from trainkit.doctor.here import surroundings_here
+    from trainkit.doctor.own_environment import own_environment
     from trainkit.doctor.rendering import as_data, render
     from trainkit.hardware.probe import probe
 
@@ -47,9 +48,11 @@ def doctor(context: typer.Context, presets: Presets = None, variant: Variant = N
     folder = Path(working_folder())
     facts = probe(limits=PROBE_LIMITS)
     aim = aim_of(context, presets or (), variant, facts)
-    commands = Commands(dict(os.environ))
-    left = WHOLE - (time.monotonic() - started)
-    findings = examine(checks_for(aim), surroundings_here(facts, commands, folder), aim, left, commands.close)
+    with own_environment() as environ:
+        commands = Commands(environ)
+        surroundings = surroundings_here(facts, commands, folder, environ)
+        left = WHOLE - (time.monotonic() - started)
+        findings = examine(checks_for(aim), surroundings, aim, left, commands.close)
     seconds = time.monotonic() - started
     name = aim.recipe.name if aim.recipe else None
     if as_json:

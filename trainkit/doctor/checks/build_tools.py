@@ -74,7 +74,7 @@ def _path(surroundings: Surroundings) -> tuple[str, ...]:
 def trial(surroundings: Surroundings, source: str, *libraries: str) -> str:
     """Compile and link a program with the flags of the environment; what the compiler said if it fails."""
     environ = surroundings.environ
-    with tempfile.TemporaryDirectory(prefix="trainkit-doctor-") as folder:
+    with tempfile.TemporaryDirectory(prefix="trainkit-doctor-", dir=environ.get("TMPDIR")) as folder:
         program = Path(folder, "trial.cpp")
         program.write_text(source)
         flags = (*shlex.split(environ.get("CFLAGS", "")), str(program), "-o", str(Path(folder, "trial")))
