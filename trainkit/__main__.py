@@ -12,8 +12,10 @@ def main() -> None:
 
         sys.stdout.write(f"trainkit {__version__}\n")
         return
-    from trainkit.cli.boundary import run_command_line
-
+    try:
+        from trainkit.cli.boundary import run_command_line
+    except KeyboardInterrupt:  # on a slow file system even these imports take time
+        sys.exit(130)
     sys.exit(run_command_line(sys.argv[1:]))
 
 

@@ -164,13 +164,26 @@ def test_a_recipe_that_may_not_be_read_is_a_usage_error(trainkit: Trainkit, tiny
         assert "next:" in done.stderr
 
 
-def test_an_interrupt_while_planning_leaves_no_traceback(
-    tiny_recipe: Path, tmp_path: Path, clean_environment: dict[str, str]
-) -> None:
-    script = (
-        "import os, signal, sys\n"
+INTERRUPTS = {
+    "while planning": (
         "import trainkit.cli.pipeline as pipeline\n"
         "pipeline.build_plan = lambda *a, **k: os.kill(os.getpid(), signal.SIGINT)\n"
+    ),
+    "while its first modules are loaded": (
+        "class Interrupt:\n"
+        "    def find_spec(name, *_):\n"
+        "        if name == 'trainkit.cli.boundary': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupt)\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("when", INTERRUPTS)
+def test_an_interrupt_leaves_no_traceback(
+    tiny_recipe: Path, tmp_path: Path, clean_environment: dict[str, str], when: str
+) -> None:
+    script = (
+        f"import os, signal, sys\n{INTERRUPTS[when]}"
         "sys.argv = ['trainkit', 'plan', 'tiny.yaml']\n"
         "from trainkit.__main__ import main; main()\n"
     )
