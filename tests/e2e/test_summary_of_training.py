@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainkit.launch.summary import render_summary
+from trainkit.launch.summary import NOT_FINITE, render_summary
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -67,3 +67,27 @@ def test_run_says_what_the_plan_warns_of(trainkit: Trainkit, tiny_recipe: Path) 
     assert done.returncode == 0, done.stderr
     warning = done.stderr.index("warning: adafactor can converge slower")
     assert warning < done.stderr.index("run directory:")
+
+
+@pytest.mark.e2e
+def test_an_evaluation_that_gave_no_number_is_in_the_summary(
+    trainkit: Trainkit, tiny_recipe: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "blind.py").write_text(
+        "import torch\n"
+        "from torch import nn\n\n"
+        "class Blind(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.rows = nn.Embedding(256, 256)\n\n"
+        "    def forward(self, tokens, targets):\n"
+        "        rows = self.rows(tokens).flatten(0, 1)\n"
+        "        loss = nn.functional.cross_entropy(rows, targets.flatten(), ignore_index=-1)\n"
+        "        return loss if self.training else loss * float('nan')\n"
+    )
+    tiny_recipe.write_text(tiny_recipe.read_text().replace("model: {", "model: {kind: gpt, "))
+    done = trainkit("run", str(tiny_recipe), "model={kind: target, target: 'blind:Blind'}", "--do_eval")
+    found = summary_of(done)
+    assert (found["eval_loss"], found["reasons"]["eval_loss"]) == (None, NOT_FINITE)
+    told = dict(line.split("  ", 1) for line in done.stderr.splitlines() if "  " in line)
+    assert told["Evaluation loss"].strip() == NOT_FINITE

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from trainkit.errors import Diagnostic
+from trainkit.recipe.fields import schema, tagged_sections
 from trainkit.recipe.resolve import Resolved
 
 Solve = Callable[..., Resolved]
@@ -230,6 +231,26 @@ def test_errors_in_values_that_a_stronger_layer_replaces_are_reported_too(places
         "a.yaml": "optimizer: {lr: fast}\nstrategy: {kind: zero2, offload_optimizer: gpu, bukket: 1}\n",
     }
     assert [place for place, _ in places(files)] == ["a.yaml:1:17", "a.yaml:2:44", "a.yaml:2:49"]
+
+
+FOREIGN = [
+    pytest.param(section, kind, name, id=f"{section}.{name} under {kind}")
+    for section in sorted(tagged_sections())
+    for kind, model in schema().sections[section].kinds.items()
+    for name in sorted({field for other in schema().sections[section].kinds.values() for field in other.model_fields})
+    if name not in model.model_fields
+]
+
+
+@pytest.mark.parametrize(("section", "kind", "name"), FOREIGN)
+def test_a_setting_of_another_kind_is_named_also_where_a_stronger_layer_chooses_the_kind(
+    refuse: Refuse, section: str, kind: str, name: str
+) -> None:
+    value = "{}" if f"{section}.{name}" in schema().sections else "null"
+    text = f"train: {{steps: 3}}\n{section}: {{{name}: {value}}}\n"
+    errors = {error.key: error for error in refuse(text, overrides=(f"{section}.kind={kind}",))}
+    assert errors[f"{section}.{name}"].what == f"{section}.kind {kind} has no setting {name!r}"
+    assert "it yields to the kind of a stronger layer" in errors[f"{section}.{name}"].hint
 
 
 def test_an_interpolated_value_is_judged_by_what_it_becomes(places: Places) -> None:

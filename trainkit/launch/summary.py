@@ -61,13 +61,15 @@ def build_summary(
     result = read_json(layout.result)
     known: dict[str, Any] = {**_so_far(progress), **result}
     reason = _reason(plan, has_rank_0, result)
+    lost = result.get("not_finite", ())
+    # An evaluation that was not asked for needs no reason.
     missing = [name for name in REPORTED if known.get(name) is None and not (result and name == "eval_loss")]
     return {
         "exit_code": verdict.exit_code,
         "failure": verdict.failure,
         "why": verdict.why,
         **{name: known.get(name) for name in REPORTED},
-        "reasons": dict.fromkeys(missing, reason),
+        "reasons": dict.fromkeys(missing, reason) | dict.fromkeys(lost, NOT_FINITE),
         "wall_seconds": round(seconds, 3),
         "gpu_memory_occupied": dict(watch.peak) or None,
         "gpu_utilization": dict(watch.utilization) or None,
@@ -103,7 +105,7 @@ def _reason(plan: Plan, has_rank_0: bool, result: Mapping[str, Any]) -> str:
         return UNFINISHED
     if not result.get("steps"):
         return UNTRAINED
-    return NO_STEP if result["steps"] == result.get("first_step") else NOT_FINITE
+    return NO_STEP
 
 
 def _so_far(progress: Progress) -> dict[str, Any]:
@@ -246,8 +248,14 @@ def _loss(summary: Mapping[str, Any]) -> str:
     corpus = summary.get("corpus") or {}
     entropy = corpus.get("unigram_entropy")
     if not loss or not isinstance(entropy, int | float):
-        return loss
+        return loss or _lost(summary, "final_loss")
     return f"{loss} nats per {'token' if 'tokens' in corpus else 'byte'} (unigram entropy of the corpus: {entropy:.4f})"
+
+
+def _lost(summary: Mapping[str, Any], name: str) -> str:
+    """What became of a loss that has no value to show."""
+    reasons = summary.get("reasons") or {}
+    return NOT_FINITE if reasons.get(name) == NOT_FINITE else ""
 
 
 def _anatomy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -266,7 +274,7 @@ def _amount(used: int) -> str:
 
 def _evaluation(summary: Mapping[str, Any]) -> str:
     last, best, step = (summary.get(name) for name in ("eval_loss", "best_eval_loss", "best_step"))
-    text = _decimal(last)
+    text = _decimal(last) or _lost(summary, "eval_loss")
     if best is not None and best != last:
         text += f" (lowest: {_decimal(best)} at step {step})"
     return f"{text}; stopped early, for it fell no further" if summary.get("stopped_early") else text

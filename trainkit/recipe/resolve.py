@@ -56,8 +56,9 @@ def resolve(request: Request, files: Files) -> Resolved:
     whole = Origin("the recipe as a whole", len(layers), request.recipe or "command line")
     found += [each for each in wrong if each.key not in silent]
     found = _distinct(each if each.origin else replace(each, origin=whole) for each in found)
-    if recipe is None or any(each.severity == "error" for each in found):
+    if any(each.severity == "error" for each in found):
         raise RecipeError(found)
+    assert recipe is not None, "a recipe is refused without a word"
     history = {key: tuple(entries) for key, entries in state.history.items()}
     absent = absent_inputs(recipe, files, on_disk)
     return Resolved(recipe, state.tree, history, attachments, tuple(found), state.places, absent, stack.descriptions())

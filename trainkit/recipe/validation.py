@@ -140,9 +140,11 @@ def _translate(errors: Sequence[ErrorDetails], tree: Mapping[str, Any], locate: 
 def _setting_key(loc: tuple[int | str, ...]) -> tuple[str, tuple[int | str, ...]]:
     """The setting or section that a pydantic location lies in, and what of the location lies below it."""
     key, table = "", schema()
+    tag = -1
     for position, part in enumerate(loc):
-        if key in tagged_sections() and part in table.sections[key].kinds and f"{key}.{part}" not in table.settings:
-            continue  # pydantic names the kind of a tagged section as a step of the path
+        if tag < 0 and key in tagged_sections() and part in table.sections[key].kinds:
+            tag = position  # pydantic names the kind of a tagged section as a step of the path, before any setting
+            continue
         following = f"{key}.{part}" if key else str(part)
         if following not in table.sections and following not in table.settings:
             return key, loc[position:]
@@ -210,12 +212,16 @@ def _foreign(key: str, rest: tuple[int | str, ...], tree: Mapping[str, Any], loc
     """A key that other kinds of its section have, but not the chosen one."""
     full = key if key in schema().settings and not rest else f"{key}.{rest[0]}" if rest else key
     section, _, name = full.rpartition(".")
-    owners = [setting.variant for setting in schema().settings.get(full, ()) if setting.variant]
+    kinds = schema().sections[section].kinds if section in schema().sections else {}
+    owners = [kind for kind, model in kinds.items() if name in model.model_fields]
     if not owners:
         return  # no kind has it: already reported at the layer that gives it
     kind = value_at(tree, f"{section}.kind")
     what = f"{section}.kind {kind} has no setting {name!r}"
-    hint = f"remove it, or choose {section}.kind: {' or '.join(dict.fromkeys(owners))}"
+    owner = " or ".join(owners)
+    hint = f"remove it, or choose {section}.kind: {owner}"
+    if locate(f"{section}.kind") == locate(section):  # this layer leaves the kind to others
+        hint += f"; with `kind: {owner}` beside it, it yields to the kind of a stronger layer"
     yield Diagnostic("error", what, full, locate(full), hint=hint)
 
 

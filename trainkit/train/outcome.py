@@ -24,11 +24,12 @@ def result(parts: Parts, progress: Progress) -> dict[str, Any]:
     samples = (progress.step - progress.first) * settings.batch.global_
     stopped = progress.stopped_by
     recipe = settings.recipe
+    losses = {"final_loss": progress.loss, "eval_loss": progress.eval_loss}
     return {
         "steps": progress.step,
         "first_step": progress.first,
-        "final_loss": finite(progress.loss),
-        "eval_loss": finite(progress.eval_loss),
+        **{name: finite(loss) for name, loss in losses.items()},
+        "not_finite": [name for name, loss in losses.items() if loss is not None and finite(loss) is None],
         "train_seconds": round(seconds, 6),
         "compile_seconds": round(progress.compiling.seconds, 3) if recipe.efficiency.compile.enabled else None,
         "samples": samples,
