@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shlex
 from pathlib import Path
 
@@ -82,6 +83,15 @@ def test_what_accelerates_file_cannot_say_is_named(tmp_path: Path) -> None:
     assert "ACCELERATE_USE_CPU=true" in made.notes[0]
     first = made.files["accelerate.yaml"].splitlines()[0]
     assert "ACCELERATE_USE_CPU=true accelerate launch --max_restarts 2 --main_process_port 0 --config_file" in first
+
+
+def test_a_torch_program_that_gets_no_file_in_a_run_can_have_one_written(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").touch()
+    recipe = "program: {kind: torch, script: loop.py}\nstrategy: {kind: zero3}\noptimizer: {lr: 0.5}\n"
+    made = export(context(tmp_path, recipe, "2x3090"), "deepspeed", "out")
+    content = json.loads(made.files["deepspeed.json"])
+    assert (content["zero_optimization"]["stage"], content["optimizer"]["params"]["lr"]) == (3, 0.5)
+    assert "optimizer.lr" not in made.left
 
 
 def test_a_name_that_the_shell_would_take_apart_is_quoted(trainkit: Trainkit, tmp_path: Path) -> None:

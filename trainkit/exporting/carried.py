@@ -69,8 +69,9 @@ _ONE_RANK = {
     "nodes.processes_per_node": Way(_several),
     "strategy.kind": Way(lambda context: _several(context) or context.recipe.strategy.kind != "ddp"),
 }
+_FILELESS = ("builtin", "torch")  # programs that get no file of DeepSpeed's in a run: an export makes all of it
 # A script on another library gets the file as its base, and there the size of the buckets stays.
-_BUCKET = Way(lambda context: context.recipe.program.kind in ("builtin", "deepspeed"))
+_BUCKET = Way(lambda context: context.recipe.program.kind in (*_FILELESS, "deepspeed"))
 _COMPILE = Way(lambda context: context.recipe.efficiency.compile.enabled)  # a backend of what is off is not said
 OTHERWISE: Mapping[str, Mapping[str, Way]] = {
     "hf": {
@@ -143,7 +144,7 @@ def _unsaid(context: Context, name: str) -> set[str]:
         unsaid = _IN_FILE
     elif name == "deepspeed":
         kind = context.recipe.program.kind
-        made = kind == "deepspeed" or (kind == "builtin" and context.recipe.optimizer.name in OPTIMIZERS)
+        made = kind == "deepspeed" or (kind in _FILELESS and context.recipe.optimizer.name in OPTIMIZERS)
         if not made or not has_schedule(context):
             unsaid = ("schedule.", "train.steps", *(() if made else ("optimizer.", "logging.")))
     return {key for key in CARRIED[name] if key.startswith(unsaid)}

@@ -31,10 +31,15 @@ def notes(context: Context) -> tuple[str, ...]:
 
 
 def files(context: Context, folder: str) -> dict[str, str]:
-    """The file; of the built-in trainer with its optimizer and schedule, which it makes itself in a run."""
-    if context.recipe.program.kind != "builtin":
-        made = {file.path: file.content for file in PROGRAMS[context.recipe.program.kind].files(context)}
-        return {FILE: made[FILE]}
+    """The file that the program gets in a run; for one that gets none, all that the recipe says to DeepSpeed.
+
+    The built-in trainer makes optimizer and schedule itself, and a plain torch program makes everything.
+    """
+    kind = context.recipe.program.kind
+    if kind != "builtin":
+        made = {file.path: file.content for file in PROGRAMS[kind].files(context)}
+        if FILE in made:
+            return {FILE: made[FILE]}
     base = context.resolved.attachments.get("strategy.config")
     given = dict.fromkeys(_said(context), _DEFAULTS)
     content, _ = deepspeed_config(context.recipe, context.batch, context.dtype, base, given.get, reader=_WHOLE)
