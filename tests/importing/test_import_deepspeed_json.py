@@ -122,6 +122,8 @@ def test_the_schedule_and_its_length_are_taken_over() -> None:
         ({"bf16": {"enabled": True}}, "bf16 and fp16 are both enabled"),
         ({"optimizer": {"type": "Lamb"}}, "optimizer.type Lamb has no counterpart"),
         ({"scheduler": {"type": "OneCycle"}}, "scheduler.type OneCycle has no counterpart"),
+        ({"optimizer": {"type": ["AdamW"]}}, "optimizer.type must be the name of a class, not ['AdamW']"),
+        ({"scheduler": {"type": {}}}, "scheduler.type must be the name of a class, not {}"),
         ({"optimizer": {"type": "Adam", "params": {"adam_w_mode": False}}}, "Adam with adam_w_mode false"),
     ],
 )

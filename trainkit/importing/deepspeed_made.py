@@ -54,6 +54,16 @@ class Entries:
         if not problems:
             self.draft.put(assignment, reason)
 
+    def named(self, key: str) -> str | None:
+        """The class that a key names, if it names one itself; a problem where it is no text."""
+        value = self.get(key)
+        if value in (None, AUTO):
+            return None
+        if not isinstance(value, str):
+            self.draft.fail(f"{key} must be the name of a class, not {value!r}", self.source.at(key), "put in its name")
+            return None
+        return value
+
     def take(self, key: str, setting: str) -> None:
         """Set a setting to the value of a key that means the same."""
         value = self.get(key)
@@ -62,8 +72,8 @@ class Entries:
 
 
 def _optimizer(entries: Entries) -> None:
-    kind = entries.get("optimizer.type")
-    if kind in (None, AUTO):
+    kind = entries.named("optimizer.type")
+    if kind is None:
         return
     if kind not in OPTIMIZERS and entries.source.program:
         return  # DeepSpeed makes it from the file
@@ -112,8 +122,8 @@ def _defaults(entries: Entries, kind: str) -> None:
 
 
 def _scheduler(entries: Entries) -> None:
-    kind, params = entries.get("scheduler.type"), "scheduler.params"
-    if kind in (None, AUTO):
+    kind, params = entries.named("scheduler.type"), "scheduler.params"
+    if kind is None:
         return
     if kind not in SCHEDULES and entries.source.program:
         return  # DeepSpeed makes it from the file
