@@ -253,6 +253,26 @@ def test_a_setting_of_another_kind_is_named_also_where_a_stronger_layer_chooses_
     assert "it yields to the kind of a stronger layer" in errors[f"{section}.{name}"].hint
 
 
+@pytest.mark.parametrize(
+    ("line", "column", "hint"),
+    [
+        ("batch.micro: 4", 1, "write `batch: {micro: …}`; only flags have dots: batch.micro=VALUE"),
+        ("batch.micro: x", 1, "batch.micro=VALUE"),
+        ("train.steps: 3", 1, "train.steps=VALUE"),
+        ("efficiency: {compile.enabled: true}", 14, "write `compile: {enabled: …}`; only flags"),
+        ("program.kind: {a: 1}", 1, "program.kind=VALUE"),
+        ("variants: {a: {batch.micro: 4}}", 16, "batch.micro=VALUE"),
+        ("batch.micrro: 4", 1, "did you mean batch.micro?"),
+    ],
+)
+def test_a_key_with_dots_is_no_setting_of_a_file(refuse: Refuse, line: str, column: int, hint: str) -> None:
+    steps = "" if "steps" in line else "train: {steps: 3}\n"
+    (error,) = refuse(f"{line}\n{steps}")
+    assert error.origin is not None
+    assert error.origin.place == f"r.yaml:1:{column}"
+    assert hint in error.hint
+
+
 def test_an_interpolated_value_is_judged_by_what_it_becomes(places: Places) -> None:
     assert places("name: x\ntrain: {steps: '${name}'}\n")[0][1].startswith("train.steps must be")
 

@@ -26,13 +26,26 @@ Locate = Callable[[str], Origin | None]
 def unknown_keys(layer: Layer) -> list[Diagnostic]:
     """An error for each key of the layer that the schema does not have in any kind of its section."""
     found: list[Diagnostic] = []
-    for key in _unknown(layer.tree, ""):
+    for key, written in _unknown(layer.tree, ""):
+        origin = layer.key_origin(key)
+        if "." in written and key in schema().keys:
+            found.append(_dotted(key, written, origin))
+            continue
         close = nearest_key(key) if len(found) < _MAX_SUGGESTIONS else None
         section, _, name = key.rpartition(".")
         where = f"{section} has no setting {name!r}" if section else f"there is no section or setting {name!r}"
-        hint = f"did you mean {close}?" if close else _known(section)
-        found.append(Diagnostic("error", where, key, layer.key_origin(key), hint=hint))
+        found.append(
+            Diagnostic("error", where, key, origin, hint=f"did you mean {close}?" if close else _known(section))
+        )
     return found
+
+
+def _dotted(key: str, written: str, origin: Origin | None) -> Diagnostic:
+    """A key with dots is one name in YAML; only the command line takes it apart."""
+    *sections, last = written.split(".")
+    nested = "".join(f"{section}: {{" for section in sections) + f"{last}: …" + "}" * len(sections)
+    what = f"{written} is written as one name, and the settings of a file are nested"
+    return Diagnostic("error", what, key, origin, hint=f"write `{nested}`; only flags have dots: {key}=VALUE")
 
 
 def _known(section: str) -> str:
@@ -40,15 +53,18 @@ def _known(section: str) -> str:
     return f"known are: {', '.join(names)}"
 
 
-def _unknown(tree: Mapping[str, Any], prefix: str) -> Iterator[str]:
+def _unknown(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+    """The dotted key and the name as it is written."""
     for raw, value in tree.items():
         name, _ = split_modifier(raw, prefix)
         key = f"{prefix}.{name}" if prefix else name
-        if key in schema().sections:
+        if "." in name:
+            yield key, name
+        elif key in schema().sections:
             if isinstance(value, Mapping):
                 yield from _unknown(value, key)
         elif key not in schema().settings:
-            yield key
+            yield key, name
 
 
 def without_unknown(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -56,6 +72,8 @@ def without_unknown(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]
     kept: dict[str, Any] = {}
     for name, value in tree.items():
         key = f"{prefix}.{name}" if prefix else name
+        if "." in name:
+            continue
         if key in schema().sections and isinstance(value, Mapping):
             kept[name] = without_unknown(value, key)
         elif key in schema().sections or key in schema().settings:
@@ -112,6 +130,8 @@ def _final(
     for raw, value in tree.items():
         name, modifier = split_modifier(raw, prefix)
         key = f"{prefix}.{name}" if prefix else name
+        if "." in name:
+            continue
         if isinstance(value, Mapping) and key in schema().sections:
             final[name] = _final(value, key, kinds, skip)
         elif key not in open_keys() and skip(value):
