@@ -174,6 +174,8 @@ def test_what_deepspeed_makes_for_a_script_of_its_own_stays_in_the_file() -> Non
         ({"zero_optimization": {"stage": 0}}, "zero_optimization.stage is 0"),
         ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/a"},
                                 "offload_optimizer": {"device": "nvme", "nvme_path": "/b"}}}, "different folders"),
+        ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/a"},
+                                "offload_optimizer": {"device": "nvme", "nvme_path": ["/a"]}}}, "different folders"),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_a_base_is_refused_for_a_script_on_trainer(change: dict[str, Any], what: str) -> None:

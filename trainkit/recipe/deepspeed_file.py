@@ -41,7 +41,7 @@ def faults(tree: Any) -> Iterator[tuple[str, str, str]]:
         if value_at(tree, key) not in (None, False):
             yield key, f"{key} is a name that DeepSpeed has replaced", f"write {instead}"
     swapped = [f"{ZERO}.{name}.nvme_path" for name in OFFLOADS if value_at(tree, f"{ZERO}.{name}.device") == "nvme"]
-    if len({value_at(tree, key) for key in swapped} - {None}) > 1:
+    if len({str(path) for key in swapped if (path := value_at(tree, key)) is not None}) > 1:
         yield swapped[0], _FOLDERS, "write one path; each run swaps to folders of its own below it"
 
 

@@ -96,9 +96,9 @@ def _word(key: str, *known: str) -> Callable[[Any], Settings]:
 
 def _state_dict(value: Any) -> Settings:
     kinds = {"FULL_STATE_DICT": "full", "SHARDED_STATE_DICT": "sharded"}
-    if value not in kinds:
-        raise _Unfit("", f"write one of {', '.join(kinds)}")
-    return [("strategy.state_dict_type", kinds[value])]
+    if str(value) not in kinds:
+        raise _Unfit("it names no kind of state dict that recipes have", f"write one of {', '.join(kinds)}")
+    return [("strategy.state_dict_type", kinds[str(value)])]
 
 
 def _only(accepted: tuple[Any, ...], why: str) -> Callable[[Any], Settings]:
