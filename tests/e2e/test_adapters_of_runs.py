@@ -26,7 +26,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("leaving", "entering"), [("fsdp", "zero2"), ("zero3", "ddp")])
+@pytest.mark.parametrize(("leaving", "entering"), [("fsdp", "zero2"), ("zero3", "ddp"), ("zero1", "ddp")])
 def test_adapters_of_one_strategy_start_a_run_under_another_with_the_loss_they_had(
     leaving: str, entering: str, corpus: Path, tmp_path: Path
 ) -> None:

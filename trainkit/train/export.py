@@ -186,10 +186,14 @@ def _read_zero(checkpoint: Path, model: Any, ranks: int) -> None:
         return
 
     import_deepspeed(torch.device("cpu"), "warning")
-    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint, get_model_state_files
 
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         weights = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), tag=TAG)
+    if model.state_dict().keys() - weights.keys():
+        # At stage 1, DeepSpeed (engine.py, save_frozen_param) keeps what is frozen in the whole module alone.
+        file = get_model_state_files(str(checkpoint / TAG))[0]
+        weights = {**torch.load(file, map_location="cpu", weights_only=False)["module"], **weights}
     model.load_state_dict(weights)
 
 
