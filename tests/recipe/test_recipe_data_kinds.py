@@ -30,6 +30,7 @@ MASKED = "model: {kind: hf, architecture: bert, task: masked_lm}\n"
         (CLASSES + "data: {kind: dataset, path: a}", "data.label_field does not say where they stand"),
         (CLASSES + "data: {kind: tokens, path: a.npy}", "needs labels, and tokens has none"),
         (MASKED + "data: {kind: jsonl, path: a, prompt_field: p}", "masked_lm learns tokens that it hides itself"),
+        (MASKED + "data: {kind: jsonl, path: a}", "nothing says which token id hides others"),
         (MASKED + "sample: {prompt: x}", "a model for masked_lm cannot continue a text"),
         ("model: {kind: target, target: 'a:b'}\nsample: {prompt: x}", "a model of the user's own cannot continue"),
         ("model: {kind: hf, architecture: bert, mask_token: 3}", "mask_share and mask_token are for task masked_lm"),

@@ -238,6 +238,11 @@ def _masking(context: Context) -> Iterator[Diagnostic]:
         if context.get(key):
             what = f"{key} says what is learned, and model.task masked_lm learns tokens that it hides itself"
             yield context.error(key, what, "remove it, or choose model.task: causal_lm")
+    known = context.get("model.mask_token") is not None or context.get("data.tokenizer") is not None
+    if not known and context.get("data.kind") != "target" and context.get("program.kind") == "builtin":
+        what = "model.mask_token: nothing says which token id hides others"
+        hint = "set it, or name a tokenizer that has a mask token in data.tokenizer"
+        yield context.error("model.mask_token", what, hint)
 
 
 def _sample(context: Context) -> Iterator[Diagnostic]:
