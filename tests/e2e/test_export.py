@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from strategy_runs import CASES, run_case, write_corpus, write_settings
 
 from trainkit.train.assembly import assemble
+from trainkit.train.export import trained_model
 from trainkit.train.settings import World, read_settings
 
 pytestmark = pytest.mark.e2e
@@ -50,6 +51,26 @@ def test_exported_weights_have_the_evaluation_loss_of_the_run(
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert (config["model"], config["sequence_length"]) == (settings.recipe.model.model_dump(mode="json"), 32)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("zero1", {}), ("zero1", {"peft": {"kind": "lora", "rank": 2}}), ("zero2", {})],
+    ids=["zero1", "zero1-lora", "zero2"],
+)
+def test_half_precision_under_zero_is_exported_from_its_32_bit_weights(
+    name: str, changes: dict[str, Any], corpus: Path, tmp_path: Path
+) -> None:
+    """At stage 1 DeepSpeed has an optimizer of its own for bf16, which its own reader of checkpoints does not know."""
+    case = CASES[name].changed(**{**CHANGES, **changes, "precision": {"dtype": "bf16"}})
+    run_case(tmp_path / "run", case, corpus)
+    saved = tmp_path / "run/checkpoints/step-00000004"
+    weights = trained_model(saved)[0].state_dict()
+    (file,) = (saved / "zero").glob("mp_rank_*_model_states.pt")
+    half: dict[str, torch.Tensor] = torch.load(file, weights_only=False)["module"]
+    assert weights.keys() == half.keys()
+    assert all(torch.equal(weights[key].to(half[key].dtype), half[key]) for key in half)
+    assert any(not torch.equal(weights[key], half[key].float()) for key in half)
 
 
 def test_a_run_is_exported_by_its_name_and_never_over_what_is_there(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import json
 import os
 import shutil
@@ -175,26 +174,9 @@ def _read_distributed(checkpoint: Path, model: Any, ranks: int) -> None:
 
 
 def _read_zero(checkpoint: Path, model: Any, ranks: int) -> None:
-    """DeepSpeed's own reader of partitioned 32-bit weights, but for a checkpoint that a swapping run saved."""
-    import torch
+    from trainkit.train.zero_weights import zero_weights
 
-    from trainkit.train.strategies import swapped
-    from trainkit.train.strategies.zero import TAG, import_deepspeed
-
-    if (checkpoint / swapped.FOLDER).is_dir():
-        model.load_state_dict(swapped.whole_weights(checkpoint, ranks))
-        return
-
-    import_deepspeed(torch.device("cpu"), "warning")
-    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint, get_model_state_files
-
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        weights = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), tag=TAG)
-    if model.state_dict().keys() - weights.keys():
-        # At stage 1, DeepSpeed (engine.py, save_frozen_param) keeps what is frozen in the whole module alone.
-        file = get_model_state_files(str(checkpoint / TAG))[0]
-        weights = {**torch.load(file, map_location="cpu", weights_only=False)["module"], **weights}
-    model.load_state_dict(weights)
+    model.load_state_dict(zero_weights(checkpoint, ranks))
 
 
 # The strategy that saved -> how its format is read.
