@@ -211,3 +211,16 @@ def test_a_technique_composes_with_every_kind_of_strategy(
     curve = run_case(tmp_path / "run", CASES[name].changed(**short, **TECHNIQUES[technique]), corpus)
     assert largest_difference(plain.losses, curve.losses) <= LOSS
     assert largest_difference(plain.eval_losses, curve.eval_losses) <= LOSS
+
+
+def test_selective_checkpointing_works_on_blocks_that_fsdp_divides(corpus: Path, tmp_path: Path) -> None:
+    """With dropout, a block is recomputed to its end, and FSDP's marks for the profiler are others than forward."""
+    changes: dict[str, dict[str, Any]] = {
+        "train": {"steps": 3},
+        "model": {"dropout": 0.1},
+        "strategy": {"auto_wrap": "size", "min_params": 1000},
+    }
+    selective = {"gradient_checkpointing": {"every": True, "selective": True}}
+    plain = run_case(tmp_path / "plain", CASES["fsdp"].changed(**changes), corpus)
+    curve = run_case(tmp_path / "run", CASES["fsdp"].changed(**changes, efficiency=selective), corpus)
+    assert curve.losses == plain.losses

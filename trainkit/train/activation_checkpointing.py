@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from trainkit.recipe.schema import GradientCheckpointing
 
@@ -28,6 +28,12 @@ KEPT = frozenset(
 )
 
 
+# FSDP marks its hooks for the profiler, and inside a block passes other ones forward than again in backward, where
+# torch takes every operator that it did not meet before for a sign of chance.
+_PROFILER = torch.ops.profiler
+_MARKS = (_PROFILER._record_function_enter_new.default, _PROFILER._record_function_exit._RecordFunction)
+
+
 def checkpoint_blocks(blocks: Iterable[nn.Module], settings: GradientCheckpointing, *, dropout: bool) -> None:
     """Recompute every n-th block in backward, from the first on; the loss stays bit-equal.
 
@@ -36,6 +42,7 @@ def checkpoint_blocks(blocks: Iterable[nn.Module], settings: GradientCheckpointi
     """
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": dropout}
     if settings.selective:
+        SAC_IGNORED_OPS.update(_MARKS)
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
     for block in list(blocks)[:: int(settings.every)]:
         block.forward = partial(checkpoint, block.forward, **options)
