@@ -16,7 +16,7 @@ TORCHRUN = Grammar(
         "nnodes nproc_per_node rdzv_backend rdzv_endpoint rdzv_id rdzv_conf max_restarts monitor_interval start_method "
         "event_log_handler role log_dir redirects tee local_ranks_filter duplicate_stdout_filters "
         "duplicate_stderr_filters node_rank master_addr master_port local_addr logs_specs numa_binding "
-        "signals_to_handle shutdown_timeout"
+        "signals_to_handle shutdown_timeout log_line_prefix_template"
     ),
     {"-m": "module", "-r": "redirects", "-t": "tee"},
 )
@@ -40,7 +40,7 @@ ACCELERATE = Grammar(
         "quiet cpu multi_gpu tpu enable_cpu_affinity dynamo_use_fullgraph dynamo_use_dynamic "
         "dynamo_use_regional_compilation use_deepspeed use_fsdp use_parallelism_config use_megatron_lm same_network "
         "module no_python tpu_cluster no_tpu_cluster tpu_use_sudo downcast_bf16 fp8_use_autocast_during_eval debug "
-        "use_mps_device"
+        "use_mps_device ipex use_xpu use_tp"
     ),
     _words(
         "config_file mixed_precision num_processes num_machines num_cpu_threads_per_process dynamo_backend dynamo_mode "
@@ -49,7 +49,7 @@ ACCELERATE = Grammar(
         "offload_param_device offload_optimizer_nvme_path offload_param_nvme_path gradient_accumulation_steps "
         "gradient_clipping zero3_init_flag zero3_save_16bit_model deepspeed_hostfile deepspeed_exclusion_filter "
         "deepspeed_inclusion_filter deepspeed_multinode_launcher deepspeed_moe_layer_cls_names aws_access_key_id "
-        "aws_secret_access_key mpirun_hostfile"
+        "aws_secret_access_key mpirun_hostfile mpirun_ccl tp_size"
     ),
     {"-q": "quiet", "-m": "module", "-t": "tee"},
     families=("fsdp_", "megatron_lm_", "fp8_", "parallelism_config_"),
