@@ -66,7 +66,7 @@ def trainkit(tmp_path: Path, clean_environment: dict[str, str]) -> Trainkit:
         *words: str,
         cwd: Path | None = None,
         environ: Mapping[str, str] | None = None,
-        timeout: float = 120,
+        timeout: float = 240,
         stdin: str = "",
         prefix: Sequence[str] = (),
     ) -> subprocess.CompletedProcess[str]:

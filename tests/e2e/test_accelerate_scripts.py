@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 PROGRAM = Path(__file__).parent / "programs" / "accelerate_loop.py"

@@ -23,7 +23,7 @@ from trainkit.recipe.resolved import Entry, Resolved
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.validation import with_kinds
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
+pytestmark = pytest.mark.e2e
 
 PROGRAM = Path(__file__).parent / "programs" / "accelerate_parse.py"
 # What the test gives the variables that are known only when a run starts: the second of two nodes.

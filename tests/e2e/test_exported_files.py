@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 Launch = Callable[[str], dict[str, Any]]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(500)]
+pytestmark = pytest.mark.e2e
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 PROGRAM = Path(__file__).parent / "programs" / "hf_classification.py"

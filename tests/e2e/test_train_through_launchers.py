@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(500)]
+pytestmark = pytest.mark.e2e
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 RECIPE = """\

@@ -16,7 +16,7 @@ from trainkit.hardware.facts import Facts
 from trainkit.planning.build import build_plan
 from trainkit.recipe.resolved import Resolved
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 Layered = Callable[..., Resolved]
 
