@@ -39,7 +39,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement("launcher", ("accelerate",), "accelerate", "1.8"),
     Requirement("launcher", ("deepspeed",), "deepspeed", "0.16"),
     Requirement("strategy", ("zero1", "zero2", "zero3"), "deepspeed", "0.16"),
-    Requirement("optimizer.name", ("adamw_bnb_8bit",), "bitsandbytes", "0.45", extra="optimizers"),
+    Requirement("optimizer.name", ("adamw_bnb_8bit",), "bitsandbytes", "0.50", extra="optimizers"),
     Requirement("optimizer.name", ("adamw_anyprecision",), "torch-optimi", "0.2", extra="optimizers"),
     Requirement(
         "optimizer.name",
