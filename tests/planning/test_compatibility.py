@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import tomllib
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,8 +25,10 @@ from trainkit.planning.compatibility import (
     table_rows,
 )
 from trainkit.planning.launchers import LAUNCHERS as LAUNCHER_MODULES
+from trainkit.planning.requirements import REQUIREMENTS
 from trainkit.recipe.resolved import Resolved
 
+ROOT = Path(__file__).resolve().parents[2]
 Layered = Callable[..., Resolved]
 Machine = Callable[..., Facts]
 AMOUNTS: tuple[Amount, ...] = ("one", "several")
@@ -210,14 +214,14 @@ def test_all_that_is_unsound_is_said_at_once(layered: Layered, machine: Machine)
         (
             {"strategy": {"kind": "zero1"}},
             {"torch": "2.13.0", "numpy": "2.0"},
-            ["deepspeed >= 0.16; it is not installed"],
+            ["deepspeed >= 0.18; it is not installed"],
         ),
         ({"strategy": {"kind": "ddp"}}, {}, ["torch >= 2.6; it is not installed", "numpy"]),
         ({"strategy": {"kind": "fsdp"}}, {"torch": "2.4.1", "numpy": "2.0"}, ["torch >= 2.6; 2.4.1 is installed"]),
         (
             {"launcher": {"kind": "accelerate"}},
             {"torch": "2.13.0", "numpy": "2.0"},
-            ["launcher accelerate needs accelerate >= 1.8"],
+            ["launcher accelerate needs accelerate >= 1.9"],
         ),
         ({"program": {"kind": "torch", "script": "t.py"}}, {}, []),
     ],
@@ -231,6 +235,14 @@ def test_a_missing_package_blocks_the_run_and_says_how_to_install_it(
     for words, notice in zip(missing, found, strict=True):
         assert words in notice.what
         assert "pip install 'trainkit[train]'" in notice.hint
+
+
+def test_what_an_extra_installs_is_new_enough_for_every_choice_that_names_it() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    wanted = [each for each in REQUIREMENTS if not each.install]
+    assert len(wanted) > 10
+    for each in wanted:
+        assert f"{each.package}>={each.minimum}" in extras[each.extra], each
 
 
 @pytest.mark.parametrize(

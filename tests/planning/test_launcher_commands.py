@@ -200,3 +200,12 @@ def test_a_flag_is_used_only_with_versions_that_have_it(
     words = [str(word) for word in plan.commands[0].launcher]
     assert ("--shutdown-timeout=8" in words) is has
     assert any(word.startswith("--shutdown-timeout") for word in words) is has
+
+
+@pytest.mark.parametrize(("version", "has"), [("0.18.9", False), ("0.19.2", False), ("0.19.3", True)])
+def test_what_importing_deepspeed_sets_is_shown_for_the_versions_that_set_it(
+    layered: Layered, machine: Machine, version: str, has: bool
+) -> None:
+    recipe = layered({"strategy": {"kind": "zero2"}, "launcher": {"kind": "deepspeed"}})
+    plan = build_plan(recipe, machine(packages={"torch": "2.13.0", "numpy": "2.0", "deepspeed": version})).plan
+    assert ("PYTORCH_NVML_BASED_CUDA_CHECK" in dict(plan.environment.added)) is has

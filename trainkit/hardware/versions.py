@@ -15,6 +15,8 @@ FEATURES: dict[str, tuple[str, str]] = {
     # accelerate, utils/launch.py of 1.8 to 1.15: what is set for a worker
     "accelerate sets KMP_* on a CPU only": ("accelerate", "1.13"),
     "accelerate sets FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": ("accelerate", "1.15"),
+    # deepspeed/__init__.py of 0.18.9 to 0.19.8
+    "deepspeed sets PYTORCH_NVML_BASED_CUDA_CHECK": ("deepspeed", "0.19.3"),
 }
 
 _RELEASE = re.compile(r"\d+(?:\.\d+)*")

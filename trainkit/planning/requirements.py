@@ -29,16 +29,16 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement("program", ("builtin",), "numpy", "1.26"),
     Requirement("program", ("hf",), "transformers", OLDEST, extra="hf"),
     Requirement("program", ("hf", "accelerate"), "torch", "2.6"),
-    Requirement("program", ("hf", "accelerate"), "accelerate", "1.8"),
+    Requirement("program", ("hf", "accelerate"), "accelerate", "1.9"),
     # accelerate makes transformers' description of the file before DeepSpeed sees it
     Requirement("strategy of Accelerator()", ("zero1", "zero2", "zero3"), "transformers", "4.50", extra="hf"),
     # SPMD of Trainer: transformers, trainer.py (XLA_FSDPV2_MIN_VERSION)
     Requirement("fsdp on xla, version", ("2",), "torch-xla", "2.2", install=TORCH_XLA),
     Requirement("devices.type", ("xla",), "torch-xla", "2.0", install=TORCH_XLA),
     Requirement("launcher", ("torchrun", "accelerate", "deepspeed"), "torch", "2.6"),
-    Requirement("launcher", ("accelerate",), "accelerate", "1.8"),
-    Requirement("launcher", ("deepspeed",), "deepspeed", "0.16"),
-    Requirement("strategy", ("zero1", "zero2", "zero3"), "deepspeed", "0.16"),
+    Requirement("launcher", ("accelerate",), "accelerate", "1.9"),
+    Requirement("launcher", ("deepspeed",), "deepspeed", "0.18"),
+    Requirement("strategy", ("zero1", "zero2", "zero3"), "deepspeed", "0.18"),
     Requirement("optimizer.name", ("adamw_bnb_8bit",), "bitsandbytes", "0.50", extra="optimizers"),
     Requirement("optimizer.name", ("adamw_anyprecision",), "torch-optimi", "0.2", extra="optimizers"),
     Requirement(

@@ -8,7 +8,7 @@ from trainkit.hardware.versions import at_least, has
 from trainkit.planning.accelerate.settings import distributed_type
 from trainkit.planning.context import Context
 from trainkit.planning.launchers import torchrun
-from trainkit.planning.launchers.deepspeed import BY_IMPORT
+from trainkit.planning.launchers.deepspeed import by_import
 from trainkit.planning.sourced import AddedVariable, SourcedVariable, added_variable, variable
 
 RULE = "accelerate launch sets it for every rank, whatever the program"
@@ -77,4 +77,4 @@ def _deepspeed(context: Context) -> Iterator[AddedVariable]:
     rule = "the keys of its own file that say something about DeepSpeed"
     yield added_variable("ACCELERATE_CONFIG_DS_FIELDS", ",".join(sorted(fields)), rule=rule)
     yield added_variable("PYTHONPATH", rule="yours, and the working folder after it", yields=True)
-    yield BY_IMPORT
+    yield from by_import(context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainkit.hardware.versions import has
 from trainkit.planning.context import Context
 from trainkit.planning.interpreter import OWN_INTERPRETER, module
 from trainkit.planning.launchers.torchrun import END_OF_FLAGS
@@ -17,9 +18,6 @@ from trainkit.planning.sourced import (
 )
 
 OF_RANK = "the deepspeed launcher tells each rank its place"
-BY_IMPORT = added_variable(
-    "PYTORCH_NVML_BASED_CUDA_CHECK", "1", rule="DeepSpeed sets it where it is imported", yields=True
-)
 ITS_OWN = "the deepspeed launcher sets it for every rank"
 
 
@@ -71,7 +69,15 @@ def added(context: Context) -> tuple[AddedVariable, ...]:
         "CUDA_VISIBLE_DEVICES": (",".join(here),),  # on a CPU too, where they are its slots
     }
     rank = tuple(added_variable(name, rule=OF_RANK) for name in ("RANK", "LOCAL_RANK"))
-    return (*rank, *(added_variable(name, *value, rule=ITS_OWN) for name, value in known.items()), BY_IMPORT)
+    return (*rank, *(added_variable(name, *value, rule=ITS_OWN) for name, value in known.items()), *by_import(context))
+
+
+def by_import(context: Context) -> tuple[AddedVariable, ...]:
+    """What any process has that imports DeepSpeed."""
+    if not has(context.facts, "deepspeed sets PYTORCH_NVML_BASED_CUDA_CHECK"):
+        return ()
+    rule = "DeepSpeed sets it where it is imported"
+    return (added_variable("PYTORCH_NVML_BASED_CUDA_CHECK", "1", rule=rule, yields=True),)
 
 
 def escape(word: str, context: Context) -> str:
