@@ -255,3 +255,18 @@ def test_the_installed_accelerate_has_no_flag_that_is_not_in_the_table() -> None
     switches, values = parsed_flags(launch_command_parser())
     assert switches <= ACCELERATE.switches
     assert not {name for name in values if not ACCELERATE.takes_value(name)}
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--use_xpu --ipex", ("use_xpu True", "ipex True")),  # until 1.9
+        ("--use_tp --tp_size 2", ("use_tp True", "tp_size 2")),  # 1.4
+        ("--mpirun_hostfile hosts --mpirun_ccl 1", ("mpirun_hostfile hosts", "mpirun_ccl 1")),
+    ],
+)
+def test_a_flag_that_only_other_versions_have_is_named_and_not_taken_for_a_mistake(
+    flags: str, said: tuple[str, ...]
+) -> None:
+    text = comments(imported(f"accelerate launch {flags} --num_processes 2 train.py", FILES))
+    assert all(f"{each} is not taken over: a recipe has no such key" in text for each in said)
