@@ -237,6 +237,20 @@ def test_a_missing_package_blocks_the_run_and_says_how_to_install_it(
         assert "pip install 'trainkit[train]'" in notice.hint
 
 
+@pytest.mark.parametrize(("version", "blocked"), [("0.19.0", True), ("0.19.4", False)])
+def test_swapping_on_a_cpu_needs_a_deepspeed_that_pins_nothing_there(
+    layered: Layered, machine: Machine, version: str, blocked: bool
+) -> None:
+    packages = {"torch": "2.13.0", "numpy": "2.0", "deepspeed": version}
+    recipe = layered({"strategy": {"kind": "zero3", "offload_param": "nvme", "nvme_path": "/fast"}})
+    found = [each for each in build_plan(recipe, machine(packages=packages)).plan.notices if each.severity == "blocker"]
+    assert [each.what for each in found] == (
+        [f"offload on a CPU to nvme needs deepspeed >= 0.19.4; {version} is installed."] if blocked else []
+    )
+    on_a_card = build_plan(recipe, machine(1, packages=packages)).plan.notices
+    assert not [each for each in on_a_card if "deepspeed" in each.what]
+
+
 def test_what_an_extra_installs_is_new_enough_for_every_choice_that_names_it() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     wanted = [each for each in REQUIREMENTS if not each.install]
