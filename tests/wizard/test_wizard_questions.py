@@ -182,7 +182,7 @@ def test_what_only_needs_a_package_is_offered_with_its_name(machine: Machine, st
     bare = {"torch": "2.13.0", "numpy": "2.4.0"}
     session, question = to(start(machine(2, packages=bare)), "strategy")
     remark = next(choice.remark for choice in question.choices if choice.word == "zero2")
-    assert "deepspeed >= 0.18" in remark
+    assert "deepspeed >= 0.19.4" in remark
     assert isinstance(session.answer("zero2"), Session)
 
 
