@@ -260,8 +260,8 @@ def test_the_installed_accelerate_has_no_flag_that_is_not_in_the_table() -> None
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("--use_xpu --ipex", ("use_xpu True", "ipex True")),  # until 1.9
-        ("--use_tp --tp_size 2", ("use_tp True", "tp_size 2")),  # 1.4
+        ("--use_xpu --ipex", ("use_xpu True", "ipex True")),
+        ("--use_tp --tp_size 2", ("use_tp True", "tp_size 2")),
         ("--mpirun_hostfile hosts --mpirun_ccl 1", ("mpirun_hostfile hosts", "mpirun_ccl 1")),
     ],
 )
