@@ -35,7 +35,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     # SPMD of Trainer: transformers, trainer.py (XLA_FSDPV2_MIN_VERSION)
     Requirement("fsdp on xla, version", ("2",), "torch-xla", "2.2", install=TORCH_XLA),
     Requirement("devices.type", ("xla",), "torch-xla", "2.0", install=TORCH_XLA),
-    # DeepSpeed 0.18.0 by itself loses gradients in stage 2 with accumulation; others below 0.19.4 failed at NVMe
+    # DeepSpeed 0.18.0 by itself loses gradients in stage 2 with accumulation; 0.19.0 and 0.19.2 fail at NVMe on a CPU
     Requirement("program builtin under", ("zero1", "zero2", "zero3"), "deepspeed", "0.19.4"),
     Requirement("launcher", ("torchrun", "accelerate", "deepspeed"), "torch", "2.6"),
     Requirement("launcher", ("accelerate",), "accelerate", "1.9"),
