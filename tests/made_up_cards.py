@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 GIGABYTE = 1024**3
-FAKE = Path(__file__).parent / "hardware" / "nvml"
-CUDA = Path(__file__).parent / "hardware" / "cuda"  # first on PYTHONPATH, it lets torch count the made-up cards
+FAKE = Path(__file__).parent / "machine" / "nvml"
+CUDA = Path(__file__).parent / "machine" / "cuda"  # first on PYTHONPATH, it lets torch count the made-up cards
 Cards = Callable[..., dict[str, str]]
 
 

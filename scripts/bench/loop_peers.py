@@ -24,13 +24,13 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import Trainer, TrainingArguments
 
 from trainkit.recipe.schema import TextData
-from trainkit.train.assembly import Parts
-from trainkit.train.data.source import IGNORED
-from trainkit.train.data.text import read_corpus
-from trainkit.train.loop import train
-from trainkit.train.metrics import Metrics
-from trainkit.train.optimizers import build_optimizer
-from trainkit.train.signals import Requests
+from trainkit.trainer.data.source import IGNORED
+from trainkit.trainer.data.text import read_corpus
+from trainkit.trainer.loop import train
+from trainkit.trainer.metrics.writers import Metrics
+from trainkit.trainer.optim.build import build_optimizer
+from trainkit.trainer.setup import Parts
+from trainkit.trainer.signals import Requests
 
 Loop = Callable[[], object]  # trains once, from the first step to the last
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainkit.planning.deepspeed_config import deepspeed_config
-from trainkit.planning.plan import BatchArithmetic
+from trainkit.frameworks.deepspeed.config import deepspeed_config
+from trainkit.plan.model import BatchArithmetic
 from trainkit.recipe.resolved import Attachment
 from trainkit.recipe.schema import Recipe
-from trainkit.recipe.validation import with_kinds
+from trainkit.recipe.validation.validate import with_kinds
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = ("def", "return", "self", "import", "class", "for", "in", "range", "x", "y", "(", ")", ":", "\n    ")
@@ -128,7 +128,7 @@ def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
 
 
 def start_ranks(
-    settings: Path, ranks: int, *, program: Sequence[str] = ("-m", "trainkit.train"), **extra: str
+    settings: Path, ranks: int, *, program: Sequence[str] = ("-m", "trainkit.trainer"), **extra: str
 ) -> list[subprocess.Popen[str]]:
     """Start the ranks of a run; the output of each goes to `rank-N.log` beside the settings."""
     with socket.socket() as probe:
@@ -168,7 +168,7 @@ def run_case(
     corpus: Path,
     *,
     resume: Path | None = None,
-    program: Sequence[str] = ("-m", "trainkit.train"),
+    program: Sequence[str] = ("-m", "trainkit.trainer"),
 ) -> Curve:
     """Run one case to its end. RuntimeError with the logs if a rank fails."""
     settings = write_settings(run_dir, case, corpus, resume=resume)

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from measured import COMPARED, NOT_MEASURED, figures, read_rows, small_table
 
-from trainkit.planning.techniques import TECHNIQUES
+from trainkit.planner.techniques import TECHNIQUES
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = "variant,description,outcome,seconds,samples_per_second,memory_bytes,relative_speed,relative_memory,final_loss"

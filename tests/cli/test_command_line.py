@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from trainkit import __version__
-from trainkit.planning.serialize import plan_from_json, plan_to_json
+from trainkit.plan.serialize import plan_from_json, plan_to_json
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).resolve().parents[2]
@@ -175,7 +175,7 @@ def test_the_parent_never_imports_torch(
 def test_plan_shows_the_decisions_and_starts_nothing(trainkit: Trainkit, tiny_recipe: Path, tmp_path: Path) -> None:
     done = trainkit("plan", "tiny.yaml")
     assert done.returncode == 0, done.stderr
-    for expected in ("single", "python", "4 = 2 \u00d7 2 \u00d7 1", "trainkit.train", "OMP_NUM_THREADS"):
+    for expected in ("single", "python", "4 = 2 \u00d7 2 \u00d7 1", "trainkit.trainer", "OMP_NUM_THREADS"):
         assert expected in done.stdout
     assert not (tmp_path / "runs").exists()
 

@@ -15,8 +15,8 @@ from trainkit.doctor.commands import Commands
 from trainkit.doctor.examine import apply
 from trainkit.doctor.surroundings import Aim, Space, Surroundings
 from trainkit.doctor.verdict import Finding
-from trainkit.hardware.facts import Facts
-from trainkit.planning.build import build_plan
+from trainkit.machine.facts import Facts
+from trainkit.planner.build import build_plan
 
 MIB, GIB = 2**20, 2**30
 PLENTY = Space(total=100 * GIB, free=90 * GIB, files=1_000_000)

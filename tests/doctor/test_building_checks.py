@@ -15,7 +15,7 @@ from prepared_machine import GIB, Machine, aim_for, text_of
 
 from trainkit.doctor.checks import collectives
 from trainkit.doctor.surroundings import Aim
-from trainkit.hardware.facts import Gpu, GpuProcess, MigInstance
+from trainkit.machine.facts import Gpu, GpuProcess, MigInstance
 
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler here")
 

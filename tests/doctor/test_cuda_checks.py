@@ -11,7 +11,7 @@ import pytest
 from prepared_machine import GIB, Machine, aim_for, text_of
 
 from trainkit.doctor.host_compilers import NEWEST
-from trainkit.hardware.facts import Gpu, TorchBuild
+from trainkit.machine.facts import Gpu, TorchBuild
 
 DRIVER = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build  (builder)  Tue Aug 2026\n"
 

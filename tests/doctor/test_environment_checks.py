@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prepared_machine import Machine, aim_for, text_of
 
-from trainkit.planning.environment import LEAKS
+from trainkit.planner.env import LEAKS
 
 
 def test_a_good_environment_passes(machine: Machine) -> None:

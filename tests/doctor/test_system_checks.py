@@ -11,8 +11,8 @@ import pytest
 from prepared_machine import GIB, MIB, Machine, aim_for, text_of
 
 from trainkit.doctor.surroundings import Space
+from trainkit.doctor.units import in_words
 from trainkit.doctor.verdict import Level
-from trainkit.doctor.words import in_words
 
 SHARED = "shared-memory"
 

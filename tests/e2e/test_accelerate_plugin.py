@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from trainkit.errors import Origin
-from trainkit.hardware.facts import Facts
-from trainkit.planning.build import build_plan
+from trainkit.machine.facts import Facts
+from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Entry, Resolved
 from trainkit.recipe.schema import Recipe
-from trainkit.recipe.validation import with_kinds
+from trainkit.recipe.validation.validate import with_kinds
 
 pytestmark = pytest.mark.e2e
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from strategy_runs import CASES, run_case, write_corpus
 
-from trainkit.train.export import export_adapters
+from trainkit.trainer.checkpoint.export import export_adapters
 
 pytestmark = pytest.mark.e2e
 

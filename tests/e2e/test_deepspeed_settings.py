@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from trainkit.errors import Origin
-from trainkit.hardware.facts import Facts, Gpu
-from trainkit.planning.build import build_plan
+from trainkit.machine.facts import Facts, Gpu
+from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Attachment, Entry, Resolved
 from trainkit.recipe.schema import Recipe
-from trainkit.recipe.validation import with_kinds
+from trainkit.recipe.validation.validate import with_kinds
 
 pytestmark = pytest.mark.e2e
 

@@ -17,7 +17,7 @@ import pytest
 from tests.made_up_cards import GIGABYTE, Cards, card
 from trainkit.doctor.all_checks import CHECKS
 from trainkit.doctor.verdict import LEVELS
-from trainkit.launch.linux import descendants, is_alive
+from trainkit.runner.supervisor.process_tree import descendants, is_alive
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 

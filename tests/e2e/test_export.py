@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 from strategy_runs import CASES, run_case, write_corpus, write_settings
 
-from trainkit.train.assembly import assemble
-from trainkit.train.export import trained_model
-from trainkit.train.settings import World, read_settings
+from trainkit.trainer.checkpoint.export import trained_model
+from trainkit.trainer.settings import World, read_settings
+from trainkit.trainer.setup import assemble
 
 pytestmark = pytest.mark.e2e
 

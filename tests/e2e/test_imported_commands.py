@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.importing.reading import imported, read
+from tests.convert.reading import imported, read
 from trainkit.cli.machines import machine_facts
-from trainkit.planning.build import build_plan
-from trainkit.planning.plan import Plan
+from trainkit.plan.model import Plan
+from trainkit.planner.build import build_plan
 
 pytestmark = pytest.mark.e2e
 

@@ -63,7 +63,7 @@ def async_io(extension_cache: Path) -> Iterator[subprocess.CompletedProcess[str]
         fcntl.flock(lock, fcntl.LOCK_EX)
         patch.setenv("TORCH_EXTENSIONS_DIR", str(extension_cache))
         yield subprocess.run(
-            [sys.executable, "-m", "trainkit.train.build_ops", "--ops", "async_io"],
+            [sys.executable, "-m", "trainkit.trainer.perf.build_ops", "--ops", "async_io"],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
@@ -87,7 +87,7 @@ def test_the_op_is_built_quietly_and_found_the_second_time_without_torch(
     assert (async_io.returncode, async_io.stdout, async_io.stderr) == (0, "", "")
     assert list(extension_cache.rglob("async_io.so"))
     again = (
-        "import sys; from trainkit.train.build_ops import main\n"
+        "import sys; from trainkit.trainer.perf.build_ops import main\n"
         "assert main(['--ops', 'async_io']) == 0; print('torch' in sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -154,13 +154,13 @@ def test_two_ranks_swap_all_to_files_that_are_gone_afterwards_and_resume_bit_equ
 
 def _exported_weights_are_those_of_the_run(folder: Path, corpus: Path, whole: Curve) -> None:
     """A single process that starts from the exported weights has the loss with which the run ended."""
-    command = [sys.executable, "-m", "trainkit.train.export"]
+    command = [sys.executable, "-m", "trainkit.trainer.checkpoint.export"]
     words = ["--checkpoint", str(folder / "whole/checkpoints/step-00000004"), "--destination", str(folder / "out")]
     subprocess.run([*command, *words], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=120)
     settings = write_settings(folder / "read", Case({"kind": "single"}, 1).changed(**WIDE), corpus)
     program = (
         "import sys, torch; from pathlib import Path; from safetensors.torch import load_file\n"
-        "from trainkit.train.settings import World, read_settings; from trainkit.train.assembly import assemble\n"
+        "from trainkit.trainer.settings import World, read_settings; from trainkit.trainer.setup import assemble\n"
         "parts = assemble(read_settings(Path(sys.argv[2])), World(), torch.device('cpu'))\n"
         "parts.model.load_state_dict(load_file(sys.argv[1]))\n"
         "print(parts.evaluation.loss(parts.strategy, parts.eval_autocast))"

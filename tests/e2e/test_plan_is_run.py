@@ -12,9 +12,9 @@ from string import Template
 
 import pytest
 
-from trainkit.launch.bind import Bindings, bind
-from trainkit.planning.plan import Plan
-from trainkit.planning.serialize import plan_from_json
+from trainkit.plan.model import Plan
+from trainkit.plan.serialize import plan_from_json
+from trainkit.runner.materialize import Bindings, bind
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 pytestmark = pytest.mark.e2e

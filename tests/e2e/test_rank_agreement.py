@@ -33,7 +33,7 @@ def torchrun(folder: Path) -> subprocess.CompletedProcess[str]:
         f"--log-dir={folder}",
         "--no-python",
     ]
-    trainer = f"exec {sys.executable} -m trainkit.train --settings {folder}/node$RANK/trainer.json"
+    trainer = f"exec {sys.executable} -m trainkit.trainer --settings {folder}/node$RANK/trainer.json"
     return subprocess.run(
         [sys.executable, *launcher, "sh", "-c", trainer],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},

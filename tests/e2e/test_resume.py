@@ -184,6 +184,6 @@ def test_the_bare_torchrun_command_runs_the_trainer(corpus: Path, tmp_path: Path
         "--no-python",
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-    program = [sys.executable, "-m", "trainkit.train", "--settings", str(settings)]
+    program = [sys.executable, "-m", "trainkit.trainer", "--settings", str(settings)]
     subprocess.run([sys.executable, *command, *program], env=environment, check=True, timeout=120, capture_output=True)
     assert read_curve(tmp_path / "torchrun").losses == by_hand.losses

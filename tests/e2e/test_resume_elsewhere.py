@@ -21,9 +21,9 @@ from strategy_runs import (
 )
 
 from trainkit.errors import TrainingError
-from trainkit.train import checkpoints
-from trainkit.train.assembly import assemble
-from trainkit.train.settings import World, read_settings
+from trainkit.trainer.checkpoint import checkpoints
+from trainkit.trainer.settings import World, read_settings
+from trainkit.trainer.setup import assemble
 
 pytestmark = pytest.mark.e2e
 

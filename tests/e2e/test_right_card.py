@@ -1,6 +1,6 @@
 """The real launchers give each rank the physical card that was chosen, compared through what the ranks themselves see.
 
-There is no driver here: NVML is made up, and torch counts the made-up cards (tests/hardware/cuda). What is shown is the
+There is no driver here: NVML is made up, and torch counts the made-up cards (tests/machine/cuda). What is shown is the
 way of a choice through trainkit and the launcher's own code into each rank's environment; that CUDA reads the variables
 as its guide says is taken from there.
 """

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainkit.launch.summary import NOT_FINITE, render_summary
+from trainkit.runner.report.summary import NOT_FINITE, render_summary
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -12,10 +12,11 @@ from typing import Any
 import pexpect
 
 from trainkit.cli.disk import Disk
-from trainkit.hardware.facts import Facts
-from trainkit.planning.build import build_plan
-from trainkit.planning.plan import Plan
-from trainkit.recipe.resolve import Request, resolve
+from trainkit.flags.resolve import resolve
+from trainkit.machine.facts import Facts
+from trainkit.plan.model import Plan
+from trainkit.planner.build import build_plan
+from trainkit.recipe.resolved import Request
 
 DOWN, UP, ENTER = "\x1b[B", "\x1b[A", "\r"
 # The beginning of each question by its topic.

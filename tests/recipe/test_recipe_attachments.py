@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from trainkit.errors import Diagnostic
-from trainkit.recipe.resolve import Resolved
+from trainkit.recipe.resolved import Resolved
 
 Solve = Callable[..., Resolved]
 Refuse = Callable[..., list[Diagnostic]]

@@ -14,8 +14,8 @@ import yaml
 from omegaconf import OmegaConf
 
 from trainkit.errors import Diagnostic
-from trainkit.recipe import interpolation
-from trainkit.recipe.resolve import Resolved
+from trainkit.recipe.layers import interpolation
+from trainkit.recipe.resolved import Resolved
 
 Solve = Callable[..., Resolved]
 Refuse = Callable[..., list[Diagnostic]]
@@ -165,8 +165,9 @@ def test_what_ten_thousand_texts_refer_to_is_asked_of_omegaconf_once(
 def test_omegaconf_is_imported_only_where_something_is_interpolated() -> None:
     code = (
         "import sys\n"
-        "from trainkit.recipe.files import MemoryFiles\n"
-        "from trainkit.recipe.resolve import Request, resolve\n"
+        "from trainkit.recipe.layers.paths import MemoryFiles\n"
+        "from trainkit.flags.resolve import resolve\n"
+        "from trainkit.recipe.resolved import Request\n"
         "def go(text): resolve(Request('r.yaml', '/w'), MemoryFiles({'/w/r.yaml': text}))\n"
         "go('train: {steps: 1}\\nprogram: {args: {a: \"${x}\"}}\\n')\n"
         "assert not {'omegaconf', 'torch', 'typer', 'rich'} & set(sys.modules)\n"

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from trainkit.errors import Diagnostic, RecipeError
-from trainkit.recipe.files import MemoryFiles
-from trainkit.recipe.resolve import Request, Resolved, resolve
+from trainkit.flags.resolve import resolve
+from trainkit.recipe.layers.paths import MemoryFiles
+from trainkit.recipe.resolved import Request, Resolved
 
 Solve = Callable[..., Resolved]
 Refuse = Callable[..., list[Diagnostic]]

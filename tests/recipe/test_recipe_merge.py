@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainkit.errors import Diagnostic
-from trainkit.recipe.resolve import Resolved
+from trainkit.recipe.resolved import Resolved
 
 Solve = Callable[..., Resolved]
 Refuse = Callable[..., list[Diagnostic]]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from trainkit.errors import Diagnostic
-from trainkit.recipe.fields import schema
-from trainkit.recipe.flags import flag_reference, flag_table, flags
-from trainkit.recipe.overrides import is_assignment, takes_next_word
-from trainkit.recipe.resolve import Resolved
+from trainkit.flags.overrides import is_assignment, takes_next_word
+from trainkit.flags.registry import flag_reference, flag_table, flags
+from trainkit.recipe.resolved import Resolved
+from trainkit.recipe.schema.fields import schema
 
 Solve = Callable[..., Resolved]
 Refuse = Callable[..., list[Diagnostic]]

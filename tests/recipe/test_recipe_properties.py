@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from trainkit.cli.diagnostics import render_diagnostics
 from trainkit.cli.disk import Disk
 from trainkit.errors import RecipeError
-from trainkit.recipe.compose import compose
-from trainkit.recipe.dump import resolved_yaml
-from trainkit.recipe.fields import schema
-from trainkit.recipe.files import MemoryFiles
-from trainkit.recipe.flags import flags
-from trainkit.recipe.resolve import Request, resolve
+from trainkit.flags.registry import flags
+from trainkit.flags.resolve import resolve
+from trainkit.recipe.layers.paths import MemoryFiles
+from trainkit.recipe.resolved import Request
+from trainkit.recipe.schema.fields import schema
+from trainkit.recipe.yaml.reader import compose
+from trainkit.recipe.yaml.writer import resolved_yaml
 
 SHIPPED = {name: Path(path).read_text(encoding="utf-8") for name, path in Disk().shipped().items()}
 FULL = (

@@ -9,8 +9,8 @@ import pytest
 
 from trainkit.cli.diagnostics import render_diagnostics
 from trainkit.errors import Diagnostic, RecipeError
-from trainkit.recipe.resolve import Resolved
-from trainkit.recipe.secrets import is_secret_name, mask, mask_line, mask_words
+from trainkit.recipe.layers.secrets import is_secret_name, mask, mask_line, mask_words
+from trainkit.recipe.resolved import Resolved
 
 Solve = Callable[..., Resolved]
 Refuse = Callable[..., list[Diagnostic]]

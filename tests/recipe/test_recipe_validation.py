@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from trainkit.errors import Diagnostic
-from trainkit.recipe.fields import schema, tagged_sections
-from trainkit.recipe.resolve import Resolved
+from trainkit.recipe.resolved import Resolved
+from trainkit.recipe.schema.fields import schema, tagged_sections
 
 Solve = Callable[..., Resolved]
 Refuse = Callable[..., list[Diagnostic]]

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from trainkit.errors import Diagnostic
-from trainkit.recipe.json_schema import json_schema
-from trainkit.recipe.resolve import Resolved
+from trainkit.recipe.resolved import Resolved
+from trainkit.recipe.schema.json_schema import json_schema
 
 Solve = Callable[..., Resolved]
 Refuse = Callable[..., list[Diagnostic]]

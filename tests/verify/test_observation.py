@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trainkit.launch.proof import HOOK, differences, observed, read
+from trainkit.runner.rank.proof import HOOK, differences, observed, read
 from trainkit.verify import observe
 
 STEP = """

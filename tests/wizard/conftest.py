@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trainkit.cli.disk import Disk
-from trainkit.hardware.facts import Facts, Gpu
+from trainkit.machine.facts import Facts, Gpu
 from trainkit.wizard.given import read_base
 from trainkit.wizard.question import Complaint
 from trainkit.wizard.session import Session

@@ -9,11 +9,11 @@ from typing import get_args
 import pytest
 
 from tests.wizard.conftest import Machine, Start, answered
-from trainkit.hardware.facts import GpuProcess
-from trainkit.planning.fits import in_words, largest
-from trainkit.recipe.fields import schema
+from trainkit.machine.facts import GpuProcess
+from trainkit.planner.advice.model_states import in_words, largest
 from trainkit.recipe.schema import StrategyKind
-from trainkit.recipe.wanted import choices
+from trainkit.recipe.schema.fields import schema
+from trainkit.recipe.validation.type_errors import choices
 from trainkit.wizard.question import Complaint, Question
 from trainkit.wizard.session import Session
 

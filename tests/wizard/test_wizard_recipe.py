@@ -10,8 +10,8 @@ import yaml
 
 from tests.wizard.conftest import Machine, Start, answered
 from trainkit.cli.machines import machine_facts, profiles
-from trainkit.planning.build import build_plan
-from trainkit.recipe.merge import Merge
+from trainkit.planner.build import build_plan
+from trainkit.recipe.layers.merge import Merge
 from trainkit.recipe.resolved import Resolved
 from trainkit.wizard.finish import finish
 from trainkit.wizard.recipe_text import answers_text, compose

@@ -15,13 +15,13 @@ from typing import Any
 from trainkit.bench.rows import Measurement, MemoryKind, Row, compare, measure, remaining
 from trainkit.bench.table import Comparison, as_csv, as_data
 from trainkit.errors import MachineError
-from trainkit.launch.atomic import publish
-from trainkit.launch.console import Console, Stream
-from trainkit.launch.execute import ATTEMPT, Ended, RunRequest, carry_out
-from trainkit.launch.failure import describe_failure
-from trainkit.launch.layout import RunLayout
-from trainkit.launch.progress import duration
-from trainkit.launch.signals import STOP
+from trainkit.files import publish
+from trainkit.runner.execute import ATTEMPT, Ended, RunRequest, carry_out
+from trainkit.runner.report.console import Console, Stream
+from trainkit.runner.report.failure import describe_failure
+from trainkit.runner.report.progress_line import duration
+from trainkit.runner.rundir.layout import RunLayout
+from trainkit.runner.supervisor.signals import STOP
 
 _TAIL_BYTES = 64 * 1024  # of each rank's standard error, looked through for what a failure was
 

@@ -27,9 +27,9 @@ from trainkit.cli.commands import (
     schema,
 )
 from trainkit.cli.commands.import_ import ImportCommand
+from trainkit.cli.grammar import Invocation
 from trainkit.cli.help import Command, CommandGroup, DoctorCommand, KeyCommand, LaunchingCommand, ManyRecipesCommand
 from trainkit.cli.usage import WRONG_USAGE, usage_error
-from trainkit.cli.words import Invocation
 
 app = typer.Typer(
     name="trainkit",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trainkit.hardware.facts import Facts, Gpu, GpuProcess, Hold, MigInstance
+from trainkit.machine.facts import Facts, Gpu, GpuProcess, Hold, MigInstance
 
 GIB = 2**30
 BAR = 16  # cells of the memory bar

@@ -13,7 +13,7 @@ _SUFFIXES = (".yaml", ".yml")
 
 
 class Disk:
-    """Satisfies :class:`trainkit.recipe.files.Files`."""
+    """Satisfies :class:`trainkit.recipe.layers.paths.Files`."""
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root or shipped_root()

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainkit import __version__
-from trainkit.hardware.facts import Facts, Gpu
-from trainkit.recipe.secrets import is_secret_name, mask, mask_line
+from trainkit.machine.facts import Facts, Gpu
+from trainkit.recipe.layers.secrets import is_secret_name, mask, mask_line
 
 Sections = dict[str, dict[str, str]]
 GIB = 2**30

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.errors import Diagnostic, UsageError
-from trainkit.hardware.facts import Facts
+from trainkit.machine.facts import Facts
 from trainkit.recipe.resolved import Resolved
 
 
 def write_export(resolved: Resolved, facts: Facts, tool: str, folder: str | None) -> None:
     """Export the plan of a recipe that has been found sound. Raises UsageError where it cannot be written."""
-    from trainkit.exporting.formats import EXPORTS, export
-    from trainkit.planning.decisions import decide
+    from trainkit.convert.export_formats import EXPORTS, export
+    from trainkit.planner.decisions import decide
 
     if tool not in EXPORTS:
         raise UsageError(f"there is no export to {tool!r}", hint=f"choose one of: {', '.join(EXPORTS)}")
@@ -35,7 +35,7 @@ def write_export(resolved: Resolved, facts: Facts, tool: str, folder: str | None
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:
-    from trainkit.launch.atomic import write_atomically
+    from trainkit.files import write_atomically
 
     taken = [name for name in files if (folder / name).exists()]
     if taken:

@@ -8,10 +8,10 @@ from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.doctor.before_run import look
 from trainkit.doctor.surroundings import Aim
 from trainkit.errors import Diagnostic, MachineError
-from trainkit.hardware.facts import Facts
-from trainkit.launch.nodes import node_rank
-from trainkit.planning.plan import Plan
+from trainkit.machine.facts import Facts
+from trainkit.plan.model import Plan
 from trainkit.recipe.schema import Recipe
+from trainkit.runner.nodes import node_rank
 
 
 def refuse_unfit(plan: Plan, recipe: Recipe, facts: Facts, given_rank: int | None) -> None:

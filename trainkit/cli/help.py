@@ -61,7 +61,7 @@ class LaunchingCommand(OverridableCommand):
 
     def overrides(self, width: int) -> str:
         """Every flag, with the keys that it sets."""
-        from trainkit.recipe.flags import flag_reference
+        from trainkit.flags.registry import flag_reference
 
         what = (
             "OVERRIDE is section.key=value (`trainkit schema --reference` lists the keys), or one of these flags, "

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import UsageError
-from trainkit.hardware.facts import FACTS_VERSION, Facts
+from trainkit.machine.facts import FACTS_VERSION, Facts
 
 LONGEST = 16 * 1024 * 1024  # bytes; the facts of the largest machine take a hundredth
 # What a profile's machine is taken to have where this one lacks it: the newest versions that trainkit is tested with.
@@ -31,7 +31,7 @@ def machine_facts(word: str | None) -> Facts:
 
     Raises UsageError for what is neither.
     """
-    from trainkit.hardware.probe import probe
+    from trainkit.machine.probe import probe
 
     if word is None:
         return probe()
@@ -80,7 +80,7 @@ def profile_facts(name: str, told: Mapping[str, Any]) -> Facts:
 
     A profile is {cards: {count, …as a Gpu, memory_gib}, cpu_cores, memory_gib, and any field of Facts}.
     """
-    from trainkit.hardware.probes import packages
+    from trainkit.machine.probes import packages
 
     data = {key: value for key, value in told.items() if key not in {"cards", "memory_gib"}}
     here = {key: value.partition("+")[0] for key, value in packages.probe()["packages"].items()}

@@ -8,11 +8,13 @@ from pathlib import Path
 
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.disk import Disk
-from trainkit.cli.words import take_apart
+from trainkit.cli.grammar import take_apart
 from trainkit.errors import MachineError, UsageError
-from trainkit.hardware.facts import Facts
-from trainkit.planning.build import Planned, build_plan
-from trainkit.recipe.resolve import Request, Resolved, resolve
+from trainkit.flags.resolve import resolve
+from trainkit.machine.facts import Facts
+from trainkit.plan.model import Planned
+from trainkit.planner.build import build_plan
+from trainkit.recipe.resolved import Request, Resolved
 
 PROGRAM = ("program.script=", "program.module=")  # which make a run of their own
 
@@ -97,9 +99,9 @@ def plan_words(resolved: Resolved, facts: Facts | None = None) -> Planned:
 
     facts: of this machine, where they are known already.
     """
-    from trainkit.hardware.probe import probe
-    from trainkit.launch.saved import named_checkpoint, saved_checkpoints
-    from trainkit.launch.trainer_checkpoints import trainer_checkpoints
+    from trainkit.machine.probe import probe
+    from trainkit.runner.rundir.checkpoints import named_checkpoint, saved_checkpoints
+    from trainkit.runner.rundir.trainer_checkpoints import trainer_checkpoints
 
     recipe = resolved.recipe
     wanted = recipe.checkpoint.resume

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainkit import __version__
-from trainkit.recipe.secrets import mask_words
+from trainkit.recipe.layers.secrets import mask_words
 
 
 def write_report(error: BaseException, arguments: Sequence[str]) -> Path:

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from trainkit.launch.linux import die_with_parent
+from trainkit.runner.supervisor.process_tree import die_with_parent
 
 
 def main() -> int:
@@ -38,7 +38,7 @@ def imported() -> Any:
 
 def asked(builders: Any, name: str) -> dict[str, Any]:
     """What the builder of one op says."""
-    from trainkit.train.build_ops import BUILDERS
+    from trainkit.trainer.perf.build_ops import BUILDERS
 
     try:
         compatible, words = overheard(lambda: getattr(builders, BUILDERS[name])().is_compatible(verbose=True))

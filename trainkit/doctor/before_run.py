@@ -23,7 +23,7 @@ from trainkit.doctor.here import surroundings_here
 from trainkit.doctor.surroundings import Aim
 from trainkit.doctor.verdict import Finding, Verdict
 from trainkit.errors import Diagnostic
-from trainkit.hardware.facts import Facts
+from trainkit.machine.facts import Facts
 
 # The fast ones of all_checks.CHECKS; listed here too, so that a run does not load the others.
 FAST: Mapping[str, Check] = {

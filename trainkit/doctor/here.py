@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainkit.doctor.surroundings import Run, Space, Surroundings
-from trainkit.hardware.facts import Facts
+from trainkit.machine.facts import Facts
 
 CEILINGS = {"open files": "RLIMIT_NOFILE", "processes": "RLIMIT_NPROC", "locked memory": "RLIMIT_MEMLOCK"}
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Protocol
 
 from trainkit.doctor.commands import Done
-from trainkit.hardware.facts import Facts
-from trainkit.planning.plan import Plan
+from trainkit.machine.facts import Facts
+from trainkit.plan.model import Plan
 from trainkit.recipe.schema import Recipe
 
 

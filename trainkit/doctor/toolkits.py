@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainkit.doctor.surroundings import Surroundings
-from trainkit.hardware.versions import release
+from trainkit.machine.versions import release
 
 # Where packages, runfile and distributions put toolkits (CUDA Installation Guide for Linux; Debian and Arch packages).
 PLACES = (

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from trainkit.errors import Diagnostic, Origin, RecipeError
-from trainkit.recipe.attachments import attach
-from trainkit.recipe.checks import Context, check, written_secrets
-from trainkit.recipe.environment import environment_layer
-from trainkit.recipe.fields import defaults, schema, tagged_sections
-from trainkit.recipe.files import Files, absolute
-from trainkit.recipe.inputs import absent_inputs
-from trainkit.recipe.interpolation import interpolate, interpolated
-from trainkit.recipe.layer import Layer
-from trainkit.recipe.merge import Merge, merge
-from trainkit.recipe.overrides import argument_layer, override_layers
-from trainkit.recipe.places import nearest
+from trainkit.recipe.layers.attachments import attach
+from trainkit.recipe.layers.environment import environment_layer
+from trainkit.recipe.layers.inputs import absent_inputs
+from trainkit.recipe.layers.interpolation import interpolate, interpolated
+from trainkit.recipe.layers.layer import Layer
+from trainkit.recipe.layers.merge import Merge, merge
+from trainkit.recipe.layers.paths import Files, absolute
+from trainkit.recipe.layers.places import nearest
+from trainkit.recipe.layers.sources import Stack
 from trainkit.recipe.resolved import Attachment, Entry, Request, Resolved
-from trainkit.recipe.stack import Stack
-from trainkit.recipe.triangle import contradictions
-from trainkit.recipe.validation import default_kind, unknown_keys, validate, validate_layer, without_unknown
+from trainkit.recipe.schema.fields import defaults, schema, tagged_sections
+from trainkit.recipe.validation.batch_conflicts import contradictions
+from trainkit.recipe.validation.rules import Context, check, written_secrets
+from trainkit.recipe.validation.validate import default_kind, unknown_keys, validate, validate_layer, without_unknown
 
-__all__ = ["Attachment", "Entry", "Request", "Resolved", "resolve"]
+__all__ = ["Attachment", "Entry", "Request", "Resolved", "Words", "resolve_with"]
+
+# The request, the strength of its words, the files, and the layers below -> the layers of the words, what is wrong.
+Words = Callable[[Request, int, Files, Sequence[Layer]], tuple[list[Layer], list[Diagnostic]]]
 
 
-def resolve(request: Request, files: Files) -> Resolved:
-    """The recipe that a request means. Raises RecipeError with every error that can be known at once."""
-    layers, found, stack = _layers(request, files)
+def resolve_with(words: Words, request: Request, files: Files) -> Resolved:
+    """The recipe that a request means, its command line read by `words` (see `flags.resolve`).
+
+    Raises RecipeError with every error that can be known at once.
+    """
+    layers, found, stack = _layers(words, request, files)
     incomplete = stack.incomplete
     others = stack.other_variants(request.variant)
     state = merge(layers)
@@ -64,7 +69,7 @@ def resolve(request: Request, files: Files) -> Resolved:
     return Resolved(recipe, state.tree, history, attachments, tuple(found), state.places, absent, stack.descriptions())
 
 
-def _layers(request: Request, files: Files) -> tuple[list[Layer], list[Diagnostic], Stack]:
+def _layers(words: Words, request: Request, files: Files) -> tuple[list[Layer], list[Diagnostic], Stack]:
     """All layers, weakest first: what the recipe extends, the recipe, presets, a variant, the environment, flags.
 
     Also what is wrong with them, and the files that they are from.
@@ -81,12 +86,8 @@ def _layers(request: Request, files: Files) -> tuple[list[Layer], list[Diagnosti
     environment, diagnostics = environment_layer(request.environ, strength, request.cwd)
     found += diagnostics
     layers = [*stack.layers, environment]
-    below = merge(layers)
-    flags, diagnostics = override_layers(request.overrides, strength + 1, request.cwd, files, below.get)
-    layers += flags
-    if request.arguments:
-        layers.append(argument_layer(request.arguments, strength + 1, request.cwd, merge(layers).get))
-    return layers, [*found, *diagnostics], stack
+    typed, diagnostics = words(request, strength + 1, files, layers)
+    return [*layers, *typed], [*found, *diagnostics], stack
 
 
 def _kinds(state: Merge) -> Mapping[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainkit.errors import Diagnostic, Origin
-from trainkit.recipe.places import nearest
+from trainkit.recipe.layers.places import nearest
 from trainkit.recipe.schema import Recipe
 
 

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainkit.errors import Diagnostic, RecipeError
-from trainkit.recipe.files import seen_from
-from trainkit.recipe.merge import Merge
+from trainkit.recipe.layers.merge import Merge
+from trainkit.recipe.layers.paths import seen_from
 from trainkit.wizard.given import placed
 from trainkit.wizard.recipe_text import compose
 from trainkit.wizard.trial import judge, resolve_text
 from trainkit.wizard.view import View
 
 if TYPE_CHECKING:
-    from trainkit.planning.plan import Plan
+    from trainkit.plan.model import Plan
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def finish(view: View, path: str, places: Merge, schema_uri: str = "") -> Finish
 
     Raises RecipeError with what is wrong, at the places where it was given.
     """
-    from trainkit.planning.build import build_plan
+    from trainkit.planner.build import build_plan
 
     text = compose(view, path, schema_uri)
     try:

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trainkit.errors import Diagnostic, Origin, RecipeError
-from trainkit.recipe.fields import defaults, schema, tagged_sections
-from trainkit.recipe.files import Files, absolute
-from trainkit.recipe.interpolation import interpolated
-from trainkit.recipe.layer import VARIANTS, Layer
-from trainkit.recipe.merge import Merge, merge
-from trainkit.recipe.overrides import override_layers
-from trainkit.recipe.stack import Stack
-from trainkit.recipe.validation import default_kind, unknown_keys, validate_layer
+from trainkit.flags.overrides import override_layers
+from trainkit.recipe.layers.interpolation import interpolated
+from trainkit.recipe.layers.layer import VARIANTS, Layer
+from trainkit.recipe.layers.merge import Merge, merge
+from trainkit.recipe.layers.paths import Files, absolute
+from trainkit.recipe.layers.sources import Stack
+from trainkit.recipe.schema.fields import defaults, schema, tagged_sections
+from trainkit.recipe.validation.validate import default_kind, unknown_keys, validate_layer
 from trainkit.wizard.presets import leaves
 from trainkit.wizard.question import Settings
 from trainkit.wizard.view import Base
@@ -81,7 +81,8 @@ def read_base(recipe: str, name: str, files: Files, cwd: str, environ: dict[str,
 
     Raises RecipeError.
     """
-    from trainkit.recipe.resolve import Request, resolve
+    from trainkit.flags.resolve import resolve
+    from trainkit.recipe.resolved import Request
 
     clean = {key: value for key, value in environ.items() if not key.startswith("TRAINKIT__")}
     resolved = resolve(Request(recipe, cwd, environ=clean), files)

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainkit.recipe.fields import schema
-from trainkit.recipe.files import Files
-from trainkit.recipe.layer import normalise, read_document
+from trainkit.recipe.layers.layer import normalise, read_document
+from trainkit.recipe.layers.paths import Files
+from trainkit.recipe.schema.fields import schema
 from trainkit.wizard.question import Settings
 from trainkit.wizard.view import same
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainkit.recipe.fields import schema, tagged_sections
-from trainkit.recipe.wanted import choices, takes_switch
+from trainkit.recipe.schema.fields import schema, tagged_sections
+from trainkit.recipe.validation.type_errors import choices, takes_switch
 from trainkit.wizard.trial import judge
 from trainkit.wizard.view import View
 

@@ -8,10 +8,10 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from trainkit.planning.counted import counted
-from trainkit.recipe.dump import flow
-from trainkit.recipe.fields import schema, short_forms
 from trainkit.recipe.schema import Recipe
+from trainkit.recipe.schema.fields import schema, short_forms
+from trainkit.recipe.yaml.writer import flow
+from trainkit.text import counted
 from trainkit.wizard.presets import Preset, fitting, presets
 from trainkit.wizard.question import Settings
 from trainkit.wizard.topics import TOPICS

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import Diagnostic, RecipeError
-from trainkit.hardware.facts import Facts, Gpu
-from trainkit.hardware.selection import allocation
-from trainkit.recipe.files import Files, absolute
+from trainkit.machine.facts import Facts, Gpu
+from trainkit.machine.selection import allocation
+from trainkit.recipe.layers.paths import Files, absolute
 from trainkit.wizard.question import Settings
 from trainkit.wizard.view import View
 
 if TYPE_CHECKING:
-    from trainkit.planning.plan import Plan
+    from trainkit.plan.model import Plan
     from trainkit.recipe.resolved import Resolved
 
 _TRIAL = ".trial-of-the-wizard.yaml"
@@ -27,7 +27,7 @@ ENGINES: Mapping[str, str] = {"deepspeed": "zero2"}
 
 @dataclass(frozen=True)
 class Overlay:
-    """A file system with one more file, which is not written yet. Satisfies :class:`trainkit.recipe.files.Files`."""
+    """A file system with one more file, which is not written yet. Satisfies `recipe.layers.paths.Files`."""
 
     below: Files
     path: str
@@ -58,7 +58,7 @@ class Verdict:
 
 def judge(view: View) -> Verdict:
     """Plan what is known so far. What has not been asked yet and has no default is stood in for."""
-    from trainkit.planning.build import build_plan  # not before the first question stands there
+    from trainkit.planner.build import build_plan  # not before the first question stands there
 
     tree = nested({**view.chosen, **_stand_ins(view)})
     extends = {"extends": [view.base.path]} if view.base.path else {}
@@ -82,7 +82,8 @@ def cards_of(view: View) -> tuple[Gpu, ...]:
 
 def resolve_text(view: View, text: str, name: str) -> Resolved:
     """Resolve a recipe that is not written yet, as if it stood in the working folder under this name."""
-    from trainkit.recipe.resolve import Request, resolve
+    from trainkit.flags.resolve import resolve
+    from trainkit.recipe.resolved import Request
 
     environ = {key: value for key, value in view.environ.items() if not key.startswith("TRAINKIT__")}
     resolved = resolve(Request(name, view.cwd, environ=environ), Overlay(view.files, absolute(name, view.cwd), text))

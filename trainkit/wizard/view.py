@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from trainkit.hardware.facts import Facts
-from trainkit.hardware.selection import allocation
-from trainkit.recipe.fields import schema, tagged_sections
-from trainkit.recipe.files import Files
-from trainkit.recipe.validation import default_kind
+from trainkit.machine.facts import Facts
+from trainkit.machine.selection import allocation
+from trainkit.recipe.layers.paths import Files
+from trainkit.recipe.schema.fields import schema, tagged_sections
+from trainkit.recipe.validation.validate import default_kind
 from trainkit.wizard.question import Answer, Settings
 
 

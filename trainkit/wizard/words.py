@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from trainkit.recipe.fields import Setting, schema, tagged_sections
-from trainkit.recipe.wanted import choices
+from trainkit.recipe.schema.fields import Setting, schema, tagged_sections
+from trainkit.recipe.validation.type_errors import choices
 from trainkit.wizard.view import View
 
 

@@ -7,8 +7,8 @@ import signal
 import sys
 from typing import Any
 
-from trainkit.train import __main__ as trainer
-from trainkit.train import loop
+from trainkit.trainer import __main__ as trainer
+from trainkit.trainer import loop
 
 STEP, MICRO_STEP = 5, 2  # both counted from 0
 

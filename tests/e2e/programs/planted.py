@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from trainkit.planning.plan import BatchArithmetic
-from trainkit.train import __main__ as trainer
-from trainkit.train import loop, optimizers
-from trainkit.train.data import loader
+from trainkit.plan.model import BatchArithmetic
+from trainkit.trainer import __main__ as trainer
+from trainkit.trainer import loop
+from trainkit.trainer.data import loader
+from trainkit.trainer.optim import build
 
 
 def decay_everything() -> None:
@@ -20,7 +21,7 @@ def decay_everything() -> None:
     def groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
         return [{"params": list(parameters), "weight_decay": weight_decay}]
 
-    optimizers.parameter_groups = groups
+    build.parameter_groups = groups
 
 
 def average_per_rank() -> None:

@@ -14,7 +14,7 @@ from trainkit.cli.asking.conversation import BACK, Asker, confirm, converse, say
 from trainkit.cli.commands.cp import schema_uri
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.errors import RecipeError, UsageError
-from trainkit.recipe.merge import Merge
+from trainkit.recipe.layers.merge import Merge
 from trainkit.wizard.finish import Finished, finish
 from trainkit.wizard.question import Complaint
 from trainkit.wizard.recipe_text import ANSWERS, answers_text
@@ -95,7 +95,7 @@ def _finished(session: Session, job: Job) -> Finished | None:
 
 
 def _decision(finished: Finished, session: Session, job: Job, asker: Asker) -> str:
-    from trainkit.planning.renderers import table
+    from trainkit.plan.render import table
 
     show_diagnostics(finished.warnings)
     say(["", finished.text.partition("\n")[2], table.render(finished.plan, asker.width)])
@@ -172,7 +172,7 @@ def _is_ours(found: Path) -> bool:
 
 
 def _write(target: Path, text: str) -> None:
-    from trainkit.launch.atomic import write_atomically
+    from trainkit.files import write_atomically
 
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

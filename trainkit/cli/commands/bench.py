@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trainkit.cli.grammar import Invocation, take_apart
 from trainkit.cli.options import Json, Presets
-from trainkit.cli.words import Invocation, take_apart
 from trainkit.errors import ExitCode, MachineError, RecipeError, UsageError
 
 if TYPE_CHECKING:
     from trainkit.bench.bench import Candidate, Setup
     from trainkit.bench.rows import MemoryKind
-    from trainkit.launch.execute import RunRequest
-    from trainkit.planning.build import Planned
-    from trainkit.planning.plan import Plan
-    from trainkit.recipe.resolve import Resolved
+    from trainkit.plan.model import Plan, Planned
+    from trainkit.recipe.resolved import Resolved
+    from trainkit.runner.execute import RunRequest
 
 # A variant that went on from another's checkpoint would measure nothing.
 AFRESH = "checkpoint.resume=never"
@@ -54,7 +53,7 @@ def bench(
     from trainkit.bench.bench import run_all
     from trainkit.bench.plot import can_plot, draw
     from trainkit.bench.table import as_data, render
-    from trainkit.launch.console import Terminal
+    from trainkit.runner.report.console import Terminal
 
     if not no_plot and not can_plot():
         hint = "pip install 'trainkit[bench]', or leave the plot out with --no-plot"
@@ -82,7 +81,7 @@ def prepare(
     from trainkit.bench.bench import Setup
     from trainkit.cli.diagnostics import show_diagnostics
     from trainkit.cli.pipeline import resolve_request, resolve_words
-    from trainkit.recipe.variants import BASE
+    from trainkit.recipe.layers.variants import BASE
 
     invocation: Invocation = context.obj
     line = take_apart(context.args, most=1, what="one recipe")
@@ -129,9 +128,9 @@ def candidate(name: str, description: str, resolved: Resolved) -> Candidate:
     """One recipe, planned; what cannot be planned, or not run here, is refused with the reason."""
     from trainkit.bench.bench import Candidate
     from trainkit.cli.pipeline import plan_words
-    from trainkit.launch.execute import RunRequest
-    from trainkit.planning.renderers import shell
-    from trainkit.recipe.dump import resolved_yaml
+    from trainkit.plan.render import shell
+    from trainkit.recipe.yaml.writer import resolved_yaml
+    from trainkit.runner.execute import RunRequest
 
     try:
         planned = plan_words(resolved)
@@ -151,7 +150,7 @@ def candidate(name: str, description: str, resolved: Resolved) -> Candidate:
 
 def machine(plan: Plan | None) -> str:
     """What the runs used, in words, for the heading of table and plot."""
-    from trainkit.hardware.probe import probe
+    from trainkit.machine.probe import probe
 
     facts = probe()
     if plan is None or plan.topology.device != "cuda":

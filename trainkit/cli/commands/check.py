@@ -10,8 +10,8 @@ from typing import Any
 
 import typer
 
+from trainkit.cli.grammar import take_apart
 from trainkit.cli.options import Json, Presets
-from trainkit.cli.words import take_apart
 from trainkit.errors import Diagnostic, ExitCode, TrainkitError, UsageError
 
 

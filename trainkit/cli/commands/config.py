@@ -46,7 +46,7 @@ def config(
     from trainkit.cli.machines import machine_facts
     from trainkit.cli.pipeline import find_recipe, working_folder
     from trainkit.errors import UsageError
-    from trainkit.recipe.files import absolute
+    from trainkit.recipe.layers.paths import absolute
     from trainkit.wizard.finish import check_given
     from trainkit.wizard.given import read_base, read_given
     from trainkit.wizard.session import Session

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from trainkit.cli.grammar import Invocation, take_apart
 from trainkit.cli.options import Json, Presets, Variant
-from trainkit.cli.words import Invocation, take_apart
 from trainkit.errors import ExitCode, MachineError
 
 if TYPE_CHECKING:
     from trainkit.doctor.surroundings import Aim
-    from trainkit.hardware.facts import Facts
-    from trainkit.planning.plan import Plan
+    from trainkit.machine.facts import Facts
+    from trainkit.plan.model import Plan
 
 # Seconds: for cards that a sleeping driver wakes, and for everything but loading and printing.
 PROBE_LIMITS = {"gpus": 8.0}
@@ -42,7 +42,7 @@ def doctor(context: typer.Context, presets: Presets = None, variant: Variant = N
     from trainkit.doctor.here import surroundings_here
     from trainkit.doctor.own_environment import own_environment
     from trainkit.doctor.rendering import as_data, render
-    from trainkit.hardware.probe import probe
+    from trainkit.machine.probe import probe
 
     started = time.monotonic()
     folder = Path(working_folder())
@@ -80,7 +80,7 @@ def aim_of(context: typer.Context, presets: Sequence[str], variant: str | None, 
 
 def scheduled_rank(plan: Plan) -> int:
     """This machine's number as a scheduler tells it; that of node 0, which listens, where none does."""
-    from trainkit.launch.nodes import node_rank
+    from trainkit.runner.nodes import node_rank
 
     try:
         return node_rank(plan, None, os.environ)

@@ -15,7 +15,7 @@ def env(as_json: Json = False) -> None:
     Example: trainkit env
     """
     from trainkit.cli.environment_report import render, report
-    from trainkit.hardware.probe import probe
+    from trainkit.machine.probe import probe
 
     told = report(probe(), dict(os.environ))
     sys.stdout.write(json.dumps(told, indent=2) + "\n" if as_json else render(told))

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from trainkit.cli.grammar import Invocation, take_apart
 from trainkit.cli.options import On, Presets, Variant
-from trainkit.cli.words import Invocation, take_apart
 from trainkit.errors import UsageError
 
 
@@ -33,8 +33,8 @@ def explain(
     """
     from trainkit.cli.machines import machine_facts
     from trainkit.cli.pipeline import plan_words, resolve_words, stands_for_recipe
-    from trainkit.planning.renderers import explain as renderer
-    from trainkit.recipe.fields import schema
+    from trainkit.plan.render import explain as renderer
+    from trainkit.recipe.schema.fields import schema
 
     invocation: Invocation = context.obj
     words = take_apart(context.args, most=2, what="a recipe and a key")

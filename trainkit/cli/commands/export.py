@@ -13,9 +13,9 @@ import typer
 from trainkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from trainkit.planning.resume import SavedCheckpoint
+    from trainkit.planner.resume import SavedCheckpoint
 
-WORKER = ("-P", "-m", "trainkit.train.export")
+WORKER = ("-P", "-m", "trainkit.trainer.checkpoint.export")
 
 
 def export(
@@ -74,7 +74,7 @@ def best_step(saved: Sequence[SavedCheckpoint]) -> int | None:
 
 def find_checkpoint(word: str, root: str, wanted: Callable[[Sequence[SavedCheckpoint]], int | None]) -> Path:
     """The checkpoint folder that a word means; of a run, the one of the wanted step. UsageError where there is none."""
-    from trainkit.launch.saved import named_checkpoint
+    from trainkit.runner.rundir.checkpoints import named_checkpoint
 
     if named_checkpoint(word):
         if wanted is best_step:
@@ -96,7 +96,7 @@ def saved_by(word: str, root: str) -> tuple[Path, list[SavedCheckpoint]]:
     A name means its newest run that has some: one that only evaluates another's weights saves none.
     """
     from trainkit.cli.commands.runs import find_run
-    from trainkit.launch.saved import checkpoints_of, saved_checkpoints
+    from trainkit.runner.rundir.checkpoints import checkpoints_of, saved_checkpoints
 
     run = find_run(word, root).layout
     saved = checkpoints_of(run)

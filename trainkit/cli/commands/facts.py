@@ -13,6 +13,6 @@ def facts() -> None:
 
     Example: trainkit plan ddp --on FACTS.json
     """
-    from trainkit.hardware.probe import probe
+    from trainkit.machine.probe import probe
 
     sys.stdout.write(json.dumps(probe().to_json(), indent=2) + "\n")

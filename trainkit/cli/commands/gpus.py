@@ -50,7 +50,7 @@ def gpus(
 def _page(machine: str | None, *, as_json: bool) -> str:
     from trainkit.cli.card_table import render
     from trainkit.cli.machines import machine_facts
-    from trainkit.hardware.probe import CARD_PROBES, probe
+    from trainkit.machine.probe import CARD_PROBES, probe
 
     facts = probe(CARD_PROBES) if machine is None else machine_facts(machine)
     if not as_json:

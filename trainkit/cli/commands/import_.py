@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from trainkit.cli.grammar import Invocation
 from trainkit.cli.help import Command
-from trainkit.cli.words import Invocation
 from trainkit.errors import UsageError
 
 _WITH_VALUE = ("--output", "-o", "--kind")
@@ -22,7 +22,7 @@ class ImportCommand(Command):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Let options follow a file, and leave the words of a command alone."""
-        from trainkit.importing.importing import is_file
+        from trainkit.convert.importing import is_file
 
         rest = list(args)
         while rest and rest[0].startswith("-"):
@@ -64,9 +64,9 @@ def import_(
     from trainkit.cli.diagnostics import show_diagnostics
     from trainkit.cli.disk import Disk
     from trainkit.cli.pipeline import working_folder
-    from trainkit.importing.command import KINDS
-    from trainkit.importing.draft import Desk
-    from trainkit.importing.importing import import_words, is_file
+    from trainkit.convert.command import KINDS
+    from trainkit.convert.importing import import_words, is_file
+    from trainkit.frameworks.base.draft import Desk
 
     invocation: Invocation = context.obj
     words = list(context.args)
@@ -95,7 +95,7 @@ def import_(
 
 
 def _write(target: Path, text: str) -> None:
-    from trainkit.launch.atomic import write_atomically
+    from trainkit.files import write_atomically
 
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

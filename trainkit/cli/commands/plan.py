@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trainkit.cli.grammar import Invocation
 from trainkit.cli.options import Json, On, Presets, Variant
 from trainkit.cli.streams import write_script
-from trainkit.cli.words import Invocation
 from trainkit.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from trainkit.planning.plan import Plan
+    from trainkit.plan.model import Plan
 
 NARROWEST = 60  # columns
 
@@ -53,11 +53,11 @@ def plan(
     """
     from trainkit.cli.machines import machine_facts
     from trainkit.cli.pipeline import plan_words, resolve_line
-    from trainkit.planning.renderers import diff as diff_renderer
-    from trainkit.planning.renderers import shell as shell_renderer
-    from trainkit.planning.renderers import table
-    from trainkit.planning.serialize import plan_to_json
-    from trainkit.recipe.dump import resolved_yaml
+    from trainkit.plan.render import diff as diff_renderer
+    from trainkit.plan.render import shell as shell_renderer
+    from trainkit.plan.render import table
+    from trainkit.plan.serialize import plan_to_json
+    from trainkit.recipe.yaml.writer import resolved_yaml
 
     if sum((as_json, shell, diff is not None, export is not None)) > 1:
         raise UsageError("--json, --shell, --diff and --export exclude one another", hint="give one of them")
@@ -91,7 +91,7 @@ def _columns(widest: int) -> int:
 def other_plan(word: str) -> Plan:
     """The plan of a run directory (its plan.json), a plan.json, or a recipe planned for this machine."""
     from trainkit.cli.pipeline import plan_words, resolve_words
-    from trainkit.planning.serialize import plan_from_json
+    from trainkit.plan.serialize import plan_from_json
 
     path = Path(word)
     stored = path / "plan.json" if path.is_dir() else path

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from trainkit.cli.grammar import Invocation
 from trainkit.cli.options import Presets, Variant
-from trainkit.cli.words import Invocation
 from trainkit.errors import UsageError
 
 
@@ -30,10 +30,10 @@ def run(
     """
     from trainkit.cli.fitness import refuse_unfit
     from trainkit.cli.pipeline import plan_words, resolve_line
-    from trainkit.hardware.probe import probe
-    from trainkit.launch.execute import RunRequest, execute
-    from trainkit.planning.renderers import shell
-    from trainkit.recipe.dump import resolved_yaml
+    from trainkit.machine.probe import probe
+    from trainkit.plan.render import shell
+    from trainkit.recipe.yaml.writer import resolved_yaml
+    from trainkit.runner.execute import RunRequest, execute
 
     if machine is not None:
         raise UsageError(f"a run is on this machine, not on {machine}", hint="`trainkit plan RECIPE --on` plans for it")

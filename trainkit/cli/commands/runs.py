@@ -16,7 +16,7 @@ from trainkit.cli.options import Json
 from trainkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from trainkit.launch.runs import RunInfo
+    from trainkit.runner.rundir.listing import RunInfo
 
 app = typer.Typer(cls=CommandGroup, help="List, show and prune run directories.", no_args_is_help=True)
 
@@ -30,9 +30,9 @@ def list_runs(name: Name = None, root: Root = "runs", as_json: Json = False) -> 
 
     Example: trainkit runs list quickstart
     """
-    from trainkit.launch import runs
+    from trainkit.runner.rundir import listing
 
-    found = runs.list_runs(root, name)
+    found = listing.list_runs(root, name)
     if as_json:
         sys.stdout.write(json.dumps([as_data(run) for run in found], indent=2) + "\n")
         return
@@ -57,7 +57,7 @@ def show(
 
     Example: trainkit runs show quickstart
     """
-    from trainkit.launch.summary import render_summary
+    from trainkit.runner.report.summary import render_summary
 
     info = find_run(run, root)
     if as_json:
@@ -81,9 +81,9 @@ def prune(
 
     Example: trainkit runs prune --keep 3
     """
-    from trainkit.launch import runs
+    from trainkit.runner.rundir import listing
 
-    chosen = runs.prunable(runs.list_runs(root, name), keep)
+    chosen = listing.prunable(listing.list_runs(root, name), keep)
     if not chosen:
         sys.stdout.write("nothing to remove\n")
         return
@@ -91,18 +91,18 @@ def prune(
     if not yes and not confirmed(len(chosen)):
         sys.stdout.write("nothing removed\n")
         return
-    removed = sum(runs.remove(run) for run in chosen)
+    removed = sum(listing.remove(run) for run in chosen)
     sys.stdout.write(f"removed {removed} of {len(chosen)} runs\n")
 
 
 def find_run(word: str, root: str) -> RunInfo:
     """The run that a word means: a run directory, the id of a run under the root, or a name for its newest run."""
-    from trainkit.launch import runs
+    from trainkit.runner.rundir import listing
 
     with contextlib.suppress(OSError, ValueError):
-        if runs.is_run(Path(word)):
-            return runs.read_run(Path(word))
-    named = [run for run in runs.list_runs(root) if word in (run.layout.id, run.layout.name)]
+        if listing.is_run(Path(word)):
+            return listing.read_run(Path(word))
+    named = [run for run in listing.list_runs(root) if word in (run.layout.id, run.layout.name)]
     if not named:
         raise UsageError(f"{word} is no run directory, and no run in {root}", hint="`trainkit runs list` shows them")
     return named[-1]

@@ -21,9 +21,9 @@ def schema(
 
     Example: trainkit schema > recipe.schema.json
     """
-    from trainkit.recipe.flags import flag_reference
-    from trainkit.recipe.json_schema import json_schema
-    from trainkit.recipe.reference import reference_text
+    from trainkit.flags.registry import flag_reference
+    from trainkit.recipe.schema.json_schema import json_schema
+    from trainkit.recipe.schema.reference import reference_text
 
     if flags:
         sys.stdout.write(flag_reference())

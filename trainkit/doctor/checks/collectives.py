@@ -9,8 +9,8 @@ from trainkit.doctor.all_reduce import summary
 from trainkit.doctor.checks.settings import matching
 from trainkit.doctor.surroundings import Aim, Surroundings
 from trainkit.doctor.verdict import Level, Verdict, ok, skipped
-from trainkit.hardware.selection import allocation
-from trainkit.planning.environment import LEAKS
+from trainkit.machine.selection import allocation
+from trainkit.planner.env import LEAKS
 
 TITLE = "collectives"
 LIMIT = 17.0

@@ -7,8 +7,8 @@ import shlex
 from pathlib import Path
 
 from trainkit.doctor.surroundings import Aim, Surroundings
+from trainkit.doctor.units import GIB, MIB, in_words
 from trainkit.doctor.verdict import Verdict, ok
-from trainkit.doctor.words import GIB, MIB, in_words
 
 TITLE = "disk space"
 LIMIT = 3.0

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from trainkit.doctor.surroundings import Aim, Surroundings
+from trainkit.doctor.units import built
 from trainkit.doctor.verdict import Level, Verdict, ok, skipped
-from trainkit.doctor.words import built
-from trainkit.hardware.facts import TorchBuild
-from trainkit.hardware.versions import at_least, release
+from trainkit.machine.facts import TorchBuild
+from trainkit.machine.versions import at_least, release
 
 TITLE = "NVIDIA driver"
 LIMIT = 4.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainkit.doctor.surroundings import Aim, Surroundings
+from trainkit.doctor.units import GIB, in_words
 from trainkit.doctor.verdict import Verdict, ok, skipped
-from trainkit.doctor.words import GIB, in_words
-from trainkit.hardware.facts import Gpu, GpuProcess
-from trainkit.planning.counted import counted
+from trainkit.machine.facts import Gpu, GpuProcess
+from trainkit.text import counted
 
 TITLE = "GPU health"
 LIMIT = 2.0

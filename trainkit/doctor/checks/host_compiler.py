@@ -9,8 +9,8 @@ from pathlib import Path
 from trainkit.doctor.host_compilers import Bound, ask, bound
 from trainkit.doctor.surroundings import Aim, Surroundings
 from trainkit.doctor.toolkits import find_toolkits, torch_pick
+from trainkit.doctor.units import built
 from trainkit.doctor.verdict import Level, Verdict, ok, skipped
-from trainkit.doctor.words import built
 
 TITLE = "compiler for CUDA"
 LIMIT = 10.0

@@ -9,7 +9,7 @@ from pathlib import Path
 from trainkit.doctor.installed import every_version
 from trainkit.doctor.surroundings import Aim, Surroundings
 from trainkit.doctor.verdict import Level, Verdict, ok
-from trainkit.hardware.versions import at_least
+from trainkit.machine.versions import at_least
 
 TITLE = "interpreter"
 LIMIT = 3.0

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from trainkit.doctor.installed import canonical, installed
 from trainkit.doctor.surroundings import Aim, Surroundings
 from trainkit.doctor.verdict import Verdict, ok, skipped
-from trainkit.hardware.versions import at_least
-from trainkit.planning.requirements import REQUIREMENTS
+from trainkit.machine.versions import at_least
+from trainkit.planner.requirements import REQUIREMENTS
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

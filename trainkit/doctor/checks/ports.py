@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from trainkit.doctor.surroundings import Aim, Surroundings
 from trainkit.doctor.verdict import Level, Verdict, ok
 from trainkit.errors import MachineError
-from trainkit.launch.ports import free_port
+from trainkit.runner.ports import free_port
 
 TITLE = "ports"
 LIMIT = 3.0

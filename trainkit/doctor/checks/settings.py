@@ -10,8 +10,8 @@ from typing import Literal
 
 from trainkit.doctor.surroundings import Aim, Surroundings
 from trainkit.doctor.verdict import Level, Verdict, ok
-from trainkit.planning.environment import LEAKS
-from trainkit.recipe.secrets import is_secret_name
+from trainkit.planner.env import LEAKS
+from trainkit.recipe.layers.secrets import is_secret_name
 
 TITLE = "stale settings"
 LIMIT = 3.0

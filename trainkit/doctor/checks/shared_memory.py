@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from trainkit.doctor.surroundings import Aim, Surroundings
+from trainkit.doctor.units import GIB, MIB, in_words
 from trainkit.doctor.verdict import Verdict, ok, skipped
-from trainkit.doctor.words import GIB, MIB, in_words
 
 TITLE = "shared memory"
 LIMIT = 2.0

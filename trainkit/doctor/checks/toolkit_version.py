@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from trainkit.doctor.surroundings import Aim, Surroundings
 from trainkit.doctor.toolkits import Toolkit, exports, find_toolkits, fitting, install_lines, torch_pick
+from trainkit.doctor.units import built
 from trainkit.doctor.verdict import Level, Verdict, ok, skipped
-from trainkit.doctor.words import built
-from trainkit.hardware.versions import release
+from trainkit.machine.versions import release
 
 TITLE = "CUDA of torch and toolkit"
 LIMIT = 10.0

@@ -15,8 +15,8 @@ from trainkit.doctor.toolkits import (
     picks,
     torch_pick,
 )
+from trainkit.doctor.units import built
 from trainkit.doctor.verdict import Level, Verdict, ok, skipped
-from trainkit.doctor.words import built
 
 TITLE = "CUDA toolkits"
 LIMIT = 10.0

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from trainkit.doctor.checks.disk_space import existing, usable
 from trainkit.doctor.surroundings import Aim, Surroundings
+from trainkit.doctor.units import MIB, in_words
 from trainkit.doctor.verdict import Verdict, ok, skipped
-from trainkit.doctor.words import MIB, in_words
 
 TITLE = "write speed"
 LIMIT = 8.0

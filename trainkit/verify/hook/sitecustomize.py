@@ -1,6 +1,6 @@
 """Starts the observation inside a program, which Python runs this file before; then gives way to what it hides.
 
-`trainkit.rank` puts its folder first on PYTHONPATH. Processes that the program starts find nothing of it.
+`trainkit.runner.rank` puts its folder first on PYTHONPATH. Processes that the program starts find nothing of it.
 """
 
 from __future__ import annotations

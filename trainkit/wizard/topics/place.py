@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from trainkit.hardware.facts import Gpu
-from trainkit.hardware.occupancy import is_idle, occupants
-from trainkit.hardware.selection import allocation, restriction, usable
-from trainkit.planning.counted import counted
-from trainkit.recipe.fields import schema
+from trainkit.machine.facts import Gpu
+from trainkit.machine.occupancy import is_idle, occupants
+from trainkit.machine.selection import allocation, restriction, usable
+from trainkit.recipe.schema.fields import schema
+from trainkit.text import counted
 from trainkit.wizard.question import Choice, MisreadError, Question, Settings, Topic
 from trainkit.wizard.trial import ENGINES
 from trainkit.wizard.view import View

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from trainkit.recipe.files import absolute
+from trainkit.recipe.layers.paths import absolute
 from trainkit.wizard.question import Choice, MisreadError, Question, Settings, Topic
 from trainkit.wizard.view import View
 from trainkit.wizard.weigh import put

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from trainkit.hardware.facts import Gpu
-from trainkit.planning.counted import counted
-from trainkit.planning.fits import in_words, largest, parameters
-from trainkit.recipe.fields import schema
+from trainkit.machine.facts import Gpu
+from trainkit.planner.advice.model_states import in_words, largest, parameters
+from trainkit.recipe.schema.fields import schema
+from trainkit.text import counted
 from trainkit.wizard.question import Choice, MisreadError, Question, Settings, Topic
 from trainkit.wizard.reach import DEAF, reaches
 from trainkit.wizard.trial import cards_of, needs_strategy

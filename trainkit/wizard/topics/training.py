@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from trainkit.planning.counted import counted
-from trainkit.planning.precision import AMPERE
-from trainkit.recipe.wanted import takes_switch
+from trainkit.planner.dtype import AMPERE
+from trainkit.recipe.validation.type_errors import takes_switch
+from trainkit.text import counted
 from trainkit.wizard.question import Choice, MisreadError, Question, Settings, Topic
 from trainkit.wizard.reach import reaches
 from trainkit.wizard.trial import cards_of, judge

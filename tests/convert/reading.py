@@ -1,0 +1,50 @@
+"""Imports without a process: a recipe out of words and files that exist in memory alone."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from trainkit.convert.importing import import_words
+from trainkit.flags.resolve import resolve
+from trainkit.frameworks.base.draft import Desk
+from trainkit.recipe.layers.paths import MemoryFiles
+from trainkit.recipe.resolved import Request, Resolved
+
+HERE = "/here"
+
+
+def desk(files: Mapping[str, Any]) -> Desk:
+    """A desk with these files beside the usual scripts; a mapping is written as JSON."""
+    contents = {name: each if isinstance(each, str) else json.dumps(each) for name, each in files.items()}
+    scripts = dict.fromkeys(("run_glue.py", "train.py"), "")
+    return Desk(MemoryFiles({f"{HERE}/{name}": each for name, each in (scripts | contents).items()}), HERE)
+
+
+def imported(line: str, files: Mapping[str, Any] | None = None, **more: Any) -> str:
+    """The recipe's text for a command or a file name."""
+    return import_words(shlex.split(line), desk(files or {}), f"{HERE}/recipe.yaml", **more).text
+
+
+def read(text: str, files: Mapping[str, Any] | None = None) -> Resolved:
+    """The text as trainkit reads it."""
+    there = desk({**(files or {}), "recipe.yaml": text})
+    return resolve(Request(recipe=f"{HERE}/recipe.yaml", cwd=HERE), there.files)
+
+
+def settings(text: str, files: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What the text sets, by key; words of the program under program.args as they are."""
+    resolved = read(text, files)
+    return {key: resolved_value(resolved, key) for key in resolved.history if key not in ("version", "name")}
+
+
+def resolved_value(resolved: Resolved, key: str) -> Any:
+    """The value that won."""
+    return resolved.history[key][-1].value
+
+
+def comments(text: str) -> str:
+    """All comments as one line."""
+    return " ".join(line.strip("# ") for line in text.splitlines() if line.startswith("#"))

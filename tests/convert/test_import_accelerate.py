@@ -1,0 +1,272 @@
+"""accelerate's files of any age and `accelerate launch` as recipes, with what accelerate would lose or misread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.convert.reading import comments, imported, settings
+from tests.convert.test_import_commands import parsed_flags
+from trainkit.convert.launcher_flags import ACCELERATE
+from trainkit.errors import RecipeError
+
+# (a) to (d) as `accelerate config` wrote them at the time of the guides.
+TWO_MACHINES = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: MULTI_GPU
+downcast_bf16: 'no'
+gpu_ids: all
+machine_rank: 0
+main_process_ip: 192.168.20.1
+main_process_port: 9898
+main_training_function: main
+mixed_precision: fp16
+num_machines: 2
+num_processes: 8
+rdzv_backend: static
+same_network: true
+tpu_env: []
+tpu_use_cluster: false
+tpu_use_sudo: false
+use_cpu: false
+"""
+SHARDED = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+fsdp_config:
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_backward_prefetch_policy: BACKWARD_PRE
+  fsdp_forward_prefetch: true
+  fsdp_offload_params: false
+  fsdp_sharding_strategy: 1
+  fsdp_state_dict_type: FULL_STATE_DICT
+  fsdp_sync_module_states: true
+  fsdp_transformer_layer_cls_to_wrap: BertLayer
+  fsdp_use_orig_params: true
+machine_rank: 0
+mixed_precision: bf16
+num_machines: 1
+num_processes: 2
+"""
+BY_FILE = """\
+compute_environment: LOCAL_MACHINE
+deepspeed_config:
+  deepspeed_config_file: ds.json
+  zero3_init_flag: true
+distributed_type: DEEPSPEED
+machine_rank: 0
+num_machines: 1
+num_processes: 4
+"""
+BY_KEYS = """\
+compute_environment: LOCAL_MACHINE
+deepspeed_config:
+  gradient_accumulation_steps: 1
+  gradient_clipping: 0.7
+  offload_optimizer_device: cpu
+  offload_param_device: cpu
+  zero3_init_flag: true
+  zero_stage: 2
+distributed_type: DEEPSPEED
+machine_rank: 0
+mixed_precision: bf16
+num_machines: 1
+num_processes: 4
+"""
+SECOND = """\
+distributed_type: FSDP
+fsdp_config:
+  fsdp_version: 2
+  fsdp_reshard_after_forward: true
+  fsdp_auto_wrap_policy: SIZE_BASED_WRAP
+  fsdp_min_num_params: 5000
+  fsdp_offload_params: true
+  fsdp_activation_checkpointing: true
+dynamo_config:
+  dynamo_backend: INDUCTOR
+  dynamo_use_regional_compilation: true
+mixed_precision: 'no'
+num_processes: 2
+"""
+OLDEST = "distributed_type: MULTI_GPU\nfp16: true\nnum_processes: 2\nnum_machines: 1\nmachine_rank: 0\n"
+FILES: dict[str, Any] = {"ds.json": {"zero_optimization": {"stage": 3}}}
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ddp on two machines": (TWO_MACHINES, {
+        "strategy.kind": "ddp", "precision.dtype": "fp16", "nodes.count": 2, "nodes.processes_per_node": 4,
+        "nodes.rendezvous": "192.168.20.1:9898",
+    }),
+    "fsdp": (SHARDED, {
+        "strategy.kind": "fsdp", "strategy.version": 1, "strategy.sharding": "full_shard", "strategy.offload": False,
+        "strategy.auto_wrap": "transformer", "strategy.wrap_classes": ["BertLayer"],
+        "strategy.backward_prefetch": "backward_pre", "strategy.forward_prefetch": True,
+        "strategy.state_dict_type": "full", "strategy.sync_module_states": True, "strategy.use_orig_params": True,
+        "precision.dtype": "bf16", "nodes.processes_per_node": 2,
+    }),
+    "deepspeed by file": (BY_FILE, {
+        "strategy.kind": "zero3", "strategy.config": "/here/ds.json", "nodes.processes_per_node": 4,
+    }),
+    "deepspeed by keys": (BY_KEYS, {
+        "strategy.kind": "zero2", "strategy.offload_optimizer": "cpu", "batch.accumulation": 1,
+        "train.max_grad_norm": 0.7, "precision.dtype": "bf16", "nodes.processes_per_node": 4,
+    }),
+    "weights gathered": (BY_KEYS.replace("zero_stage: 2", "zero_stage: 3\n  zero3_save_16bit_model: true"), {
+        "strategy.kind": "zero3", "strategy.offload_optimizer": "cpu", "strategy.offload_param": "cpu",
+        "strategy.gather_16bit": True, "batch.accumulation": 1, "train.max_grad_norm": 0.7,
+        "precision.dtype": "bf16", "nodes.processes_per_node": 4,
+    }),
+    "fsdp 2": (SECOND, {
+        "strategy.kind": "fsdp", "strategy.version": 2, "strategy.sharding": "full_shard", "strategy.auto_wrap": "size",
+        "strategy.min_params": 5000, "strategy.offload": True, "efficiency.gradient_checkpointing.every": True,
+        "efficiency.compile.enabled": True, "efficiency.compile.backend": "inductor",
+        "efficiency.compile.scope": "blocks", "nodes.processes_per_node": 2,
+    }),
+    "of the first versions": (OLDEST, {
+        "strategy.kind": "ddp", "precision.dtype": "fp16", "nodes.processes_per_node": 2,
+    }),
+    "one process": ("distributed_type: NO\nuse_cpu: true\n", {"devices.type": "cpu"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_becomes_a_recipe_that_says_the_same(name: str) -> None:
+    content, wanted = CONFIGS[name]
+    files = FILES | {"a.yaml": content}
+    text = imported("a.yaml", files, program=("train.py", "--x", "1"))
+    program = {
+        "program.kind": "accelerate", "program.script": "train.py", "program.args.x": "1",
+        "launcher.kind": "accelerate",
+    }  # fmt: skip
+    assert settings(text, files) == program | wanted, text
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (BY_KEYS, "a.yaml:6:25: offload_param_device cpu needs ZeRO stage 3, and the stage is 2"),
+        (BY_KEYS, "zero3_init_flag needs ZeRO stage 3, and the stage is 2"),
+        (BY_KEYS.replace("zero3_init_flag", "zero3_save_16bit_model"), "zero3_save_16bit_model needs ZeRO stage 3"),
+        (BY_FILE + "mixed_precision: bf16\n", "the file has the number format"),
+        (BY_FILE.replace("zero3_init_flag: true", "zero_stage: 2"), "zero_stage beside a DeepSpeed file is an error"),
+        (BY_KEYS + "dynamo_backend: INDUCTOR\n", "accelerate ignores dynamo_backend under DeepSpeed"),
+        (SHARDED, "accelerate takes version 1 where fsdp_version is not given"),
+        (SHARDED + "rdzv_backend: c10d\n", "rdzv_backend c10d in the file is never applied"),
+        (SHARDED + "enable_cpu_affinity: true\n", "enable_cpu_affinity True in the file is never applied"),
+        (SECOND.replace("version: 2\n", "version: 2\n  fsdp_use_orig_params: true\n"), "ignored with fsdp_version 2"),
+        (SHARDED + "deepspeed_config:\n  zero_stage: 3\n", "zero_stage 3 is not taken over: strategy fsdp does"),
+        (TWO_MACHINES.replace("processes: 8", "processes: 9"), "9 over 2 machines are 4 on each"),
+        (TWO_MACHINES, "trainkit run --node-rank N"),
+        (OLDEST, "fp16 is today mixed_precision: fp16"),
+        (OLDEST + "use_cpu: true\n", "accelerate does not tell several processes of use_cpu"),
+        (OLDEST.replace("GPU", "CPU") + "use_cpu: true\n", "accelerate starts one process on a CPU"),
+        (OLDEST + "main_training_function: go\n", "main_training_function go is not taken over"),
+        ("distributed_type: MPS\n", "distributed_type MPS is not valid any more"),
+        (SECOND.replace("offload_params: true", "offload_params: true\n  fsdp_cpu_ram_efficient_loading: true"),
+         "strategy.cpu_ram_efficient_loading True is left out, for it cannot reach a program of kind builtin"),
+        (OLDEST + "main_process_port: 29501\n", "main_process_port is not taken over: each run has a free port"),
+    ],
+)  # fmt: skip
+def test_what_accelerate_loses_or_misreads_is_a_comment(content: str, said: str) -> None:
+    assert said in comments(imported("a.yaml", FILES | {"a.yaml": content}))
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("distributed_type: MULTI_XPU\n", "distributed_type MULTI_XPU cannot be run by trainkit"),
+        ("distributed_type: MULTI_GPU\nmixed_precision: fp8\n", "mixed_precision fp8 has no value in a recipe"),
+        ("compute_environment: AMAZON_SAGEMAKER\ndistributed_type: NO\n", "a config for Amazon SageMaker"),
+        (
+            SHARDED.replace("strategy: 1", "strategy: 4"),
+            "fsdp_sharding_strategy: '4' cannot be taken over",
+        ),
+        (SHARDED.replace("fsdp_use_orig_params", "fsdp_use_orig_parms"), "does not know the key 'fsdp_use_orig_parms'"),
+        (BY_KEYS.replace("zero_stage: 2", "zero_stage: 7"), "zero_stage is 7"),
+        (
+            SECOND + "parallelism_config:\n  parallelism_config_tp_size: 2\n",
+            "parallelism_config_tp_size 2 cannot be run",
+        ),
+        (OLDEST.replace("processes: 2", "processes: two"), "num_processes is 'two'"),
+        (BY_KEYS.replace("clipping: 0.7", "clipping: much"), "train.max_grad_norm must be"),
+    ],
+)
+def test_what_cannot_be_taken_over_is_an_error_at_its_place(content: str, what: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        imported("a.yaml", {"a.yaml": content})
+    (found,) = caught.value.diagnostics
+    assert what in found.what
+    assert found.origin
+    assert found.origin.place.startswith("a.yaml:")
+    assert found.hint
+
+
+def test_everything_as_flags_is_the_same_as_in_a_file() -> None:
+    line = (
+        "accelerate launch --num_processes=2 --use_fsdp --mixed_precision=bf16 "
+        "--fsdp_auto_wrap_policy=TRANSFORMER_BASED_WRAP --fsdp_transformer_layer_cls_to_wrap=BertLayer "
+        "--fsdp_sharding_strategy=1 --fsdp_state_dict_type=FULL_STATE_DICT train.py --x 1"
+    )
+    text = imported(line)
+    found, wanted = settings(text), CONFIGS["fsdp"][1]
+    assert found["program.kind"] == "accelerate"
+    assert {key: found[key] for key in found if key in wanted} == {key: wanted[key] for key in wanted if key in found}
+    assert {"strategy.wrap_classes", "strategy.sharding", "precision.dtype", "nodes.processes_per_node"} <= found.keys()
+    assert "default_config.yaml of the home folder; it is not read here" in comments(text)
+
+
+def test_without_a_program_deepspeeds_file_is_taken_apart() -> None:
+    zero = {"zero_optimization": {"stage": 2, "overlap_comm": True}, "bf16": {"enabled": True}, "train_batch_size": 8,
+            "train_micro_batch_size_per_gpu": 2, "gradient_clipping": 0.5}  # fmt: skip
+    found = settings(imported("a.yaml", {"a.yaml": BY_FILE, "ds.json": zero}))
+    assert "strategy.config" not in found
+    assert (found["strategy.kind"], found["strategy.overlap_comm"], found["precision.dtype"]) == ("zero2", True, "bf16")
+    assert (found["batch.global"], found["batch.micro"], found["train.max_grad_norm"]) == (8, 2, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "value"),
+    [
+        ("--cpu", "strategy.kind", None),  # one process, whatever there is
+        ("--cpu --num_processes 2", "strategy.kind", "ddp"),
+        ("--use_deepspeed --zero_stage 0 --gradient_clipping 1.0", "train.max_grad_norm", None),
+        ("--use_deepspeed --zero_stage 1 --gradient_clipping 1.0", "train.max_grad_norm", 1.0),
+        ("--use_deepspeed --deepspeed_config_file ds.json --mixed_precision bf16", "precision.dtype", "bf16"),
+        ("--use_fsdp --fsdp_backward_prefetch_policy BACKWARD_POST", "strategy.backward_prefetch", "backward_post"),
+        ("--use_fsdp --fsdp_offload_params True", "strategy.offload", True),
+    ],
+)
+def test_a_flag_says_what_it_says_to_accelerate(line: str, key: str, value: Any) -> None:
+    assert settings(imported(f"accelerate launch {line} train.py", FILES), FILES).get(key) == value
+
+
+def test_flags_win_over_the_file_and_the_programs_flags_over_both() -> None:
+    files = {"a.yaml": SHARDED}
+    line = "accelerate launch --config_file a.yaml --num_processes 4 --gpu_ids 3,1,2,0 run_glue.py --do_train --fp16"
+    text = imported(line, files)
+    found = settings(text, files)
+    assert (found["nodes.processes_per_node"], found["devices.select"]) == (4, [3, 1, 2, 0])
+    assert (found["program.kind"], found["launcher.kind"], found["precision.dtype"]) == ("hf", "accelerate", "fp16")
+    assert "precision.dtype bf16 (a.yaml:14:18) gives way to fp16" in comments(text)
+
+
+def test_the_installed_accelerate_has_no_flag_that_is_not_in_the_table() -> None:
+    from accelerate.commands.launch import launch_command_parser
+
+    switches, values = parsed_flags(launch_command_parser())
+    assert switches <= ACCELERATE.switches
+    assert not {name for name in values if not ACCELERATE.takes_value(name)}
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--use_xpu --ipex", ("use_xpu True", "ipex True")),
+        ("--use_tp --tp_size 2", ("use_tp True", "tp_size 2")),
+        ("--mpirun_hostfile hosts --mpirun_ccl 1", ("mpirun_hostfile hosts", "mpirun_ccl 1")),
+    ],
+)
+def test_a_flag_that_only_other_versions_have_is_named_and_not_taken_for_a_mistake(
+    flags: str, said: tuple[str, ...]
+) -> None:
+    text = comments(imported(f"accelerate launch {flags} --num_processes 2 train.py", FILES))
+    assert all(f"{each} is not taken over: a recipe has no such key" in text for each in said)

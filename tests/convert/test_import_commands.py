@@ -1,0 +1,304 @@
+"""Command lines of other launchers as recipes: what they set, what stays the program's own, and what is said of it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pytest
+
+from tests.convert.reading import comments, imported, read, settings
+from trainkit.convert.launcher_flags import DEEPSPEED, TORCHRUN
+from trainkit.errors import RecipeError, UsageError
+from trainkit.frameworks.base.argv_reader import Grammar
+from trainkit.recipe.argv import argument_words
+
+GLUE = "run_glue.py --model_name_or_path bert-base-cased --task_name mrpc --do_train --do_eval --max_seq_length 128"
+OWN = {
+    "program.kind": "hf",
+    "program.script": "run_glue.py",
+    "program.args.model_name_or_path": "bert-base-cased",
+    "program.args.task_name": "mrpc",
+    "program.args.do_train": True,
+    "program.args.do_eval": True,
+    "program.args.max_seq_length": "128",
+}
+FSDP = {"strategy.kind": "fsdp", "strategy.sharding": "full_shard", "strategy.offload": False}
+
+# Lines as the guides and people write them, and what the recipe then sets.
+LINES: dict[str, dict[str, Any]] = {
+    f"python {GLUE} --per_device_train_batch_size 32 --learning_rate 2e-5 --num_train_epochs 3 --output_dir out": {
+        **OWN, "batch.micro": 32, "optimizer.lr": 2e-5, "train.epochs": 3, "output.root": "out",
+    },
+    f"torchrun --nproc_per_node=2 {GLUE} --fsdp 'full_shard auto_wrap' --bf16": {
+        **OWN, **FSDP, "strategy.auto_wrap": "transformer", "precision.dtype": "bf16",
+        "nodes.processes_per_node": 2, "launcher.kind": "torchrun",
+    },
+    f"python3.11 -m torch.distributed.run --nnodes 2 --nproc-per-node 4 --rdzv_endpoint n1:2900 {GLUE} --fp16 True": {
+        **OWN, "strategy.kind": "ddp", "precision.dtype": "fp16", "nodes.count": 2, "nodes.processes_per_node": 4,
+        "nodes.rendezvous": "n1:2900", "launcher.kind": "torchrun",
+    },
+    f"CUDA_VISIBLE_DEVICES=2,0 CUDA_DEVICE_ORDER=PCI_BUS_ID torchrun --nproc_per_node=2 {GLUE} --tf32 1": {
+        **OWN, "strategy.kind": "ddp", "devices.select": [2, 0], "devices.order": "pci", "precision.tf32": True,
+        "nodes.processes_per_node": 2, "launcher.kind": "torchrun",
+    },
+    f"CUDA_VISIBLE_DEVICES= python {GLUE} --no_cuda": {**OWN, "devices.select": "none", "devices.type": "cpu"},
+    f"python {GLUE} --evaluation_strategy steps --eval_steps 50 --save_strategy no --adam_beta2=0.999": {
+        **OWN, "eval.every_steps": 50, "checkpoint.every_steps": 0, "optimizer.beta2": 0.999,
+    },
+    f"python {GLUE} --fsdp no_shard": {**OWN, "strategy.kind": "ddp"},
+    f"deepspeed --num_gpus 2 {GLUE} --deepspeed ds.json": {
+        **OWN, "strategy.kind": "zero3", "strategy.config": "/here/ds.json", "strategy.offload_param": "cpu",
+        "devices.select": 2, "nodes.processes_per_node": 2, "launcher.kind": "deepspeed",
+    },
+    f"deepspeed --no_local_rank --num_gpus 2 {GLUE} --deepspeed nvme.json": {
+        **OWN, "strategy.kind": "zero3", "strategy.config": "/here/nvme.json", "strategy.offload_optimizer": "nvme",
+        "strategy.nvme_path": "/fast", "devices.select": 2, "nodes.processes_per_node": 2,
+        "launcher.kind": "deepspeed",
+    },
+    "deepspeed --include localhost:1,3 train.py --deepspeed --deepspeed_config ds.json positional": {
+        "program.kind": "deepspeed", "program.script": "train.py", "program.args.deepspeed": "positional",
+        "strategy.kind": "zero3", "strategy.config": "/here/ds.json", "strategy.offload_param": "cpu",
+        "devices.select": [1, 3], "devices.order": "fastest", "launcher.kind": "deepspeed",
+    },
+    "python -m torch.distributed.launch --nproc_per_node 2 train.py --lr 0.10 'two words'": {
+        "program.kind": "torch", "program.script": "train.py", "program.local_rank": True,
+        "program.args.lr": ["0.10", "two words"],
+        "strategy.kind": "ddp", "nodes.processes_per_node": 2, "launcher.kind": "torchrun",
+    },
+    "python -u -m pkg.train a -b --c=d -- --e": {
+        "program.kind": "torch", "program.module": "pkg.train", "program.args": ["a", "-b", "--c=d", "--", "--e"],
+    },
+    f"torchrun --nproc_per_node 2 {GLUE} --fsdp 'shard_grad_op' --fsdp_config fsdp.json": {
+        **OWN, **FSDP, "strategy.sharding": "shard_grad_op", "strategy.auto_wrap": "size",
+        "strategy.min_params": 2000, "strategy.offload": True, "nodes.processes_per_node": 2,
+        "launcher.kind": "torchrun",
+    },
+}  # fmt: skip
+FILES = {
+    "ds.json": {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}, "gradient_clipping": "auto"},
+    "nvme.json": {
+        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/fast"}},
+    },
+    "fsdp.json": {"fsdp_min_num_params": 2000, "fsdp_offload_params": True},
+    "full.json": {
+        "zero_optimization": {"stage": 2, "overlap_comm": True}, "bf16": {"enabled": True}, "train_batch_size": 24,
+        "train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 4,
+    },
+    "args.json": {
+        "task_name": "mrpc", "do_train": True, "bf16": True, "fp16": False, "per_device_train_batch_size": 4,
+        "label_names": ["a", "b"], "output_dir": "out", "run_name": None,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_becomes_a_recipe_that_says_the_same(line: str) -> None:
+    text = imported(line, FILES)
+    assert settings(text, FILES) == LINES[line], text
+
+
+def test_words_without_a_recipe_key_stay_in_their_order_and_exact() -> None:
+    words = ["--a", "$HOME ü", "--b=1.10", "-c", "true", "", "--a", "2"]
+    line = "torchrun train.py --a '$HOME ü' --b=1.10 -c true '' --a 2"
+    args = read(imported(line)).recipe.program.args
+    assert argument_words(args) == words
+
+
+# Commands of the same sort, where a second look is wanted: some of the settings, or none of the key (None).
+DETAILS: dict[str, dict[str, Any]] = {
+    f"torchrun --nproc_per_node 2 {GLUE} --ddp_bucket_cap_mb 30 --ddp_find_unused_parameters False": {
+        "strategy.kind": "ddp", "strategy.bucket_mb": 30.0, "strategy.find_unused_parameters": False,
+    },
+    f"python {GLUE} --optim sgd --optim_args momentum=0.9,nesterov=True": {
+        "optimizer.name": "sgd", "optimizer.beta1": 0.9, "optimizer.args.nesterov": True,
+        "optimizer.args.momentum": None,
+    },
+    f"python {GLUE} --optim galore_adamw --optim_args rank=64": {
+        "optimizer.name": None, "optimizer.args.rank": None, "program.args.optim_args": "rank=64",
+    },
+    f"python {GLUE} --lr_scheduler_type cosine_with_min_lr --lr_scheduler_kwargs '{{\"min_lr_rate\": 0.1}}'": {
+        "schedule.name": "cosine", "schedule.min_lr_ratio": 0.1, "program.args.lr_scheduler_kwargs": None,
+    },
+    f"python {GLUE} --learning_rate 2e-4 --lr_scheduler_type cosine_with_min_lr --lr_scheduler_kwargs "
+    "'{\"min_lr\": 2e-5}'": {"schedule.name": "cosine", "schedule.min_lr_ratio": 0.1},
+    f"python {GLUE} --lr_scheduler_type polynomial --lr_scheduler_kwargs '{{\"lr_end\": 1e-5, \"power\": 2}}'": {
+        "schedule.name": None, "program.args.lr_scheduler_type": "polynomial",
+    },
+    f"python {GLUE} --save_strategy best --metric_for_best_model eval_loss --eval_strategy steps --eval_steps 5": {
+        "checkpoint.keep_best": True, "program.args.metric_for_best_model": None,
+    },
+    f"python {GLUE} --save_strategy best --metric_for_best_model f1": {
+        "checkpoint.keep_best": None, "program.args.metric_for_best_model": "f1",
+    },
+    f"python {GLUE} --bf16 False --fp16 False": {"precision.dtype": "fp32"},
+    f"torchrun --nproc_per_node 2 {GLUE} --fsdp full_shard --fsdp_config '{{\"cpu_offload\": true}}'": {
+        "strategy.kind": "fsdp", "strategy.offload": True,
+    },
+    f"python {GLUE} --fsdp_config fsdp.json": {"strategy.kind": None},
+    f"deepspeed --num_gpus 2 {GLUE} --deepspeed full.json": {
+        "precision.dtype": "bf16", "batch.micro": 3, "batch.accumulation": 4, "batch.global": None,
+        "strategy.overlap_comm": True,
+    },
+    f"DS_ACCELERATOR=cpu deepspeed --num_gpus 2 {GLUE} --deepspeed full.json --use_cpu": {
+        "devices.type": "cpu", "devices.select": None, "nodes.processes_per_node": 2,
+    },
+    f"deepspeed --include localhost {GLUE} --deepspeed full.json": {"devices.select": None, "strategy.kind": "zero2"},
+    f"deepspeed --hostfile h --num_nodes 2 --num_gpus 2 --master_addr n1 {GLUE} --deepspeed full.json": {
+        "launcher.kind": "torchrun", "nodes.count": 2, "nodes.rendezvous": "n1:29500", "nodes.processes_per_node": 2,
+    },
+    "torchrun --nproc_per_node 2 train.py --local_rank='${local_rank}' --x 1": {
+        "program.local_rank": True, "program.args.x": "1", "program.args.local_rank": None,
+    },
+    "python main.py --no-cuda --epochs 3": {"program.kind": "torch", "program.args": ["--no-cuda", "--epochs", "3"]},
+    "python main.py --optim sgd --gradient_checkpointing": {"program.kind": "torch", "optimizer.name": None},
+    "CUDA_VISIBLE_DEVICES=-1 python train.py": {"devices.select": "none"},
+    "CUDA_VISIBLE_DEVICES=2,-1,1 python train.py": {"devices.select": [2]},
+    "ACCELERATE_MIXED_PRECISION=bf16 torchrun --nproc_per_node 2 train.py": {"precision.dtype": "bf16"},
+    "nohup time env NOTE='two words' python train.py": {"env.NOTE": "two words", "program.script": "train.py"},
+    "python run_glue.py args.json": {
+        "program.kind": "hf", "batch.micro": 4, "precision.dtype": "bf16", "program.args.label_names": ["a", "b"],
+        "program.args.task_name": "mrpc",
+    },
+    "python train.py ds.json": {"program.kind": "torch", "program.args": ["ds.json"]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", DETAILS)
+def test_a_line_says_these_settings_and_not_others(line: str) -> None:
+    text = imported(line, FILES)
+    found = settings(text, FILES | {"main.py": ""})
+    assert {key: found.get(key) for key in DETAILS[line]} == DETAILS[line], text
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (f"python {GLUE} --eval_steps 10", "Trainer ignores --eval_steps 10: --eval_strategy is no"),
+        (f"python {GLUE} --optim paged_adamw_8bit", "--optim paged_adamw_8bit stays the program's own word"),
+        (f"python {GLUE} --fsdp", "Trainer refuses --fsdp in a process that python starts alone"),
+        (f"python {GLUE} --fsdp_config fsdp.json", "Trainer does not read --fsdp_config fsdp.json without --fsdp"),
+        ("python train.py --no_cuda", "--no_cuda is also a flag of transformers' Trainer"),
+        ("CUDA_VISIBLE_DEVICES=0,-1 python train.py", "CUDA reads the list up to -1"),
+        ("FSDP_VERSION=2 torchrun train.py", "FSDP_VERSION is not taken over"),
+        ("MASTER_ADDR=n1 deepspeed --num_nodes 2 train.py", "set nodes.rendezvous to n1:29500"),
+        ("deepspeed --num_nodes 2 train.py", "deepspeed starts the other nodes by ssh"),
+        ("uv run python train.py", "`uv run` in front is not taken over"),
+        ("python run_glue.py args.json", "args.json is taken apart"),
+        (f"python {GLUE} --fsdp True", "ends with an error at --fsdp True"),
+        (f"torchrun {GLUE} --fsdp full_shard --fsdp_config fsdp.json", "Trainer does not read fsdp_offload_params"),
+        (f"torchrun {GLUE} --fsdp full_shard --fsdp_config fsdp.json", "only beside auto_wrap_policy SIZE_BASED_WRAP"),
+        (f"CUDA_VISIBLE_DEVICES=0,1 python {GLUE}", "wraps the model in nn.DataParallel and multiplies the batch"),
+        (
+            f"CUDA_VISIBLE_DEVICES=6,7 deepspeed --num_gpus 2 {GLUE}",
+            "ignores CUDA_VISIBLE_DEVICES and runs on cards 0,1",
+        ),
+        (f"CUDA_VISIBLE_DEVICES=1 python {GLUE}", "as CUDA numbers cards where CUDA_DEVICE_ORDER is not set"),
+        (f"torchrun --master_port 1 --tee 3 {GLUE}", "chooses it for each run: --master_port 1, --tee 3"),
+        (f"PET_NNODES=2 torchrun {GLUE}", "PET_NNODES is not taken over"),
+        (f"python {GLUE} --overwrite_output_dir", "have no --overwrite_output_dir"),
+        (f"deepspeed {GLUE}", "adds --local_rank=N"),
+        ("torchrun --no_python train.py", "started without Python"),
+        ("python -O train.py", "python -O is not taken over"),
+    ],
+)
+def test_what_the_tool_ignores_or_misreads_is_a_comment(line: str, said: str) -> None:
+    assert said in comments(imported(line, FILES))
+
+
+def test_a_bare_switch_of_fsdp_leaves_the_rest_to_its_defaults() -> None:
+    found = settings(imported(f"torchrun --nproc_per_node 2 {GLUE} --fsdp --bf16"))
+    assert {key: each for key, each in found.items() if key.startswith("strategy.")} == {"strategy.kind": "fsdp"}
+
+
+def test_a_dollar_sign_that_torchrun_would_take_for_its_macro_is_one_again() -> None:
+    assert read(imported("torchrun train.py '$$HOME'")).recipe.program.args == ["$HOME"]
+
+
+def test_a_script_that_holds_one_command_is_read_and_another_is_refused() -> None:
+    files = {"go.sh": "#!/bin/sh\nset -eu\n# train\nCUDA_VISIBLE_DEVICES=1 python \\\n  train.py --lr 1\n"}
+    assert settings(imported("go.sh", files))["devices.select"] == [1]
+    with pytest.raises(UsageError):
+        imported("go.sh", {"go.sh": "cd x\npython train.py\n"})
+
+
+def test_a_secret_is_never_written_down() -> None:
+    text = imported("HF_TOKEN=abc123 torchrun train.py --api_key=def456 --token ghi789 --x 1")
+    assert not {"abc123", "def456", "ghi789"} & set(text.replace("'", " ").replace("=", " ").split())
+    resolved = read(text)
+    assert resolved.recipe.env_from == ["HF_TOKEN"]
+    assert argument_words(resolved.recipe.program.args) == ["--x", "1"]
+    assert "--api_key is a secret" in comments(text)
+    assert "--token is a secret" in comments(text)
+
+
+@pytest.mark.parametrize(
+    ("line", "what", "hint"),
+    [
+        (f"torchrun {GLUE} --fsdp hybrid_shard", "--fsdp hybrid_shard cannot be run", "full_shard"),
+        (f"torchrun {GLUE} --per_device_train_batch_size x", "batch.micro must be", "whole number"),
+        (f"torchrun {GLUE} --bf16 maybe", "--bf16 maybe cannot be read", "documents"),
+        (f"torchrun --nproc_pre_node 2 {GLUE}", "torchrun has no flag --nproc_pre_node", "--nproc_per_node"),
+        (f"torchrun --nnodes 1:4 {GLUE}", "--nnodes 1:4 cannot be taken over", "one number"),
+        (f"deepspeed --include n1:0@n2:1 {GLUE}", "names cards of other hosts", "localhost"),
+        (f"torchrun {GLUE} --deepspeed gone.json", "there is no file gone.json", "path"),
+        (f"torchrun {GLUE} --deepspeed {{}}", "--deepspeed holds settings, where a recipe names a file", "to a file"),
+        ("accelerate launch --use_megatron_lm train.py", "distributed_type MEGATRON_LM cannot be run", "FSDP"),
+        ("python -c 'import x'", "python -c starts no script", "-m module"),
+        (f"CUDA_DEVICE_ORDER=fast python {GLUE}", "unknown to CUDA", "PCI_BUS_ID"),
+    ],
+)
+def test_what_cannot_be_taken_over_is_an_error_with_a_next_step(line: str, what: str, hint: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        imported(line)
+    (found,) = caught.value.diagnostics
+    assert what in found.what
+    assert hint in found.hint
+    assert found.origin
+    assert found.origin.source in line.replace("'", "")
+
+
+@pytest.mark.parametrize("line", ["mpirun -n 2 python train.py", "torchrun", "''"])
+def test_a_line_without_a_known_launcher_or_program_is_wrong_usage(line: str) -> None:
+    with pytest.raises(UsageError):
+        imported(line)
+
+
+def parsed_flags(parser: argparse.ArgumentParser) -> tuple[set[str], set[str]]:
+    """Switches and flags with a value of an argument parser, with underscores."""
+    switches: set[str] = set()
+    values: set[str] = set()
+    for action in parser._actions:
+        names = {name[2:].replace("-", "_") for name in action.option_strings if name.startswith("--")}
+        (switches if action.nargs == 0 else values).update(names)
+    return switches - {"help"}, values
+
+
+@pytest.mark.parametrize(("grammar", "parser"), [(TORCHRUN, "torchrun"), (DEEPSPEED, "deepspeed")])
+def test_the_installed_launcher_has_no_flag_that_is_not_in_the_table(
+    grammar: Grammar, parser: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switches, values = parsed_flags(torchrun_parser() if parser == "torchrun" else deepspeed_parser(monkeypatch))
+    assert switches <= grammar.switches
+    assert values <= grammar.values
+
+
+def torchrun_parser() -> argparse.ArgumentParser:
+    from torch.distributed.run import get_args_parser
+
+    return get_args_parser()
+
+
+def deepspeed_parser(monkeypatch: pytest.MonkeyPatch) -> argparse.ArgumentParser:
+    from deepspeed.launcher import runner
+
+    caught: list[argparse.ArgumentParser] = []
+
+    def keep(self: argparse.ArgumentParser, *args: object, **kwargs: object) -> None:
+        caught.append(self)
+        raise SystemExit
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", keep)
+    with pytest.raises(SystemExit):
+        runner.parse_args([])
+    return caught[0]

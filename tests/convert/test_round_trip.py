@@ -1,0 +1,280 @@
+"""What is exported and imported again is the recipe, in every setting that the format carries."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trainkit.cli.disk import Disk
+from trainkit.cli.machines import machine_facts
+from trainkit.convert.carried import OTHERWISE, below, carried
+from trainkit.convert.export_formats import EXPORTS, export
+from trainkit.convert.importing import import_words
+from trainkit.errors import RecipeError
+from trainkit.flags.resolve import resolve
+from trainkit.frameworks.base.draft import Desk
+from trainkit.machine.facts import Facts
+from trainkit.plan.context import Context
+from trainkit.planner.decisions import decide
+from trainkit.recipe.argv import argument_words
+from trainkit.recipe.resolved import Request, Resolved
+
+Trainkit = Callable[..., subprocess.CompletedProcess[str]]
+SHIPPED = Disk().shipped()
+RECIPES = sorted(name for name in SHIPPED if name.startswith("recipes/"))
+PRESETS = {part: sorted(name for name in SHIPPED if name.startswith(f"{part}/")) for part in ("strategy", "precision")}
+DEVICES = {"devices/cpu": "laptop-cpu", "devices/mps": "m3-max", "devices/single-gpu": "1x4090"}
+UNTRIED = {"strategy.xla_settings"}  # none of these machines has a TPU
+MAIN = {"accelerate": "accelerate.yaml", "deepspeed": "deepspeed.json", "hf": "command.sh"}
+GLUE = "program: {kind: hf, script: run_glue.py, args: {do_train: true, note: $HOME 'x' ü}}\nbatch: {micro: 4}\n"
+CPU = "devices: {type: cpu, select: none}\n"
+# What no shipped recipe says, and a format can carry.
+OWN: dict[str, str] = {
+    "cosine down to a share": GLUE + "optimizer: {lr: 3.0e-4}\nschedule: {name: cosine, min_lr_ratio: 0.07}\n",
+    "line down to a share": GLUE + "optimizer: {lr: 3.0e-4}\nschedule: {name: linear, min_lr_ratio: 0.07}\n",
+    "sgd": GLUE + "optimizer: {name: sgd, beta1: 0.8, args: {nesterov: true}}\n",
+    "adagrad": GLUE + "optimizer: {name: adagrad, eps: 1.0e-6, args: {lr_decay: 0.5}}\n",
+    "the best": GLUE + "eval: {every_steps: 5}\ncheckpoint: {keep_best: true, keep: 3}\n",
+    "from a folder": GLUE + "checkpoint: {every_steps: 7, resume: out/checkpoint-14}\n",
+    "chosen cards": GLUE + "devices: {select: [1, 0], order: fastest}\nstrategy: {kind: ddp, bucket_mb: 12.0}\n",
+    "accelerate's launcher": GLUE + "launcher: {kind: accelerate, max_restarts: 2}\nstrategy: {kind: ddp}\n",
+    "deepspeed's launcher": GLUE + "launcher: {kind: deepspeed}\ndevices: {select: [0, 1]}\nstrategy: {kind: zero2}\n",
+    "variables": GLUE + "env: {NCCL_DEBUG_SUBSYS: 'INIT,NET', A: two words, B: $x, C: '1'}\n",
+    "swapped": GLUE + "strategy: {kind: zero3, offload_param: nvme, offload_optimizer: nvme, nvme_path: /fast,"
+    " gather_16bit: true}\n",
+    "overlapped": GLUE + "strategy: {kind: zero2, overlap_comm: true, bucket_mb: 100.0}\nprecision: bf16\n",
+    "several on a CPU": GLUE + CPU + "strategy: {kind: ddp}\n",
+    "several on a CPU with ZeRO": GLUE + CPU + "strategy: {kind: zero2}\nlauncher: {kind: deepspeed}\n",
+    "two machines": GLUE + "nodes: {count: 2, rendezvous: 'n1:29400'}\nstrategy: {kind: ddp}\n",
+    "compiled": GLUE + "efficiency: {compile: {enabled: true, backend: inductor, mode: reduce-overhead}}\n",
+    "every plain flag": GLUE.replace("batch: {micro: 4}", "batch: {micro: 4, accumulation: 3, eval_micro: 6}")
+    + """\
+data: {workers: 2, persistent_workers: true, prefetch_factor: 4}
+efficiency: {gradient_checkpointing: true}
+logging: {level: warning, replica_level: error, each_node: false, every_steps: 3, report_to: [tensorboard, wandb]}
+nodes: {processes_per_node: 2}
+strategy: {kind: ddp, find_unused_parameters: true}
+optimizer: {name: adamw_torch, weight_decay: 0.02, beta2: 0.97}
+schedule: {warmup_steps: 5}
+precision: {dtype: bf16, eval: bf16}
+output: {root: out/here}
+train: {deterministic: true, max_grad_norm: 0.7, seed: 7, steps: 9}
+""",
+    "Trainer's older wrapper": GLUE
+    + """\
+strategy: {kind: fsdp, version: 1, auto_wrap: size, min_params: 2000, backward_prefetch: backward_post,
+  forward_prefetch: true, limit_all_gathers: true, use_orig_params: true, sync_module_states: true,
+  cpu_ram_efficient_loading: true}
+""",
+    "a module": "program: {kind: hf, module: pkg.train, args: [--do_train, --x, '-1', --x, a b]}\n",
+    "the older wrapper": """\
+strategy: {kind: fsdp, version: 1, sharding: shard_grad_op, offload: true, auto_wrap: size, min_params: 2000,
+  backward_prefetch: no_prefetch, forward_prefetch: true, use_orig_params: false, sync_module_states: true,
+  cpu_ram_efficient_loading: false, state_dict_type: sharded}
+program: {kind: accelerate, script: run_glue.py}
+precision: fp16
+""",
+    "blocks compiled": """\
+program: {kind: accelerate, script: run_glue.py}
+strategy: {kind: fsdp, wrap_classes: [A, B]}
+efficiency: {compile: {enabled: true, dynamic: true, scope: blocks}, gradient_checkpointing: true}
+devices: {select: [1, 0], order: fastest}
+""",
+    "batch in the file": "strategy: {kind: zero3, nvme_path: /fast, offload_optimizer: nvme, bucket_mb: 7.0}\n"
+    "batch: {global: 16, micro: 2}\nprecision: bf16\ntrain: {steps: 5, max_grad_norm: 0.7}\n"
+    "logging: {every_steps: 3}\n",
+    "DeepSpeed's engine": """\
+program: {kind: deepspeed, script: run_glue.py}
+strategy: {kind: zero2, overlap_comm: true}
+optimizer: {name: sgd, lr: 0.1, beta1: 0.8}
+schedule: {name: cosine, warmup_steps: 5, min_lr_ratio: 0.2}
+train: {steps: 50}
+logging: {every_steps: 4}
+""",
+    "Trainer's weights gathered": GLUE + "strategy: {kind: zero3, gather_16bit: true}\n",
+    "gathered weights": "program: {kind: accelerate, script: run_glue.py}\n"
+    "strategy: {kind: zero3, gather_16bit: true}\n",
+    "weights gathered by the engine": "program: {kind: deepspeed, script: run_glue.py}\n"
+    "strategy: {kind: zero3, gather_16bit: true}\n",
+    "Adam in the file": "strategy: {kind: zero1}\noptimizer: {beta2: 0.97, eps: 1.0e-7}\n"
+    "nodes: {processes_per_node: 2}\ntrain: {steps: 3}\n",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A recipe, by name or as text, with presets on top, on a machine."""
+
+    recipe: str
+    variant: str | None = None
+    presets: tuple[str, ...] = ()
+    machine: str = "2x3090"
+
+
+@cache
+def facts(machine: str) -> Facts:
+    """A described machine with everything installed."""
+    found = machine_facts(machine)
+    assert found is not None
+    return found
+
+
+def variants(recipe: str) -> Iterator[str]:
+    """The names of a shipped recipe's variants."""
+    yield from yaml.safe_load(Path(SHIPPED[recipe]).read_text()).get("variants", {})
+
+
+def cases() -> Iterator[Case]:
+    """Every shipped recipe with its variants, two of them under every preset, and recipes of our own."""
+    for recipe in RECIPES:
+        yield Case(recipe)
+        for variant in variants(recipe):
+            yield Case(recipe, variant, machine="m3-max" if variant == "mps" else "2x3090")
+    for recipe in ("recipes/quickstart", "recipes/hf-glue-mrpc"):
+        for strategy in PRESETS["strategy"]:
+            yield from (Case(recipe, None, (strategy, each)) for each in PRESETS["precision"])
+            yield Case(recipe, None, (strategy, "devices/cpu"), "laptop-cpu")
+        yield from (Case(recipe, None, (each,), machine) for each, machine in DEVICES.items())
+    yield from (Case(name) for name in OWN)
+
+
+def planned(case: Case, cwd: Path) -> Context:
+    """All decisions for a case."""
+    for name in ("run_glue.py", "nlp_example.py"):
+        (cwd / name).write_text("")
+    path = SHIPPED.get(case.recipe, str(cwd / "own.yaml"))
+    if case.recipe in OWN:
+        (cwd / "own.yaml").write_text(f"version: 1\n{OWN[case.recipe]}")
+    request = Request(recipe=path, cwd=str(cwd), presets=case.presets, variant=case.variant)
+    return decide(resolve(request, Disk()), facts(case.machine), ())[0]
+
+
+def read_back(tool: str, context: Context, cwd: Path) -> Resolved:
+    """The recipe that an import makes of the exported files."""
+    (cwd / "out").mkdir()
+    for name, content in export(context, tool, "out").files.items():
+        (cwd / "out" / name).write_text(content)
+    script = context.recipe.program.script if MAIN[tool] != "command.sh" else None
+    program = (script, *argument_words(context.recipe.program.args)) if script else ()
+    kind = context.recipe.program.kind if program else None
+    desk = Desk(Disk(), str(cwd))
+    text = import_words([f"out/{MAIN[tool]}"], desk, str(cwd / "back.yaml"), program=program, kind=kind).text
+    (cwd / "back.yaml").write_text(text)
+    return resolve(Request(recipe=str(cwd / "back.yaml"), cwd=str(cwd)), Disk())
+
+
+def value(resolved: Resolved, key: str) -> Any:
+    """The value of the validated recipe at a key; the program's words as they will be, variables as texts."""
+    if key == "program.args":
+        return argument_words(resolved.recipe.program.args)
+    if key == "env":
+        return {name: str(each) for name, each in resolved.recipe.env.items()}
+    found: Any = resolved.recipe
+    for name in key.split("."):
+        found = found.get(name) if isinstance(found, dict) else getattr(found, name, getattr(found, f"{name}_", None))
+    return found
+
+
+def compared(context: Context, tool: str) -> list[str]:
+    """Carried settings that the recipe gives, and that are decided: `auto` leaves the value to the machine."""
+    whole = ("program.args", "env")
+    given = [key for key in context.resolved.history if context.resolved.given(key)]
+    given = [next((each for each in whole if key.startswith(each)), key) for key in given]
+    told = carried(context, tool)
+    otherwise = {key for key, way in OTHERWISE[tool].items() if not way.back(context)}
+    there = [key for key in dict.fromkeys(given) if below(key, told) and not below(key, otherwise)]
+    return [key for key in there if value(context.resolved, key) != "auto"]
+
+
+def exported_again(tool: str, back: Resolved, case: Case) -> dict[str, str]:
+    """What the export of the recipe that came back says, without comments."""
+    return bare(export(decide(back, facts(case.machine), ())[0], tool, "out").files)
+
+
+def bare(files: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: "\n".join(line for line in content.splitlines() if not line.startswith("#"))
+        for name, content in files.items()
+    }
+
+
+@pytest.mark.parametrize("tool", EXPORTS)
+def test_an_import_of_the_export_is_the_recipe_and_is_exported_to_the_same_files(tool: str, tmp_path: Path) -> None:
+    compared_keys: set[str] = set()
+    promised: set[str] = set()
+    count = 0
+    for number, case in enumerate(cases()):
+        cwd = tmp_path / str(number)
+        cwd.mkdir()
+        try:
+            context = planned(case, cwd)
+        except RecipeError:
+            assert case.recipe not in OWN, case
+            continue  # a combination that is not sound has no plan to export
+        if EXPORTS[tool].unfit(context):
+            continue
+        back = read_back(tool, context, cwd)
+        keys = compared(context, tool)
+        found = {key: value(back, key) for key in keys}
+        assert found == {key: value(context.resolved, key) for key in keys}, case
+        assert exported_again(tool, back, case) == bare(export(context, tool, "out").files), case
+        compared_keys |= set(keys)
+        promised |= carried(context, tool) - UNTRIED
+        count += 1
+    assert count >= {"accelerate": 150, "deepspeed": 50, "hf": 60}[tool]
+    assert not {key for key in promised if not any(below(each, {key}) for each in compared_keys)}
+
+
+def test_what_a_tool_is_not_told_is_named(trainkit: Trainkit) -> None:
+    done = trainkit("plan", "zero2", "--export", "deepspeed")
+    assert done.returncode == 0, done.stderr
+    assert "deepspeed is not told: model.layers" in done.stderr
+    assert "optimizer.lr" not in done.stderr
+    assert '"lr": 0.003' in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("ddp", "--export", "hf"), "program.kind is builtin"),
+        (("ddp", "--export", "deepspeed"), "strategy.kind is ddp"),
+        (("ddp", "--export", "tf"), "there is no export to 'tf'"),
+        (("zero2", "--export", "accelerate"), "add --output FOLDER"),
+        (("ddp", "--output", "x"), "--output is where --export writes"),
+        (("ddp", "--export", "accelerate", "--json"), "exclude one another"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_with_the_reason(
+    trainkit: Trainkit, words: tuple[str, ...], what: str
+) -> None:
+    done = trainkit("plan", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert what in done.stderr
+
+
+def test_an_export_replaces_no_file(trainkit: Trainkit, tmp_path: Path) -> None:
+    first = trainkit("plan", "zero2", "--export", "accelerate", "--output", "out")
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.split() == ["out/accelerate.yaml", "out/deepspeed.json"]
+    (tmp_path / "out/deepspeed.json").write_text("mine")
+    again = trainkit("plan", "zero2", "--export", "deepspeed", "--output", "out")
+    assert again.returncode == 2
+    assert (tmp_path / "out/deepspeed.json").read_text() == "mine"
+
+
+def test_the_installed_accelerate_loads_the_exported_file(trainkit: Trainkit, tmp_path: Path) -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    done = trainkit("plan", "fsdp", "--on", "2x3090", "--export", "accelerate", "--output", "out")
+    assert done.returncode == 0, done.stderr
+    config = load_config_from_file(str(tmp_path / "out/accelerate.yaml"))
+    assert config.distributed_type.value == "FSDP"
+    assert config.num_processes == 2
+    assert config.fsdp_config["fsdp_version"] == 2

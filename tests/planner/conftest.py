@@ -1,0 +1,152 @@
+"""What the tests of planning build their plans from: layers of a recipe, and machines that do not exist."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainkit.errors import Origin
+from trainkit.machine.facts import Facts, Gpu
+from trainkit.plan.model import Plan, Text, Variable
+from trainkit.recipe.resolved import Entry, Resolved
+from trainkit.recipe.schema import Recipe
+from trainkit.recipe.validation.validate import with_kinds
+from trainkit.runner.materialize import child_environment
+
+PACKAGES = {"torch": "2.13.0", "numpy": "2.4.0", "accelerate": "1.15.0", "deepspeed": "0.19.8"}
+GIGABYTE = 1024**3
+
+
+def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _leaves(item, f"{prefix}.{key}" if prefix else str(key))
+    elif prefix:
+        yield prefix, value
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(value, Mapping) and isinstance(old, Mapping) else value
+    return merged
+
+
+def _resolve(*layers: Mapping[str, Any]) -> Resolved:
+    """Layers, weakest first; layer i is file ``layer<i>.yaml``, and each of its keys stands on a line of its own."""
+    tree: dict[str, Any] = {}
+    history: dict[str, tuple[Entry, ...]] = {}
+    for strength, layer in enumerate(layers):
+        name = f"layer{strength}.yaml"
+        tree = _merge(tree, layer)
+        for line, (key, value) in enumerate(_leaves(layer), start=1):
+            entry = Entry(value, Origin(f"file {name}", strength, name, line, 3))
+            history[key] = (*history.get(key, ()), entry)
+    return Resolved(Recipe.model_validate(with_kinds(tree)), tree, history)
+
+
+@pytest.fixture
+def layered() -> Callable[..., Resolved]:
+    """Resolve recipes from mappings, weakest layer first."""
+    return _resolve
+
+
+def _gpus(count: int, *names: str) -> tuple[Gpu, ...]:
+    kinds = names or ("NVIDIA A100",)
+    return tuple(
+        Gpu(
+            index=index,
+            uuid=f"GPU-{index:x}{index:07x}-1111-2222-3333-444444444444",
+            name=kinds[index % len(kinds)],
+            memory_total=(80 if "A100" in kinds[index % len(kinds)] else 16) * GIGABYTE,
+            memory_free=(80 if "A100" in kinds[index % len(kinds)] else 16) * GIGABYTE,
+            compute_capability=(8, 0) if "A100" in kinds[index % len(kinds)] else (7, 0),
+        )
+        for index in range(count)
+    )
+
+
+@pytest.fixture
+def machine() -> Callable[..., Facts]:
+    """A machine that does not exist: `machine(8)` has eight cards, `machine(2, cores=4, visible="1")` …"""
+
+    def build(gpus: int = 0, *names: str, cores: int = 16, executable: str = "/opt/python", **more: Any) -> Facts:
+        return Facts(
+            platform="linux",
+            machine="x86_64",
+            hostname="somewhere",
+            python="3.11.7",
+            executable=executable,
+            cpu_cores=cores,
+            memory_total=64 * GIGABYTE,
+            gpus=_gpus(gpus, *names),
+            packages=more.pop("packages", PACKAGES),
+            visible_devices=more.pop("visible", None),
+            **more,
+        )
+
+    return build
+
+
+@pytest.fixture
+def here(machine: Callable[..., Facts]) -> Facts:
+    """This interpreter on a machine of two cores and no card, so that real launchers can be started from the plan."""
+    return machine(0, cores=2, executable=sys.executable)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+Runner = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run_bare(tmp_path: Path) -> Runner:
+    """Execute a plan's bare command as it stands: files written, variables filled in, environment applied."""
+
+    def run(
+        plan: Plan, environ: Mapping[str, str], node_rank: int = 0, port: int = 0
+    ) -> subprocess.CompletedProcess[str]:
+        run_dir = tmp_path / f"run-{node_rank}"
+        (run_dir / "attempts" / "1").mkdir(parents=True, exist_ok=True)
+        values = {
+            Variable.RUN_ID: "test-run",
+            Variable.RUN_DIR: str(run_dir),
+            Variable.ATTEMPT_DIR: str(run_dir / "attempts" / "1"),
+            Variable.PORT: str(port or _free_port()),
+            Variable.NODE_RANK: str(node_rank),
+            Variable.MASTER_ADDR: "127.0.0.1",
+            Variable.LOCAL_ADDR: "127.0.0.1",
+            Variable.IS_HOST: "true" if node_rank == 0 else "false",
+        }
+        for file in plan.files:
+            (run_dir / file.path).write_text(file.content)
+        child = child_environment(plan.environment, values, {**os.environ, **environ})
+        argv = [word.bind(values) for word in plan.commands[0].bare]
+        return subprocess.run(argv, env=child, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False)
+
+    return run
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port that nobody listens on just now."""
+    return _free_port()
+
+
+@pytest.fixture
+def spelled() -> Callable[[tuple[Text, ...]], list[str]]:
+    """Words of a plan as strings, with `<variable>` for what is known at run time only."""
+    return lambda words: [str(word) for word in words]

@@ -1,0 +1,141 @@
+"""Plans for scripts on Accelerator(): what would be dropped is an error where it stands, the rest is the script's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from trainkit.errors import Origin, RecipeError
+from trainkit.machine.facts import Facts
+from trainkit.plan.model import Plan
+from trainkit.planner.build import build_plan
+from trainkit.recipe.resolved import Attachment, Resolved
+
+Layered = Callable[..., Resolved]
+Machine = Callable[..., Facts]
+
+PACKAGES = {"torch": "2.13.0", "accelerate": "1.15.0", "deepspeed": "0.19.8", "transformers": "5.23.0"}
+SCRIPT: dict[str, Any] = {"program": {"kind": "accelerate", "script": "train.py"}}
+CPU: dict[str, Any] = {"devices": {"type": "cpu"}}
+FSDP1: dict[str, Any] = {"kind": "fsdp", "version": 1}
+
+
+def files(plan: Plan) -> dict[str, str]:
+    return {file.path: file.content for file in plan.files}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "key"),
+    [
+        ({"optimizer": {"lr": 0.1}}, "optimizer.lr"),
+        ({"train": {"steps": 3}}, "train.steps"),
+        ({"model": {"layers": 2}}, "model.layers"),
+        ({"data": {"workers": 2}}, "data.workers"),
+        ({"data": {"pin_memory": False}}, "data.pin_memory"),
+        ({"batch": {"micro": 4}}, "batch.micro"),
+        ({"batch": {"global": 32}}, "batch.global"),
+        ({"checkpoint": {"resume": "auto"}}, "checkpoint.resume"),
+        ({"precision": {"tf32": True}}, "precision.tf32"),
+        ({"train": {"max_grad_norm": 0.5}}, "train.max_grad_norm"),
+        ({"strategy": {"kind": "ddp", "bucket_mb": 50.0}}, "strategy.bucket_mb"),
+        ({"strategy": {"kind": "ddp", "find_unused_parameters": True}}, "strategy.find_unused_parameters"),
+        ({"strategy": {"kind": "fsdp", "backward_prefetch": "no_prefetch"}}, "strategy.backward_prefetch"),
+        ({"strategy": {"kind": "fsdp", "limit_all_gathers": False}}, "strategy.limit_all_gathers"),
+        ({"strategy": {"kind": "fsdp", "reduce_dtype": "fp32"}}, "strategy.reduce_dtype"),
+        (
+            {"strategy": {**FSDP1, "cpu_ram_efficient_loading": True, "sync_module_states": False}},
+            "strategy.cpu_ram_efficient_loading",
+        ),
+        (
+            {"efficiency": {"gradient_checkpointing": {"every": True}}},
+            "efficiency.gradient_checkpointing.every",
+        ),
+        (
+            {"strategy": {"kind": "fsdp"}, "efficiency": {"gradient_checkpointing": {"every": 2}}},
+            "efficiency.gradient_checkpointing.every",
+        ),
+        ({"efficiency": {"compile": {"enabled": True, "backend": "mine"}}}, "efficiency.compile.backend"),
+        ({"efficiency": {"compile": {"enabled": True, "dynamic": None}}}, "efficiency.compile.dynamic"),
+    ],
+)
+def test_a_setting_that_accelerator_cannot_be_told_is_an_error_where_it_stands(
+    layered: Layered, machine: Machine, recipe: dict[str, Any], key: str
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        build_plan(layered(SCRIPT, {"strategy": {"kind": "ddp"}}, recipe), machine(2, packages=PACKAGES))
+    (found,) = caught.value.diagnostics
+    assert (found.key, found.origin and found.origin.source) == (key, "layer2.yaml")
+    assert found.why
+    assert found.hint
+
+
+@pytest.mark.parametrize(
+    ("recipe", "key", "instead"),
+    [
+        ({"strategy": {"kind": "fsdp"}}, "strategy.kind", "strategy.kind: ddp"),
+        ({"precision": {"dtype": "fp16"}}, "precision.dtype", "bf16 or fp32"),
+        ({"strategy": {"kind": "single"}, "launcher": {"kind": "torchrun"}}, "launcher.kind", "accelerate or python"),
+    ],
+)
+def test_what_accelerate_would_turn_into_something_else_is_refused_with_the_nearest_sound_choice(
+    layered: Layered, machine: Machine, recipe: dict[str, Any], key: str, instead: str
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        build_plan(layered(SCRIPT, CPU, recipe), machine(packages=PACKAGES))
+    (found,) = caught.value.diagnostics
+    assert found.key == key
+    assert instead in found.hint
+
+
+def test_what_the_recipe_leaves_out_stays_the_scripts_own(layered: Layered, machine: Machine) -> None:
+    plan = build_plan(layered(SCRIPT, CPU), machine(packages=PACKAGES)).plan
+    said = [name for name, _ in plan.environment.set if name.startswith(("ACCELERATE_", "FSDP_"))]
+    assert said == ["ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_CPU"]
+    assert plan.launcher.kind == "accelerate"
+
+
+def test_a_files_whole_batch_is_refused_where_accelerate_may_count_one_process(
+    layered: Layered, machine: Machine
+) -> None:
+    resolved = layered(SCRIPT, CPU, {"strategy": {"kind": "zero2", "config": "ds.json"}})
+    origin = Origin("file ds.json", 0, "ds.json", 3, 5)
+    file = Attachment("ds.json", {"train_batch_size": 8}, {"train_batch_size": origin})
+    with pytest.raises(RecipeError) as caught:
+        build_plan(_with(resolved, file), machine(packages=PACKAGES))
+    (found,) = caught.value.diagnostics
+    assert "train_batch_size in the DeepSpeed file is 8" in found.what
+    assert found.origin == origin
+
+
+def _with(resolved: Resolved, file: Attachment) -> Resolved:
+    return Resolved(resolved.recipe, resolved.tree, resolved.history, attachments={"strategy.config": file})
+
+
+def test_deepspeed_needs_transformers_beside_accelerate(layered: Layered, machine: Machine) -> None:
+    packages = {name: version for name, version in PACKAGES.items() if name != "transformers"}
+    plan = build_plan(layered(SCRIPT, CPU, {"strategy": {"kind": "zero2"}}), machine(packages=packages)).plan
+    assert [notice.what for notice in plan.notices if notice.severity == "blocker"] == [
+        "strategy of Accelerator() zero2 needs transformers >= 4.50; it is not installed."
+    ]
+    assert "deepspeed.json" in files(plan)
+
+
+def test_the_preset_for_cpus_asks_for_nothing_that_is_not_so(layered: Layered, machine: Machine) -> None:
+    preset = {"devices": {"type": "cpu", "select": "none"}, "data": {"pin_memory": False}}
+    assert build_plan(layered(SCRIPT, preset), machine(packages=PACKAGES)).plan.topology.device == "cpu"
+
+
+def test_a_variable_that_accelerate_would_overwrite_is_an_error_and_one_that_it_leaves_alone_arrives(
+    layered: Layered, machine: Machine
+) -> None:
+    free = {"env": {"FSDP_IGNORED_MODULES": "embedding"}}
+    plan = build_plan(layered(SCRIPT, free), machine(1, packages=PACKAGES)).plan
+    assert str(dict(plan.environment.set)["FSDP_IGNORED_MODULES"]) == "embedding"
+    for wanted in ({"env": {"ACCELERATE_DYNAMO_BACKEND": "eager"}}, {"env_from": ["FSDP_VERSION"]}):
+        with pytest.raises(RecipeError) as caught:
+            build_plan(layered(SCRIPT, wanted), machine(1, packages=PACKAGES))
+        (found,) = caught.value.diagnostics
+        assert "which the plan decides" in found.what
+        assert found.origin

@@ -1,0 +1,345 @@
+"""The table of strategy x launcher x program x device: what is refused, why, and what to do instead."""
+
+from __future__ import annotations
+
+import itertools
+import tomllib
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainkit.errors import RecipeError
+from trainkit.frameworks.registry import LAUNCHERS as LAUNCHER_MODULES
+from trainkit.machine.facts import Facts
+from trainkit.machine.versions import at_least
+from trainkit.planner.build import build_plan
+from trainkit.planner.requirements import REQUIREMENTS
+from trainkit.planner.rules.compatibility import (
+    DEVICES,
+    LAUNCHERS,
+    REFUSALS,
+    STRATEGIES,
+    Amount,
+    Combination,
+    refusals,
+    table_rows,
+)
+from trainkit.recipe.resolved import Resolved
+
+ROOT = Path(__file__).resolve().parents[2]
+Layered = Callable[..., Resolved]
+Machine = Callable[..., Facts]
+AMOUNTS: tuple[Amount, ...] = ("one", "several")
+
+
+def test_every_row_of_the_table_speaks_of_fields_and_values_that_exist() -> None:
+    known = {field.name for field in fields(Combination)}
+    for refusal in REFUSALS:
+        assert set(refusal.when) <= known
+        assert set(refusal.when.get("strategy", ())) <= set(STRATEGIES)
+        assert set(refusal.when.get("launcher", ())) <= set(LAUNCHERS)
+        assert set(refusal.when.get("device", ())) <= {*DEVICES, "xla"}  # which the built-in trainer has not
+        assert refusal.reason
+        assert refusal.instead
+
+
+def test_every_launcher_of_the_table_has_a_module() -> None:
+    assert set(LAUNCHERS) == set(LAUNCHER_MODULES)
+
+
+def test_every_strategy_can_run_on_cpu_and_cuda_under_some_launcher_with_one_and_with_several_processes() -> None:
+    for strategy, device, ranks in itertools.product(STRATEGIES, ("cpu", "cuda"), AMOUNTS):
+        if strategy == "single" and ranks == "several":
+            continue
+        sound = [name for name in LAUNCHERS if not refusals(Combination(strategy, name, "builtin", device, ranks))]
+        assert sound, (strategy, device, ranks)
+
+
+def test_the_table_for_people_has_a_row_for_each_strategy_and_launcher() -> None:
+    rows = {(row.strategy, row.launcher): dict(row.cells) for row in table_rows()}
+    assert len(rows) == len(STRATEGIES) * len(LAUNCHERS)
+    assert rows["ddp", "torchrun"] == {"cpu": "yes", "cuda": "yes", "mps": "no"}
+    assert rows["ddp", "python"] == {"cpu": "one process", "cuda": "one process", "mps": "no"}
+    assert rows["single", "accelerate"] == {"cpu": "one process", "cuda": "one process", "mps": "one process"}
+    assert rows["zero3", "deepspeed"] == {"cpu": "yes", "cuda": "yes", "mps": "no"}
+
+
+ZERO_ON_CPU = {"strategy": {"kind": "zero2"}, "devices": {"type": "cpu"}}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "facts", "key", "reason", "instead"),
+    [
+        ({"nodes": {"processes_per_node": 2}}, {}, "strategy.kind", "separate copies", "strategy.kind: ddp"),
+        (
+            {"devices": {"select": "all"}},
+            {"gpus": 8},
+            "strategy.kind",
+            "one process on one device",
+            "strategy.kind: ddp",
+        ),
+        (
+            {"strategy": {"kind": "ddp"}, "launcher": {"kind": "python"}},
+            {},
+            "launcher.kind",
+            "starts one process",
+            "launcher.kind: torchrun",
+        ),
+        ({"strategy": {"kind": "fsdp"}}, {"mps": True}, "strategy.kind", "MPS", "strategy.kind: single"),
+        ({"launcher": {"kind": "torchrun"}}, {"mps": True}, "launcher.kind", "MPS takes one", "launcher.kind: python"),
+        (
+            {"strategy": {"kind": "ddp"}, "launcher": {"kind": "deepspeed"}, "nodes": {"count": 2}},
+            {},
+            "launcher.kind",
+            "hostfile",
+            "launcher.kind: torchrun",
+        ),
+        (
+            {"strategy": {"kind": "ddp"}, "launcher": {"kind": "deepspeed"}, "devices": {"select": [1, 0]}},
+            {"gpus": 2},
+            "devices.select",
+            "sorts the cards",
+            "ascending order",
+        ),
+        (
+            {"strategy": {"kind": "ddp"}, "launcher": {"kind": "deepspeed", "max_restarts": 1}},
+            {},
+            "launcher.max_restarts",
+            "never restarts",
+            "torchrun",
+        ),
+        (
+            {"launcher": {"kind": "accelerate", "max_restarts": 1}},
+            {},
+            "launcher.max_restarts",
+            "never restarts",
+            "torchrun",
+        ),
+        ({**ZERO_ON_CPU, "precision": {"dtype": "fp16"}}, {}, "precision.dtype", "oneDNN", "bf16 or fp32"),
+        (
+            {**ZERO_ON_CPU, "checkpoint": {"asynchronous": True}},
+            {},
+            "checkpoint.asynchronous",
+            "training must wait",
+            "checkpoint.asynchronous: false",
+        ),
+        ({"precision": {"weights": "bf16"}}, {}, "precision.weights", "computed with in bf16", "precision.dtype: bf16"),
+        (
+            {**ZERO_ON_CPU, "precision": {"dtype": "bf16", "weights": "bf16"}},
+            {},
+            "precision.weights",
+            "fp32 copy of the weights",
+            "strategy.kind: fsdp",
+        ),
+        (
+            {"precision": {"dtype": "bf16", "weights": "bf16", "eval": "fp32"}},
+            {},
+            "precision.eval",
+            "evaluated in bf16",
+            "precision.eval: same",
+        ),
+        (
+            {"strategy": {"kind": "fsdp"}, "precision": {"dtype": "bf16", "eval": "fp32"}},
+            {},
+            "precision.eval",
+            "casts the weights once",
+            "precision.eval: same, or strategy.kind: ddp",
+        ),
+        (
+            {**ZERO_ON_CPU, "precision": {"dtype": "auto", "eval": "bf16"}},
+            {},
+            "precision.eval",
+            "casts the weights once",
+            "precision.eval: same",
+        ),
+        (
+            {"strategy": {"kind": "zero3"}, "efficiency": {"gradient_checkpointing": {"every": 1, "selective": True}}},
+            {},
+            "efficiency.gradient_checkpointing.selective",
+            "gradients come out wrong",
+            "strategy.kind: fsdp",
+        ),
+    ],
+)
+def test_an_unsound_combination_is_refused_with_its_reason_and_the_nearest_sound_one(
+    layered: Layered,
+    machine: Machine,
+    recipe: dict[str, Any],
+    facts: dict[str, Any],
+    key: str,
+    reason: str,
+    instead: str,
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        build_plan(layered(recipe), machine(**facts))
+    diagnostic = next(found for found in caught.value.diagnostics if found.key == key)
+    assert reason in diagnostic.why
+    assert instead in diagnostic.hint
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {"strategy": {"kind": "fsdp"}, "precision": {"dtype": "bf16", "eval": "bf16"}},
+        {"strategy": {"kind": "ddp"}, "precision": {"dtype": "bf16", "eval": "fp32"}},
+        {
+            "strategy": {"kind": "fsdp"},
+            "precision": {"eval": "bf16"},
+            "program": {"kind": "torch", "script": "t.py"},
+        },
+    ],
+)
+def test_a_format_of_its_own_for_evaluation_is_taken_where_it_can_be_had(
+    layered: Layered, machine: Machine, recipe: dict[str, Any]
+) -> None:
+    assert build_plan(layered(recipe), machine()).plan.strategy.kind == recipe["strategy"]["kind"]
+
+
+def test_all_that_is_unsound_is_said_at_once(layered: Layered, machine: Machine) -> None:
+    recipe = {"launcher": {"kind": "python", "max_restarts": 2}, "nodes": {"processes_per_node": 2}}
+    with pytest.raises(RecipeError) as caught:
+        build_plan(layered(recipe), machine())
+    assert {found.key for found in caught.value.diagnostics} == {
+        "strategy.kind",
+        "launcher.kind",
+        "launcher.max_restarts",
+    }
+
+
+@pytest.mark.parametrize(
+    ("recipe", "packages", "missing"),
+    [
+        (
+            {"strategy": {"kind": "zero1"}},
+            {"torch": "2.13.0", "numpy": "2.0"},
+            ["deepspeed >= 0.19.4; it is not installed"],
+        ),
+        ({"strategy": {"kind": "ddp"}}, {}, ["torch >= 2.6; it is not installed", "numpy"]),
+        ({"strategy": {"kind": "fsdp"}}, {"torch": "2.4.1", "numpy": "2.0"}, ["torch >= 2.6; 2.4.1 is installed"]),
+        (
+            {"launcher": {"kind": "accelerate"}},
+            {"torch": "2.13.0", "numpy": "2.0"},
+            ["launcher accelerate needs accelerate >= 1.9"],
+        ),
+        ({"program": {"kind": "torch", "script": "t.py"}}, {}, []),
+    ],
+)
+def test_a_missing_package_blocks_the_run_and_says_how_to_install_it(
+    layered: Layered, machine: Machine, recipe: dict[str, Any], packages: dict[str, str], missing: list[str]
+) -> None:
+    plan = build_plan(layered(recipe), machine(packages=packages)).plan
+    found = [notice for notice in plan.notices if notice.severity == "blocker"]
+    assert len(found) == len(missing)
+    for words, notice in zip(missing, found, strict=True):
+        assert words in notice.what
+        assert "pip install 'trainkit[train]'" in notice.hint
+
+
+@pytest.mark.parametrize(
+    ("program", "version", "blocked"),
+    [
+        ({}, "0.18.0", "program builtin under zero2 needs deepspeed >= 0.19.4; 0.18.0 is installed."),
+        ({}, "0.19.4", None),
+        ({"kind": "deepspeed", "script": "t.py"}, "0.18.0", None),
+        (
+            {"kind": "deepspeed", "script": "t.py"},
+            "0.15.4",
+            "strategy zero2 needs deepspeed >= 0.16; 0.15.4 is installed.",
+        ),
+    ],
+)
+def test_the_trainer_wants_a_newer_deepspeed_than_programs_that_choose_theirs(
+    layered: Layered, machine: Machine, program: dict[str, str], version: str, blocked: str | None
+) -> None:
+    packages = {"torch": "2.13.0", "numpy": "2.0", "deepspeed": version}
+    plan = build_plan(layered({"strategy": {"kind": "zero2"}, "program": program}), machine(packages=packages)).plan
+    assert [each.what for each in plan.notices if each.severity == "blocker"] == ([blocked] if blocked else [])
+
+
+def test_what_an_extra_installs_is_new_enough_for_every_choice_that_names_it() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    wanted = [each for each in REQUIREMENTS if not each.install]
+    assert len(wanted) > 10
+    for each in wanted:
+        (brought,) = (
+            line.removeprefix(f"{each.package}>=")
+            for line in extras[each.extra]
+            if line.startswith(f"{each.package}>=")
+        )
+        assert at_least(brought, each.minimum), each
+
+
+@pytest.mark.parametrize(
+    ("program", "installed", "blocked"),
+    [
+        ({}, {}, "logging.report_to tensorboard needs tensorboard >= 2.15; it is not installed."),
+        ({}, {"tensorboard": "2.9.1"}, "logging.report_to tensorboard needs tensorboard >= 2.15; 2.9.1 is installed."),
+        ({}, {"tensorboard": "2.21.0"}, None),
+        ({"kind": "torch", "script": "t.py"}, {}, None),
+    ],
+)
+def test_a_reporter_of_the_trainer_needs_its_package(
+    layered: Layered, machine: Machine, program: dict[str, str], installed: dict[str, str], blocked: str | None
+) -> None:
+    recipe = layered({"logging": {"report_to": ["tensorboard"]}, "program": program})
+    plan = build_plan(recipe, machine(packages={"torch": "2.13.0", "numpy": "2.0", **installed})).plan
+    found = [notice for notice in plan.notices if notice.severity == "blocker"]
+    assert [notice.what for notice in found] == ([blocked] if blocked else [])
+    assert all(notice.hint == "Run: pip install 'trainkit[report]'" for notice in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "severity"),
+    [("NVIDIA V100", "bf16", "blocker"), ("NVIDIA A100", "bf16", None), ("NVIDIA V100", "fp16", None)],
+)
+def test_bf16_needs_a_card_that_has_it(
+    layered: Layered, machine: Machine, name: str, dtype: str, severity: str | None
+) -> None:
+    plan = build_plan(layered({"precision": {"dtype": dtype}}), machine(1, name)).plan
+    assert [notice.severity for notice in plan.notices] == ([severity] if severity else [])
+
+
+@pytest.mark.parametrize(
+    ("precision", "words", "remedy"),
+    [
+        ({"dtype": "bf16"}, "bf16 needs compute capability 8.0; NVIDIA V100 has 7.0.", "Set precision to fp16."),
+        ({"dtype": "fp16", "eval": "bf16"}, "precision.eval bf16 needs", "Set precision.eval to same."),
+        ({"tf32": True}, "tf32 needs compute capability 8.0; NVIDIA V100 has 7.0.", "Leave precision.tf32 out."),
+    ],
+)
+def test_one_old_card_among_new_ones_blocks_the_formats_of_ampere(
+    layered: Layered, machine: Machine, precision: dict[str, Any], words: str, remedy: str
+) -> None:
+    facts = machine(2, "NVIDIA A100", "NVIDIA V100")
+    recipe = {"precision": precision, "strategy": {"kind": "ddp"}}
+    (found,) = [each for each in build_plan(layered(recipe), facts).plan.notices if each.severity == "blocker"]
+    assert words in found.what
+    assert found.hint == remedy
+    assert not build_plan(layered({"precision": precision}), machine(1)).plan.notices
+
+
+def test_bf16_weights_under_an_optimizer_that_loses_small_updates_are_warned_of(
+    layered: Layered, machine: Machine
+) -> None:
+    def warnings(name: str) -> list[str]:
+        recipe = {"precision": {"dtype": "bf16", "weights": "bf16"}, "optimizer": {"name": name}}
+        notices = build_plan(layered(recipe), machine(1)).plan.notices
+        return [notice.hint for notice in notices if notice.severity == "warning"]
+
+    assert warnings("adamw_anyprecision") == []
+    (hint,) = warnings("adamw_torch")
+    assert "adamw_anyprecision" in hint
+
+
+@pytest.mark.parametrize(
+    ("gpus", "dtype"), [((0,), "fp32"), ((1, "NVIDIA A100"), "bf16"), ((1, "NVIDIA V100"), "fp32")]
+)
+def test_auto_precision_is_bf16_where_every_card_has_it(
+    layered: Layered, machine: Machine, gpus: tuple[Any, ...], dtype: str
+) -> None:
+    planned = build_plan(layered({"precision": {"dtype": "auto"}}), machine(*gpus))
+    (settings,) = planned.plan.files
+    assert f'"dtype": "{dtype}"' in settings.content

@@ -1,0 +1,86 @@
+"""What a plan says of torch.compile: backends that cannot train, that are gone, or that this torch does not list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from trainkit.errors import RecipeError
+from trainkit.flags.resolve import resolve
+from trainkit.machine.facts import Facts
+from trainkit.planner.build import build_plan
+from trainkit.recipe.layers.paths import MemoryFiles
+from trainkit.recipe.resolved import Request, Resolved
+
+Layered = Callable[..., Resolved]
+Machine = Callable[..., Facts]
+
+
+@pytest.mark.parametrize(
+    ("flags", "key", "words"),
+    [
+        (("--torch_compile_backend=onnxrt",), "efficiency.compile.backend", "onnxrt cannot train"),
+        (("--torch_compile_backend=ipex",), "efficiency.compile.backend", "ipex cannot train"),
+        (
+            ("--torch_compile_backend=aot_eager", "--torch_compile_mode=max-autotune"),
+            "efficiency.compile.mode",
+            "one of inductor's, and the backend is aot_eager",
+        ),
+    ],
+)
+def test_what_cannot_train_is_refused_with_the_reason(flags: tuple[str, ...], key: str, words: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        resolve(Request("r.yaml", "/w", overrides=flags), MemoryFiles({"/w/r.yaml": "train: {steps: 1}\n"}))
+    (found,) = caught.value.diagnostics
+    assert found.key == key
+    assert words in found.what
+
+
+@pytest.mark.parametrize(
+    ("backend", "gpus", "severity", "words"),
+    [
+        ("nvfuser", 1, "note", "PyTorch has nvFuser no more. inductor stands in for it."),
+        ("aot_cudagraphs", 1, "note", "cudagraphs stands in for it."),
+        ("cudagraphs", 0, "warning", "records nothing on cpu"),
+        ("indcutor", 1, "blocker", "torch 2.13 lists no compile backend indcutor"),
+        ("aot_eager", 1, "note", "for finding faults"),
+        ("inductor", 1, None, ""),
+    ],
+)
+def test_a_plan_says_what_a_backend_is_here(
+    layered: Layered, machine: Machine, backend: str, gpus: int, severity: str | None, words: str
+) -> None:
+    recipe = {"efficiency": {"compile": {"enabled": True, "backend": backend}}}
+    notices = build_plan(layered(recipe), machine(gpus)).plan.notices
+    assert [notice.severity for notice in notices] == ([severity] if severity else [])
+    assert all(words in notice.what for notice in notices)
+
+
+def test_only_backends_that_can_train_are_proposed(layered: Layered, machine: Machine) -> None:
+    recipe = {"efficiency": {"compile": {"enabled": True, "backend": "indcutor"}}}
+    (notice,) = build_plan(layered(recipe), machine(1)).plan.notices
+    proposed = notice.hint.removeprefix("Choose one of ").rstrip(".").split(", ")
+    assert "inductor" in proposed
+    assert not {"tvm", "openxla_eval"} & set(proposed)
+
+
+def test_a_torch_that_nothing_is_known_of_is_left_to_the_trainer(layered: Layered, machine: Machine) -> None:
+    recipe = {"efficiency": {"compile": {"enabled": True, "backend": "something_new"}}}
+    facts = machine(1, packages={"torch": "9.9.0", "numpy": "2.0"})
+    assert build_plan(layered(recipe), facts).plan.notices == ()
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
+def test_the_whole_model_is_not_compiled_where_blocks_are_hooked(
+    layered: Layered, machine: Machine, strategy: str
+) -> None:
+    def recipe(scope: str) -> dict[str, Any]:
+        return {"strategy": {"kind": strategy}, "efficiency": {"compile": {"enabled": True, "scope": scope}}}
+
+    with pytest.raises(RecipeError) as caught:
+        build_plan(layered(recipe("model")), machine())
+    assert "efficiency.compile.scope: blocks" in caught.value.diagnostics[0].hint
+    for scope in ("auto", "blocks"):
+        assert build_plan(layered(recipe(scope)), machine()).plan.strategy.kind == strategy

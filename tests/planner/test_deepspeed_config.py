@@ -1,0 +1,160 @@
+"""DeepSpeed's JSON from the recipe and a base file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainkit.errors import Origin, RecipeError
+from trainkit.frameworks.deepspeed.config import deepspeed_config
+from trainkit.plan.model import BatchArithmetic
+from trainkit.recipe.resolved import Attachment
+from trainkit.recipe.schema import Recipe
+
+BATCH = BatchArithmetic(32, 4, 4, 2, 4)
+
+# What HF's documentation shows for ZeRO-3 with offload, all "auto".
+HF_FILE: dict[str, Any] = {
+    "bf16": {"enabled": "auto"},
+    "fp16": {"enabled": "auto", "loss_scale": 0, "initial_scale_power": 16},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+    "scheduler": {
+        "type": "WarmupCosineLR",
+        "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"},
+    },
+    "zero_optimization": {
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        "reduce_bucket_size": "auto",
+        "stage3_prefetch_bucket_size": "auto",
+        "stage3_param_persistence_threshold": "auto",
+        "sub_group_size": 1e9,
+    },
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "steps_per_print": 2000,
+}
+
+
+def recipe_of(**strategy: Any) -> Recipe:
+    return Recipe.model_validate({"strategy": {"kind": "zero2", **strategy}})
+
+
+def base_of(tree: Any, **origins: Origin) -> Attachment:
+    return Attachment("/ds.json", tree, {key.replace("__", "."): origin for key, origin in origins.items()})
+
+
+def problems(recipe: Recipe, tree: Any, dtype: str = "fp32") -> list[str]:
+    with pytest.raises(RecipeError) as caught:
+        deepspeed_config(recipe, BATCH, dtype, base_of(tree))
+    return [found.what for found in caught.value.diagnostics]
+
+
+def test_without_a_base_file_the_recipe_says_everything() -> None:
+    content, sources = deepspeed_config(recipe_of(bucket_mb=1.0), BATCH, "fp32")
+    assert content == {
+        "train_batch_size": 32,
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 4,
+        "gradient_clipping": 1.0,
+        "zero_optimization": {
+            "stage": 2,
+            "reduce_bucket_size": 262144,
+            "allgather_bucket_size": 262144,
+            "overlap_comm": False,
+        },
+        "steps_per_print": 2147483647,
+    }
+    assert ("zero_optimization.stage", ("strategy.kind",)) in sources
+
+
+def test_every_auto_of_a_usual_file_is_filled_and_the_rest_is_kept() -> None:
+    recipe = recipe_of(kind="zero3", offload_optimizer="cpu")
+    content, sources = deepspeed_config(recipe, BATCH, "bf16", base_of(HF_FILE))
+    assert "auto" not in str(content)
+    assert content["bf16"] == {"enabled": True}
+    assert content["fp16"]["enabled"] is False
+    assert content["train_batch_size"] == 32
+    assert content["zero_optimization"]["stage3_param_persistence_threshold"] == 1280
+    assert content["zero_optimization"]["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
+    assert content["steps_per_print"] == 2000
+    assert content["zero_force_ds_cpu_optimizer"] is False
+    # The trainer brings optimizer and schedule itself.
+    assert "optimizer" not in content
+    assert "scheduler" not in content
+    assert ("zero_optimization.sub_group_size", ("strategy.config",)) in sources
+    assert len({key for key, _ in sources}) == len(sources)
+
+
+def test_swapping_to_nvme_is_written_out_with_what_makes_it_more_than_a_word() -> None:
+    recipe = recipe_of(kind="zero3", offload_optimizer="nvme", offload_param="nvme", nvme_path="/disk")
+    content, sources = deepspeed_config(recipe, BATCH, "bf16")
+    zero = content["zero_optimization"]
+    assert zero["offload_optimizer"] == {"device": "nvme", "nvme_path": "/disk", "buffer_count": 4}
+    assert zero["offload_param"] == {"device": "nvme", "nvme_path": "/disk", "max_in_cpu": 0}
+    assert content["aio"]["queue_depth"] == 32
+    assert ("zero_optimization.offload_param.nvme_path", ("strategy.nvme_path",)) in sources
+    base = base_of({"aio": {"queue_depth": 8}, "zero_optimization": {"offload_param": {"max_in_cpu": 5}}})
+    own, _ = deepspeed_config(recipe, BATCH, "bf16", base)
+    assert (own["aio"]["queue_depth"], own["zero_optimization"]["offload_param"]["max_in_cpu"]) == (8, 5)
+
+
+def test_the_base_file_is_not_changed() -> None:
+    before = str(HF_FILE)
+    deepspeed_config(recipe_of(kind="zero3", offload_optimizer="cpu"), BATCH, "bf16", base_of(HF_FILE))
+    assert str(HF_FILE) == before
+
+
+@pytest.mark.parametrize(
+    ("tree", "named"),
+    [
+        ({"train_batch_size": 64}, "train_batch_size is 64"),
+        ({"train_micro_batch_size_per_gpu": "4"}, 'train_micro_batch_size_per_gpu is "4"'),
+        ({"gradient_accumulation_steps": True}, "gradient_accumulation_steps is true"),
+        ({"zero_optimization": {"stage": 3}}, "zero_optimization.stage is 3"),
+        ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, 'offload_optimizer.device is "cpu"'),
+        ({"zero_optimization": {"offload_param": {"device": "cpu"}}}, 'offload_param.device is "cpu"'),
+        ({"bf16": {"enabled": True}}, "bf16.enabled is true"),
+        ({"gradient_clipping": 0.5}, "gradient_clipping is 0.5"),
+        ({"optimizer": {"type": "Lamb"}}, 'optimizer.type is "Lamb"'),
+        ({"optimizer": {"params": {"lr": 1.0}}}, "optimizer.params.lr is 1.0"),
+        ({"optimizer": {"params": {"amsgrad": True}}}, "optimizer.params.amsgrad in the DeepSpeed file"),
+        ({"scheduler": {"type": "OneCycle"}}, 'scheduler.type is "OneCycle"'),
+        ({"zero_optimization": {"stage3_max_live_parameters": "auto"}}, 'is "auto", and no setting'),
+        (
+            {"activation_checkpointing": {"cpu_checkpointing": True}},
+            "activation_checkpointing in the DeepSpeed file does",
+        ),
+        ({"zero_optimization": 2}, "zero_optimization in the DeepSpeed file must be a mapping"),
+        ([1], "/ds.json holds list"),
+    ],
+)
+def test_what_disagrees_with_the_recipe_is_an_error_that_names_it(tree: Any, named: str) -> None:
+    assert any(named in what for what in problems(recipe_of(), tree))
+
+
+def test_a_number_may_be_written_as_a_float() -> None:
+    content, _ = deepspeed_config(recipe_of(), BATCH, "fp32", base_of({"gradient_clipping": 1}))
+    assert content["gradient_clipping"] == 1
+
+
+def test_every_disagreement_is_reported_at_once_with_both_places() -> None:
+    there = Origin("file ds.json", 0, "ds.json", 3, 5)
+    here = Origin("file run.yaml", 1, "run.yaml", 7, 2)
+    base = base_of({"train_batch_size": 64, "gradient_clipping": 0.5}, train_batch_size=there)
+    with pytest.raises(RecipeError) as caught:
+        deepspeed_config(recipe_of(), BATCH, "fp32", base, lambda key: here if key == "batch.global" else None)
+    batch, clipping = caught.value.diagnostics
+    assert (batch.origin, batch.key) == (there, "batch.global")
+    assert "run.yaml:7:2" in batch.why
+    assert "default" in clipping.why
+
+
+def test_a_setting_of_speed_alone_yields_to_the_file_unless_the_recipe_states_it() -> None:
+    tree = {"zero_optimization": {"reduce_bucket_size": 1000}}
+    content, _ = deepspeed_config(recipe_of(), BATCH, "fp32", base_of(tree))
+    assert content["zero_optimization"]["reduce_bucket_size"] == 1000
+    assert "reduce_bucket_size is 1000" in problems(recipe_of(bucket_mb=25.0), tree)[0]

@@ -1,0 +1,210 @@
+"""Programs on DeepSpeed's engine: what the recipe gives stands in their file, and the rest stays DeepSpeed's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from trainkit.errors import Origin, RecipeError
+from trainkit.machine.facts import Facts
+from trainkit.plan.model import Plan
+from trainkit.planner.build import build_plan
+from trainkit.recipe.resolved import Attachment, Resolved
+
+Layered = Callable[..., Resolved]
+Machine = Callable[..., Facts]
+
+PROGRAM: dict[str, Any] = {
+    "program": {"kind": "deepspeed", "script": "train.py"},
+    "devices": {"type": "cpu"},
+    "strategy": {"kind": "zero2"},
+    "batch": {"global": 8, "micro": 2},
+}
+BATCH = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}
+
+
+def planned(layered: Layered, machine: Machine, *layers: Mapping[str, Any], base: Any = None) -> Plan:
+    resolved = layered(PROGRAM, *layers)
+    return build_plan(resolved if base is None else with_file(resolved, base), machine(gpus=0)).plan
+
+
+def with_file(resolved: Resolved, base: Any) -> Resolved:
+    """The recipe with a DeepSpeed file of the user's, each of whose keys stands on a line of its own."""
+    names = ("", *base) if isinstance(base, dict) else ("",)
+    origins = {name: Origin("file layer0.yaml", 0, "ds.json", line, 1) for line, name in enumerate(names, 1)}
+    attached = {"strategy.config": Attachment("ds.json", base, origins)}
+    return Resolved(resolved.recipe, resolved.tree, resolved.history, attached)
+
+
+def file_of(plan: Plan) -> dict[str, Any]:
+    (content,) = [file.content for file in plan.files if file.path == "deepspeed.json"]
+    return dict(json.loads(content))
+
+
+def complaints(layered: Layered, machine: Machine, recipe: Mapping[str, Any]) -> dict[str, str]:
+    with pytest.raises(RecipeError) as caught:
+        planned(layered, machine, recipe)
+    return {found.key: found.what for found in caught.value.diagnostics}
+
+
+def test_a_bare_recipe_says_stage_and_batch_and_nothing_that_it_does_not_give(
+    layered: Layered, machine: Machine
+) -> None:
+    plan = planned(layered, machine)
+
+    assert file_of(plan) == {**BATCH, "zero_optimization": {"stage": 2}}
+    assert [str(word) for word in plan.commands[0].program][1:] == [
+        "train.py",
+        "--deepspeed_config",
+        "<run_dir>/deepspeed.json",
+    ]
+
+
+def test_what_the_recipe_gives_is_made_by_deepspeed(layered: Layered, machine: Machine) -> None:
+    recipe = {
+        "precision": {"dtype": "bf16"},
+        "optimizer": {"name": "adamw_torch", "lr": 1e-3, "beta1": 0.8},
+        "schedule": {"name": "cosine", "warmup_steps": 5, "min_lr_ratio": 0.2},
+        "train": {"steps": 50, "max_grad_norm": 0.5},
+        "logging": {"every_steps": 7},
+    }
+
+    content = file_of(planned(layered, machine, recipe))
+
+    assert content["optimizer"] == {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.8, 0.95], "torch_adam": True}}
+    assert content["scheduler"] == {
+        "type": "WarmupCosineLR",
+        "params": {
+            "warmup_type": "linear",
+            "warmup_num_steps": 5,
+            "total_num_steps": 50,
+            "warmup_min_ratio": 0.0,
+            "cos_min_ratio": 0.2,
+        },
+    }
+    assert content["bf16"] == {"enabled": True}
+    assert (content["gradient_clipping"], content["steps_per_print"]) == (0.5, 7)
+
+
+def test_a_file_of_the_users_own_stays_as_it_is_where_the_recipe_is_silent(layered: Layered, machine: Machine) -> None:
+    base = {
+        **BATCH,
+        "bf16": {"enabled": True},
+        "gradient_clipping": 3.0,
+        "optimizer": {"type": "Lamb", "params": {"lr": 0.1}},
+        "activation_checkpointing": {"partition_activations": True},
+        "zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 12},
+    }
+
+    assert file_of(planned(layered, machine, base=base)) == base
+
+
+def test_a_disagreement_between_file_and_recipe_names_both(layered: Layered, machine: Machine) -> None:
+    with pytest.raises(RecipeError) as caught:
+        planned(
+            layered, machine, {"optimizer": {"lr": 0.2}}, base={"optimizer": {"type": "Adam", "params": {"lr": 0.1}}}
+        )
+    (found,) = caught.value.diagnostics
+    assert found.what == "optimizer.params.lr is 0.1 in the DeepSpeed file, but the recipe makes it 0.2"
+    assert "layer1.yaml" in found.why
+
+
+@pytest.mark.parametrize(
+    ("recipe", "key", "says"),
+    [
+        ({"model": {"layers": 2}}, "model.layers", "cannot reach a program of kind deepspeed"),
+        ({"optimizer": {"name": "adafactor"}}, "optimizer.name", "cannot be made by DeepSpeed"),
+        ({"optimizer": {"args": {"foreach": True}}}, "optimizer.args.foreach", "cannot reach"),
+        ({"train": {"steps": 5}}, "train.steps", "cannot reach"),
+        ({"train": {"seed": 5}}, "train.seed", "cannot reach"),
+        ({"schedule": {"name": "cosine", "warmup_steps": 2}}, "schedule.name", "needs its length"),
+        ({"schedule": {"name": "constant_with_warmup"}}, "schedule.warmup_steps", "warm up"),
+        (
+            {"schedule": {"name": "linear", "warmup_steps": 2}, "train": {"steps": 9}},
+            "schedule.min_lr_ratio",
+            "ends at 0",
+        ),
+        ({"strategy": {"kind": "ddp"}}, "strategy.kind", "not sound"),
+        ({"program": {"args": ["--deepspeed_config=x.json"]}}, "program.args", "the plan's to pass"),
+        ({"program": {"local_rank": True}, "launcher": {"kind": "deepspeed"}}, "program.local_rank", "not sound"),
+    ],
+)
+def test_what_cannot_reach_the_program_is_refused(
+    layered: Layered, machine: Machine, recipe: dict[str, Any], key: str, says: str
+) -> None:
+    found = complaints(layered, machine, recipe)
+
+    assert says in found[key], found
+
+
+@pytest.mark.parametrize(
+    ("launcher", "processes", "word"),
+    [("python", 1, "0"), ("torchrun", 2, "${local_rank}"), ("accelerate", 2, "${local_rank}"), ("accelerate", 1, "0")],
+)
+def test_the_local_rank_is_written_as_the_launcher_fills_it_in(
+    layered: Layered, machine: Machine, launcher: str, processes: int, word: str
+) -> None:
+    recipe = {
+        "program": {"local_rank": True, "args": ["--cost", "${local_rank}"]},
+        "launcher": {"kind": launcher},
+        "nodes": {"processes_per_node": processes},
+    }
+
+    words = [str(each) for each in planned(layered, machine, recipe).commands[0].program]
+
+    assert words[2] == f"--local_rank={word}"
+    assert words[4] == ("$${local_rank}" if processes > 1 else "${local_rank}")  # the user's own dollar stays a dollar
+
+
+WITHOUT_BATCH = {key: value for key, value in PROGRAM.items() if key != "batch"}
+
+
+@pytest.mark.parametrize(
+    ("said", "batch"),
+    [
+        ({"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 2}, (12, 3, 2)),
+        ({"train_batch_size": 64}, (64, 32, 1)),  # DeepSpeed accumulates only where the file says so
+        ({"train_batch_size": 64, "train_micro_batch_size_per_gpu": "auto"}, (64, 32, 1)),
+        ({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4}, (64, 4, 8)),
+    ],
+)
+def test_a_batch_that_only_the_users_file_says_is_the_plans(
+    layered: Layered, machine: Machine, said: dict[str, Any], batch: tuple[int, int, int]
+) -> None:
+    plan = build_plan(with_file(layered(WITHOUT_BATCH), said), machine(gpus=0)).plan
+
+    assert (plan.batch.global_, plan.batch.micro, plan.batch.accumulation) == batch
+    content = file_of(plan)
+    assert tuple(content[key] for key in BATCH) == (batch[0], batch[1], batch[2])
+
+
+def test_a_batch_of_the_recipe_that_the_users_file_denies_is_still_an_error(layered: Layered, machine: Machine) -> None:
+    said = {"train_micro_batch_size_per_gpu": 3}
+    with pytest.raises(RecipeError, match="train_micro_batch_size_per_gpu is 3 in the DeepSpeed file"):
+        build_plan(with_file(layered(WITHOUT_BATCH, {"batch": {"micro": 2}}), said), machine(gpus=0))
+
+
+def test_three_batch_sizes_of_the_file_that_do_not_fit_the_ranks_are_named_by_their_places(
+    layered: Layered, machine: Machine
+) -> None:
+    said = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1}
+    with pytest.raises(RecipeError) as caught:
+        build_plan(with_file(layered(WITHOUT_BATCH), said), machine(gpus=0))
+    (found,) = caught.value.diagnostics
+    assert "batch.global 64 (ds.json:2:1)" in found.what
+    assert found.origin is not None
+    assert found.origin.source == "ds.json"
+
+
+def test_a_number_format_that_only_the_users_file_says_is_the_plans(layered: Layered, machine: Machine) -> None:
+    recipe = {**WITHOUT_BATCH, "program": {"kind": "hf", "script": "train.py"}}
+    facts = machine(gpus=0, packages={"torch": "2.13.0", "transformers": "5.23.0", "deepspeed": "0.19.8"})
+
+    plan = build_plan(with_file(layered(recipe), {"bf16": {"enabled": True}}), facts).plan
+
+    words = [str(word) for word in plan.commands[0].program]
+    assert words[words.index("--bf16") + 1] == "True"
+    assert file_of(plan)["bf16"] == {"enabled": True}

@@ -1,0 +1,96 @@
+"""What the recipe sets reaches the program, or the plan says that it cannot; what it leaves out stays the program's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from trainkit.errors import RecipeError
+from trainkit.machine.facts import Facts
+from trainkit.planner.build import build_plan
+from trainkit.recipe.resolved import Resolved
+from trainkit.recipe.yaml.writer import resolved_yaml
+
+Layered = Callable[..., Resolved]
+Machine = Callable[..., Facts]
+
+PACKAGES = {"torch": "2.13.0", "accelerate": "1.15.0", "deepspeed": "0.19.8", "transformers": "5.23.0"}
+HF: dict[str, Any] = {"program": {"kind": "hf", "script": "train.py"}, "devices": {"type": "cpu"}}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "key"),
+    [
+        ({"model": {"layers": 2}}, "model.layers"),
+        ({"data": {"path": "x"}}, "data.path"),
+        ({"eval": {"batches": 3}}, "eval.batches"),
+        ({"peft": {"kind": "lora"}}, "peft.kind"),
+        ({"precision": {"dtype": "bf16", "weights": "bf16"}}, "precision.weights"),
+        ({"efficiency": {"attention": "sdpa"}}, "efficiency.attention"),
+        ({"checkpoint": {"asynchronous": True}}, "checkpoint.asynchronous"),
+    ],
+)
+def test_a_setting_that_cannot_reach_the_program_is_an_error_where_it_stands(
+    layered: Layered, machine: Machine, recipe: dict[str, Any], key: str
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        build_plan(layered(HF, recipe), machine(packages=PACKAGES))
+    (found,) = caught.value.diagnostics
+    assert found.key == key
+    assert f"{key} cannot reach a program of kind hf" in found.what
+    assert found.origin
+    assert found.origin.source == "layer1.yaml"
+    assert found.hint
+
+
+@pytest.mark.parametrize(
+    ("setting", "sound"),
+    [
+        ({"version": 1}, {"version": 2}),
+        ({"backward_prefetch": "no_prefetch"}, {"backward_prefetch": "backward_pre"}),
+        ({"use_orig_params": False}, {"use_orig_params": True}),
+        ({"state_dict_type": "full"}, {"state_dict_type": "sharded"}),
+    ],
+)
+def test_the_trainer_refuses_what_only_other_programs_do_and_takes_what_it_does_anyway(
+    layered: Layered, machine: Machine, setting: dict[str, Any], sound: dict[str, Any]
+) -> None:
+    fsdp = {"strategy": {"kind": "fsdp"}, "train": {"steps": 1}}
+    with pytest.raises(RecipeError) as caught:
+        build_plan(layered(fsdp, {"strategy": setting}), machine(packages=PACKAGES))
+    assert [found.key for found in caught.value.diagnostics] == [f"strategy.{next(iter(setting))}"]
+    assert build_plan(layered(fsdp, {"strategy": sound}), machine(packages=PACKAGES)).plan.strategy.kind == "fsdp"
+
+
+def test_a_value_that_the_program_follows_anyway_is_no_error(layered: Layered, machine: Machine) -> None:
+    recipe = {"checkpoint": {"asynchronous": False}, "efficiency": {"compile": {"scope": "model"}}}
+    plan = build_plan(layered(HF, recipe), machine(packages=PACKAGES)).plan
+    assert plan.program.kind == "hf"
+
+
+def test_what_the_recipe_leaves_out_is_not_said_to_the_program(
+    layered: Layered, machine: Machine, spelled: Callable[..., list[str]]
+) -> None:
+    plan = build_plan(layered(HF), machine(packages=PACKAGES)).plan
+    flags = [word for word in spelled(plan.commands[0].program) if word.startswith("--")]
+    decided = ["--use_cpu", "--per_device_train_batch_size", "--gradient_accumulation_steps", "--output_dir"]
+    assert flags == decided
+
+
+def test_a_run_that_is_run_again_says_no_more_than_it_did(layered: Layered) -> None:
+    text = resolved_yaml(layered(HF, {"optimizer": {"lr": 0.1}}))
+    assert "lr: 0.1" in text
+    assert "weight_decay" not in text
+    assert "sample" not in text
+
+
+def test_a_setting_that_is_left_out_and_one_that_is_said_are_different_trainings(
+    layered: Layered, machine: Machine
+) -> None:
+    def digest(*layers: dict[str, Any]) -> str:
+        return build_plan(layered(HF, *layers), machine(packages=PACKAGES)).plan.training_digest
+
+    assert digest() == digest({"logging": {"every_steps": 3}})
+    assert digest() != digest({"optimizer": {"lr": 3e-4}})  # the recipe's default, and hardly the script's

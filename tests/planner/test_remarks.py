@@ -1,0 +1,102 @@
+"""What a plan says of settings that do less here than they seem to, and of what it could not find out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from trainkit.errors import RecipeError
+from trainkit.flags.resolve import resolve
+from trainkit.machine.facts import Facts
+from trainkit.planner.build import build_plan
+from trainkit.recipe.layers.paths import MemoryFiles
+from trainkit.recipe.resolved import Request, Resolved
+
+Layered = Callable[..., Resolved]
+Machine = Callable[..., Facts]
+CPU: dict[str, Any] = {"devices": {"type": "cpu"}}
+
+
+def test_settings_that_went_with_their_strategy_are_named(machine: Machine) -> None:
+    files = {
+        "/w/r.yaml": "extends: ./weak.yaml\nstrategy: {kind: ddp}\n",
+        "/w/weak.yaml": "train: {steps: 1}\nstrategy: {kind: fsdp, sharding: shard_grad_op, offload: true}\n",
+    }
+    plan = build_plan(resolve(Request("r.yaml", "/w"), MemoryFiles(files)), machine()).plan
+    what = "strategy.sharding, strategy.offload are dropped: strategy.kind changed from fsdp to ddp at r.yaml:2:18."
+    assert what in [notice.what for notice in plan.notices if notice.severity == "note"]
+    unchanged = build_plan(resolve(Request("weak.yaml", "/w"), MemoryFiles(files)), machine()).plan
+    assert not any("dropped" in notice.what for notice in unchanged.notices)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "gpus", "facts", "severity", "words"),
+    [
+        ({"strategy": {"kind": "fsdp", "offload": True}}, 0, {}, "note", "strategy.offload moves nothing on a CPU"),
+        ({"precision": {"dtype": "fp16"}}, 0, {}, "warning", "fp16 on a CPU is slower"),
+        ({"precision": {"tf32": True}}, 0, {}, "warning", "precision.tf32 does nothing on cpu"),
+        ({}, 0, {"notes": {"gpus": "NVMLError: driver not loaded"}}, "warning", "driver not loaded"),
+        (
+            {"strategy": {"kind": "ddp"}, "nodes": {"processes_per_node": 3}},
+            0,
+            {"cores": 1},
+            "warning",
+            "3 ranks share 1 CPU core.",
+        ),
+        (
+            {**CPU, "strategy": {"kind": "ddp"}, "launcher": {"kind": "deepspeed"}},
+            2,
+            {},
+            "warning",
+            "shows cards to the ranks of a CPU run",
+        ),
+        (
+            {},
+            1,
+            {"packages": {"torch": "2.13.0+cpu", "numpy": "2.0"}},
+            "blocker",
+            "torch 2.13.0+cpu is a build for CPUs",
+        ),
+        ({"devices": {"type": "mps"}}, 0, {}, "blocker", "no MPS device"),
+        ({"program": {"kind": "torch", "script": "t.py"}}, 0, {}, "note", "TRAINKIT_RECIPE"),
+    ],
+)
+def test_a_plan_says_what_a_reader_would_not_expect(
+    layered: Layered,
+    machine: Machine,
+    recipe: dict[str, Any],
+    gpus: int,
+    facts: dict[str, Any],
+    severity: str,
+    words: str,
+) -> None:
+    plan = build_plan(layered(recipe), machine(gpus, **facts)).plan
+    assert [notice.severity for notice in plan.notices if words in notice.what] == [severity]
+
+
+def test_a_plain_recipe_on_a_plain_machine_needs_no_remark(layered: Layered, machine: Machine) -> None:
+    for strategy in ("single", "ddp", "fsdp", "zero1", "zero2", "zero3"):
+        for gpus in (0, 2):
+            notices = build_plan(layered({"strategy": {"kind": strategy}}), machine(gpus)).plan.notices
+            small = gpus and strategy not in ("single", "ddp")  # nothing of so small a model has to be divided
+            assert ["fit on one card" in notice.what for notice in notices] == [True] * bool(small)
+
+
+def test_mistakes_of_several_decisions_are_reported_at_once(layered: Layered, machine: Machine) -> None:
+    recipe = {
+        "program": {"args": ["--x"]},
+        "env": {"RANK": "1"},
+        "launcher": {"kind": "python"},
+        "strategy": {"kind": "ddp"},
+        "batch": {"global": 7},
+    }
+    with pytest.raises(RecipeError) as caught:
+        build_plan(layered(recipe), machine())
+    assert {found.key for found in caught.value.diagnostics} == {
+        "program.args",
+        "env.RANK",
+        "launcher.kind",
+        "batch.global",
+    }

@@ -1,0 +1,32 @@
+"""Runs a hand-made plan as `trainkit run` would: `python run_handmade.py '{"program": […], "output_root": …, …}'`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from handmade_plans import make_plan, words
+
+from trainkit.errors import TrainkitError
+from trainkit.plan.model import Planned, Preparation, Provenance
+from trainkit.runner.execute import RunRequest, execute
+
+
+def main() -> int:
+    """Exit code of the run."""
+    wanted = json.loads(sys.argv[1])
+    wanted["preparations"] = [
+        Preparation(item["title"], words(*item["argv"]), item["lock"]) for item in wanted.get("preparations", ())
+    ]
+    plan = make_plan(**wanted)
+    request = RunRequest(Planned(plan, Provenance({}, {})), "version: 1\n", "#!/bin/sh\n", dict(os.environ))
+    try:
+        return execute(request)
+    except TrainkitError as error:
+        print(error, file=sys.stderr)
+        return int(error.exit_code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""What a user reads when a run has failed or was ended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trainkit.runner.report.exit_status import Verdict
+from trainkit.runner.report.failure import describe_failure
+from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
+
+FAILED = Verdict(7, "program", "rank 1 exited with code 7", 1)
+ENDED = Verdict(130, "signal", "trainkit received SIGINT", signal=2)
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> AttemptLayout:
+    """An attempt whose rank 1 has said something on each stream."""
+    made = RunLayout(tmp_path / "runs/name/20260101-000000-abc").attempt(1)
+    made.logs.mkdir(parents=True)
+    made.log(1, "out").write_text("step one\n")
+    made.log(1, "err").write_text("Traceback\nValueError: no\n")
+    return made
+
+
+def save_checkpoint(attempt: AttemptLayout, step: int) -> None:
+    folder = RunLayout(attempt.root.parent.parent).checkpoints / f"step-{step:08}"
+    folder.mkdir(parents=True)
+    content = {"step": step, "training_digest": "x", "world_size": 1, "strategy": "single", "files": {}}
+    (folder / "manifest.json").write_text(json.dumps(content))
+
+
+def test_the_errors_of_a_rank_that_was_not_shown_are_quoted(attempt: AttemptLayout) -> None:
+    lines = describe_failure(FAILED, attempt, 0).splitlines()
+    assert lines[:2] == ["the run failed: rank 1 exited with code 7", f"the last lines of {attempt.log(1, 'err')}:"]
+    assert lines[-1] == "  | ValueError: no"
+    assert describe_failure(FAILED, attempt, 1).splitlines()[1] == f"its log: {attempt.log(1, 'err')}"
+
+
+def test_a_rank_without_errors_is_quoted_from_its_output_and_one_that_was_silent_not_at_all(
+    attempt: AttemptLayout,
+) -> None:
+    attempt.log(1, "err").write_text("")
+    assert describe_failure(FAILED, attempt, 0).splitlines()[-1] == "  | step one"
+    attempt.log(1, "out").write_text("")
+    assert describe_failure(FAILED, attempt, 0) == "the run failed: rank 1 exited with code 7"
+
+
+def test_a_run_that_was_ended_has_not_failed_and_names_what_it_can_go_on_from(attempt: AttemptLayout) -> None:
+    assert describe_failure(ENDED, attempt, 0) == "the run was ended: trainkit received SIGINT"
+    for step in (5, 12):
+        save_checkpoint(attempt, step)
+    assert describe_failure(ENDED, attempt, 0).splitlines() == [
+        "the run was ended: trainkit received SIGINT",
+        "next: Go on after step 12: the same command with --resume_from_checkpoint true.",
+    ]
+
+
+def test_an_abort_of_gloo_s_threads_at_the_end_is_told_from_other_aborts(attempt: AttemptLayout) -> None:
+    aborted = Verdict(134, "program", "rank 1 was ended by SIGABRT", 1)
+    assert "its message is above" in describe_failure(aborted, attempt, 0).splitlines()[-1]
+    attempt.log(1, "err").write_text("terminate called without an active exception\n")
+    assert "gloo's threads and the interpreter" in describe_failure(aborted, attempt, 0).splitlines()[-1]

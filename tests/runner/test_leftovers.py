@@ -1,0 +1,80 @@
+"""What a killed run held outside its directory is removed, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from multiprocessing import resource_tracker
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+
+import pytest
+
+from trainkit.runner.supervisor.cleanup import deepspeed_buffers, held_by, remove
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and /dev/shm")
+
+
+@pytest.fixture
+def staged() -> Iterator[Path]:
+    """A data set that a user has put into shared memory."""
+    path = Path("/dev/shm") / f"my-dataset-{uuid.uuid4().hex}"
+    path.write_bytes(b"x" * 4096)
+    yield path
+    path.unlink(missing_ok=True)
+
+
+HOLDER = """
+import mmap, sys
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Listener
+from multiprocessing.shared_memory import SharedMemory
+memory = SharedMemory(create=True, size=4096)
+resource_tracker.unregister(memory._name, "shared_memory")  # as if the tracker had been killed too
+listener = Listener(family="AF_UNIX")
+with open(sys.argv[1], "r+b") as file:
+    data = mmap.mmap(file.fileno(), 0)
+print(memory.name, listener.address, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_a_killed_process_held_is_removed_but_not_the_users_own_files(tmp_path: Path, staged: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(staged)],
+        env={**os.environ, "TMPDIR": "/tmp"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout is not None and holder.stdin is not None
+    name, address = holder.stdout.readline().split()
+    held = held_by([holder.pid])
+    assert held == {f"/dev/shm/{name}", str(Path(address).parent)}
+    assert remove(held - {str(Path(address).parent)}) == []  # still mapped
+    holder.kill()
+    holder.communicate(timeout=20)
+    assert remove(held) == sorted(held)
+    assert not Path("/dev/shm", name).exists()
+    assert not Path(address).parent.exists()
+    assert staged.exists()
+
+
+def test_shared_memory_that_somebody_still_maps_stays() -> None:
+    memory = SharedMemory(create=True, size=4096)
+    try:
+        assert remove([f"/dev/shm/{memory.name}"]) == []
+        assert Path("/dev/shm", memory.name).exists()
+    finally:
+        memory.close()
+        memory.unlink()
+        resource_tracker.ensure_running()
+
+
+def test_deepspeed_buffers_are_named_after_user_address_port_and_rank() -> None:
+    assert deepspeed_buffers("127.0.0.1_29500", [0, 1]) == [
+        f"/dev/shm/deepspeed_allreduce_buffer_{os.getuid()}_127.0.0.1_29500_{rank}" for rank in (0, 1)
+    ]

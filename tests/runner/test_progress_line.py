@@ -1,0 +1,100 @@
+"""The progress line, and the files that it is made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainkit.runner.report.follow import Records, Tail, last_lines
+from trainkit.runner.report.progress_line import Progress, count, duration, live_line, plain_line, size
+
+START: dict[str, Any] = {"event": "start", "steps": 300}
+LINES: list[dict[str, Any]] = [
+    {"step": 10, "loss": 5.5, "seconds": 4.0, "tokens_per_second": 20480.0, "memory_bytes": 512 * 2**20},
+    {"step": 20, "loss": 4.25, "seconds": 2.0, "tokens_per_second": 40960.0, "memory_bytes": 512 * 2**20},
+]
+
+
+def progressed() -> Progress:
+    progress = Progress()
+    for record in [START, *LINES]:
+        progress = progress.take(record, now=100.0)
+    return progress
+
+
+def test_the_line_says_step_loss_speed_memory_and_time_left() -> None:
+    line = live_line(progressed(), 100.0, 120)
+    assert line == "[............] step 20/300  loss 4.2500  56 s left  41.0k tokens/s  512 MiB"
+
+
+def test_the_time_left_follows_the_latest_pace_and_the_clock() -> None:
+    assert progressed().remaining(100.0) == pytest.approx(280 * 0.2)
+    assert progressed().remaining(110.0) == pytest.approx(280 * 0.2 - 10)
+
+
+def test_one_slow_step_does_not_throw_the_time_left_about() -> None:
+    progress = progressed()
+    for step in range(21, 60):
+        progress = progress.take({"step": step, "loss": 4.0, "seconds": 0.2}, now=100.0)
+    steady = progress.remaining(100.0)
+    shaken = progress.take({"step": 60, "loss": 4.0, "seconds": 2.0}, now=100.0).remaining(100.0)
+    assert steady == pytest.approx(241 * 0.2)
+    assert shaken == pytest.approx(240 * (0.2 + 0.1 * 1.8))
+
+
+@pytest.mark.parametrize("width", [1, 10, 20, 40, 60, 80, 200])
+def test_the_line_never_reaches_the_last_column(width: int) -> None:
+    assert len(live_line(progressed(), 100.0, width)) < width
+
+
+def test_a_narrow_terminal_keeps_what_matters_most() -> None:
+    assert live_line(progressed(), 100.0, 40).startswith("step 20/300  loss 4.2500  56 s left")
+
+
+def test_records_that_are_no_steps_do_not_move_the_progress() -> None:
+    progress = progressed()
+    assert progress.take({"step": 20, "eval_loss": 4.0}, 101.0) == progress
+    assert progress.take({"note": "x"}, 101.0) == progress
+
+
+def test_plain_lines_show_steps_and_evaluations_and_nothing_else() -> None:
+    progress = progressed()
+    assert plain_line(progress, LINES[1]) == "step 20/300  loss 4.2500  41.0k tokens/s  512 MiB"
+    assert plain_line(progress, {"step": 20, "eval_loss": 4.0}) == "step 20/300  evaluation loss 4.0000"
+    assert plain_line(progress, START) == ""
+
+
+def test_a_torn_last_line_waits_for_its_rest_and_a_broken_one_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    records = Records(path)
+    assert list(records.read()) == []
+    path.write_text('{"step": 1}\n{"st')
+    assert list(records.read()) == [{"step": 1}]
+    with path.open("a") as file:
+        file.write('ep": 2}\n{"step": {"step": 3}\n{"step": 4}\n')
+    assert list(records.read()) == [{"step": 2}, {"step": 4}]
+    records.close()
+
+
+def test_a_tail_finds_a_file_that_appears_later(tmp_path: Path) -> None:
+    tail = Tail(tmp_path / "log")
+    assert tail.read() == b""
+    (tmp_path / "log").write_bytes(b"abc")
+    assert tail.read() == b"abc"
+    assert tail.read() == b""
+    tail.close()
+
+
+def test_the_last_lines_of_a_file_are_whole_lines_of_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("\n".join(f"line {i}" for i in range(50_000)) + "\n\n")
+    assert last_lines(path, 2) == ["line 49998", "line 49999"]
+    assert last_lines(tmp_path / "none", 2) == []
+
+
+def test_figures_have_a_sensible_number_of_digits() -> None:
+    assert [count(v) for v in (7.123, 431.2, 52_345.0, 2_500_000.0)] == ["7.12", "431", "52.3k", "2.50M"]
+    assert [duration(v) for v in (42.4, 187, 3750)] == ["42 s", "3:07", "1:02:30"]
+    assert [size(v) for v in (512 * 2**20, 24 * 2**30)] == ["512 MiB", "24.0 GiB"]

@@ -1,0 +1,61 @@
+"""Which exit code a run gets, from what was recorded of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainkit.runner.report.exit_status import Observed, Stop, judge
+from trainkit.runner.rundir.records import RankRecord
+
+
+def rank(number: int, ended: float | None = 1.0, exit_code: int | None = 0, **known: Any) -> RankRecord:
+    return RankRecord(number, number, "host", 100 + number, 200 + number, ended=ended, exit_code=exit_code, **known)
+
+
+def seen(*records: RankRecord, launcher_exit: int | None = 0, **known: Any) -> Observed:
+    return Observed("torchrun", launcher_exit, records, expected_ranks=len(records), **known)
+
+
+KILLED = rank(1, exit_code=None, signal=9)
+TOLD = rank(0, ended=2.0, exit_code=None, signal=15, told_to_stop=True)
+
+CASES: dict[str, tuple[Observed, int, str | None, int | None]] = {
+    "everything went well": (seen(rank(0), rank(1)), 0, None, None),
+    "one failed, the launcher ended the other": (seen(TOLD, rank(1, exit_code=7), launcher_exit=1), 7, "program", 1),
+    "two ranks failed, the earlier one counts": (
+        seen(rank(0, ended=5.0, exit_code=3), rank(1, ended=4.0, exit_code=8), launcher_exit=1), 8, "program", 1,
+    ),
+    "a program died of a signal": (seen(rank(0, exit_code=None, signal=11), launcher_exit=1), 139, "program", 0),
+    "a program was killed": (seen(rank(0), KILLED, launcher_exit=1), 137, "program", 1),
+    "a wrapper was killed": (seen(TOLD, rank(1, ended=None), launcher_exit=1, vanished={1: 1.0}), 137, "rank", 1),
+    "trainkit received INT": (seen(TOLD, launcher_exit=1, stop=Stop(1.0, "INT", 2)), 130, "signal", None),
+    "a rank failed before the signal": (
+        seen(TOLD, rank(1, ended=0.5, exit_code=7), launcher_exit=1, stop=Stop(1.0, "TERM", 15)), 7, "program", 1,
+    ),
+    "a rank fell while the run was being ended": (
+        seen(rank(0, ended=1.5, exit_code=7), launcher_exit=1, stop=Stop(1.0, "TERM", 15)), 143, "signal", None,
+    ),
+    "trainkit was killed": (seen(TOLD, launcher_exit=1, stop=Stop(1.0, "trainkit was killed")), 137, "trainkit", None),
+    "the launcher was killed": (
+        seen(TOLD, launcher_exit=-9, abandoned=[0], stop=Stop(1.0, "ended before its ranks")), 137, "launcher", None,
+    ),
+    "the launcher lost a part of itself and claims success": (
+        seen(TOLD, launcher_exit=0, abandoned=[0], stop=Stop(1.0, "ended before its ranks")), 137, "launcher", None,
+    ),
+    "the launcher was told to stop": (seen(TOLD, launcher_exit=1), 137, "rank", 0),
+    "the launcher failed by itself": (seen(launcher_exit=2), 2, "launcher", None),
+    "another node failed": (seen(TOLD, launcher_exit=1, nodes=2), 1, "launcher", None),
+    "a rank was told to stop and finished well": (seen(rank(0, told_to_stop=True)), 0, None, None),
+    "a preparation failed": (Observed("torchrun", None, preparation=("build ops", 4)), 4, "preparation", None),
+    "fewer ranks ran than planned": (Observed("accelerate", 0, [rank(0)], expected_ranks=2), 1, "launcher", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_first_cause_decides(name: str) -> None:
+    observed, code, failure, culprit = CASES[name]
+    verdict = judge(observed)
+    assert (verdict.exit_code, verdict.failure, verdict.rank) == (code, failure, culprit)
+    assert bool(verdict.why) == (code != 0)

@@ -1,0 +1,108 @@
+"""Checkpoints that are written while training goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint import state_dict_saver
+
+from trainkit.errors import TrainingError
+from trainkit.trainer.__main__ import train_and_report
+from trainkit.trainer.callbacks import resume
+from trainkit.trainer.checkpoint import checkpoints
+from trainkit.trainer.loop import train
+from trainkit.trainer.metrics.writers import Metrics
+from trainkit.trainer.parallel import native
+from trainkit.trainer.settings import Settings, World
+from trainkit.trainer.setup import Parts, assemble
+from trainkit.trainer.signals import Requests
+
+MakeSettings = Callable[..., Settings]
+SHORT: dict[str, Any] = {"train": {"steps": 6}, "eval": {"every_steps": 0}}
+
+
+def trained(settings: Settings) -> tuple[Parts, dict[int, float]]:
+    parts = assemble(settings, World(), torch.device("cpu"))
+    metrics = Metrics(settings.run_dir, [], main=True)
+    train(parts, resume(parts, restarted=False), metrics, Requests())
+    metrics.close()
+    records = [json.loads(line) for line in (settings.run_dir / "metrics.jsonl").read_text().splitlines()]
+    return parts, {record["step"]: record["loss"] for record in records if "loss" in record}
+
+
+def test_a_slow_disk_does_not_hold_up_training_and_what_it_gets_is_the_state_of_its_step(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, steps_meanwhile, step = state_dict_saver.save, [], [0]
+
+    def slow(*args: Any, **options: Any) -> Any:
+        assert threading.current_thread().name == "checkpoint"
+        began, deadline = step[0], time.monotonic() + 30
+        while step[0] < min(began + 2, 6) and time.monotonic() < deadline:  # until training has gone on
+            time.sleep(0.01)
+        steps_meanwhile.append(step[0] - began)
+        return honest(*args, **options)
+
+    def counted(self: native.Engine, learning_rate: float) -> Any:
+        norm = update(self, learning_rate)
+        step[0] += 1
+        return norm
+
+    update = native.Engine.update
+    monkeypatch.setattr(native.Engine, "update", counted)
+    monkeypatch.setattr(state_dict_saver, "save", slow)
+    settings = make_settings(**SHORT, checkpoint={"every_steps": 3, "asynchronous": True})
+    _, whole = trained(settings)
+    assert steps_meanwhile == [2, 0]  # the end of a run waits for the last one
+    assert sorted(path.name for path in (settings.run_dir / "checkpoints").iterdir()) == [
+        "step-00000003",
+        "step-00000006",
+    ]
+    saved = settings.run_dir / "checkpoints/step-00000003"
+    _, rest = trained(dataclasses.replace(make_settings(**SHORT), resume=saved))
+    assert rest == {number: loss for number, loss in whole.items() if number > 3}
+
+
+def test_a_checkpoint_that_cannot_be_written_in_the_background_ends_the_run_in_words(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **options: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(state_dict_saver, "save", fail)
+    settings = make_settings(**SHORT, checkpoint={"every_steps": 3, "asynchronous": True})
+    with pytest.raises(TrainingError, match=r"checkpoint of step 3 cannot be written .* No space left on device"):
+        trained(settings)
+    assert checkpoints.newest(settings.run_dir / "checkpoints") is None
+
+
+class Unasked(Requests):
+    """Takes over no signals: they are the test runner's."""
+
+    def listen(self, *numbers: signal.Signals) -> None:
+        """Nothing."""
+
+
+def test_a_run_that_fails_meanwhile_still_finishes_the_checkpoint_of_the_step_before(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = state_dict_saver.save
+
+    def slow(*args: Any, **options: Any) -> Any:
+        time.sleep(0.5)
+        return honest(*args, **options)
+
+    monkeypatch.setattr(state_dict_saver, "save", slow)
+    exploding: dict[str, Any] = {"optimizer": {"lr": 1e30}, "schedule": {"warmup_steps": 0}}
+    settings = make_settings(**SHORT, **exploding, checkpoint={"every_steps": 1, "asynchronous": True})
+    with pytest.raises(TrainingError, match=r"at step 2"):
+        train_and_report(settings, World(), torch.device("cpu"), Unasked())
+    assert [path.name for path in (settings.run_dir / "checkpoints").iterdir()] == ["step-00000001"]

@@ -1,0 +1,82 @@
+"""Building DeepSpeed's ops ahead."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainkit.trainer.perf import build_ops
+from trainkit.trainer.perf.build_ops import build_missing, clear_stale_locks
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_lock_that_nobody_holds_is_cleared_and_one_that_a_build_holds_is_not(tmp_path: Path) -> None:
+    (tmp_path / "stale").mkdir()
+    (tmp_path / "held").mkdir()
+    (tmp_path / "stale/lock").touch()
+    with (tmp_path / "held/lock").open("w"):
+        clear_stale_locks(tmp_path)
+        assert not (tmp_path / "stale/lock").exists()
+        assert (tmp_path / "held/lock").exists()
+
+
+def test_what_is_built_is_not_built_again_and_a_lost_library_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, built = tmp_path / "op.so", []
+
+    def build(name: str) -> str:
+        built.append(name)
+        library.touch()
+        return str(library)
+
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr(build_ops, "_build", build)
+    build_missing(["cpu_adam"])
+    build_missing(["cpu_adam"])
+    assert built == ["cpu_adam"]
+    library.unlink()
+    build_missing(["cpu_adam"])
+    assert built == ["cpu_adam"] * 2
+
+
+def test_an_unknown_op_is_answered_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert build_ops.main(["--ops", "cpu_adan"]) == 1
+    assert "known: shm_comm, cpu_adam" in capsys.readouterr().err
+
+
+WITHOUT_LIBAIO = """#!/bin/sh
+for word; do [ "$word" = -laio ] && exit 1; done
+exec cc "$@"
+"""
+
+
+@pytest.mark.parametrize(
+    ("variable", "told"),
+    [
+        ("CXX", "there is no compiler no-such-compiler (install g++, or set CXX)"),
+        ("CC", "libaio or its headers are not found (apt install libaio-dev"),
+    ],
+)
+def test_what_a_machine_lacks_for_an_op_is_one_line_and_exit_code_4(variable: str, told: str, tmp_path: Path) -> None:
+    linker = tmp_path / "cc-without-libaio"
+    linker.write_text(WITHOUT_LIBAIO)
+    linker.chmod(0o755)
+    lacking = {"CXX": "no-such-compiler", "CC": str(linker)}[variable]
+    done = subprocess.run(
+        [sys.executable, "-m", "trainkit.trainer.perf.build_ops", "--ops", "async_io"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TORCH_EXTENSIONS_DIR": str(tmp_path), variable: lacking},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (4, "")
+    assert done.stderr.startswith(f"error: the DeepSpeed op async_io cannot be built on this machine: {told}")
+    assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.rglob("*.so"))

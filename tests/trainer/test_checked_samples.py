@@ -1,0 +1,48 @@
+"""Token ids and labels that the model does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from trainkit.errors import TrainingError
+from trainkit.trainer.data.checked import checked
+from trainkit.trainer.data.source import Batch, Source
+
+
+class Labelled:
+    """Ten samples; the id and the label of each is its number, but for sample 0, which has no label."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, indices: Sequence[int]) -> Batch:
+        numbers = torch.tensor(indices)
+        labels = torch.where(numbers == 0, -100, numbers)
+        return Batch({"input_ids": numbers[:, None], "labels": labels}, len(indices))
+
+
+SOURCE = Source(Labelled(), Labelled(), "ten samples")
+
+
+def test_a_label_out_of_range_is_named_with_its_sample() -> None:
+    source = checked(SOURCE, vocabulary=100, labels=4)
+    assert len(source.train) == 10
+    assert source.train[[0, 3]].counted == 2
+    with pytest.raises(TrainingError, match="data: sample 6 has labels of 6, and the model knows labels from 0 to 3"):
+        source.train[[1, 6, 7]]
+    with pytest.raises(TrainingError, match="sample 4 has labels of 4"):
+        source.validation[[4]]
+
+
+def test_a_token_id_out_of_range_is_named_with_its_sample() -> None:
+    source = checked(SOURCE, vocabulary=8, labels=None)
+    with pytest.raises(TrainingError, match="data: sample 9 has input_ids of 9, and the model knows token ids from 0"):
+        source.train[[1, 9]]
+
+
+def test_what_was_looked_through_before_is_not_checked_again() -> None:
+    known = Source(Labelled(), Labelled(), "ten samples", highest=9)
+    assert checked(known, vocabulary=10, labels=None) is known

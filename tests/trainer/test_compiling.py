@@ -1,0 +1,96 @@
+"""torch.compile: the table of backends against the installed torch, whole and per block, and its time apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from trainkit.errors import TrainingError
+from trainkit.planner.advice.compile_backends import GONE, LISTED
+from trainkit.trainer.loop import train
+from trainkit.trainer.metrics.outcome import result
+from trainkit.trainer.metrics.writers import Metrics
+from trainkit.trainer.perf.compiling import listed_backends
+from trainkit.trainer.settings import Settings, World
+from trainkit.trainer.setup import assemble, prepared_model
+from trainkit.trainer.signals import Requests
+
+MakeSettings = Callable[..., Settings]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> None:
+    """torch counts how often it compiles a function anew, and gives up at a limit that other tests may have used up."""
+    torch.compiler.reset()
+
+
+def compiled(make_settings: MakeSettings, **changes: Any) -> Settings:
+    return make_settings(
+        train={"steps": 4}, eval={"every_steps": 0}, efficiency={"compile": {"enabled": True, **changes}}
+    )
+
+
+def run(settings: Settings) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Metrics lines of steps, and the result."""
+    parts = assemble(settings, World(), torch.device("cpu"))
+    metrics = Metrics(settings.run_dir, [], main=True)
+    progress = train(parts, 0, metrics, Requests())
+    metrics.close()
+    lines = [json.loads(line) for line in (settings.run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if "loss" in line], result(parts, progress)
+
+
+def test_the_table_lists_the_backends_of_the_installed_torch() -> None:
+    version = ".".join(torch.__version__.split("+")[0].split(".")[:2])
+    if version not in LISTED:
+        pytest.skip(f"nothing is written down of torch {version}")
+    assert LISTED[version] == set(listed_backends())
+    assert not LISTED[version] & GONE.keys()
+    assert {replacement for replacement, _ in GONE.values()} <= LISTED[version]
+
+
+def test_compile_time_is_told_from_the_time_of_steps(make_settings: MakeSettings) -> None:
+    """The first line's window holds the compilation, and its rate does not."""
+    plain, _ = run(make_settings(train={"steps": 4}, eval={"every_steps": 0}))
+    lines, outcome = run(compiled(make_settings, backend="aot_eager"))
+    assert [line["loss"] for line in lines] == pytest.approx([line["loss"] for line in plain], rel=1e-6)
+    spent = lines[0]["compile_seconds"]
+    assert spent > 0.05
+    assert outcome["compile_seconds"] >= spent
+    # With the time of compiling, the first window would be as long as what elapsed by its end.
+    assert lines[0]["seconds"] < lines[0]["elapsed"] - 0.5 * spent
+    assert outcome["samples_per_second"] > outcome["samples"] / outcome["train_seconds"]
+    assert "compile_seconds" not in plain[0]
+
+
+# torch hides this warning of its own where warnings are not made errors.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_per_block_compiles_the_blocks_and_not_the_model(make_settings: MakeSettings) -> None:
+    whole = prepared_model(compiled(make_settings, backend="aot_eager"))
+    blocks = prepared_model(compiled(make_settings, backend="aot_eager", scope="blocks"))
+    assert whole._compiled_call_impl is not None
+    assert blocks._compiled_call_impl is None
+    assert all(block._compiled_call_impl is not None for block in blocks.blocks)
+    assert run(compiled(make_settings, backend="aot_eager", scope="blocks"))[0][-1]["loss"] == pytest.approx(
+        run(make_settings(train={"steps": 4}, eval={"every_steps": 0}))[0][-1]["loss"], rel=1e-6
+    )
+
+
+def test_a_name_that_is_gone_runs_with_what_stands_in_for_it(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: asked.append(options))
+    prepared_model(compiled(make_settings, backend="nvfuser", dynamic=True))
+    assert asked == [{"backend": "inductor", "dynamic": True}]
+
+
+def test_an_unknown_backend_is_answered_with_those_that_exist(make_settings: MakeSettings) -> None:
+    with pytest.raises(TrainingError, match="indcutor is not one of") as caught:
+        prepared_model(compiled(make_settings, backend="indcutor"))
+    assert "inductor" in caught.value.diagnostics[0].hint
+    assert "TESTING_ONLY" not in caught.value.diagnostics[0].hint

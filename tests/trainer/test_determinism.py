@@ -1,0 +1,96 @@
+"""`train.deterministic`: equal runs are bit-equal, and what cannot be deterministic is an error."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from trainkit.trainer.data.loader import training_batches
+from trainkit.trainer.data.sampler import Order
+from trainkit.trainer.data.source import Batch
+from trainkit.trainer.loop import train
+from trainkit.trainer.metrics.writers import Metrics
+from trainkit.trainer.settings import Settings, World
+from trainkit.trainer.setup import assemble
+from trainkit.trainer.signals import Requests
+
+MakeSettings = Callable[..., Settings]
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    before = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = before
+
+
+def run(settings: Settings) -> tuple[list[float], list[torch.Tensor]]:
+    """Losses and final weights."""
+    parts = assemble(settings, World(), torch.device("cpu"))
+    metrics = Metrics(settings.run_dir, [], main=True)
+    train(parts, 0, metrics, Requests())
+    metrics.close()
+    lines = [json.loads(line) for line in (settings.run_dir / "metrics.jsonl").read_text().splitlines()]
+    weights = [parameter.detach().clone() for parameter in parts.strategy.model.parameters()]
+    return [line["loss"] for line in lines if "loss" in line], weights
+
+
+def test_two_runs_with_workers_and_dropout_are_bit_equal(make_settings: MakeSettings) -> None:
+    changes: dict[str, Any] = {
+        "train": {"steps": 4, "deterministic": True},
+        "model": {"dropout": 0.2},
+        "data": {"workers": 2},
+        "eval": {"every_steps": 0},
+    }
+    (losses, weights), (again, weights_again) = run(make_settings(**changes)), run(make_settings(**changes))
+    assert losses == again
+    assert all(torch.equal(one, other) for one, other in zip(weights, weights_again, strict=True))
+    assert run(make_settings(**{**changes, "train": {**changes["train"], "seed": 1}}))[0] != losses
+
+
+def test_an_operation_without_a_deterministic_form_is_an_error(make_settings: MakeSettings) -> None:
+    assemble(make_settings(train={"steps": 1, "deterministic": True}), World(), torch.device("cpu"))
+    assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.backends.cudnn.benchmark
+    with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
+        torch.zeros(4).put_(torch.tensor([0, 0]), torch.ones(2), accumulate=False)
+
+
+class Chance(Dataset[Batch]):
+    """Samples that a user's own data set would draw by chance, from every generator there is."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, indices: Sequence[int]) -> Batch:
+        drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+        return Batch({"drawn": torch.tensor(drawn, dtype=torch.float64)}, len(indices))
+
+
+@pytest.mark.parametrize("source", range(3), ids=["python", "numpy", "torch"])
+def test_workers_draw_by_the_seed_of_the_run(make_settings: MakeSettings, source: int) -> None:
+    settings = make_settings(data={"workers": 2})
+
+    def drawn(seed: int) -> list[float]:
+        found = training_batches(
+            Chance(),
+            Order(seed, 64, settings.batch.global_),
+            settings.batch,
+            0,
+            steps=range(4),
+            data=settings.recipe.data,
+            pin=False,
+        )
+        return [float(batch.inputs["drawn"][source]) for batch in found]
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+    assert len(set(drawn(1))) == 4

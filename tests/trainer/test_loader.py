@@ -1,0 +1,116 @@
+"""The loader: workers, reading ahead, errors, and the time that the training waits."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainkit.errors import TrainingError
+from trainkit.plan.model import BatchArithmetic
+from trainkit.recipe.schema import TextData
+from trainkit.trainer.data.loader import training_batches
+from trainkit.trainer.data.sampler import Order
+from trainkit.trainer.data.source import Batch
+from trainkit.trainer.data.waiting import complaint, timed
+
+
+class Numbers:
+    """Samples that are their own numbers; each takes a while, and number 13 cannot be read."""
+
+    def __init__(self, seconds: float, size: int = 12) -> None:
+        self._seconds, self._size = seconds, size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, indices: Sequence[int]) -> Batch:
+        time.sleep(self._seconds)
+        if 13 in indices:
+            raise TrainingError("sample 13 is broken", hint="mend it")
+        return Batch({"tokens": torch.tensor(indices)}, len(indices))
+
+
+def batches(samples: Numbers, steps: int, **settings: int) -> Generator[Batch, None, None]:
+    """One batch of four for each step."""
+    found = training_batches(
+        samples,
+        Order(0, len(samples), 4),
+        BatchArithmetic(4, 2, 2, 1, 2),
+        0,
+        steps=range(steps),
+        data=TextData.model_validate(settings),
+        pin=False,
+    )
+    assert isinstance(found, Generator)
+    return found
+
+
+def seen(samples: Numbers, steps: int, **settings: int) -> list[list[int]]:
+    """The numbers of each step."""
+    return [batch.inputs["tokens"].tolist() for batch in batches(samples, steps, **settings)]
+
+
+class Noted(Numbers):
+    """Numbers that note in a folder, which all processes see, that a batch was begun."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(0.0)
+        self._folder = folder
+
+    def __getitem__(self, indices: Sequence[int]) -> Batch:
+        (self._folder / uuid.uuid4().hex).touch()
+        return super().__getitem__(indices)
+
+
+def test_workers_change_no_sample() -> None:
+    assert seen(Numbers(0.0), 8, workers=2, prefetch_factor=4) == seen(Numbers(0.0), 8)
+
+
+def test_workers_hide_a_slow_data_set_by_making_batches_while_the_loop_is_busy(tmp_path: Path) -> None:
+    with closing(batches(Noted(tmp_path), 12, workers=2, prefetch_factor=4)) as shared:
+        next(shared)  # and now the loop is busy with it
+        deadline = time.monotonic() + 60
+        while len(list(tmp_path.iterdir())) < 8 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(list(tmp_path.iterdir())) >= 8
+
+
+def test_without_workers_nothing_is_made_before_it_is_asked_for(tmp_path: Path) -> None:
+    with closing(batches(Noted(tmp_path), 12)) as alone:
+        for taken in (1, 2, 3):
+            next(alone)
+            assert len(list(tmp_path.iterdir())) == taken
+
+
+def test_the_time_that_a_batch_took_to_arrive_is_measured() -> None:
+    waits: list[float] = []
+    assert len(list(timed(batches(Numbers(0.05), 3), waits.append))) == 3
+    assert min(waits) >= 0.05  # a sleep is never shorter
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sample_that_cannot_be_read_is_one_error_wherever_it_was_read(workers: int) -> None:
+    with pytest.raises(TrainingError) as caught:
+        seen(Numbers(0.0, size=16), 4, workers=workers)
+    assert str(caught.value) == "sample 13 is broken"
+    assert caught.value.diagnostics[0].hint == "mend it"
+
+
+def test_waiting_is_complained_of_with_figures_where_it_matters() -> None:
+    assert complaint(0.35, 20.0, workers=0) == (
+        "35% of the training went by waiting for data (7.0 s of 20.0 s); set data.workers to 2 or more"
+    )
+    assert "prefetch_factor" in complaint(0.35, 20.0, workers=2)
+    assert complaint(0.35, 2.0, workers=0) == ""
+    assert complaint(0.15, 100.0, workers=0) == ""
+
+
+def test_reading_ahead_without_workers_is_refused() -> None:
+    with pytest.raises(ValueError, match="prefetch_factor 4 is for loader processes, and workers is 0"):
+        TextData(prefetch_factor=4)

@@ -1,0 +1,235 @@
+"""`batch.micro: auto`: the search, what it takes for too large, and that it leaves no trace in the training."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from bisect import bisect_right
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from strategy_runs import ROOT, Case, write_settings
+
+from trainkit.errors import TrainingError
+from trainkit.machine.probes.memory import available
+from trainkit.trainer.auto_batch.memory_limit import give_back
+from trainkit.trainer.auto_batch.search import Found, in_words, largest_fitting
+from trainkit.trainer.loop import train
+from trainkit.trainer.metrics.memory import peak_resident, resident
+from trainkit.trainer.metrics.writers import Metrics
+from trainkit.trainer.settings import Settings, World
+from trainkit.trainer.setup import Parts, assemble, start_record
+from trainkit.trainer.signals import Requests
+
+MakeSettings = Callable[..., Settings]
+SIZES = (1, 2, 4, 8, 16)
+# About 9 MiB of activations for each sample, nearly all of them attention scores, and little to compute.
+HEAVY: dict[str, Any] = {
+    "model": {"layers": 1, "heads": 8, "hidden_size": 16, "dropout": 0.1},
+    "data": {"sequence_length": 256},
+    "efficiency": {"attention": "eager"},
+    "train": {"steps": 2},
+    "eval": {"every_steps": 0},
+}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def searching(settings: Settings) -> Settings:
+    return dataclasses.replace(
+        settings, batch=dataclasses.replace(settings.batch, micro=1, accumulation=16, search=SIZES)
+    )
+
+
+def parts_of(settings: Settings) -> Parts:
+    return assemble(settings, World(), torch.device("cpu"))
+
+
+def found_in(parts: Parts) -> Found:
+    assert parts.found is not None
+    return parts.found
+
+
+def losses(parts: Parts) -> list[float]:
+    run_dir = parts.settings.run_dir
+    metrics = Metrics(run_dir, [], main=True)
+    train(parts, 0, metrics, Requests())
+    metrics.close()
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines]
+
+
+@given(sizes=st.sets(st.integers(1, 500), min_size=1), limit=st.integers(0, 500))
+def test_the_search_finds_the_largest_that_fits_by_few_attempts(sizes: set[int], limit: int) -> None:
+    ascending, asked = sorted(sizes), []
+
+    def fits(size: int) -> bool:
+        asked.append(size)
+        return size <= limit
+
+    found = largest_fitting(ascending, fits)
+    below = bisect_right(ascending, limit)
+    assert found == (ascending[below - 1] if below else None)
+    assert len(asked) == len(set(asked))
+    doublings = sum(1 for size in asked if size <= limit)
+    assert all(size <= max(2 * max([limit, 1]), ascending[below] if below < len(ascending) else 0) for size in asked)
+    assert doublings <= len(ascending)
+
+
+def test_a_search_within_a_memory_bound_leaves_the_training_bit_equal_to_one_with_that_micro_batch(
+    make_settings: MakeSettings,
+) -> None:
+    give_back(torch.device("cpu"))  # of the tests before, which would hide what this one takes
+    bound = resident() // 2**20 + 100
+    parts = parts_of(searching(make_settings(**HEAVY, batch={"micro": "auto", "memory_mib": bound})))
+    found = found_in(parts)
+    assert found.micro in SIZES[:-1]
+    assert found.accumulation * found.micro == 16
+    tried = {trial.micro: trial for trial in found.tried}
+    assert tried[found.micro].fits
+    over = tried[found.micro * 2]
+    assert not over.fits
+    assert over.peak_bytes > bound * 2**20 >= tried[found.micro].peak_bytes
+    assert over.why.startswith("more than the limit on rank 0 (")
+    assert peak_resident() < over.peak_bytes  # by now the training's own, which has not begun
+    assert start_record(parts, 0)["micro_search"]["tried"][0]["micro"] == 1
+    given_batch = dataclasses.replace(parts.settings.batch, search=())
+    explicit = dataclasses.replace(make_settings(**HEAVY), batch=given_batch)
+    assert explicit.batch.micro == found.micro
+    assert losses(parts) == losses(parts_of(explicit))
+
+
+def test_what_was_found_is_remembered_for_the_same_settings_only(make_settings: MakeSettings, home: Path) -> None:
+    settings = searching(make_settings(batch={"micro": "auto"}))
+    first = found_in(parts_of(settings))
+    assert (first.source, first.micro) == ("searched", 16)
+    assert first.remembered_in is not None
+    (file,) = (home / "trainkit/micro-batches").iterdir()
+    assert str(file) == first.remembered_in
+    again = found_in(parts_of(searching(make_settings(batch={"micro": "auto"}, train={"steps": 7}))))
+    assert (again.source, again.micro, again.tried) == ("remembered", 16, ())
+    assert in_words(again).endswith(f"remembered in {file}")
+    wider = found_in(parts_of(searching(make_settings(batch={"micro": "auto"}, model={"hidden_size": 34}))))
+    assert wider.source == "searched"
+    file.write_text(file.read_text()[:40])  # torn
+    assert found_in(parts_of(searching(make_settings(batch={"micro": "auto"})))).source == "searched"
+
+
+def test_a_run_that_is_resumed_takes_the_micro_batch_of_the_run_that_it_goes_on_from(
+    make_settings: MakeSettings, home: Path
+) -> None:
+    first = parts_of(searching(make_settings(batch={"micro": "auto"})))
+    (file,) = (home / "trainkit/micro-batches").iterdir()
+    file.unlink()
+    beside = first.settings.run_dir / "micro-batch.json"
+    beside.write_text(beside.read_text().replace('"micro": 16', '"micro": 4'))  # as if found when memory was short
+    resumed = dataclasses.replace(
+        searching(make_settings(batch={"micro": "auto"})),
+        resume=first.settings.run_dir / "checkpoints/step-00000002",
+    )
+    found = found_in(parts_of(resumed))
+    assert (found.source, found.micro) == ("remembered", 4)
+
+
+def test_a_copy_whose_embeddings_bitsandbytes_keeps_in_32_bit_leaves_no_trace(make_settings: MakeSettings) -> None:
+    parts = parts_of(searching(make_settings(batch={"micro": "auto"}, optimizer={"name": "adamw_bnb_8bit"})))
+    manager = pytest.importorskip("bitsandbytes").optim.GlobalOptimManager.get_instance()
+    kept = [module for module, _, _ in manager.module_weight_config_triple]
+    assert kept == [module for module in parts.model.modules() if isinstance(module, torch.nn.Embedding)]
+
+
+def test_a_bound_that_not_one_sample_keeps_is_an_error_that_says_what_to_do(make_settings: MakeSettings) -> None:
+    with pytest.raises(TrainingError, match="not even a micro batch of 1 fits: more than the limit on rank 0") as error:
+        parts_of(searching(make_settings(batch={"micro": "auto", "memory_mib": 1})))
+    assert "gradient_checkpointing" in error.value.diagnostics[0].hint
+
+
+SHORT_OF_MEMORY = """
+import json, resource, sys
+from pathlib import Path
+import torch
+from trainkit.trainer import assembly, loop, micro_batch, outcome, progress, room
+from trainkit.trainer.metrics.memory import status_bytes
+from trainkit.trainer.settings import World, read_settings
+limit = status_bytes("VmData")["VmData"] + int(sys.argv[1]) * 2**20
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+"""
+# One rank that does not know of the bound, and meets it.
+UNAWARE = """
+micro_batch.room = lambda device, asked: room.Room(2**60, 2**60)
+found = assembly.assemble(read_settings(Path(sys.argv[3])), World(), torch.device("cpu")).found
+print(json.dumps(found.record()))
+"""
+TRAINING = """
+from trainkit.trainer.__main__ import main
+sys.exit(main(sys.argv[2:]))
+"""
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the bound on private memory is Linux's")
+
+
+def short_of_memory(code: str, spare_mib: int, corpus: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run with little memory beyond what a process with torch takes."""
+    case = Case({"kind": "single"}, ranks=1).changed(**HEAVY, batch={"micro": "auto"})
+    settings = write_settings(folder / "run", case, corpus)
+    content = json.loads(settings.read_text())
+    content["batch"] |= {"micro": 1, "accumulation": 16, "search": SIZES}
+    settings.write_text(json.dumps(content))
+    return subprocess.run(
+        [sys.executable, "-c", SHORT_OF_MEMORY + code, str(spare_mib), "--settings", str(settings)],
+        env={"PATH": "", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@linux
+def test_an_allocation_that_really_fails_makes_a_size_too_large(corpus_folder: Path, tmp_path: Path) -> None:
+    done = short_of_memory(UNAWARE, 90, corpus_folder, tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    failed = [trial for trial in found["tried"] if not trial["fits"]]
+    assert failed
+    assert all(trial["why"].startswith("out of memory on rank 0") for trial in failed)
+    assert 1 <= found["micro"] < min(trial["micro"] for trial in failed)
+
+
+@linux
+def test_a_limit_on_the_process_is_kept_with_a_margin_and_the_run_comes_to_its_end(
+    corpus_folder: Path, tmp_path: Path
+) -> None:
+    done = short_of_memory(TRAINING, 120, corpus_folder, tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert any(not trial["fits"] for trial in result["micro_search"]["tried"])
+    assert result["micro_batch"] == result["micro_search"]["micro"] < 16
+    assert result["steps"] == 2
+
+
+def test_what_is_free_is_the_systems_estimate_or_what_a_cgroup_leaves(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 4000 kB\n")
+    assert available(tmp_path) == 4000 * 1024
+    (tmp_path / "proc/self/cgroup").write_text("0::/job\n")
+    group = tmp_path / "sys/fs/cgroup/job"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("3000000\n")
+    (group / "memory.current").write_text("2500000\n")
+    (group / "memory.stat").write_text("anon 2000000\ninactive_file 500000\n")
+    assert available(tmp_path) == 1_000_000
+    (group / "memory.max").write_text("max\n")
+    assert available(tmp_path) == 4000 * 1024

@@ -1,0 +1,191 @@
+"""Optimizers: their parameter groups, the state that they keep, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trainkit.errors import TrainingError
+from trainkit.recipe.schema import GptModel, Optimizer
+from trainkit.trainer.models.gpt import Gpt, build_gpt
+from trainkit.trainer.optim.build import OPTIMIZERS, build_optimizer, parameter_groups
+from trainkit.trainer.parallel.single import Single
+from trainkit.trainer.settings import Settings
+
+MakeSettings = Callable[..., Settings]
+HERE = tuple(name for name in OPTIMIZERS if name != "adamw_apex_fused")  # whose kernels run on CUDA only
+
+
+@pytest.fixture
+def model() -> Gpt:
+    torch.manual_seed(0)
+    return Gpt(GptModel(layers=1, heads=2, hidden_size=64), sequence_length=64)
+
+
+def stepped(model: Gpt, **settings: Any) -> torch.optim.Optimizer:
+    """An optimizer after one step."""
+    optimizer = build_optimizer(model, Optimizer.model_validate(settings))
+    tokens = torch.zeros(1, 4, dtype=torch.int64)
+    model(tokens, tokens).backward()
+    optimizer.step()
+    return optimizer
+
+
+def state_bytes(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> int:
+    """Tensors with dimensions only: step counters are no state per parameter, and quantization maps are shared."""
+    held = optimizer.state[parameter]
+    return sum(
+        value.nbytes
+        for name, value in held.items()
+        if isinstance(value, torch.Tensor) and value.dim() and not name.startswith("qmap")
+    )
+
+
+def test_matrices_decay_and_norms_and_biases_do_not(model: Gpt) -> None:
+    decayed, others = parameter_groups(model.parameters(), 0.1)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    assert (decayed["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
+    assert all("norm" in names[id(p)] or names[id(p)].endswith("bias") for p in others["params"])
+    assert not any("norm" in names[id(p)] or names[id(p)].endswith("bias") for p in decayed["params"])
+    assert len(decayed["params"]) + len(others["params"]) == len(names)
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_every_optimizer_decays_matrices_alone(name: str, model: Gpt) -> None:
+    groups = build_optimizer(model, Optimizer.model_validate({"name": name, "weight_decay": 0.2})).param_groups
+    assert [group["weight_decay"] for group in groups] == [0.2, 0.0]
+    assert {parameter.dim() for parameter in groups[0]["params"]} == {2}
+    assert {parameter.dim() for parameter in groups[1]["params"]} == {1}
+
+
+@pytest.mark.parametrize(
+    ("name", "per_parameter"),
+    [
+        ("adamw_torch", 8),
+        ("adamw_torch_fused", 8),
+        ("adamw_torch_foreach", 8),
+        ("adamw_anyprecision", 8),
+        ("adagrad", 4),
+        ("sgd", 4),
+    ],
+)
+def test_state_takes_as_many_bytes_per_parameter_as_its_kind_says(name: str, per_parameter: int, model: Gpt) -> None:
+    optimizer = stepped(model, name=name)
+    held = sum(state_bytes(optimizer, parameter) for parameter in model.parameters())
+    assert held == per_parameter * sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_adafactor_keeps_a_row_and_a_column_of_each_matrix(model: Gpt) -> None:
+    optimizer = stepped(model, name="adafactor", lr=1e-2)
+    for parameter in model.parameters():
+        expected = sum(parameter.shape) if parameter.dim() == 2 else parameter.numel()
+        assert state_bytes(optimizer, parameter) == 4 * expected
+
+
+def test_8_bit_adam_keeps_two_bytes_of_state_and_eight_for_embeddings_and_small_tensors(model: Gpt) -> None:
+    optimizer = stepped(model, name="adamw_bnb_8bit")
+    embeddings = {model.tokens.weight, model.positions.weight}
+    assert min(parameter.numel() for parameter in embeddings) >= 4096  # else they would be in 32-bit anyway
+    for parameter in model.parameters():
+        per_parameter = state_bytes(optimizer, parameter) / parameter.numel()
+        if parameter in embeddings or parameter.numel() < 4096:
+            assert per_parameter == 8
+        else:
+            assert per_parameter == pytest.approx(2 + 2 * 4 / 256, rel=0.01)  # and a scale for each block of 256
+
+
+def test_bf16_weights_under_anyprecision_take_six_bytes_and_gather_small_updates() -> None:
+    """Updates below half a step of bf16 are lost by plain AdamW, and kept by Kahan summation."""
+    moved = {}
+    for name in ("adamw_torch", "adamw_anyprecision"):
+        model = torch.nn.Linear(64, 64, bias=False, dtype=torch.bfloat16)
+        torch.nn.init.ones_(model.weight)
+        optimizer = build_optimizer(model, Optimizer.model_validate({"name": name, "lr": 1e-3, "weight_decay": 0.0}))
+        for _ in range(10):
+            model.weight.grad = torch.ones_like(model.weight)
+            optimizer.step()
+        moved[name] = 1 - model.weight.detach().float().mean().item()
+        if name == "adamw_anyprecision":
+            assert state_bytes(optimizer, model.weight) == 6 * model.weight.numel()
+    assert moved["adamw_torch"] == 0
+    assert moved["adamw_anyprecision"] == pytest.approx(10 * 1e-3, rel=0.25)
+
+
+def test_every_form_of_adamw_agrees(model: Gpt) -> None:
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    tokens = torch.arange(4)[None]
+    ends = {}
+    for name in ("adamw_torch", "adamw_torch_fused", "adamw_torch_foreach", "adamw_anyprecision", "adamw_bnb_8bit"):
+        model.load_state_dict(start)
+        # A large eps: keys' biases have no gradient but rounding noise, which a small one would blow up.
+        settings = Optimizer.model_validate({"name": name, "lr": 1e-2, "eps": 1e-3})
+        optimizer = build_optimizer(model, settings)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(tokens, tokens).backward()
+            optimizer.step()
+        ends[name] = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    reference = ends.pop("adamw_torch")
+    moved = (reference - torch.cat([start[name].flatten() for name, _ in model.named_parameters()])).norm()
+    for name, end in ends.items():
+        # Quantized state is as near as its 8 bits allow: measured 0.8 % of the way that the weights went.
+        assert (end - reference).norm() / moved < (0.02 if name == "adamw_bnb_8bit" else 1e-5), name
+
+
+@pytest.mark.parametrize("name", [*HERE, "torch.optim:RMSprop"])
+def test_what_is_saved_goes_on_as_if_never_stopped(name: str, make_settings: MakeSettings, tmp_path: Path) -> None:
+    settings = make_settings(optimizer={"name": name, "lr": 1e-2}, model={"hidden_size": 64})
+    tokens = torch.arange(8)[None]
+
+    def engine() -> Single:
+        torch.manual_seed(0)
+        return Single(build_gpt(settings.recipe), settings, torch.device("cpu"))
+
+    def step(strategy: Single) -> torch.Tensor:
+        loss: torch.Tensor = strategy.model(tokens, tokens)
+        strategy.backward(loss, last=True)
+        strategy.update(1e-2)
+        return loss.detach()
+
+    one, other = engine(), engine()
+    for _ in range(2):
+        step(one)
+    (tmp_path / "saved").mkdir()
+    one.save(tmp_path / "saved")
+    other.load(tmp_path / "saved")
+    assert [step(one), step(one)] == [step(other), step(other)]
+
+
+def test_any_class_is_taken_by_its_import_path_with_its_arguments(model: Gpt) -> None:
+    settings = {"name": "torch.optim:RMSprop", "lr": 0.5, "args": {"alpha": 0.7, "centered": True}}
+    optimizer = build_optimizer(model, Optimizer.model_validate(settings))
+    assert isinstance(optimizer, torch.optim.RMSprop)
+    assert [optimizer.param_groups[0][name] for name in ("lr", "alpha", "centered")] == [0.5, 0.7, True]
+
+
+def test_a_class_of_ones_own_stands_in_the_working_folder(
+    model: Gpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_own_optimizer.py").write_text("import torch\nclass Mine(torch.optim.SGD):\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(__import__("sys").path))
+    optimizer = build_optimizer(model, Optimizer.model_validate({"name": "my_own_optimizer:Mine"}))
+    assert type(optimizer).__name__ == "Mine"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"name": "no_such_package:Adam"}, "no_such_package:Adam cannot be imported"),
+        ({"name": "torch.optim:Adum"}, "torch.optim:Adum cannot be imported"),
+        ({"name": "sgd", "args": {"momentun": 0.9}}, "momentun"),
+        ({"name": "torch.optim:Muon"}, "torch.optim:Muon does not take .* Muon only supports 2D parameters"),
+    ],
+)
+def test_a_class_that_is_not_there_or_does_not_fit_is_named(model: Gpt, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(TrainingError, match=words):
+        build_optimizer(model, Optimizer.model_validate(settings))

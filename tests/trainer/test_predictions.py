@@ -1,0 +1,85 @@
+"""Predictions for single samples."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from strategy_runs import Case, run_case
+
+from trainkit.trainer.metrics.predictions import FILE, predict
+from trainkit.trainer.settings import Settings, World
+from trainkit.trainer.setup import assemble
+
+MakeSettings = Callable[..., Settings]
+CONFIG = {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 8, "intermediate_size": 8, "vocab_size": 256}
+
+
+def predicted(settings: Settings) -> list[dict[str, Any]]:
+    predict(assemble(settings, World(), torch.device("cpu")))
+    return [json.loads(line) for line in (settings.run_dir / FILE).read_text().splitlines()]
+
+
+def rows(tmp_path: Path, count: int) -> dict[str, Any]:
+    path = tmp_path / "a.jsonl"
+    texts = ({"text": chr(97 + number) * 3, "mood": "good" if number % 2 else "bad"} for number in range(count))
+    path.write_text("".join(json.dumps(each) + "\n" for each in texts))
+    return {"kind": "jsonl", "path": str(path), "packing": False, "sequence_length": 8, "validation_fraction": 0.3}
+
+
+def test_every_sample_gets_its_label_by_name_with_all_probabilities(
+    make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    model = {"kind": "hf", "architecture": "bert", "task": "sequence_classification", "config": CONFIG}
+    data = {**rows(tmp_path, 11), "label_field": "mood"}
+    found = predicted(make_settings(model=model, data=data, predict={"split": "all"}))
+    assert [each["sample"] for each in found] == list(range(11))
+    assert [each["target"] for each in found] == [number % 2 for number in range(11)]
+    for each in found:
+        assert sum(each["probabilities"]) == pytest.approx(1, abs=1e-5)
+        assert each["probabilities"][each["label"]] == max(each["probabilities"])
+        assert each["name"] == ["bad", "good"][each["label"]]
+    held_out = predicted(make_settings(model=model, data=data, predict={"split": "validation"}))
+    assert [each["sample"] for each in held_out] == [8, 9, 10]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_every_sample_of_a_language_model_gets_its_loss(
+    own: bool, make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = {"kind": "hf", "architecture": "llama", "config": CONFIG}
+    program = "from torch.nn.functional import cross_entropy\n\ndef loss(outputs, inputs):\n    "
+    program += "return cross_entropy(outputs.logits.flatten(0, 1), inputs['targets'].flatten(), ignore_index=-1)\n"
+    name = f"loss_{abs(hash(str(tmp_path)))}"
+    (tmp_path / f"{name}.py").write_text(program)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    train = {"loss": f"{name}:loss"} if own else {}
+    settings = make_settings(model=model, data=rows(tmp_path, 7), train=train, predict={"split": "all"})
+    found = predicted(settings)
+    parts = assemble(settings, World(), torch.device("cpu"))
+    for each, number in zip(found, range(7), strict=True):
+        samples, first = (parts.source.train, 0) if number < 5 else (parts.source.validation, 5)
+        batch = samples[[number - first]]
+        with torch.no_grad():
+            alone = float(parts.model.eval()(**batch.inputs)) / batch.counted
+        assert each == {"sample": number, "loss": pytest.approx(alone, abs=1e-5), "counted": 2}
+
+
+@pytest.mark.e2e
+def test_ranks_write_each_sample_once_and_in_order_after_training(corpus_folder: Path, tmp_path: Path) -> None:
+    found = []
+    for name, strategy, ranks in (("one", "single", 1), ("two", "fsdp", 2)):
+        case = Case({"kind": strategy}, ranks=ranks).changed(
+            data={**rows(tmp_path, 15)}, predict={"split": "all"}, train={"steps": 0}
+        )
+        run_case(tmp_path / name, case, corpus_folder)
+        found.append([json.loads(line) for line in next((tmp_path / name).rglob(FILE)).read_text().splitlines()])
+    assert [each["sample"] for each in found[1]] == list(range(15))
+    for one, two in zip(*found, strict=True):
+        assert two["loss"] == pytest.approx(one["loss"], abs=2e-6)

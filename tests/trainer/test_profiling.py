@@ -1,0 +1,121 @@
+"""The profile of some steps: every operator in one group and phase, a trace file, and the same losses."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trainkit.runner.report.profile_rows import profile_rows
+from trainkit.trainer.loop import train
+from trainkit.trainer.metrics.outcome import result
+from trainkit.trainer.metrics.writers import Metrics
+from trainkit.trainer.perf.operators import GROUPS, NAMES, group_of
+from trainkit.trainer.perf.profiling import seconds_by_group
+from trainkit.trainer.settings import Settings, World
+from trainkit.trainer.setup import assemble
+from trainkit.trainer.signals import Requests
+
+MakeSettings = Callable[..., Settings]
+FIVE: dict[str, Any] = {"train": {"steps": 5}, "eval": {"every_steps": 0}, "model": {"dropout": 0.1}}
+
+
+def run(settings: Settings) -> tuple[dict[str, Any], list[float]]:
+    """The result and the losses of a run in this process."""
+    parts = assemble(settings, World(), torch.device("cpu"))
+    metrics = Metrics(settings.run_dir, [], main=True)
+    progress = train(parts, 0, metrics, Requests())
+    metrics.close()
+    return result(parts, progress), [line["loss"] for line in lines(settings)]
+
+
+def lines(settings: Settings) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (settings.run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_contractions_take_time_forward_and_backward_and_the_losses_stay_bit_equal(make_settings: MakeSettings) -> None:
+    settings = make_settings(**FIVE, profile={"steps": 2, "after": 1})
+    found, losses = run(settings)
+    without = make_settings(**FIVE)
+    assert (None, losses) == (run(without)[0]["profile"], [line["loss"] for line in lines(without)])
+    assert not (without.run_dir / "profile").exists()
+    profile = found["profile"]
+    assert profile["steps"] == 2
+    for phase in ("forward", "backward"):
+        assert all(profile["operators"][phase][group] > 0 for group in GROUPS)
+    rest = profile["operators"]["rest"]
+    assert rest["element-wise"] > 0  # the optimizer's
+    assert rest["contractions"] == rest["normalizations"] == 0
+    names = events_of(Path(profile["trace"]))
+    assert {"trainkit: forward", "trainkit: backward", "aten::addmm"} <= names
+    assert dict(profile_rows(profile))["Profiled"].startswith("2 steps, ")
+
+
+def events_of(trace: Path) -> set[str]:
+    content = json.loads(gzip.decompress(trace.read_bytes()))
+    return {event["name"] for event in content["traceEvents"] if "name" in event}
+
+
+def test_the_time_of_all_operators_is_accounted_for() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.GELU(), torch.nn.LayerNorm(32))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as watched:
+        with torch.profiler.record_function("trainkit: forward"):
+            loss = model(torch.randn(4, 32)).sum()
+        with torch.profiler.record_function("trainkit: backward"):
+            loss.backward()
+        torch.ones(3).sort()
+    events = list(watched.events())
+    told = seconds_by_group(events, on_device=False)
+    marked = ("trainkit: forward", "trainkit: backward")
+    whole = sum(event.self_cpu_time_total for event in events if event.name not in marked) / 1e6
+    assert sum(sum(groups.values()) for groups in told.values()) == pytest.approx(whole, rel=1e-6)
+    assert told["rest"]["other"] > 0
+    outer = {event.name: event.cpu_time_total / 1e6 for event in events if event.name in marked}
+    own = {event.name: event.self_cpu_time_total / 1e6 for event in events if event.name in marked}
+    for mark in marked:  # a phase is its operators and the Python between them
+        inside = sum(told[mark.removeprefix("trainkit: ")].values())
+        assert inside == pytest.approx(outer[mark] - own[mark], rel=1e-3)
+
+
+def test_a_run_that_ends_before_all_steps_were_seen_says_how_many_were(
+    make_settings: MakeSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    found, _ = run(make_settings(**FIVE, profile={"steps": 9, "after": 3}))
+    assert found["profile"]["steps"] == 2
+    assert "2 of 9 steps were profiled: the run ended before" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        ("aten::addmm", "contractions"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", "contractions"),
+        ("aten::convolution_backward", "contractions"),
+        ("aten::_softmax_backward_data", "normalizations"),
+        ("aten::native_layer_norm_backward", "normalizations"),
+        ("aten::_log_softmax", "normalizations"),
+        ("aten::gelu_backward", "element-wise"),
+        ("aten::add_", "element-wise"),
+        ("aten::_foreach_addcdiv_", "element-wise"),
+        ("aten::native_dropout_backward", "element-wise"),
+        ("aten::_fused_adamw_", "element-wise"),
+        ("triton_poi_fused_add_gelu_3", "element-wise"),
+        ("triton_per_fused_native_layer_norm_0", "normalizations"),
+        ("aten::copy_", "other"),
+        ("aten::sum", "other"),
+        ("aten::embedding", "other"),
+        ("autograd::engine::evaluate_function: AddmmBackward0", "other"),
+    ],
+)
+def test_an_operator_is_in_the_group_that_the_anatomy_gives_it(name: str, group: str) -> None:
+    assert group_of(name) == group
+
+
+def test_no_operator_is_in_two_groups() -> None:
+    every = [name for names in NAMES.values() for name in names]
+    assert len(every) == len(set(every))

@@ -1,0 +1,169 @@
+"""Saving when something is wrong, and what a resumed run says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from strategy_runs import Case, write_settings
+
+from trainkit.errors import TrainingError
+from trainkit.trainer.callbacks import Progress, resume
+from trainkit.trainer.loop import train
+from trainkit.trainer.metrics.outcome import write_result
+from trainkit.trainer.metrics.writers import Metrics
+from trainkit.trainer.settings import Settings, World
+from trainkit.trainer.setup import Parts, assemble
+from trainkit.trainer.signals import Requests
+
+MakeSettings = Callable[..., Settings]
+ROOT = Path(__file__).parents[2]
+EVERY_STEP: dict[str, Any] = {"checkpoint": {"every_steps": 1, "keep": 0}}
+
+
+def parts_of(settings: Settings) -> Parts:
+    return assemble(settings, World(), torch.device("cpu"))
+
+
+def run(settings: Settings) -> Progress:
+    return train(parts_of(settings), 0, Metrics(settings.run_dir, [], main=True), Requests())
+
+
+def saved(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+
+
+def start_trainer(settings: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-m", "trainkit.trainer", "--settings", str(settings)]
+    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        if time.monotonic() > deadline or process.poll() is not None:
+            process.kill()
+            pytest.fail(f"the trainer did not get there: {process.communicate()}")
+        time.sleep(0.005)
+
+
+def test_weights_that_are_no_numbers_take_no_good_checkpoints_place(make_settings: MakeSettings) -> None:
+    wild = {"optimizer": {"name": "sgd", "lr": 1e18}, "train": {"steps": 50, "max_grad_norm": 0.0}}
+    settings = make_settings(**wild, **EVERY_STEP, logging={"every_steps": 1000})
+    with pytest.raises(TrainingError, match=r"is (nan|inf) at step \d+") as caught:
+        run(settings)
+    step = int(str(caught.value).rsplit(" ", 1)[1])
+    assert saved(settings.run_dir) == [f"step-{number:08}" for number in range(1, step)]
+
+
+def test_steps_that_fp16_skips_for_a_loss_that_is_no_number_take_no_good_checkpoints_place(
+    make_settings: MakeSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    wild = {"optimizer": {"name": "sgd", "lr": 1e18}, "train": {"steps": 6, "max_grad_norm": 0.0}}
+    settings = make_settings(**wild, checkpoint={"every_steps": 1, "keep": 1}, precision={"dtype": "fp16"})
+    run(settings)
+    lines = [json.loads(line) for line in (settings.run_dir / "metrics.jsonl").read_text().splitlines()]
+    sound = max(line["step"] for line in lines if line.get("loss") is not None)
+    assert sound < 6
+    assert saved(settings.run_dir) == [f"step-{sound:08}"]
+    assert f"no checkpoint is saved after step {sound + 1}: its loss is nan" in caplog.text
+
+
+def test_the_line_of_a_lost_step_is_in_the_metrics(make_settings: MakeSettings) -> None:
+    wild = {"optimizer": {"name": "sgd", "lr": 1e18}, "train": {"steps": 50, "max_grad_norm": 0.0}}
+    settings = make_settings(**wild)
+    with pytest.raises(TrainingError, match="at step") as caught:
+        run(settings)
+    last = json.loads((settings.run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    assert str(caught.value).endswith(f"at step {last['step']}")
+    assert None in (last["loss"], last["grad_norm"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs limits on another process's files")
+def test_a_checkpoint_that_does_not_fit_on_the_disk_ends_the_run_in_one_line_and_leaves_the_last_one_whole(
+    corpus_folder: Path, tmp_path: Path
+) -> None:
+    import resource
+
+    case = Case({"kind": "single"}, ranks=1).changed(**EVERY_STEP, train={"steps": 100_000})
+    process = start_trainer(write_settings(tmp_path / "run", case, corpus_folder))
+    wait_until((tmp_path / "run/checkpoints/step-00000002").exists, process)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (100_000, 100_000))
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    (line,) = stderr.splitlines()
+    step = int(line.removeprefix("error: the checkpoint of step ").split()[0])
+    assert f"cannot be written to {tmp_path}/run/checkpoints (" in line
+    assert "those saved before are whole" in line
+    assert saved(tmp_path / "run") == [f"step-{number:08}" for number in range(1, step)]
+
+
+def catches_usr1(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = int(next(line for line in status.splitlines() if line.startswith("SigCgt:")).split()[1], 16)
+    return bool(caught >> (signal.SIGUSR1 - 1) & 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads a process's signal mask from /proc")
+def test_a_request_to_save_that_comes_while_the_trainer_starts_waits_for_the_first_step(
+    corpus_folder: Path, tmp_path: Path
+) -> None:
+    case = Case({"kind": "single"}, ranks=1).changed(train={"steps": 2})
+    process = start_trainer(write_settings(tmp_path / "run", case, corpus_folder))
+    wait_until(lambda: catches_usr1(process.pid), process)
+    assert not (tmp_path / "run/metrics.jsonl").exists()
+    process.send_signal(signal.SIGUSR1)
+    _, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr) == (0, "")
+    assert saved(tmp_path / "run") == ["step-00000001"]
+
+
+@pytest.fixture
+def finished(make_settings: MakeSettings) -> Settings:
+    """A finished run of two steps, and the settings of one that resumes from its end."""
+    settings = make_settings(**EVERY_STEP, train={"steps": 2})
+    run(settings)
+    return dataclasses.replace(settings, resume=settings.run_dir / "checkpoints/step-00000002")
+
+
+def test_a_run_that_has_nothing_left_to_train_says_so(finished: Settings, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert resume(parts_of(finished), restarted=False) == 2
+    assert "nothing is left to train: the run has 2 steps, and the checkpoint stands at 2" in caplog.text
+
+
+def test_a_checkpoint_of_other_training_settings_is_taken_with_a_warning(
+    finished: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert resume(parts_of(dataclasses.replace(finished, training_digest="another")), restarted=False) == 2
+    assert "was saved under other training settings; training goes on with this run's" in caplog.text
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_result_that_finds_no_room_is_a_warning_and_not_a_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / f".result.json.{os.getpid()}.tmp").symlink_to("/dev/full")
+    write_result(tmp_path / "result.json", {"steps": 1})
+    assert f"{tmp_path}/result.json cannot be written: No space left on device" in caplog.text
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_a_manifest_of_something_else_is_refused(finished: Settings) -> None:
+    assert finished.resume is not None
+    (finished.resume / "manifest.json").write_text('{"step": 2}')
+    with pytest.raises(TrainingError, match="is no checkpoint of trainkit's: its manifest"):
+        resume(parts_of(finished), restarted=False)

@@ -1,0 +1,182 @@
+"""The text data set and its cache."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainkit.errors import TrainingError
+from trainkit.recipe.schema import Recipe, TextData
+from trainkit.trainer.data import cache
+from trainkit.trainer.data.cache import open_corpus
+from trainkit.trainer.data.text import TextSamples, find_files, open_source, read_corpus, split
+from trainkit.trainer.folders import cache_folders
+from trainkit.trainer.models.gpt import build_gpt
+from trainkit.trainer.setup import check_vocabulary
+
+
+def text_data(path: Path | str, **settings: object) -> TextData:
+    return TextData.model_validate({"path": str(path), "include": "**/*.txt", **settings})
+
+
+@pytest.fixture
+def two_files(tmp_path: Path) -> Path:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "a.txt").write_bytes(b"abcdefg")
+    (folder / "b.txt").write_bytes(b"tuvwxyz")
+    return folder
+
+
+def test_targets_are_the_next_bytes_except_the_first_of_a_file_and_what_lies_beyond_the_end(
+    two_files: Path, tmp_path: Path
+) -> None:
+    corpus = read_corpus(text_data(two_files, cache=str(tmp_path / "cache")), tmp_path)
+    samples = TextSamples(corpus, 0, corpus.size, length=5)
+    batch = samples[[0, 1, 2]]
+    assert len(samples) == 3
+    assert bytes(batch.inputs["tokens"][:2].flatten().tolist()) == b"abcdefgtuv"
+    assert batch.inputs["targets"][0].tolist() == list(b"bcdef")
+    assert batch.inputs["targets"][1].tolist() == [ord("g"), -1, *b"uvw"]
+    assert batch.inputs["targets"][2].tolist() == [*b"xyz", -1, -1]
+    assert batch.counted == 5 + 4 + 3
+
+
+def test_validation_text_is_the_end_and_is_never_trained_on(tmp_path: Path) -> None:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "a.txt").write_bytes(bytes(range(200)))
+    data = text_data(folder, sequence_length=8, validation_fraction=0.1, cache=str(tmp_path / "cache"))
+    train, validation = split(read_corpus(data, tmp_path), data)
+    seen = train[list(range(len(train)))]
+    held = validation[list(range(len(validation)))]
+    assert max(values.max() for values in seen.inputs.values()) < 180 <= int(held.inputs["tokens"].min())
+
+
+def test_the_unigram_entropy_is_that_of_the_bytes(tmp_path: Path) -> None:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "a.txt").write_bytes(b"aabb")
+    (folder / "b.txt").write_bytes(b"cccc")
+    corpus = open_corpus(find_files(text_data(folder)), [tmp_path / "cache"])
+    assert corpus.unigram_entropy == pytest.approx(0.5 * math.log(2) + 2 * 0.25 * math.log(4))
+    assert corpus.starts.tolist() == [0, 4]
+
+
+def test_a_corpus_is_read_once_until_a_file_changes(two_files: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    first = open_corpus(find_files(text_data(two_files)), [folder])
+    assert len(list(folder.glob("*/meta.json"))) == 1
+    written = next(folder.glob("*/tokens.bin")).stat().st_mtime_ns
+    open_corpus(find_files(text_data(two_files)), [folder])
+    assert next(folder.glob("*/tokens.bin")).stat().st_mtime_ns == written
+    (two_files / "b.txt").write_bytes(b"changed!")
+    assert open_corpus(find_files(text_data(two_files)), [folder]).size == first.size + 1
+
+
+def test_processes_that_start_together_build_one_corpus(two_files: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from trainkit.trainer.data.cache import open_corpus;"
+        "print(open_corpus(sorted(Path(sys.argv[1]).glob('*.txt')), [Path(sys.argv[2])]).size)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", program, str(two_files), str(tmp_path / "cache")]
+    readers = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    assert [reader.communicate(timeout=60)[0].strip() for reader in readers] == ["14"] * 4
+    assert len(list((tmp_path / "cache").glob("*/tokens.bin"))) == 1
+
+
+def test_what_a_killed_builder_left_is_cleared(two_files: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    files = find_files(text_data(two_files))
+    open_corpus(files, [folder])
+    (ready,) = (path.parent for path in folder.glob("*/meta.json"))
+    leftover = ready.rename(folder / f".tmp-{ready.name}-123")
+    (leftover / "meta.json").unlink()
+    assert open_corpus(files, [folder]).size == 14
+    assert not leftover.exists()
+
+
+def test_waiting_for_another_builder_has_an_end(
+    two_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    files, folder = find_files(text_data(two_files)), tmp_path / "cache"
+    open_corpus(files, [folder])
+    (ready,) = (path.parent for path in folder.glob("*/meta.json"))
+    ready.rename(folder / "elsewhere")
+    monkeypatch.setattr(cache, "_PATIENCE", 0.3)
+    with (folder / f"{ready.name}.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(TrainingError, match="another process has been building"):
+            open_corpus(files, [folder])
+
+
+def test_a_home_that_cannot_be_written_falls_back_to_the_run_directory(two_files: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    for home in (str(tmp_path / "file"), "", "/proc"):
+        run_dir = tmp_path / f"run{len(home)}"
+        run_dir.mkdir()
+        assert read_corpus(text_data(two_files), run_dir, {"HOME": home}).size == 14
+        assert list(run_dir.glob("corpus/*/tokens.bin"))
+
+
+def test_the_cache_folder_follows_the_xdg_specification() -> None:
+    assert cache_folders({"XDG_CACHE_HOME": "/x", "HOME": "/h"}, "corpora") == [Path("/x/trainkit/corpora")]
+    assert cache_folders({"XDG_CACHE_HOME": "relative", "HOME": "/h"}, "corpora") == [
+        Path("/h/.cache/trainkit/corpora")
+    ]
+    assert cache_folders({}, "corpora") == []
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("missing", "does not exist"), ("empty", "no file in"), ("hollow", "are empty"), ("short", "too few")],
+)
+def test_a_path_without_usable_text_is_named(path: str, message: str, tmp_path: Path) -> None:
+    for name, content in (("hollow", b""), ("short", b"abc")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_bytes(content)
+    (tmp_path / "empty").mkdir()
+    data = text_data(tmp_path / path, cache=str(tmp_path / "cache"))
+    with pytest.raises(TrainingError, match=message) as caught:
+        split(read_corpus(data, tmp_path), data)
+    assert "data.path" in str(caught.value)
+
+
+def test_a_vocabulary_that_is_too_small_for_the_text_is_refused(two_files: Path, tmp_path: Path) -> None:
+    data = text_data(two_files, cache=str(tmp_path / "cache"), sequence_length=4)
+    recipe = Recipe.model_validate({"data": data, "model": {"kind": "gpt", "vocab_size": 100}})
+    with pytest.raises(TrainingError, match="a vocabulary of 100 is too small for token 122"):
+        check_vocabulary(open_source(recipe, tmp_path), build_gpt(recipe))
+
+
+def test_the_standard_library_is_twelve_megabytes_of_text_without_tests_and_packages() -> None:
+    files = find_files(TextData())
+    assert sum(file.stat().st_size for file in files) == pytest.approx(12.6e6, rel=0.2)
+    assert not any({"site-packages", "test", "tests"} & set(file.parts[-3:]) for file in files)
+    counts = np.zeros(256)
+    for file in files:
+        counts += np.bincount(np.frombuffer(file.read_bytes(), np.uint8), minlength=256)
+    shares = counts[counts > 0] / counts.sum()
+    assert -(shares * np.log(shares)).sum() == pytest.approx(3.24, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("tokens.bin", 5), ("tokens.bin", 0), ("meta.json", 3), ("starts.npy", None)]
+)
+def test_a_corpus_that_the_disk_has_damaged_is_made_anew(
+    two_files: Path, tmp_path: Path, name: str, size: int | None
+) -> None:
+    data = text_data(two_files, cache=str(tmp_path / "cache"))
+    read_corpus(data, tmp_path)
+    (file,) = (tmp_path / "cache").glob(f"*/{name}")
+    os.truncate(file, size) if size is not None else file.unlink()
+    assert bytes(read_corpus(data, tmp_path).tokens) == b"abcdefgtuvwxyz"

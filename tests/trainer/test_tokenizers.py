@@ -1,0 +1,216 @@
+"""Texts and chats through a Hugging Face tokenizer from a local folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.tiny_tokenizer import CHATML
+from trainkit.errors import TrainingError
+from trainkit.recipe.schema import Recipe
+from trainkit.trainer.callbacks import identity
+from trainkit.trainer.checkpoint import checkpoints
+from trainkit.trainer.data import text
+from trainkit.trainer.data.encoding import open_encoder
+from trainkit.trainer.data.jsonl import open_source
+from trainkit.trainer.data.source import IGNORED, Source
+from trainkit.trainer.settings import Settings, World
+from trainkit.trainer.setup import Parts, assemble
+
+MakeTokenizer = Callable[..., Path]
+CHAT = [
+    {"role": "user", "content": "what is the sum"},
+    {"role": "assistant", "content": "the cat"},
+    {"role": "user", "content": "of two"},
+    {"role": "assistant", "content": "the mat"},
+]
+MARKED = CHATML.replace(
+    "{{ message['content'] }}<|im_end|>",
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] }}<|im_end|>{% endgeneration %}"
+    "{% else %}{{ message['content'] }}<|im_end|>{% endif %}",
+)
+# Of earlier turns only the last two messages are written out, so that nothing is the beginning of what follows it.
+FORGETFUL = CHATML.replace("in messages", "in messages[-2:]")
+# No invitation to answer, and a word without an end of its own.
+BARE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+def source(path: Path, tokenizer: Path | None, **settings: Any) -> Source:
+    data = {"kind": "jsonl", "path": str(path), "sequence_length": 64, "packing": False, **settings}
+    if tokenizer:
+        data["tokenizer"] = str(tokenizer)
+    return open_source(Recipe.model_validate({"data": data, "model": {"kind": "gpt", "vocab_size": 400}}), Path())
+
+
+def written(path: Path, *objects: object) -> Path:
+    path.write_text("".join(json.dumps(each) + "\n" for each in objects))
+    return path
+
+
+def learned(found: Source, tokenizer: Path, row: int = 0) -> str:
+    """The predicted tokens of a sample as text, special ones too."""
+    from transformers import AutoTokenizer
+
+    targets = found.train[[row]].inputs["targets"][0]
+    return str(AutoTokenizer.from_pretrained(tokenizer).decode(targets[targets != IGNORED].tolist()))
+
+
+def test_a_text_is_cut_by_the_tokenizer_and_its_end_is_learned(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+    folder = make_tokenizer()
+    found = source(written(tmp_path / "a.jsonl", *[{"text": "the cat sat"}] * 3), folder)
+    encoder = open_encoder(str(folder))
+    ids = [*encoder.plain("the cat sat"), 0]
+    assert len(ids) < 8, "words are tokens, not bytes"
+    assert found.train[[0]].inputs["tokens"][0, : len(ids) - 1].tolist() == ids[:-1]
+    assert learned(found, folder).endswith(" cat sat<|end|>")
+    assert found.facts["tokenizer"] == encoder.fingerprint
+
+
+def test_only_the_answer_to_a_prompt_is_learned(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+    rows = [{"text": " the mat", "ask": "the cat sat on"}] * 3
+    folder = make_tokenizer()
+    found = source(written(tmp_path / "a.jsonl", *rows), folder, prompt_field="ask")
+    assert learned(found, folder) == " the mat<|end|>"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (CHATML, "the cat<|im_end|>\nthe mat<|im_end|>\n"),
+        (MARKED, "the cat<|im_end|>the mat<|im_end|>"),
+        (BARE, "the catthe mat"),
+    ],
+    ids=["prefixes", "marks", "bare"],
+)
+@pytest.mark.parametrize("packing", [False, True])
+def test_of_a_chat_only_the_answers_of_every_turn_are_learned(
+    template: str, expected: str, packing: bool, make_tokenizer: MakeTokenizer, tmp_path: Path
+) -> None:
+    folder = make_tokenizer(template=template)
+    path = written(tmp_path / "a.jsonl", *[{"messages": CHAT}] * 6)
+    found = source(path, folder, messages_field="messages", packing=packing, sequence_length=64)
+    shown = learned(found, folder)
+    assert shown == expected if not packing else shown.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("template", "chat", "message"),
+    [
+        (FORGETFUL, CHAT, "where the answer in message 2 begins and ends cannot be told"),
+        (None, CHAT, "the tokenizer has no chat template"),
+        (CHATML, CHAT[:1], "it has no message of role assistant"),
+        (CHATML, [{"content": "hello"}], "is no chat: a list of"),
+        (CHATML, [], "is empty"),
+        (CHATML, "hello", "is no list"),
+        ("{{ raise_exception('roles must take turns') }}", CHAT, "the chat template fails: .*roles must take turns"),
+        (CHATML + "{# {% generation %} #}", CHAT, "marks nothing of it as the assistant's"),
+    ],
+)
+def test_a_chat_whose_answers_cannot_be_told_is_refused_with_its_line(
+    template: str | None, chat: object, message: str, make_tokenizer: MakeTokenizer, tmp_path: Path
+) -> None:
+    path = written(tmp_path / "a.jsonl", {"messages": chat})
+    with pytest.raises(TrainingError, match=rf"a\.jsonl:1: field 'messages'.*{message}"):
+        source(path, make_tokenizer(template=template), messages_field="messages")
+
+
+def test_text_files_are_cut_once_and_again_when_the_tokenizer_changes(
+    make_tokenizer: MakeTokenizer, tmp_path: Path
+) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_text("the cat sat on the mat " * 20)
+    tokenizer = tmp_path / "tokenizer"
+    shutil.copytree(make_tokenizer(), tokenizer)
+    data = {
+        "kind": "text",
+        "path": str(tmp_path / "text"),
+        "include": "*.txt",
+        "cache": str(tmp_path / "cache"),
+        "sequence_length": 8,
+    }
+    recipe = Recipe.model_validate({"data": {**data, "tokenizer": str(tokenizer)}})
+    first = text.open_source(recipe, tmp_path)
+    encoder = open_encoder(str(tokenizer))
+    assert first.facts["tokens"] == len(encoder.plain("the cat sat on the mat " * 20)) + 1
+    assert first.train[[0]].inputs["tokens"][0].tolist() == encoder.plain("the cat sat on the mat " * 20)[:8]
+    assert text.open_source(recipe, tmp_path).facts == first.facts
+    assert len(list((tmp_path / "cache").glob("*/meta.json"))) == 1
+    (tokenizer / "vocab.txt").write_text("another")
+    assert text.open_source(recipe, tmp_path).facts["tokenizer"] != first.facts["tokenizer"]
+    assert len(list((tmp_path / "cache").glob("*/meta.json"))) == 2
+    (tmp_path / "text" / "b.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(TrainingError, match=r"b\.txt is no text in UTF-8 \(byte 3\)"):
+        text.open_source(recipe, tmp_path)
+
+
+def test_resuming_with_another_tokenizer_is_warned_of(
+    make_tokenizer: MakeTokenizer,
+    make_settings: Callable[..., Settings],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = written(tmp_path / "a.jsonl", *[{"text": "the cat sat"}] * 3)
+    tokenizer = tmp_path / "tokenizer"
+    shutil.copytree(make_tokenizer(), tokenizer)
+    data = {"kind": "jsonl", "path": str(path), "tokenizer": str(tokenizer), "sequence_length": 8}
+
+    def parts() -> Parts:
+        model = {"layers": 1, "heads": 1, "hidden_size": 8, "vocab_size": 400}
+        return assemble(make_settings(data=data, model=model), World(), torch.device("cpu"))
+
+    first = parts()
+    checkpoints.save(tmp_path / "saved", 1, identity(first), first.strategy, world=World(), keep=1)
+    saved = next((tmp_path / "saved").glob("step-*"))
+    checkpoints.load(saved, identity(first), first.strategy, World())
+    assert "another tokenizer" not in caplog.text
+    (tokenizer / "vocab.txt").write_text("another")
+    other = parts()
+    checkpoints.load(saved, identity(other), other.strategy, World())
+    assert "was saved with another tokenizer" in caplog.text
+
+
+def test_packed_texts_see_those_before_in_their_sample_and_padded_ones_do_not(
+    make_settings: Callable[..., Settings], tmp_path: Path
+) -> None:
+    config = {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 8, "intermediate_size": 8}
+    model = {"kind": "hf", "architecture": "llama", "config": {**config, "vocab_size": 256}}
+    made = {}
+    for packing in (True, False):
+        for first in ("abcd", "wxyz"):
+            path = written(tmp_path / "a.jsonl", {"text": first}, {"text": "1234"}, *[{"text": "5678"}] * 6)
+            data = {"kind": "jsonl", "path": str(path), "sequence_length": 8, "packing": packing}
+            parts = assemble(make_settings(model=model, data=data), World(), torch.device("cpu"))
+            samples = parts.source.train[[0]] if packing else parts.source.train[[1]]
+            with torch.no_grad():
+                made[packing, first] = parts.model(samples.inputs["tokens"])[0]
+    assert not torch.equal(made[True, "abcd"][4:], made[True, "wxyz"][4:])
+    assert torch.equal(made[False, "abcd"], made[False, "wxyz"])
+
+
+def test_a_model_whose_vocabulary_is_smaller_than_the_tokenizers_ids_is_refused(
+    make_tokenizer: MakeTokenizer, make_settings: Callable[..., Settings], tmp_path: Path
+) -> None:
+    path = written(tmp_path / "a.jsonl", *[{"text": "the cat sat"}] * 3)
+    data = {"kind": "jsonl", "path": str(path), "tokenizer": str(make_tokenizer()), "sequence_length": 8}
+    config = {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 8, "intermediate_size": 8}
+    model = {"kind": "hf", "architecture": "llama", "config": {**config, "vocab_size": 64}}
+    with pytest.raises(TrainingError, match=r"a vocabulary of 64 is too small for token \d+ of .*a\.jsonl:1"):
+        assemble(make_settings(data=data, model=model), World(), torch.device("cpu"))
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", {"text": "ab"})
+    with pytest.raises(TrainingError, match=r"data\.tokenizer: .*/nowhere is no folder"):
+        source(path, tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TrainingError, match=r"data\.tokenizer: transformers finds no sound tokenizer in .*/empty"):
+        source(path, tmp_path / "empty")
+    (tmp_path / "empty" / "tokenizer.json").write_text("{")
+    with pytest.raises(TrainingError, match=r"data\.tokenizer: transformers finds no sound tokenizer in .*/empty"):
+        source(path, tmp_path / "empty")

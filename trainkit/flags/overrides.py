@@ -1,0 +1,231 @@
+"""The words behind a recipe on the command line: dotted overrides and named flags, each a small layer of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainkit.errors import Diagnostic, Origin
+from trainkit.flags.flag import Flag, Use
+from trainkit.flags.registry import flags
+from trainkit.recipe.argv import argument_words
+from trainkit.recipe.layers.assignment import Assignment, layer_of, read_value
+from trainkit.recipe.layers.layer import ARGUMENTS, Layer
+from trainkit.recipe.layers.paths import Files
+from trainkit.recipe.layers.secrets import MASK, is_secret_name, mask_line
+from trainkit.recipe.schema.fields import schema
+from trainkit.recipe.validation.suggestions import nearest, nearest_key
+
+_DOTTED = re.compile(r"(?P<key>[A-Za-z_][^\s=]*?)(?P<modifier>[+!]?)=(?P<value>.*)", re.DOTALL)
+_TRUE_FALSE = ("true", "false")
+# By the key that they decide: groups of flags; those of one group go together, those of different groups do not.
+_RIVALS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "precision.dtype": (("bf16",), ("fp16",)),
+    "strategy.kind": (("fsdp", "fsdp_config"), ("deepspeed",)),
+    "nodes.processes_per_node": (("nproc_per_node",), ("num_processes",), ("num_gpus",)),
+}
+
+
+@dataclass(frozen=True)
+class _Word:
+    """One override as typed: a flag with what it took, or a dotted key."""
+
+    typed: str
+    flag: Flag | None = None
+    value: str | None = None
+    key: str = ""
+    modifier: str = ""
+
+
+def override_layers(
+    words: Sequence[str], strength: int, cwd: str, files: Files, current: Callable[[str], Any]
+) -> tuple[list[Layer], list[Diagnostic]]:
+    """One layer for each override, in order and of one strength, with errors and warnings.
+
+    current: the value of a key in the weaker layers, for flags that take something back.
+    """
+    found: list[Diagnostic] = []
+    used = _in_order(list(_split(words, strength, found)))
+    given = frozenset(each.flag.name for each in used if each.flag)
+    # They decide whom a flag is for, and stand as typed.
+    typed = {each.key: each.value for each in used if each.key in ("program.kind", ARGUMENTS)}
+    found += _rivals(used, strength)
+    layers = []
+    for each in used:
+        origin = _origin(each.typed, strength, each.key)
+        if each.flag:
+            use = Use(each.flag.name, each.value, origin, cwd, files, lambda key: typed.get(key) or current(key), given)
+            assignments, diagnostics = each.flag.read(use)
+        else:
+            assignments, diagnostics = _dotted(each, origin)
+        found += diagnostics
+        if assignments:
+            layers.append(layer_of("flag", strength, cwd, assignments))
+    return layers, found
+
+
+def is_assignment(word: str) -> bool:
+    """Whether a word on the command line is a dotted override (``batch.micro=8``)."""
+    return not word.startswith("-") and _DOTTED.fullmatch(word) is not None
+
+
+def takes_next_word(word: str, following: str) -> bool:
+    """Whether a flag as typed (``--seed``) takes the following word as its value."""
+    name, equals, _ = word.removeprefix("--").partition("=")
+    flag = flags().get(name.replace("-", "_"))
+    if equals:
+        return False
+    if flag is None:
+        return _belongs_to_unknown(following)
+    return _next(flag, [following]) is not None
+
+
+def argument_layer(arguments: Sequence[str], strength: int, cwd: str, current: Callable[[str], Any]) -> Layer:
+    """The layer of the words for the program: they follow what the weaker layers give under `program.args`."""
+    given = current(ARGUMENTS)
+    before = argument_words(given) if isinstance(given, Mapping) else given if isinstance(given, list) else []
+    shown = mask_line(" ".join(arguments))
+    origin = Origin("command line", strength, "words behind --", length=len(shown), text=shown)
+    return layer_of("command line", strength, cwd, [Assignment(ARGUMENTS, [*before, *arguments], origin)])
+
+
+def _dotted(word: _Word, origin: Origin) -> tuple[list[Assignment], list[Diagnostic]]:
+    if word.key == "extends" or word.key.startswith("extends."):
+        return [], [Diagnostic("error", "a flag cannot change `extends`", "extends", origin, hint="use --with PRESET")]
+    value, found = read_value(word.key, word.value or "", origin)
+    if any(each.severity == "error" for each in found):
+        return [], found
+    return [Assignment(word.key, value, origin, word.modifier)], found
+
+
+def _split(words: Sequence[str], strength: int, found: list[Diagnostic]) -> Iterator[_Word]:
+    remaining = list(words)
+    while remaining:
+        word = remaining.pop(0)
+        dotted = _DOTTED.fullmatch(word.removeprefix("--"))
+        if dotted and (not word.startswith("--") or "." in dotted["key"]):
+            key = dotted["key"]
+            problem = _key_problem(key)
+            if problem:
+                found.append(Diagnostic("error", problem[0], "", _origin(word, strength), hint=problem[1]))
+            else:
+                yield _Word(word, key=key, modifier=dotted["modifier"], value=dotted["value"])
+        elif word.startswith("--") and word != "--":
+            yield from _flag(word, remaining, strength, found)
+        else:
+            hint = "write key=value, or quote the words that belong to one flag"
+            found.append(
+                Diagnostic(
+                    "error", f"{word[:80]!r} is neither a flag nor key=value", "", _origin(word, strength), hint=hint
+                )
+            )
+
+
+def _key_problem(key: str) -> tuple[str, str] | None:
+    if ".." in key or key.endswith("."):
+        return f"{key[:80]!r} is no key", "write section.setting=value"
+    return None
+
+
+def _flag(word: str, remaining: list[str], strength: int, found: list[Diagnostic]) -> Iterator[_Word]:
+    name, equals, text = word[2:].partition("=")
+    name = name.replace("-", "_")
+    flag, negated = flags().get(name), False
+    if flag is None and name.startswith("no_"):
+        flag = flags().get(name[3:])
+        flag, negated = (flag, True) if flag and flag.takes == "switch" and not equals else (None, False)
+    if flag is None:
+        found.append(_unknown_flag(word, name, strength))
+        _skip_value(remaining)
+        return
+    value: str | None = "false" if negated else text if equals else _next(flag, remaining)
+    typed = word if equals or value is None or negated else f"{word} {value}"
+    if flag.takes == "value" and value is None:
+        found.append(
+            Diagnostic(
+                "error",
+                f"--{name} wants a value",
+                "",
+                _origin(word, strength),
+                hint=f"write --{name} {flag.metavar or 'VALUE'}",
+            )
+        )
+    elif flag.takes == "switch" and value is not None and value.lower() not in _TRUE_FALSE:
+        hint = f"write --{name}, --{name}=true or --{name}=false"
+        found.append(
+            Diagnostic(
+                "error", f"--{name} takes true or false, not {value[:40]!r}", "", _origin(word, strength), hint=hint
+            )
+        )
+    else:
+        yield _Word(typed, flag, value)
+
+
+def _next(flag: Flag, remaining: list[str]) -> str | None:
+    """The next word where it is this flag's value; it is then taken off the list."""
+    if not remaining:
+        return None
+    word = remaining[0]
+    if flag.takes == "switch":
+        takes = word.lower() in _TRUE_FALSE
+    elif flag.takes == "optional":
+        takes = not word.startswith("-") and not _DOTTED.fullmatch(word)
+    else:
+        takes = not word.startswith("--")
+    return remaining.pop(0) if takes else None
+
+
+def _skip_value(remaining: list[str]) -> None:
+    """The word behind an unknown flag is most likely its value: it shall not be reported a second time."""
+    if remaining and _belongs_to_unknown(remaining[0]):
+        remaining.pop(0)
+
+
+def _belongs_to_unknown(word: str) -> bool:
+    return not word.startswith("--") and not _DOTTED.fullmatch(word) and not word.endswith((".yaml", ".yml"))
+
+
+def _unknown_flag(word: str, name: str, strength: int) -> Diagnostic:
+    origin = _origin(word, strength)
+    close = nearest(name, flags())
+    key = None if close else nearest_key(name)
+    hint = f"did you mean --{close}?" if close else f"did you mean {key}=…?" if key in schema().settings else ""
+    hint = hint or "`trainkit run --help` lists the flags; what belongs to your program stands behind `--`"
+    return Diagnostic("error", f"unknown flag --{name[:80]}", "", origin, hint=hint)
+
+
+def _in_order(words: list[_Word]) -> list[_Word]:
+    """`--fsdp_config` refines `--fsdp`, so it counts behind it wherever it stands."""
+    names = [each.flag.name if each.flag else "" for each in words]
+    if "fsdp" in names and "fsdp_config" in names and names.index("fsdp_config") < names.index("fsdp"):
+        words = list(words)
+        words.insert(names.index("fsdp"), words.pop(names.index("fsdp_config")))
+    return words
+
+
+def _rivals(words: list[_Word], strength: int) -> Iterator[Diagnostic]:
+    """An error where flags of different names decide the same: one of them would be dropped in silence."""
+    named = [(each.flag.name, each.typed) for each in words if each.flag and _on(each)]
+    for key, groups in _RIVALS.items():
+        group_of = {name: group for group in groups for name in group}
+        used = [(name, typed) for name, typed in named if name in group_of]
+        for name, typed in used[1:]:
+            first = used[0][0]
+            if group_of[name] != group_of[first]:
+                what = f"--{first} and --{name} contradict each other"
+                yield Diagnostic("error", what, key, _origin(typed, strength), hint="keep one of the two")
+                break
+
+
+def _on(word: _Word) -> bool:
+    """Whether the flag is used to ask for something; only a switch can also take something back."""
+    return word.value is None or word.value.lower() != "false"
+
+
+def _origin(typed: str, strength: int, key: str = "") -> Origin:
+    shown = mask_line(typed)
+    if key and is_secret_name(key.rpartition(".")[2]):
+        shown = f"{typed.partition('=')[0]}={MASK}"
+    return replace(Origin("flag", strength, shown[:200]), length=max(len(shown[:200]), 1), text=shown[:200])

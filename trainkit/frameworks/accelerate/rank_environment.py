@@ -1,0 +1,80 @@
+"""What `accelerate launch` gives each rank by itself, beside what the plan sets (accelerate, utils/launch.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from trainkit.frameworks import torchrun
+from trainkit.frameworks.accelerate.fields import distributed_type
+from trainkit.frameworks.deepspeed.launcher import by_import
+from trainkit.machine.versions import at_least, has
+from trainkit.plan.context import Context
+from trainkit.plan.provenance import AddedVariable, SourcedVariable, added_variable, variable
+
+RULE = "accelerate launch sets it for every rank, whatever the program"
+# What accelerate's own flags say where its file and the plan's flags say nothing.
+ALWAYS: Mapping[str, str] = {
+    "ACCELERATE_MIXED_PRECISION": "no",
+    "ACCELERATE_DYNAMO_BACKEND": "NO",
+    "ACCELERATE_DYNAMO_MODE": "default",
+    "ACCELERATE_DYNAMO_USE_FULLGRAPH": "False",
+    "ACCELERATE_DYNAMO_USE_DYNAMIC": "False",
+    "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": "False",
+}
+THREADS_OF_INTEL: Mapping[str, str] = {"KMP_AFFINITY": "granularity=fine,compact,1,0", "KMP_BLOCKTIME": "1"}
+FSDP: Mapping[str, str] = {
+    "FSDP_SHARDING_STRATEGY": "FULL_SHARD",
+    "FSDP_RESHARD_AFTER_FORWARD": "true",
+    "FSDP_MIN_NUM_PARAMS": "100000000",
+    "FSDP_FORWARD_PREFETCH": "false",
+    "FSDP_USE_ORIG_PARAMS": "true",
+    "FSDP_SYNC_MODULE_STATES": "true",
+}
+RECOMPUTED = "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD"
+# Cards that cannot reach one another directly, and the first driver that knows it (accelerate, utils/environment.py).
+UNLINKED, NEW_ENOUGH = "RTX 40", "550.40.07"
+
+
+def unlinked(context: Context) -> tuple[SourcedVariable, ...]:
+    """What Accelerator() demands on cards without direct links, and accelerate launch alone would set."""
+    reads = context.launcher == "accelerate" or context.recipe.program.kind in ("hf", "accelerate")
+    cards = context.facts.gpus
+    if not reads or context.topology.device != "cuda" or len(cards) < 2 or at_least(context.facts.driver, NEW_ENOUGH):
+        return ()
+    if not any(UNLINKED in card.name for card in cards):
+        return ()
+    rule = f"accelerate asks for it where {UNLINKED}xx cards have a driver before {NEW_ENOUGH}"
+    return tuple(variable(name, "1", rule=rule) for name in ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"))
+
+
+def alone(context: Context) -> Iterator[AddedVariable]:
+    """To a single process that is started directly."""
+    yield from (added_variable(name, value, rule=RULE) for name, value in ALWAYS.items())
+    on_cpu = context.topology.device == "cpu"
+    yield added_variable("ACCELERATE_USE_CPU", str(on_cpu), rule=RULE)
+    if on_cpu or not has(context.facts, "accelerate sets KMP_* on a CPU only"):
+        rule = "accelerate launch binds threads so; only Intel's OpenMP reads it"
+        yield from (added_variable(name, value, rule=rule) for name, value in THREADS_OF_INTEL.items())
+
+
+def several(context: Context) -> Iterator[AddedVariable]:
+    """To ranks that it starts with torchrun."""
+    yield from torchrun.of_agent(context)
+    yield from (added_variable(f"TORCHELASTIC_{name}", rule=torchrun.ITS_OWN) for name in ("RUN_ID", "USE_AGENT_STORE"))
+    kind = distributed_type(context) if context.recipe.program.kind == "accelerate" else "MULTI_GPU"
+    if kind == "DEEPSPEED":
+        yield from _deepspeed(context)
+        return
+    yield from (added_variable(name, value, rule=RULE) for name, value in ALWAYS.items())
+    if kind == "FSDP":
+        yield from (added_variable(name, value, rule=f"{RULE} under FSDP") for name, value in FSDP.items())
+        if has(context.facts, f"accelerate sets {RECOMPUTED}"):
+            yield added_variable(RECOMPUTED, "false", rule=f"{RULE} under FSDP")
+
+
+def _deepspeed(context: Context) -> Iterator[AddedVariable]:
+    fields = ["zero3_init_flag", *(["deepspeed_multinode_launcher"] if context.topology.nodes > 1 else [])]
+    rule = "the keys of its own file that say something about DeepSpeed"
+    yield added_variable("ACCELERATE_CONFIG_DS_FIELDS", ",".join(sorted(fields)), rule=rule)
+    yield added_variable("PYTHONPATH", rule="yours, and the working folder after it", yields=True)
+    yield from by_import(context)

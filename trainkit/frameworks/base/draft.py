@@ -1,0 +1,127 @@
+"""A recipe in the making: settings with where they came from, why they are so, and what the original tool left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from trainkit.errors import Diagnostic, Origin
+from trainkit.flags.flag import Use
+from trainkit.flags.registry import flags
+from trainkit.recipe.layers.assignment import Assignment, layer_of
+from trainkit.recipe.layers.paths import Files
+from trainkit.recipe.layers.secrets import mask_line
+from trainkit.recipe.validation.validate import validate_layer
+
+LAYER = "command line"
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """Where an import reads. cwd: absolute folder from which relative paths start."""
+
+    files: Files
+    cwd: str
+
+
+@dataclass
+class Draft:
+    """What has been understood so far.
+
+    replicas: whether several processes are started, which hold replicas unless something says otherwise.
+    settings: by recipe key. reasons: a comment by key. remarks: what was ignored, misread or has no recipe key.
+    problems: errors, with the place in the source; with one of them no recipe is written.
+    """
+
+    title: str = ""
+    name: str = "run"
+    replicas: bool = False
+    settings: dict[str, Assignment] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+    problems: list[Diagnostic] = field(default_factory=list)
+
+    def get(self, key: str) -> Any:
+        """The value at a key, None where nothing has set it."""
+        found = self.settings.get(key)
+        return found.value if found else None
+
+    def put(self, assignment: Assignment, reason: str = "") -> None:
+        """Set a key; a later source wins, and says so. A new kind of a section starts the section anew."""
+        key, old = assignment.key, self.settings.get(assignment.key)
+        if old and old.value != assignment.value:
+            self.remark(f"{key} {old.value} ({old.origin.place}) gives way to {assignment.value}.")
+            if key.endswith(".kind"):
+                self.forget(f"{key.removesuffix('kind')}")
+        self.settings[key] = assignment
+        if reason:
+            self.reasons[key] = reason
+
+    def set(self, key: str, value: Any, origin: Origin, reason: str = "") -> None:
+        """Set a key to a value."""
+        self.put(Assignment(key, value, origin), reason)
+
+    def forget(self, prefix: str) -> None:
+        """Take back every setting whose key begins so."""
+        for key in [key for key in self.settings if key.startswith(prefix)]:
+            del self.settings[key]
+            self.reasons.pop(key, None)
+
+    def remark(self, text: str) -> None:
+        """Note something for the head of the recipe, once."""
+        if text not in self.remarks:
+            self.remarks.append(text)
+
+    def fail(self, what: str, origin: Origin, hint: str, why: str = "") -> None:
+        """Note an error."""
+        self.problems.append(Diagnostic("error", what, origin=origin, why=why, hint=hint))
+
+
+def word_origin(*words: str) -> Origin:
+    """Words of a command as the place of a value; what is secret in them is not shown."""
+    shown = mask_line(" ".join(words))[:200]
+    return Origin(LAYER, 1, shown, length=max(len(shown), 1), text=shown)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One flag as it was used. name: with underscores; value: None for a bare switch."""
+
+    name: str
+    value: str | None
+    origin: Origin
+
+
+def read_flag(
+    draft: Draft, desk: Desk, flag: Given, others: frozenset[str] = frozenset()
+) -> tuple[list[Assignment], list[Diagnostic]]:
+    """What trainkit's own flag of this name makes of a value; nothing is set yet. The errors include wrong types.
+
+    others: the names of all flags beside it.
+    """
+    current: Callable[[str], Any] = draft.get
+    assignments, found = flags()[flag.name].read(
+        Use(flag.name, flag.value, flag.origin, desk.cwd, desk.files, current, others)
+    )
+    kept = [each for each in found if each.severity == "error"]
+    return assignments, kept or wrong_values(assignments, draft)
+
+
+def wrong_values(assignments: list[Assignment], draft: Draft) -> list[Diagnostic]:
+    """Errors in the types and bounds of values."""
+    plain = [replace(each, modifier="") for each in assignments]
+    kinds: Mapping[str, str] = {
+        "strategy": _kind(plain, draft, "strategy", "single"), "model": "gpt", "data": "text",
+    }  # fmt: skip
+    return validate_layer(layer_of(LAYER, 1, "", plain), kinds, lambda value: False)
+
+
+def _kind(assignments: list[Assignment], draft: Draft, section: str, default: str) -> str:
+    given = next((each.value for each in assignments if each.key == f"{section}.kind"), None)
+    return str(given or draft.get(f"{section}.kind") or default)
+
+
+def card(word: str) -> int | str:
+    """A card as devices.select names it: an index, or the id as it is."""
+    return int(word) if word.isdecimal() else word

@@ -1,0 +1,58 @@
+"""A file to import: its values, and where each of them stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainkit.errors import Origin, RecipeError, UsageError
+from trainkit.frameworks.base.draft import Desk
+from trainkit.recipe.layers.layer import Page, page
+from trainkit.recipe.layers.paths import absolute
+from trainkit.recipe.yaml.reader import compose_bytes
+from trainkit.recipe.yaml.syntax import Mark
+
+SUFFIXES = (".json", ".yaml", ".yml")
+SCRIPT = ".sh"  # a shell script that holds one command
+
+
+@dataclass(frozen=True)
+class Source:
+    """A mapping read from a file. path: as the user named it; program: a script and its words, where one is named."""
+
+    path: str
+    tree: Mapping[str, Any]
+    values: Mapping[str, Mark]
+    page: Page
+    program: tuple[str, ...] = ()
+
+    def at(self, key: str) -> Origin:
+        """Where the value at a dotted key stands, or the nearest mapping around it."""
+        while key and key not in self.values:
+            key = key.rpartition(".")[0]
+        return self.page.at(self.values.get(key, Mark(1, 1)))
+
+
+def open_source(desk: Desk, path: str, program: Sequence[str] = ()) -> Source:
+    """Read a file. Raises UsageError where there is none, and RecipeError with each place where it cannot be read."""
+    document = compose_bytes(_read(desk, path))
+    text = page(f"file {path}", 1, path, document)
+    if document.errors:
+        raise RecipeError([text.diagnose("error", each) for each in document.errors])
+    if not isinstance(document.tree, Mapping) or not document.tree:
+        raise UsageError(f"{path} holds no mapping", hint="name a DeepSpeed JSON file or an accelerate config")
+    return Source(path, document.tree, document.values, text, tuple(program))
+
+
+def script_text(desk: Desk, path: str) -> str:
+    """A shell script. Raises UsageError where there is none."""
+    return _read(desk, path).decode("utf-8", "replace")
+
+
+def _read(desk: Desk, path: str) -> bytes:
+    try:
+        return desk.files.read(absolute(path, desk.cwd))
+    except OSError as error:
+        reason = "there is no file" if isinstance(error, FileNotFoundError) else "cannot read"
+        raise UsageError(f"{reason} {path}", hint="check the path; it starts from the current folder") from error

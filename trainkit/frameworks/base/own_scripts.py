@@ -1,0 +1,94 @@
+"""What programs of the user's own have in common: a script, a module or an executable, and its exact words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainkit.errors import Diagnostic
+from trainkit.frameworks.registry import LAUNCHERS
+from trainkit.plan.context import Context
+from trainkit.plan.interpreter import INTERPRETER
+from trainkit.plan.model import Text
+from trainkit.plan.provenance import Token, token
+from trainkit.recipe.schema.launching import Scalar
+
+if TYPE_CHECKING:
+    from trainkit.recipe.resolved import Resolved
+
+PYTHON = (".py", ".pyw", ".pyc", ".pyz")  # what the interpreter is given to run; anything else runs by itself
+ITSELF = f"a name that ends in none of {', '.join(PYTHON)} is executed itself, without an interpreter"
+
+
+def check_target(resolved: Resolved) -> tuple[Diagnostic, ...]:
+    """Exactly one of script and module must be given."""
+    program = resolved.recipe.program
+    if bool(program.script) != bool(program.module):
+        return ()
+    both = bool(program.script)
+    neither = f"a program of kind {program.kind} needs a script or a module"
+    what = "program.script and program.module are both given" if both else neither
+    hint = "Keep one of the two." if both else "Set program.script to its path, or program.module to its dotted name."
+    return (Diagnostic("error", what, key="program", origin=resolved.origin("program.kind"), hint=hint),)
+
+
+def named(context: Context) -> str:
+    """The program, for people."""
+    program = context.recipe.program
+    if program.script and not program.script.endswith(PYTHON):
+        return f"your executable {program.script}"
+    return f"your script {program.script}" if program.script else f"your module {program.module}"
+
+
+def command(context: Context, words: tuple[Token, ...]) -> tuple[Token, ...]:
+    """What is started, and the words, written so that the launcher hands them on unchanged."""
+    return (*_target(context), *_local_rank(context), *(_escaped(word, context) for word in words))
+
+
+def _target(context: Context) -> tuple[Token, ...]:
+    """The interpreter with a script or a module, or a file that is no Python by its name."""
+    script, module = context.recipe.program.script, context.recipe.program.module
+    if script and not script.endswith(PYTHON):
+        return (token(script if "/" in script else f"./{script}", keys=("program.script",), rule=ITSELF),)
+    python = token(context.facts.executable, rule=INTERPRETER)
+    if script:
+        return (python, token(_as_file(script), keys=("program.script",)))
+    return (python, token("-m", keys=("program.module",)), token(module or "", keys=("program.module",)))
+
+
+def _local_rank(context: Context) -> tuple[Token, ...]:
+    if not context.recipe.program.local_rank:
+        return ()
+    return (token(f"--local_rank={LAUNCHERS[context.launcher].local_rank(context)}", keys=("program.local_rank",)),)
+
+
+def own_words(context: Context) -> tuple[Token, ...]:
+    """The words of program.args."""
+    return tuple(token(word, keys=(key,)) for word, key in arguments(context.recipe.program.args))
+
+
+def arguments(args: dict[str, Scalar | list[Scalar]] | list[str]) -> tuple[tuple[str, str], ...]:
+    """The program's words, each with the recipe key that made it.
+
+    A list is passed word for word; in a mapping `key: value` becomes `--key value`, `true` a bare `--key`,
+    `false` and `null` nothing, a list `--key a b`.
+    """
+    if isinstance(args, list):
+        return tuple((word, "program.args") for word in args)
+    words: list[tuple[str, str]] = []
+    for name, value in args.items():
+        if value is None or value is False:
+            continue
+        values = [] if value is True else value if isinstance(value, list) else [value]
+        words += [(word, f"program.args.{name}") for word in (f"--{name}", *(str(item) for item in values))]
+    return tuple(words)
+
+
+def _escaped(word: Token, context: Context) -> Token:
+    launcher = LAUNCHERS[context.launcher]
+    parts = (launcher.escape(part, context) if isinstance(part, str) else part for part in word.text.parts)
+    return Token(Text(tuple(parts)), word.source)
+
+
+def _as_file(script: str) -> str:
+    """A path that no interpreter reads as one of its own flags."""
+    return f"./{script}" if script.startswith("-") else script

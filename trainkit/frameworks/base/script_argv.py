@@ -1,0 +1,73 @@
+"""The words behind a script's name, one flag at a time, so that those with a recipe key can be taken out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from trainkit.errors import Origin
+from trainkit.frameworks.base.draft import word_origin
+from trainkit.frameworks.hf_trainer.argv_reader import FALSE, TRUE
+from trainkit.recipe.argv import argument_words
+from trainkit.recipe.layers.secrets import secret_arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Phrase:
+    """A flag with the words that follow it. name: with underscores; empty for words in front of the first flag."""
+
+    name: str
+    values: tuple[str, ...]
+    words: tuple[str, ...]  # as they stood
+
+    @property
+    def origin(self) -> Origin:
+        """The place of these words."""
+        return word_origin(*self.words)
+
+    @property
+    def switch(self) -> bool | None:
+        """What a yes-or-no flag says, as HfArgumentParser reads it; None where it says something else."""
+        word = " ".join(self.values).lower()
+        return True if word in ("", *TRUE) else False if word in FALSE else None
+
+
+def phrases(words: Sequence[str]) -> Iterator[Phrase]:
+    """The words in order; from a bare `--` on they are one phrase without a name."""
+    start, name = 0, ""
+    for position, word in enumerate((*words, "--")):
+        if not word.startswith("--") and position < len(words):
+            continue
+        if position > start:
+            yield _phrase(name, words[start:position])
+        if word == "--":
+            if position < len(words):
+                yield Phrase("", (), tuple(words[position:]))
+            return
+        start, name = position, word[2:].partition("=")[0].replace("-", "_")
+
+
+def _phrase(name: str, words: Sequence[str]) -> Phrase:
+    if not name:
+        return Phrase("", (), tuple(words))
+    _, equals, value = words[0].partition("=")
+    return Phrase(name, ((value,) if equals else ()) + tuple(words[1:]), tuple(words))
+
+
+def as_arguments(words: Sequence[str]) -> Mapping[str, object] | list[str]:
+    """The words as program.args: by name where this gives exactly these words again, else word for word."""
+    named: dict[str, object] = {}
+    for phrase in phrases(words):
+        if not phrase.name.isidentifier() or phrase.name in named:
+            return list(words)
+        values = list(phrase.values)
+        named[phrase.name] = True if not values else values[0] if len(values) == 1 else values
+    return named if named and argument_words(named) == list(words) else list(words)
+
+
+def without_secrets(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words without those that hold a secret, and the flags that these stood behind."""
+    secret = set(secret_arguments(words))
+    flags = {position if "=" in words[position] else position - 1 for position in secret}
+    kept = [word for position, word in enumerate(words) if position not in secret | flags]
+    return kept, [words[position].partition("=")[0] for position in sorted(flags)]

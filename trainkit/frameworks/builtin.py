@@ -1,0 +1,168 @@
+"""`builtin`: trainkit's own trainer, which reads its settings from one JSON file."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from trainkit.errors import Diagnostic
+from trainkit.plan.context import Context
+from trainkit.plan.interpreter import module
+from trainkit.plan.model import Notice, Preparation, Variable, text
+from trainkit.plan.provenance import Source, SourcedFile, SourcedVariable, Token, texts, token
+from trainkit.plan.support import Reach, Table
+
+if TYPE_CHECKING:
+    from trainkit.recipe.resolved import Resolved
+
+SETTINGS = "trainer.json"
+DEEPSPEED = "deepspeed.json"
+
+_OLD = "The built-in trainer uses fully_shard, which is version 2."
+_SAME = "Every rank builds the same weights from the seed."
+_LEAVE = "Leave it out."
+REACH: Table = {
+    "": Reach(SETTINGS),
+    "strategy.version": Reach(why=_OLD, instead="Write 2.", anyway=(2,)),
+    "strategy.backward_prefetch": Reach(why=_OLD, instead=_LEAVE, anyway=("backward_pre", None)),
+    "strategy.forward_prefetch": Reach(why=_OLD, instead=_LEAVE, anyway=(False, None)),
+    "strategy.limit_all_gathers": Reach(why=_OLD, instead=_LEAVE, anyway=(True, None)),
+    "strategy.use_orig_params": Reach(why=_OLD, instead=_LEAVE, anyway=(True, None)),
+    "strategy.sync_module_states": Reach(why=_SAME, instead=_LEAVE, anyway=(True, None)),
+    "strategy.cpu_ram_efficient_loading": Reach(why=_SAME, instead=_LEAVE, anyway=(False, None)),
+    "strategy.gather_16bit": Reach(
+        why="The trainer writes its checkpoints in parts, and `trainkit export` gathers the weights.",
+        instead="Leave it out.",
+        anyway=(False,),
+    ),
+    "strategy.state_dict_type": Reach(
+        why="Checkpoints of sharded models are written sharded.", instead=_LEAVE, anyway=("sharded", None)
+    ),
+}
+
+# Where a zero strategy keeps its state -> the op that it needs for that. Offload to CPU needs none: the trainer hands
+# DeepSpeed torch's own optimizer.
+OPS = {"nvme": "async_io"}
+
+
+def check(resolved: Resolved) -> tuple[Diagnostic, ...]:
+    """The built-in trainer takes no script, module or arguments."""
+    program = resolved.recipe.program
+    return tuple(
+        Diagnostic(
+            "error",
+            f"program.{name} has no meaning for the built-in trainer",
+            key=f"program.{name}",
+            origin=resolved.origin(f"program.{name}"),
+            hint=f"Set program.kind to torch to run your own program, or leave program.{name} out.",
+        )
+        for name in ("script", "module", "args", "local_rank")
+        if getattr(program, name)
+    )
+
+
+def problems(context: Context) -> tuple[Diagnostic, ...]:
+    """None."""
+    return ()
+
+
+def reason(context: Context) -> str:
+    """For people."""
+    return "trainkit's own trainer"
+
+
+def argv(context: Context) -> tuple[Token, ...]:
+    """The trainer and its settings file."""
+    return (
+        *module(context, "trainkit.trainer", keys=("program.kind",)),
+        token("--settings", rule="the trainer reads the plan's decisions from one file"),
+        token(Variable.RUN_DIR, f"/{SETTINGS}", rule="the trainer reads the plan's decisions from one file"),
+    )
+
+
+def wrapper(context: Context) -> tuple[Token, ...]:
+    """None."""
+    return ()
+
+
+def environment(context: Context) -> tuple[SourcedVariable, ...]:
+    """None."""
+    return ()
+
+
+def files(context: Context) -> tuple[SourcedFile, ...]:
+    """The trainer's settings, and DeepSpeed's for the zero strategies."""
+    settings = SourcedFile(SETTINGS, _json(_settings(context)), _setting_sources(context))
+    return (settings, _deepspeed_file(context)) if context.zero else (settings,)
+
+
+def preparations(context: Context) -> tuple[Preparation, ...]:
+    """DeepSpeed compiles its ops at first use; ranks killed meanwhile leave a lock that stops the next run."""
+    ops = deepspeed_ops(context)
+    if not ops:
+        return ()
+    argv = (*texts(module(context, "trainkit.trainer.perf.build_ops")), text("--ops"), text(",".join(ops)))
+    return (Preparation("build DeepSpeed ops", argv, "deepspeed-ops"),)
+
+
+def notices(context: Context) -> tuple[Notice, ...]:
+    """None."""
+    return ()
+
+
+def deepspeed_ops(context: Context) -> tuple[str, ...]:
+    """The ops that this run would compile, by the names of trainkit.trainer.perf.build_ops."""
+    chosen = {getattr(context.recipe.strategy, name, "none") for name in ("offload_optimizer", "offload_param")}
+    return tuple(op for place, op in OPS.items() if place in chosen)
+
+
+def _settings(context: Context) -> dict[str, Any]:
+    batch = context.batch
+    return {
+        "recipe": context.recipe.model_dump(mode="json", by_alias=True),
+        "batch": {
+            "global_": batch.global_,
+            "micro": batch.micro,
+            "accumulation": batch.accumulation,
+            "ranks": batch.ranks,
+            "eval_micro": batch.eval_micro,
+            "search": list(batch.search),
+        },
+        "device": context.topology.device,
+        "dtype": context.dtype,
+        "training_digest": context.training_digest,
+        "resume": {"path": context.resume.path, "step": context.resume.step},
+        "deepspeed": DEEPSPEED if context.zero else None,
+    }
+
+
+def _setting_sources(context: Context) -> dict[str, Source]:
+    ranks = ("nodes.count", "nodes.processes_per_node")
+    sides = ("batch.global", "batch.micro", "batch.accumulation", *ranks)
+    return {
+        "recipe": Source(rule="the resolved recipe, whole"),
+        "batch.global_": Source(sides),
+        "batch.micro": Source(sides),
+        "batch.accumulation": Source(sides),
+        "batch.ranks": Source(ranks),
+        "batch.eval_micro": Source(("batch.eval_micro", "batch.micro")),
+        "batch.search": Source(("batch.micro", "batch.global", *ranks)),
+        "device": Source(("devices.type", "devices.select")),
+        "dtype": Source(("precision.dtype",)),
+        "training_digest": Source(rule="digest of everything that decides the course of training"),
+        "resume": Source(("checkpoint.resume",)),
+        "deepspeed": Source(("strategy.kind",)),
+    }
+
+
+def _deepspeed_file(context: Context) -> SourcedFile:
+    from trainkit.frameworks.deepspeed.config import deepspeed_config
+
+    resolved = context.resolved
+    base = resolved.attachments.get("strategy.config")
+    content, made_by = deepspeed_config(resolved.recipe, context.batch, context.dtype, base, resolved.given)
+    return SourcedFile(DEEPSPEED, _json(content), {key: Source(tuple(keys)) for key, keys in made_by})
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"

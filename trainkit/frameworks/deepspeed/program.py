@@ -1,0 +1,174 @@
+"""`deepspeed`: scripts that call deepspeed.initialize; what the recipe sets reaches them in the file they are given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from trainkit.errors import Diagnostic
+from trainkit.frameworks.base import own_scripts
+from trainkit.frameworks.deepspeed.ops import preparations
+from trainkit.plan.context import Context
+from trainkit.plan.model import Notice, Variable
+from trainkit.plan.provenance import Source, SourcedFile, SourcedVariable, Token, token
+from trainkit.plan.support import LAUNCHED, Reach, Table
+
+if TYPE_CHECKING:
+    from trainkit.recipe.resolved import Resolved
+
+__all__ = [
+    "REACH",
+    "argv",
+    "check",
+    "environment",
+    "files",
+    "notices",
+    "preparations",
+    "problems",
+    "reason",
+    "wrapper",
+]
+
+FILE = "deepspeed.json"
+FLAG = "--deepspeed_config"
+GIVEN = "deepspeed.add_config_arguments names the flag, and deepspeed.initialize reads the file"
+# What DeepSpeed can make itself, with the arguments that the recipe gives.
+OPTIMIZERS = ("adamw_torch", "sgd")
+SHORTEST_WARMUP = 2  # steps; DeepSpeed makes two of one, and refuses none (deepspeed/runtime/lr_schedules.py)
+
+_OWN = "The script does this itself."
+_CALLED = Reach(
+    why="DeepSpeed recomputes what the script hands to deepspeed.checkpointing.",
+    instead="Put activation_checkpointing in the file that strategy.config names, and leave it out here.",
+    anyway=(False,),
+)
+REACH: Table = {
+    **LAUNCHED,
+    **dict.fromkeys(
+        (
+            "strategy",
+            "batch.global",
+            "batch.micro",
+            "batch.accumulation",
+            "precision.dtype",
+            "train.max_grad_norm",
+            "logging.every_steps",
+            *(f"optimizer.{name}" for name in ("name", "lr", "weight_decay", "beta1", "beta2", "eps")),
+            *(f"schedule.{name}" for name in ("name", "warmup_steps", "min_lr_ratio")),
+        ),
+        Reach(FILE),
+    ),
+    "train.steps": Reach(f"{FILE}, as the length of the schedule"),
+    "efficiency.gradient_checkpointing": _CALLED,
+    "data.pin_memory": Reach(why=_OWN, instead="Leave it out.", anyway=(False,)),  # which the preset for CPUs says
+    **dict.fromkeys(
+        ("model", "data", "peft", "sample", "eval", "checkpoint"),
+        Reach(why=_OWN, instead="Pass what the script takes in program.args.", anyway=("never",)),
+    ),
+}
+
+
+def check(resolved: Resolved) -> tuple[Diagnostic, ...]:
+    """Exactly one of script and module must be given."""
+    return own_scripts.check_target(resolved)
+
+
+def problems(context: Context) -> tuple[Diagnostic, ...]:
+    """What DeepSpeed cannot make from its file, and a second file in the program's own words."""
+    return tuple(_problems(context))
+
+
+def _problems(context: Context) -> Iterator[Diagnostic]:
+    recipe, given = context.recipe, context.resolved.given
+    for word, key in own_scripts.arguments(recipe.program.args):
+        if word.partition("=")[0] == FLAG:
+            hint = "Name the file in strategy.config: it is the base that the recipe fills."
+            yield _error(context, f"{FLAG} is the plan's to pass", key, hint)
+    if given("optimizer.name") and recipe.optimizer.name not in OPTIMIZERS:
+        hint = f"Choose {' or '.join(OPTIMIZERS)}, or leave it out and describe it in the file of strategy.config."
+        yield _error(context, f"optimizer {recipe.optimizer.name} cannot be made by DeepSpeed", "optimizer.name", hint)
+    schedule = recipe.schedule
+    if not any(given(f"schedule.{name}") for name in ("name", "warmup_steps", "min_lr_ratio")):
+        if given("train.steps"):
+            hint = "Pass what the script takes in program.args, or give a schedule, whose length it is."
+            yield _error(context, "train.steps cannot reach a program of kind deepspeed", "train.steps", hint)
+        return
+    warms = schedule.name != "constant"
+    if warms and schedule.warmup_steps < SHORTEST_WARMUP:
+        hint = f"Set schedule.warmup_steps to {SHORTEST_WARMUP} or more, or schedule.name to constant."
+        yield _error(context, "DeepSpeed's schedules warm up", "schedule.warmup_steps", hint)
+    if schedule.name in ("linear", "cosine") and recipe.train.steps is None:
+        hint = "Set train.steps to the number of updates that the script makes."
+        yield _error(context, f"the schedule {schedule.name} needs its length", "schedule.name", hint)
+    if schedule.name == "linear" and schedule.min_lr_ratio:
+        hint = "Set schedule.min_lr_ratio to 0, or schedule.name to cosine."
+        yield _error(context, "DeepSpeed's linear schedule ends at 0", "schedule.min_lr_ratio", hint)
+
+
+def _error(context: Context, what: str, key: str, hint: str) -> Diagnostic:
+    return Diagnostic("error", what, key=key, origin=context.resolved.origin(key), hint=hint)
+
+
+def reason(context: Context) -> str:
+    """For people."""
+    return f"{own_scripts.named(context)}, on DeepSpeed's engine"
+
+
+def argv(context: Context) -> tuple[Token, ...]:
+    """Interpreter, script, the user's words, and the file."""
+    own = own_scripts.own_words(context)
+    end = next((place for place, word in enumerate(own) if str(word.text) == "--"), len(own))
+    file = (token(FLAG, rule=GIVEN), token(Variable.RUN_DIR, f"/{FILE}", rule=GIVEN))
+    return own_scripts.command(context, (*own[:end], *file, *own[end:]))
+
+
+def wrapper(context: Context) -> tuple[Token, ...]:
+    """None."""
+    return ()
+
+
+def files(context: Context) -> tuple[SourcedFile, ...]:
+    """DeepSpeed's file, from the recipe or with the user's as base."""
+    from trainkit.frameworks.deepspeed.config import deepspeed_config
+    from trainkit.frameworks.deepspeed.readers import OWN_PROGRAM
+
+    resolved = context.resolved
+    content, made_by = deepspeed_config(
+        resolved.recipe,
+        context.batch,
+        context.dtype,
+        resolved.attachments.get("strategy.config"),
+        resolved.given,
+        reader=OWN_PROGRAM,
+    )
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    return (SourcedFile(FILE, text, {key: Source(tuple(keys)) for key, keys in made_by}),)
+
+
+def environment(context: Context) -> tuple[SourcedVariable, ...]:
+    """None."""
+    return ()
+
+
+def notices(context: Context) -> tuple[Notice, ...]:
+    """What the file says can be overruled in the script."""
+    sections = {"optimizer": "optimizer", "schedule": "lr_scheduler"}
+    named = [section for section in sections if any(key.startswith(f"{section}.") for key in context.resolved.history)]
+    given = [section for section in named if context.resolved.given(section) or _given_below(context, section)]
+    return tuple(
+        Notice("note", f"A script that passes {sections[section]} to deepspeed.initialize overrules {section} here.")
+        for section in given
+    )
+
+
+def _given_below(context: Context, section: str) -> bool:
+    keys = [key for key in context.resolved.history if key.startswith(f"{section}.")]
+    return any(context.resolved.given(key) for key in keys)
+
+
+def has_schedule(context: Context) -> bool:
+    """Whether DeepSpeed has this schedule: of a known length, and a line only down to 0."""
+    schedule = context.recipe.schedule
+    endless = schedule.name in ("linear", "cosine") and context.recipe.train.steps is None
+    return not endless and not (schedule.name == "linear" and schedule.min_lr_ratio)

@@ -1,0 +1,135 @@
+"""`hf`: the command line that one would type without trainkit, and the files that it names."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from trainkit.frameworks import torch_xla
+from trainkit.frameworks.accelerate import launcher
+from trainkit.frameworks.base.own_scripts import PYTHON
+from trainkit.frameworks.hf_trainer import fsdp, program
+from trainkit.frameworks.hf_trainer.fields import OUTPUT
+from trainkit.machine.selection import ORDER
+from trainkit.plan.context import Context
+from trainkit.plan.model import Text, Variable, text
+from trainkit.text import counted
+
+COMMAND = "command.sh"
+_PLACE = text(Variable.RUN_DIR, f"/{OUTPUT}")
+# The shell ends the script with these words where the variable is not set.
+_RANK = '"${NODE_RANK:?number of this machine, from 0}"'
+
+
+def unfit(context: Context) -> str:
+    """Why there is no such command."""
+    kind = context.recipe.program.kind
+    if kind != "hf":
+        return f"it is for programs of kind hf, and program.kind is {kind}"
+    if context.topology.nodes > 1 and context.recipe.nodes.rendezvous == "auto":
+        return "the command names host and port of node 0, and nodes.rendezvous is auto"
+    return ""
+
+
+def notes(context: Context) -> tuple[str, ...]:
+    """None."""
+    return ()
+
+
+def files(context: Context, folder: str) -> dict[str, str]:
+    """The command as a script, and the files. folder: from the working folder, in which the command is to be run."""
+    words = [*_launcher(context, folder), *map(shlex.quote, _program(context, folder))]
+    ranks = counted(context.topology.world_size, "rank")
+    head = f"# {context.recipe.name}: strategy {context.recipe.strategy.kind}, {ranks}. Run it where it was exported."
+    line = " \\\n    ".join(_groups([*_variables(context), *words]))
+    made = {file.path: file.content for file in program.files(context)}
+    if context.launcher == "accelerate":
+        made |= {file.path: file.content for file in launcher.files(context)}
+    return {COMMAND: f"#!/bin/sh\n{head}\n{line}\n", **made}
+
+
+def _variables(context: Context) -> Iterator[str]:
+    """Assignments in front of the command, as the shell reads them."""
+    told = {name: value for name, value in _devices(context) if context.launcher != "deepspeed" or "CUDA" not in name}
+    more = (*fsdp.environment(context), *(torch_xla.environment(context) if torch_xla.on_xla(context) else ()))
+    told |= {each.name: str(each.value) for each in more}
+    own = {name: str(value) for name, value in context.recipe.env.items()}
+    for name, value in ({name: value for name, value in told.items() if name not in own} | own).items():
+        yield f"{name}={shlex.quote(value) if value else ''}"
+
+
+def _devices(context: Context) -> Iterator[tuple[str, str]]:
+    """Which cards, where the tools by themselves would take others."""
+    devices, there = context.recipe.devices, context.facts.gpus
+    amd = any(gpu.vendor == "amd" for gpu in there)
+    shows = "HIP_VISIBLE_DEVICES" if amd else "CUDA_VISIBLE_DEVICES"
+    if context.topology.device == "cpu":
+        if there or devices.select == "none":
+            yield shows, ""
+        if context.zero or context.launcher == "deepspeed":
+            yield "DS_ACCELERATOR", "cpu"
+    elif context.topology.device == "mps":
+        yield "PYTORCH_ENABLE_MPS_FALLBACK", "1"
+    elif context.topology.device == "cuda" and (isinstance(devices.select, list) or context.processes < len(there)):
+        yield shows, ",".join(map(str, _chosen(context)))
+        if not amd:
+            yield "CUDA_DEVICE_ORDER", ORDER[devices.order if isinstance(devices.select, list) else "pci"][0]
+
+
+def _chosen(context: Context) -> tuple[int | str, ...]:
+    """The cards as the recipe names them, else by what the plan found."""
+    select = context.recipe.devices.select
+    return tuple(select) if isinstance(select, list) else context.devices
+
+
+def _launcher(context: Context, folder: str) -> tuple[str, ...]:
+    """The launcher's own words, as its documentation writes them, ready for the shell."""
+    nodes, processes = context.topology.nodes, context.processes
+    restarts = context.recipe.launcher.max_restarts
+    more = (f"--max_restarts={restarts}",) if restarts else ()
+    host, _, port = context.recipe.nodes.rendezvous.rpartition(":")
+    if context.launcher == "accelerate":
+        several = (f"--machine_rank={_RANK}", f"--main_process_ip={host}", f"--main_process_port={port}")
+        config = f"--config_file={shlex.quote(f'{folder}/{launcher.CONFIG}')}"
+        return ("accelerate", "launch", config, *(several if nodes > 1 else ("--main_process_port=0",)), *more)
+    if context.launcher == "torchrun":
+        place = (f"--nnodes={nodes}", f"--node_rank={_RANK}", f"--master_addr={host}", f"--master_port={port}")
+        return ("torchrun", f"--nproc_per_node={processes}", *(place if nodes > 1 else ("--standalone",)), *more)
+    if context.launcher == "deepspeed":
+        cards = ",".join(map(str, _chosen(context)))
+        which = f"--include=localhost:{cards}" if context.cards else f"--num_gpus={processes}"
+        return ("deepspeed", "--no_local_rank", which)
+    return () if _itself(context) else ("python",)
+
+
+def _itself(context: Context) -> bool:
+    """Whether the script is executed without the interpreter."""
+    script = context.recipe.program.script
+    return bool(script and not script.endswith(PYTHON))
+
+
+def _program(context: Context, folder: str) -> Iterator[str]:
+    """Script or module and its words. Places in the run directory become places in the folder."""
+    words = [token.text for token in program.argv(context)]
+    if _itself(context):
+        words = [text("--no_python"), *words] if context.launcher != "python" else words
+    else:
+        words = words[1:]  # the interpreter, which launchers add by themselves
+    if context.launcher == "deepspeed" and str(words[0]) == "-m":
+        words[0] = text("--module")
+    yield from (_bound(word, context.recipe.output.root, folder) for word in words)
+
+
+def _bound(word: Text, root: str, folder: str) -> str:
+    return root if word == _PLACE else word.bind({Variable.RUN_DIR: folder})
+
+
+def _groups(words: list[str]) -> Iterator[str]:
+    """The words, quoted, in lines: each flag with what follows it."""
+    line: list[str] = []
+    for word in words:
+        if word.startswith("--") and line:
+            yield " ".join(line)
+            line = []
+        line.append(word)
+    yield " ".join(line)

@@ -1,0 +1,26 @@
+"""Every foreign tool by the part that it plays: launchers and program kinds, imported when a plan uses them."""
+
+from __future__ import annotations
+
+from trainkit.frameworks.base.launcher import Launcher
+from trainkit.frameworks.base.program import Program
+from trainkit.lazy import Registry
+
+_HERE = "trainkit.frameworks"
+LAUNCHERS: Registry[Launcher] = Registry(
+    {
+        "python": f"{_HERE}.python",
+        "torchrun": f"{_HERE}.torchrun",
+        "accelerate": f"{_HERE}.accelerate.launcher",
+        "deepspeed": f"{_HERE}.deepspeed.launcher",
+    }
+)
+PROGRAMS: Registry[Program] = Registry(
+    {
+        "builtin": f"{_HERE}.builtin",
+        "hf": f"{_HERE}.hf_trainer.program",
+        "accelerate": f"{_HERE}.accelerate.program",
+        "deepspeed": f"{_HERE}.deepspeed.program",
+        "torch": f"{_HERE}.torch_script",
+    }
+)

@@ -1,0 +1,71 @@
+"""`torch`: the user's script or module, which reads only the rank environment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainkit.errors import Diagnostic
+from trainkit.frameworks.base import own_scripts
+from trainkit.plan.context import Context
+from trainkit.plan.model import Notice, Preparation
+from trainkit.plan.provenance import SourcedFile, SourcedVariable, Token
+from trainkit.plan.support import LAUNCHED, Reach, Table
+
+if TYPE_CHECKING:
+    from trainkit.recipe.resolved import Resolved
+
+REACH: Table = {
+    **LAUNCHED,
+    "": Reach("the file that TRAINKIT_RECIPE names"),
+    "checkpoint.resume": Reach(
+        why="Which folder holds a checkpoint of the program's own is not known.",
+        instead="Pass the checkpoint in program.args, and leave checkpoint.resume out.",
+        anyway=("never",),
+    ),
+}
+
+
+def check(resolved: Resolved) -> tuple[Diagnostic, ...]:
+    """Exactly one of script and module must be given."""
+    return own_scripts.check_target(resolved)
+
+
+def problems(context: Context) -> tuple[Diagnostic, ...]:
+    """None."""
+    return ()
+
+
+def reason(context: Context) -> str:
+    """For people."""
+    return own_scripts.named(context)
+
+
+def argv(context: Context) -> tuple[Token, ...]:
+    """Interpreter, script or module, and the arguments word for word."""
+    return own_scripts.command(context, own_scripts.own_words(context))
+
+
+def wrapper(context: Context) -> tuple[Token, ...]:
+    """None."""
+    return ()
+
+
+def files(context: Context) -> tuple[SourcedFile, ...]:
+    """None: the resolved recipe lies in the run directory anyway."""
+    return ()
+
+
+def environment(context: Context) -> tuple[SourcedVariable, ...]:
+    """None."""
+    return ()
+
+
+def preparations(context: Context) -> tuple[Preparation, ...]:
+    """None."""
+    return ()
+
+
+def notices(context: Context) -> tuple[Notice, ...]:
+    """Settings do not reach a script by themselves."""
+    what = "Settings of the recipe reach this program only through its arguments and the file named by TRAINKIT_RECIPE."
+    return (Notice("note", what),)

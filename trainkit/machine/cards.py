@@ -1,0 +1,58 @@
+"""The folder of card locks: a file for each card that a run has taken, locked as long as the run lasts.
+
+The holder locks the file and writes into it who it is; whoever can lock the file knows that nobody holds the card. A
+holder removes its file before it lets go, so that nothing is left behind; one that is killed leaves an unlocked file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import posixpath
+from collections.abc import Mapping
+
+from trainkit.machine.facts import Hold
+
+FOLDERS = ("/run/lock", "/var/tmp", "/tmp")  # noqa: S108 - the first that anybody may write to; shared on purpose
+SETTING = "TRAINKIT_CARD_LOCKS"
+
+
+def folder(environ: Mapping[str, str]) -> str:
+    """Where card locks lie: one folder for all users of a machine. Containers that share cards may be given one too."""
+    if wanted := environ.get(SETTING):
+        return wanted
+    base = next((path for path in FOLDERS if os.access(path, os.W_OK | os.X_OK)), FOLDERS[-1])
+    return posixpath.join(base, "trainkit-cards")
+
+
+def path(uuid: str, environ: Mapping[str, str]) -> str:
+    """The lock file of a card."""
+    safe = "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in uuid)
+    return posixpath.join(folder(environ), safe)
+
+
+def holder(uuid: str, environ: Mapping[str, str]) -> Hold | None:
+    """Who holds a card; None where nobody does."""
+    try:
+        fd = os.open(path(uuid, environ), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return read_hold(fd)
+    except OSError:  # a file system without locks: nobody can hold anything there
+        return None
+    finally:
+        os.close(fd)
+    return None
+
+
+def read_hold(fd: int) -> Hold:
+    """What a holder wrote; it may be just about to write."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        told = json.loads(os.pread(fd, 1 << 16, 0))
+        return Hold(int(told["pid"]), str(told["user"]), str(told["run"]))
+    return Hold(0, "", "")

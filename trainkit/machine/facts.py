@@ -1,0 +1,176 @@
+"""Facts: what is true of a machine. Frozen, serializable, gathered by probes, consumed by planning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from trainkit.errors import UsageError
+from trainkit.machine.decode import decode
+
+FACTS_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Who has taken a card for a run of trainkit's; it lasts as long as that run. run: its directory."""
+
+    pid: int
+    user: str
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process on a card. pid and user as this process sees them; in a container others may have neither.
+
+    memory: bytes, None where the driver does not say (MIG, WSL). graphics: it only draws (a desktop).
+    """
+
+    pid: int
+    user: str = ""
+    command: str = ""
+    memory: int | None = None
+    graphics: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MigInstance:
+    """A part of a card that MIG split off. profile: as NVIDIA names it (``1g.10gb``). Memory in bytes."""
+
+    uuid: str
+    profile: str
+    memory_total: int
+    memory_free: int
+    processes: tuple[GpuProcess, ...] = ()
+    held_by: Hold | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One accelerator. `index` is its position in PCI order (as nvidia-smi counts).
+
+    What a driver or a card does not tell is None (for counts and rates) or empty.
+    cores: arithmetic units as NVIDIA counts them. mig: whether the card is split; then only its `instances`
+    can be used.
+    throttling: why the clock is held down just now (``power cap``, ``heat``), without the harmless reasons.
+    ecc_errors: uncorrectable memory errors since the driver was loaded.
+    pending_repair: the card waits for a reset to take bad memory out of use.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    memory_total: int  # bytes
+    memory_free: int  # bytes
+    compute_capability: tuple[int, int]
+    memory_reserved: int = 0  # bytes, the driver's own, never free and nobody's
+    vendor: Literal["nvidia", "amd"] = "nvidia"
+    pci_bus_id: str = ""  # domain:bus:device.function
+    numa_node: int | None = None
+    cores: int | None = None
+    clock: int | None = None  # MHz, of the arithmetic units, now
+    clock_limit: int | None = None  # MHz
+    power: float | None = None  # watts, now
+    power_limit: float | None = None  # watts, in force
+    power_default: float | None = None  # watts, as delivered
+    temperature: int | None = None  # degrees Celsius
+    utilization: int | None = None  # percent of the last second or so in which a kernel ran
+    compute_mode: Literal["default", "exclusive", "prohibited"] = "default"
+    throttling: tuple[str, ...] = ()
+    ecc_errors: int | None = None
+    pending_repair: bool | None = None
+    mig: bool = False
+    instances: tuple[MigInstance, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
+    held_by: Hold | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBuild:
+    """What torch was built for, as its version file says. cuda, hip: the toolkit's version, if any."""
+
+    version: str
+    cuda: str | None = None
+    hip: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NumaNode:
+    """Cores that are near to one part of the memory. cpus: all of the node's, whether usable here or not."""
+
+    index: int
+    cpus: tuple[int, ...]
+    memory_total: int  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What a scheduler gave to this process. variables: those of its environment that say so, as they stand."""
+
+    scheduler: Literal["slurm", "pbs", "lsf", "kubernetes"]
+    job: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What planning may know of a machine.
+
+    packages: version by distribution name, for the packages that plans depend on; absent means not installed.
+    notes: what a probe could not find out, and why, by probe name (``gpus: the driver is not loaded``); ``nvidia`` and
+    ``amd`` say why there is no card of that make where nothing failed.
+    visible_devices, device_order, hip_devices, rocr_devices: the caller's CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER,
+    HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES, None where unset.
+    driver, cuda_driver: of the NVIDIA driver, its version and the newest CUDA that it runs; empty without one.
+    nccl: version of the NCCL that is installed beside torch; empty where there is none.
+    origin: where facts that were not probed here come from (a file, a profile); empty for this machine.
+    """
+
+    platform: str  # sys.platform
+    machine: str  # platform.machine()
+    hostname: str
+    python: str  # version
+    executable: str  # sys.executable
+    cpu_cores: int  # usable by this process: affinity and cgroup limits counted
+    memory_total: int  # bytes
+    gpus: tuple[Gpu, ...] = ()
+    mps: bool = False
+    packages: Mapping[str, str] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
+    visible_devices: str | None = None
+    device_order: str | None = None
+    hip_devices: str | None = None
+    rocr_devices: str | None = None
+    system: str = ""  # name and version of the operating system
+    kernel: str = ""
+    cpu_name: str = ""
+    cpu_total: int | None = None  # logical cores of the whole machine
+    cpu_affinity: tuple[int, ...] = ()  # logical cores that this process may use
+    cpu_limit: float | None = None  # cores, of the tightest cgroup
+    memory_available: int | None = None  # bytes, now
+    numa: tuple[NumaNode, ...] = ()
+    torch: TorchBuild | None = None
+    driver: str = ""
+    cuda_driver: str = ""
+    nccl: str = ""
+    allocation: Allocation | None = None
+    origin: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Builtins only; :meth:`from_json` gives an equal value back."""
+        return {"facts_version": FACTS_VERSION, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: object) -> Facts:
+        """The inverse of :meth:`to_json`. Raises UsageError for what is not the facts of a machine."""
+        if not isinstance(data, Mapping) or "facts_version" not in data:
+            hint = "`trainkit facts > FACTS.json` makes them, on the machine in question"
+            raise UsageError("these are not the facts of a machine: there is no facts_version", hint=hint)
+        if data["facts_version"] != FACTS_VERSION:
+            found = f"these facts are of version {data['facts_version']!r}"
+            hint = "make them again on that machine: trainkit facts > FACTS.json"
+            raise UsageError(f"{found}, and this trainkit reads version {FACTS_VERSION}", hint=hint)
+        facts: Facts = decode(cls, {name: value for name, value in data.items() if name != "facts_version"}, "")
+        return facts

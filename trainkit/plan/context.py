@@ -1,0 +1,54 @@
+"""What launchers and programs may know when they write their part of the plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from trainkit.machine.facts import Facts, Gpu
+from trainkit.plan.model import BatchArithmetic, Resume, Topology
+from trainkit.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from trainkit.recipe.resolved import Resolved
+
+Dtype = Literal["fp32", "bf16", "fp16"]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """All decisions of the plan, taken; what is left is to write them down.
+
+    launcher: the chosen kind. cards: the chosen GPUs in rank order, empty off CUDA.
+    dtype: of the forward and backward computation, `auto` resolved.
+    """
+
+    resolved: Resolved
+    facts: Facts
+    topology: Topology
+    launcher: str
+    cards: tuple[Gpu, ...]
+    batch: BatchArithmetic
+    dtype: Dtype
+    training_digest: str
+    resume: Resume
+
+    @property
+    def recipe(self) -> Recipe:
+        """The validated recipe."""
+        return self.resolved.recipe
+
+    @property
+    def processes(self) -> int:
+        """Ranks on each node."""
+        return self.topology.groups[0].processes
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """What each local rank uses."""
+        return self.topology.groups[0].devices
+
+    @property
+    def zero(self) -> bool:
+        """Whether DeepSpeed does the sharding."""
+        return self.recipe.strategy.kind.startswith("zero")

@@ -1,0 +1,255 @@
+"""The plan: what will be executed. A frozen value that every command, renderer and the run itself consume."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+PLAN_VERSION = 1
+
+
+class Variable(Enum):
+    """What is known only at run time; `bind` fills it in."""
+
+    RUN_ID = "run_id"
+    RUN_DIR = "run_dir"  # absolute path
+    ATTEMPT_DIR = "attempt_dir"  # <run_dir>/attempts/<n>
+    PORT = "port"  # free TCP port on one node, the rendezvous port on several
+    NODE_RANK = "node_rank"
+    MASTER_ADDR = "master_addr"
+    LOCAL_ADDR = "local_addr"
+    IS_HOST = "is_host"  # "true" on node 0, else "false"
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A string with run-time variables in it, kept apart from the literal parts, so nothing needs escaping."""
+
+    parts: tuple[str | Variable, ...]
+
+    def bind(self, values: Mapping[Variable, str]) -> str:
+        """The string, with each variable replaced by its value (KeyError if one is missing)."""
+        return "".join(part if isinstance(part, str) else values[part] for part in self.parts)
+
+    def __str__(self) -> str:
+        return "".join(part if isinstance(part, str) else f"<{part.value}>" for part in self.parts)
+
+    def to_json(self) -> str | list[str | dict[str, str]]:
+        """A plain string where there is no variable, else the list of parts."""
+        if all(isinstance(part, str) for part in self.parts):
+            return "".join(part for part in self.parts if isinstance(part, str))
+        return [part if isinstance(part, str) else {"variable": part.value} for part in self.parts]
+
+    @classmethod
+    def from_json(cls, data: str | list[str | dict[str, str]]) -> Text:
+        """The inverse of :meth:`to_json`."""
+        if isinstance(data, str):
+            return text(data)
+        return cls(tuple(part if isinstance(part, str) else Variable(part["variable"]) for part in data))
+
+
+def text(*parts: str | Variable) -> Text:
+    """Build a :class:`Text`; neighbouring literals are joined, so equal strings are equal values."""
+    joined: list[str | Variable] = []
+    for part in parts:
+        if isinstance(part, str) and joined and isinstance(joined[-1], str):
+            joined[-1] += part
+        elif part != "" or not parts[1:]:
+            joined.append(part)
+    return Text(tuple(joined))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A decision and why it was taken."""
+
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGroup:
+    """Nodes that are alike. devices[i] is what local rank i uses on each: ``cpu``, ``mps``, ``GPU-…`` or an index."""
+
+    count: int
+    processes: int
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A physical card. index: as nvidia-smi counts; several parts of a card that MIG split share it."""
+
+    index: int
+    uuid: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Nodes x processes per node."""
+
+    device: Literal["cpu", "cuda", "mps", "xla"]
+    groups: tuple[NodeGroup, ...]
+
+    @property
+    def nodes(self) -> int:
+        """Number of machines."""
+        return sum(group.count for group in self.groups)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks over all nodes."""
+        return sum(group.count * group.processes for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchArithmetic:
+    """The solved triangle: global_ = micro x accumulation x ranks, in samples. note says what gave way, if anything.
+
+    search: the micro batches, ascending, of which the trainer takes the largest that fits; until then micro is the
+        least of them. Empty where micro is decided.
+    """
+
+    global_: int
+    micro: int
+    accumulation: int
+    ranks: int
+    eval_micro: int
+    note: str = ""
+    search: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What one node group executes: launcher + wrapper + program.
+
+    Without the wrapper (``trainkit.runner.rank``) it is the bare command for machines that have no trainkit.
+    """
+
+    launcher: tuple[Text, ...]
+    wrapper: tuple[Text, ...]
+    program: tuple[Text, ...]
+
+    @property
+    def argv(self) -> tuple[Text, ...]:
+        """The whole command as it is started."""
+        return self.launcher + self.wrapper + self.program
+
+    @property
+    def bare(self) -> tuple[Text, ...]:
+        """The command without trainkit's wrapper."""
+        return self.launcher + self.program
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """A command that is run once on each node before the ranks start, under a lock (building DeepSpeed's ops)."""
+
+    title: str
+    argv: tuple[Text, ...]
+    lock: str  # name of the lock; two runs on one machine never prepare the same thing at once
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentDiff:
+    """How the ranks' environment differs from the caller's. Sorted by name.
+
+    Applied in this order: the caller's variables, less those that `unset` names, plus those that `take` names, with
+    `set` on top. So a variable in `set` or `take` is there even where a pattern of `unset` matches it.
+    added: what the launcher gives each rank besides, by itself; None where ranks differ, or only the start decides.
+    """
+
+    set: tuple[tuple[str, Text], ...] = ()
+    unset: tuple[str, ...] = ()  # names, or prefixes that end in `*`
+    take: tuple[str, ...] = ()  # from the caller's environment by name; required
+    added: tuple[tuple[str, Text | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFile:
+    """A file written into the run directory before the start; path is relative to it."""
+
+    path: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A remark on the plan. A `blocker` says why this machine cannot run it; `run` then exits 4."""
+
+    severity: Literal["note", "warning", "blocker"]
+    what: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TechniqueInForce:
+    """A technique that the built-in trainer uses in this run, and what it does to speed and to memory, in words."""
+
+    key: str  # the recipe key
+    value: str
+    speed: str
+    memory: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The checkpoint that the run starts from. path is None for `never` or when nothing fits; reason says why."""
+
+    path: str | None
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that `run` does. Size does not depend on the number of nodes."""
+
+    plan_version: int
+    name: str
+    recipe_digest: str
+    training_digest: str
+    strategy: Choice
+    launcher: Choice
+    program: Choice
+    device: Choice
+    topology: Topology
+    batch: BatchArithmetic
+    commands: tuple[Command, ...]  # one for each group of the topology
+    preparations: tuple[Preparation, ...]
+    environment: EnvironmentDiff
+    files: tuple[PlannedFile, ...]
+    resume: Resume
+    output_root: str
+    max_restarts: int
+    grace_seconds: float
+    notices: tuple[Notice, ...]
+    techniques: tuple[TechniqueInForce, ...] = ()  # none are known of a program of the user's own
+    cards: tuple[
+        Card, ...
+    ] = ()  # of this machine, in the order of local ranks; none off CUDA or where they are missing
+    shares_cards: bool = False  # whether the run may start on cards that another one has
+    rendezvous: str = "auto"  # host:port of node 0, which MASTER_ADDR and PORT are bound to; auto is a free local port
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Which recipe keys, or which rule of trainkit's, made each part of a plan.
+
+    A part is a path: ``commands.0.argv.5`` (as in the plan's JSON), ``environment.OMP_NUM_THREADS``,
+    ``files.deepspeed.json.zero_optimization.stage``.
+    """
+
+    parts: Mapping[str, tuple[str, ...]]  # recipe keys (dotted)
+    rules: Mapping[str, str]  # in words, for parts that no recipe key made
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan and, beside it, what made each part of it."""
+
+    plan: Plan
+    provenance: Provenance

@@ -1,0 +1,77 @@
+"""Pieces of a plan together with what made each of them: recipe keys, or a rule of trainkit's in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trainkit.plan.model import Text, Variable, text
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What made a piece of the plan. keys are dotted recipe keys; rule says why in words; one of them is not empty."""
+
+    keys: tuple[str, ...] = ()
+    rule: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One word of a command line, with its source."""
+
+    text: Text
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class SourcedVariable:
+    """One environment variable that the plan sets, with its source."""
+
+    name: str
+    value: Text
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class AddedVariable:
+    """One that the launcher gives each rank by itself.
+
+    value: None where ranks differ or only the start decides. yields: whether one that is there already stays.
+    """
+
+    name: str
+    value: Text | None
+    source: Source
+    yields: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SourcedFile:
+    """One generated file; sources maps dotted keys inside it to what made them."""
+
+    path: str
+    content: str
+    sources: Mapping[str, Source] = field(default_factory=dict)
+
+
+def token(*parts: str | Variable, keys: tuple[str, ...] = (), rule: str = "") -> Token:
+    """A word of the command line made of literals and run-time variables."""
+    return Token(text(*parts), Source(keys, rule))
+
+
+def variable(name: str, *parts: str | Variable, keys: tuple[str, ...] = (), rule: str = "") -> SourcedVariable:
+    """An environment variable to set, its value made of literals and run-time variables."""
+    return SourcedVariable(name, text(*parts), Source(keys, rule))
+
+
+def added_variable(
+    name: str, *parts: str | Variable, keys: tuple[str, ...] = (), rule: str = "", yields: bool = False
+) -> AddedVariable:
+    """A variable of the launcher's own; without parts its value is not known to the plan."""
+    return AddedVariable(name, text(*parts) if parts else None, Source(keys, rule), yields)
+
+
+def texts(tokens: tuple[Token, ...]) -> tuple[Text, ...]:
+    """The words alone, as the plan keeps them."""
+    return tuple(item.text for item in tokens)

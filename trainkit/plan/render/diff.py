@@ -1,0 +1,118 @@
+"""Two plans side by side: what differs, in words."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trainkit.plan.model import Plan
+from trainkit.plan.render.argv import named, quoted
+from trainkit.plan.serialize import plan_to_json
+
+# Parts that are compared value by value, in the order of the page.
+PARTS = (
+    "name", "strategy.kind", "launcher.kind", "program.kind", "program.reason", "topology", "batch", "resume",
+    "output_root", "rendezvous", "max_restarts", "grace_seconds", "preparations",
+)  # fmt: skip
+_ABSENT = object()
+
+
+def render(other: Plan, plan: Plan) -> str:
+    """What changes from `other` to `plan`: lines with ``-`` are only in the first, with ``+`` only in the second."""
+    before, after = plan_to_json(other), plan_to_json(plan)
+    sections = {
+        "Decisions": _values(_select(before), _select(after)),
+        "Command": _sequence(_argv(other), _argv(plan)),
+        "Environment": _values(_environment(before), _environment(after)),
+        **{f"File {path}": _file(before, after, path) for path in sorted({*before["files"], *after["files"]})},
+        "Remarks": _sequence(_notices(other), _notices(plan)),
+        "Training": _training(other, plan),
+    }
+    found = {title: lines for title, part in sections.items() if (lines := list(part))}
+    if not found:
+        return "The plans are the same.\n"
+    return "\n".join("\n".join([title, *(f"  {line}" for line in lines)]) + "\n" for title, lines in found.items())
+
+
+def _select(data: Mapping[str, Any]) -> dict[str, Any]:
+    flat = _flat(data)
+    return {key: value for part in PARTS for key, value in flat.items() if key == part or key.startswith(f"{part}.")}
+
+
+def _environment(data: Mapping[str, Any]) -> dict[str, Any]:
+    environment = data["environment"]
+    values = {name: _shown(value) for name, value in environment["set"].items()}
+    values |= dict.fromkeys(environment["take"], "(taken from the caller)")
+    own = environment.get("added", {}).items()
+    values |= {name: "(the launcher's own)" if value is None else _shown(value) for name, value in own}
+    return values | dict.fromkeys((f"unset {name}" for name in environment["unset"]), "")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return "".join(part if isinstance(part, str) else f"<{part['variable']}>" for part in value)
+
+
+def _values(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    for key in dict.fromkeys((*before, *after)):
+        old, new = before.get(key, _ABSENT), after.get(key, _ABSENT)
+        if old == new:
+            continue
+        if old is _ABSENT:
+            yield f"+ {_pair(key, new)}"
+        elif new is _ABSENT:
+            yield f"- {_pair(key, old)}"
+        else:
+            yield f"~ {key}: {_plain(old)} -> {_plain(new)}"
+
+
+def _pair(key: str, value: Any) -> str:
+    return f"{key}: {_plain(value)}" if _plain(value) else key
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _sequence(before: list[str], after: list[str]) -> Iterator[str]:
+    return (line for line in difflib.ndiff(before, after) if line[:1] in "+-")
+
+
+def _argv(plan: Plan) -> list[str]:
+    return [quoted(word, named) for command in plan.commands for word in command.argv]
+
+
+def _notices(plan: Plan) -> list[str]:
+    return [f"{notice.severity}: {notice.what}" for notice in plan.notices]
+
+
+def _file(before: Mapping[str, Any], after: Mapping[str, Any], path: str) -> Iterator[str]:
+    old, new = before["files"].get(path), after["files"].get(path)
+    if old is None or new is None:
+        yield f"{'+' if old is None else '-'} the whole file"
+    elif path.endswith(".json"):
+        yield from _values(_flat(json.loads(old)), _flat(json.loads(new)))
+    else:
+        yield from _sequence(old.splitlines(), new.splitlines())
+
+
+def _training(other: Plan, plan: Plan) -> Iterator[str]:
+    if other.training_digest != plan.training_digest:
+        yield "The settings that decide training differ: neither resumes from the other's checkpoints on its own."
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Leaves by dotted key; lists of plain values stay whole."""
+    if isinstance(value, Mapping) and value:
+        items = value.items()
+    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        items = {str(index): item for index, item in enumerate(value)}.items()
+    else:
+        return {prefix: value}
+    found: dict[str, Any] = {}
+    for key, item in items:
+        found |= _flat(item, f"{prefix}.{key}" if prefix else str(key))
+    return found

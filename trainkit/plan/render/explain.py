@@ -1,0 +1,145 @@
+"""Where a value came from: a recipe key with every value it beat, or a token of the plan with what made it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from trainkit.errors import UsageError
+from trainkit.plan.model import Plan
+from trainkit.plan.render.argv import named, quoted
+from trainkit.recipe.validation.suggestions import nearest_key
+
+if TYPE_CHECKING:
+    from trainkit.plan.model import Planned
+    from trainkit.recipe.resolved import Entry, Resolved
+
+
+# Settings whose last word the plan has: `auto`, and the corner of the batch triangle that gives way.
+DECIDED_BY_THE_PLAN: Mapping[str, Callable[[Plan], object]] = {
+    "batch.global": lambda plan: plan.batch.global_,
+    "batch.micro": lambda plan: _searched(plan) or plan.batch.micro,
+    "batch.accumulation": lambda plan: "what micro leaves" if plan.batch.search else plan.batch.accumulation,
+    "batch.eval_micro": lambda plan: plan.batch.eval_micro,
+    "devices.type": lambda plan: plan.topology.device,
+    "launcher.kind": lambda plan: plan.launcher.kind,
+    "nodes.processes_per_node": lambda plan: plan.topology.groups[0].processes,
+}
+
+
+def _searched(plan: Plan) -> str:
+    """What the plan has to say of a micro batch that is yet to be found."""
+    return f"the largest of {', '.join(map(str, plan.batch.search))} that fits" if plan.batch.search else ""
+
+
+def render_all(resolved: Resolved) -> str:
+    """Every key that some layer gives, with its winner."""
+    return "".join(f"{line}\n" for key in resolved.history for line in _winner(key, resolved))
+
+
+def render(query: str, resolved: Resolved, planned: Planned) -> str:
+    """Explain a recipe key (a section too), or a word, a variable or a file's key of the plan.
+
+    Raises UsageError with suggestions when it is neither.
+    """
+    settings = _leaves(resolved.recipe.model_dump(mode="json", by_alias=True))
+    keys = [key for key in dict.fromkeys((*settings, *resolved.history)) if key == query or key.startswith(f"{query}.")]
+    if keys:
+        return "".join(f"{line}\n" for key in keys for line in _history(key, resolved, settings, planned.plan))
+    parts = _matching(query, planned)
+    if parts:
+        return "\n".join("\n".join(_part(part, shown, resolved, planned, settings)) for part, shown in parts) + "\n"
+    near = _near(query, (*settings, *(name for name, _ in planned.plan.environment.set)))
+    hint = f"did you mean {' or '.join(near)}?" if near else "without a key, all values that are set are listed"
+    raise UsageError(f"`{query}` is neither a key of the recipe nor a word of the plan", hint=hint)
+
+
+def _near(query: str, known: Sequence[str]) -> list[str]:
+    """Names that the query may mean: those that end with it, what other tools call so, those that look like it."""
+    ends = [name for name in known if name.endswith(f".{query}")]
+    familiar = nearest_key(query)
+    return ends or ([familiar] if familiar and familiar in known else difflib.get_close_matches(query, known, n=3))
+
+
+def _winner(key: str, resolved: Resolved) -> Iterator[str]:
+    entries = resolved.history[key]
+    if entries and not entries[-1].dropped:
+        yield f"{key} = {_shown(entries[-1].value)}   {_place(entries[-1])}"
+
+
+def _history(key: str, resolved: Resolved, settings: Mapping[str, Any], plan: Plan) -> Iterator[str]:
+    entries = resolved.history.get(key, ())
+    if key in settings:
+        yield f"{key} = {_shown(settings[key])}"
+    else:
+        yield f"{key} is not in force"
+    if key in settings and (not entries or entries[-1].dropped):
+        yield "  the default: no layer in force gives it"
+    for position, entry in enumerate(reversed(entries)):
+        wins = position == 0 and not entry.dropped
+        note = f" ({entry.note})" if entry.note else ""
+        yield f"  {'given by' if wins else 'beaten: ' + _shown(entry.value) + ' of'} {_place(entry)}{note}"
+    if key in DECIDED_BY_THE_PLAN and (decided := DECIDED_BY_THE_PLAN[key](plan)) != settings[key]:
+        yield f"  the plan makes it {_shown(decided)}"
+
+
+def _place(entry: Entry) -> str:
+    """Layer and place; a file's layer names the file, which is not said twice."""
+    layer = entry.origin.layer.removesuffix(entry.origin.source).strip()
+    return f"{layer} {entry.origin.place}".strip()
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _matching(query: str, planned: Planned) -> list[tuple[str, str]]:
+    """(part, how it is shown) of every part of the plan that the query names."""
+    plan, found = planned.plan, []
+    for group, command in enumerate(plan.commands):
+        for position, word in enumerate(command.argv):
+            shown = quoted(word, named)
+            if query in {str(word), shown} or query.lstrip("-") == shown.partition("=")[0].lstrip("-") != "":
+                found.append((f"commands.{group}.argv.{position}", f"{shown}   word {position} of the command"))
+    for name, value in plan.environment.set:
+        if query == name:
+            found.append((f"environment.{name}", f"{name}={quoted(value, named)}   in the ranks' environment"))
+    for name, own_value in plan.environment.added:
+        if query == name:
+            own = f"{name}={quoted(own_value, named)}" if own_value else name
+            found.append((f"environment.{name}", f"{own}   given to the ranks by {plan.launcher.kind} itself"))
+    given = {name for name, _ in (*plan.environment.set, *plan.environment.added)}
+    gone = (name for name in (*plan.environment.unset, *plan.environment.take) if name not in given)
+    found += [(f"environment.{name}", f"{name}   of the caller's environment") for name in gone if _names(name, query)]
+    files = (part for part in {**planned.provenance.parts, **planned.provenance.rules} if part.startswith("files."))
+    for part in sorted(files):
+        key = part.removeprefix("files.")
+        if key == query or key.startswith(f"{query}.") or key.endswith(f".{query}"):
+            found.append((part, f"{key}   in a generated file"))
+    return found
+
+
+def _names(name: str, query: str) -> bool:
+    """Whether a variable, or a pattern like ``PET_*``, is what the query names."""
+    return query == name or (name.endswith("*") and query.startswith(name[:-1]))
+
+
+def _part(part: str, shown: str, resolved: Resolved, planned: Planned, settings: Mapping[str, Any]) -> Iterator[str]:
+    yield shown
+    if rule := planned.provenance.rules.get(part):
+        yield f"  because: {rule}"
+    for key in planned.provenance.parts.get(part, ()):
+        origin = resolved.given(key)
+        value = f" = {_shown(settings[key])}" if key in settings else ""
+        yield f"  from {key}{value}   {origin.place if origin else 'default'}"
+
+
+def _leaves(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, Mapping) or (not value and prefix):
+        return {prefix: value}
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        found |= _leaves(item, f"{prefix}.{key}" if prefix else str(key))
+    return found

@@ -1,0 +1,142 @@
+"""The plan as a POSIX shell script that runs it without trainkit's command line."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from trainkit.plan.model import Plan, PlannedFile, Variable
+from trainkit.plan.render.argv import lines, quoted
+from trainkit.text import counted
+
+WIDTH = 100
+# The script keeps run-time values in lower-case variables of its own: the plan may unset MASTER_ADDR and the like.
+FREE_PORT = "import socket; s = socket.socket(); s.bind(('127.0.0.1', 0)); print(s.getsockname()[1])"
+
+ID_OF_ONE_NODE = "-$(date +%Y%m%d-%H%M%S)-$$"
+ID_OF_SEVERAL = "?one name for this run on all nodes"
+
+
+def render(plan: Plan, recipe_yaml: str | None = None) -> str:
+    """The script. recipe_yaml: the resolved recipe, written to the file that TRAINKIT_RECIPE names.
+
+    Programs start as the bare command: no wrapper, so no logs by rank, exit records or grace time of trainkit's.
+    """
+    recipe = () if recipe_yaml is None else (PlannedFile("recipe.yaml", recipe_yaml),)
+    parts = (
+        _head(plan),
+        _run_time(plan),
+        _taken(plan),
+        _unset(plan),
+        _export(plan),
+        _files((*recipe, *plan.files)),
+        _commands(plan),
+    )
+    return "\n".join("\n".join(part) + "\n" for part in map(list, parts) if part)
+
+
+def _head(plan: Plan) -> Iterator[str]:
+    nodes = plan.topology.nodes
+    yield "#!/bin/sh"
+    ranks = counted(plan.topology.world_size, "rank")
+    what = f"strategy {plan.strategy.kind}, launcher {plan.launcher.kind}, {ranks}"
+    yield f"# {plan.name}: {what}."
+    if nodes > 1:
+        yield f"# Start it on each of {nodes} nodes, with NODE_RANK from 0 to {nodes - 1} and one RUN_ID for all."
+    for notice in plan.notices:
+        if notice.severity == "blocker":
+            yield f"# Cannot run where it was planned: {' '.join(notice.what.split())}"
+    yield "set -eu"
+
+
+def _run_time(plan: Plan) -> Iterator[str]:
+    one_node = plan.topology.nodes == 1
+    yield "# What is known only now. Each value can be given in the environment under its upper-case name."
+    yield f"run_id=${{RUN_ID:{ID_OF_ONE_NODE if one_node else ID_OF_SEVERAL}}}"
+    yield "run_dir=${RUN_DIR:-}"
+    yield f'[ -n "$run_dir" ] || run_dir={shlex.quote(f"{plan.output_root}/{plan.name}")}/$run_id'
+    yield 'mkdir -p "$run_dir/attempts/1"'
+    yield 'run_dir=$(CDPATH="" cd -- "$run_dir" && pwd)'
+    yield "attempt_dir=$run_dir/attempts/1"
+    yield from _place(plan) if not one_node else _alone(plan)
+
+
+def _alone(plan: Plan) -> Iterator[str]:
+    if Variable.PORT in _variables(plan):
+        python = quoted(plan.commands[0].program[0], _reference)
+        yield f"port=${{PORT:-$({python} -c {shlex.quote(FREE_PORT)})}}"
+
+
+def _place(plan: Plan) -> Iterator[str]:
+    host, _, port = plan.rendezvous.rpartition(":")
+    default = (
+        (f"-{host.strip('[]')}", f"-{port}") if host else ("?host name or address of node 0", "?a free port of node 0")
+    )
+    yield "node_rank=${NODE_RANK:?the number of this node, from 0}"
+    yield f"master_addr=${{MASTER_ADDR:{default[0]}}}"
+    yield f"port=${{PORT:{default[1]}}}"
+    yield "local_addr=${LOCAL_ADDR:-$(hostname)}"
+    yield 'if [ "$node_rank" -eq 0 ]; then is_host=true; else is_host=false; fi'
+
+
+def _taken(plan: Plan) -> Iterator[str]:
+    for name in plan.environment.take:
+        yield f': "${{{name}:?the recipe takes it from the environment (env_from)}}"'
+        yield f"export {name}"
+
+
+def _unset(plan: Plan) -> Iterator[str]:
+    kept = {*plan.environment.take, *(name for name, _ in plan.environment.set)}
+    exact = [name for name in plan.environment.unset if not name.endswith("*") and name not in kept]
+    prefixes = [name for name in plan.environment.unset if name.endswith("*")]
+    if exact:
+        yield "# What must not leak in."
+        yield from lines(("unset", *exact), WIDTH, "    ")
+    if prefixes:
+        yield "for name in $(env | sed -n 's/^\\([A-Za-z_][A-Za-z0-9_]*\\)=.*/\\1/p'); do"
+        yield "    case $name in"
+        if plan.environment.take:
+            yield f"        {'|'.join(plan.environment.take)}) ;;"
+        yield f'        {"|".join(prefixes)}) unset "$name" ;;'
+        yield "    esac"
+        yield "done"
+
+
+def _export(plan: Plan) -> Iterator[str]:
+    for name, value in plan.environment.set:
+        yield f"export {name}={quoted(value, _reference)}"
+
+
+def _files(files: tuple[PlannedFile, ...]) -> Iterator[str]:
+    for file in files:
+        target = f'"$run_dir"/{shlex.quote(file.path)}'
+        if not file.content.endswith("\n"):  # a here-document would add a line end
+            yield f"printf %s {shlex.quote(file.content)} > {target}"
+            continue
+        end = _delimiter(file.content)
+        yield f"cat > {target} <<'{end}'"
+        yield f"{file.content}{end}"
+
+
+def _delimiter(content: str) -> str:
+    end = "END_OF_FILE"
+    while end in content.splitlines():
+        end += "_"
+    return end
+
+
+def _commands(plan: Plan) -> Iterator[str]:
+    for item in plan.preparations:
+        yield f"# Before the ranks start: {item.title}."
+        yield from lines((quoted(word, _reference) for word in item.argv), WIDTH, "    ")
+    # Node groups differ only in number so far; the first one's command is that of every node.
+    yield from lines(("exec", *(quoted(word, _reference) for word in plan.commands[0].bare)), WIDTH, "    ")
+
+
+def _variables(plan: Plan) -> set[Variable]:
+    words = (*plan.commands[0].bare, *(value for _, value in plan.environment.set))
+    return {part for word in words for part in word.parts if isinstance(part, Variable)}
+
+
+def _reference(variable: Variable) -> str:
+    return f'"${variable.value}"'

@@ -1,0 +1,142 @@
+"""The plan as a page that a person reads: what `trainkit plan` prints."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from trainkit.plan.model import Card, NodeGroup, Plan, Text
+from trainkit.plan.render.argv import lines, named, quoted
+from trainkit.text import counted
+
+WIDTH = 96
+SEVERITIES = ("blocker", "warning", "note")
+TIMES = "\N{MULTIPLICATION SIGN}"
+
+
+def render(plan: Plan, width: int = WIDTH) -> str:
+    """Plain text of at most so many columns, but for words that are longer themselves."""
+    sections = (_head, _topology, _batch, _techniques, _commands, _preparations, _environment, _files, _notices)
+    return "\n".join("\n".join(section(plan, width)) + "\n" for section in sections if any(section(plan, width)))
+
+
+def _head(plan: Plan, width: int) -> Iterator[str]:
+    resume = f"{plan.resume.path} (step {plan.resume.step})" if plan.resume.path else "nothing"
+    restarts = f", restarted at most {plan.max_restarts} times" if plan.max_restarts else ""
+    yield f"Plan of {plan.name}"
+    yield from _row("strategy", plan.strategy.kind, plan.strategy.reason, width)
+    yield from _row("launcher", plan.launcher.kind, f"{plan.launcher.reason}{restarts}", width)
+    yield from _row("program", plan.program.kind, plan.program.reason, width)
+    yield from _row("device", plan.device.kind, plan.device.reason, width)
+    yield from _row("resumes", resume, plan.resume.reason, width)
+    yield from _row("writes", f"{plan.output_root}/{plan.name}/<timestamp>-<id>/", "", width)
+
+
+def _row(label: str, value: str, reason: str, width: int) -> Iterator[str]:
+    line = f"{label:<10}{value:<11} {reason}".rstrip() if len(value) < 12 else f"{label:<10}{value}  {reason}".rstrip()
+    yield from textwrap.wrap(
+        line, width, initial_indent="  ", subsequent_indent=" " * 12, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _topology(plan: Plan, width: int) -> Iterator[str]:
+    topology = plan.topology
+    nodes = counted(topology.nodes, "node")
+    yield f"Topology: {nodes}, {counted(topology.world_size, 'rank')} on {topology.device}"
+    first = 0
+    for group in topology.groups:
+        yield from _group(group, first, plan.cards)
+        first += group.count * group.processes
+
+
+def _group(group: NodeGroup, first: int, cards: tuple[Card, ...]) -> Iterator[str]:
+    if group.count > 1:
+        yield f"  on each of {group.count} nodes, {counted(group.processes, 'process', 'es')}:"
+    label, start = ("rank", first) if group.count == 1 else ("local rank", 0)
+    for position, device in enumerate(group.devices):
+        where = f"card {device}" if device.isdecimal() else device
+        if position < len(cards):
+            card = cards[position]
+            where = f"card {card.index}: {card.name}" + (f", {card.uuid}" if card.uuid else "")
+        yield f"  {label} {start + position} on {where}"
+
+
+def _batch(plan: Plan, width: int) -> Iterator[str]:
+    batch = plan.batch
+    sides = f"micro {TIMES} accumulation" if batch.search else f"{batch.micro} {TIMES} {batch.accumulation}"
+    yield f"Batch: {batch.global_} = {sides} {TIMES} {batch.ranks}"
+    yield f"  samples per optimizer step = micro batch {TIMES} accumulation {TIMES} ranks"
+    if batch.search:
+        sizes = ", ".join(map(str, batch.search))
+        found = f"micro batch: found at the start, the largest of {sizes} that fits; accumulation follows"
+        yield from _wrapped(found, width)
+    yield f"  evaluation: {batch.eval_micro} samples per rank in one pass"
+
+
+def _techniques(plan: Plan, width: int) -> Iterator[str]:
+    if plan.techniques:
+        yield "Techniques"
+    for each in plan.techniques:
+        yield from _wrapped(f"{each.key} {each.value}: {each.speed}. Memory: {each.memory}.", width)
+
+
+def _commands(plan: Plan, width: int) -> Iterator[str]:
+    for group, command in zip(plan.topology.groups, plan.commands, strict=True):
+        yield "Command" if plan.topology.nodes == 1 else f"Command on each of {group.count} nodes"
+        yield from _words(command.launcher, width, last=False)
+        yield from _words(command.wrapper, width, last=False)
+        yield from _words(command.program, width, last=True)
+
+
+def _words(words: tuple[Text, ...], width: int, *, last: bool) -> Iterator[str]:
+    if not words:
+        return
+    packed = list(lines((quoted(word, named) for word in words), width - 6))
+    for position, line in enumerate(packed):
+        end = "" if last or position < len(packed) - 1 else " \\"
+        yield f"{'  ' if position == 0 else '    '}{line}{end}"
+
+
+def _preparations(plan: Plan, width: int) -> Iterator[str]:
+    for item in plan.preparations:
+        yield f"Before the ranks start, once on each node: {item.title}"
+        yield from _words(item.argv, width, last=True)
+
+
+def _environment(plan: Plan, width: int) -> Iterator[str]:
+    yield "Environment of the ranks"
+    for name, value in plan.environment.set:
+        yield f"  {name}={quoted(value, named)}"
+    if plan.environment.take:
+        yield from _wrapped(f"taken from yours: {', '.join(plan.environment.take)}", width)
+    if plan.environment.added:
+        added = ", ".join(name for name, _ in plan.environment.added)  # `trainkit explain NAME` has the values
+        yield from _wrapped(f"added by {plan.launcher.kind} itself: {added}", width)
+    yield from _wrapped(f"removed: {', '.join(_removed(plan))}", width)
+
+
+def _removed(plan: Plan) -> Iterator[str]:
+    kept = {name for name, _ in (*plan.environment.set, *plan.environment.added)} | set(plan.environment.take)
+    return (name for name in plan.environment.unset if name not in kept)
+
+
+def _files(plan: Plan, width: int) -> Iterator[str]:
+    if plan.files:
+        yield "Files written into the run directory"
+    for file in plan.files:
+        yield f"  {file.path} ({len(file.content.encode())} bytes)"
+
+
+def _notices(plan: Plan, width: int) -> Iterator[str]:
+    if plan.notices:
+        yield "Remarks"
+    for notice in sorted(plan.notices, key=lambda notice: SEVERITIES.index(notice.severity)):
+        yield from _wrapped(f"{notice.severity}: {notice.what}", width)
+        if notice.hint:
+            yield from _wrapped(f"  {notice.hint}", width)
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        line, width, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )

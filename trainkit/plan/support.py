@@ -1,0 +1,61 @@
+"""How the recipe's settings reach a program: each kind declares a way for every key, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainkit.errors import Diagnostic
+from trainkit.recipe.layers.merge import value_at
+
+if TYPE_CHECKING:
+    from trainkit.recipe.resolved import Resolved
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The way of the settings at or below a key.
+
+    by: what carries them, as people write it (`--learning_rate`, `deepspeed.json`, `the launch`); empty where nothing
+        does, and then `why` and `instead` say so.
+    anyway: values that the program follows without being told.
+    """
+
+    by: str = ""
+    why: str = ""
+    instead: str = ""
+    anyway: tuple[object, ...] = ()
+
+
+Table = Mapping[str, Reach]  # by dotted key; the longest prefix of a key counts, and "" is that of all
+
+LAUNCH = Reach("the launch")
+# What is decided before any program starts, whatever it is.
+LAUNCHED: Table = dict.fromkeys(
+    ("version", "name", "program", "devices", "nodes", "launcher", "env", "env_from", "output", "strategy.kind"), LAUNCH
+)
+
+
+def way(table: Table, key: str) -> Reach | None:
+    """What the table says of a key; None where it says nothing."""
+    parts = key.split(".")
+    prefixes = (".".join(parts[:length]) for length in range(len(parts), -1, -1))
+    return next((table[prefix] for prefix in prefixes if prefix in table), None)
+
+
+def unreached(resolved: Resolved, table: Table, kind: str) -> Iterator[Diagnostic]:
+    """An error for each key that a layer gives and that cannot reach a program of this kind. Defaults are no wish."""
+    for key in resolved.history:
+        origin = resolved.given(key)
+        found = way(table, key)
+        if origin is None or (found and (found.by or value_at(resolved.tree, key) in found.anyway)):
+            continue
+        yield Diagnostic(
+            "error",
+            f"{key} cannot reach a program of kind {kind}",
+            key=key,
+            origin=origin,
+            why=found.why if found else "There is no setting of its libraries that says the same.",
+            hint=(found and found.instead) or f"Leave {key} out, or pass what it means in program.args.",
+        )

@@ -1,0 +1,64 @@
+"""Backends of torch.compile as data: which torch lists which, what they are for, and names that are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from trainkit.plan.context import Context
+from trainkit.plan.model import Notice
+from trainkit.recipe.validation.refused_values import refused
+
+KEY = "efficiency.compile.backend"
+_DEBUG = (
+    "aot_eager",
+    "aot_eager_decomp_partition",
+    "aot_eager_decomp_partition_crossref",
+    "aot_eager_decomp_partition_with_mode",
+    "aot_eager_default_partitioner",
+    "aot_ts",
+    "eager",
+    "eager_debug",
+    "eager_noexcept",
+    "invoke_subgraph",
+    "pre_dispatch_eager",
+    "ts",
+)
+_TRAINING = ("inductor", "cudagraphs", "openxla")
+
+# torch's version (major.minor) -> what torch.compiler.list_backends(exclude_tags=()) gives, less its own test devices.
+LISTED: Mapping[str, frozenset[str]] = {"2.13": frozenset((*_TRAINING, *_DEBUG, "openxla_eval", "tvm"))}
+
+# Of the listed ones, those that search for compiler bugs by failing.
+NOT_FOR_RUNNING = ("minifier", "TESTING_ONLY")
+
+# Names that are gone -> what stands in for each, and why it is gone.
+GONE: Mapping[str, tuple[str, str]] = {
+    "nvfuser": ("inductor", "PyTorch has nvFuser no more"),
+    "aot_nvfuser": ("inductor", "PyTorch has nvFuser no more"),
+    "nvprims_nvfuser": ("inductor", "PyTorch has nvFuser no more"),
+    "aot_ts_nvfuser": ("inductor", "PyTorch has nvFuser no more"),
+    "aot_cudagraphs": ("cudagraphs", "PyTorch calls it cudagraphs now"),
+}
+
+
+def backend_in_use(asked: str) -> str:
+    """The backend that a name stands for."""
+    return GONE[asked][0] if asked in GONE else asked
+
+
+def compile_notices(context: Context) -> Iterator[Notice]:
+    """What is to be said of the backend; those for inference only are refused (recipe.validation.refused_values)."""
+    settings = context.recipe.efficiency.compile
+    if not settings.enabled or context.recipe.program.kind != "builtin":
+        return
+    asked, used = settings.backend, backend_in_use(settings.backend)
+    if asked != used:
+        yield Notice("note", f"efficiency.compile.backend {asked} is gone: {GONE[asked][1]}. {used} stands in for it.")
+    version = ".".join(context.facts.packages.get("torch", "").split("+")[0].split(".")[:2])
+    if version in LISTED and used not in LISTED[version]:
+        known = ", ".join(sorted(name for name in LISTED[version] if refused(KEY, name) is None))
+        yield Notice("blocker", f"torch {version} lists no compile backend {used}.", f"Choose one of {known}.")
+    if used == "cudagraphs" and context.topology.device != "cuda":
+        yield Notice("warning", f"cudagraphs records nothing on {context.topology.device}.", "Choose inductor.")
+    if used in _DEBUG:
+        yield Notice("note", f"efficiency.compile.backend {used} is for finding faults: it makes no step faster.")

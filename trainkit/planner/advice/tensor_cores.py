@@ -1,0 +1,117 @@
+"""Advice on sizes that tensor cores like, from NVIDIA's table by number format and card.
+
+Table and tile sizes: NVIDIA, Matrix Multiplication Background User's Guide, sections 2.2 (Tensor Core Requirements) and
+3.1 (Tile Quantization). Its section 3.2 (Wave Quantization) asks for the number of tiles to fill a card's
+multiprocessors: that depends on the kernel, which the library chooses as it runs, so there is no advice on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from trainkit.machine.facts import Gpu
+from trainkit.plan.context import Context
+from trainkit.plan.model import Notice
+
+SOURCE = "https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html"
+REQUIREMENTS, QUANTIZATION = f"{SOURCE}#requirements-tc", f"{SOURCE}#dim-quantization"
+
+# format -> multiple for which products are most efficient, and the one on an A100
+MULTIPLES: Mapping[str, tuple[int, int]] = {
+    "fp16": (8, 64),  # REQUIREMENTS, table 1
+    "bf16": (8, 64),  # not in the table, whose multiples are 16 bytes, and 128 on an A100: as wide as fp16
+    "tf32": (4, 32),  # REQUIREMENTS, table 1
+}
+VOLTA, AMPERE, A100 = (7, 0), (8, 0), (8, 0)  # the A30 has the A100's chip
+FIRST: Mapping[str, tuple[int, int]] = {"fp16": VOLTA, "bf16": AMPERE, "tf32": AMPERE}
+
+# The sides of products in configurations of transformers, by the names that its architectures give them.
+SIDES = (
+    *("hidden_size", "n_embd", "d_model", "dim"),
+    *("intermediate_size", "moe_intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size", "hidden_dim"),
+    "vocab_size",
+)
+HEADS = ("heads", "num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads")
+
+TILE = 128  # a usual side of the tiles that a product is cut into (QUANTIZATION)
+WASTE = 0.25  # idle share of the tiles, above which it is worth a word
+
+
+def advice(context: Context) -> Iterator[Notice]:
+    """Sizes that leave tensor cores idle, where the built-in trainer computes on them."""
+    used = _format(context)
+    if used is None or context.recipe.program.kind != "builtin":
+        return
+    # The most demanding card decides: all ranks wait for each other.
+    card = max(context.cards, key=lambda gpu: _multiple(used, gpu))
+    sizes = dict(_sizes(context))
+    multiple = _multiple(used, card)
+    missed = [f"{key} {size} (next {_up(size, multiple)})" for key, size in sizes.items() if size % multiple]
+    missed += _heads(context, MULTIPLES[used][0])
+    if missed:
+        what = f"{card.name} multiplies {used} fastest in multiples of {multiple}; not so: {', '.join(missed)}."
+        yield Notice("warning", what, f"Sizes that fit are faster at the same cost: {REQUIREMENTS}")
+    wasteful = [f"{key} {size}" for key, size in sizes.items() if size > TILE and _idle(size) > WASTE]
+    if wasteful:
+        what = (
+            f"Products are cut into tiles of {TILE}, of which a quarter or more stays idle with {', '.join(wasteful)}."
+        )
+        yield Notice("note", what, f"A multiple of {TILE} costs no more time: {QUANTIZATION}")
+
+
+def _format(context: Context) -> str | None:
+    """The format in which tensor cores compute here, if they do."""
+    tf32 = context.dtype == "fp32" and context.recipe.precision.tf32
+    used = "tf32" if tf32 else context.dtype
+    if used not in MULTIPLES or not context.cards:
+        return None
+    return used if all(gpu.compute_capability >= FIRST[used] for gpu in context.cards) else None
+
+
+def _multiple(used: str, gpu: Gpu) -> int:
+    usual, on_a100 = MULTIPLES[used]
+    return on_a100 if gpu.compute_capability == A100 else usual
+
+
+def _sizes(context: Context) -> Iterator[tuple[str, int]]:
+    """The sides of the large products. The feed-forward width of `gpt` is 4 hidden sizes, and fits if one does."""
+    recipe = context.recipe
+    length = getattr(recipe.data, "sequence_length", 1)
+    if not context.batch.search:
+        yield f"batch.micro {context.batch.micro} of {length} tokens:", context.batch.micro * length
+    yield from _settings(context, SIDES)
+
+
+def _settings(context: Context, names: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+    """Those of the model's settings that the recipe gives, by their keys."""
+    model = context.recipe.model
+    config = getattr(model, "config", None)
+    for name in names:
+        size = getattr(model, name, None)
+        if isinstance(size, int):
+            yield f"model.{name}", size
+        elif isinstance(config, Mapping) and isinstance(config.get(name), int):
+            yield f"model.config.{name}", config[name]
+
+
+def _heads(context: Context, multiple: int) -> list[str]:
+    """The width of a head is a side of attention's products. It is small, so only the least multiple is asked of it."""
+    widths, heads = list(_settings(context, SIDES[:4])), list(_settings(context, HEADS))
+    given = list(_settings(context, ("head_dim",)))
+    if given:
+        return [f"{key} {size} (wanted: a multiple of {multiple})" for key, size in given if size % multiple]
+    if not widths or not heads or heads[0][1] < 1:
+        return []
+    (key, count), (_, width) = heads[0], widths[0]
+    wide = width // count
+    return (
+        [f"{key} {count}, which makes heads {wide} wide (wanted: a multiple of {multiple})"] if wide % multiple else []
+    )
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def _idle(size: int) -> float:
+    return 1 - size / _up(size, TILE)

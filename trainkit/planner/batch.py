@@ -1,0 +1,162 @@
+"""The batch triangle, solved once: global = micro x accumulation x ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from trainkit.errors import Diagnostic, Origin, RecipeError
+from trainkit.plan.model import BatchArithmetic
+from trainkit.text import counted
+
+if TYPE_CHECKING:
+    from trainkit.recipe.resolved import Resolved
+
+DEFAULT_MICRO = 8
+# Where layers of equal strength disagree, the first of these gives way.
+GIVES_WAY = ("accumulation", "global", "micro")
+# What a DeepSpeed file of the user's calls them: it counts where no layer says anything.
+IN_FILE = {
+    "global": "train_batch_size",
+    "micro": "train_micro_batch_size_per_gpu",
+    "accumulation": "gradient_accumulation_steps",
+}
+
+
+def solve_batch(resolved: Resolved, ranks: int) -> BatchArithmetic:
+    """Solve the triangle for `ranks` data-parallel ranks. Raises RecipeError where the numbers cannot fit."""
+    given = {name: value for name, value in _sides(resolved).items() if value is not None}
+    if resolved.recipe.batch.micro == "auto" and "accumulation" not in given:
+        return _searched(resolved, given, ranks)
+    note = ""
+    if len(given) == 3 and given["global"] != given["micro"] * given["accumulation"] * ranks:
+        loser = _loser(resolved, given, ranks)
+        beaten = given.pop(loser)
+        note = f"batch.{loser} gives way: it was {beaten} in {_layer(resolved, loser)}, the weakest of the three"
+    global_, micro, accumulation = _complete(resolved, given, ranks)
+    eval_micro = resolved.recipe.batch.eval_micro
+    return BatchArithmetic(global_, micro, accumulation, ranks, micro if eval_micro == "auto" else eval_micro, note)
+
+
+def _searched(resolved: Resolved, given: dict[str, int], ranks: int) -> BatchArithmetic:
+    """The micro batches to choose from: all that divide a rank's share, so that the global batch stays what it is."""
+    if "global" not in given:
+        raise RecipeError(_boundless(resolved))
+    total, least, share = _complete(resolved, {**given, "micro": 1}, ranks)
+    sizes = tuple(size for size in range(1, share + 1) if share % size == 0)
+    asked = resolved.recipe.batch.eval_micro
+    eval_micro = max(size for size in sizes if size <= DEFAULT_MICRO) if asked == "auto" else asked
+    return BatchArithmetic(total, least, share, ranks, eval_micro, search=sizes if len(sizes) > 1 else ())
+
+
+def _boundless(resolved: Resolved) -> Diagnostic:
+    return Diagnostic(
+        "error",
+        "batch.micro is auto, and batch.global is not given",
+        key="batch.micro",
+        origin=resolved.origin("batch.micro"),
+        why="The course of training must not hang on what fits in memory, so the global batch has to be said.",
+        hint=f"Set batch.global; or leave batch.micro out, which makes it {DEFAULT_MICRO}.",
+    )
+
+
+def _sides(resolved: Resolved) -> dict[str, int | None]:
+    batch = resolved.recipe.batch
+    sides = {"global": batch.global_, "micro": batch.micro, "accumulation": batch.accumulation}
+    said: dict[str, int | None] = {name: None if value == "auto" else value for name, value in sides.items()}
+    if batch.micro == "auto":  # a search, which leaves its sides open
+        return said
+    said |= {name: value for name, value in _of_file(resolved).items() if said[name] is None}
+    if said["global"] and said["micro"] is None and said["accumulation"] is None and batch.global_ == "auto":
+        said["accumulation"] = 1  # as DeepSpeed reads a file that says train_batch_size alone
+    return said
+
+
+def _of_file(resolved: Resolved) -> dict[str, int]:
+    base = resolved.attachments.get("strategy.config")
+    tree = base.tree if base is not None and isinstance(base.tree, Mapping) else {}
+    found = {name: tree.get(key) for name, key in IN_FILE.items()}
+    return {name: value for name, value in found.items() if type(value) is int and value > 0}
+
+
+def _complete(resolved: Resolved, given: dict[str, int], ranks: int) -> tuple[int, int, int]:
+    """(global, micro, accumulation) from what was given and the defaults."""
+    if "global" not in given:
+        micro, accumulation = given.get("micro", DEFAULT_MICRO), given.get("accumulation", 1)
+        return micro * accumulation * ranks, micro, accumulation
+    total = given["global"]
+    if "micro" in given and "accumulation" in given:  # the three agree
+        return total, given["micro"], given["accumulation"]
+    known = "micro" if "micro" in given else "accumulation"
+    divisor = given.get(known, 1) * ranks
+    if total % divisor:
+        raise RecipeError(
+            _indivisible(resolved, total, divisor, f"{known} {given[known]}" if known in given else "", ranks)
+        )
+    if "micro" in given:
+        return total, given["micro"], total // divisor
+    if "accumulation" in given:
+        return total, total // divisor, given["accumulation"]
+    each = total // ranks
+    micro = max(size for size in range(1, DEFAULT_MICRO + 1) if each % size == 0)
+    return total, micro, each // micro
+
+
+def _indivisible(resolved: Resolved, total: int, divisor: int, factor: str, ranks: int) -> Diagnostic:
+    below, above = total // divisor * divisor, (total // divisor + 1) * divisor
+    nearest = f"{below} or {above}" if below else str(above)
+    by = f"{factor} x {counted(ranks, 'rank')} = {divisor}" if factor else counted(ranks, "rank")
+    return Diagnostic(
+        "error",
+        f"batch.global {total} cannot be divided by {by}",
+        key="batch.global",
+        origin=_origin(resolved, "global"),
+        why="Each rank must see the same number of whole samples in each optimizer step.",
+        hint=f"Nearest values that fit: batch.global {nearest}.",
+    )
+
+
+def _loser(resolved: Resolved, given: dict[str, int], ranks: int) -> str:
+    """Which of three disagreeing sides gives way. Raises RecipeError when one layer gave all three."""
+    strengths = {name: _strength(resolved, name) for name in given}
+    if len(set(strengths.values())) == 1:
+        raise RecipeError(_contradiction(resolved, given, ranks))
+    weakest = min(strengths.values())
+    return next(name for name in GIVES_WAY if strengths[name] == weakest)
+
+
+def _contradiction(resolved: Resolved, given: dict[str, int], ranks: int) -> Diagnostic:
+    micro, accumulation = given["micro"], given["accumulation"]
+    product = micro * accumulation * ranks
+    places = ", ".join(f"batch.{name} {value} ({_place(resolved, name)})" for name, value in given.items())
+    return Diagnostic(
+        "error",
+        f"the batch triangle contradicts itself: {places}",
+        key="batch.global",
+        origin=_origin(resolved, "global"),
+        why=f"micro {micro} x accumulation {accumulation} x {ranks} ranks is {product}, not {given['global']}.",
+        hint=f"Leave one of the three out, or set batch.global to {product}.",
+    )
+
+
+def _strength(resolved: Resolved, name: str) -> int:
+    """A DeepSpeed file is weaker than any layer."""
+    origin = resolved.origin(f"batch.{name}") if resolved.given(f"batch.{name}") else None
+    return origin.strength if origin else -1
+
+
+def _origin(resolved: Resolved, name: str) -> Origin | None:
+    key, base = f"batch.{name}", resolved.attachments.get("strategy.config")
+    if base and not resolved.given(key) and (in_file := base.origins.get(IN_FILE[name])):
+        return in_file
+    return resolved.origin(key)
+
+
+def _place(resolved: Resolved, name: str) -> str:
+    origin = _origin(resolved, name)
+    return origin.place if origin else "default"
+
+
+def _layer(resolved: Resolved, name: str) -> str:
+    origin = _origin(resolved, name)
+    return origin.layer if origin else "the defaults"

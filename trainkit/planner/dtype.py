@@ -1,0 +1,61 @@
+"""Number formats: `auto` resolved for the chosen device, and what that device cannot do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from trainkit.machine.facts import Gpu
+from trainkit.plan.context import Dtype
+from trainkit.plan.model import Notice
+from trainkit.recipe.layers.merge import value_at
+from trainkit.recipe.schema import Recipe
+
+LOW: tuple[Dtype, ...] = ("bf16", "fp16")
+AMPERE = (8, 0)  # first compute capability with bf16 and tf32 units (CUDA C programming guide, arithmetic instructions)
+
+
+def choose_dtype(recipe: Recipe, device: str, cards: Sequence[Gpu], in_file: object = None) -> Dtype:
+    """The format of forward and backward; `auto` is bf16 where every card has units for it, else fp32.
+
+    in_file: a DeepSpeed file of the user's, where no layer says a format.
+    """
+    for dtype in LOW:
+        if value_at(in_file, f"{dtype}.enabled") is True:
+            return dtype
+    wanted = recipe.precision.dtype
+    if wanted != "auto":
+        return wanted
+    return "bf16" if device == "cuda" and cards and all(gpu.compute_capability >= AMPERE for gpu in cards) else "fp32"
+
+
+def precision_notices(recipe: Recipe, device: str, dtype: Dtype, cards: Sequence[Gpu]) -> tuple[Notice, ...]:
+    """What the chosen cards lack for the chosen formats, and settings that do nothing or little on this device."""
+    return (*_old_cards(recipe, dtype, cards), *_elsewhere(recipe, device, dtype), *_rounding(recipe))
+
+
+def _old_cards(recipe: Recipe, dtype: Dtype, cards: Sequence[Gpu]) -> Iterator[Notice]:
+    old = next((gpu for gpu in cards if gpu.compute_capability < AMPERE), None)
+    if old is None:
+        return
+    has = f"needs compute capability 8.0; {old.name} has {'.'.join(map(str, old.compute_capability))}."
+    if dtype == "bf16":
+        yield Notice("blocker", f"bf16 {has}", "Set precision to fp16.")
+    elif recipe.precision.eval == "bf16":
+        yield Notice("blocker", f"precision.eval bf16 {has}", "Set precision.eval to same.")
+    if recipe.precision.tf32:
+        yield Notice("blocker", f"tf32 {has}", "Leave precision.tf32 out.")
+
+
+def _elsewhere(recipe: Recipe, device: str, dtype: Dtype) -> Iterator[Notice]:
+    if recipe.precision.tf32 is not None and device != "cuda":
+        yield Notice("warning", f"precision.tf32 does nothing on {device}.", "It is a format of CUDA cards.")
+    if dtype == "fp16" and device == "cpu":
+        yield Notice("warning", "fp16 on a CPU is slower than fp32.", "Set precision to fp32 or bf16.")
+
+
+def _rounding(recipe: Recipe) -> Iterator[Notice]:
+    """bf16 has 8 bits of mantissa: an update below 1/512 of a weight leaves it as it is."""
+    builtin = recipe.program.kind == "builtin"
+    if builtin and recipe.precision.weights == "bf16" and recipe.optimizer.name != "adamw_anyprecision":
+        what = f"precision.weights bf16 rounds small updates of {recipe.optimizer.name} away: training may stand still."
+        yield Notice("warning", what, "Set optimizer.name to adamw_anyprecision, which keeps what rounding loses.")

@@ -1,0 +1,76 @@
+"""Digests: one of the whole recipe, and one of what decides the course of training."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from trainkit.plan.model import BatchArithmetic
+from trainkit.recipe.schema import Recipe
+from trainkit.recipe.schema.launching import OWN_DEFAULTS
+
+# What makes two runs the same training, so that one may resume from the other's checkpoint. Left out on purpose:
+# strategy, launcher, devices and ranks (how the work is spread), micro batch and accumulation (the global batch stands
+# for them), train.steps and epochs (a run may be made longer), evaluation, checkpoints, logging, output, loader
+# processes and caches (they change no weight), compilation, attention kernel and activation checkpointing (the same
+# mathematics).
+TRAINING: dict[str, tuple[str, ...]] = {
+    "program": ("kind", "script", "module", "args"),
+    "model": ("*",),
+    "data": ("*",),
+    "peft": ("*",),
+    "optimizer": ("*",),
+    "schedule": ("*",),
+    "train": ("seed", "max_grad_norm", "loss", "loss_reduction"),
+    "precision": ("tf32", "weights"),
+}
+_LEFT_OUT = frozenset(
+    {"data.workers", "data.prefetch_factor", "data.pin_memory", "data.persistent_workers", "data.cache"}
+)
+
+
+def recipe_digest(recipe: Recipe) -> str:
+    """SHA-256 over every setting, defaults included."""
+    return _sha256(recipe.model_dump(mode="json", by_alias=True))
+
+
+def training_digest(recipe: Recipe, batch: BatchArithmetic, dtype: str) -> str:
+    """SHA-256 over the settings of TRAINING, the global batch and the resolved number format."""
+    given = recipe.program.kind in OWN_DEFAULTS  # a setting that is left out is the program's own
+    settings = recipe.model_dump(mode="json", by_alias=True, exclude_unset=given)
+    chosen: dict[str, Any] = {"batch.global": batch.global_, "precision.dtype": dtype}
+    for section, names in TRAINING.items():
+        inside = settings.get(section, {})
+        for name in inside if names == ("*",) else names:
+            if f"{section}.{name}" not in _LEFT_OUT and name in inside:
+                chosen[f"{section}.{name}"] = inside[name]
+    return _sha256(chosen)
+
+
+# What the memory of a step does not depend on.
+_WEIGHTLESS = (
+    *("version", "name", "program", "devices", "nodes", "launcher", "schedule", "train", "eval", "checkpoint"),
+    *("logging", "predict", "profile", "sample", "env", "env_from", "output"),
+)
+_NUMBERS_OF_OPTIMIZERS = ("lr", "weight_decay", "beta2", "eps")  # not beta1: 0 is no momentum, whose state is not kept
+
+
+def memory_digest(recipe: Recipe, batch: BatchArithmetic, dtype: str) -> str:
+    """SHA-256 over what decides how much memory a step of the built-in trainer takes, and what may be chosen from."""
+    chosen = recipe.model_dump(mode="json", by_alias=True)
+    loss = recipe.train.loss
+    for section in _WEIGHTLESS:
+        del chosen[section]
+    for name in _NUMBERS_OF_OPTIMIZERS:
+        del chosen["optimizer"][name]
+    for key in _LEFT_OUT:
+        chosen["data"].pop(key.partition(".")[2], None)
+    chosen["resolved"] = [loss, batch.global_, batch.ranks, batch.search, dtype]
+    return _sha256(chosen)
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(
+        json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+    ).hexdigest()

@@ -1,0 +1,112 @@
+"""What must be installed for a plan to run, as data; what is missing on this machine blocks the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainkit.frameworks.hf_trainer.versions import OLDEST
+from trainkit.frameworks.torch_xla import is_spmd
+from trainkit.machine.versions import at_least
+from trainkit.plan.context import Context
+from trainkit.plan.model import Notice
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """A package that one choice needs. `of` names the choice, `values` are those that need it, `extra` brings it."""
+
+    of: str
+    values: tuple[str, ...]
+    package: str
+    minimum: str
+    extra: str = "train"
+    install: str = ""  # where no extra can bring it
+
+
+TORCH_XLA = "pip install 'torch_xla[tpu]', in the release of the installed torch"
+REQUIREMENTS: tuple[Requirement, ...] = (
+    Requirement("program", ("builtin",), "torch", "2.6"),
+    Requirement("program", ("builtin",), "numpy", "1.26"),
+    Requirement("program", ("hf",), "transformers", OLDEST, extra="hf"),
+    Requirement("program", ("hf", "accelerate"), "torch", "2.6"),
+    Requirement("program", ("hf", "accelerate"), "accelerate", "1.9"),
+    # accelerate makes transformers' description of the file before DeepSpeed sees it
+    Requirement("strategy of Accelerator()", ("zero1", "zero2", "zero3"), "transformers", "4.50", extra="hf"),
+    # SPMD of Trainer: transformers, trainer.py (XLA_FSDPV2_MIN_VERSION)
+    Requirement("fsdp on xla, version", ("2",), "torch-xla", "2.2", install=TORCH_XLA),
+    Requirement("devices.type", ("xla",), "torch-xla", "2.0", install=TORCH_XLA),
+    # DeepSpeed 0.18.0 by itself loses gradients in stage 2 with accumulation; 0.19.0 and 0.19.2 fail at NVMe on a CPU
+    Requirement("program builtin under", ("zero1", "zero2", "zero3"), "deepspeed", "0.19.4"),
+    Requirement("launcher", ("torchrun", "accelerate", "deepspeed"), "torch", "2.6"),
+    Requirement("launcher", ("accelerate",), "accelerate", "1.9"),
+    Requirement("launcher", ("deepspeed",), "deepspeed", "0.16"),
+    Requirement("strategy", ("zero1", "zero2", "zero3"), "deepspeed", "0.16"),
+    Requirement("optimizer.name", ("adamw_bnb_8bit",), "bitsandbytes", "0.50", extra="optimizers"),
+    Requirement("optimizer.name", ("adamw_anyprecision",), "torch-optimi", "0.2", extra="optimizers"),
+    Requirement(
+        "optimizer.name",
+        ("adamw_apex_fused",),
+        "apex",
+        "0.1",
+        # the package of that name on PyPI is something else
+        install="APEX_CPP_EXT=1 APEX_CUDA_EXT=1 pip install --no-build-isolation git+https://github.com/NVIDIA/apex, "
+        "or use a container that has it; adamw_torch_fused needs neither",
+    ),
+    Requirement("peft.kind", ("lora",), "peft", "0.15", extra="hf"),
+    Requirement("data.tokenizer", ("a folder",), "transformers", "4.50", extra="hf"),
+    Requirement("data.kind", ("dataset",), "datasets", "3", extra="hf"),
+    Requirement("model.kind", ("hf",), "transformers", "4.50", extra="hf"),
+    Requirement(
+        "efficiency.attention",
+        ("flash_attention_2",),
+        "flash-attn",
+        "2.3",
+        install="pip install flash-attn --no-build-isolation",  # it is compiled for the torch that is there
+    ),
+    Requirement("logging.report_to", ("tensorboard",), "tensorboard", "2.15", extra="report"),
+    Requirement("logging.report_to", ("wandb",), "wandb", "0.19", extra="report"),
+)
+
+
+def missing_packages(context: Context) -> tuple[Notice, ...]:
+    """One blocker for each package that is absent or too old."""
+    chosen = _choices(context)
+    found: dict[str, Notice] = {}
+    for requirement in REQUIREMENTS:
+        choice = next((value for value in chosen[requirement.of] if value in requirement.values), None)
+        if choice is None or requirement.package in found:
+            continue
+        installed = context.facts.packages.get(requirement.package)
+        if at_least(installed, requirement.minimum):
+            continue
+        state = f"{installed} is installed" if installed else "it is not installed"
+        what = f"{requirement.of} {choice} needs {requirement.package} >= {requirement.minimum}; {state}."
+        install = requirement.install or f"pip install 'trainkit[{requirement.extra}]'"
+        found[requirement.package] = Notice("blocker", what, f"Run: {install}")
+    torch = context.facts.packages.get("torch", "")
+    if context.topology.device == "cuda" and torch.endswith("+cpu"):
+        what = f"torch {torch} is a build for CPUs, and the run uses CUDA."
+        found["torch"] = Notice("blocker", what, "Install a CUDA build of torch, or set devices.type to cpu.")
+    return tuple(found.values())
+
+
+def _choices(context: Context) -> dict[str, tuple[str, ...]]:
+    recipe = context.recipe
+    builtin = recipe.program.kind == "builtin"
+    return {
+        "program": (recipe.program.kind,),
+        "launcher": (context.launcher,),
+        "devices.type": (context.topology.device,),
+        "fsdp on xla, version": ("2",) if is_spmd(context) else (),
+        "strategy": (recipe.strategy.kind,),
+        "program builtin under": (recipe.strategy.kind,) if builtin else (),
+        "strategy of Accelerator()": (recipe.strategy.kind,) if recipe.program.kind == "accelerate" else (),
+        "optimizer.name": (recipe.optimizer.name,) if builtin else (),
+        "peft.kind": (recipe.peft.kind,) if builtin else (),
+        "data.tokenizer": ("a folder",) if builtin and getattr(recipe.data, "tokenizer", None) else (),
+        "data.kind": (recipe.data.kind,) if builtin else (),
+        "model.kind": (recipe.model.kind,) if builtin else (),
+        "efficiency.attention": (recipe.efficiency.attention,) if builtin else (),
+        # what a program of the user's reports, and with what, is its own affair
+        "logging.report_to": tuple(recipe.logging.report_to) if recipe.program.kind == "builtin" else (),
+    }

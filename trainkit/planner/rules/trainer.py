@@ -1,0 +1,32 @@
+"""What Trainer of Hugging Face would do otherwise than asked, without a word."""
+
+from __future__ import annotations
+
+from trainkit.planner.rules.rule import ZERO, Refusal
+
+REFUSALS: tuple[Refusal, ...] = (
+    Refusal(
+        {"program": ("hf",), "strategy": ("fsdp",), "device": ("cpu",)},
+        "strategy.kind",
+        "on a CPU Trainer takes --fsdp and trains with DDP, without a word",
+        "strategy.kind: ddp, or zero3, which shards on a CPU too",
+    ),
+    Refusal(
+        {"program": ("hf",), "strategy": ("single",), "launcher": ("torchrun", "deepspeed")},
+        "launcher.kind",
+        "this launcher sets LOCAL_RANK, and Trainer wraps the model in DDP wherever it finds that",
+        "launcher.kind: python, or strategy.kind: ddp",
+    ),
+    Refusal(
+        {"program": ("hf",), "strategy": ("single", "ddp", "fsdp"), "device": ("cpu",), "dtype": ("fp16",)},
+        "precision.dtype",
+        "on a CPU Trainer takes --fp16 and computes in fp32, without a word",
+        "precision.dtype: bf16 or fp32",
+    ),
+    Refusal(
+        {"program": ("hf",), "strategy": ZERO, "eval_dtype": ("other",)},
+        "precision.eval",
+        "DeepSpeed has one format for training and evaluation",
+        "precision.eval: same",
+    ),
+)

@@ -1,0 +1,72 @@
+"""What cannot run on a TPU through torch_xla, which is one process of a script of the user's own."""
+
+from __future__ import annotations
+
+from trainkit.planner.rules.rule import ZERO, Refusal
+
+XLA = ("xla",)
+REFUSALS: tuple[Refusal, ...] = (
+    Refusal(
+        {"device": XLA, "program": ("builtin",)},
+        "devices.type",
+        "the built-in trainer computes on CUDA, MPS and CPU",
+        "program.kind: hf with a script on transformers' Trainer, or kind accelerate or torch",
+    ),
+    Refusal(
+        {"device": XLA, "program": ("deepspeed",)},
+        "devices.type",
+        "DeepSpeed does not run through torch_xla",
+        "program.kind: hf with strategy.kind: fsdp, which shards over the chips",
+    ),
+    Refusal(
+        {"device": XLA, "ranks": ("several",)},
+        "nodes.processes_per_node",
+        "torch_xla makes the processes of a TPU itself, inside the script's interpreter (xmp.spawn), so no launcher "
+        "can give each its rank",
+        "nodes.count: 1 and nodes.processes_per_node: 1, with strategy.kind: fsdp for every chip of the machine; a "
+        "script of kind torch that calls xmp.spawn itself is one process too, with strategy.kind: single",
+    ),
+    Refusal(
+        {"device": XLA, "launcher": ("torchrun", "deepspeed"), "ranks": ("one",)},
+        "launcher.kind",
+        "this launcher is for several processes, and a run on XLA is one",
+        "launcher.kind: python",
+    ),
+    Refusal(
+        {"device": XLA, "launcher": ("accelerate",)},
+        "launcher.kind",
+        "accelerate launch does not run the script on a TPU: it imports it and calls its main() once for each chip, in "
+        "processes that trainkit does not see",
+        "launcher.kind: python; Accelerator() finds XLA by itself",
+    ),
+    Refusal(
+        {"device": XLA, "strategy": ("ddp", *ZERO)},
+        "strategy.kind",
+        "this strategy is a process for each chip, and a run on XLA is one process",
+        "strategy.kind: fsdp with program.kind: hf, or single for one chip",
+    ),
+    Refusal(
+        {"device": XLA, "strategy": ("fsdp",), "program": ("accelerate",)},
+        "strategy.kind",
+        "under XLA accelerate takes its FSDP settings and shards nothing, without a word",
+        "strategy.kind: single, or program.kind: hf, whose Trainer shards with torch_xla",
+    ),
+    Refusal(
+        {"device": XLA, "program": ("hf", "accelerate"), "dtype": ("fp16",)},
+        "precision.dtype",
+        "accelerate ends with an error at fp16 on a TPU",
+        "precision.dtype: bf16 or fp32",
+    ),
+    Refusal(
+        {"device": XLA, "program": ("hf",), "optimizer": ("adamw_torch_fused", "adamw_bnb_8bit")},
+        "optimizer.name",
+        "this optimizer has no step for XLA",
+        "optimizer.name: adamw_torch",
+    ),
+    Refusal(
+        {"device": ("cpu", "cuda", "mps"), "xla_settings": ("given",)},
+        "strategy.xla_settings",
+        "only torch_xla's FSDP has these settings",
+        "devices.type: xla with strategy.version: 1, or leave strategy.xla_settings out",
+    ),
+)

@@ -1,0 +1,92 @@
+"""Single values from outside files: a flag's or a variable's text read as YAML, and the layer that such values make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from trainkit.errors import Diagnostic, Origin
+from trainkit.recipe.layers.layer import ARGUMENTS, VERBATIM, Layer, normalise
+from trainkit.recipe.schema.fields import open_keys, schema
+from trainkit.recipe.validation.type_errors import accepts, takes_text_only
+from trainkit.recipe.yaml.document import Dialect
+from trainkit.recipe.yaml.reader import compose
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One value for one key. modifier: `+` appends, `!` replaces a whole mapping."""
+
+    key: str
+    value: Any
+    origin: Origin
+    modifier: str = ""
+
+
+def read_value(key: str, text: str, origin: Origin) -> tuple[Any, list[Diagnostic]]:
+    """The value that a text means for a key: YAML, but a setting that takes any text takes this one as it is."""
+    setting = schema().enclosing(key)
+    if setting is not None and setting.key == key and takes_text_only(setting):
+        return _as_text(text, nullable=accepts(setting.annotation, type(None))), []
+    in_env = key.startswith("env.")
+    document = compose(text, Dialect(root=key, modifiers=True, open=open_keys(), verbatim=VERBATIM))
+    if document.errors:
+        # Behind a name of the user's own stands a text that the program reads, whatever YAML thinks of it.
+        if in_env or key.startswith(f"{ARGUMENTS}."):
+            return text, []
+        problem = document.errors[0]
+        what = f"the value of {key} cannot be read: {problem.what}"
+        return None, [Diagnostic("error", what, key, origin, problem.why, problem.hint)]
+    if in_env and not isinstance(document.tree, str):
+        return text, []
+    traps = [each for each in document.warnings if "read as the number" in each.what]
+    value = None if text.strip() in ("", "null", "~") else document.tree
+    return value, [Diagnostic("warning", each.what, key, origin, each.why, each.hint) for each in traps]
+
+
+def _as_text(text: str, *, nullable: bool) -> Any:
+    """Quotes around a whole text are YAML's and go; words that mean true or false stay what they are, to be refused."""
+    if nullable and text in ("", "null", "~"):
+        return None
+    if text in ("true", "false"):
+        return text == "true"
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        document = compose(text)
+        if not document.errors and isinstance(document.tree, str):
+            return document.tree
+    return text
+
+
+def layer_of(name: str, strength: int, base: str, assignments: Iterable[Assignment]) -> Layer:
+    """One layer with all assignments; a later one for the same key wins."""
+    tree: dict[str, Any] = {}
+    values: dict[str, Origin] = {}
+    for each in assignments:
+        path = split_key(each.key)
+        target = tree
+        for position, part in enumerate(path[:-1]):
+            values.setdefault(".".join(path[: position + 1]), each.origin)
+            below = target.get(part)
+            if not isinstance(below, dict):
+                below = target[part] = {}
+            target = below
+        target[path[-1] + each.modifier] = each.value
+        values[each.key] = each.origin
+        _place_below(each.key, each.value, each.origin, values)
+    return Layer(name, strength, base, normalise(tree, values), values, dict(values))
+
+
+def split_key(key: str) -> list[str]:
+    """The parts of a dotted key; what lies inside `env` or `program.args` is one part, dots and all."""
+    for prefix in open_keys():
+        if key.startswith(f"{prefix}."):
+            return [*prefix.split("."), key[len(prefix) + 1 :]]
+    return key.split(".")
+
+
+def _place_below(key: str, value: Any, origin: Origin, values: dict[str, Origin]) -> None:
+    if isinstance(value, dict):
+        for name, each in value.items():
+            values[f"{key}.{name.rstrip('+!')}"] = origin
+            _place_below(f"{key}.{name.rstrip('+!')}", each, origin, values)

@@ -1,0 +1,266 @@
+"""`${…}` in values, resolved by OmegaConf on plain builtins, one value at a time so that every error is reported."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from trainkit.errors import Diagnostic
+from trainkit.recipe.layers.merge import Merge, value_at
+from trainkit.recipe.layers.places import nearest as place_of
+from trainkit.recipe.layers.secrets import is_secret_name
+from trainkit.recipe.resolved import Entry
+from trainkit.recipe.schema.fields import open_keys, schema
+from trainkit.recipe.validation.suggestions import nearest
+from trainkit.recipe.validation.type_errors import accepts
+from trainkit.recipe.yaml.scalars import read_scalar
+
+MAX_LENGTH = 100_000  # characters of one value, so that values built from one another cannot grow without bound
+_MISSING = "???"  # OmegaConf's mark for a value that is not there yet
+_RESOLVER = "trainkit_environ"
+_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:")
+_KEY_NOT_FOUND = re.compile(r"Interpolation key '([^']*)' not found")
+_REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")  # `${model.layers}`, with no more to it than a name
+Path = tuple[str | int, ...]
+# OmegaConf keeps resolvers per process; ours is there only while the lock is held.
+_LOCK = threading.Lock()
+
+
+def interpolated(value: Any) -> bool:
+    """Whether the value is, or holds, a text with `${`."""
+    if isinstance(value, str):
+        return "${" in value
+    if isinstance(value, Mapping):
+        return any(interpolated(each) for each in value.values())
+    return isinstance(value, list) and any(interpolated(each) for each in value)
+
+
+def interpolate(state: Merge, environ: Mapping[str, str], defaults: Mapping[str, Any]) -> list[Diagnostic]:
+    """Replace `${…}` in the merged tree by what it means; the errors and warnings that come up.
+
+    `env` and `program.args` are literal. `${oc.env:NAME,default}` reads the given environment.
+    defaults: values that can be referred to although no layer gives them.
+    """
+    found = list(_literal(state))
+    pending = list(_paths(state.tree, ()))
+    if not pending:
+        return found
+    with _LOCK:
+        return found + _resolve(state, pending, environ, defaults)
+
+
+@dataclass
+class _Reader:
+    """The environment as the resolver sees it, and which variables it was asked for."""
+
+    environ: Mapping[str, str]
+    asked: list[str]
+
+    def __call__(self, name: str, *default: Any) -> Any:
+        self.asked.append(name)
+        if name in self.environ:
+            return self.environ[name]
+        if default:
+            return None if default[0] is None else str(default[0])
+        raise KeyError(name)
+
+
+def _literal(state: Merge) -> Iterator[Diagnostic]:
+    env = state.tree.get("env")
+    if not isinstance(env, Mapping):
+        return
+    for name, value in env.items():
+        if isinstance(value, str) and "${" in value:
+            key = f"env.{name}"
+            why = "values under env are literal, so a shell's or a recipe's `${…}` is not replaced"
+            hint = f"to hand on the caller's own value, list {name} under env_from"
+            origin = place_of(state.places, key)
+            yield Diagnostic("warning", f"{key} is passed on with `${{` in it", key, origin, why, hint)
+
+
+def _paths(tree: Any, path: Path) -> Iterator[Path]:
+    """Paths of all texts with `${`, outside the mappings that are literal."""
+    if isinstance(tree, str):
+        if "${" in tree:
+            yield path
+    elif isinstance(tree, (dict, list)) and _dotted(path) not in open_keys():
+        for name, each in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from _paths(each, (*path, name))
+
+
+def _resolve(
+    state: Merge, pending: list[Path], environ: Mapping[str, str], defaults: Mapping[str, Any]
+) -> list[Diagnostic]:
+    from omegaconf import OmegaConf, __version__
+
+    reader = _Reader(environ, [])
+    # 2.4 renamed it; the method that bears the new name in 2.3 is an older one, with other arguments.
+    name = "register_new_resolver" if __version__.startswith("2.3") else "register_resolver"
+    register: Callable[..., Any] = getattr(OmegaConf, name)
+    register(_RESOLVER, reader, replace=True)
+    try:
+        expressions = {path: _get(state.tree, path) for path in pending}
+        config = OmegaConf.create(_container(state.tree, defaults, set(pending)))
+        return _Session(state, config, reader).resolve(expressions)
+    finally:
+        OmegaConf.clear_resolver(_RESOLVER)
+
+
+def _container(tree: Mapping[str, Any], defaults: Mapping[str, Any], pending: set[Path]) -> dict[str, Any]:
+    """Builtins for OmegaConf: defaults below the tree, nothing literal, texts still to be resolved marked missing."""
+
+    def build(value: Any, default: Any, path: Path) -> Any:
+        if path in pending:
+            return _MISSING
+        if isinstance(value, list):
+            return [build(each, None, (*path, index)) for index, each in enumerate(value)]
+        if not isinstance(value, Mapping):
+            return _escape(value)
+        below = default if isinstance(default, Mapping) else {}
+        names = [name for name in {**below, **value} if _dotted((*path, name)) not in open_keys()]
+        return {name: build(value.get(name, below.get(name)), below.get(name), (*path, name)) for name in names}
+
+    built = build(tree, defaults, ())
+    assert isinstance(built, dict)
+    return built
+
+
+@dataclass
+class _Session:
+    """One pass over all `${…}` of a recipe."""
+
+    state: Merge
+    config: Any
+    reader: _Reader
+    # OmegaConf takes most of a millisecond to parse a text: what many texts refer to is asked for once.
+    known: dict[str, Any] = field(default_factory=dict)
+
+    def resolve(self, expressions: Mapping[Path, str]) -> list[Diagnostic]:
+        """Resolve what refers to known values only, round by round: nothing is computed twice, and circles show."""
+        from omegaconf.errors import InterpolationToMissingValueError
+
+        found: list[Diagnostic] = []
+        waiting = dict(expressions)
+        progress = True
+        while waiting and progress:
+            progress = False
+            for path, expression in list(waiting.items()):
+                self.reader.asked.clear()
+                try:
+                    found += self._settle(path, expression, self._evaluate(path, expression))
+                except InterpolationToMissingValueError:
+                    continue
+                except Exception as error:  # noqa: BLE001 - OmegaConf lets through whatever its parser or a resolver raises
+                    found.append(self._explain(path, expression, error))
+                    # What refers to this value shall not be reported as well.
+                    _set(self.config, path, "")
+                del waiting[path]
+                progress = True
+        return found + [self._circle(path, expression) for path, expression in waiting.items()]
+
+    def _evaluate(self, path: Path, expression: str) -> Any:
+        literals, keys = _REFERENCE.split(expression)[::2], _REFERENCE.findall(expression)
+        if any("$" in each or "\\" in each for each in literals):
+            return self._ask(path, expression)
+        values = [self._refer(path, key) for key in keys]
+        if literals == ["", ""]:
+            return values[0]
+        if any(isinstance(each, (dict, list)) for each in values):
+            return self._ask(path, expression)
+        return literals[0] + "".join(f"{value}{text}" for value, text in zip(values, literals[1:], strict=True))
+
+    def _refer(self, path: Path, key: str) -> Any:
+        """The value at a key. Only a final one is remembered: OmegaConf raises while it is still to be resolved."""
+        if key in self.known:
+            return self.known[key]
+        value = self._ask(path, f"${{{key}}}")
+        if not isinstance(value, (dict, list)):
+            self.known[key] = value
+        return value
+
+    def _ask(self, path: Path, expression: str) -> Any:
+        """What OmegaConf makes of a text that stands at the path."""
+        from omegaconf import OmegaConf
+
+        _set(self.config, path, _ENVIRONMENT.sub(f"${{{_RESOLVER}:", expression))
+        try:
+            value = _get(self.config, path)
+            return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        finally:
+            _set(self.config, path, _MISSING)
+
+    def _settle(self, path: Path, expression: str, value: Any) -> list[Diagnostic]:
+        secret = [name for name in self.reader.asked if is_secret_name(name)]
+        if secret:
+            _set(self.config, path, "")
+            what = f"would put the value of {secret[0]} into the recipe, and the name says it is a secret"
+            return [self._error(path, what, f"list {secret[0]} under env_from; the ranks then find it there")]
+        if isinstance(value, str) and len(value) > MAX_LENGTH:
+            raise ValueError(f"the value grows to {len(value):,} characters")
+        if isinstance(value, str) and self.reader.asked and _wants_other_than_text(_dotted(path)):
+            value = read_scalar(value)
+        _set(self.config, path, _escape(value))
+        _set(self.state.tree, path, value)
+        self._note(_dotted(path), expression)
+        return []
+
+    def _note(self, key: str, expression: str) -> None:
+        """The winning entry of the leaf says what the value was made from."""
+        leaf = key if key in self.state.history else key.rpartition(".")[0]
+        entries = self.state.history.get(leaf)
+        if not entries:
+            return
+        origin = entries[-1].origin
+        if self.reader.asked:
+            names = ", ".join(dict.fromkeys(self.reader.asked))
+            origin = replace(origin, layer=f"environment variable {names}, named in {origin.layer}")
+            self.state.places[leaf] = origin
+        entries[-1] = Entry(value_at(self.state.tree, leaf), origin, f"from {expression}")
+
+    def _explain(self, path: Path, expression: str, error: Exception) -> Diagnostic:
+        message = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+        absent, asked = _KEY_NOT_FOUND.search(message), self.reader.asked
+        if absent:
+            close = nearest(absent[1], schema().keys)
+            hint = f"did you mean ${{{close}}}?" if close else "refer to a key of this recipe by its dotted name"
+            return self._error(path, f"refers to {absent[1]!r}, which is not there", hint)
+        if "KeyError" in message and asked:
+            hint = f"set it, or give a default: ${{oc.env:{asked[-1]},value}}"
+            return self._error(path, f"reads the environment variable {asked[-1]}, which is not set", hint)
+        if "Recursive interpolation" in message:
+            return self._circle(path, expression)
+        what = f"{expression[:100]} cannot be resolved: {message}"
+        return self._error(path, what, "write \\${ for a text that is meant literally")
+
+    def _circle(self, path: Path, expression: str) -> Diagnostic:
+        return self._error(path, f"{expression[:100]} refers to itself in a circle", "write one of the values out")
+
+    def _error(self, path: Path, what: str, hint: str) -> Diagnostic:
+        key = _dotted(path)
+        return Diagnostic("error", f"{key}: {what}", key, place_of(self.state.places, key), hint=hint)
+
+
+def _wants_other_than_text(key: str) -> bool:
+    setting = schema().setting(key)
+    return setting is not None and not accepts(setting.annotation, str)
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(map(str, path))
+
+
+def _escape(value: Any) -> Any:
+    return value.replace("${", "\\${") if isinstance(value, str) else value
+
+
+def _get(tree: Any, path: Path) -> Any:
+    for part in path:
+        tree = tree[part]
+    return tree
+
+
+def _set(tree: Any, path: Path, value: Any) -> None:
+    _get(tree, path[:-1])[path[-1]] = value

@@ -1,0 +1,162 @@
+"""One layer: a tree of values, each with its origin, in the form in which layers are merged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from trainkit.errors import Diagnostic, Origin, Severity
+from trainkit.recipe.layers.places import nearest
+from trainkit.recipe.layers.secrets import MASK, is_secret_name, mask_line, secret_arguments
+from trainkit.recipe.schema.fields import open_keys, schema, short_forms
+from trainkit.recipe.yaml.document import Dialect, Document, printable
+from trainkit.recipe.yaml.reader import compose_bytes
+from trainkit.recipe.yaml.syntax import Mark, Problem
+
+ARGUMENTS = "program.args"
+VARIANTS = "variants"
+# Keys of a file that say what it consists of, and are no settings themselves.
+_NO_SETTINGS = ("extends", VARIANTS)
+# Below these, a plain scalar keeps its characters: `1.10` reaches the program or the environment as `1.10`.
+VERBATIM: Mapping[str, tuple[type, ...]] = {"env": (bool, int, float), ARGUMENTS: (int, float)}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One source of values. Positions are by dotted key, without the modifiers `+` and `!`.
+
+    base: folder that relative file names in this layer start from.
+    """
+
+    name: str
+    strength: int
+    base: str
+    tree: Mapping[str, Any]
+    values: Mapping[str, Origin] = field(default_factory=dict)
+    keys: Mapping[str, Origin] = field(default_factory=dict)
+
+    def origin(self, key: str) -> Origin | None:
+        """Origin of the value at the key, or of the nearest mapping around it."""
+        return nearest(self.values, key)
+
+    def key_origin(self, key: str) -> Origin | None:
+        """Origin of the key itself, for a caret under the key."""
+        return self.keys.get(key) or self.origin(key)
+
+
+def recipe_dialect() -> Dialect:
+    """What a recipe's text may contain beyond plain YAML."""
+    return Dialect(modifiers=True, open=open_keys() | {VARIANTS}, verbatim=VERBATIM, nested=VARIANTS)
+
+
+def read_document(data: bytes) -> Document:
+    """Read a recipe file's bytes; a top level that is no mapping is an error in the document."""
+    document = compose_bytes(data, recipe_dialect())
+    if isinstance(document.tree, dict):
+        return document
+    kind = "a list" if isinstance(document.tree, list) else "a single value"
+    problem = Problem(document.values.get("", Mark(1, 1)), f"the recipe is {kind}", hint="write `section: value` lines")
+    return Document({}, {}, {}, document.lines, (*document.errors, problem), document.warnings)
+
+
+@dataclass(frozen=True)
+class Page:
+    """A text that is shown in messages: what layer it is, where it came from, and its lines without secrets."""
+
+    name: str
+    strength: int
+    source: str
+    lines: tuple[str, ...]
+
+    def at(self, mark: Mark) -> Origin:
+        """The origin at a mark."""
+        text = self.lines[mark.line - 1] if mark.line <= len(self.lines) else ""
+        length = max(min(mark.length, len(text) - mark.column + 1), 1)
+        return Origin(self.name, self.strength, self.source, mark.line, mark.column, length, text)
+
+    def diagnose(self, severity: Severity, problem: Problem) -> Diagnostic:
+        """The diagnostic that a problem in the text becomes."""
+        return Diagnostic(severity, problem.what, problem.key, self.at(problem.mark), problem.why, problem.hint)
+
+
+def page(name: str, strength: int, source: str, document: Document) -> Page:
+    """The page of a document, its secrets masked."""
+    return Page(name, strength, source, shown_lines(document))
+
+
+def file_layer(page: Page, base: str, document: Document) -> Layer:
+    """The layer that a file makes."""
+    values = {key: page.at(mark) for key, mark in document.values.items() if key}
+    # The caret under a secret is as long as its mask: the length of a secret is nobody's business either.
+    values |= {key: replace(values[key], length=len(MASK)) for key in secret_keys(document.tree) if key in values}
+    keys = {key: page.at(mark) for key, mark in document.keys.items()}
+    tree = {key: value for key, value in document.tree.items() if key.rstrip("+!") not in _NO_SETTINGS}
+    return Layer(page.name, page.strength, base, normalise(tree, values), values, keys)
+
+
+def shown_lines(document: Document) -> tuple[str, ...]:
+    """The document's lines as they may be shown: no secret values, nothing unprintable, no endless line."""
+    lines = [mask_line(line) if len(line) < 2000 else line for line in document.lines]
+    for key in secret_keys(document.tree):
+        mark = document.values.get(key)
+        if mark is None or mark.line > len(lines):
+            continue
+        line = document.lines[mark.line - 1]
+        value = line[mark.column - 1 : mark.column - 1 + mark.length]
+        if len(value) > 1:
+            lines[mark.line - 1] = lines[mark.line - 1].replace(value, MASK)
+        elif lines[mark.line - 1] == line:
+            lines[mark.line - 1] = line[: mark.column - 1] + MASK
+        _mask_following(lines, mark.line, document.values, mark)
+    return tuple(printable(line) for line in lines)
+
+
+def _mask_following(lines: list[str], start: int, values: Mapping[str, Mark], mark: Mark) -> None:
+    """A value over several lines is masked up to where the next value begins."""
+    if mark.length > 1:
+        return
+    following = min((each.line for each in values.values() if each.line > mark.line), default=len(lines) + 1)
+    for number in range(start, following - 1):
+        lines[number] = MASK
+
+
+def secret_keys(tree: object, prefix: str = "") -> Iterator[str]:
+    """Keys of values that are secrets by name: scalars under a secret name, and words of argument lists."""
+    if not isinstance(tree, Mapping):
+        return
+    for raw, value in tree.items():
+        name = raw.rstrip("+!")
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            yield from secret_keys(value, f"{key}.")
+        elif isinstance(value, list):
+            positions = range(len(value)) if is_secret_name(name) else secret_arguments(value)
+            yield from (f"{key}.{position}" for position in positions)
+        elif value not in (None, "") and not isinstance(value, bool) and is_secret_name(name):
+            yield key
+
+
+def normalise(tree: Mapping[str, Any], values: dict[str, Origin]) -> dict[str, Any]:
+    """Write short forms out (`precision: bf16`, with an origin in `values`), leave out empty sections (`batch:`)."""
+    written = _write_out(tree, "", values)
+    for key, setting in short_forms().items():
+        if key in values and f"{key}.{setting}" not in values:
+            values[f"{key}.{setting}"] = values[key]
+    return written
+
+
+def _write_out(tree: Mapping[str, Any], prefix: str, values: Mapping[str, Origin]) -> dict[str, Any]:
+    written: dict[str, Any] = {}
+    for raw, value in tree.items():
+        key = f"{prefix}{raw.rstrip('+!') if prefix[:-1] not in open_keys() else raw}"
+        if key not in schema().sections:
+            written[raw] = value
+        elif isinstance(value, Mapping):
+            written[raw] = _write_out(value, f"{key}.", values)
+        elif value is not None:
+            short = short_forms().get(key)
+            written[raw] = {short: value} if short and not isinstance(value, list) else value
+        elif raw.endswith("!"):
+            written[raw] = {}
+    return written

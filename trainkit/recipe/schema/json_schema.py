@@ -1,0 +1,123 @@
+"""The JSON Schema of recipe files, for editors: pydantic's, plus what the recipe language adds to plain values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainkit.recipe.layers.layer import VARIANTS
+from trainkit.recipe.layers.variants import BASE, NAME_PATTERN
+from trainkit.recipe.schema import Recipe, Section
+
+_INTERPOLATION = "Interpolation"
+_VARIANT = "Variant"
+
+
+def json_schema() -> dict[str, Any]:
+    """A fresh schema document (draft 2020-12) that every valid recipe or preset file satisfies."""
+    document = Recipe.model_json_schema(by_alias=True)
+    definitions = document.setdefault("$defs", {})
+    shorts = {model.__name__: model.short_form for model in _models(Section) if model.short_form}
+    for definition in [*definitions.values(), document]:
+        _extend_mapping(definition, definitions)
+    for name, setting in shorts.items():
+        if name in definitions:
+            mapping = definitions[name]
+            definitions[name] = {
+                "description": mapping.get("description", ""),
+                "anyOf": [mapping, dict(mapping["properties"][setting])],
+            }
+    definitions[_INTERPOLATION] = {
+        "type": "string",
+        "pattern": r"\$\{",
+        "description": "A reference to another value (${train.seed}) or to the environment (${oc.env:NAME,default}).",
+    }
+    definitions[_VARIANT] = _variant(document)
+    document["properties"] = {"extends": _extends(), **document["properties"], VARIANTS: _variants()}
+    document["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    document["title"] = "trainkit recipe"
+    document["description"] = "A recipe of trainkit, or a preset to extend."
+    return document
+
+
+def _models(model: type[Section]) -> list[type[Section]]:
+    return [each for below in model.__subclasses__() for each in (below, *_models(below))]
+
+
+def _extends() -> dict[str, Any]:
+    one = {"type": "string", "minLength": 1}
+    return {
+        "description": "Presets by name (strategy/fsdp) or files by path to build on; later wins, this file most.",
+        "anyOf": [one, {"type": "array", "items": one}],
+    }
+
+
+def _variants() -> dict[str, Any]:
+    return {
+        "description": "Named changes to this recipe: `trainkit run --variant NAME`; `trainkit bench` compares all.",
+        "type": ["object", "null"],
+        "propertyNames": {"pattern": NAME_PATTERN, "not": {"const": BASE}},
+        "additionalProperties": {"$ref": f"#/$defs/{_VARIANT}"},
+    }
+
+
+def _variant(document: dict[str, Any]) -> dict[str, Any]:
+    """Whatever a recipe may hold, and a description."""
+    description = {"description": "What the variant is, for tables and plots.", "type": "string"}
+    return {
+        "description": "Changes to the recipe, written like a recipe.",
+        "type": ["object", "null"],
+        "properties": {"description": description, **document["properties"]},
+        "patternProperties": document.get("patternProperties", {}),
+        "additionalProperties": False,
+    }
+
+
+def _extend_mapping(definition: dict[str, Any], definitions: dict[str, Any]) -> None:
+    """Add the modifiers `name+` and `name!`, interpolation in values, and partial mappings of tagged sections."""
+    properties: dict[str, Any] = definition.get("properties", {})
+    modified: dict[str, Any] = {}
+    for name, declared in properties.items():
+        if "oneOf" in declared:
+            # Without a kind (which another layer gives) a mapping fits several members.
+            declared["anyOf"] = declared.pop("oneOf")
+            declared.pop("discriminator", None)
+        element = _element(declared)
+        if element is not None:
+            modified[f"^{name}\\+$"] = {"anyOf": [{"type": "array", "items": element}, element]}
+        if _is_mapping(declared, definitions):
+            modified[f"^{name}!$"] = dict(declared)
+        else:
+            _allow_interpolation(declared)
+    if modified:
+        definition["patternProperties"] = modified
+    if "properties" in definition:
+        # An empty section (all of its lines commented out) means nothing was given.
+        definition["type"] = ["object", "null"]
+
+
+def _element(declared: dict[str, Any]) -> dict[str, Any] | None:
+    """The schema of a list's elements, where the setting may be a list."""
+    for each in (declared, *declared.get("anyOf", ())):
+        if each.get("type") == "array":
+            element: dict[str, Any] = each.get("items", {})
+            return element
+    return None
+
+
+def _is_mapping(declared: dict[str, Any], definitions: dict[str, Any]) -> bool:
+    for each in (declared, *declared.get("anyOf", ()), *declared.get("allOf", ())):
+        target = definitions.get(str(each.get("$ref", "")).rpartition("/")[2], each)
+        if "properties" in target or "additionalProperties" in target:
+            return True
+    return False
+
+
+def _allow_interpolation(declared: dict[str, Any]) -> None:
+    """A value that is no free text may also be written as `${…}`."""
+    kinds = {"description", "title", "default", "unit", "flag", "file"}
+    core = {name: declared.pop(name) for name in list(declared) if name not in kinds}
+    if core.get("type") == "string" and not set(core) & {"enum", "const", "pattern"}:
+        declared.update(core)
+        return
+    options = core.pop("anyOf") if set(core) == {"anyOf"} else [core]
+    declared["anyOf"] = [*options, {"$ref": f"#/$defs/{_INTERPOLATION}"}]

@@ -1,0 +1,298 @@
+"""Rules over several settings that need no machine; each is a function in one table, and all are checked at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainkit.errors import Diagnostic, Origin
+from trainkit.recipe.layers.layer import Layer, secret_keys
+from trainkit.recipe.layers.merge import value_at
+from trainkit.recipe.layers.paths import Files
+from trainkit.recipe.validation.refused_values import refused
+from trainkit.recipe.validation.validate import Locate
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a rule may look at: the merged tree above defaults, places, and whether files exist."""
+
+    tree: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+    locate: Locate
+    files: Files
+    absolute: Callable[[str], str]
+    broken: frozenset[str] = frozenset()  # keys with an error of their own
+    incomplete: bool = False  # whether a layer could not be read, and what it gives is not known
+
+    def get(self, key: str) -> Any:
+        """The value at a key, or its default. It may be of a wrong type: that is reported elsewhere."""
+        value = value_at(self.tree, key)
+        return value_at(self.defaults, key) if value is None else value
+
+    def unknown(self, key: str) -> bool:
+        """Whether no layer gives the key, and one that could not be read may have meant to."""
+        return self.incomplete and value_at(self.tree, key) is None
+
+    def whole(self, key: str) -> int | None:
+        """The value at a key if it is a whole number."""
+        value = self.get(key)
+        return value if type(value) is int else None
+
+    def error(self, key: str, what: str, hint: str, *, why: str = "", at: Origin | None = None) -> Diagnostic:
+        """An error at a key's place."""
+        return Diagnostic("error", what, key, at or self.locate(key), why, hint)
+
+
+def check(context: Context) -> list[Diagnostic]:
+    """Every broken rule."""
+    return [found for rule in RULES for found in rule(context)]
+
+
+def _program(context: Context) -> Iterator[Diagnostic]:
+    kind = context.get("program.kind")
+    given = [name for name in ("script", "module") if context.get(f"program.{name}") is not None]
+    if kind == "builtin" and given and not context.unknown("program.kind"):
+        key = f"program.{given[0]}"
+        yield context.error(
+            key,
+            f"program.kind builtin takes no {given[0]}",
+            "set program.kind: hf, accelerate, deepspeed or torch to run it, or remove it",
+        )
+    if kind != "builtin" and not given and not context.incomplete:
+        yield context.error(
+            "program.kind",
+            f"program.kind {kind} needs a script or a module",
+            "add program.script: train.py, or program.module: pkg.mod",
+        )
+    if kind != "builtin" and len(given) > 1:
+        yield context.error("program.module", "program.script and program.module are both given", "keep one of the two")
+    module = context.get("program.module")
+    if isinstance(module, str) and ("/" in module or module.endswith(".py")):
+        dotted = module.removesuffix(".py").strip("./").replace("/", ".")
+        hint = f"write program.script: {module}, or program.module: {dotted}"
+        yield context.error("program.module", f"{module} is a path, and program.module takes a dotted name", hint)
+
+
+def _script(context: Context) -> Iterator[Diagnostic]:
+    script = context.get("program.script")
+    if not isinstance(script, str) or "${" in script or _is_shipped(context, context.locate("program.script")):
+        return  # a shipped recipe is for a script that its user brings; the plan says where it is not there
+    if not context.files.exists(context.absolute(script)):
+        where = context.absolute(script)
+        yield context.error(
+            "program.script",
+            f"there is no file {script}",
+            "check the path; it starts from the current folder",
+            why=f"it would be {where}",
+        )
+
+
+def _is_shipped(context: Context, origin: Origin | None) -> bool:
+    shipped = {context.absolute(path) for path in context.files.shipped().values()}
+    return origin is not None and (origin.layer.startswith("shipped ") or context.absolute(origin.source) in shipped)
+
+
+def _length(context: Context) -> Iterator[Diagnostic]:
+    if context.incomplete or any(key.partition(".")[0] == "train" for key in context.broken):
+        return  # the missing file, or the typo in `train.stepz`, is the better message
+    given = [key for key in ("train.steps", "train.epochs") if context.get(key) is not None]
+    if context.get("program.kind") == "builtin" and not given:
+        yield context.error("train", "nothing says how long to train", "add train.steps: 300, or train.epochs: 1")
+
+
+def _warmup(context: Context) -> Iterator[Diagnostic]:
+    warmup, steps = context.whole("schedule.warmup_steps"), context.whole("train.steps")
+    if warmup and steps and warmup > steps:
+        what = f"schedule.warmup_steps {warmup} is longer than the whole run of {steps} steps"
+        # A few steps of a long recipe are a fair thing to try: the rate just never reaches its peak.
+        yield replace(
+            context.error("schedule.warmup_steps", what, "make it a small part of train.steps"), severity="warning"
+        )
+    if warmup and context.get("schedule.name") == "constant":
+        hint = "choose schedule.name: constant_with_warmup, or remove schedule.warmup_steps"
+        yield context.error("schedule.warmup_steps", "schedule.name constant has no warm-up", hint)
+
+
+def _profile(context: Context) -> Iterator[Diagnostic]:
+    watched, after, steps = (context.whole(key) for key in ("profile.steps", "profile.after", "train.steps"))
+    if watched and after and steps and after + watched > steps:
+        what = f"profile.steps {watched} after {after} others do not fit in a run of {steps} steps"
+        hint = f"set train.steps to {after + watched} or more: the run would watch what it has"
+        yield replace(context.error("profile.steps", what, hint), severity="warning")
+
+
+def _evaluation(context: Context) -> Iterator[Diagnostic]:
+    for key, wish in (("eval.patience", "stopping early"), ("checkpoint.keep_best", "keeping the best checkpoint")):
+        if context.get(key) and context.whole("eval.every_steps") == 0 and not context.incomplete:
+            hint = "set eval.every_steps, for example to 100"
+            yield context.error(key, f"{wish} goes by the evaluation loss, and eval.every_steps is 0", hint)
+
+
+def _compile(context: Context) -> Iterator[Diagnostic]:
+    key, backend = "efficiency.compile.backend", context.get("efficiency.compile.backend")
+    known = refused(key, backend)
+    if known:
+        why, hint = known
+        yield context.error(key, f"{key} {backend} cannot train", hint, why=why)
+    mode = context.get("efficiency.compile.mode")
+    if mode != "default" and backend not in ("inductor", "nvfuser", "aot_nvfuser"):
+        what = f"efficiency.compile.mode {mode} is one of inductor's, and the backend is {backend}"
+        yield context.error("efficiency.compile.mode", what, "remove the mode, or choose the backend inductor")
+
+
+def _wrapping(context: Context) -> Iterator[Diagnostic]:
+    if (
+        context.get("strategy.kind") == "fsdp"
+        and context.get("strategy.auto_wrap") != "transformer"
+        and context.get("strategy.wrap_classes")
+    ):
+        what = f"strategy.wrap_classes counts only with auto_wrap: transformer, not {context.get('strategy.auto_wrap')}"
+        yield context.error(
+            "strategy.wrap_classes", what, "set strategy.auto_wrap: transformer, or remove wrap_classes"
+        )
+
+
+def _nvme(context: Context) -> Iterator[Diagnostic]:
+    if context.get("strategy.kind") != "zero3":
+        return
+    swapped = [key for key in ("offload_optimizer", "offload_param") if context.get(f"strategy.{key}") == "nvme"]
+    path = context.get("strategy.nvme_path")
+    if swapped and path is None and not context.incomplete:
+        key = f"strategy.{swapped[0]}"
+        hint = "add strategy.nvme_path: a folder on a fast local disk"
+        yield context.error(key, f"{key} is nvme, and nothing says where", hint)
+    if path is not None and not swapped:
+        what = "strategy.nvme_path is for what is offloaded to nvme, and nothing is"
+        hint = "set strategy.offload_optimizer or strategy.offload_param to nvme, or remove nvme_path"
+        yield context.error("strategy.nvme_path", what, hint)
+
+
+def _devices(context: Context) -> Iterator[Diagnostic]:
+    select, kind = context.get("devices.select"), context.get("devices.type")
+    if isinstance(select, list) and len({str(each) for each in select}) < len(select):
+        yield context.error("devices.select", "devices.select names a card twice", "list each card once")
+    if kind == "cuda" and select == "none":
+        yield context.error(
+            "devices.select",
+            "devices.type cuda with devices.select none leaves no card",
+            "choose devices.type: cpu, or select cards",
+        )
+
+
+def _nodes(context: Context) -> Iterator[Diagnostic]:
+    if context.get("strategy.kind") == "single" and not context.unknown("strategy.kind"):
+        for key in ("nodes.count", "nodes.processes_per_node"):
+            if (context.whole(key) or 1) > 1 and key not in context.broken:
+                what = f"strategy single is one process, and {key} is {context.get(key)}"
+                yield context.error(key, what, "choose strategy.kind: ddp, or one process")
+
+
+def _env(context: Context) -> Iterator[Diagnostic]:
+    env, taken = context.get("env"), context.get("env_from")
+    if not isinstance(env, Mapping):
+        return
+    for name in env:
+        key = f"env.{name}"
+        if not name or "=" in name or "\0" in name:
+            yield context.error(key, f"{name[:80]!r} cannot be the name of a variable", "remove `=` from the name")
+        elif isinstance(taken, list) and name in taken:
+            yield context.error(key, f"{name} is under env and under env_from", "keep one of the two")
+
+
+def written_secrets(layer: Layer) -> Iterator[Diagnostic]:
+    """An error for each literal secret that a layer writes out, whether or not a stronger layer replaces it."""
+    for section in ("env", "program.args"):
+        below = _of_section(layer.tree, section)
+        for key in secret_keys({section: below}):
+            name = key.removeprefix(f"{section}.")
+            if isinstance(below, list):
+                what = "program.args hold a secret, written out in the recipe"
+                hint = "hand it on by env_from; the program reads it from its environment"
+            else:
+                variable = name if section == "env" else name.replace("-", "_").replace(".", "_").upper()
+                what = f"{key} is a secret by its name, written out in the recipe"
+                hint = f"list {variable} under env_from, and export it before the run"
+            yield Diagnostic(
+                "error", what, key, layer.origin(key), "recipes, plans and run directories are kept and shared", hint
+            )
+
+
+def _of_section(tree: Mapping[str, Any], section: str) -> Any:
+    """What a layer gives at a dotted key, with or without a modifier."""
+    below: Any = tree
+    for part in section.split("."):
+        below = (
+            next((below[name] for name in (part, f"{part}!", f"{part}+") if name in below), {})
+            if isinstance(below, Mapping)
+            else {}
+        )
+    return below
+
+
+def _masking(context: Context) -> Iterator[Diagnostic]:
+    if context.get("model.kind") != "hf" or context.get("model.task") != "masked_lm":
+        return
+    for key in ("data.prompt_field", "data.messages_field", "data.targets_field"):
+        if context.get(key):
+            what = f"{key} says what is learned, and model.task masked_lm learns tokens that it hides itself"
+            yield context.error(key, what, "remove it, or choose model.task: causal_lm")
+    known = context.get("model.mask_token") is not None or context.get("data.tokenizer") is not None
+    if not known and context.get("data.kind") != "target" and context.get("program.kind") == "builtin":
+        what = "model.mask_token: nothing says which token id hides others"
+        hint = "set it, or name a tokenizer that has a mask token in data.tokenizer"
+        yield context.error("model.mask_token", what, hint)
+
+
+def _sample(context: Context) -> Iterator[Diagnostic]:
+    """Only models that give the next token can continue a text."""
+    kind = context.get("model.kind")
+    other = kind == "target" or (kind == "hf" and context.get("model.task") != "causal_lm")
+    if context.get("sample.prompt") and other:
+        what = "a model of the user's own" if kind == "target" else f"a model for {context.get('model.task')}"
+        hint = "remove sample.prompt, or choose model.task: causal_lm"
+        yield context.error("sample.prompt", f"{what} cannot continue a text", hint)
+
+
+def _own_loss(context: Context) -> Iterator[Diagnostic]:
+    given = context.get("train.loss_reduction") != "mean"
+    if given and context.get("train.loss") is None and context.get("model.kind") != "target":
+        what = "train.loss_reduction is about a loss or a model of the user's own, and there is neither"
+        yield context.error("train.loss_reduction", what, "remove it, or name the function in train.loss")
+
+
+def _labels(context: Context) -> Iterator[Diagnostic]:
+    labelled = context.get("model.kind") == "hf" and context.get("model.task") == "sequence_classification"
+    if context.get("data.label_field") and not labelled and context.get("program.kind") == "builtin":
+        what = "data.label_field is for model.task sequence_classification, which this model is not for"
+        yield context.error("data.label_field", what, "remove it, or choose model.kind: hf and that task")
+    if context.get("model.kind") != "hf" or context.get("model.task") != "sequence_classification":
+        return
+    kind = context.get("data.kind")
+    if kind in ("text", "tokens"):
+        hint = "choose model.task: causal_lm, or data.kind: jsonl with data.label_field"
+        yield context.error("model.task", f"model.task sequence_classification needs labels, and {kind} has none", hint)
+    if kind in ("jsonl", "dataset") and not context.get("data.label_field"):
+        what = "model.task sequence_classification needs labels, and data.label_field does not say where they stand"
+        yield context.error("model.task", what, "set data.label_field, or choose model.task: causal_lm")
+
+
+RULES: tuple[Callable[[Context], Iterator[Diagnostic]], ...] = (
+    _program,
+    _script,
+    _length,
+    _warmup,
+    _profile,
+    _evaluation,
+    _compile,
+    _wrapping,
+    _nvme,
+    _devices,
+    _nodes,
+    _env,
+    _labels,
+    _masking,
+    _own_loss,
+    _sample,
+)

@@ -1,0 +1,70 @@
+"""Did you mean: the known name that is nearest to an unknown one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from trainkit.recipe.schema.fields import schema
+
+# Names that people bring from other tools, and the recipe's key for each.
+_FAMILIAR = {
+    "batch_size": "batch.micro",
+    "per_device_train_batch_size": "batch.micro",
+    "micro_batch": "batch.micro",
+    "micro_batch_size": "batch.micro",
+    "global_batch_size": "batch.global",
+    "gradient_accumulation": "batch.accumulation",
+    "gradient_accumulation_steps": "batch.accumulation",
+    "grad_accum": "batch.accumulation",
+    "learning_rate": "optimizer.lr",
+    "max_steps": "train.steps",
+    "num_train_epochs": "train.epochs",
+    "num_epochs": "train.epochs",
+    "dtype": "precision.dtype",
+    "mixed_precision": "precision.dtype",
+    "gpus": "devices.select",
+    "num_gpus": "devices.select",
+    "num_nodes": "nodes.count",
+    "nproc_per_node": "nodes.processes_per_node",
+    "num_processes": "nodes.processes_per_node",
+    "output_dir": "output.root",
+    "num_workers": "data.workers",
+    "seq_length": "data.sequence_length",
+    "seq_len": "data.sequence_length",
+    "base": "extends",
+    "defaults": "extends",
+    "include": "extends",
+    "inherits": "extends",
+}
+
+
+def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str | None:
+    """The known word most like the given one, if any is alike enough (difflib's ratio, 0 to 1)."""
+    found = difflib.get_close_matches(word.lower()[:100], list(known), n=1, cutoff=alike)
+    return found[0] if found else None
+
+
+def nearest_key(key: str) -> str | None:
+    """The recipe key that an unknown dotted key most likely means: in the same section first, then anywhere."""
+    section, _, name = key.rpartition(".")
+    table = schema()
+    siblings = {
+        each.rpartition(".")[2]: each
+        for each in (*table.keys, *([] if section else ["extends"]))
+        if each.rpartition(".")[0] == section
+    }
+    close = nearest(name, siblings, 0.7)
+    if close:
+        return siblings[close]
+    familiar = _FAMILIAR.get(name.lower())
+    if familiar:
+        return familiar
+    elsewhere = {each.rpartition(".")[2]: each for each in reversed(table.keys)}
+    if name in elsewhere:
+        return elsewhere[name]
+    whole = nearest(key, table.keys, 0.75)
+    if whole:
+        return whole
+    close = nearest(name, elsewhere, 0.75)
+    return elsewhere[close] if close else None

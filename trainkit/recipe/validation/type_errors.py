@@ -1,0 +1,177 @@
+"""What a setting takes, in plain words, and what is wrong with a value that it does not take."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Literal, get_args, get_origin
+
+import annotated_types
+
+from trainkit.recipe.layers.secrets import MASK, is_secret_name
+from trainkit.recipe.schema.fields import Setting, members
+from trainkit.recipe.validation.refused_values import refused
+from trainkit.recipe.validation.suggestions import nearest
+from trainkit.recipe.yaml.scalars import read_scalar
+
+# What patterns mean. A pattern without words here is shown as it is (and a test asks for words).
+PATTERN_WORDS = {
+    "name": "a name of letters, digits, dots, dashes and underscores (at most 100, a letter or digit first)",
+    "nodes.rendezvous": "`auto` or host:port with a port from 1 to 65535",
+    "optimizer.name": "an import path pkg.mod:Class",
+    "train.loss": "an import path pkg.mod:name",
+    "model.target": "an import path pkg.mod:name",
+    "data.target": "an import path pkg.mod:name",
+    "data.collate": "an import path pkg.mod:name",
+}
+_PLAIN = {bool: "true or false", str: "a text", float: "a number", int: "a whole number", types.NoneType: "null"}
+# Defaults as a recipe writes them.
+_WRITTEN = {"None": "null", "": '""', "True": "true", "False": "false"}
+_BOUNDS = {
+    annotated_types.Ge: ("ge", "{} or more"),
+    annotated_types.Gt: ("gt", "above {}"),
+    annotated_types.Le: ("le", "at most {}"),
+    annotated_types.Lt: ("lt", "below {}"),
+}
+
+
+def wanted(setting: Setting) -> str:
+    """What the setting takes: ``auto, all, none, a whole number (1 or more) or a list of whole numbers or texts``."""
+    if setting.key in PATTERN_WORDS:
+        return _either([*map(str, choices(setting.annotation)), PATTERN_WORDS[setting.key]])
+    return _either(_words(setting.annotation, setting.metadata))
+
+
+def choices(annotation: Any) -> list[Any]:
+    """The literal values that a type allows, as a value or as elements of a list."""
+    found: list[Any] = []
+    for member, _ in members(annotation):
+        if get_origin(member) is Literal:
+            found += get_args(member)
+        elif get_origin(member) is list:
+            found += choices(get_args(member)[0])
+    return found
+
+
+def accepts(annotation: Any, *kinds: type) -> bool:
+    """Whether one of the alternatives of a type is one of these types."""
+    return any((get_origin(member) or member) in kinds for member, _ in members(annotation))
+
+
+def takes_text_only(setting: Setting) -> bool:
+    """Whether any text is a value of the setting, and nothing but a text (or null)."""
+    found = {get_origin(member) or member for member, _ in members(setting.annotation)}
+    return found - {types.NoneType} == {str}
+
+
+def takes_switch(setting: Setting) -> bool:
+    """Whether the setting is a yes-or-no question."""
+    found = {get_origin(member) or member for member, _ in members(setting.annotation)}
+    if found == {Literal}:
+        return {type(choice) for choice in choices(setting.annotation)} == {bool}
+    return found - {types.NoneType} == {bool}
+
+
+def complain(setting: Setting, key: str, value: Any) -> tuple[str, str, str]:
+    """What, why and hint for a value of the wrong type or outside its bounds."""
+    want = wanted(setting)
+    what = f"{key} must be {want}, not {shown(key, value)}"
+    default = f"; the default is {_WRITTEN.get(str(setting.default), setting.default)}" if setting.key == key else ""
+    why, hint = refused(key, value) or (setting.description, _remedy(setting, value))
+    return what, why, hint or f"write {want}{default}"
+
+
+def inside(setting: Setting, container: type) -> Setting:
+    """What an element of a list or an entry of a mapping must be, as a setting."""
+    held = (get_args(member)[-1] for member, _ in members(setting.annotation) if get_origin(member) is container)
+    return replace(setting, key="", annotation=next(held, setting.annotation), metadata=())
+
+
+def shown(key: str, value: Any) -> str:
+    """The value as a message shows it."""
+    if is_secret_name(key.rpartition(".")[2]):
+        return MASK
+    if value is None:
+        return "empty"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list" if len(str(value)) > 60 else f"the list {value}"
+    if isinstance(value, str):
+        return f"the text {value!r}" if len(value) <= 60 else f"the text {value[:57]!r}…"
+    return str(value) if len(str(value)) <= 60 else f"{str(value)[:57]}…"
+
+
+def _remedy(setting: Setting, value: Any) -> str:
+    options = [str(choice) for choice in choices(setting.annotation)]
+    if isinstance(value, str) and value in options:
+        return "a list is wanted: write it as [a, b]"
+    if isinstance(value, str):
+        close = nearest(value, options)
+        if close:
+            return f"did you mean {close}?"
+        read = _read(value)
+        if isinstance(read, bool) and accepts(setting.annotation, bool):
+            return "true or false is wanted, this is a text: remove the quotes"
+        if isinstance(read, (int, float)) and accepts(setting.annotation, int, float):
+            whole = isinstance(read, int) or accepts(setting.annotation, float)
+            return (
+                "a number is wanted, this is a text: remove the quotes"
+                if whole
+                else "write a whole number without quotes"
+            )
+    if value is None:
+        return "write a value, or remove the line to take the default"
+    if isinstance(value, (bool, int, float)) and accepts(setting.annotation, str):
+        return "a text is wanted: put it in quotes"
+    if isinstance(value, float) and value.is_integer() and accepts(setting.annotation, int):
+        return f"write {int(value)}"
+    if isinstance(value, (str, int)) and accepts(setting.annotation, list) and not options:
+        return "a list is wanted: write it as [a, b]"
+    return ""
+
+
+def _read(text: str) -> Any:
+    try:
+        return read_scalar(text)
+    except ValueError:
+        return text
+
+
+def _words(annotation: Any, metadata: Iterable[Any] = ()) -> list[str]:
+    found: list[str] = []
+    for member, constraints in members(annotation):
+        origin = get_origin(member)
+        if origin is Literal:
+            found += [_WRITTEN.get(str(choice), str(choice)) for choice in get_args(member)]
+        elif origin is list:
+            found.append(f"a list of {_plural(_words(get_args(member)[0]))}{_bounds(constraints)}")
+        elif origin is dict:
+            found.append("a mapping")
+        else:
+            found.append(_PLAIN.get(member, "a value") + _bounds([*constraints, *metadata]))
+    # `null` last, and a number that is said twice once.
+    return sorted(dict.fromkeys(found), key=lambda word: word == "null")
+
+
+def _bounds(constraints: Iterable[Any]) -> str:
+    said = [
+        text.format(getattr(each, name))
+        for each in constraints
+        for kind, (name, text) in _BOUNDS.items()
+        if isinstance(each, kind)
+    ]
+    said += ["not empty" for each in constraints if isinstance(each, annotated_types.MinLen)]
+    return f" ({', '.join(said)})" if said else ""
+
+
+def _plural(words: list[str]) -> str:
+    names = {"a text": "texts", "a whole number": "whole numbers", "a number": "numbers"}
+    return _either([names.get(word, word) for word in words if word != "null"])
+
+
+def _either(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"

@@ -1,0 +1,255 @@
+"""Validation: unknown keys in every layer, and every pydantic error turned into one diagnostic at the value's place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from trainkit.errors import Diagnostic, Origin
+from trainkit.recipe.layers.layer import Layer
+from trainkit.recipe.layers.merge import split_modifier, value_at
+from trainkit.recipe.schema import Recipe
+from trainkit.recipe.schema.fields import open_keys, schema, tagged_sections
+from trainkit.recipe.validation.suggestions import nearest, nearest_key
+from trainkit.recipe.validation.type_errors import complain, inside, shown
+
+# Comparing an unknown word with every key takes a millisecond; more advice than this is not read anyway.
+_MAX_SUGGESTIONS = 30
+
+Locate = Callable[[str], Origin | None]
+
+
+def unknown_keys(layer: Layer) -> list[Diagnostic]:
+    """An error for each key of the layer that the schema does not have in any kind of its section."""
+    found: list[Diagnostic] = []
+    for key, written in _unknown(layer.tree, ""):
+        origin = layer.key_origin(key)
+        if "." in written and key in schema().keys:
+            found.append(_dotted(key, written, origin))
+            continue
+        close = nearest_key(key) if len(found) < _MAX_SUGGESTIONS else None
+        section, _, name = key.rpartition(".")
+        where = f"{section} has no setting {name!r}" if section else f"there is no section or setting {name!r}"
+        found.append(
+            Diagnostic("error", where, key, origin, hint=f"did you mean {close}?" if close else _known(section))
+        )
+    return found
+
+
+def _dotted(key: str, written: str, origin: Origin | None) -> Diagnostic:
+    """A key with dots is one name in YAML; only the command line takes it apart."""
+    *sections, last = written.split(".")
+    nested = "".join(f"{section}: {{" for section in sections) + f"{last}: …" + "}" * len(sections)
+    what = f"{written} is written as one name, and the settings of a file are nested"
+    return Diagnostic("error", what, key, origin, hint=f"write `{nested}`; only flags have dots: {key}=VALUE")
+
+
+def _known(section: str) -> str:
+    names = sorted({key.rpartition(".")[2] for key in schema().keys if key.rpartition(".")[0] == section})
+    return f"known are: {', '.join(names)}"
+
+
+def _unknown(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+    """The dotted key and the name as it is written."""
+    for raw, value in tree.items():
+        name, _ = split_modifier(raw, prefix)
+        key = f"{prefix}.{name}" if prefix else name
+        if "." in name:
+            yield key, name
+        elif key in schema().sections:
+            if isinstance(value, Mapping):
+                yield from _unknown(value, key)
+        elif key not in schema().settings:
+            yield key, name
+
+
+def without_unknown(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The tree without keys that no kind of their section has; those are reported at their layers' positions."""
+    kept: dict[str, Any] = {}
+    for name, value in tree.items():
+        key = f"{prefix}.{name}" if prefix else name
+        if "." in name:
+            continue
+        if key in schema().sections and isinstance(value, Mapping):
+            kept[name] = without_unknown(value, key)
+        elif key in schema().sections or key in schema().settings:
+            kept[name] = value
+    return kept
+
+
+def validate_layer(layer: Layer, kinds: Mapping[str, str], skip: Callable[[Any], bool]) -> list[Diagnostic]:
+    """Errors in the values that one layer gives, even where a stronger layer replaces them.
+
+    kinds: the kind of each tagged section, for a layer that does not say it.
+    skip: tells values that are not final (interpolations).
+    """
+    tree = _final(layer.tree, "", kinds, skip)
+    try:
+        Recipe.model_validate(tree)
+    except ValidationError as error:
+        # A rule over several settings can be judged only where all of them are known: on the merged tree.
+        single = [each for each in error.errors(include_url=False) if each["type"] != "value_error"]
+        return list(_translate(single, tree, layer.origin))
+    return []
+
+
+def validate(tree: Mapping[str, Any], locate: Locate) -> tuple[Recipe | None, list[Diagnostic]]:
+    """The recipe, or every error in the merged tree."""
+    complete = with_kinds(tree)
+    errors = list(_not_finite(complete, "", locate))
+    try:
+        return (None, errors) if errors else (Recipe.model_validate(complete), [])
+    except ValidationError as error:
+        return None, list(_translate(error.errors(include_url=False), complete, locate))
+
+
+def with_kinds(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree with the default kind in each tagged section that does not say its kind."""
+    complete = dict(tree)
+    for key in tagged_sections():
+        section = complete.get(key)
+        if isinstance(section, Mapping) and "kind" not in section:
+            complete[key] = {"kind": default_kind(key), **section}
+    return complete
+
+
+def default_kind(section: str) -> str:
+    """The kind of a tagged section that no layer mentions."""
+    info = next(field for name, field in Recipe.model_fields.items() if (field.alias or name) == section)
+    return str(info.get_default().kind)
+
+
+def _final(
+    tree: Mapping[str, Any], prefix: str, kinds: Mapping[str, str], skip: Callable[[Any], bool]
+) -> dict[str, Any]:
+    final: dict[str, Any] = {}
+    for raw, value in tree.items():
+        name, modifier = split_modifier(raw, prefix)
+        key = f"{prefix}.{name}" if prefix else name
+        if "." in name:
+            continue
+        if isinstance(value, Mapping) and key in schema().sections:
+            final[name] = _final(value, key, kinds, skip)
+        elif key not in open_keys() and skip(value):
+            continue
+        elif (key in schema().settings or key in schema().sections) and modifier != "+":
+            final[name] = value
+    if prefix in kinds and "kind" not in final:
+        final["kind"] = kinds[prefix]
+    return final
+
+
+def _translate(errors: Sequence[ErrorDetails], tree: Mapping[str, Any], locate: Locate) -> Iterator[Diagnostic]:
+    found: dict[str, Diagnostic] = {}
+    for each in errors:
+        key, rest = _setting_key(each["loc"])
+        if each["type"] == "extra_forbidden":
+            yield from _foreign(key, rest, tree, locate)
+            continue
+        wrong = _wrong(key, rest, each, tree, locate)
+        found.setdefault(wrong.key, wrong)
+    # Each alternative of a type complains for itself: those that want no list, about the whole of it.
+    with_elements = {key.rpartition(".")[0] for key in found}
+    yield from (wrong for key, wrong in found.items() if key not in with_elements)
+
+
+def _setting_key(loc: tuple[int | str, ...]) -> tuple[str, tuple[int | str, ...]]:
+    """The setting or section that a pydantic location lies in, and what of the location lies below it."""
+    key, table = "", schema()
+    tag = -1
+    for position, part in enumerate(loc):
+        if tag < 0 and key in tagged_sections() and part in table.sections[key].kinds:
+            tag = position  # pydantic names the kind of a tagged section as a step of the path, before any setting
+            continue
+        following = f"{key}.{part}" if key else str(part)
+        if following not in table.sections and following not in table.settings:
+            return key, loc[position:]
+        key = following
+    return key, ()
+
+
+def _wrong(
+    key: str, rest: tuple[int | str, ...], error: ErrorDetails, tree: Mapping[str, Any], locate: Locate
+) -> Diagnostic:
+    setting = schema().setting(key, str(value_at(tree, f"{key.partition('.')[0]}.kind")))
+    value = value_at(tree, key)
+    if error["type"] == "union_tag_invalid":
+        return _wrong_kind(key, value, locate)
+    if setting is None:
+        if error["type"] == "value_error":
+            return _contradiction(key, error["msg"].removeprefix("Value error, "), tree, locate)
+        what = f"{key} must be a mapping, not {shown(key, value)}"
+        return Diagnostic(
+            "error",
+            what,
+            key,
+            locate(key),
+            schema().sections[key].description,
+            f"write `{key}: {{kind: {value}}}`"
+            if isinstance(value, str) and value in schema().sections[key].kinds
+            else f"write `{key}:` and its settings indented below",
+        )
+    element = _element(value, rest)
+    if element:
+        key, setting, value = f"{key}.{element[0]}", inside(setting, type(value)), element[1]
+    what, why, hint = complain(setting, key, value)
+    return Diagnostic("error", what, key, locate(key), why, hint)
+
+
+def _element(value: Any, rest: tuple[int | str, ...]) -> tuple[str | int, Any] | None:
+    """The list element or mapping entry that a location names, behind the names of union members."""
+    for part in rest:
+        if isinstance(value, list) and isinstance(part, int) and part < len(value):
+            return part, value[part]
+        if isinstance(value, Mapping) and part in value:
+            return part, value[part]
+    return None
+
+
+def _wrong_kind(section: str, value: Any, locate: Locate) -> Diagnostic:
+    kinds = list(schema().sections[section].kinds)
+    given = value.get("kind") if isinstance(value, Mapping) else value
+    close = nearest(given, kinds) if isinstance(given, str) else None
+    what = f"{section}.kind must be one of {', '.join(kinds)}, not {shown('kind', given)}"
+    hint = f"did you mean {close}?" if close else f"write one of them; the default is {default_kind(section)}"
+    return Diagnostic("error", what, f"{section}.kind", locate(f"{section}.kind"), hint=hint)
+
+
+def _contradiction(section: str, message: str, tree: Mapping[str, Any], locate: Locate) -> Diagnostic:
+    """A rule over several settings of a section; it stands where the strongest layer gives one of them."""
+    given = value_at(tree, section)
+    named = [name for name in given if name in message.split()] if isinstance(given, Mapping) else []
+    places = {f"{section}.{name}": locate(f"{section}.{name}") for name in named}
+    key = max(places, key=lambda each: place.strength if (place := places[each]) else 0, default=section)
+    return Diagnostic("error", f"{section}: {message}", key, locate(key), hint="change one of them")
+
+
+def _foreign(key: str, rest: tuple[int | str, ...], tree: Mapping[str, Any], locate: Locate) -> Iterator[Diagnostic]:
+    """A key that other kinds of its section have, but not the chosen one."""
+    full = key if key in schema().settings and not rest else f"{key}.{rest[0]}" if rest else key
+    section, _, name = full.rpartition(".")
+    kinds = schema().sections[section].kinds if section in schema().sections else {}
+    owners = [kind for kind, model in kinds.items() if name in model.model_fields]
+    if not owners:
+        return  # no kind has it: already reported at the layer that gives it
+    kind = value_at(tree, f"{section}.kind")
+    what = f"{section}.kind {kind} has no setting {name!r}"
+    owner = " or ".join(owners)
+    hint = f"remove it, or choose {section}.kind: {owner}"
+    if locate(f"{section}.kind") == locate(section):  # this layer leaves the kind to others
+        hint += f"; with `kind: {owner}` beside it, it yields to the kind of a stronger layer"
+    yield Diagnostic("error", what, full, locate(full), hint=hint)
+
+
+def _not_finite(value: Any, key: str, locate: Locate) -> Iterator[Diagnostic]:
+    if isinstance(value, float) and not math.isfinite(value):
+        yield Diagnostic(
+            "error", f"{key} must be a finite number, not {value}", key, locate(key), hint="write a number"
+        )
+    elif isinstance(value, (dict, list)):
+        for name, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _not_finite(each, f"{key}.{name}" if key else str(name), locate)

@@ -1,0 +1,205 @@
+"""The whole life of one run: bind the plan, write the run directory, start, follow, account."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainkit.errors import Diagnostic, MachineError
+from trainkit.files import write_atomically
+from trainkit.plan.model import Plan, Planned
+from trainkit.runner import nodes
+from trainkit.runner.locks import lock_folder
+from trainkit.runner.materialize import Bindings, BoundPlan, bind
+from trainkit.runner.rank.streams import holds_input
+from trainkit.runner.report.card_watch import CardWatch
+from trainkit.runner.report.console import Console, Terminal
+from trainkit.runner.report.exit_status import Verdict
+from trainkit.runner.report.failure import describe_failure, remarks
+from trainkit.runner.report.relay import Relay
+from trainkit.runner.report.summary import build_summary, render_summary
+from trainkit.runner.rundir import create
+from trainkit.runner.rundir.card_locks import Cards, taken_by, user_name
+from trainkit.runner.rundir.layout import RunLayout
+from trainkit.runner.rundir.listing import hold
+from trainkit.runner.rundir.status import Attempt
+from trainkit.runner.supervisor.parent import Job, Supervisor
+from trainkit.runner.supervisor.spec import Preparation, Spec
+
+ATTEMPT = 1
+NO_INPUT = (
+    "standard input is not handed on: only a single rank without a launcher reads it. Let the program read a file."
+)
+CHOICES = 10  # how often cards are chosen anew when other runs are quicker
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """What to run. recipe_yaml and command_shell are written into the run directory as they are.
+
+    node_rank: this machine's number among several; None asks the scheduler's variables.
+    again: the same, planned anew from the machine as it is by then, for when another run has taken a card meanwhile.
+    """
+
+    planned: Planned
+    recipe_yaml: str
+    command_shell: str
+    environ: Mapping[str, str]
+    node_rank: int | None = None
+    console: Console | None = None
+    again: Callable[[], RunRequest] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A run that has ended. failure: what a user should read of it; empty for one that ended well."""
+
+    verdict: Verdict
+    layout: RunLayout
+    summary: Mapping[str, Any]
+    failure: str = ""
+
+
+def execute(request: RunRequest) -> int:
+    """Run the plan to its end and say how it went; the exit code of the run.
+
+    Raises MachineError, before anything starts, when this machine cannot run it.
+    """
+    console = request.console or Terminal(request.environ)
+    ended = carry_out(request, console)
+    if ended.failure:
+        console.say(ended.failure)
+    console.say(render_summary(ended.summary, ended.layout.root))
+    return ended.verdict.exit_code
+
+
+def carry_out(request: RunRequest, console: Console) -> Ended:
+    """Run the plan to its end. Raises MachineError, before anything starts, when this machine cannot run it."""
+    request, cards = _take_cards(request, console)
+    plan = request.planned.plan
+    for notice in plan.notices:
+        if notice.severity == "warning":
+            console.say(f"warning: {notice.what} {notice.hint}".rstrip())
+    if not _keeps_stdin(plan) and holds_input(0):
+        console.say(f"warning: {NO_INPUT}")
+    started = time.time()
+    try:
+        layout, bindings, bound = _bind(request)
+        cards.sign(user_name(), str(layout.root))
+        lock = hold(layout)
+        try:
+            values = {name: value.bind(bindings.values) for name, value in plan.environment.set}
+            values |= {name: request.environ[name] for name in plan.environment.take}
+            create.write(layout, plan, bound, request.recipe_yaml, request.command_shell, values)
+            console.say(f"run directory: {layout.root}")
+            job = _job(plan, layout, bindings, bound, started)
+            return _follow(job, plan, layout, console, (lock, *cards.fds))
+        finally:
+            os.close(lock)
+    finally:
+        cards.release()
+
+
+def _take_cards(request: RunRequest, console: Console) -> tuple[RunRequest, Cards]:
+    """Lock the plan's cards. Where another run was quicker, plan again: the new plan chooses others, or refuses."""
+    _refuse_blocked(request.planned.plan)
+    cards = Cards(request.environ)
+    for _ in range(CHOICES):
+        plan = request.planned.plan
+        lost = cards.take([card.uuid for card in plan.cards], shared=plan.shares_cards)
+        if lost is None:
+            cards.sign(user_name(), "")
+            return request, cards
+        name = next(f"card {card.index} ({card.name})" for card in plan.cards if card.uuid == lost)
+        what = f"{name} was taken meanwhile by {taken_by(lost, request.environ)}"
+        if request.again is None:
+            raise MachineError(what, hint="Start again when that run has ended, or choose other cards.")
+        console.say(f"{what}; choosing again")
+        request = request.again()
+        _refuse_blocked(request.planned.plan)
+        chosen = ", ".join(f"card {card.index} ({card.uuid})" for card in request.planned.plan.cards)
+        console.say(f"now: {chosen}")
+    raise MachineError(f"other runs took the chosen cards {CHOICES} times", hint="Try again.")
+
+
+def _refuse_blocked(plan: Plan) -> None:
+    blockers = [notice for notice in plan.notices if notice.severity == "blocker"]
+    if blockers:
+        raise MachineError(Diagnostic("error", notice.what, hint=notice.hint) for notice in blockers)
+
+
+def _bind(request: RunRequest) -> tuple[RunLayout, Bindings, BoundPlan]:
+    """The run directory is created last: what cannot be bound leaves nothing behind."""
+    plan = request.planned.plan
+    rank = nodes.node_rank(plan, request.node_rank, request.environ)
+    master, port = nodes.rendezvous(plan)
+    local = nodes.local_address(master, plan.topology.nodes)
+    group = nodes.group_of(plan, rank)
+
+    def bindings(layout: RunLayout) -> Bindings:
+        run_id = nodes.common_run_id(plan, layout.id)
+        return Bindings(run_id, str(layout.root), ATTEMPT, port, rank, master, local, group)
+
+    bind(plan, bindings(RunLayout(Path.cwd())), request.environ)
+    layout = create.create(plan.output_root, plan.name)
+    return layout, bindings(layout), bind(plan, bindings(layout), request.environ)
+
+
+def _job(plan: Plan, layout: RunLayout, bindings: Bindings, bound: BoundPlan, started: float) -> Job:
+    attempt = layout.attempt(ATTEMPT)
+    locks = lock_folder(bound.environment, str(layout.root))
+    keeps_stdin = _keeps_stdin(plan)
+    spec = Spec(
+        status=Attempt(str(layout.status), layout.id, ATTEMPT, started),
+        attempt_dir=str(attempt.root),
+        trainkit_pid=os.getpid(),
+        argv=bound.argv,
+        preparations=[
+            Preparation(item.title, item.argv, os.path.join(locks, f"{item.lock}.lock")) for item in bound.preparations
+        ],
+        launcher=plan.launcher.kind,
+        grace=plan.grace_seconds,
+        ranks=plan.topology.groups[bindings.group].processes,
+        nodes=plan.topology.nodes,
+        max_restarts=plan.max_restarts,
+        foreground_group=os.getpgrp() if keeps_stdin and os.isatty(0) else None,
+        ignore=[signal.SIGHUP] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [],  # nohup
+    )
+    return Job(spec, bound.environment, attempt, keeps_stdin)
+
+
+def _keeps_stdin(plan: Plan) -> bool:
+    return plan.launcher.kind == "python" and plan.topology.world_size == 1
+
+
+def _follow(job: Job, plan: Plan, layout: RunLayout, console: Console, locks: tuple[int, ...]) -> Ended:
+    begin = time.monotonic()
+    relay = Relay(layout, ATTEMPT, console)
+    watch = CardWatch(plan.cards, layout.cards)
+    try:
+        verdict = Supervisor(job, relay, console, locks).run(watch.start)
+    finally:
+        watch.close()
+    seconds = time.monotonic() - begin
+    has_rank_0 = plan.topology.nodes == 1 or relay.shown_rank == 0
+    summary = build_summary(plan, layout, verdict, seconds, relay.progress, watch, has_rank_0)
+    for remark in remarks(job.attempt):
+        console.say(remark)
+    try:
+        write_json(layout.summary, summary)
+    except OSError as error:
+        console.say(f"{layout.summary} could not be written: {error.strerror}")
+    failure = describe_failure(verdict, job.attempt, relay.shown_rank) if verdict.exit_code != 0 else ""
+    return Ended(verdict, layout, summary, failure)
+
+
+def write_json(path: Path, content: object) -> None:
+    """A JSON file, whole or not at all."""
+    import json
+
+    write_atomically(path, json.dumps(content, indent=2, allow_nan=True) + "\n")

@@ -1,0 +1,104 @@
+"""From a plan to what is executed: the one function that fills in what is known only at run time. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from trainkit.errors import Diagnostic, MachineError
+from trainkit.plan.model import EnvironmentDiff, Plan, Text, Variable
+
+
+@dataclass(frozen=True, slots=True)
+class Bindings:
+    """What is known only at run time. run_dir is absolute; group is the node group whose command this node runs."""
+
+    run_id: str
+    run_dir: str
+    attempt: int
+    port: int
+    node_rank: int
+    master_addr: str
+    local_addr: str
+    group: int = 0
+
+    @property
+    def attempt_dir(self) -> str:
+        """<run_dir>/attempts/<n>."""
+        return str(PurePath(self.run_dir) / "attempts" / str(self.attempt))
+
+    @property
+    def values(self) -> Mapping[Variable, str]:
+        """A value for every variable that a plan may hold."""
+        return {
+            Variable.RUN_ID: self.run_id,
+            Variable.RUN_DIR: self.run_dir,
+            Variable.ATTEMPT_DIR: self.attempt_dir,
+            Variable.PORT: str(self.port),
+            Variable.NODE_RANK: str(self.node_rank),
+            Variable.MASTER_ADDR: self.master_addr,
+            Variable.LOCAL_ADDR: self.local_addr,
+            Variable.IS_HOST: "true" if self.node_rank == 0 else "false",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class BoundPreparation:
+    """A command to run before the ranks start; lock names what no two runs may prepare at once."""
+
+    title: str
+    argv: tuple[str, ...]
+    lock: str
+
+
+@dataclass(frozen=True, slots=True)
+class BoundPlan:
+    """Exactly what is started: argv, the child's whole environment, and the files written before."""
+
+    argv: tuple[str, ...]
+    preparations: tuple[BoundPreparation, ...]
+    environment: Mapping[str, str]
+    files: tuple[tuple[str, str], ...]  # absolute path, content
+
+
+def bind(plan: Plan, bindings: Bindings, environ: Mapping[str, str]) -> BoundPlan:
+    """Fill in the plan's variables. Raises MachineError when a variable that `env_from` names is not in environ."""
+    values = bindings.values
+    root = PurePath(bindings.run_dir)
+    return BoundPlan(
+        argv=_words(plan.commands[bindings.group].argv, values),
+        preparations=tuple(
+            BoundPreparation(item.title, _words(item.argv, values), item.lock) for item in plan.preparations
+        ),
+        environment=child_environment(plan.environment, values, environ),
+        files=tuple((str(root / file.path), file.content) for file in plan.files),
+    )
+
+
+def child_environment(
+    diff: EnvironmentDiff, values: Mapping[Variable, str], environ: Mapping[str, str]
+) -> dict[str, str]:
+    """The ranks' whole environment: the caller's without what the plan unsets, what it takes, and what it sets."""
+    missing = [name for name in diff.take if name not in environ]
+    if missing:
+        raise MachineError(Diagnostic("error", _missing(name), key="env_from", hint=_remedy(name)) for name in missing)
+    child = {name: value for name, value in environ.items() if not _is_unset(name, diff.unset)}
+    child |= {name: environ[name] for name in diff.take}
+    return child | {name: value.bind(values) for name, value in diff.set}
+
+
+def _words(texts: tuple[Text, ...], values: Mapping[Variable, str]) -> tuple[str, ...]:
+    return tuple(item.bind(values) for item in texts)
+
+
+def _is_unset(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(name.startswith(item[:-1]) if item.endswith("*") else name == item for item in patterns)
+
+
+def _missing(name: str) -> str:
+    return f"the environment has no {name}, which the recipe takes from it (env_from)"
+
+
+def _remedy(name: str) -> str:
+    return f"Set it (export {name}=…) or remove it from env_from."

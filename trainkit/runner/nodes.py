@@ -1,0 +1,92 @@
+"""Which node this is, and how the nodes reach each other."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+
+from trainkit.errors import MachineError
+from trainkit.plan.model import Plan
+from trainkit.runner.ports import free_port
+
+# Scheduler -> the variable that numbers its nodes from 0.
+NODE_RANK_VARIABLES: Mapping[str, str] = {
+    "Slurm": "SLURM_NODEID",
+    "Kubernetes (indexed job)": "JOB_COMPLETION_INDEX",
+    "PBS": "PBS_NODENUM",
+    "SageMaker, Azure ML and others": "NODE_RANK",
+}
+LOOPBACK = "127.0.0.1"
+
+
+def node_rank(plan: Plan, given: int | None, environ: Mapping[str, str]) -> int:
+    """The number of this node, as given or as the scheduler says; MachineError when neither does, or it is wrong."""
+    nodes = plan.topology.nodes
+    if nodes == 1:
+        return 0
+    rank = given if given is not None else _from_scheduler(environ)
+    if rank is None:
+        raise MachineError(
+            f"the plan has {nodes} nodes, and nothing says which of them this is",
+            hint="Give --node-rank N, or start it by a scheduler that sets one of "
+            + ", ".join(NODE_RANK_VARIABLES.values())
+            + ".",
+        )
+    if not 0 <= rank < nodes:
+        raise MachineError(
+            f"node rank {rank} does not fit a plan of {nodes} nodes",
+            hint=f"Node ranks are 0 to {nodes - 1}; nodes.count says how many nodes there are.",
+        )
+    return rank
+
+
+def _from_scheduler(environ: Mapping[str, str]) -> int | None:
+    values = (environ.get(name, "") for name in NODE_RANK_VARIABLES.values())
+    return next((int(value) for value in values if value.isdigit()), None)
+
+
+def group_of(plan: Plan, rank: int) -> int:
+    """Index of the node group that a node belongs to: groups are numbered through in order."""
+    first = 0
+    for index, group in enumerate(plan.topology.groups):
+        first += group.count
+        if rank < first:
+            return index
+    raise ValueError(f"node {rank} is in no group of the plan")
+
+
+def rendezvous(plan: Plan) -> tuple[str, int]:
+    """(address, port) of node 0: as the plan names it, or a free local port. MachineError where neither will do."""
+    if plan.rendezvous != "auto":
+        host, _, port = plan.rendezvous.rpartition(":")
+        return host.strip("[]"), int(port)
+    if plan.topology.nodes == 1:
+        return LOOPBACK, free_port()
+    raise MachineError(
+        f"the plan has {plan.topology.nodes} nodes, and nodes.rendezvous does not say where they meet",
+        hint="Set nodes.rendezvous to host:port of node 0.",
+    )
+
+
+def local_address(master: str, nodes: int) -> str:
+    """The address of this machine from which node 0 is reached. Raises MachineError when its name is unknown."""
+    if nodes == 1:
+        return LOOPBACK
+    try:
+        family, _, _, _, address = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)  # a datagram socket sends nothing: the kernel only chooses the route
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise MachineError(
+            f"node 0 cannot be reached by the name {master}: {error.strerror or error}",
+            hint="Check nodes.rendezvous and this machine's name resolution.",
+        ) from error
+
+
+def common_run_id(plan: Plan, own: str) -> str:
+    """The id under which the launchers of all nodes find each other: on several nodes it must not depend on the node.
+
+    Node 0 hosts a rendezvous of its own for every run, so two runs of one name do not meet by mistake.
+    """
+    return own if plan.topology.nodes == 1 else plan.name

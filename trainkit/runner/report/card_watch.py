@@ -1,0 +1,105 @@
+"""How busy the run's NVIDIA cards are, as the driver sees it: CUDA contexts and NCCL buffers included."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from trainkit.plan.model import Card
+
+EVERY_SECONDS = 1.0
+STUCK_SECONDS = 2.0  # a driver that hangs is not waited for
+
+
+class CardWatch:
+    """Samples each card once a second, by UUID, into a file of JSON lines, and keeps what the summary shows.
+
+    A line is {"time": seconds since 1970, "cards": [{"local_rank", "uuid", "memory_bytes", "utilization"}, …]}, with
+    null for what the driver does not tell and without cards that NVML does not know.
+    peak: the highest occupancy of each card, in bytes, by UUID.
+    """
+
+    def __init__(self, cards: Sequence[Card], file: Path) -> None:
+        self.peak: dict[str, int] = {}
+        self._cards = tuple(cards)
+        self._file = file
+        self._nvml: Any = None
+        self._handles: list[tuple[int, str, Any]] = []
+        self._used: dict[str, list[int]] = {}
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to sample, in a thread of its own: a driver that hangs must not hold up the run. Only once."""
+        if self._cards and self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="card-watch", daemon=True)
+            self._thread.start()
+
+    @property
+    def utilization(self) -> Mapping[str, float]:
+        """The mean of each card's utilisation over the run, in percent, by UUID."""
+        return {uuid: round(sum(found) / len(found), 1) for uuid, found in self._used.items() if found}
+
+    def close(self) -> None:
+        """Stop sampling."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join(STUCK_SECONDS)
+
+    def open(self) -> bool:
+        """Ask NVML for the cards; False where it knows none of them."""
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+        except Exception:  # noqa: BLE001 - no library, no driver, a broken one: the summary says so by its silence
+            return False
+        self._nvml = pynvml
+        for rank, card in enumerate(self._cards):
+            with contextlib.suppress(pynvml.NVMLError):
+                self._handles.append((rank, card.uuid, pynvml.nvmlDeviceGetHandleByUUID(card.uuid.encode())))
+        return bool(self._handles)
+
+    def sample(self) -> list[dict[str, Any]]:
+        """Ask every card once."""
+        found = []
+        for rank, uuid, handle in self._handles:
+            memory, use = (
+                self._ask("nvmlDeviceGetMemoryInfo", handle),
+                self._ask("nvmlDeviceGetUtilizationRates", handle),
+            )
+            occupied = int(memory.used) if memory else None
+            busy = int(use.gpu) if use else None
+            if occupied is not None:
+                self.peak[uuid] = max(occupied, self.peak.get(uuid, 0))
+            if busy is not None:
+                self._used.setdefault(uuid, []).append(busy)
+            found.append({"local_rank": rank, "uuid": uuid, "memory_bytes": occupied, "utilization": busy})
+        return found
+
+    def record(self, lines: TextIO) -> None:
+        """Take a sample and write its line."""
+        lines.write(json.dumps({"time": round(time.time(), 3), "cards": self.sample()}) + "\n")
+        lines.flush()
+
+    def _ask(self, question: str, handle: Any) -> Any:
+        try:
+            return getattr(self._nvml, question)(handle)
+        except self._nvml.NVMLError:
+            return None
+
+    def _run(self) -> None:
+        if not self.open():
+            return
+        with contextlib.suppress(OSError), self._file.open("a", encoding="utf-8") as lines:  # the run itself goes on
+            while True:
+                self.record(lines)
+                if self._ending.wait(EVERY_SECONDS):
+                    break
+        with contextlib.suppress(self._nvml.NVMLError):
+            self._nvml.nvmlShutdown()

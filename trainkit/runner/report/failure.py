@@ -1,0 +1,94 @@
+"""What a user reads when a run has failed: who, how, the last lines, where the rest is, what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainkit.runner.report.exit_status import Verdict
+from trainkit.runner.report.follow import last_lines
+from trainkit.runner.rundir.checkpoints import checkpoints_of
+from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
+from trainkit.runner.rundir.records import read_records
+
+LINES = 20
+# Exit code of a failed rank -> what to look at. 128+n is signal n.
+HINTS: dict[int, str] = {
+    126: "The program may not be executed (chmod +x FILE); a Python script's name has to end in .py.",
+    127: "Is the program's path right? It is looked up from the folder where trainkit was started.",
+    132: "An illegal instruction: a library was built for another processor.",
+    134: "The program aborted: a C++ library or CUDA found an error; its message is above.",
+    135: "A bus error: shared memory (/dev/shm) may be full; lower data.workers or enlarge it.",
+    137: "Something outside the run sent KILL: often the kernel, when memory ran out (see dmesg).",
+    139: "A segmentation fault in a compiled library; PYTHONFAULTHANDLER=1 under env shows where.",
+}
+# What a log says -> what to do; the first that is found is shown.
+TRACES: dict[str, str] = {
+    "CUDA out of memory": "The card's memory is full: lower batch.micro, or turn on efficiency.gradient_checkpointing.",
+    "OutOfMemoryError": "The card's memory is full: lower batch.micro, or turn on efficiency.gradient_checkpointing.",
+    "ModuleNotFoundError": "A package is missing in the environment of the interpreter that runs trainkit.",
+    "EADDRINUSE": "The rendezvous port was taken: run again, or name a free one with nodes.rendezvous.",
+    "No space left on device": "The disk is full: point output.root at another one.",
+    # A worker thread lets go of its last work, which holds a Python object, when the interpreter is already ending.
+    "terminate called without an active exception": "Most often a race in torch at a program's very end, between "
+    "gloo's threads and the interpreter, on a CPU. Let the script wait a moment after its last "
+    "collective (time.sleep(1)), or end with os._exit(0).",
+}
+# A rank that does something else than the plan says.
+OTHERWISE = (
+    "Plan what the program does, or make it do what is planned. Only the first optimizer that steps is looked at: "
+    "where that is not the model's, set program.verify to false."
+)
+
+
+def describe_failure(verdict: Verdict, attempt: AttemptLayout, shown_rank: int | None) -> str:
+    """A few lines for standard error. shown_rank: whose output the user has seen already."""
+    outcome = "was ended" if verdict.failure == "signal" else "failed"
+    lines = [f"the run {outcome}: {verdict.why}", _whose_code(verdict)]
+    log = _log(verdict, attempt)
+    end = last_lines(log, LINES) if log is not None else []
+    if end and (verdict.rank is None or verdict.rank != shown_rank):
+        lines += [f"the last lines of {log}:", *(f"  | {line}" for line in end)]
+    elif log is not None:
+        lines.append(f"its log: {log}")
+    hints = [f"next: {hint}" for hint in (_hint(verdict, end), _way_on(attempt)) if hint]
+    return "\n".join([line for line in lines if line] + hints)
+
+
+def remarks(attempt: AttemptLayout) -> list[str]:
+    """What the wrappers have to say of ranks that ran, however they ended."""
+    try:
+        records = list(read_records(str(attempt.root)))
+    except FileNotFoundError:  # the run directory is gone, and with it all that was to be said
+        return []
+    return [f"rank {record.rank}: {record.message}" for record in records if record.message and record.pid]
+
+
+def _whose_code(verdict: Verdict) -> str:
+    """Codes 2, 3 and 4 are also trainkit's own; a reader must be able to tell."""
+    if verdict.failure == "program" and verdict.exit_code in (2, 3, 4):
+        return f"exit code {verdict.exit_code} is the program's own"
+    return ""
+
+
+def _way_on(attempt: AttemptLayout) -> str:
+    saved = checkpoints_of(RunLayout(attempt.root.parent.parent))
+    return f"Go on after step {saved[0].step}: the same command with --resume_from_checkpoint true." if saved else ""
+
+
+def _log(verdict: Verdict, attempt: AttemptLayout) -> Path | None:
+    if verdict.failure in ("program", "rank") and verdict.rank is not None:
+        logs = [attempt.log(verdict.rank, stream) for stream in ("err", "out")]
+        return next((log for log in logs if last_lines(log, 1)), None)
+    if verdict.failure == "launcher":
+        return attempt.launcher_log
+    return attempt.preparation_log if verdict.failure == "preparation" else None
+
+
+def _hint(verdict: Verdict, end: list[str]) -> str:
+    if verdict.failure == "plan":
+        return OTHERWISE
+    if verdict.failure not in ("program", "rank", "launcher", "preparation"):
+        return ""
+    text = "\n".join(end)
+    by_trace = next((hint for trace, hint in TRACES.items() if trace in text), "")
+    return by_trace or HINTS.get(verdict.exit_code, "")

@@ -1,0 +1,128 @@
+"""Take the cards of a run, all or none, so that no two runs of this machine use one card without knowing it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import stat
+import time
+from collections.abc import Mapping, Sequence
+
+from trainkit.errors import MachineError
+from trainkit.machine.cards import folder, holder, path
+
+# A reader of the lock (`trainkit gpus`, another run's probe) has it for an instant; a run has it for good.
+PATIENCE_SECONDS = 0.3
+STEP_SECONDS = 0.01
+
+
+class Cards:
+    """The cards of one run. They stay taken while any process has these descriptors open."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.fds: list[int] = []
+        self._paths: list[str] = []
+        self._environ = environ
+
+    def take(self, uuids: Sequence[str], *, shared: bool = False) -> str | None:
+        """Take all of them; the UUID of one that another run has, and then none is taken.
+
+        shared: cards of others are left out instead. Raises MachineError where locks cannot be made.
+        """
+        for uuid in sorted(set(uuids)):  # in one order, so that of two runs that want the same cards one gets them
+            if self._lock(path(uuid, self._environ)):
+                continue
+            if not shared:
+                self.release()
+                return uuid
+        return None
+
+    def sign(self, user: str, run: str) -> None:
+        """Say who holds the cards, for those who look. run: the run's directory, empty while there is none."""
+        told = json.dumps({"pid": os.getpid(), "user": user, "run": run}).encode()
+        with contextlib.suppress(OSError):  # a full disk: the cards are taken, only not signed
+            for fd in self.fds:
+                os.pwrite(fd, told, 0)
+                os.ftruncate(fd, len(told))
+
+    def release(self) -> None:
+        """Let the cards go, and leave no file behind."""
+        for fd, name in zip(self.fds, self._paths, strict=True):
+            with contextlib.suppress(OSError):  # a folder whose files only their owners may remove
+                os.unlink(name)
+            os.close(fd)
+        self.fds.clear()
+        self._paths.clear()
+
+    def _lock(self, name: str) -> bool:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            fd = self._open(name)
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_at(fd, name):
+                    self.fds.append(fd)
+                    self._paths.append(name)
+                    return True
+                os.close(fd)  # its holder removed it just now: the next one is made anew
+                continue
+            os.close(fd)
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(STEP_SECONDS)
+
+    def _open(self, name: str) -> int:
+        """Anybody's file, or a new one that anybody may lock."""
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            _make_folder(folder(self._environ))
+            for _ in range(100):
+                with contextlib.suppress(FileNotFoundError):
+                    return os.open(name, flags)
+                with contextlib.suppress(FileExistsError):
+                    fd = os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o666)
+                    os.fchmod(fd, 0o666)  # whatever the umask says
+                    return fd
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), name)
+        except OSError as error:
+            raise MachineError(
+                f"the lock of a card cannot be made: {error.filename or name}: {error.strerror}",
+                hint="Set TRAINKIT_CARD_LOCKS to a folder that all users of the cards may write to.",
+            ) from error
+
+
+def user_name() -> str:
+    """Who runs this, for others to read."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def taken_by(uuid: str, environ: Mapping[str, str]) -> str:
+    """Who has a card, in words."""
+    held = holder(uuid, environ)
+    return f"the run {held.run or 'that pid ' + str(held.pid) + ' starts'} ({held.user})" if held else "another run"
+
+
+def _is_at(fd: int, name: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(name, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def _make_folder(name: str) -> None:
+    """For all users: anybody may add files, only their owners may remove them."""
+    try:
+        os.mkdir(name)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        os.makedirs(name, exist_ok=True)
+    os.chmod(name, 0o777 | stat.S_ISVTX)  # noqa: S103 - shared, as /tmp is

@@ -1,0 +1,67 @@
+"""Create a run directory that no other run shares, and write into it what will be executed."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainkit.errors import MachineError
+from trainkit.files import publish
+from trainkit.plan.model import EnvironmentDiff, Plan
+from trainkit.recipe.layers.secrets import MASK, is_secret_name
+from trainkit.runner.materialize import BoundPlan
+from trainkit.runner.rundir.layout import RunLayout
+
+TRIES = 20
+
+
+def create(output_root: str, name: str) -> RunLayout:
+    """A new run directory <output_root>/<name>/<timestamp>-<id>. Raises MachineError when it cannot be created."""
+    parent = Path(output_root).absolute() / name
+    for _ in range(TRIES):
+        root = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            root.mkdir()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise MachineError(
+                f"the run directory {root} cannot be created: {error.strerror}",
+                hint="Set output.root to a folder that you may write to.",
+            ) from error
+        return RunLayout(root)
+    raise MachineError(f"no free name for a run directory was found in {parent}", hint="Is it a folder?")
+
+
+def write(
+    layout: RunLayout, plan: Plan, bound: BoundPlan, recipe_yaml: str, command_shell: str, values: Mapping[str, str]
+) -> None:
+    """Write recipe, plan, script, environment and planned files. values: the environment diff's, bound."""
+    from trainkit.plan.serialize import plan_to_json
+
+    layout.attempt(1).logs.mkdir(parents=True)
+    layout.attempt(1).ranks.mkdir()
+    publish(layout.recipe, recipe_yaml)
+    publish(layout.plan, json.dumps(plan_to_json(plan), indent=2) + "\n")
+    publish(layout.command, command_shell)
+    layout.command.chmod(0o755)
+    publish(layout.environment, masked_environment(plan.environment, values))
+    for path, content in bound.files:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        publish(path, content)
+
+
+def masked_environment(diff: EnvironmentDiff, values: Mapping[str, str]) -> str:
+    """The environment diff as text. What was taken from the caller, and what is named like a secret, is masked."""
+    hidden = {name for name in values if name in diff.take or is_secret_name(name)}
+    lines = [f"unset {name}" for name in diff.unset]
+    lines += [f"{name}={MASK if name in hidden else _one_line(values[name])}" for name in sorted(values)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _one_line(value: str) -> str:
+    return value.encode("unicode_escape").decode("ascii") if not value.isprintable() else value

@@ -1,0 +1,83 @@
+"""A rank's exit record: written by its wrapper, read by the guardian and by people."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from trainkit.files import overwrite, publish
+
+
+class RankRecord(NamedTuple):
+    """What a wrapper knows of its rank. Times are seconds since the epoch; `ended` is None while it runs."""
+
+    rank: int
+    local_rank: int
+    host: str
+    wrapper_pid: int
+    pid: int = 0  # of the program; 0 before it started
+    restart: int = 0  # how often the launcher had restarted the ranks before
+    started: float = 0.0
+    ended: float | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    told_to_stop: bool = False  # TERM, INT or HUP reached the wrapper before the program ended
+    message: str = ""  # why the program could not be started, or what its log lacks
+    not_as_planned: str = ""  # what the program was seen to do otherwise than the plan says
+    rendezvous: str = ""  # MASTER_ADDR_MASTER_PORT as this rank saw them: names its shared memory
+
+    @property
+    def failed(self) -> bool:
+        """Whether the program ended in any way but exit code 0."""
+        return self.ended is not None and (self.exit_code != 0 or self.signal is not None)
+
+    @property
+    def code(self) -> int:
+        """The exit code a shell would show."""
+        return 128 + self.signal if self.signal is not None else (self.exit_code or 0)
+
+
+def record_path(attempt_dir: str, rank: int) -> str:
+    """Where the record of a global rank lies."""
+    return os.path.join(attempt_dir, "ranks", f"rank-{rank}.json")
+
+
+def log_path(attempt_dir: str, rank: int, stream: str) -> str:
+    """Where the output of a global rank lies; stream is ``out`` or ``err``."""
+    return os.path.join(attempt_dir, "logs", f"rank-{rank}.{stream}")
+
+
+def shown_path(attempt_dir: str, rank: int) -> str:
+    """Where the program of a global rank leaves what was seen at its first optimizer step."""
+    return os.path.join(attempt_dir, "shown", f"rank-{rank}.json")
+
+
+def write_record(attempt_dir: str, record: RankRecord) -> None:
+    """Put the record in place, whole."""
+    publish(record_path(attempt_dir, record.rank), _text(record))
+
+
+def write_last_record(attempt_dir: str, record: RankRecord) -> None:
+    """The same for the end of a rank, also where the disk is full by now. OSError if the record is not there at all."""
+    try:
+        write_record(attempt_dir, record)
+    except OSError:
+        overwrite(record_path(attempt_dir, record.rank), _text(record))
+
+
+def _text(record: RankRecord) -> str:
+    return json.dumps(record._asdict()) + "\n"
+
+
+def read_records(attempt_dir: str) -> Iterator[RankRecord]:
+    """Every record of the attempt that can be read now."""
+    folder = os.path.join(attempt_dir, "ranks")
+    for name in sorted(os.listdir(folder)):
+        if name.startswith("rank-") and name.endswith(".json"):
+            with contextlib.suppress(FileNotFoundError, ValueError):  # gone meanwhile, or being overwritten
+                with open(os.path.join(folder, name), encoding="utf-8") as file:
+                    known = json.load(file)
+                yield RankRecord(**{key: known[key] for key in RankRecord._fields if key in known})

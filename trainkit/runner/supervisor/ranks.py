@@ -1,0 +1,99 @@
+"""The ranks as the guardian sees them: registered by their wrappers' records, watched by pidfd, told by signal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import time
+
+from trainkit.runner.rundir.records import RankRecord, read_records
+from trainkit.runner.supervisor.process_tree import is_alive, open_pidfd
+
+
+class Ranks:
+    """Every rank of this node that has registered in the attempt."""
+
+    def __init__(self, attempt_dir: str, selector: selectors.BaseSelector) -> None:
+        self.records: dict[int, RankRecord] = {}
+        self.vanished: dict[int, float] = {}  # rank -> when its wrapper ended without finishing its record
+        self._attempt_dir = attempt_dir
+        self._selector = selector
+        self._host = os.uname().nodename
+        self._stamp: int | None = None
+        self._watched: dict[int, int | None] = {}  # wrapper pid -> pidfd
+        self._told: set[int] = set()
+
+    def poll(self) -> None:
+        """Take in new records and ends."""
+        self._read()
+        for rank, record in list(self.records.items()):
+            if record.ended is None and rank not in self.vanished and not is_alive(record.wrapper_pid):
+                self._read()  # the last thing that a wrapper does is to finish its record
+                latest = self.records[rank]  # the launcher may have started it anew meanwhile
+                if latest.wrapper_pid == record.wrapper_pid and latest.ended is None:
+                    self.vanished[rank] = time.time()
+        for pid in [pid for pid in self._watched if not is_alive(pid)]:
+            self._forget(pid)
+
+    def alive(self) -> list[int]:
+        """Ranks whose wrappers still run."""
+        return [rank for rank, record in self.records.items() if is_alive(record.wrapper_pid)]
+
+    def first_failure(self) -> float | None:
+        """When the first rank failed by itself (seconds since the epoch)."""
+        ends = [r.ended for r in self.records.values() if r.failed and not r.told_to_stop and r.ended is not None]
+        return min([*ends, *self.vanished.values()], default=None)
+
+    def signal(self, number: int) -> None:
+        """A signal to every wrapper, which passes it on to its program."""
+        for rank in self.alive():
+            self._send(self.records[rank].wrapper_pid, number)
+
+    def tell_to_stop(self) -> None:
+        """TERM, once, to every wrapper that has not had it."""
+        for rank in self.alive():
+            pid = self.records[rank].wrapper_pid
+            if pid not in self._told:
+                self._told.add(pid)
+                self._send(pid, signal.SIGTERM)
+
+    def _read(self) -> None:
+        # A rename into the folder changes its time stamp: nothing is opened while nothing happens.
+        try:
+            stamp = os.stat(os.path.join(self._attempt_dir, "ranks")).st_mtime_ns
+        except FileNotFoundError:  # somebody has removed the run directory: what is known stays known
+            return
+        if stamp == self._stamp:
+            return
+        # Clock ticks are coarse: a change in the same tick must not be missed, so a young stamp is not believed.
+        self._stamp = stamp if time.time_ns() - stamp > 50_000_000 else None
+        for record in read_records(self._attempt_dir):
+            if record.host == self._host:
+                known = self.records.get(record.rank)
+                self.records[record.rank] = record
+                if known is None or known.wrapper_pid != record.wrapper_pid:
+                    self._watch(record)
+
+    def _watch(self, record: RankRecord) -> None:
+        self.vanished.pop(record.rank, None)  # the launcher has started it anew
+        if record.ended is None:
+            pidfd = open_pidfd(record.wrapper_pid)
+            self._watched[record.wrapper_pid] = pidfd
+            if pidfd is not None:
+                self._selector.register(pidfd, selectors.EVENT_READ)
+
+    def _forget(self, pid: int) -> None:
+        pidfd = self._watched.pop(pid, None)
+        if pidfd is not None:
+            self._selector.unregister(pidfd)
+            os.close(pidfd)
+
+    def _send(self, pid: int, number: int) -> None:
+        pidfd = self._watched.get(pid)
+        with contextlib.suppress(ProcessLookupError):
+            if pidfd is not None:
+                signal.pidfd_send_signal(pidfd, number)  # never another process that got the same pid
+            else:
+                os.kill(pid, number)

@@ -1,0 +1,119 @@
+"""One rank of the built-in trainer: ``python -m trainkit.trainer --settings RUN_DIR/trainer.json``."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from trainkit.errors import ExitCode, TrainkitError
+from trainkit.recipe.schema import Logging
+from trainkit.trainer.settings import Settings, World, read_settings, restarted
+from trainkit.trainer.signals import SAVING, STOPPING, Requests
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger("trainkit.trainer")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train as the settings say. A failure that can be explained is one line and exit code 1, never a traceback."""
+    parser = argparse.ArgumentParser(prog="python -m trainkit.trainer", description=__doc__)
+    parser.add_argument("--settings", type=Path, required=True, help="trainer.json in the run directory")
+    try:
+        requests = Requests()
+        requests.listen(SAVING)  # at once: it would end the process, and start-up takes seconds
+        settings = read_settings(parser.parse_args(argv).settings)
+        world = World.from_environment(os.environ)
+        configure_logging(settings.recipe.logging, world)
+        return run(settings, world, requests)
+    except TrainkitError as error:
+        for found in error.diagnostics:
+            sys.stderr.write(f"error: {found.what}{f' ({found.hint})' if found.hint else ''}\n")
+        return int(error.exit_code)
+
+
+def configure_logging(settings: Logging, world: World) -> None:
+    """Main ranks speak at `level`, the others at `replica_level`; warnings and worse go to standard error."""
+    main_rank = world.rank == 0 or (settings.each_node and world.local_rank == 0)
+    news, trouble = logging.StreamHandler(sys.stdout), logging.StreamHandler(sys.stderr)
+    news.addFilter(lambda record: record.levelno < logging.WARNING)
+    trouble.setLevel(logging.WARNING)
+    logging.basicConfig(format="%(message)s", handlers=[news, trouble])
+    log.setLevel((settings.level if main_rank else settings.replica_level).upper())
+
+
+def run(settings: Settings, world: World, requests: Requests) -> int:
+    """Hold the process group open around the training of this rank; the exit code as of `train_and_report`."""
+    # Imported here, so that a wrong settings file is answered without waiting for torch.
+    from trainkit.trainer.checkpoint.swap_space import swap_space
+    from trainkit.trainer.distributed import device_of, process_group
+    from trainkit.trainer.parallel import NEED_PROCESS_GROUP
+    from trainkit.trainer.rank_agreement import check_world
+
+    check_world(settings, world)
+    device = device_of(settings.device, world)
+    needed = settings.recipe.strategy.kind in NEED_PROCESS_GROUP
+    with swap_space(settings), process_group(world, device, needed=needed):
+        return train_and_report(settings, world, device, requests)
+
+
+def train_and_report(settings: Settings, world: World, device: torch.device, requests: Requests) -> int:
+    """Assemble, resume, train, write the result; the exit code is 0, or 128 + the signal that stopped the run."""
+    from trainkit.trainer.callbacks import resume
+    from trainkit.trainer.data.waiting import complaint
+    from trainkit.trainer.loop import train
+    from trainkit.trainer.metrics.outcome import result, write_result
+    from trainkit.trainer.metrics.predictions import predict
+    from trainkit.trainer.metrics.writers import Metrics
+    from trainkit.trainer.setup import assemble, describe, start_record
+
+    parts = assemble(settings, world, device)
+    first = resume(parts, restarted=restarted())
+    log.info("%s", describe(parts))
+    if world.rank == 0 and first == 0:  # a checkpoint has all weights
+        for level, remark in parts.model.remarks:
+            log.log(level, "%s", remark)
+    requests.listen(*STOPPING)
+    with closing(Metrics(settings.run_dir, settings.recipe.logging.report_to, main=world.rank == 0)) as metrics:
+        metrics.write(start_record(parts, first))
+        with parts.background.outlasting_failure() if parts.background else nullcontext():
+            progress = train(parts, first, metrics, requests)
+    outcome = result(parts, progress)
+    if world.rank == 0:
+        write_result(settings.run_dir / "result.json", outcome)
+        slow = complaint(outcome["data_wait_share"], outcome["train_seconds"], settings.recipe.data.workers)
+        if slow:
+            log.warning("warning: %s", slow)
+    if progress.stopped_by:
+        return 128 + progress.stopped_by
+    if settings.recipe.predict.split != "none":
+        predict(parts)
+    return 0
+
+
+def start(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run :func:`main` and end the process without the interpreter's tear-down.
+
+    Everything is closed by then, and tear-down after DeepSpeed on gloo aborts about one run in ten ("terminate called
+    without an active exception"), which would turn a finished run into a failed one.
+    """
+    try:
+        code = main(argv)
+    except Exception:  # noqa: BLE001  # a bug: what the interpreter would do, and then the same end
+        traceback.print_exc()
+        code = int(ExitCode.FAILED)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    start()

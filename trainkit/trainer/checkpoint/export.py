@@ -1,0 +1,197 @@
+"""Write a checkpoint's weights as safetensors: ``python -m trainkit.trainer.checkpoint.export``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+
+from trainkit.errors import TrainingError, TrainkitError
+from trainkit.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainkit.trainer.models import Model
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Export one checkpoint, on the CPU and without a process group. Failures are one line and exit code 1."""
+    parser = argparse.ArgumentParser(prog="python -m trainkit.trainer.checkpoint.export", description=__doc__)
+    parser.add_argument("--checkpoint", type=Path, required=True, help="<run>/checkpoints/step-<8 digits>")
+    parser.add_argument("--destination", type=Path, required=True, help="folder to make; it must not exist")
+    parser.add_argument("--adapter", action="store_true", help="the adapters alone, as peft reads them")
+    words = parser.parse_args(argv)
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # transformers imports DeepSpeed, which would guess aloud
+    try:
+        (export_adapters if words.adapter else export)(words.checkpoint, words.destination)
+    except TrainkitError as error:
+        for found in error.diagnostics:
+            sys.stderr.write(f"error: {found.what}{f' ({found.hint})' if found.hint else ''}\n")
+        return int(error.exit_code)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        sys.stderr.write(f"error: {words.destination} cannot be written: {reason}\n")
+        return 1
+    return 0
+
+
+def export(checkpoint: Path, destination: Path) -> None:
+    """Make the folder with the weights in 32 bits and the model's settings; it appears whole or not at all."""
+    from trainkit.trainer.models.adapters import merge_adapters
+
+    model, recipe, manifest = trained_model(checkpoint)
+    if recipe.peft.kind == "lora":
+        merge_adapters(model)
+    with _whole(destination) as folder:
+        WRITERS[recipe.model.kind](model, recipe, manifest, folder)
+
+
+def export_adapters(checkpoint: Path, destination: Path) -> None:
+    """Make the folder with the adapters alone, in peft's format, and the settings of a model that only trainkit makes.
+
+    TrainingError for a run without adapters.
+    """
+    from trainkit.trainer.models.saved_adapters import write_adapters
+
+    _, recipe = _described(checkpoint)
+    if recipe.peft.kind != "lora":
+        raise TrainingError(
+            f"{checkpoint} is of a run without adapters (peft.kind: {recipe.peft.kind})",
+            hint="leave --adapter out: its weights are exported whole",
+        )
+    model, recipe, manifest = trained_model(checkpoint)
+    with _whole(destination) as folder:
+        write_adapters(model, recipe, folder, manifest["step"])
+        if recipe.model.kind != "hf":
+            _write_config(recipe, manifest, folder)
+
+
+def trained_model(checkpoint: Path) -> tuple[Model, Recipe, dict[str, Any]]:
+    """The model with a checkpoint's weights, its adapters beside them, with the recipe and the manifest.
+
+    TrainingError if the checkpoint is damaged, or of another model than its run's.
+    """
+    from trainkit.trainer.checkpoint.checkpoints import refuse_damaged
+    from trainkit.trainer.models import MODELS
+    from trainkit.trainer.models.adapters import add_adapters
+    from trainkit.trainer.randomness import seed_generators
+    from trainkit.trainer.settings import World
+
+    manifest, recipe = _described(checkpoint)
+    refuse_damaged(checkpoint, manifest, World())
+    seed_generators(recipe.train.seed)
+    model = MODELS[recipe.model.kind](recipe)
+    if recipe.peft.kind == "lora":
+        add_adapters(model, recipe.peft)
+    try:
+        READERS[manifest["strategy"]](checkpoint, model, manifest["world_size"])
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise TrainingError(f"{checkpoint} does not hold the weights of its run's model: {error}") from error
+    return model, recipe, manifest
+
+
+def _described(checkpoint: Path) -> tuple[dict[str, Any], Recipe]:
+    from trainkit.trainer.checkpoint.checkpoints import read_manifest
+    from trainkit.trainer.settings import read_settings
+
+    return read_manifest(checkpoint), read_settings(checkpoint.absolute().parents[1] / "trainer.json").recipe
+
+
+@contextlib.contextmanager
+def _whole(destination: Path) -> Iterator[Path]:
+    """A folder to fill, which gets its name when all is in it."""
+    scratch = destination.with_name(f".{destination.name}.tmp")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    try:
+        yield scratch
+        scratch.rename(destination)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _write_plain(model: Any, recipe: Recipe, manifest: Mapping[str, Any], folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file(_apart(model.state_dict()), folder / WEIGHTS, metadata={"format": "pt", "step": str(manifest["step"])})
+    _write_config(recipe, manifest, folder)
+
+
+def _write_own(model: Any, recipe: Recipe, manifest: Mapping[str, Any], folder: Path) -> None:
+    """By the names of the user's own module, which knows nothing of what we put around it."""
+    _write_plain(model.inner, recipe, manifest, folder)
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, copied where they share memory, as tied weights do: safetensors takes none that overlap."""
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone().contiguous() if memory in seen else tensor.contiguous()
+        seen.add(memory)
+    return found
+
+
+def _write_config(recipe: Recipe, manifest: Mapping[str, Any], folder: Path) -> None:
+    config = {
+        "model_type": f"trainkit-{recipe.model.kind}",
+        "model": recipe.model.model_dump(mode="json", by_alias=True),
+        "sequence_length": recipe.data.sequence_length,
+        "seed": recipe.train.seed,  # of which the weights were drawn that adapters stand beside
+        "step": manifest["step"],
+        "training_digest": manifest["training_digest"],
+    }
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _write_transformers(model: Any, recipe: Recipe, manifest: Mapping[str, Any], folder: Path) -> None:
+    """Weights and config.json as `from_pretrained` reads them."""
+    model.inner.save_pretrained(folder)
+
+
+def _read_distributed(checkpoint: Path, model: Any, ranks: int) -> None:
+    """torch.distributed.checkpoint puts the shards together itself."""
+    from torch.distributed.checkpoint import state_dict_loader
+
+    from trainkit.trainer.parallel.native import quiet
+
+    weights = model.state_dict()
+    with quiet():
+        state_dict_loader.load({"model": weights}, checkpoint_id=checkpoint / "state", no_dist=True)
+    model.load_state_dict(weights)
+
+
+def _read_zero(checkpoint: Path, model: Any, ranks: int) -> None:
+    from trainkit.trainer.checkpoint.zero_weights import zero_weights
+
+    model.load_state_dict(zero_weights(checkpoint, ranks))
+
+
+# The strategy that saved -> how its format is read.
+READERS: Mapping[str, Callable[[Path, Any, int], None]] = {
+    **dict.fromkeys(("single", "ddp", "fsdp"), _read_distributed),
+    **dict.fromkeys(("zero1", "zero2", "zero3"), _read_zero),
+}
+
+# Kind of model -> how it is written.
+WRITERS: Mapping[str, Callable[[Any, Recipe, Mapping[str, Any], Path], None]] = {
+    "gpt": _write_plain,
+    "hf": _write_transformers,
+    "target": _write_own,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

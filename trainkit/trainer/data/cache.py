@@ -1,0 +1,176 @@
+"""Tokenised corpora on disk: built once by one process a node, memory-mapped by all."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainkit.errors import TrainingError
+from trainkit.trainer.data.encoding import Bytes, Encoder
+
+_FORMAT = 2  # of the files below; part of the digest
+_PATIENCE = 600.0  # seconds to wait for another process that builds the same corpus
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """All files as one row of tokens. `starts` holds the place of each file's first token, ascending."""
+
+    tokens: NDArray[np.integer[Any]]
+    starts: NDArray[np.int64]
+    highest: int  # largest token id that occurs; -1 in an empty corpus
+    unigram_entropy: float  # nats per token: the loss of the best model that sees no context
+    unit: str = "bytes"  # what a token is
+
+    @property
+    def size(self) -> int:
+        """Tokens in all."""
+        return len(self.tokens)
+
+
+def open_corpus(files: Sequence[Path], folders: Sequence[Path], encoder: Encoder | None = None) -> Corpus:
+    """The corpus of these files, from the first of the cache folders that can be used. TrainingError if none can.
+
+    encoder: what cuts the text, without one into bytes; equal ones, by their content, share a corpus.
+    """
+    encoder = encoder or Bytes()
+    digest = _digest(files, encoder)
+    refusals = []
+    for folder in folders:
+        try:
+            return _load(_built(files, folder, digest, encoder))
+        except OSError as error:
+            refusals.append(f"{folder}: {error.strerror or error}")
+    raise TrainingError(
+        f"no folder can hold the tokenised corpus ({'; '.join(refusals)})", hint="set data.cache to a writable folder"
+    )
+
+
+def _digest(files: Sequence[Path], encoder: Encoder) -> str:
+    described = hashlib.sha256(f"{_FORMAT} {sys.version_info[:3]} {encoder.fingerprint}".encode())
+    for file in files:
+        with _naming(file):
+            status = file.stat()
+        described.update(f"\0{file}\0{status.st_size}\0{status.st_mtime_ns}".encode("utf-8", "surrogateescape"))
+    return described.hexdigest()[:24]
+
+
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """A file of the user's that cannot be read is not the cache folder's fault."""
+    try:
+        yield
+    except OSError as error:
+        raise TrainingError(f"data.path: {file} cannot be read: {error.strerror}") from error
+
+
+def _built(files: Sequence[Path], folder: Path, digest: str, encoder: Encoder) -> Path:
+    ready = folder / digest
+    if _is_whole(ready):
+        return ready
+    folder.mkdir(parents=True, exist_ok=True)
+    with _lock(folder / f"{digest}.lock"):
+        if not _is_whole(ready):
+            # Of a builder that was killed, for we hold its lock now; and what a disk has damaged.
+            for leftover in (*folder.glob(f".tmp-{digest}-*"), *folder.glob(digest)):
+                shutil.rmtree(leftover)
+            _build(files, ready, folder / f".tmp-{digest}-{os.getpid()}", encoder)
+    return ready
+
+
+def _is_whole(ready: Path) -> bool:
+    """Whether a corpus is there, of the size that it had."""
+    try:
+        meta = json.loads((ready / "meta.json").read_text())
+        return bool((ready / "tokens.bin").stat().st_size == meta["bytes"] and (ready / "starts.npy").exists())
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """An exclusive lock that dies with its holder. TrainingError when another process holds it for too long."""
+    deadline = time.monotonic() + _PATIENCE
+    with path.open("a") as file:
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            if time.monotonic() > deadline:
+                raise TrainingError(f"another process has been building the corpus under {path} for {_PATIENCE:.0f} s")
+            time.sleep(0.1)
+        yield
+
+
+def _build(files: Sequence[Path], ready: Path, scratch: Path, encoder: Encoder) -> None:
+    scratch.mkdir()
+    kind = np.dtype(np.uint8 if encoder.unit == "bytes" else np.uint32)
+    counts, starts, offset = np.zeros(encoder.size, dtype=np.int64), [], 0
+    try:
+        with (scratch / "tokens.bin").open("wb") as out:
+            for file in files:
+                tokens = _tokens(file, encoder)
+                if tokens:
+                    starts.append(offset)
+                    offset += out.write(tokens) // kind.itemsize
+                    counts += np.bincount(np.frombuffer(tokens, dtype=kind), minlength=encoder.size)
+        np.save(scratch / "starts.npy", np.array(starts, dtype=np.int64))
+        meta = {
+            "bytes": offset * kind.itemsize,
+            "kind": kind.name,
+            "unit": encoder.unit,
+            "highest": int(counts.nonzero()[0].max(initial=-1)),
+            "unigram_entropy": _entropy(counts),
+        }
+        (scratch / "meta.json").write_text(json.dumps(meta))
+        for part in scratch.iterdir():  # a power cut after the rename must not leave zeros to learn from
+            with part.open("rb") as whole:
+                os.fsync(whole.fileno())
+        scratch.rename(ready)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+
+
+def _tokens(file: Path, encoder: Encoder) -> bytes:
+    """A file's token ids, one byte or four each. Without a tokenizer they are its bytes, whatever these mean."""
+    with _naming(file):
+        content = file.read_bytes()
+    if encoder.unit == "bytes" or not content:
+        return content
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise TrainingError(
+            f"data.path: {file} is no text in UTF-8 (byte {error.start}), which a tokenizer wants",
+            hint="leave the file out with data.include",
+        ) from error
+    return array("I", [*encoder.opening(), *encoder.plain(text), *encoder.closing(final=True)]).tobytes()
+
+
+def _entropy(counts: NDArray[np.int64]) -> float:
+    shares = counts[counts > 0] / max(1, counts.sum())
+    return float(-(shares * np.log(shares)).sum())
+
+
+def _load(ready: Path) -> Corpus:
+    meta = json.loads((ready / "meta.json").read_text())
+    path = ready / "tokens.bin"
+    # an empty file cannot be mapped
+    kind = np.dtype(meta["kind"])
+    tokens = np.memmap(path, dtype=kind, mode="r") if meta["bytes"] else np.zeros(0, dtype=kind)
+    return Corpus(tokens, np.load(ready / "starts.npy"), meta["highest"], meta["unigram_entropy"], meta["unit"])

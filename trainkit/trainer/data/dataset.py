@@ -1,0 +1,167 @@
+"""A Hugging Face data set in a local folder: as `save_to_disk` writes it, or parquet files, or JSON lines."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from trainkit.errors import TrainingError
+from trainkit.recipe.schema import DatasetData, Recipe
+from trainkit.recipe.validation.suggestions import nearest
+from trainkit.trainer.data.row_dataset import source_of_rows
+from trainkit.trainer.data.rows import Row, json_lines
+from trainkit.trainer.data.source import Source
+
+_READ = 1000  # rows at a time
+# How files of a plain folder say what they are for: train-00000-of-00002.parquet, dev.jsonl
+_SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation"}
+_SPLITS |= {"dev": "validation", "test": "test"}
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Part of a data set. columns: None where every row says its own. names: of its labels, where it knows them."""
+
+    rows: Callable[[list[str]], Iterator[Row]]
+    columns: list[str] | None = None
+    names: Callable[[str], tuple[str, ...]] = lambda column: ()
+
+
+def open_source(recipe: Recipe, run_dir: Path) -> Source:
+    """The source of a recipe whose `data.kind` is dataset. TrainingError names the folder, column or row to blame."""
+    data = cast("DatasetData", recipe.data)
+    path = Path(data.path).absolute()
+    if not path.is_dir():
+        raise TrainingError(f"data.path: {path} is no folder", hint="nothing is downloaded: save_to_disk makes it")
+    splits = _splits(path)
+    only = next(iter(splits)) if len(splits) == 1 else ""
+    first = data.split or ("train" if "train" in splits else only)
+    train = _chosen(splits, first, "data.split", path)
+    second = data.validation_split or ("validation" if "validation" in splits and first != "validation" else "")
+    held_out = _chosen(splits, second, "data.validation_split", path) if second else None
+    columns = wanted_columns(data)
+    for name, split in ((first, train), (second, held_out)):
+        if split is not None:
+            _check_columns(split, columns, f"{path} [{name}]")
+    names = train.names(data.label_field) if data.label_field else ()
+    return source_of_rows(recipe, train.rows(columns), held_out.rows(columns) if held_out else None, names)
+
+
+def wanted_columns(data: DatasetData) -> list[str]:
+    """The columns that the recipe names."""
+    text = None if data.messages_field or data.tokens_field else data.field
+    named = (text, data.prompt_field, data.messages_field, data.tokens_field, data.targets_field, data.label_field)
+    return [name for name in named if name]
+
+
+def _chosen(splits: Mapping[str, Split], name: str, key: str, path: Path) -> Split:
+    if name not in splits:
+        what = (
+            f"{key}: {path} has no split {name!r}" if name else f"{key}: {path} has several splits, and none is train"
+        )
+        raise TrainingError(what, hint=f"it has {', '.join(splits)}")
+    return splits[name]
+
+
+def _check_columns(split: Split, wanted: list[str], where: str) -> None:
+    if split.columns is None:
+        return
+    for name in wanted:
+        if name not in split.columns:
+            close = nearest(name, split.columns)
+            known = f"it has {', '.join(split.columns)}"
+            hint = f"did you mean {close}? {known}" if close else known
+            raise TrainingError(f"data.path: {where} has no column {name!r}", hint=hint)
+
+
+def _splits(path: Path) -> dict[str, Split]:
+    if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
+        return _saved(path)
+    for suffix, reader in (("parquet", _parquet), ("jsonl", _json_lines)):
+        files: dict[str, list[Path]] = {}
+        for file in sorted(path.rglob(f"*.{suffix}")):
+            word = re.split(r"[-_.]", file.name.lower())[0]
+            files.setdefault(_SPLITS.get(word, "train"), []).append(file)
+        if files:
+            return {name: reader(found) for name, found in files.items()}
+    raise TrainingError(f"data.path: {path} holds no data set: nothing of save_to_disk, no *.parquet and no *.jsonl")
+
+
+def _library() -> Any:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when it is imported
+    try:
+        import datasets
+    except ImportError as error:
+        what = f"data.kind: dataset needs the package datasets, which cannot be imported: {_first_line(error)}"
+        raise TrainingError(what, hint="pip install --upgrade 'trainkit[hf]'") from error
+    datasets.disable_progress_bars()
+    return datasets
+
+
+def _saved(path: Path) -> dict[str, Split]:
+    datasets = _library()
+    try:
+        found = datasets.load_from_disk(str(path))
+    except Exception as error:  # whatever Arrow, JSON or the file system say
+        raise TrainingError(f"data.path: {path} is no sound data set: {_first_line(error)}") from error
+    return (
+        {name: _of_table(each, f"{path} [{name}]") for name, each in found.items()}
+        if hasattr(found, "items")
+        else {"train": _of_table(found, str(path))}
+    )
+
+
+def _parquet(files: list[Path]) -> Split:
+    datasets = _library()
+    import pyarrow
+    import pyarrow.parquet
+
+    tables = []
+    for file in files:
+        try:
+            tables.append(pyarrow.parquet.read_table(file))
+        except (OSError, pyarrow.ArrowException) as error:
+            raise TrainingError(f"data.path: {file} is no sound parquet file: {_first_line(error)}") from error
+    try:
+        table = pyarrow.concat_tables(tables)
+    except pyarrow.ArrowException as error:
+        raise TrainingError(f"data.path: the files of {files[0].parent} have different columns") from error
+    where = f"{files[0]} to {files[-1].name}" if len(files) > 1 else str(files[0])
+    return _of_table(datasets.Dataset(datasets.table.InMemoryTable(table)), where)
+
+
+def _json_lines(files: list[Path]) -> Split:
+    return Split(lambda columns: json_lines(files))
+
+
+def _of_table(table: Any, where: str) -> Split:
+    """Split of a `datasets.Dataset`, read as plain Python values."""
+
+    def rows(columns: list[str]) -> Iterator[Row]:
+        number = 0
+        try:
+            for batch in table.with_format(None).select_columns(columns).iter(batch_size=_READ):
+                for values in zip(*(batch[name] for name in columns), strict=True):
+                    yield Row(f"{where}: row {number}", dict(zip(columns, map(_listed, values), strict=True)))
+                    number += 1
+        except (OSError, ArithmeticError, ValueError) as error:  # Arrow's own errors are ValueErrors or OSErrors
+            raise TrainingError(f"data.path: {where}: row {number} cannot be read: {_first_line(error)}") from error
+
+    return Split(
+        rows, list(table.column_names), lambda column: tuple(getattr(table.features[column], "names", ()) or ())
+    )
+
+
+def _listed(value: Any) -> Any:
+    """A list of mappings where an older data set holds a mapping of lists."""
+    if isinstance(value, dict) and value and all(isinstance(each, list) for each in value.values()):
+        return [dict(zip(value, each, strict=True)) for each in zip(*value.values(), strict=True)]
+    return value
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:300]

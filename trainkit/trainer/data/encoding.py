@@ -1,0 +1,152 @@
+"""From text to token ids and back: bytes, or a Hugging Face tokenizer from a local folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainkit.errors import TrainingError
+from trainkit.trainer.data.chat_template import ChatError, chat_tokens
+
+# What decides how a tokenizer cuts text, among the files of a model's folder.
+_FILES = (
+    "tokenizer*",
+    "special_tokens*",
+    "added_tokens*",
+    "vocab*",
+    "merges*",
+    "chat_template*",
+    "*.model",
+    "*.tiktoken",
+)
+
+
+class Encoder(Protocol):
+    """A way to cut text into tokens."""
+
+    unit: str  # what a token is, in the plural
+    size: int  # all ids lie below
+    special: frozenset[int]  # ids that stand for no text
+    mask: int | None  # id that hides a token from a masked language model
+    padding: int  # id that fills a sample up
+    fingerprint: str  # of its content: equal ones cut alike
+
+    def plain(self, text: str) -> list[int]:
+        """The text alone."""
+
+    def opening(self) -> list[int]:
+        """What goes before a text."""
+
+    def closing(self, *, final: bool) -> list[int]:
+        """What goes after a text. final: and says that nothing follows, where language is to be learned."""
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
+        """A chat and which of its tokens are the assistant's. ChatError where that cannot be known."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids."""
+
+
+class Bytes:
+    """One token per byte."""
+
+    unit, size, padding, fingerprint = "bytes", 256, 0, "bytes"
+    special: frozenset[int] = frozenset()
+    mask: int | None = None
+
+    def plain(self, text: str) -> list[int]:
+        """UTF-8; half a surrogate pair, which JSON can hold, is kept."""
+        return list(text.encode("utf-8", "surrogatepass"))
+
+    def opening(self) -> list[int]:
+        """Nothing."""
+        return []
+
+    def closing(self, *, final: bool) -> list[int]:
+        """Nothing."""
+        return []
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
+        """Bytes have no template."""
+        raise ChatError("bytes have no chat template")
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Bytes that are no UTF-8 are shown as U+FFFD."""
+        return bytes(each for each in ids if each < 256).decode("utf-8", errors="replace")
+
+
+class Tokenizer:
+    """A tokenizer of transformers."""
+
+    unit = "tokens"
+
+    def __init__(self, inner: Any, fingerprint: str) -> None:
+        self._inner, self.fingerprint = inner, fingerprint
+        inner.model_max_length = 1 << 40  # how long samples are is the recipe's affair
+        self.size = len(inner)
+        self.special = frozenset(inner.all_special_ids)
+        self.mask: int | None = inner.mask_token_id
+        candidates = (inner.pad_token_id, inner.eos_token_id, 0)
+        self.padding: int = next(each for each in candidates if each is not None)
+        whole, alone = inner("a")["input_ids"], self.plain("a")
+        places = range(len(whole) - len(alone) + 1)
+        start = next((place for place in places if whole[place : place + len(alone)] == alone), 0)
+        self._opening: list[int] = whole[:start]
+        self._closing: list[int] = whole[start + len(alone) :]
+
+    def plain(self, text: str) -> list[int]:
+        """The text alone."""
+        ids: list[int] = self._inner(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def opening(self) -> list[int]:
+        """What the tokenizer itself puts before a text."""
+        return list(self._opening)
+
+    def closing(self, *, final: bool) -> list[int]:
+        """What the tokenizer itself puts after a text; where that is nothing, a final text has its end token."""
+        end = self._inner.eos_token_id
+        return self._closing or ([end] if final and end is not None else [])
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
+        """A chat by the tokenizer's template."""
+        return chat_tokens(self._inner, messages)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text without special tokens."""
+        text: str = self._inner.decode(list(ids), skip_special_tokens=True)
+        return text
+
+
+def open_encoder(folder: str | None) -> Encoder:
+    """The encoder that `data.tokenizer` names. TrainingError when there is no tokenizer in the folder."""
+    if folder is None:
+        return Bytes()
+    path = Path(folder).absolute()
+    if not path.is_dir():
+        raise TrainingError(
+            f"data.tokenizer: {path} is no folder", hint="nothing is downloaded: save_pretrained makes it"
+        )
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not outlive the fork of loader processes
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    try:
+        inner = transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    except Exception as error:  # whatever its files provoke, down to the Rust below it
+        reason = str(error).strip().partition("\n")[0][:300]
+        raise TrainingError(f"data.tokenizer: transformers finds no sound tokenizer in {path}: {reason}") from error
+    return Tokenizer(inner, fingerprint(path))
+
+
+def fingerprint(folder: Path) -> str:
+    """SHA-256, shortened, over the names and contents of the files that decide how text is cut."""
+    found = hashlib.sha256()
+    for file in sorted({file for pattern in _FILES for file in folder.glob(pattern) if file.is_file()}):
+        found.update(f"{file.name}\0{file.stat().st_size}\0".encode("utf-8", "surrogateescape"))
+        found.update(file.read_bytes())
+    return found.hexdigest()[:16]

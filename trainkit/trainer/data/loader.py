@@ -1,0 +1,69 @@
+"""Batches for one rank: the whole share of an optimizer step at a time, ready for its micro steps."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from trainkit.errors import TrainingError
+from trainkit.plan.model import BatchArithmetic
+from trainkit.recipe.schema import Data
+from trainkit.trainer.data.sampler import Order, StepSampler, positions_of_rank
+from trainkit.trainer.data.source import Batch, Samples
+from trainkit.trainer.randomness import derived_seed
+
+
+def training_batches(
+    samples: Samples, order: Order, batch: BatchArithmetic, rank: int, *, steps: range, data: Data, pin: bool
+) -> Iterator[Batch]:
+    """One batch of micro x accumulation samples for each step. TrainingError for a sample that cannot be read."""
+    sampler, pinned = StepSampler(order, positions_of_rank(batch, rank), steps), pin and data.pin_memory
+    if not data.workers and not pinned:  # torch's loader would only add its own time to each step
+        yield from (samples[indices] for indices in sampler)
+        return
+    # One iterator serves the whole run, so workers start once and persist.
+    loader: DataLoader[Batch | TrainingError] = DataLoader(
+        _Guarded(samples),
+        sampler=sampler,
+        batch_size=None,  # the sampler already hands over whole lists
+        pin_memory=pinned,
+        worker_init_fn=_obey_signals,
+        # Of its own: the workers' seeds come from it, and the training's generator should not depend on workers.
+        generator=torch.Generator().manual_seed(derived_seed(order.seed, "workers", rank, steps.start)),
+        **_workers(data),
+    )
+    for found in loader:
+        if isinstance(found, TrainingError):
+            raise found
+        yield found
+
+
+def _workers(data: Data) -> dict[str, Any]:
+    """torch takes a prefetch factor with workers only."""
+    if data.workers and data.prefetch_factor:
+        return {"num_workers": data.workers, "prefetch_factor": data.prefetch_factor}
+    return {"num_workers": data.workers}
+
+
+class _Guarded(Dataset[Batch | TrainingError]):
+    """Errors that name their cause come out as values: raised in a worker, they would arrive with its traceback."""
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
+
+    def __getitem__(self, indices: Sequence[int]) -> Batch | TrainingError:
+        try:
+            return self._samples[indices]
+        except TrainingError as error:
+            return error
+
+
+def _obey_signals(worker: int) -> None:
+    """A worker inherits handlers that only take note; it has nothing to save and must end when told to."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the trainer decides

@@ -1,0 +1,115 @@
+"""Tokens hidden from a masked language model, which learns to tell them (BERT, Devlin et al. 2019, section 3.1)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainkit.errors import TrainingError
+from trainkit.recipe.schema import HfModel, Recipe
+from trainkit.trainer.data.sampler import Draw
+from trainkit.trainer.data.source import IGNORED, Batch, Samples, Source
+from trainkit.trainer.randomness import derived_seed
+
+NOT_PREDICTED = -100  # as models of transformers have it
+_HIDDEN, _REPLACED = 0.8, 0.1  # of the chosen tokens; the rest stays as it is
+
+
+@dataclass(frozen=True, slots=True)
+class Masking:
+    """How tokens are hidden. replacements: the ids of which one takes a token's place at random."""
+
+    seed: int
+    share: float  # of the tokens that are chosen
+    mask: int
+    special: NDArray[np.int64]  # ids that are never chosen
+    replacements: NDArray[np.int64]
+
+
+def masked(source: Source, recipe: Recipe, vocabulary: int | None) -> Source:
+    """The source with hidden tokens and the labels to find, where the model is a masked one and the data has no labels.
+
+    vocabulary: of the model. TrainingError when there is no token that hides others.
+    """
+    model = recipe.model
+    if not isinstance(model, HfModel) or model.task != "masked_lm" or recipe.data.kind == "target":
+        return source
+    encoder = source.encoder
+    mask = model.mask_token if model.mask_token is not None else encoder.mask
+    if mask is None:
+        raise TrainingError(
+            "model.mask_token: nothing says which token id hides others: "
+            + ("the tokenizer has no mask token" if encoder.unit == "tokens" else "there is no tokenizer that has one"),
+            hint="set it, or name a tokenizer that has a mask token in data.tokenizer",
+        )
+    if vocabulary is not None and mask >= vocabulary:
+        raise TrainingError(
+            f"model.mask_token: {mask} is no token of the model, which knows 0 to {vocabulary - 1}",
+            hint="set model.config.vocab_size higher",
+        )
+    special = np.array(sorted({*encoder.special, mask}), dtype=np.int64)
+    written = encoder.size if encoder.unit == "tokens" else max(encoder.size, source.highest + 1)
+    known = min(written, vocabulary) if vocabulary and source.highest >= 0 else vocabulary or written
+    replacements = np.setdiff1d(np.arange(known), special)
+    masking = Masking(recipe.train.seed, model.mask_share, mask, special, replacements)
+    train, validation = (MaskedSamples(samples, masking) for samples in (source.train, source.validation))
+    return dataclasses.replace(source, train=train, validation=validation)
+
+
+class MaskedSamples:
+    """Samples with some tokens hidden.
+
+    What is hidden follows from seed, step and position in the global batch, and where samples are not drawn for a step
+    (evaluation) from their numbers: loader processes, ranks, micro batches and interruptions change nothing.
+    """
+
+    def __init__(self, samples: Samples, masking: Masking) -> None:
+        self._samples, self._masking = samples, masking
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, indices: Sequence[int]) -> Batch:
+        inputs = whole(self._samples[indices])
+        ids = inputs["input_ids"].numpy()
+        seen = inputs["attention_mask"].numpy() if "attention_mask" in inputs else np.ones_like(ids)
+        shown, labels = ids.copy(), np.full_like(ids, NOT_PREDICTED)
+        for row, index in enumerate(indices):
+            place = (indices.step, indices.first + row) if isinstance(indices, Draw) else ("numbered", index)
+            chance = np.random.default_rng(derived_seed(self._masking.seed, "masking", *place))
+            self._hide(chance, ids[row], seen[row], shown[row], labels[row])
+        found = {**inputs, "input_ids": torch.from_numpy(shown), "labels": torch.from_numpy(labels)}
+        return Batch(found, int(np.count_nonzero(labels != NOT_PREDICTED)))
+
+    def _hide(
+        self,
+        chance: np.random.Generator,
+        ids: NDArray[np.int64],
+        seen: NDArray[np.int64],
+        shown: NDArray[np.int64],
+        labels: NDArray[np.int64],
+    ) -> None:
+        """Fill in what is shown and what is to be found of one sample, each (sequence,)."""
+        masking = self._masking
+        chosen = (chance.random(len(ids)) < masking.share) & (seen == 1) & ~np.isin(ids, masking.special)
+        dice, drawn = chance.random(len(ids)), chance.choice(masking.replacements, len(ids))
+        labels[chosen] = ids[chosen]
+        shown[chosen & (dice < _HIDDEN)] = masking.mask
+        replaced = chosen & (dice >= _HIDDEN) & (dice < _HIDDEN + _REPLACED)
+        shown[replaced] = drawn[replaced]
+
+
+def whole(batch: Batch) -> dict[str, torch.Tensor]:
+    """Samples to be read as a whole out of those for the next token: what follows the last target is padding."""
+    if "tokens" not in batch.inputs:
+        return batch.inputs
+    seen = (batch.inputs["targets"] != IGNORED).flip(1).cumsum(1).flip(1) > 0
+    inputs = {"input_ids": batch.inputs["tokens"]}
+    if not seen.all():
+        inputs["attention_mask"] = seen.long()
+    return inputs

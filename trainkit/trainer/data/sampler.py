@@ -1,0 +1,110 @@
+"""The order of samples: a pure function of seed and step, the same whatever the number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from torch.utils.data import Sampler
+
+from trainkit.plan.model import BatchArithmetic
+from trainkit.trainer.randomness import derived_seed
+
+_ROUNDS = 4  # of the Feistel network; enough to mix, and cheap (Luby and Rackoff 1988)
+_MASK = 2**64 - 1
+
+
+def _mixed(value: int) -> int:
+    """Finaliser of splitmix64 (Steele, Lea and Flood 2014)."""
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
+    return value ^ (value >> 31)
+
+
+@dataclass(frozen=True, slots=True)
+class Permutation:
+    """A pseudo-random permutation of range(size) that needs no memory: a Feistel network with cycle walking."""
+
+    size: int
+    keys: tuple[int, ...]
+    half_bits: int
+
+    @classmethod
+    def of(cls, size: int, seed: int) -> Permutation:
+        """The permutation that `seed` names."""
+        half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
+        return cls(size, tuple(derived_seed(seed, "feistel", place) for place in range(_ROUNDS)), half_bits)
+
+    def __getitem__(self, index: int) -> int:
+        while True:  # the network permutes a power of 4 below 4 x size; walk until inside: under 4 rounds on average
+            index = self._round_trip(index)
+            if index < self.size:
+                return index
+
+    def _round_trip(self, index: int) -> int:
+        mask = (1 << self.half_bits) - 1
+        left, right = index >> self.half_bits, index & mask
+        for key in self.keys:
+            left, right = right, left ^ (_mixed(right + key & _MASK) & mask)
+        return left << self.half_bits | right
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Which sample stands at which position of which global batch. Every epoch is a permutation of its own."""
+
+    seed: int
+    samples: int
+    global_batch: int
+
+    def indices(self, step: int, start: int, stop: int) -> list[int]:
+        """The samples at positions start..stop of the global batch of `step`, counted from 0."""
+        first = step * self.global_batch
+        epoch, offset = divmod(first + start, self.samples)
+        permutation = _of_epoch(self.samples, self.seed, epoch)
+        chosen = []
+        for _ in range(start, stop):
+            if offset == self.samples:
+                epoch, offset = epoch + 1, 0
+                permutation = _of_epoch(self.samples, self.seed, epoch)
+            chosen.append(permutation[offset])
+            offset += 1
+        return chosen
+
+
+@lru_cache(maxsize=4)  # every step of an epoch asks for it
+def _of_epoch(samples: int, seed: int, epoch: int) -> Permutation:
+    return Permutation.of(samples, derived_seed(seed, "epoch", epoch))
+
+
+class Draw(list[int]):
+    """Samples that a rank takes in an optimizer step. first: the position of the first in the global batch."""
+
+    def __init__(self, samples: list[int], step: int, first: int) -> None:
+        super().__init__(samples)
+        self.step, self.first = step, first
+
+    def __reduce__(self) -> tuple[type[Draw], tuple[list[int], int, int]]:  # loader processes get it by pickle
+        return Draw, (list(self), self.step, self.first)
+
+
+def positions_of_rank(batch: BatchArithmetic, rank: int) -> range:
+    """The positions of the global batch that a rank takes: one slice, micro batch after micro batch."""
+    share = batch.micro * batch.accumulation
+    return range(rank * share, (rank + 1) * share)
+
+
+class StepSampler(Sampler[list[int]]):
+    """For each optimizer step, the sample indices of this rank's whole share."""
+
+    def __init__(self, order: Order, positions: range, steps: range) -> None:
+        self._order, self._positions, self._steps = order, positions, steps
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for step in self._steps:
+            samples = self._order.indices(step, self._positions.start, self._positions.stop)
+            yield Draw(samples, step, self._positions.start)
+
+    def __len__(self) -> int:
+        return len(self._steps)

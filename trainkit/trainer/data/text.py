@@ -1,0 +1,118 @@
+"""Text files, one token per byte or those of a tokenizer, cut into samples of equal length."""
+
+from __future__ import annotations
+
+import math
+import os
+import sysconfig
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from trainkit.errors import TrainingError
+from trainkit.recipe.schema import Recipe, TextData
+from trainkit.trainer.data.cache import Corpus, open_corpus
+from trainkit.trainer.data.encoding import Encoder, open_encoder
+from trainkit.trainer.data.source import IGNORED, Batch, Source
+from trainkit.trainer.folders import cache_folders
+
+STDLIB = "python-stdlib"
+# Installed packages and the interpreter's own tests differ between machines; without them it is 12 MB everywhere.
+_NOT_STDLIB = frozenset({"site-packages", "dist-packages", "test", "tests", "__pycache__"})
+
+
+def find_files(data: TextData) -> list[Path]:
+    """The files of a data set, in a fixed order. TrainingError names a path that is missing or holds nothing."""
+    paths = [data.path] if isinstance(data.path, str) else list(data.path)
+    files = [file for path in paths for file in _files_under(path, data.include)]
+    if not files:
+        raise TrainingError(
+            f"data.path: no file in {', '.join(paths)} matches {data.include!r}", hint="see data.include"
+        )
+    return files
+
+
+def _files_under(path: str, include: str) -> list[Path]:
+    root = Path(sysconfig.get_path("stdlib") if path == STDLIB else path).absolute()
+    if root.is_file():
+        return [root]
+    if not root.is_dir():
+        raise TrainingError(f"data.path: {root} does not exist")
+    skipped = _NOT_STDLIB if path == STDLIB else frozenset()
+    found = sorted(file for file in root.glob(include) if not skipped.intersection(file.relative_to(root).parts))
+    return [file for file in found if file.is_file()]
+
+
+def read_corpus(
+    data: TextData, run_dir: Path, environ: Mapping[str, str] = os.environ, encoder: Encoder | None = None
+) -> Corpus:
+    """Tokenise once, then map. Where the cache folder cannot be written, the run directory holds the corpus."""
+    folders = [Path(data.cache)] if data.cache else cache_folders(environ, "corpora")
+    corpus = open_corpus(find_files(data), [*folders, run_dir / "corpus"], encoder)
+    if corpus.size == 0:
+        raise TrainingError(f"data.path: the files of {data.path} are empty")
+    return corpus
+
+
+class TextSamples(Dataset[Batch]):
+    """Samples of one stretch of the corpus. Indexed with a list of sample numbers, it gives a batch.
+
+    Not predicted: the first token of each file, which does not follow from the file before, and what is beyond the end.
+    """
+
+    def __init__(self, corpus: Corpus, start: int, stop: int, length: int) -> None:
+        self._corpus, self._start, self._stop, self._length = corpus, start, stop, length
+        self._ahead = np.arange(length + 1)
+
+    def __len__(self) -> int:
+        return math.ceil((self._stop - self._start - 1) / self._length)
+
+    def __getitem__(self, indices: Sequence[int]) -> Batch:
+        starts = self._start + np.asarray(indices, dtype=np.int64) * self._length
+        places = starts[:, None] + self._ahead
+        text = self._corpus.tokens[np.minimum(places, self._stop - 1)].astype(np.int64)
+        targets = text[:, 1:].copy()
+        if places[:, -1].max(initial=0) >= self._stop:
+            targets[places[:, 1:] >= self._stop] = IGNORED
+        self._ignore_first_tokens(targets, starts)
+        counted = int(np.count_nonzero(targets != IGNORED))
+        inputs = {"tokens": torch.from_numpy(text[:, :-1].copy()), "targets": torch.from_numpy(targets)}
+        return Batch(inputs, counted)
+
+    def _ignore_first_tokens(self, targets: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
+        files = self._corpus.starts
+        lows = np.searchsorted(files, starts + 1, side="left")
+        highs = np.searchsorted(files, starts + self._length, side="right")
+        for row in np.flatnonzero(highs > lows):
+            targets[row, files[lows[row] : highs[row]] - starts[row] - 1] = IGNORED
+
+
+def open_source(recipe: Recipe, run_dir: Path) -> Source:
+    """The source of a recipe whose `data.kind` is text."""
+    data = cast("TextData", recipe.data)
+    encoder = open_encoder(data.tokenizer)
+    corpus = read_corpus(data, run_dir, encoder=encoder)
+    train, validation = split(corpus, data)
+    facts: dict[str, int | float | str] = {corpus.unit: corpus.size, "unigram_entropy": corpus.unigram_entropy}
+    if data.tokenizer:
+        facts["tokenizer"] = encoder.fingerprint
+    description = f"{corpus.size:,} {corpus.unit} of text"
+    return Source(train, validation, description, facts, highest=corpus.highest, encoder=encoder)
+
+
+def split(corpus: Corpus, data: TextData) -> tuple[TextSamples, TextSamples]:
+    """Hold out the end of the corpus for validation. TrainingError if it is too short."""
+    length = data.sequence_length
+    held_out = max(length + 1, int(corpus.size * data.validation_fraction))
+    border = corpus.size - held_out
+    if border <= length:
+        raise TrainingError(
+            f"data.path: {corpus.size} {corpus.unit} are too few for a training and a validation sample of {length}",
+            hint="lower data.sequence_length, or bring more text",
+        )
+    return TextSamples(corpus, 0, border, length), TextSamples(corpus, border, corpus.size, length)

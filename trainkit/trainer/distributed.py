@@ -1,0 +1,93 @@
+"""The process group, and the few values that ranks agree on outside a strategy."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trainkit.errors import TrainingError
+from trainkit.trainer.settings import World
+
+TIMEOUT = timedelta(minutes=10)  # of any collective, so that a lost rank ends a run instead of hanging it
+
+
+def device_of(kind: str, world: World) -> torch.device:
+    """The device of this rank. The plan shows a node's cards through CUDA_VISIBLE_DEVICES, in the order of its ranks.
+
+    TrainingError when torch cannot use the card.
+    """
+    if kind != "cuda":
+        return torch.device(kind)
+    seen = torch.cuda.device_count()
+    if world.local_rank >= seen:
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+        raise TrainingError(
+            f"local rank {world.local_rank} wants a card of its own, and torch {torch.__version__} sees {seen} here "
+            f"(CUDA_VISIBLE_DEVICES={shown})",
+            hint="compare with nvidia-smi; a build of torch for CPUs sees none",
+        )
+    device = torch.device("cuda", world.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+@contextmanager
+def process_group(world: World, device: torch.device, *, needed: bool) -> Iterator[None]:
+    """Hold a process group open: gloo on CPU; NCCL for CUDA tensors with gloo beside it for what lives on the host.
+
+    needed: FSDP and DeepSpeed want a group even for one rank; it then needs no server.
+    """
+    if world.size == 1 and not needed:
+        yield
+        return
+    options: dict[str, Any] = {"backend": "gloo"}
+    if device.type == "cuda":
+        options = {"backend": "cpu:gloo,cuda:nccl", "device_id": device}
+    if world.size == 1:
+        options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
+    dist.init_process_group(timeout=TIMEOUT, **options)
+    yield
+    # What holds the group (DDP's reducer, DeepSpeed's engine) must be gone before it. Freed last, it waits for gloo's
+    # thread while that thread may wait for the interpreter's lock, and now and then a rank hangs at its end.
+    # So a failure, whose traceback still holds them, leaves the group to the end of the process.
+    gc.collect()
+    dist.destroy_process_group()
+
+
+def sum_over_ranks(values: Sequence[int], world: World) -> list[int]:
+    """Element-wise sum of host integers over all ranks; no device is synchronised."""
+    if world.size == 1:
+        return list(values)
+    total = torch.tensor(values, dtype=torch.int64)
+    dist.all_reduce(total, group=world.group)
+    return [int(value) for value in total.tolist()]
+
+
+def sum_float_over_ranks(value: float, world: World) -> float:
+    """Sum of one host float over all ranks, in double precision."""
+    if world.size == 1:
+        return value
+    total = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(total)
+    return float(total)
+
+
+def gather_from_ranks(value: Any, world: World) -> list[Any]:
+    """Every rank's value, in rank order, on every rank."""
+    if world.size == 1:
+        return [value]
+    values: list[Any] = [None] * world.size
+    dist.all_gather_object(values, value, group=world.group)
+    return values
+
+
+def barrier(world: World) -> None:
+    """Wait for every rank."""
+    sum_over_ranks([0], world)

@@ -1,0 +1,112 @@
+"""The training loop, to be read from top to bottom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from trainkit.trainer.callbacks import Progress, evaluate, out_of_patience, report_step, save_checkpoint
+from trainkit.trainer.data.loader import training_batches
+from trainkit.trainer.data.source import Batch
+from trainkit.trainer.data.waiting import timed
+from trainkit.trainer.distributed import sum_over_ranks
+from trainkit.trainer.metrics.flops import tokens_in
+from trainkit.trainer.metrics.writers import Metrics
+from trainkit.trainer.randomness import seed_micro_step
+from trainkit.trainer.setup import Parts
+from trainkit.trainer.signals import Requests
+
+
+def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Progress:
+    """Run the optimizer steps from `first` (counted from 0) to the last, or until a signal or lost patience ends them.
+
+    A run of no steps at all is one that evaluates.
+    """
+    recipe, world = parts.settings.recipe, parts.world
+    progress = Progress(first, parts.steps)
+    if recipe.efficiency.compile.enabled:
+        progress.compiling.listen()
+    parts.profiler.begin()
+    for batch in timed(batches(parts, first), progress.wait):
+        # One collective, on the host, for the tokens of the global batch and for the signals that any rank has seen.
+        counted, *votes = sum_over_ranks([batch.counted, *requests.votes()], world)
+        loss, norm = optimizer_step(parts, progress.step, batch, counted)
+        progress.advance(counted, tokens_in(batch) * world.size)
+        parts.profiler.step_done()
+
+        if progress.step == first + 1 or progress.is_due(recipe.logging.every_steps):
+            report_step(parts, progress, loss, norm, metrics)
+        if progress.is_due(recipe.eval.every_steps):
+            evaluate(parts, progress, metrics)
+            progress.stopped_early = out_of_patience(parts)
+        # Several ranks obey only what all of them know of; one rank need not wait for the next step's votes.
+        stop, save = requests.settle(votes if world.size > 1 else requests.votes())
+        ends = (stop or progress.stopped_early) and recipe.checkpoint.every_steps
+        best = progress.lowest and recipe.checkpoint.keep_best
+        if save or best or ends or progress.is_due(recipe.checkpoint.every_steps):
+            save_checkpoint(parts, progress, loss, norm)
+        if stop or progress.stopped_early:
+            progress.stopped_by = stop
+            break
+    parts.profiler.finish()
+    if parts.steps == 0:
+        evaluate(parts, progress, metrics)
+    if parts.background:
+        parts.background.wait()
+    return progress
+
+
+def batches(parts: Parts, first: int) -> Iterator[Batch]:
+    """This rank's share of every global batch from step `first` on."""
+    settings, steps = parts.settings, range(first, parts.steps)
+    pin = parts.device.type == "cuda"
+    return training_batches(
+        parts.source.train,
+        parts.order,
+        settings.batch,
+        parts.world.rank,
+        steps=steps,
+        data=settings.recipe.data,
+        pin=pin,
+    )
+
+
+def optimizer_step(parts: Parts, step: int, batch: Batch, counted: int) -> tuple[Tensor, Tensor | float]:
+    """All micro steps and the update. counted: predicted targets of the global batch.
+
+    Returns this rank's summed loss and the gradients' norm, left on the device: reading them would wait for it.
+    """
+    strategy = parts.strategy
+    # Gradients are shares of the global batch's mean; reducing them divides once more, which is undone here.
+    share = strategy.gradient_divisor / max(1, counted)
+    total = torch.zeros((), device=parts.device)
+    micro_batches = split_micro(batch, parts)
+    for index, inputs in enumerate(micro_batches):
+        last = index + 1 == len(micro_batches)
+        seed_dropout(parts, step, index)
+        with strategy.micro_step(last=last):
+            with parts.profiler.phase("forward"), parts.autocast, parts.anatomy.micro_step():
+                loss = strategy.model(**inputs)
+            with parts.profiler.phase("backward"):
+                strategy.backward(loss * share, last=last)
+        total += loss.detach()
+    parts.anatomy.before_update(strategy)
+    return total, strategy.update(parts.learning_rate(step))
+
+
+def split_micro(batch: Batch, parts: Parts) -> list[dict[str, Tensor]]:
+    """The micro batches of a rank's share, on its device."""
+    size = parts.settings.batch.micro
+    overlap = parts.device.type == "cuda"  # its stream orders the copy before its use; nowhere else is there a gain
+    moved = [torch.split(values.to(parts.device, non_blocking=overlap), size) for values in batch.inputs.values()]
+    return [dict(zip(batch.inputs, values, strict=True)) for values in zip(*moved, strict=True)]
+
+
+def seed_dropout(parts: Parts, step: int, index: int) -> None:
+    """Give the samples of a micro step their dropout masks; without dropout there is nothing to draw."""
+    if parts.stochastic:
+        batch = parts.settings.batch
+        position = (parts.world.rank * batch.accumulation + index) * batch.micro
+        seed_micro_step(parts.settings.recipe.train.seed, step, position)

@@ -1,0 +1,120 @@
+"""What the model predicts for each sample, as JSON lines in the order of the samples."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trainkit.errors import TrainingError
+from trainkit.trainer.data.source import IGNORED, Labels, Samples
+from trainkit.trainer.distributed import gather_from_ranks
+from trainkit.trainer.models.own_loss import counted
+from trainkit.trainer.setup import Parts
+
+log = logging.getLogger("trainkit.trainer")
+
+FILE = "predictions.jsonl"
+_NOT_PREDICTED = -100  # among labels, as models of transformers have it
+
+
+class Pass(NamedTuple):
+    """Samples of one forward pass. first: what is added to a number among them for that in the whole data set."""
+
+    samples: Samples
+    numbers: Sequence[int]
+    first: int
+
+
+def predict(parts: Parts) -> None:
+    """Write the predictions that the recipe asks for. Every rank must call it, for weights may be sharded.
+
+    A line has `sample`, its number in the data set (validation follows training), and for classification `label`,
+    `name` where labels have names, `probabilities` of all labels and the true `target`; else `loss`, the mean over its
+    counted targets in nats, and `counted`, how many these are. TrainingError where the file cannot be written.
+    """
+    path = parts.settings.run_dir / FILE
+    scratch = path.with_name(f".{FILE}.tmp")
+    if parts.world.rank:
+        for _ in records(parts):
+            pass
+        return
+    written = 0
+    try:
+        with scratch.open("w", encoding="utf-8") as file:
+            for record in records(parts):
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+                written += 1
+        scratch.replace(path)
+    except OSError as error:
+        raise TrainingError(f"{path} cannot be written: {error.strerror or error}") from error
+    log.info("predictions for %s samples in %s", f"{written:,}", path)
+
+
+@torch.no_grad()
+def records(parts: Parts) -> Iterator[dict[str, Any]]:
+    """The lines, in order, on every rank. Ranks take passes in turn."""
+    passes, world = list(_passes(parts)), parts.world
+    parts.strategy.model.eval()
+    for start in range(0, len(passes), world.size):
+        # Ranks left over repeat the last pass and say nothing: with sharded weights every rank must take part.
+        mine = min(start + world.rank, len(passes) - 1)
+        found = _of_pass(parts, passes[mine])
+        for each in gather_from_ranks(found if mine == start + world.rank else [], world):
+            yield from each
+    parts.strategy.model.train()
+
+
+def _passes(parts: Parts) -> Iterator[Pass]:
+    """No pass goes over the border between training and validation samples: each is one call of the model."""
+    source, split = parts.source, parts.settings.recipe.predict.split
+    # A loss of the user's own is one number for a batch, so that each sample is a batch.
+    size = 1 if parts.model.judge is not None else parts.settings.batch.eval_micro
+    for name, samples, first in (("train", source.train, 0), ("validation", source.validation, len(source.train))):
+        if split in (name, "all"):
+            for start in range(0, len(samples), size):
+                yield Pass(samples, range(start, min(start + size, len(samples))), first)
+
+
+def _of_pass(parts: Parts, chosen: Pass) -> list[dict[str, Any]]:
+    batch = chosen.samples[chosen.numbers]
+    inputs = {name: values.to(parts.device) for name, values in batch.inputs.items()}
+    with parts.eval_autocast:
+        made = list(_judged(parts, inputs))
+    return [{"sample": chosen.first + number, **record} for number, record in zip(chosen.numbers, made, strict=True)]
+
+
+def _judged(parts: Parts, inputs: Mapping[str, Tensor]) -> Iterator[dict[str, Any]]:
+    model = parts.strategy.model
+    if parts.model.judge is not None:
+        count = int(counted(inputs))
+        return iter([{"loss": _rounded(float(model(**inputs)) / max(1, count)), "counted": count}])
+    truth = "targets" if "targets" in inputs else "labels"
+    logits = model(**{name: values for name, values in inputs.items() if name != truth}).float()
+    if parts.model.labels is not None:
+        return _labels(logits.softmax(dim=-1), inputs.get(truth), parts.source.labels)
+    ignored = IGNORED if truth == "targets" else _NOT_PREDICTED
+    losses = functional.cross_entropy(logits.transpose(1, 2), inputs[truth], ignore_index=ignored, reduction="none")
+    counts = (inputs[truth] != ignored).sum(dim=1)
+    means = losses.double().sum(dim=1) / counts.clamp(min=1)
+    return (
+        {"loss": _rounded(loss), "counted": count} for loss, count in zip(means.tolist(), counts.tolist(), strict=True)
+    )
+
+
+def _labels(probabilities: Tensor, truth: Tensor | None, known: Labels | None) -> Iterator[dict[str, Any]]:
+    names = known.names if known else ()
+    targets = truth.tolist() if truth is not None else [None] * len(probabilities)
+    for row, target in zip(probabilities.tolist(), targets, strict=True):
+        label = max(range(len(row)), key=row.__getitem__)
+        named = {"name": names[label]} if label < len(names) else {}
+        yield {"label": label, **named, "probabilities": [_rounded(each) for each in row], "target": target}
+
+
+def _rounded(value: float) -> float:
+    return round(value, 6)

@@ -1,0 +1,164 @@
+"""The native byte-level GPT: learned positions, pre-norm blocks, tied embeddings (GPT-2, Radford et al. 2019)."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainkit.recipe.schema import GptModel, Moe, Recipe
+from trainkit.trainer.data.source import IGNORED
+from trainkit.trainer.models.model import Model
+from trainkit.trainer.models.moe import MixtureOfExperts, Routed, Routing, auxiliary_loss
+
+
+class Attention(nn.Module):
+    """Causal self-attention."""
+
+    def __init__(self, width: int, heads: int, dropout: float, *, fused: bool) -> None:
+        super().__init__()
+        self.heads, self.dropout, self.fused = heads, dropout, fused
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, sequence, width) -> the same shape."""
+        batch, length, width = x.shape
+        qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        dropout = self.dropout if self.training else 0.0
+        if self.fused:
+            mixed = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        else:
+            mixed = _eager_attention(query, key, value, dropout)
+        return cast("Tensor", self.out(mixed.transpose(1, 2).reshape(batch, length, width)))
+
+
+def _eager_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+    length = query.shape[-2]
+    scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
+    future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
+    weights = scores.masked_fill(future, -math.inf).softmax(dim=-1)
+    return functional.dropout(weights, dropout) @ value
+
+
+class Block(nn.Module):
+    """One pre-norm transformer block."""
+
+    def __init__(self, width: int, heads: int, dropout: float, *, fused: bool) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = Attention(width, heads, dropout, fused=fused)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp_in = nn.Linear(width, 4 * width)
+        self.mlp_out = nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, sequence, width) -> the same shape."""
+        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        hidden = functional.gelu(self.mlp_in(self.mlp_norm(x)))
+        return cast("Tensor", x + self.dropout(self.mlp_out(hidden)))
+
+
+class MoeBlock(nn.Module):
+    """One pre-norm transformer block with experts in place of the feed-forward layer."""
+
+    def __init__(self, width: int, heads: int, dropout: float, moe: Moe, *, fused: bool) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = Attention(width, heads, dropout, fused=fused)
+        self.moe_norm = nn.LayerNorm(width)
+        self.moe = MixtureOfExperts(width, moe)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Routed:
+        """(batch, sequence, width) -> the same shape, and the rest of what the experts return."""
+        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        mixed, balance, router_z, load = self.moe(self.moe_norm(x))
+        return x + self.dropout(mixed), balance, router_z, load
+
+
+class Gpt(Model):
+    """Tokens to logits, or with targets to the summed cross-entropy in nats."""
+
+    def __init__(self, settings: GptModel, sequence_length: int, *, fused_attention: bool = True) -> None:
+        super().__init__()
+        width = settings.hidden_size
+        self.tokens = nn.Embedding(settings.vocab_size, width)
+        self.positions = nn.Embedding(sequence_length, width)
+        self.dropout = nn.Dropout(settings.dropout)
+        self.moe = settings.moe
+        self.blocks = nn.ModuleList(
+            _block(settings, number, fused=fused_attention) for number in range(1, settings.layers + 1)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.tied = (self.tokens,)  # the output layer reads its weight
+        self.stochastic = settings.dropout > 0
+        self.attention_width = settings.layers * width
+        self.vocabulary, self.attention = settings.vocab_size, "sdpa" if fused_attention else "eager"
+        self._initialise(settings.layers)
+
+    def _initialise(self, layers: int) -> None:
+        # GPT-2: normal(0, 0.02), and the projections into the residual stream divided by sqrt(2 x layers)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() >= 2:
+                into_residual = name.endswith(("attention.out.weight", "mlp_out.weight", "experts.down"))
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if into_residual else 0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """tokens, targets: (batch, sequence) int64; targets of -1 are not counted.
+
+        Returns logits (batch, sequence, vocabulary), or with targets the loss summed over tokens, in training
+        with the routers' losses: the caller divides it by the tokens of the whole global batch.
+        """
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.dropout(self.tokens(tokens) + self.positions(places))
+        routings: list[Routing] = []
+        for block in self.blocks:
+            if isinstance(block, MoeBlock):
+                x, *routing = block(x)
+                routings.append(routing)
+            else:
+                x = block(x)
+        logits = functional.linear(self.norm(x), self.tokens.weight)
+        if targets is None:
+            return logits
+        if self.judge is None:
+            loss = functional.cross_entropy(
+                logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+            )
+        else:
+            loss = self.judge(logits, {"tokens": tokens, "targets": targets})
+        # Evaluation is of the predictions alone.
+        return loss + self._routers_loss(routings, targets) if routings and self.training else loss
+
+    def idle_parameters(self) -> int:
+        """Parameters that train, of the experts that a token does not go through."""
+        trained = [(name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad]
+        stacks = [parameter.numel() for name, parameter in trained if ".experts." in name]
+        return sum(stacks) * (self.moe.experts - self.moe.top_k) // max(1, self.moe.experts)
+
+    def _routers_loss(self, routings: list[Routing], targets: Tensor) -> Tensor:
+        load = torch.stack([load for _, _, load in routings])
+        self.expert_load = load if self.expert_load is None else self.expert_load + load
+        return auxiliary_loss(routings, targets, self.moe, IGNORED)
+
+
+def _block(settings: GptModel, number: int, *, fused: bool) -> nn.Module:
+    """The n-th block, counted from 1."""
+    width, heads, dropout, moe = settings.hidden_size, settings.heads, settings.dropout, settings.moe
+    if moe.experts and number % moe.every == 0:
+        return MoeBlock(width, heads, dropout, moe, fused=fused)
+    return Block(width, heads, dropout, fused=fused)
+
+
+def build_gpt(recipe: Recipe) -> Gpt:
+    """The model of a recipe, on the CPU, with weights drawn from torch's default generator."""
+    settings = cast("GptModel", recipe.model)
+    return Gpt(settings, recipe.data.sequence_length, fused_attention=recipe.efficiency.attention != "eager")

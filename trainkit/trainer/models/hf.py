@@ -1,0 +1,241 @@
+"""Models of transformers: any architecture, from a local folder or with random weights from settings in the recipe."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainkit.errors import TrainingError
+from trainkit.recipe.schema import HfModel, Recipe
+from trainkit.recipe.validation.suggestions import nearest
+from trainkit.trainer.data.source import IGNORED
+from trainkit.trainer.models.hf_experts import routers_loss, routers_of
+from trainkit.trainer.models.hf_weights import read_weights
+from trainkit.trainer.models.model import Model, Remarks
+
+AUTO_CLASSES = {
+    "causal_lm": "AutoModelForCausalLM",
+    "masked_lm": "AutoModelForMaskedLM",
+    "sequence_classification": "AutoModelForSequenceClassification",
+}
+NO_LABEL = -100  # the label that models of transformers do not count
+
+
+class Transformer(Model):
+    """A model of transformers, which gives the loss summed over targets from its logits."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner.float().train()  # weights are fp32 whatever the folder holds them in
+        self.blocks = blocks_of(inner)
+        self.tied = tied_modules(inner)
+        settings = inner.config.to_dict()
+        self.stochastic = any(_draws(name, value) for name, value in settings.items())
+        self.vocabulary = settings.get("vocab_size")
+        self.padding = settings.get("pad_token_id")
+        self.context = settings.get("max_position_embeddings") or settings.get("n_positions")
+        self.attention = str(inner.config._attn_implementation)
+        self.attention_width = attention_width(inner.config)
+        self.routers = routers_of(inner.config)
+        self._takes = frozenset(inspect.signature(inner.forward).parameters)
+        self._options = {"use_cache": False} if "use_cache" in self._takes else {}
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None, **more: Tensor) -> Tensor:
+        """tokens, targets: (batch, sequence) int64; targets of -1 are not counted. more: other inputs of the model.
+
+        Returns logits (batch, sequence, vocabulary), or with targets the loss summed over tokens, in training with the
+        routers' losses.
+        """
+        outputs = self._outputs({"input_ids": tokens, **more})
+        logits = cast("Tensor", outputs.logits)
+        if targets is None:
+            return logits
+        if self.judge is not None:
+            loss = self.judge(outputs, {"tokens": tokens, "targets": targets, **more})
+        else:
+            loss = _summed(logits.flatten(0, 1), targets.flatten(), IGNORED)
+        return loss + self._routers_loss(outputs, targets, IGNORED)
+
+    def _outputs(self, inputs: Mapping[str, Tensor]) -> Any:
+        """What the model gives. What only a loss of the user's own needs is kept from it."""
+        known = {name: each for name, each in inputs.items() if name in self._takes} if self.own_loss else inputs
+        return self.inner(**known, **self._options)
+
+    def _routers_loss(self, outputs: Any, targets: Tensor, ignored: int) -> Tensor | float:
+        """Evaluation is of the predictions alone."""
+        if self.routers is None or not self.training:
+            return 0.0
+        loss, load = routers_loss(self.routers, outputs, targets, ignored)
+        self.expert_load = load if self.expert_load is None else self.expert_load + load
+        return loss
+
+    def idle_parameters(self) -> int:
+        """Parameters that train, of the experts that a token does not go through."""
+        if self.routers is None:
+            return 0
+        trained = [(name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad]
+        stacks = [parameter.numel() for name, parameter in trained if ".experts." in name]
+        return sum(stacks) * (self.routers.experts - self.routers.top_k) // self.routers.experts
+
+
+class Classifier(Transformer):
+    """The same for one label a sample."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.labels = int(inner.config.num_labels)
+        self.routers = None
+
+    def head(self) -> Sequence[nn.Parameter]:
+        """The layers that give the labels."""
+        body = set(self.inner.base_model.parameters())
+        return [parameter for parameter in self.inner.parameters() if parameter not in body]
+
+    def forward(  # type: ignore[override]  # other data, by other names
+        self, input_ids: Tensor, labels: Tensor | None = None, **more: Tensor
+    ) -> Tensor:
+        """input_ids, attention_mask, …: (batch, sequence); labels: (batch,), -100 uncounted.
+
+        Returns logits (batch, labels), or with labels the summed loss.
+        """
+        outputs = self._outputs({"input_ids": input_ids, **more})
+        if labels is None:
+            return cast("Tensor", outputs.logits)
+        if self.judge is not None:
+            return self.judge(outputs, {"input_ids": input_ids, "labels": labels, **more})
+        return _summed(outputs.logits, labels, NO_LABEL)
+
+
+class MaskedModel(Transformer):
+    """The same for hidden tokens, which stand in the labels."""
+
+    def forward(  # type: ignore[override]  # other data, by other names
+        self, input_ids: Tensor, labels: Tensor | None = None, **more: Tensor
+    ) -> Tensor:
+        """input_ids, attention_mask, …, labels: (batch, sequence); labels of -100 are not counted.
+
+        Returns logits (batch, sequence, vocabulary), or with labels the summed loss.
+        """
+        outputs = self._outputs({"input_ids": input_ids, **more})
+        if labels is None:
+            return cast("Tensor", outputs.logits)
+        if self.judge is not None:
+            return self.judge(outputs, {"input_ids": input_ids, "labels": labels, **more})
+        return _summed(outputs.logits.flatten(0, 1), labels.flatten(), NO_LABEL)
+
+
+WRAPPERS = {"causal_lm": Transformer, "masked_lm": MaskedModel, "sequence_classification": Classifier}
+
+
+def _draws(name: str, value: object) -> bool:
+    """Whether a setting of a configuration makes training draw random numbers."""
+    return any(word in name for word in ("drop", "jitter", "noise")) and isinstance(value, float) and value > 0
+
+
+def _summed(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
+    return functional.cross_entropy(logits.float(), targets, ignore_index=ignored, reduction="sum")
+
+
+# What tells in a configuration that a token does not go through all, by several names.
+_UNEVEN = ("num_experts", "num_local_experts", "n_routed_experts", "is_encoder_decoder")
+
+
+def attention_width(config: Any) -> int | None:
+    """Layers x heads x size of a head, where every layer is of the same kind and every token goes through all."""
+    kinds = getattr(config, "layer_types", None)
+    if any(getattr(config, name, None) for name in _UNEVEN) or len(set(kinds or ())) > 1:
+        return None
+    sizes = [getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")]
+    known = [size for size in sizes if isinstance(size, int) and size > 0]
+    if len(known) < len(sizes):
+        return None
+    layers, heads, width = known
+    return int(layers * heads * (getattr(config, "head_dim", None) or width // heads))
+
+
+def blocks_of(inner: Any) -> tuple[nn.Module, ...]:
+    """The modules that must not be split over devices, as the model itself says, where they stand in a list."""
+    names = set(getattr(inner, "_no_split_modules", None) or ())
+    lists = [module for module in inner.modules() if isinstance(module, nn.ModuleList)]
+    found = tuple(block for each in lists for block in each if type(block).__name__ in names)
+    # Models that say nothing of it have their blocks in the longest list.
+    return found or tuple(max(lists, key=lambda each: sum(1 for _ in each), default=()))
+
+
+def tied_modules(inner: nn.Module) -> tuple[nn.Module, ...]:
+    """Modules that hold a parameter which another one holds too."""
+    holders: dict[nn.Parameter, list[nn.Module]] = {}
+    for module in inner.modules():
+        for parameter in module.parameters(recurse=False):
+            holders.setdefault(parameter, []).append(module)
+    return tuple({module: None for shared in holders.values() if len(shared) > 1 for module in shared})
+
+
+def build_hf(recipe: Recipe) -> Transformer:
+    """The model of a recipe, on the CPU; nothing is ever downloaded. TrainingError when it cannot be built."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    asked = cast("HfModel", recipe.model)
+    maker = getattr(transformers, AUTO_CLASSES[asked.task])
+    attention = None if recipe.efficiency.attention == "auto" else recipe.efficiency.attention
+    config = configuration(asked)
+    remarks: Remarks = ()
+    try:
+        if asked.path is None:
+            inner = maker.from_config(config, attn_implementation=attention)
+        else:
+            inner, remarks = read_weights(maker, asked.path, config, attention)
+    except TrainingError:
+        raise
+    except Exception as error:  # whatever the settings or the files provoke, down to the Rust below them
+        raise TrainingError(f"model: transformers cannot build it{_of(asked)}: {_first_line(error)}") from error
+    model = WRAPPERS[asked.task](inner)
+    model.remarks = remarks
+    if model.context and recipe.data.sequence_length > model.context:
+        what = f"data.sequence_length: the model has {model.context} places, fewer than {recipe.data.sequence_length}"
+        raise TrainingError(what, hint="lower it, or raise the model's own setting in model.config")
+    return model
+
+
+def configuration(asked: HfModel) -> Any:
+    """The configuration of the folder or the architecture, with the recipe's own settings in it."""
+    import huggingface_hub.errors
+    from transformers import AutoConfig
+
+    try:
+        if asked.path is None:
+            config = AutoConfig.for_model(asked.architecture)
+        else:
+            config = AutoConfig.from_pretrained(asked.path, local_files_only=True)
+    except (ValueError, OSError) as error:
+        key = "model.architecture" if asked.path is None else "model.path"
+        raise TrainingError(f"{key}: {_first_line(error)}") from error
+    known = {*config.to_dict(), *config.attribute_map, "num_labels"}  # which is kept as the names of the labels
+    for name in asked.config:
+        if name not in known:
+            close = nearest(name, sorted(known))
+            hint = f"did you mean {close}?" if close else f"it has {', '.join(sorted(known))}"
+            raise TrainingError(f"model.config.{name}: {config.model_type} has no such setting", hint=hint)
+    # Made anew, so that what the architecture derives from its settings is derived from these.
+    refused = getattr(huggingface_hub.errors, "StrictDataclassError", ValueError)
+    try:
+        return type(config)(**{**(config.to_dict() if asked.path else {}), **asked.config})
+    except (refused, TypeError, ValueError) as error:
+        raise TrainingError(f"model.config: {config.model_type} refuses it: {_first_line(error)}") from error
+
+
+def _of(asked: HfModel) -> str:
+    return f" from {asked.path}" if asked.path else ""
+
+
+def _first_line(error: Exception) -> str:
+    kind = "" if isinstance(error, ValueError | OSError | ImportError | RuntimeError) else f"{type(error).__name__}: "
+    return kind + str(error).strip().partition("\n")[0][:300]

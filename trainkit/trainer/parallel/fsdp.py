@@ -1,0 +1,118 @@
+"""Parameters, gradients and optimizer state sharded over ranks (FSDP2, `fully_shard`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from trainkit.errors import TrainingError
+from trainkit.recipe.schema import Fsdp as FsdpSettings
+from trainkit.trainer.models import Model
+from trainkit.trainer.optim.precision import DTYPES
+from trainkit.trainer.parallel.native import Engine
+from trainkit.trainer.settings import Settings, World
+
+
+class Fsdp(Engine):
+    """Every unit's parameters are gathered just before use; each rank keeps and updates its shard."""
+
+    def __init__(self, model: Model, settings: Settings, world: World, device: torch.device) -> None:
+        asked = cast("FsdpSettings", settings.recipe.strategy)
+        # Weights that are in the format of the computation need no casting, only their gradients a wider sum.
+        cast_to = settings.dtype if settings.recipe.precision.weights == "fp32" else None
+        options = sharding_options(asked, cast_to, world, device)
+        # The whole weights exist on the CPU, equal on every rank, and only the shards move to the device.
+        for unit in WRAPPING[asked.auto_wrap](model, asked):
+            fully_shard(unit, reshard_after_forward=asked.sharding == "full_shard", **options)
+        if asked.prefetch > 1:  # 1 is what FSDP2 does by itself
+            gather_ahead([unit for unit in model.modules() if isinstance(unit, FSDPModule)], asked.prefetch)
+        if "mp_policy" in options:  # what leaves the model is fp32; what passes between blocks stays in their format
+            options["mp_policy"] = dataclasses.replace(options["mp_policy"], output_dtype=torch.float32)
+        self._sharded: FSDPModule = fully_shard(model, **options)
+        self.gradient_divisor = world.size
+        super().__init__(model, settings, device)
+
+    def micro_step(self, *, last: bool) -> AbstractContextManager[object]:
+        """Gradients are reduced and scattered in the last micro step only; until then each rank holds them whole."""
+        self._sharded.set_requires_gradient_sync(last)
+        return nullcontext()
+
+
+def gather_ahead(units: Sequence[FSDPModule], count: int) -> None:
+    """Gather the shards of the next `count` units while one computes. units: in the order of the forward pass."""
+    for index, unit in enumerate(units):
+        unit.set_modules_to_forward_prefetch(list(units[index + 1 : index + 1 + count]))
+        unit.set_modules_to_backward_prefetch(list(reversed(units[max(0, index - count) : index])))
+
+
+def sharding_options(asked: FsdpSettings, dtype: str | None, world: World, device: torch.device) -> dict[str, Any]:
+    """What every unit is sharded with. Gradients are reduced in fp32, unless they are to keep their format.
+
+    dtype: to cast the weights to for the computation; None leaves them as they are.
+    """
+    options: dict[str, Any] = {"mesh": init_device_mesh(device.type, (world.size,))}
+    if dtype != "fp32":
+        param_dtype = DTYPES[dtype] if dtype else None
+        reduce_dtype = torch.float32 if asked.reduce_dtype == "fp32" else None
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
+    if asked.offload:
+        # Page-locked memory is of use, and to be had, only with CUDA.
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
+    return options
+
+
+def _by_class(model: Model, asked: FsdpSettings) -> Iterator[nn.Module]:
+    """Transformer blocks, or the classes that the recipe names. Tied modules stay in the outer unit."""
+    if not asked.wrap_classes:
+        yield from model.blocks
+        return
+    known = {type(module).__name__ for module in model.modules()}
+    unknown = [name for name in asked.wrap_classes if name not in known]
+    if unknown:
+        raise TrainingError(
+            f"strategy.wrap_classes: the model has no module of class {', '.join(unknown)}",
+            hint=f"it has {', '.join(sorted(known))}",
+        )
+    wrapped = [
+        module for module in model.modules() if type(module).__name__ in asked.wrap_classes and module not in model.tied
+    ]
+    split = sorted({type(module).__name__ for module in wrapped if splits_tied(model, module)})
+    if split:
+        raise TrainingError(
+            f"strategy.wrap_classes: {', '.join(split)} holds a weight that a module outside it shares",
+            hint="name smaller modules; what is tied stays in the outer unit",
+        )
+    yield from reversed(wrapped)  # inner modules first: a unit holds what its own units leave
+
+
+def splits_tied(model: Model, module: nn.Module) -> bool:
+    """Whether a module holds some of the modules that share weights and not all: one unit must hold shared weights."""
+    inside = set(module.modules())
+    held = [each for each in model.tied if each in inside]
+    return 0 < len(held) < len(model.tied)
+
+
+def _by_size(model: Model, asked: FsdpSettings) -> Iterator[nn.Module]:
+    """Innermost modules that hold at least `min_params` parameters outside units made before; tied ones stay out."""
+    taken: set[nn.Parameter] = set()
+    candidates = [module for module in list(model.modules())[1:] if not isinstance(module, nn.ModuleList)]
+    for module in reversed(candidates):
+        own = {parameter for parameter in module.parameters() if parameter not in taken}
+        tied = module in model.tied or splits_tied(model, module)
+        if sum(parameter.numel() for parameter in own) >= asked.min_params and not tied:
+            taken |= own
+            yield module
+
+
+WRAPPING: Mapping[str, Callable[[Model, FsdpSettings], Iterator[nn.Module]]] = {
+    "transformer": _by_class,
+    "size": _by_size,
+    "none": lambda model, asked: iter(()),
+}

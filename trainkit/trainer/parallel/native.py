@@ -1,0 +1,118 @@
+"""What the strategies of plain PyTorch share: backward, clipping, the update, and their state on disk."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.tensor import DTensor
+
+from trainkit.trainer.metrics.memory_breakdown import state_tensors
+from trainkit.trainer.optim.build import build_optimizer
+from trainkit.trainer.optim.precision import gradient_scaler
+from trainkit.trainer.settings import Settings
+
+
+class Engine:
+    """An optimizer and a loss scaler over a model whose gradients are already reduced when `update` is called."""
+
+    def __init__(self, model: nn.Module, settings: Settings, device: torch.device) -> None:
+        self.model = model
+        self.optimizer = build_optimizer(model, settings.recipe.optimizer)
+        self.scaler = gradient_scaler(settings.dtype, device)
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._max_norm = settings.recipe.train.max_grad_norm or math.inf
+        self._skipped = 0
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add this micro step's gradients."""
+        if self.scaler.is_enabled():
+            loss = self.scaler.scale(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def update(self, learning_rate: float) -> Tensor:
+        """Clip, step and clear; returns the norm before clipping."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        if self.scaler.is_enabled():
+            self.scaler.unscale_(self.optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._max_norm)
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
+        self._step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def _step(self) -> None:
+        if not self.scaler.is_enabled():
+            self.optimizer.step()
+            return
+        before = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self._skipped += self.scaler.get_scale() < before
+
+    def skipped_steps(self) -> int:
+        """Updates that fp16 loss scaling has skipped so far."""
+        return self._skipped
+
+    def held(self) -> Mapping[str, Iterable[Tensor]]:
+        """This rank's tensors by what they are for."""
+        return {
+            "parameters": self.model.parameters(),
+            "gradients": [parameter.grad for parameter in self._parameters if parameter.grad is not None],
+            "optimizer_state": state_tensors(self.optimizer),
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write the state with torch.distributed.checkpoint, each rank its own shards."""
+        _write(self._state(), folder, None)
+
+    def save_later(self) -> Callable[[Path, Any], None]:
+        """Copy the state to host memory; what is returned writes the copy, with a process group's collectives."""
+        state = _copied(self._state())
+        return lambda folder, group: _write(state, folder, group)
+
+    def load(self, folder: Path) -> None:
+        """Read the state that :meth:`save` wrote."""
+        state = self._state()
+        with quiet():
+            state_dict_loader.load(state, checkpoint_id=folder / "state", no_dist=not dist.is_initialized())
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        self._skipped = state["skipped"]
+
+    def _state(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer, "scaler": self.scaler.state_dict(), "skipped": self._skipped}
+
+
+def _write(state: dict[str, Any], folder: Path, group: Any) -> None:
+    alone = not dist.is_initialized()
+    with quiet():
+        state_dict_saver.save(state, checkpoint_id=folder / "state", process_group=group, no_dist=alone)
+
+
+def _copied(value: Any) -> Any:
+    """The same nest of mappings and lists, with copies in host memory of the tensors in it.
+
+    Copies also of what is on the host already: counters of steps, and all that is offloaded, train on.
+    """
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _copied(each) for key, each in value.items()}
+    return [_copied(each) for each in value] if isinstance(value, list) else value
+
+
+def quiet() -> warnings.catch_warnings[None]:
+    """torch warns that one process saves alone, which is what is meant."""
+    return warnings.catch_warnings(action="ignore", category=UserWarning)

@@ -1,0 +1,148 @@
+"""Optimizer state, gradients and parameters partitioned over ranks (DeepSpeed ZeRO), with offload to CPU and NVMe."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import logging
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainkit.errors import TrainingError
+from trainkit.trainer.checkpoint import swapped
+from trainkit.trainer.checkpoint.swap_space import swap_folder
+from trainkit.trainer.metrics.memory_breakdown import state_tensors
+from trainkit.trainer.models import Model
+from trainkit.trainer.optim.build import build_optimizer
+from trainkit.trainer.settings import Settings, World
+
+TAG = "zero"  # DeepSpeed's name for the folder inside a checkpoint
+
+
+class Zero:
+    """A DeepSpeed engine around the model and torch's own optimizer; the planned JSON decides everything else.
+
+    The optimizer stays the one that the recipe names, offloaded or not, so that a name means one thing under every
+    strategy; `adamw_torch_fused` is the fast one on CPU.
+    """
+
+    def __init__(self, model: Model, settings: Settings, world: World, device: torch.device) -> None:
+        deepspeed = import_deepspeed(device, settings.recipe.logging.level)
+        if settings.deepspeed is None:
+            raise TrainingError("trainer.json names no DeepSpeed configuration, which every zero strategy needs")
+        model.to(device)
+        config = engine_config(settings, model, world)
+        optimizer = build_optimizer(model, settings.recipe.optimizer)  # which looks at whole parameters
+        with contextlib.redirect_stdout(io.StringIO()):  # some of its optimizers print memory figures unasked
+            if settings.dtype == "fp32" and swaps_parameters(config):
+                # Left to itself it swaps in bf16 on a CPU without fp16 kernels (partition_parameters.py, _set_dtype).
+                deepspeed.init_distributed()  # it takes the process group that is there
+                deepspeed.zero.Init(module=model, config_dict_or_path=config)
+            self._engine: Any = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+        self.model = self._engine
+        self.gradient_divisor = world.size
+        self._rank = world.rank
+        self._swaps = swap_folder(settings) is not None
+
+    def micro_step(self, *, last: bool) -> AbstractContextManager[object]:
+        """Which micro steps reduce is DeepSpeed's affair: in stage 1 the last, in stages 2 and 3 each, by partition."""
+        return nullcontext()
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add this micro step's gradients; DeepSpeed counts its micro steps by calls of `step`."""
+        self._engine.backward(
+            loss, scale_wrt_gas=False
+        )  # the loss is already divided by the tokens of the global batch
+        if not last:
+            self._engine.step()
+
+    def update(self, learning_rate: float) -> Tensor | float:
+        """Clip, step and clear, inside DeepSpeed."""
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._engine.step()
+        norm: Tensor | float = self._engine.get_global_grad_norm()
+        return norm
+
+    def skipped_steps(self) -> int:
+        """Updates that fp16 loss scaling has skipped so far."""
+        return int(self._engine.skipped_steps)
+
+    def held(self) -> Mapping[str, Iterable[Tensor]]:
+        """Shards and 32-bit masters by what they are for. Gradients pass through DeepSpeed's own buffers."""
+        wrapper = self._engine.optimizer
+        masters = getattr(wrapper, "fp32_partitioned_groups_flat", None)  # stage 3
+        if masters is None:
+            masters = getattr(wrapper, "single_partition_of_fp32_groups", [])  # stages 1 and 2
+        return {
+            "parameters": [getattr(each, "ds_tensor", each) for each in self._engine.module.parameters()],
+            "optimizer_state": [*masters, *state_tensors(wrapper.optimizer)],
+        }
+
+    def save(self, folder: Path) -> None:
+        """DeepSpeed's own format, one file a rank; trainkit's for what lives in files."""
+        if self._swaps:
+            swapped.save(self._engine, folder, self._rank)
+            return
+        self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=False)
+
+    def save_later(self) -> Callable[[Path, Any], None]:
+        """DeepSpeed writes its files from the tensors that it trains."""
+        raise TrainingError("checkpoint.asynchronous: DeepSpeed saves only while training waits")
+
+    def load(self, folder: Path) -> None:
+        """Read what :meth:`save` wrote."""
+        if self._swaps:
+            swapped.refuse_unswapped(folder)
+        if (folder / swapped.FOLDER).is_dir():
+            swapped.load(self._engine, folder, self._rank)
+            return
+        path, _ = self._engine.load_checkpoint(str(folder), tag=TAG)
+        if path is None:
+            raise TrainingError(f"DeepSpeed finds no checkpoint in {folder}")
+
+
+def engine_config(settings: Settings, model: Model, world: World) -> dict[str, Any]:
+    """The planned JSON, with what only the run knows of swapping: its own folder, and the size of the largest shard."""
+    assert settings.deepspeed is not None
+    config: dict[str, Any] = json.loads(settings.deepspeed.read_text())
+    folder = swap_folder(settings)
+    zero = config["zero_optimization"]
+    for offload in (zero.get("offload_optimizer", {}), zero.get("offload_param", {})):
+        if offload.get("device") == "nvme":
+            offload["nvme_path"] = str(folder)
+    if swaps_parameters(config):
+        # DeepSpeed's five buffers of 10^8 elements would be too small for the largest models and 2 GB for the rest.
+        largest = max(math.ceil(parameter.numel() / world.size) for parameter in model.parameters())
+        zero["offload_param"].setdefault("buffer_size", largest)
+    return config
+
+
+def swaps_parameters(config: Mapping[str, Any]) -> bool:
+    """Whether parameters live in files between uses."""
+    return bool(config["zero_optimization"].get("offload_param", {}).get("device") == "nvme")
+
+
+def import_deepspeed(device: torch.device, level: str) -> Any:
+    """Import DeepSpeed without its noise and without the op that it would compile for half a minute at first use."""
+    if device.type == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    import deepspeed
+
+    # DeepSpeed calls collectives by names that newer torch calls old.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    logging.getLogger("DeepSpeed").setLevel(logging.DEBUG if level == "debug" else logging.ERROR)
+    # A shared-memory collective for inference on CPU, of no use here; it also leaves files in /dev/shm.
+    # By import_module, because the attribute deepspeed.comm.torch is torch itself.
+    vars(importlib.import_module("deepspeed.comm.torch"))["build_shm_op"] = lambda: None
+    return deepspeed

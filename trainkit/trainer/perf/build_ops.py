@@ -1,0 +1,165 @@
+"""Build DeepSpeed ops ahead of a run: ``python -m trainkit.trainer.perf.build_ops --ops shm_comm,cpu_adam``.
+
+Ranks that find an op missing build it at first use, for half a minute and more. Quiet and quick when all is built.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from trainkit.errors import Diagnostic, MachineError, TrainingError, TrainkitError
+
+# Op name in a recipe or plan -> class of its builder in deepspeed.ops.op_builder
+BUILDERS: Mapping[str, str] = {
+    "shm_comm": "ShareMemCommBuilder",
+    "cpu_adam": "CPUAdamBuilder",
+    "async_io": "AsyncIOBuilder",
+    "fused_adam": "FusedAdamBuilder",
+}
+
+
+# Op name -> the system library that it is linked with, and how to get that.
+LIBRARIES: Mapping[str, tuple[str, str]] = {
+    "async_io": ("libaio", "apt install libaio-dev, or dnf install libaio-devel; elsewhere set CFLAGS and LDFLAGS"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Build what is missing. Exit code 4, and what is missing or the compiler's words, when one cannot be built."""
+    parser = argparse.ArgumentParser(prog="python -m trainkit.trainer.perf.build_ops", description=__doc__)
+    parser.add_argument("--ops", required=True, help=f"comma-separated, of {', '.join(BUILDERS)}")
+    names = [name for name in parser.parse_args(argv).ops.split(",") if name]
+    try:
+        unknown = [name for name in names if name not in BUILDERS]
+        if unknown:
+            raise TrainingError(f"no DeepSpeed op is named {', '.join(unknown)}", hint=f"known: {', '.join(BUILDERS)}")
+        build_missing(names)
+    except TrainkitError as error:
+        for found in error.diagnostics:
+            sys.stderr.write(f"error: {found.what}{f' ({found.hint})' if found.hint else ''}\n")
+        return int(error.exit_code)
+    return 0
+
+
+def extensions_folder(environ: Mapping[str, str]) -> Path:
+    """Where torch keeps compiled extensions (torch.utils.cpp_extension), without the part that names the build."""
+    folder = environ.get("TORCH_EXTENSIONS_DIR")
+    return Path(folder) if folder else Path.home() / ".cache" / "torch_extensions"
+
+
+def build_missing(names: Iterable[str]) -> None:
+    """Build each op that no earlier call has built with these versions; MachineError when one cannot be."""
+    folder = extensions_folder(os.environ)
+    missing = [name for name in names if not _built(folder, name)]
+    if not missing:
+        return  # known without importing torch
+    clear_stale_locks(folder)
+    for name in missing:
+        library = _build(name)
+        marker = _marker(folder, name)
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.write_text(library)
+
+
+def _marker(folder: Path, name: str) -> Path:
+    parts = (sys.version, sysconfig.get_platform(), version("torch"), version("deepspeed"), name)
+    return folder / "trainkit" / f"{name}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
+
+
+def _built(folder: Path, name: str) -> bool:
+    marker = _marker(folder, name)
+    return marker.exists() and Path(marker.read_text()).exists()
+
+
+def _build(name: str) -> str:
+    """Build one op and return the path of its library. The builder's chatter is shown only when it fails."""
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    with tempfile.TemporaryFile() as words:
+        try:
+            with _going_to(words.fileno()):
+                import deepspeed.ops.op_builder as builders
+
+                builder: Any = getattr(builders, BUILDERS[name])()
+                refuse_lacking(name, builder)
+                module: Any = builder.load(verbose=False)
+        except TrainkitError:
+            raise
+        except Exception as error:  # builders raise whatever their compiler's driver raises
+            words.seek(0)
+            heard = words.read().decode(errors="replace")
+            raise _cannot_be_built(name, f"{error}\n{heard}".strip()) from error
+    return str(module.__file__)
+
+
+def refuse_lacking(name: str, builder: Any) -> None:
+    """MachineError where there is no compiler, or DeepSpeed's own trial finds no library."""
+    compiler = os.environ.get("CXX", "c++")
+    if shutil.which(compiler) is None:
+        raise _cannot_be_built(name, f"there is no compiler {compiler}", "install g++, or set CXX")
+    if name in LIBRARIES and not builder.is_compatible():
+        library, remedy = LIBRARIES[name]
+        raise _cannot_be_built(name, f"{library} or its headers are not found", remedy)
+
+
+def _cannot_be_built(name: str, why: str, remedy: str = "") -> MachineError:
+    what = f"the DeepSpeed op {name} cannot be built on this machine: {why}"
+    return MachineError([Diagnostic("error", what, hint=remedy)])
+
+
+@contextlib.contextmanager
+def _going_to(descriptor: int) -> Iterator[None]:
+    """What this process and its compilers say goes to a file.
+
+    By descriptor: DeepSpeed's trial compilations need a standard error that has one, and take a missing one for a
+    missing library.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = {number: os.dup(number) for number in (1, 2)}
+    try:
+        for number in saved:
+            os.dup2(descriptor, number)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, before in saved.items():
+            os.dup2(before, number)
+            os.close(before)
+
+
+def clear_stale_locks(folder: Path) -> None:
+    """Remove `lock` files that a killed build has left: torch would wait for them for ever.
+
+    A living build keeps its lock file open, so one that no process holds open is stale.
+    """
+    locks = {str(path) for path in folder.glob("**/lock")}
+    for path in locks - _open_files(locks):
+        with contextlib.suppress(FileNotFoundError):
+            Path(path).unlink()
+
+
+def _open_files(wanted: set[str]) -> set[str]:
+    """Which of these paths some process of ours has open; all of them where /proc cannot tell."""
+    if not Path("/proc/self/fd").exists():
+        return wanted
+    found = set()
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # the process has ended, or is somebody else's
+            found.add(str(descriptor.readlink()))
+    return wanted & found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""torch.compile: faster steps after a first one that takes tens of seconds."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import torch
+
+from trainkit.errors import TrainingError
+from trainkit.planner.advice.compile_backends import NOT_FOR_RUNNING, backend_in_use
+from trainkit.recipe.schema import Compile
+from trainkit.trainer.folders import cache_folders
+from trainkit.trainer.models import Model
+
+# These strategies hook modules from outside, so blocks are compiled one by one inside the hooks.
+PER_BLOCK_STRATEGIES = ("fsdp", "zero3")
+
+
+def listed_backends() -> list[str]:
+    """What the installed torch lists, less the devices of its own tests."""
+    listed = torch.compiler.list_backends(exclude_tags=())
+    return [name for name in listed if not any(word in name for word in NOT_FOR_RUNNING)]
+
+
+def compile_model(model: Model, settings: Compile, strategy: str) -> None:
+    """Compile in place, so that names in checkpoints stay as they are. TrainingError if the backend is unknown here."""
+    backend, backends = backend_in_use(settings.backend), listed_backends()
+    if backend not in backends:
+        raise TrainingError(
+            f"efficiency.compile.backend: {backend} is not one of the installed torch's backends",
+            hint=f"choose one of {', '.join(backends)}",
+        )
+    for folder in cache_folders(os.environ, "inductor"):  # torch's own choice is the system's temporary folder
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    options: dict[str, Any] = {"backend": backend, "dynamic": settings.dynamic}
+    if settings.mode != "default":
+        options["mode"] = settings.mode
+    blocks = settings.scope == "blocks" or (settings.scope == "auto" and strategy in PER_BLOCK_STRATEGIES)
+    for module in model.blocks if blocks else [model]:
+        module.compile(**options)
+
+
+class CompileClock:
+    """Seconds that torch.compile has taken, in forward and backward, so that they can be told from those of steps."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._began = 0.0
+
+    def listen(self) -> None:
+        """Count from now on."""
+        # seconds to import, and only of use to a compiled model
+        from torch._dynamo.callback import on_compile_end, on_compile_start
+
+        on_compile_start(self._start)
+        on_compile_end(self._end)
+
+    def _start(self, *_: object) -> None:
+        self._began = time.monotonic()
+
+    def _end(self, *_: object) -> None:
+        self.seconds += time.monotonic() - self._began

@@ -1,0 +1,128 @@
+"""Where the time of a step goes: some steps under torch.profiler, by group of operators, forward and backward apart."""
+
+from __future__ import annotations
+
+import logging
+import os
+from bisect import bisect_right
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+from trainkit.recipe.schema import Profile as ProfileSettings
+from trainkit.trainer.perf.operators import GROUPS, group_of
+
+log = logging.getLogger("trainkit.trainer")
+MARK = "trainkit: "  # before the name of a phase, in the trace too
+REST = "rest"  # the update, evaluation between steps, and what else is neither forward nor backward
+PHASES = ("forward", "backward", REST)
+_STEP = "ProfilerStep"
+_QUIET = "6"  # Kineto announces its beginning and end on standard error up to level 5
+
+
+class Profiler:
+    """Watches the steps that the recipe names, on the rank that reports. It computes nothing, so losses stay equal."""
+
+    def __init__(self, settings: ProfileSettings, folder: Path, device: torch.device, *, main: bool) -> None:
+        self._settings, self._device = settings, device
+        self._trace = folder / "profile" / "trace.json.gz"
+        self._profile: Any = None
+        self._done = 0  # steps since the beginning
+        self._wanted = main and settings.steps > 0
+        self.report: dict[str, Any] | None = None
+
+    def begin(self) -> None:
+        """Before the first step."""
+        if not self._wanted:
+            return
+        os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET)
+        activities = [ProfilerActivity.CPU]
+        if self._device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        after, steps = self._settings.after, self._settings.steps
+        # The step before the first watched one starts the profiler up, which takes its time.
+        plan = schedule(skip_first=after - 1, wait=0, warmup=1, active=steps, repeat=1)
+        self._profile = profile(activities=activities, schedule=plan, on_trace_ready=self._take)
+        self._profile.start()
+
+    def phase(self, name: str) -> AbstractContextManager[object]:
+        """Context of a forward or a backward pass."""
+        return nullcontext() if self._profile is None else record_function(f"{MARK}{name}")
+
+    def step_done(self) -> None:
+        """After each optimizer step."""
+        self._done += 1
+        if self._profile is not None:
+            self._profile.step()
+            if self.report is not None:  # all is seen: no more steps pay for it
+                self._end()
+
+    def finish(self) -> None:
+        """After the last step. Fewer steps than were asked for are reported all the same, with a warning."""
+        if self._profile is not None:
+            self._end()
+        seen = self.report["steps"] if self.report else 0
+        if self._wanted and seen < self._settings.steps:
+            log.warning(
+                "warning: %d of %d steps were profiled: the run ended before; train.steps must be profile.after + "
+                "profile.steps or more",
+                seen,
+                self._settings.steps,
+            )
+
+    def _end(self) -> None:
+        watched, self._profile = self._profile, None
+        watched.stop()
+
+    def _take(self, watched: Any) -> None:
+        events = [event for event in watched.events() if event.device_type.name == "CPU"]
+        steps = sorted((each.time_range.start, each.time_range.end) for each in events if each.name.startswith(_STEP))
+        del steps[max(0, self._done - self._settings.after) :]  # one that began when the last was over
+        if not steps:
+            return
+        events = [event for event in events if event.time_range.start < steps[-1][1]]
+        written = self._write(watched)
+        self.report = {
+            "steps": len(steps),
+            "seconds": round(sum(end - start for start, end in steps) / 1e6, 6),
+            "operators": seconds_by_group(events, on_device=self._device.type == "cuda"),
+            "trace": written,
+        }
+
+    def _write(self, watched: Any) -> str | None:
+        """The trace file, for chrome://tracing or Perfetto. A full disk costs the file, not the run."""
+        try:
+            self._trace.parent.mkdir(exist_ok=True)
+            watched.export_chrome_trace(str(self._trace))
+        except (OSError, RuntimeError) as error:
+            log.warning("%s cannot be written: %s", self._trace, error)
+            return None
+        return str(self._trace)
+
+
+def seconds_by_group(events: Iterable[Any], *, on_device: bool) -> dict[str, dict[str, float]]:
+    """Seconds of all operators, by phase and group, over all watched steps.
+
+    An operator counts without those that it calls, so that the sum is the whole. on_device: the time of the kernels
+    that it started instead of its own.
+    """
+    every = list(events)
+    marks = sorted(
+        (event.time_range.start, event.time_range.end, event.name.removeprefix(MARK))
+        for event in every
+        if event.name.startswith(MARK)
+    )
+    starts = [start for start, _, _ in marks]
+    totals = {phase: dict.fromkeys(GROUPS, 0.0) for phase in PHASES}
+    for event in every:
+        if event.is_user_annotation:  # a phase or a step, not an operator
+            continue
+        place = bisect_right(starts, event.time_range.start) - 1
+        inside = place >= 0 and event.time_range.start < marks[place][1]
+        spent = event.self_device_time_total if on_device else event.self_cpu_time_total
+        totals[marks[place][2] if inside else REST][group_of(event.name)] += spent / 1e6
+    return {phase: {group: round(spent, 9) for group, spent in row.items()} for phase, row in totals.items()}

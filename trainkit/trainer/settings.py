@@ -1,0 +1,91 @@
+"""What one rank of the trainer is told: the planned settings file, and its place among the ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from trainkit.errors import TrainingError
+from trainkit.plan.model import BatchArithmetic
+from trainkit.recipe.schema import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """This rank among the ranks, as launchers say it in the environment.
+
+    group: the process group in which they meet; None is the default one.
+    """
+
+    rank: int = 0
+    local_rank: int = 0
+    size: int = 1
+    group: Any = None
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> World:
+        """RANK, LOCAL_RANK and WORLD_SIZE; without them, a single process."""
+        return cls(
+            rank=int(environ.get("RANK", "0")),
+            local_rank=int(environ.get("LOCAL_RANK", "0")),
+            size=int(environ.get("WORLD_SIZE", "1")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything in ``trainer.json``, typed, plus the run directory, which is the folder that holds the file."""
+
+    recipe: Recipe
+    batch: BatchArithmetic
+    device: str  # cpu | cuda | mps
+    dtype: str  # fp32 | bf16 | fp16
+    training_digest: str
+    resume: Path | None
+    deepspeed: Path | None
+    run_dir: Path
+
+    @property
+    def eval_dtype(self) -> str:
+        """Number format of evaluation."""
+        chosen = self.recipe.precision.eval
+        return self.dtype if chosen == "same" else chosen
+
+
+def read_settings(path: Path) -> Settings:
+    """Read ``trainer.json``. TrainingError when it cannot be read or is not what planning writes."""
+    try:
+        data = json.loads(path.read_text())
+        return _parse(data, path.resolve().parent)
+    except OSError as error:
+        raise TrainingError(f"the settings file {path} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, ValidationError) as error:
+        raise TrainingError(f"the settings file {path} is not a trainer.json as trainkit writes it: {error}") from error
+
+
+def _parse(data: Mapping[str, Any], run_dir: Path) -> Settings:
+    known = {field.name for field in fields(BatchArithmetic)}
+    resume = data.get("resume", {}).get("path")
+    batch = {key: value for key, value in data["batch"].items() if key in known}
+    return Settings(
+        # JSON mode: what the file format cannot express (tuples, int against float) is not held against it
+        recipe=Recipe.model_validate_json(json.dumps(data["recipe"])),
+        batch=BatchArithmetic(**{**batch, "search": tuple(batch.get("search", ()))}),
+        device=data["device"],
+        dtype=data["dtype"],
+        training_digest=data["training_digest"],
+        resume=Path(resume) if resume else None,
+        deepspeed=run_dir / data["deepspeed"] if data.get("deepspeed") else None,
+        run_dir=run_dir,
+    )
+
+
+def restarted(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether an elastic launcher has started these ranks again after a failure."""
+    return int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
