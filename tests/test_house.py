@@ -166,7 +166,10 @@ def test_arrows_go_down_only(module: str) -> None:
 
 
 def test_modules_import_each_other_in_no_circle() -> None:
-    uses = {name: {found for each in reached(name, everywhere=True) if (found := module_of(each))} - {name} for name in MODULES}
+    uses = {
+        name: {found for each in reached(name, everywhere=True) if (found := module_of(each))} - {name}
+        for name in MODULES
+    }
     while free := {name for name, used in uses.items() if not used & uses.keys()}:
         uses = {name: used for name, used in uses.items() if name not in free}
     assert not uses, f"a circle lies among {sorted(uses)}"
