@@ -1,4 +1,4 @@
-"""What the tests of planning build their plans from: layers of a recipe, and machines that do not exist."""
+"""What tests build plans from: layers of a recipe, and machines that do not exist."""
 
 from __future__ import annotations
 

@@ -1,0 +1,113 @@
+"""One row of a foreign tool's table: what the tool calls a setting, and the way from the recipe to it and back.
+
+A tool's table is the only place that knows its keys. Rendering, import, export, the answer to "what reaches the
+program", the proof's expectations, flags and documentation tables are all read off it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from trainkit.machine.versions import at_least
+from trainkit.plan.context import Context
+
+Settings = Mapping[str, Any]  # values by recipe key
+
+
+class Unset(Enum):
+    """The one value that means: nothing is said."""
+
+    UNSET = "unset"
+
+
+UNSET: Final = Unset.UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """Why a value has no counterpart on the other side, and what to do about it."""
+
+    why: str
+    instead: str = ""
+
+
+class Policy(Enum):
+    """When a field is written."""
+
+    ALWAYS = "always"  # the plan decides it, so the tool is given it whatever the recipe says
+    SAID = "said"  # only where a layer of the recipe says it: the tool's own default holds otherwise
+    KEPT = "kept"  # the user's own file has the word unless a layer of the recipe says otherwise
+    COMPARED = "compared"  # never written; the user's file or words may not say otherwise
+
+
+def _unset(context: Context) -> Unset:
+    return UNSET
+
+
+def _unknown(value: Any) -> Unsupported:
+    return Unsupported("a recipe has no such setting")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One setting of a foreign tool.
+
+    name: as the tool's newest version writes it (`zero_optimization.stage`, `per_device_train_batch_size`).
+    keys: the recipe keys that it stands for; the first is named in messages. Empty: the tool's own affair.
+    encode: recipe -> the tool's value; UNSET says nothing. decode: the tool's value -> settings of the recipe.
+    default: what the tool takes where nothing is said, so that "not said" can be told from "said".
+    since, until: the first version of the tool that has the field, and the first that no longer has it.
+    aliases: older or other names, newest first. help: one line for tables, where the recipe's own will not do.
+    """
+
+    name: str
+    keys: tuple[str, ...] = ()
+    encode: Callable[[Context], Any] = _unset
+    decode: Callable[[Any], Settings | Unsupported] = _unknown
+    default: Any = UNSET
+    policy: Policy = Policy.SAID
+    since: str = ""
+    until: str = ""
+    aliases: tuple[str, ...] = ()
+    help: str = ""
+
+    def known_to(self, version: str) -> bool:
+        """Whether a version of the tool has the field; an unknown version is taken for the newest."""
+        if not version:
+            return not self.until
+        return (not self.since or at_least(version, self.since)) and not (self.until and at_least(version, self.until))
+
+
+def same(key: str) -> tuple[Callable[[Context], Any], Callable[[Any], Settings]]:
+    """Encoder and decoder of a field whose value is that of one recipe key as it is."""
+    return (lambda context: setting(context, key)), (lambda value: {key: value})
+
+
+def setting(context: Context, key: str) -> Any:
+    """The recipe's value at a key, defaults included; UNSET where the chosen kind of a section has no such key."""
+    found: Any = context.recipe
+    for name in key.split("."):
+        if not hasattr(found, name):
+            return UNSET
+        found = getattr(found, name)
+    return found
+
+
+def said(context: Context, *keys: str) -> bool:
+    """Whether a layer gives one of the keys, or something below it."""
+    return any(said_below(context, key) for key in keys)
+
+
+def said_below(context: Context, key: str) -> tuple[str, ...]:
+    """The keys at and below a key that layers give: `optimizer.args` is given by `optimizer.args.momentum`."""
+    history = context.resolved.history
+    found = (each for each in history if each == key or each.startswith(f"{key}."))
+    return tuple(each for each in found if context.resolved.given(each))
+
+
+def by_name(fields: Iterable[Field]) -> Mapping[str, Field]:
+    """The fields by every name that they have or had."""
+    return {name: field for field in fields for name in (*field.aliases, field.name)}
