@@ -21,7 +21,7 @@ from trainkit.recipe.resolved import Resolved
 Layered = Callable[..., Resolved]
 Machine = Callable[..., Facts]
 GOLDEN = Path(__file__).parents[1] / "golden" / "commands"
-RENEW = "TRAINKIT_RENEW_GOLDEN=1 python -m pytest tests/planner"
+RENEW = "TRAINKIT_RENEW_GOLDEN=1 python -m pytest tests/frameworks"
 NODES = {"count": 3, "rendezvous": "node0:29400"}
 SCRIPT = {"kind": "torch", "script": "train.py", "args": ["--nnodes", "7", "--n", "cost: $5", "$$", "${local_rank}"]}
 

@@ -20,7 +20,7 @@ from trainkit.recipe.resolved import Resolved
 Layered = Callable[..., Resolved]
 Machine = Callable[..., Facts]
 GOLDEN = Path(__file__).parents[1] / "golden" / "rendered"
-RENEW = "TRAINKIT_RENEW_GOLDEN=1 python -m pytest tests/planner"
+RENEW = "TRAINKIT_RENEW_GOLDEN=1 python -m pytest tests/plan"
 
 RECIPE: dict[str, Any] = {
     "name": "demo",
