@@ -9,28 +9,28 @@ from typing import Any
 
 from trainkit.convert.importing import import_words
 from trainkit.flags.resolve import resolve
-from trainkit.frameworks.base.draft import Desk
+from trainkit.frameworks.base.draft import ImportContext
 from trainkit.recipe.layers.paths import MemoryFiles
 from trainkit.recipe.resolved import Request, Resolved
 
 HERE = "/here"
 
 
-def desk(files: Mapping[str, Any]) -> Desk:
-    """A desk with these files beside the usual scripts; a mapping is written as JSON."""
+def context(files: Mapping[str, Any]) -> ImportContext:
+    """A context with these files beside the usual scripts; a mapping is written as JSON."""
     contents = {name: each if isinstance(each, str) else json.dumps(each) for name, each in files.items()}
     scripts = dict.fromkeys(("run_glue.py", "train.py"), "")
-    return Desk(MemoryFiles({f"{HERE}/{name}": each for name, each in (scripts | contents).items()}), HERE)
+    return ImportContext(MemoryFiles({f"{HERE}/{name}": each for name, each in (scripts | contents).items()}), HERE)
 
 
 def imported(line: str, files: Mapping[str, Any] | None = None, **more: Any) -> str:
     """The recipe's text for a command or a file name."""
-    return import_words(shlex.split(line), desk(files or {}), f"{HERE}/recipe.yaml", **more).text
+    return import_words(shlex.split(line), context(files or {}), f"{HERE}/recipe.yaml", **more).text
 
 
 def read(text: str, files: Mapping[str, Any] | None = None) -> Resolved:
     """The text as trainkit reads it."""
-    there = desk({**(files or {}), "recipe.yaml": text})
+    there = context({**(files or {}), "recipe.yaml": text})
     return resolve(Request(recipe=f"{HERE}/recipe.yaml", cwd=HERE), there.files)
 
 

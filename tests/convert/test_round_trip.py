@@ -19,7 +19,7 @@ from trainkit.convert.export_formats import EXPORTS, export
 from trainkit.convert.importing import import_words
 from trainkit.errors import RecipeError
 from trainkit.flags.resolve import resolve
-from trainkit.frameworks.base.draft import Desk
+from trainkit.frameworks.base.draft import ImportContext
 from trainkit.machine.facts import Facts
 from trainkit.plan.context import Context
 from trainkit.planner.decisions import decide
@@ -164,8 +164,8 @@ def read_back(tool: str, context: Context, cwd: Path) -> Resolved:
     script = context.recipe.program.script if MAIN[tool] != "command.sh" else None
     program = (script, *argument_words(context.recipe.program.args)) if script else ()
     kind = context.recipe.program.kind if program else None
-    desk = Desk(Disk(), str(cwd))
-    text = import_words([f"out/{MAIN[tool]}"], desk, str(cwd / "back.yaml"), program=program, kind=kind).text
+    there = ImportContext(Disk(), str(cwd))
+    text = import_words([f"out/{MAIN[tool]}"], there, str(cwd / "back.yaml"), program=program, kind=kind).text
     (cwd / "back.yaml").write_text(text)
     return resolve(Request(recipe=str(cwd / "back.yaml"), cwd=str(cwd)), Disk())
 

@@ -11,10 +11,9 @@ from trainkit.convert.command_environment import read_variables, take_variables
 from trainkit.convert.launcher_commands import LAUNCHERS, Start, command_name
 from trainkit.convert.launcher_flags import PYTHON
 from trainkit.errors import UsageError
-from trainkit.frameworks.base.draft import Desk, Draft, Given, read_flag, word_origin
-from trainkit.frameworks.base.program_kind import FLAG, program_kind
-from trainkit.frameworks.base.script_argv import as_arguments, phrases, without_secrets
-from trainkit.frameworks.base.script_source import Built
+from trainkit.frameworks.base.argv_reader import as_arguments, script_flags, without_secrets
+from trainkit.frameworks.base.detection import FLAG, DetectedKind, program_kind
+from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, argv_origin, read_flag
 from trainkit.frameworks.hf_trainer.argument_file import flags_in_file
 from trainkit.frameworks.hf_trainer.importer import read_program
 from trainkit.recipe.layers.secrets import mask_words
@@ -28,19 +27,19 @@ _DATA_PARALLEL = (
 )
 
 
-def read_command(draft: Draft, desk: Desk, words: Sequence[str], kind: str | None = None) -> None:
+def read_command(draft: Draft, context: ImportContext, words: Sequence[str], kind: str | None = None) -> None:
     """Everything that a command says. kind: of the program, where the caller knows it."""
     shown = " ".join(shlex.quote(word) for word in mask_words(words))
     draft.title = f"{draft.title}: {shown}" if draft.title else shown
     variables, rest = take_variables(draft, words, starts)
     read_variables(draft, variables)
-    start = _start(draft, desk, rest)
+    start = _start(draft, context, rest)
     if draft.problems:
         return
     if not start.words:
         raise UsageError("the command names no program", hint="add the script: trainkit import torchrun … train.py")
     draft.replicas = start.launcher != "python" and _several(draft, start)
-    _program(draft, desk, start, kind)
+    _program(draft, context, start, kind)
     _spread(draft, start)
 
 
@@ -50,30 +49,30 @@ def starts(word: str) -> bool:
     return bool(_PYTHON.fullmatch(name)) or name in LAUNCHERS or name.endswith(".py")
 
 
-def _start(draft: Draft, desk: Desk, words: Sequence[str]) -> Start:
+def _start(draft: Draft, context: ImportContext, words: Sequence[str]) -> Start:
     name = command_name(words[0]) if words else ""
     if _PYTHON.fullmatch(name):
-        return _python(draft, desk, words[1:])
+        return _python(draft, context, words[1:])
     if name not in LAUNCHERS:
         if name.endswith(".py"):
             return Start("python", list(words))
         known = "python, torchrun, accelerate launch, deepspeed"
         hint = f"name a .json or .yaml file, or a command that begins with one of: {known}"
         raise UsageError(f"{name or 'an empty word'} is neither a file nor a launcher", hint=hint)
-    return _launched(draft, desk, name, words[1:])
+    return _launched(draft, context, name, words[1:])
 
 
-def _launched(draft: Draft, desk: Desk, name: str, words: Sequence[str]) -> Start:
+def _launched(draft: Draft, context: ImportContext, name: str, words: Sequence[str]) -> Start:
     launcher, read = LAUNCHERS[name]
     if name == "accelerate" and words[:1] != ["launch"]:
         raise UsageError("accelerate starts programs with `accelerate launch`", hint="add launch behind accelerate")
     start = Start(launcher)
     words = words[1:] if name == "accelerate" else words
-    read(draft, desk, start, words)
+    read(draft, context, start, words)
     return start
 
 
-def _python(draft: Draft, desk: Desk, words: Sequence[str]) -> Start:
+def _python(draft: Draft, context: ImportContext, words: Sequence[str]) -> Start:
     """Python's own flags, up to a script or `-m module`, which may be a launcher's."""
     rest = list(words)
     while rest and rest[0].startswith("-"):
@@ -81,39 +80,41 @@ def _python(draft: Draft, desk: Desk, words: Sequence[str]) -> Start:
         if word == "-m" and rest:
             name = rest.pop(0)
             if name in LAUNCHERS:
-                return _launched(draft, desk, name, rest)
+                return _launched(draft, context, name, rest)
             return Start("python", [name, *rest], module=True)
         if word[1:2] in PYTHON.values:
             word = f"{word} {rest.pop(0)}" if len(word) == 2 and rest else word
         elif not set(word[1:]) <= PYTHON.switches:
-            draft.fail(f"python {word} starts no script", word_origin(word), "name the script, or -m module")
+            draft.fail(f"python {word} starts no script", argv_origin(word), "name the script, or -m module")
             return Start("python")
         draft.remark(f"python {word} is not taken over: ranks start without it.")
     return Start("python", rest)
 
 
-def _program(draft: Draft, desk: Desk, start: Start, kind: str | None) -> None:
-    read_target(draft, desk, start.words, kind, module=start.module)
+def _program(draft: Draft, context: ImportContext, start: Start, kind: str | None) -> None:
+    read_target(draft, context, start.words, kind, module=start.module)
     if start.local_rank and draft.get("program.kind") != "hf":
         reason = "the command passes it; leave it out where the script reads LOCAL_RANK"
-        draft.set("program.local_rank", True, word_origin("torch.distributed.launch"), reason)
+        draft.set("program.local_rank", True, argv_origin("torch.distributed.launch"), reason)
     if not start.python and start.words[0].endswith(".py"):
         draft.remark(f"{start.words[0]} was started without Python (--no_python), and trainkit starts it with Python.")
 
 
-def read_target(draft: Draft, desk: Desk, given: Sequence[str], kind: str | None, *, module: bool = False) -> None:
+def read_target(
+    draft: Draft, context: ImportContext, given: Sequence[str], kind: str | None, *, module: bool = False
+) -> None:
     """The script or module, what its words say, and those that stay its own."""
     target = given[0]
-    words = flags_in_file(draft, desk, given[1:])
+    words = flags_in_file(draft, context, given[1:])
     given = (target, *words)
-    origin = word_origin(target)
+    origin = argv_origin(target)
     if command_name(target) == "xla_spawn.py":
         why = "it imports another script and starts that once for each chip, in processes of its own"
         hint = "import the script that it names: python SCRIPT …; strategy.kind: fsdp is over every chip"
         draft.fail("xla_spawn.py cannot be run by trainkit", origin, hint, why)
         return
     otherwise = "accelerate" if draft.get("launcher.kind") == "accelerate" else "torch"
-    built = Built(kind) if kind else program_kind(desk, given, otherwise, module=module)
+    built = DetectedKind(kind) if kind else program_kind(context, given, otherwise, module=module)
     if built.remark:
         draft.remark(built.remark)
     reason = f"a script on {_LIBRARY[built.kind]}, as {built.by} tells" if built.by else ""
@@ -121,20 +122,20 @@ def read_target(draft: Draft, desk: Desk, given: Sequence[str], kind: str | None
     draft.set("program.kind", built.kind, origin, reason)
     draft.set("program.module" if module else "program.script", target, origin)
     reader = _READERS.get(draft.get("program.kind"))
-    kept, secrets = without_secrets(reader(draft, desk, words) if reader else words)
+    kept, secrets = without_secrets(reader(draft, context, words) if reader else words)
     for flag in secrets:
         draft.remark(f"{flag} is a secret and not written down: give it to the script in its environment (env_from).")
     if kept:
         draft.set("program.args", as_arguments(kept), origin)
 
 
-def _own_engine(draft: Draft, desk: Desk, words: Sequence[str]) -> list[str]:
+def _own_engine(draft: Draft, context: ImportContext, words: Sequence[str]) -> list[str]:
     """Words of a script that calls deepspeed.initialize: the plan passes the file itself."""
-    found = list(phrases(words))
+    found = list(script_flags(words))
     said = next((each for each in found if each.name == FLAG), None)
     if said is None:
         return list(words)
-    assignments, problems = read_flag(draft, desk, Given("deepspeed", next(iter(said.values), ""), said.origin))
+    assignments, problems = read_flag(draft, context, FlagUse("deepspeed", next(iter(said.values), ""), said.origin))
     draft.problems += problems
     for each in assignments:
         draft.put(each)
@@ -156,9 +157,9 @@ def _spread(draft: Draft, start: Start) -> None:
     if on_xla and draft.get("launcher.kind") == "accelerate":
         draft.forget("launcher.kind")
     if start.launcher == "accelerate" and start.processes is None and cards is None:
-        draft.set("devices.select", "all", word_origin("accelerate launch"))
+        draft.set("devices.select", "all", argv_origin("accelerate launch"))
     several = _several(draft, start)
-    origin = word_origin(start.launcher)
+    origin = argv_origin(start.launcher)
     if start.launcher == "python" and kind == "fsdp" and not on_xla:
         draft.remark("Trainer refuses --fsdp in a process that python starts alone; trainkit starts one for each card.")
     elif start.launcher == "python" and isinstance(cards, list) and len(cards) > 1:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from trainkit.errors import Origin
-from trainkit.frameworks.base.draft import Draft, card, word_origin
+from trainkit.frameworks.base.draft import Draft, argv_origin, card
 from trainkit.machine.selection import ORDER
 from trainkit.planner.env import DECIDED, LEAKS
 from trainkit.recipe.layers.secrets import is_secret_name
@@ -58,7 +58,7 @@ def _started(draft: Draft, rest: list[str], starts: Callable[[str], bool]) -> No
 def read_variables(draft: Draft, variables: Mapping[str, str]) -> None:
     """What the variables say, as settings and remarks."""
     for name, value in variables.items():
-        origin = word_origin(f"{name}={value}")
+        origin = argv_origin(f"{name}={value}")
         if name in _READERS:
             _READERS[name](draft, value, origin)
         elif is_secret_name(name):
@@ -75,7 +75,7 @@ def read_variables(draft: Draft, variables: Mapping[str, str]) -> None:
         else:
             draft.set(f"env.{name}", value, origin)
     if isinstance(draft.get("devices.select"), list) and draft.get("devices.order") is None:
-        draft.set("devices.order", "fastest", word_origin("CUDA_VISIBLE_DEVICES"), _CUDA_ORDER)
+        draft.set("devices.order", "fastest", argv_origin("CUDA_VISIBLE_DEVICES"), _CUDA_ORDER)
 
 
 def _leaks(name: str) -> str:

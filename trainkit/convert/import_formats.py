@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from trainkit.frameworks.accelerate import importer as accelerate
-from trainkit.frameworks.base.draft import Desk, Draft
-from trainkit.frameworks.base.foreign_file import Source
+from trainkit.frameworks.base.draft import Draft, ImportContext
+from trainkit.frameworks.base.foreign_file import ForeignFile
 from trainkit.frameworks.deepspeed import importer as deepspeed
 
 
@@ -17,7 +17,7 @@ class Format(Protocol):
     def recognises(self, tree: Mapping[str, Any]) -> bool:
         """Whether a file that holds this mapping is of the kind."""
 
-    def read(self, draft: Draft, desk: Desk, source: Source) -> None:
+    def read(self, draft: Draft, context: ImportContext, source: ForeignFile) -> None:
         """Settings, remarks and problems out of the file."""
 
 

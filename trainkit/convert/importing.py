@@ -12,8 +12,8 @@ from trainkit.convert.shell import read_shell
 from trainkit.convert.writing import recipe_text
 from trainkit.errors import Diagnostic, RecipeError, UsageError
 from trainkit.flags.resolve import resolve
-from trainkit.frameworks.base.draft import Desk, Draft
-from trainkit.frameworks.base.foreign_file import SCRIPT, SUFFIXES, Source, open_source, script_text
+from trainkit.frameworks.base.draft import Draft, ImportContext
+from trainkit.frameworks.base.foreign_file import SCRIPT, SUFFIXES, ForeignFile, open_foreign_file, script_text
 from trainkit.frameworks.registry import PROGRAMS
 from trainkit.plan.support import unreached
 from trainkit.recipe.layers.paths import Files, absolute, seen_from
@@ -37,7 +37,7 @@ def is_file(word: str) -> bool:
 
 def import_words(
     words: Sequence[str],
-    desk: Desk,
+    context: ImportContext,
     target: str,
     *,
     program: Sequence[str] = (),
@@ -52,17 +52,17 @@ def import_words(
     draft = Draft()
     path = words[0] if len(words) == 1 and is_file(words[0]) else ""
     if path and not path.endswith(SCRIPT):
-        _read_file(draft, desk, path, program, kind)
+        _read_file(draft, context, path, program, kind)
     else:
-        read_command(draft, desk, _words(draft, desk, words, program), kind)
+        read_command(draft, context, _words(draft, context, words, program), kind)
     if draft.problems:
         raise RecipeError(draft.problems)
     text = recipe_text(draft, posixpath.dirname(target), schema_uri)
-    resolved = _judge(draft, desk, target, text)
+    resolved = _judge(draft, context, target, text)
     if _leave_out(draft, resolved):
         text = recipe_text(draft, posixpath.dirname(target), schema_uri)
-        _judge(draft, desk, target, text)
-    return Imported(text, _absent(draft, desk))
+        _judge(draft, context, target, text)
+    return Imported(text, _absent(draft, context))
 
 
 def _leave_out(draft: Draft, resolved: Resolved) -> bool:
@@ -81,7 +81,7 @@ def _leave_out(draft: Draft, resolved: Resolved) -> bool:
     return bool(found)
 
 
-def _words(draft: Draft, desk: Desk, words: Sequence[str], more: Sequence[str]) -> list[str]:
+def _words(draft: Draft, context: ImportContext, words: Sequence[str], more: Sequence[str]) -> list[str]:
     """The words of a command; a script, and a line that is one word, are read as a shell would.
 
     more: words behind `--`, which are the script's arguments, or belong to the command.
@@ -89,7 +89,7 @@ def _words(draft: Draft, desk: Desk, words: Sequence[str], more: Sequence[str]) 
     end = ["--", *more] if more else []
     scripts = words[1:] if words[0] in ("sh", "bash") else words
     if len(scripts) == 1 and is_file(scripts[0]) and scripts[0].endswith(SCRIPT):
-        made, draft.remarks = read_shell(script_text(desk, scripts[0]), scripts[0], more)
+        made, draft.remarks = read_shell(script_text(context, scripts[0]), scripts[0], more)
         draft.title, end = scripts[0], []
     elif len(words) == 1 and any(character.isspace() for character in words[0]):
         made, draft.remarks = read_shell(words[0])
@@ -98,21 +98,21 @@ def _words(draft: Draft, desk: Desk, words: Sequence[str], more: Sequence[str]) 
     return [*made, *end]
 
 
-def _read_file(draft: Draft, desk: Desk, path: str, program: Sequence[str], kind: str | None) -> None:
-    source = open_source(desk, path, program)
+def _read_file(draft: Draft, context: ImportContext, path: str, program: Sequence[str], kind: str | None) -> None:
+    source = open_foreign_file(context, path, program)
     draft.title = path
     draft.name = posixpath.splitext(posixpath.basename(path))[0]
-    _format(source, draft, desk)
+    _format(source, draft, context)
     if program:
-        read_target(draft, desk, program, kind or draft.get("program.kind"))
+        read_target(draft, context, program, kind or draft.get("program.kind"))
     elif draft.get("train.steps") is None:
         draft.set("train.epochs", 1, source.at(""), NO_LENGTH)
 
 
-def _format(source: Source, draft: Draft, desk: Desk) -> None:
+def _format(source: ForeignFile, draft: Draft, context: ImportContext) -> None:
     for each in FORMATS.values():
         if each.recognises(source.tree):
-            each.read(draft, desk, source)
+            each.read(draft, context, source)
             return
     known = ", ".join(sorted(FORMATS))
     shown = ", ".join(sorted(map(str, source.tree))[:5])
@@ -138,12 +138,12 @@ class _With:
         return self._files.shipped()
 
 
-def _judge(draft: Draft, desk: Desk, target: str, text: str) -> Resolved:
+def _judge(draft: Draft, context: ImportContext, target: str, text: str) -> Resolved:
     """The text as trainkit reads it. Raises RecipeError with what `trainkit check` would say, at its place."""
     script = draft.get("program.script")
-    files = _With(desk.files, {target: text}, [absolute(script, desk.cwd)] if script else [])
+    files = _With(context.files, {target: text}, [absolute(script, context.cwd)] if script else [])
     try:
-        return resolve(Request(recipe=target, cwd=desk.cwd), files)
+        return resolve(Request(recipe=target, cwd=context.cwd), files)
     except RecipeError as error:
         raise RecipeError([_at_source(draft, each) for each in error.diagnostics]) from error
 
@@ -155,10 +155,10 @@ def _at_source(draft: Draft, found: Diagnostic) -> Diagnostic:
     return replace(found, origin=draft.settings[key].origin if key else None)
 
 
-def _absent(draft: Draft, desk: Desk) -> tuple[Diagnostic, ...]:
+def _absent(draft: Draft, context: ImportContext) -> tuple[Diagnostic, ...]:
     script = draft.get("program.script")
-    if not script or desk.files.exists(absolute(script, desk.cwd)):
+    if not script or context.files.exists(absolute(script, context.cwd)):
         return ()
-    what = f"there is no file {seen_from(desk.cwd, absolute(script, desk.cwd))} here"
+    what = f"there is no file {seen_from(context.cwd, absolute(script, context.cwd))} here"
     hint = "trainkit check will ask for it; a path starts from the folder in which trainkit is called"
     return (Diagnostic("warning", what, "program.script", draft.settings["program.script"].origin, hint=hint),)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from trainkit.convert.launcher_flags import ACCELERATE, DEEPSPEED, TORCHRUN
 from trainkit.frameworks.accelerate.importer import launched
-from trainkit.frameworks.base.argv_reader import take_flags
-from trainkit.frameworks.base.draft import Desk, Draft, Given, card, read_flag, word_origin
+from trainkit.frameworks.base.argv_reader import parse_flags
+from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, argv_origin, card, read_flag
 
 
 @dataclass
@@ -31,16 +31,16 @@ class Start:
 
 
 _RANK = re.compile(r"--local[-_]rank=\$\{local_rank\}")  # which torchrun fills in
-Reader = Callable[[Draft, Desk, Start, Sequence[str]], None]
+Reader = Callable[[Draft, ImportContext, Start, Sequence[str]], None]
 
 
-def torchrun(draft: Draft, desk: Desk, start: Start, words: Sequence[str]) -> None:
+def torchrun(draft: Draft, context: ImportContext, start: Start, words: Sequence[str]) -> None:
     """`torchrun`, `python -m torch.distributed.run` and the older `python -m torch.distributed.launch`."""
-    given, start.words = take_flags(draft, TORCHRUN, words)
-    draft.set("launcher.kind", "torchrun", word_origin("torchrun"))
+    given, start.words = parse_flags(draft, TORCHRUN, words)
+    draft.set("launcher.kind", "torchrun", argv_origin("torchrun"))
     named = {each.name: each for each in given}
     _nodes(draft, named.get("nnodes"))
-    _processes(draft, desk, start, named.get("nproc_per_node"))
+    _processes(draft, context, start, named.get("nproc_per_node"))
     _number(draft, named.get("max_restarts"), "launcher.max_restarts")
     if draft.get("nodes.count"):
         _rendezvous(draft, named)
@@ -54,23 +54,23 @@ def torchrun(draft: Draft, desk: Desk, start: Start, words: Sequence[str]) -> No
     _left(draft, given, said)
 
 
-def torch_launch(draft: Draft, desk: Desk, start: Start, words: Sequence[str]) -> None:
+def torch_launch(draft: Draft, context: ImportContext, start: Start, words: Sequence[str]) -> None:
     """The launcher before torchrun: it also puts `--local-rank=N` before the program's words."""
-    torchrun(draft, desk, start, words)
+    torchrun(draft, context, start, words)
     if "use_env" not in {word.removeprefix("--").replace("-", "_") for word in words[: -len(start.words) or None]}:
         start.local_rank = True
 
 
-def deepspeed(draft: Draft, desk: Desk, start: Start, words: Sequence[str]) -> None:
+def deepspeed(draft: Draft, context: ImportContext, start: Start, words: Sequence[str]) -> None:
     """DeepSpeed's launcher."""
-    given, start.words = take_flags(draft, DEEPSPEED, words)
+    given, start.words = parse_flags(draft, DEEPSPEED, words)
     named = {"num_gpus" if each.name == "num_accelerators" else each.name: each for each in given}
-    draft.set("launcher.kind", "deepspeed", word_origin("deepspeed"))
+    draft.set("launcher.kind", "deepspeed", argv_origin("deepspeed"))
     start.processes = None
     if "include" in named:
         _included(draft, start, named["include"])
     if "num_gpus" in named:
-        _cards(draft, desk, start, named["num_gpus"])
+        _cards(draft, context, start, named["num_gpus"])
     _number(draft, named.get("num_nodes"), "nodes.count")
     if draft.get("nodes.count") == 1:
         del draft.settings["nodes.count"]
@@ -96,25 +96,25 @@ def deepspeed(draft: Draft, desk: Desk, start: Start, words: Sequence[str]) -> N
     )
 
 
-def _over_ssh(draft: Draft, named: Mapping[str, Given]) -> None:
+def _over_ssh(draft: Draft, named: Mapping[str, FlagUse]) -> None:
     """Several nodes, which DeepSpeed's launcher reaches by ssh, and trainkit by being started on each."""
-    draft.set("launcher.kind", "torchrun", word_origin("deepspeed"), "on several nodes, one torchrun on each")
+    draft.set("launcher.kind", "torchrun", argv_origin("deepspeed"), "on several nodes, one torchrun on each")
     _rendezvous(draft, named)
     draft.remark("deepspeed starts the other nodes by ssh; trainkit run is started on each, with --node-rank N.")
 
 
-def accelerate(draft: Draft, desk: Desk, start: Start, words: Sequence[str]) -> None:
+def accelerate(draft: Draft, context: ImportContext, start: Start, words: Sequence[str]) -> None:
     """`accelerate launch`, with its config file where one is named."""
-    given, start.words = take_flags(draft, ACCELERATE, words)
+    given, start.words = parse_flags(draft, ACCELERATE, words)
     if draft.problems:
         return
-    start.processes = launched(draft, desk, given)
-    draft.set("launcher.kind", "accelerate", word_origin("accelerate launch"))
+    start.processes = launched(draft, context, given)
+    draft.set("launcher.kind", "accelerate", argv_origin("accelerate launch"))
     named = {each.name for each in given}
     start.module, start.python = "module" in named, "no_python" not in named
 
 
-def _nodes(draft: Draft, given: Given | None) -> None:
+def _nodes(draft: Draft, given: FlagUse | None) -> None:
     if given is None or given.value in (None, "1", "1:1"):
         return
     least, _, most = (given.value or "").partition(":")
@@ -125,10 +125,10 @@ def _nodes(draft: Draft, given: Given | None) -> None:
     draft.set("nodes.count", int(least), given.origin)
 
 
-def _processes(draft: Draft, desk: Desk, start: Start, given: Given | None) -> None:
+def _processes(draft: Draft, context: ImportContext, start: Start, given: FlagUse | None) -> None:
     if given is None:
         return
-    assignments, problems = read_flag(draft, desk, given)
+    assignments, problems = read_flag(draft, context, given)
     draft.problems += problems
     for each in assignments:
         draft.put(each)
@@ -138,7 +138,7 @@ def _processes(draft: Draft, desk: Desk, start: Start, given: Given | None) -> N
         draft.settings.pop("nodes.processes_per_node", None)
 
 
-def _number(draft: Draft, given: Given | None, key: str) -> None:
+def _number(draft: Draft, given: FlagUse | None, key: str) -> None:
     if given is None:
         return
     if not (given.value or "").isdecimal():
@@ -147,7 +147,7 @@ def _number(draft: Draft, given: Given | None, key: str) -> None:
     draft.set(key, int(given.value or ""), given.origin)
 
 
-def _rendezvous(draft: Draft, named: Mapping[str, Given]) -> None:
+def _rendezvous(draft: Draft, named: Mapping[str, FlagUse]) -> None:
     endpoint, host = named.get("rdzv_endpoint"), named.get("master_addr")
     if endpoint is not None:
         value = endpoint.value or ""
@@ -157,7 +157,7 @@ def _rendezvous(draft: Draft, named: Mapping[str, Given]) -> None:
         draft.set("nodes.rendezvous", f"{host.value}:{port}", host.origin)
 
 
-def _included(draft: Draft, start: Start, given: Given) -> None:
+def _included(draft: Draft, start: Start, given: FlagUse) -> None:
     host, _, cards = (given.value or "").partition(":")
     if not cards and host in ("localhost", "127.0.0.1"):
         return  # all of its cards
@@ -174,9 +174,9 @@ def _included(draft: Draft, start: Start, given: Given) -> None:
     start.processes = len(chosen)
 
 
-def _cards(draft: Draft, desk: Desk, start: Start, given: Given) -> None:
+def _cards(draft: Draft, context: ImportContext, start: Start, given: FlagUse) -> None:
     chosen = draft.get("devices.select")
-    assignments, problems = read_flag(draft, desk, replace(given, name="num_gpus"))
+    assignments, problems = read_flag(draft, context, replace(given, name="num_gpus"))
     draft.problems += problems
     if problems:
         return
@@ -193,7 +193,7 @@ def _cards(draft: Draft, desk: Desk, start: Start, given: Given) -> None:
         draft.put(each)
 
 
-def _left(draft: Draft, given: Sequence[Given], said: set[str]) -> None:
+def _left(draft: Draft, given: Sequence[FlagUse], said: set[str]) -> None:
     """Flags without a recipe key, by name."""
     left = [each.origin.text for each in given if each.name not in said]
     if left:

@@ -37,12 +37,12 @@ def problems(context: Context) -> tuple[Diagnostic, ...]:
 
 def reason(context: Context) -> str:
     """For people."""
-    return own_scripts.named(context)
+    return own_scripts.described(context)
 
 
 def argv(context: Context) -> tuple[Token, ...]:
     """Interpreter, script or module, and the arguments word for word."""
-    return own_scripts.command(context, own_scripts.own_words(context))
+    return own_scripts.command(context, own_scripts.own_argv(context))
 
 
 def wrapper(context: Context) -> tuple[Token, ...]:

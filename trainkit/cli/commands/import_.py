@@ -66,7 +66,7 @@ def import_(
     from trainkit.cli.pipeline import working_folder
     from trainkit.convert.command import KINDS
     from trainkit.convert.importing import import_words, is_file
-    from trainkit.frameworks.base.draft import Desk
+    from trainkit.frameworks.base.draft import ImportContext
 
     invocation: Invocation = context.obj
     words = list(context.args)
@@ -85,7 +85,9 @@ def import_(
     if output is not None and is_file(words[0]) and Path(output).resolve() == Path(words[0]).resolve():
         raise UsageError(f"{output} is what is imported", hint="give another --output")
     uri = schema_uri() if output is not None else ""
-    imported = import_words(words, Desk(Disk(), cwd), target, program=invocation.program, kind=kind, schema_uri=uri)
+    imported = import_words(
+        words, ImportContext(Disk(), cwd), target, program=invocation.program, kind=kind, schema_uri=uri
+    )
     show_diagnostics(imported.warnings)
     if output is None:
         sys.stdout.write(imported.text)

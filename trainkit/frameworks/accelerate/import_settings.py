@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainkit.errors import Origin
-from trainkit.frameworks.base.draft import Desk, Draft, wrong_values
+from trainkit.frameworks.base.draft import Draft, ImportContext, wrong_values
 from trainkit.recipe.layers.assignment import Assignment
 
 # Nested mappings of the file, and the beginnings of flags that set their keys.
@@ -50,7 +50,7 @@ class Telling:
     """
 
     draft: Draft
-    desk: Desk
+    context: ImportContext
     said: dict[str, Told]
     program: bool = False
     read: set[str] = field(default_factory=set)

@@ -7,8 +7,8 @@ from typing import Any
 
 from trainkit.flags.flag import Use
 from trainkit.frameworks.accelerate.import_settings import Telling
-from trainkit.frameworks.base.draft import Given, read_flag
-from trainkit.frameworks.base.foreign_file import open_source
+from trainkit.frameworks.base.draft import FlagUse, read_flag
+from trainkit.frameworks.base.foreign_file import open_foreign_file
 from trainkit.frameworks.deepspeed.importer import take_apart
 from trainkit.frameworks.hf_trainer.fsdp_config import read_fsdp_config
 from trainkit.frameworks.hf_trainer.import_fsdp import ONLY_BY_SIZE
@@ -46,7 +46,7 @@ def fsdp(telling: Telling) -> None:
     values = {name: _truth(told.value) for name, told in said.items()}
     document = Document(values, {}, {}, (), (), ())
     kind = telling.origin("distributed_type")
-    use = Use("fsdp_config", None, kind, telling.desk.cwd, telling.desk.files, draft.get, frozenset())
+    use = Use("fsdp_config", None, kind, telling.context.cwd, telling.context.files, draft.get, frozenset())
     assignments, problems = read_fsdp_config(use, document, lambda _, __, name: said[name].origin)
     for each in assignments:
         draft.put(each)
@@ -86,7 +86,7 @@ def _by_file(telling: Telling) -> None:
     if telling.program:
         _as_base(telling, name)
     else:
-        take_apart(telling.draft, telling.desk, open_source(telling.desk, str(telling.get(name))))
+        take_apart(telling.draft, telling.context, open_foreign_file(telling.context, str(telling.get(name))))
     for other in telling.below(ZERO):
         if other not in ("deepspeed_config_file", "zero3_init_flag", "deepspeed_multinode_launcher"):
             telling.remark(f"{ZERO}.{other}", f"{other} beside a DeepSpeed file is an error in the workers; left out.")
@@ -99,7 +99,7 @@ def _format_beside_file(telling: Telling, name: str) -> None:
     wanted = telling.get("mixed_precision")
     if wanted in (None, False, "no"):
         return
-    tree = compose_bytes(telling.desk.files.read(absolute(str(telling.get(name)), telling.desk.cwd))).tree
+    tree = compose_bytes(telling.context.files.read(absolute(str(telling.get(name)), telling.context.cwd))).tree
     said = [value_at(tree, f"{dtype}.enabled") for dtype in ("bf16", "fp16")]
     if telling.said["mixed_precision"].flag and all(each in (None, "auto") for each in said):
         telling.put("mixed_precision", "precision.dtype", wanted)
@@ -109,8 +109,8 @@ def _format_beside_file(telling: Telling, name: str) -> None:
 
 def _as_base(telling: Telling, name: str) -> None:
     """The file as it stands, for a script that makes its own optimizer and schedule."""
-    given = Given("deepspeed", str(telling.get(name)), telling.origin(name))
-    assignments, problems = read_flag(telling.draft, telling.desk, given)
+    given = FlagUse("deepspeed", str(telling.get(name)), telling.origin(name))
+    assignments, problems = read_flag(telling.draft, telling.context, given)
     telling.draft.problems += [replace(each, what=each.what.replace("--deepspeed: ", "")) for each in problems]
     for each in assignments:
         telling.draft.put(each)
@@ -120,7 +120,7 @@ def _as_base(telling: Telling, name: str) -> None:
 
 def _said_in_file(telling: Telling, name: str) -> None:
     """What the recipe has to say too, because the plan compares it with the file."""
-    tree = compose_bytes(telling.desk.files.read(absolute(str(telling.get(name)), telling.desk.cwd))).tree
+    tree = compose_bytes(telling.context.files.read(absolute(str(telling.get(name)), telling.context.cwd))).tree
     for dtype in ("bf16", "fp16"):
         if value_at(tree, f"{dtype}.enabled") is True:
             telling.put(name, "precision.dtype", dtype)

@@ -7,8 +7,8 @@ from typing import Any
 
 from trainkit.frameworks.accelerate.import_settings import OF_DEEPSPEED, RENAMED, SECTIONS, Telling, Told, flat
 from trainkit.frameworks.accelerate.import_sharding import deepspeed, fsdp
-from trainkit.frameworks.base.draft import Desk, Draft, Given, card, word_origin
-from trainkit.frameworks.base.foreign_file import Source, open_source
+from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, argv_origin, card
+from trainkit.frameworks.base.foreign_file import ForeignFile, open_foreign_file
 from trainkit.recipe.yaml.scalars import read_scalar
 
 # Keys whose value in the file accelerate launch never applies, and the values that mean nothing anyway.
@@ -53,19 +53,19 @@ def recognises(tree: Mapping[str, Any]) -> bool:
     return "distributed_type" in tree or "compute_environment" in tree
 
 
-def read(draft: Draft, desk: Desk, source: Source) -> None:
+def read(draft: Draft, context: ImportContext, source: ForeignFile) -> None:
     """Settings of the file alone. What it says of processes counts with any launcher."""
-    interpret(Telling(draft, desk, flat(source.tree, source.at), bool(source.program)))
+    interpret(Telling(draft, context, flat(source.tree, source.at), bool(source.program)))
     if source.program and draft.get("devices.type") != "xla":
         draft.set("launcher.kind", "accelerate", source.at("distributed_type"))
 
 
-def launched(draft: Draft, desk: Desk, given: Sequence[Given]) -> int | None:
+def launched(draft: Draft, context: ImportContext, given: Sequence[FlagUse]) -> int | None:
     """Settings of `accelerate launch`: its flags win over its file. Returns the processes of each machine."""
     named = {each.name: each for each in given}
     said: dict[str, Told] = {}
     if "config_file" in named:
-        source = open_source(desk, named["config_file"].value or "")
+        source = open_foreign_file(context, named["config_file"].value or "")
         said = flat(source.tree, source.at)
     else:
         draft.remark("accelerate also reads default_config.yaml of the home folder; it is not read here (name it).")
@@ -79,9 +79,9 @@ def launched(draft: Draft, desk: Desk, given: Sequence[Given]) -> int | None:
         said["use_cpu"] = Told(True, named["cpu"].origin, flag=True)
     if "distributed_type" not in said:
         alone = "cpu" in named or "use_mps_device" in named
-        several = said.get("num_processes", Told(1 if alone else 2, word_origin("accelerate"))).value != 1
-        said["distributed_type"] = Told("MULTI_GPU" if several else "NO", word_origin("accelerate launch"), flag=True)
-    return interpret(Telling(draft, desk, said, program=True))
+        several = said.get("num_processes", Told(1 if alone else 2, argv_origin("accelerate"))).value != 1
+        said["distributed_type"] = Told("MULTI_GPU" if several else "NO", argv_origin("accelerate launch"), flag=True)
+    return interpret(Telling(draft, context, said, program=True))
 
 
 def _name(flag: str) -> str:
@@ -106,7 +106,7 @@ def interpret(telling: Telling) -> int | None:
         hint = "trainkit starts programs on machines that you can log in to"
         telling.draft.fail("a config for Amazon SageMaker", telling.origin("compute_environment"), hint)
         return None
-    telling.said.setdefault("distributed_type", Told(kind, word_origin("accelerate")))
+    telling.said.setdefault("distributed_type", Told(kind, argv_origin("accelerate")))
     read_kind(telling)
     _precision(telling)
     processes = _processes(telling, kind)

@@ -47,12 +47,12 @@ def problems(context: Context) -> tuple[Diagnostic, ...]:
 
 def reason(context: Context) -> str:
     """For people."""
-    return f"{own_scripts.named(context)}, on Accelerator()"
+    return f"{own_scripts.described(context)}, on Accelerator()"
 
 
 def argv(context: Context) -> tuple[Token, ...]:
     """Interpreter, script or module, and the arguments word for word."""
-    return own_scripts.command(context, own_scripts.own_words(context))
+    return own_scripts.command(context, own_scripts.own_argv(context))
 
 
 def wrapper(context: Context) -> tuple[Token, ...]:

@@ -18,7 +18,7 @@ LAYER = "command line"
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class ImportContext:
     """Where an import reads. cwd: absolute folder from which relative paths start."""
 
     files: Files
@@ -78,14 +78,14 @@ class Draft:
         self.problems.append(Diagnostic("error", what, origin=origin, why=why, hint=hint))
 
 
-def word_origin(*words: str) -> Origin:
+def argv_origin(*words: str) -> Origin:
     """Words of a command as the place of a value; what is secret in them is not shown."""
     shown = mask_line(" ".join(words))[:200]
     return Origin(LAYER, 1, shown, length=max(len(shown), 1), text=shown)
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class FlagUse:
     """One flag as it was used. name: with underscores; value: None for a bare switch."""
 
     name: str
@@ -94,7 +94,7 @@ class Given:
 
 
 def read_flag(
-    draft: Draft, desk: Desk, flag: Given, others: frozenset[str] = frozenset()
+    draft: Draft, context: ImportContext, flag: FlagUse, others: frozenset[str] = frozenset()
 ) -> tuple[list[Assignment], list[Diagnostic]]:
     """What trainkit's own flag of this name makes of a value; nothing is set yet. The errors include wrong types.
 
@@ -102,7 +102,7 @@ def read_flag(
     """
     current: Callable[[str], Any] = draft.get
     assignments, found = flags()[flag.name].read(
-        Use(flag.name, flag.value, flag.origin, desk.cwd, desk.files, current, others)
+        Use(flag.name, flag.value, flag.origin, context.cwd, context.files, current, others)
     )
     kept = [each for each in found if each.severity == "error"]
     return assignments, kept or wrong_values(assignments, draft)

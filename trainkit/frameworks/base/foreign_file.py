@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainkit.errors import Origin, RecipeError, UsageError
-from trainkit.frameworks.base.draft import Desk
+from trainkit.frameworks.base.draft import ImportContext
 from trainkit.recipe.layers.layer import Page, page
 from trainkit.recipe.layers.paths import absolute
 from trainkit.recipe.yaml.reader import compose_bytes
@@ -18,7 +18,7 @@ SCRIPT = ".sh"  # a shell script that holds one command
 
 
 @dataclass(frozen=True)
-class Source:
+class ForeignFile:
     """A mapping read from a file. path: as the user named it; program: a script and its words, where one is named."""
 
     path: str
@@ -34,25 +34,25 @@ class Source:
         return self.page.at(self.values.get(key, Mark(1, 1)))
 
 
-def open_source(desk: Desk, path: str, program: Sequence[str] = ()) -> Source:
+def open_foreign_file(context: ImportContext, path: str, program: Sequence[str] = ()) -> ForeignFile:
     """Read a file. Raises UsageError where there is none, and RecipeError with each place where it cannot be read."""
-    document = compose_bytes(_read(desk, path))
+    document = compose_bytes(_read(context, path))
     text = page(f"file {path}", 1, path, document)
     if document.errors:
         raise RecipeError([text.diagnose("error", each) for each in document.errors])
     if not isinstance(document.tree, Mapping) or not document.tree:
         raise UsageError(f"{path} holds no mapping", hint="name a DeepSpeed JSON file or an accelerate config")
-    return Source(path, document.tree, document.values, text, tuple(program))
+    return ForeignFile(path, document.tree, document.values, text, tuple(program))
 
 
-def script_text(desk: Desk, path: str) -> str:
+def script_text(context: ImportContext, path: str) -> str:
     """A shell script. Raises UsageError where there is none."""
-    return _read(desk, path).decode("utf-8", "replace")
+    return _read(context, path).decode("utf-8", "replace")
 
 
-def _read(desk: Desk, path: str) -> bytes:
+def _read(context: ImportContext, path: str) -> bytes:
     try:
-        return desk.files.read(absolute(path, desk.cwd))
+        return context.files.read(absolute(path, context.cwd))
     except OSError as error:
         reason = "there is no file" if isinstance(error, FileNotFoundError) else "cannot read"
         raise UsageError(f"{reason} {path}", hint="check the path; it starts from the current folder") from error

@@ -31,7 +31,7 @@ def check_target(resolved: Resolved) -> tuple[Diagnostic, ...]:
     return (Diagnostic("error", what, key="program", origin=resolved.origin("program.kind"), hint=hint),)
 
 
-def named(context: Context) -> str:
+def described(context: Context) -> str:
     """The program, for people."""
     program = context.recipe.program
     if program.script and not program.script.endswith(PYTHON):
@@ -61,7 +61,7 @@ def _local_rank(context: Context) -> tuple[Token, ...]:
     return (token(f"--local_rank={LAUNCHERS[context.launcher].local_rank(context)}", keys=("program.local_rank",)),)
 
 
-def own_words(context: Context) -> tuple[Token, ...]:
+def own_argv(context: Context) -> tuple[Token, ...]:
     """The words of program.args."""
     return tuple(token(word, keys=(key,)) for word, key in arguments(context.recipe.program.args))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainkit.frameworks.base.draft import Draft, wrong_values
-from trainkit.frameworks.base.foreign_file import Source
+from trainkit.frameworks.base.foreign_file import ForeignFile
 from trainkit.frameworks.deepspeed.config import AUTO
 from trainkit.recipe.layers.assignment import Assignment
 from trainkit.recipe.layers.merge import value_at
@@ -26,7 +26,7 @@ class Entries:
     """
 
     draft: Draft
-    source: Source
+    source: ForeignFile
     kind: str
     read: set[str] = field(default_factory=set)
     contradicted: list[str] = field(default_factory=list)

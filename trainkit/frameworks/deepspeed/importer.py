@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainkit.frameworks.base.draft import Desk, Draft, Given, read_flag, wrong_values
-from trainkit.frameworks.base.foreign_file import Source
-from trainkit.frameworks.base.program_kind import program_kind
+from trainkit.frameworks.base.detection import program_kind
+from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, read_flag, wrong_values
+from trainkit.frameworks.base.foreign_file import ForeignFile
 from trainkit.frameworks.deepspeed.config import AUTO
 from trainkit.frameworks.deepspeed.fields import STAGES
 from trainkit.frameworks.deepspeed.import_optimizer import MADE, Entries
@@ -33,15 +33,15 @@ def recognises(tree: Mapping[str, Any]) -> bool:
     return bool(MARKS & tree.keys()) and "distributed_type" not in tree and "compute_environment" not in tree
 
 
-def read(draft: Draft, desk: Desk, source: Source) -> None:
+def read(draft: Draft, context: ImportContext, source: ForeignFile) -> None:
     """Settings, and the file as base where it says more than these."""
-    if source.program and program_kind(desk, source.program).kind == "hf":
-        _for_trainer(draft, desk, source)
+    if source.program and program_kind(context, source.program).kind == "hf":
+        _for_trainer(draft, context, source)
     else:
-        take_apart(draft, desk, source)
+        take_apart(draft, context, source)
 
 
-def take_apart(draft: Draft, desk: Desk, source: Source) -> None:
+def take_apart(draft: Draft, context: ImportContext, source: ForeignFile) -> None:
     """Each key that has a setting; the file stays the base for the others."""
     if not isinstance(source.tree.get(ZERO, {}), Mapping):
         hint = 'write {"stage": 1}, or the stage that is meant'
@@ -64,17 +64,17 @@ def take_apart(draft: Draft, desk: Desk, source: Source) -> None:
     if autos:
         draft.remark(f'"auto", which Trainer of transformers fills from its own arguments: {", ".join(autos)}.')
     left = [key for key, _ in leaves(source.tree) if key not in entries.read and key not in autos]
-    _base(entries, absolute(source.path, desk.cwd), left)
+    _base(entries, absolute(source.path, context.cwd), left)
 
 
-def _for_trainer(draft: Draft, desk: Desk, source: Source) -> None:
+def _for_trainer(draft: Draft, context: ImportContext, source: ForeignFile) -> None:
     """Trainer reads the file beside its own arguments: it is the base as it stands."""
-    assignments, draft.problems = read_flag(draft, desk, Given("deepspeed", source.path, source.at("")))
+    assignments, draft.problems = read_flag(draft, context, FlagUse("deepspeed", source.path, source.at("")))
     for each in assignments:
         draft.put(each)
 
 
-def _kind(draft: Draft, source: Source, stage: Any) -> str:
+def _kind(draft: Draft, source: ForeignFile, stage: Any) -> str:
     if stage in (None, 0):
         where = "says no ZeRO stage" if stage is None else "has ZeRO stage 0"
         draft.set("strategy.kind", "ddp", source.at(f"{ZERO}.stage"), f"the file {where}: plain data parallelism")

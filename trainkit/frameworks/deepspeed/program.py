@@ -112,12 +112,12 @@ def _error(context: Context, what: str, key: str, hint: str) -> Diagnostic:
 
 def reason(context: Context) -> str:
     """For people."""
-    return f"{own_scripts.named(context)}, on DeepSpeed's engine"
+    return f"{own_scripts.described(context)}, on DeepSpeed's engine"
 
 
 def argv(context: Context) -> tuple[Token, ...]:
     """Interpreter, script, the user's words, and the file."""
-    own = own_scripts.own_words(context)
+    own = own_scripts.own_argv(context)
     end = next((place for place, word in enumerate(own) if str(word.text) == "--"), len(own))
     file = (token(FLAG, rule=GIVEN), token(Variable.RUN_DIR, f"/{FILE}", rule=GIVEN))
     return own_scripts.command(context, (*own[:end], *file, *own[end:]))

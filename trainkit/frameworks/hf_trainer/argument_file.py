@@ -6,17 +6,17 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from trainkit.frameworks.base.draft import Desk, Draft
-from trainkit.frameworks.base.program_kind import MARKS
+from trainkit.frameworks.base.detection import MARKS
+from trainkit.frameworks.base.draft import Draft, ImportContext
 from trainkit.recipe.layers.paths import absolute
 
 
-def flags_in_file(draft: Draft, desk: Desk, words: Sequence[str]) -> list[str]:
+def flags_in_file(draft: Draft, context: ImportContext, words: Sequence[str]) -> list[str]:
     """The words, or where they are one JSON file with fields of TrainingArguments, the flags that say the same."""
     if len(words) != 1 or not words[0].endswith(".json"):
         return list(words)
     try:
-        fields = json.loads(desk.files.read(absolute(words[0], desk.cwd)))
+        fields = json.loads(context.files.read(absolute(words[0], context.cwd)))
     except (OSError, ValueError):
         return list(words)  # a word of the script's own
     if not isinstance(fields, dict) or not MARKS & fields.keys():

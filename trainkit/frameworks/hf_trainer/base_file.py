@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainkit.frameworks.base.draft import Desk, Draft
+from trainkit.frameworks.base.draft import Draft, ImportContext
 from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.yaml.reader import compose_bytes
 
@@ -18,12 +18,12 @@ _CORNERS = {
 _SAME = "the DeepSpeed file says it, and Trainer wants its own flag to say the same"
 
 
-def said_in_base(draft: Draft, desk: Desk) -> None:
+def said_in_base(draft: Draft, context: ImportContext) -> None:
     """Number format and batch out of the base, where no flag says them."""
     base = draft.settings.get("strategy.config")
     if base is None or draft.problems:
         return
-    tree = compose_bytes(desk.files.read(base.value)).tree
+    tree = compose_bytes(context.files.read(base.value)).tree
     found = {**_format(tree), **_batch(tree)}
     given = [key for key in _CORNERS.values() if draft.get(key) is not None]
     for key, value in found.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from trainkit.frameworks.base.draft import Desk, Given, read_flag
+from trainkit.frameworks.base.draft import FlagUse, ImportContext, read_flag
 from trainkit.recipe.layers.assignment import Assignment
 from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.layers.paths import Files, absolute
@@ -34,7 +34,7 @@ def _fsdp(reading: Reading, name: str) -> None:
     if value in ("True", "true"):
         reading.draft.remark("Trainer of transformers 5 ends with an error at --fsdp True; the switch is bare.")
     assignments, problems = read_flag(
-        reading.draft, reading.desk, Given(name, value if phrase.values else None, phrase.origin)
+        reading.draft, reading.context, FlagUse(name, value if phrase.values else None, phrase.origin)
     )
     reading.draft.problems += problems
     reading.take(name, assignments)
@@ -51,12 +51,12 @@ def _fsdp_config(reading: Reading, name: str) -> None:
         reading.draft.remark(f"{' '.join(phrase.words)} says nothing of plain data parallelism.")
         reading.taken.add(name)
         return
-    desk, path = written_out(reading.desk, value)
-    assignments, problems = read_flag(reading.draft, desk, Given(name, path, phrase.origin))
+    context, path = written_out(reading.context, value)
+    assignments, problems = read_flag(reading.draft, context, FlagUse(name, path, phrase.origin))
     reading.draft.problems += problems
     reading.take(name, assignments)
     if not problems:
-        remark_on_file(reading, desk, path)
+        remark_on_file(reading, context, path)
 
 
 class _Beside:
@@ -78,17 +78,17 @@ class _Beside:
         return self._files.shipped()
 
 
-def written_out(desk: Desk, value: str) -> tuple[Desk, str]:
-    """A desk with the file that a flag names, and its path: Trainer also takes the file's content in its place."""
+def written_out(context: ImportContext, value: str) -> tuple[ImportContext, str]:
+    """The context with the file that a flag names, and its path: Trainer also takes the file's content in its place."""
     if not value.lstrip().startswith("{"):
-        return desk, value
+        return context, value
     path = "the words of --fsdp_config"
-    return Desk(_Beside(desk.files, absolute(path, desk.cwd), value), desk.cwd), path
+    return ImportContext(_Beside(context.files, absolute(path, context.cwd), value), context.cwd), path
 
 
-def remark_on_file(reading: Reading, desk: Desk, path: str) -> None:
+def remark_on_file(reading: Reading, context: ImportContext, path: str) -> None:
     """What Trainer does not read in the file."""
-    tree = compose_bytes(desk.files.read(absolute(path, desk.cwd))).tree
+    tree = compose_bytes(context.files.read(absolute(path, context.cwd))).tree
     both = {key: value_at(tree, key) for key in tree} | {key.removeprefix("fsdp_"): tree[key] for key in tree}
     if both.get("offload_params") and "cpu_offload" not in both:
         reading.draft.remark(NOT_READ)

@@ -9,8 +9,8 @@ from typing import Any
 
 from trainkit.errors import Diagnostic
 from trainkit.flags.registry import flags
-from trainkit.frameworks.base.draft import Desk, Draft, Given, read_flag
-from trainkit.frameworks.base.script_argv import Phrase, phrases
+from trainkit.frameworks.base.argv_reader import ScriptFlag, script_flags
+from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, read_flag
 from trainkit.frameworks.hf_trainer.argv_reader import OLD
 from trainkit.frameworks.hf_trainer.base_file import said_in_base
 from trainkit.frameworks.hf_trainer.fields import ROWS
@@ -30,8 +30,8 @@ class Reading:
     """The flags on their way into the draft. said: by name, the last use of each; left: what stays with the program."""
 
     draft: Draft
-    desk: Desk
-    said: dict[str, Phrase]
+    context: ImportContext
+    said: dict[str, ScriptFlag]
     taken: set[str] = field(default_factory=set)
 
     def take(self, name: str, assignments: Sequence[Assignment], reason: str = "") -> None:
@@ -45,10 +45,10 @@ class Reading:
         return " ".join(self.said[name].values) if name in self.said else None
 
 
-def read_program(draft: Draft, desk: Desk, words: Sequence[str]) -> list[str]:
+def read_program(draft: Draft, context: ImportContext, words: Sequence[str]) -> list[str]:
     """Settings out of the words of a script on Trainer; returns those that stay its own, in their order."""
-    found = list(phrases(words))
-    reading = Reading(draft, desk, {_newest(each.name): each for each in found if each.name})
+    found = list(script_flags(words))
+    reading = Reading(draft, context, {_newest(each.name): each for each in found if each.name})
     for name, reader in (dict.fromkeys(_known(), _by_flag) | dict(_SPECIAL) | dict(FSDP_READERS)).items():
         if name in reading.said and name not in reading.taken:
             reader(reading, name)
@@ -56,7 +56,7 @@ def read_program(draft: Draft, desk: Desk, words: Sequence[str]) -> list[str]:
         read(reading, name)
     _best(reading)
     _plain_format(reading)
-    said_in_base(draft, desk)
+    said_in_base(draft, context)
     _gone(reading)
     return [word for each in found if _newest(each.name) not in reading.taken or not each.name for word in each.words]
 
@@ -88,7 +88,7 @@ def _by_flag(reading: Reading, name: str) -> None:
         _unread(reading, name, [])
         return
     assignments, problems = read_flag(
-        reading.draft, reading.desk, Given(name, value, phrase.origin), frozenset(reading.said)
+        reading.draft, reading.context, FlagUse(name, value, phrase.origin), frozenset(reading.said)
     )
     if problems:
         _unread(reading, name, problems)

@@ -44,13 +44,13 @@ def check(resolved: Resolved) -> tuple[Diagnostic, ...]:
 
 def problems(context: Context) -> tuple[Diagnostic, ...]:
     """Settings that Trainer has no counterpart for, and words of the program's own that contradict the plan."""
-    own = (*refusals.contradictions(context), *refusals.own_words(context))
+    own = (*refusals.contradictions(context), *refusals.own_argv(context))
     return (*refusals.unfit(context), *own, *xla.problems(context))
 
 
 def reason(context: Context) -> str:
     """For people."""
-    return f"{own_scripts.named(context)}, on the Trainer of transformers {version(context)}"
+    return f"{own_scripts.described(context)}, on the Trainer of transformers {version(context)}"
 
 
 def argv(context: Context) -> tuple[Token, ...]:
@@ -58,7 +58,7 @@ def argv(context: Context) -> tuple[Token, ...]:
 
     Words after a bare `--` are no flags, so the plan's stand before it.
     """
-    own = own_scripts.own_words(context)
+    own = own_scripts.own_argv(context)
     end = next((place for place, word in enumerate(own) if str(word.text) == "--"), len(own))
     return own_scripts.command(context, (*own[:end], *_flags(context), *own[end:]))
 

@@ -52,7 +52,7 @@ def contradictions(context: Context) -> Iterator[Diagnostic]:
             yield _file(context, own[field], file)
 
 
-def own_words(context: Context) -> Iterator[Diagnostic]:
+def own_argv(context: Context) -> Iterator[Diagnostic]:
     """Words of program.args that contradict one another or the strategy."""
     args, strategy = context.recipe.program.args, context.recipe.strategy
     own = spoken_fields(args)
