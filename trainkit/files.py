@@ -1,43 +1,72 @@
-"""Whole files appear at once or not at all."""
+"""Files that appear whole or not at all, and this user's cache folders. Standard library only: every rank uses it."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+from collections.abc import Mapping
+from typing import Any
+
+PathLike = str | os.PathLike[str]
 
 
-def write_atomically(path: str | os.PathLike[str], content: str | bytes, *, mode: int = 0o666) -> None:
+def write_atomically(path: PathLike, content: str | bytes, *, mode: int = 0o666) -> None:
     """Write beside the target, flush to disk, rename over it. Readers see the old file or the new one."""
-    _publish(path, content, mode, flush=True)
+    _replace(path, content, mode, flush=True)
 
 
-def publish(path: str | os.PathLike[str], content: str | bytes) -> None:
+def publish(path: PathLike, content: str | bytes) -> None:
     """Like :func:`write_atomically`, but without waiting for the disk: for what matters while the machine is up."""
-    _publish(path, content, 0o666, flush=False)
+    _replace(path, content, 0o666, flush=False)
 
 
-def overwrite(path: str | os.PathLike[str], content: str) -> None:
+def overwrite(path: PathLike, content: str) -> None:
     """Rewrite a file in its own place, which takes no room: the last resort on a full disk. Readers may see it torn."""
-    data = content.encode("utf-8", "surrogateescape")
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        os.ftruncate(fd, os.pwrite(fd, data, 0))
+        os.ftruncate(fd, os.pwrite(fd, content.encode("utf-8", "surrogateescape"), 0))
     finally:
         os.close(fd)
 
 
-def _publish(path: str | os.PathLike[str], content: str | bytes, mode: int, *, flush: bool) -> None:
-    target = os.fspath(path)
-    folder, name = os.path.split(target)
-    temporary = os.path.join(folder, f".{name}.{os.getpid()}")
-    data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+def write_json(path: PathLike, content: object, *, indent: int | None = 2) -> None:
+    """A JSON file, written atomically; NaN and infinity as Python writes them."""
+    write_atomically(path, json.dumps(content, indent=indent) + "\n")
+
+
+def read_json(path: PathLike) -> dict[str, Any]:
+    """The JSON object in a file; empty where the file is missing, damaged, or holds something else."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def cache_folder(environ: Mapping[str, str], name: str) -> str | None:
+    """This user's cache folder for one kind of thing (XDG base directories); None without a home. Not created."""
+    base, home = environ.get("XDG_CACHE_HOME", ""), environ.get("HOME", "")
+    if not os.path.isabs(base):  # the specification says to ignore relative paths
+        base = os.path.join(home, ".cache") if home else ""
+    return os.path.join(base, "trainkit", name) if base else None
+
+
+def _replace(path: PathLike, content: str | bytes, mode: int, *, flush: bool) -> None:
+    folder, name = os.path.split(os.fspath(path))
+    # In a folder that others may write to, a guessable name could be planted as a link to a file of ours.
+    scratch = os.path.join(folder, f".{name}.{os.urandom(8).hex()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(scratch, flags, mode)
     try:
         with os.fdopen(fd, "wb") as file:
-            file.write(data)
+            file.write(content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content)
             if flush:
                 file.flush()
                 os.fsync(fd)
-        os.replace(temporary, target)
+        os.replace(scratch, path)
     except BaseException:
-        os.unlink(temporary)
+        with contextlib.suppress(OSError):
+            os.unlink(scratch)
         raise

@@ -1,0 +1,85 @@
+"""Whole files: written beside their target under a name that nobody can plant, read without falling over damage."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trainkit.files import cache_folder, overwrite, publish, read_json, write_atomically, write_json
+
+Write = Callable[[Path, str], None]
+
+
+@pytest.mark.parametrize("write", [write_atomically, publish])
+def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path, write: Write) -> None:
+    file = tmp_path / "status.json"
+    write(file, "old")
+    write(file, "new é")
+    assert file.read_text(encoding="utf-8") == "new é"
+    assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
+
+
+@pytest.mark.parametrize("write", [write_atomically, publish])
+def test_a_link_in_the_place_of_the_target_is_replaced_and_not_written_through(tmp_path: Path, write: Write) -> None:
+    victim, file = tmp_path / "victim", tmp_path / "status.json"
+    victim.write_text("precious")
+    file.symlink_to(victim)
+    write(file, "new")
+    assert (victim.read_text(), file.is_symlink(), file.read_text()) == ("precious", False, "new")
+
+
+@pytest.mark.parametrize("write", [write_atomically, publish])
+@pytest.mark.parametrize("name", [f".status.json.{os.getpid()}", ".status.json.0011223344556677"])
+def test_a_link_planted_under_the_temporary_name_is_not_followed(
+    tmp_path: Path, write: Write, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim, planted = tmp_path / "victim", tmp_path / name
+    victim.write_text("precious")
+    planted.symlink_to(victim)
+    if not name.endswith(str(os.getpid())):  # whoever guesses even the random part reaches nothing
+        monkeypatch.setattr(os, "urandom", lambda count: bytes.fromhex("0011223344556677")[:count])
+        with pytest.raises(FileExistsError):
+            write(tmp_path / "status.json", "new")
+    else:
+        write(tmp_path / "status.json", "new")
+        assert (tmp_path / "status.json").read_text() == "new"
+    assert victim.read_text() == "precious"
+    assert planted.is_symlink()
+
+
+def test_what_cannot_be_put_in_place_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="folder"):
+        write_atomically(tmp_path / "folder", "text")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_file_is_overwritten_in_its_place_but_never_through_a_link(tmp_path: Path) -> None:
+    file, link = tmp_path / "status.json", tmp_path / "link"
+    file.write_text("a long line")
+    overwrite(file, "short")
+    assert file.read_text() == "short"
+    link.symlink_to(file)
+    with pytest.raises(OSError, match="link"):
+        overwrite(link, "other")
+    assert file.read_text() == "short"
+
+
+def test_json_is_read_back_and_damage_reads_as_empty(tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    write_json(file, {"loss": float("inf"), "name": "é"})
+    assert read_json(file) == {"loss": float("inf"), "name": "é"}
+    for content in (b"{", b"[1]", b"\xff\xfe", b"[" * 100_000, b""):
+        file.write_bytes(content)
+        assert read_json(file) == {}
+    assert read_json(tmp_path / "nowhere") == read_json(tmp_path) == {}
+
+
+def test_the_cache_folder_follows_the_xdg_specification() -> None:
+    assert cache_folder({"XDG_CACHE_HOME": "/c", "HOME": "/h"}, "corpora") == "/c/trainkit/corpora"
+    assert cache_folder({"XDG_CACHE_HOME": "relative", "HOME": "/h"}, "corpora") == "/h/.cache/trainkit/corpora"
+    assert cache_folder({"HOME": "/h"}, "corpora") == "/h/.cache/trainkit/corpora"
+    assert cache_folder({}, "corpora") is None
