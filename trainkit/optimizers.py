@@ -1,47 +1,244 @@
-"""What is known of each optimizer before it runs: the state that it keeps, the settings that it takes, its warnings."""
+"""Every optimizer by its name in a recipe, and all that anyone asks of it: the trainer, the planner, the foreign tools.
+
+A new optimizer is one entry here (and a class by its import path, `optimizer.name: pkg.mod:Class`, needs none).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MOMENTS = ("beta1", "beta2", "eps")
+ZERO = ("zero1", "zero2", "zero3")
 
 
 @dataclass(frozen=True, slots=True)
-class Traits:
-    """What an optimizer does to memory and speed, and which of MOMENTS it takes.
+class Package:
+    """What must be installed. extra: of trainkit, that brings it; install: the command where none can."""
 
-    state: bytes of optimizer state per parameter with fp32 weights, in words (tests measure them).
+    name: str
+    minimum: str
+    extra: str = "optimizers"
+    install: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """Strategies and devices with which the built-in trainer cannot use it. Both have to fit; empty fits all."""
+
+    reason: str
+    instead: str
+    strategies: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """One optimizer.
+
+    path: import path of its class. arguments: how the recipe's settings reach the class, by the class's own names;
+        a tuple is handed over as one value. fixed: arguments that are always the same.
+    state: optimizer state per parameter with fp32 weights, in words (tests measure it); state_bytes: the same as a
+        number, None where it depends on shapes. speed, when: for the table of techniques; an empty `when` adds no row.
+    deepspeed: the type that DeepSpeed makes of its own file; empty where it has none.
+    hf: the settings that Trainer hands on to its optimizer of this name, and hf_args: those that go through
+        --optim_args, by their name there; hf_unsupported: why Trainer has none, and what to do instead.
+    hf_aliases: other names that Trainer has for it.
+    keeps_rounding: whether it keeps what rounding to bf16 weights would lose. embeddings_in_32_bit: whether state of
+        embeddings must stay in 32 bits. warning: what a reader of the recipe may not expect, and what to do about it.
     """
 
+    path: str
+    arguments: Mapping[str, str | tuple[str, ...]]
     state: str
     speed: str
-    takes: tuple[str, ...] = MOMENTS
+    when: str = ""
+    state_bytes: float | None = None
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    requires: Package | None = None
+    unsupported: tuple[Unsupported, ...] = ()
+    deepspeed: str = ""
+    hf: tuple[str, ...] = ()
+    hf_args: Mapping[str, str] = field(default_factory=dict)
+    hf_unsupported: tuple[str, str] | None = None
+    hf_aliases: tuple[str, ...] = ()
+    keeps_rounding: bool = False
+    embeddings_in_32_bit: bool = False
+    warning: tuple[str, str] | None = None
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """Which of MOMENTS the class is given."""
+        used = {name for each in self.arguments.values() for name in (each if isinstance(each, tuple) else (each,))}
+        return tuple(name for name in MOMENTS if name in used)
 
 
-TRAITS: Mapping[str, Traits] = {
-    "adamw_torch": Traits("8 bytes of state per parameter", "PyTorch's choice of implementation"),
-    "adamw_torch_fused": Traits("8 bytes of state per parameter", "one kernel for the whole update"),
-    "adamw_torch_foreach": Traits(
-        "8 bytes of state per parameter, and temporaries as large as the weights", "many tensors in one kernel"
+ADAM: Mapping[str, str | tuple[str, ...]] = {"betas": ("beta1", "beta2"), "eps": "eps"}
+_TWO_MOMENTS = "8 bytes of state per parameter"
+_APEX = (
+    # the package of that name on PyPI is something else
+    "APEX_CPP_EXT=1 APEX_CUDA_EXT=1 pip install --no-build-isolation git+https://github.com/NVIDIA/apex, "
+    "or use a container that has it; adamw_torch_fused needs neither"
+)
+
+OPTIMIZERS: Mapping[str, Optimizer] = {
+    "adamw_torch": Optimizer(
+        "torch.optim:AdamW",
+        ADAM,
+        _TWO_MOMENTS,
+        "PyTorch's choice of implementation",
+        state_bytes=8,
+        deepspeed="AdamW",
+        hf=MOMENTS,
     ),
-    "adamw_apex_fused": Traits("8 bytes of state per parameter", "one kernel for the whole update (NVIDIA apex)"),
-    "adamw_anyprecision": Traits(
-        "8 bytes of state per parameter; 6 with precision.weights bf16, rounding errors included",
+    "adamw_torch_fused": Optimizer(
+        "torch.optim:AdamW",
+        ADAM,
+        _TWO_MOMENTS,
+        "one kernel for the whole update",
+        "always worth a try, on a CPU too",
+        state_bytes=8,
+        fixed={"fused": True},
+        hf=MOMENTS,
+    ),
+    "adamw_torch_foreach": Optimizer(
+        "torch.optim:AdamW",
+        ADAM,
+        f"{_TWO_MOMENTS}, and temporaries as large as the weights",
+        "many tensors in one kernel",
+        "the fused one is not to be had",
+        state_bytes=8,
+        fixed={"foreach": True},
+        hf_unsupported=("adamw_torch is foreach on CUDA by itself", "Set optimizer.name to adamw_torch."),
+    ),
+    "adamw_apex_fused": Optimizer(
+        "apex.optimizers:FusedAdam",
+        ADAM,
+        _TWO_MOMENTS,
+        "one kernel for the whole update (NVIDIA apex)",
+        "apex is there already, as in NVIDIA's containers",
+        state_bytes=8,
+        fixed={"adam_w_mode": True},
+        requires=Package("apex", "0.1", install=_APEX),
+        unsupported=(
+            Unsupported(
+                "its kernels take whole tensors, and fsdp hands it sharded ones (DTensor)",
+                "optimizer.name: adamw_torch_fused, or strategy.kind: ddp",
+                strategies=("fsdp",),
+            ),
+            Unsupported("apex's kernels run on CUDA only", "optimizer.name: adamw_torch_fused", devices=("cpu", "mps")),
+        ),
+        hf_unsupported=("transformers 5 no longer has it", "Set optimizer.name to adamw_torch_fused."),
+    ),
+    "adamw_anyprecision": Optimizer(
+        "optimi:AdamW",
+        ADAM,
+        f"{_TWO_MOMENTS}; 6 with precision.weights bf16, rounding errors included",
         "fused where triton is (optimi)",
+        "weights in bf16",
+        requires=Package("torch-optimi", "0.2"),
+        unsupported=(
+            Unsupported(
+                "ZeRO-3 calls the optimizer once for each group of parameters, and this one counts each call as a "
+                "step of all: its bias correction comes out wrong",
+                "optimizer.name: adamw_torch, or strategy.kind: fsdp or zero2",
+                strategies=("zero3",),
+            ),
+        ),
+        hf_unsupported=(
+            "transformers takes it from torchdistx, which is no longer maintained",
+            "Set optimizer.name to adamw_torch.",
+        ),
+        keeps_rounding=True,
     ),
-    "adamw_bnb_8bit": Traits(
+    "adamw_bnb_8bit": Optimizer(
+        "bitsandbytes.optim:AdamW8bit",
+        ADAM,
         "about 2 bytes of state per parameter; 8 for embeddings and for tensors below 4096 elements",
         "quantizes its state in each step",
+        "optimizer state is what does not fit",
+        requires=Package("bitsandbytes", "0.50"),
+        unsupported=(
+            Unsupported(
+                "its kernels take whole tensors, and fsdp hands it sharded ones (DTensor)",
+                "optimizer.name: adamw_torch_fused, or strategy.kind: ddp",
+                strategies=("fsdp",),
+            ),
+            Unsupported(
+                "DeepSpeed hands the optimizer one flat vector per rank, in which embeddings cannot be kept in 32-bit",
+                "optimizer.name: adamw_torch, or strategy.kind: ddp",
+                strategies=ZERO,
+            ),
+            Unsupported(
+                "bitsandbytes has no 8-bit optimizer for MPS",
+                "optimizer.name: adafactor, or adamw_torch",
+                devices=("mps",),
+            ),
+        ),
+        hf=MOMENTS,
+        hf_aliases=("adamw_8bit",),
+        # state of embeddings, which are rarely and unevenly hit, is unstable in 8 bits (bitsandbytes' documentation)
+        embeddings_in_32_bit=True,
     ),
-    "adafactor": Traits("a row and a column of state per matrix, almost nothing", "slower update, no momentum", ()),
-    "adagrad": Traits("4 bytes of state per parameter", "a short update", ("eps",)),
-    "sgd": Traits("4 bytes of state per parameter (momentum; none with beta1: 0)", "the shortest update", ("beta1",)),
+    "adafactor": Optimizer(
+        "torch.optim:Adafactor",
+        {},
+        "a row and a column of state per matrix, almost nothing",
+        "slower update, no momentum",
+        "8-bit state does not fit either; tune the learning rate again",
+        unsupported=(
+            Unsupported(
+                "torch's Adafactor needs the norms of whole matrices, and has no rule for sharded ones (DTensor)",
+                "optimizer.name: adamw_torch, or strategy.kind: ddp",
+                strategies=("fsdp",),
+            ),
+            Unsupported(
+                "DeepSpeed hands the optimizer one flat vector per rank, in which there are no rows and columns to "
+                "factor",
+                "optimizer.name: adamw_torch, or strategy.kind: ddp",
+                strategies=ZERO,
+            ),
+        ),
+        warning=(
+            (
+                "adafactor can converge slower than AdamW, or unstably. Its optimizer.lr is relative to the size of "
+                "the weights (torch.optim.Adafactor), so that of an AdamW recipe means something else."
+            ),
+            "Start from lr 1e-2, PyTorch's default, and compare losses; adamw_bnb_8bit is small too and acts as AdamW.",
+        ),
+    ),
+    "adagrad": Optimizer(
+        "torch.optim:Adagrad",
+        {"eps": "eps"},
+        "4 bytes of state per parameter",
+        "a short update",
+        "sparse features",
+        state_bytes=4,
+        unsupported=(
+            Unsupported(
+                "DeepSpeed makes torch's Adagrad again without its parameter groups, and then fails",
+                "optimizer.name: sgd or adamw_torch, or strategy.kind: fsdp",
+                strategies=ZERO,
+            ),
+        ),
+        hf=("eps",),
+        hf_args={"eps": "eps"},
+    ),
+    "sgd": Optimizer(
+        "torch.optim:SGD",
+        # torch's SGD adds the decay to the gradient, before momentum: it is not decoupled as AdamW's is
+        {"momentum": "beta1"},
+        "4 bytes of state per parameter (momentum; none with beta1: 0)",
+        "the shortest update",
+        "the model is known to train with it",
+        state_bytes=4,
+        deepspeed="SGD",
+        hf=("beta1",),
+        hf_args={"beta1": "momentum"},
+    ),
 }
-OWN_CLASS = Traits("whatever the class keeps", "that of the class", ())
 
 
-def traits(name: str) -> Traits:
-    """Of a name, or of a class by its import path."""
-    return TRAITS.get(name, OWN_CLASS)
+def optimizer(name: str) -> Optimizer:
+    """The optimizer of a name, or what is known of a class by its import path: nothing but that."""
+    return OPTIMIZERS.get(name) or Optimizer(name, {}, "whatever the class keeps", "that of the class", hf=MOMENTS)

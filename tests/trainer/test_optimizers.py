@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from trainkit.errors import TrainingError
+from trainkit.optimizers import OPTIMIZERS
 from trainkit.recipe.schema import GptModel, Optimizer
 from trainkit.trainer.models.gpt import Gpt, build_gpt
-from trainkit.trainer.optim.build import OPTIMIZERS, build_optimizer, parameter_groups
+from trainkit.trainer.optim.build import build_optimizer, parameter_groups
 from trainkit.trainer.parallel.single import Single
 from trainkit.trainer.settings import Settings
 

@@ -6,14 +6,16 @@ from dataclasses import replace
 
 from trainkit.errors import Diagnostic
 from trainkit.flags.flag import Outcome, Use, setting_reader
+from trainkit.optimizers import OPTIMIZERS
 from trainkit.recipe.layers.assignment import Assignment
 
 _FORM = "write it as name=value,name=value, for example momentum=0.9,nesterov=true"
 
 
 def optim(use: Use) -> Outcome:
-    """HF has two names for one optimizer."""
-    return setting_reader("optimizer.name")(replace(use, value="adamw_bnb_8bit") if use.value == "adamw_8bit" else use)
+    """HF has two names for some optimizers."""
+    name = next((name for name, each in OPTIMIZERS.items() if use.value in each.hf_aliases), use.value)
+    return setting_reader("optimizer.name")(replace(use, value=name))
 
 
 def optim_args(use: Use) -> Outcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trainkit.machine.facts import Gpu
+from trainkit.optimizers import optimizer
 from trainkit.plan.context import Dtype
 from trainkit.plan.model import Notice
 from trainkit.recipe.layers.merge import value_at
@@ -56,6 +57,6 @@ def _elsewhere(recipe: Recipe, device: str, dtype: Dtype) -> Iterator[Notice]:
 def _rounding(recipe: Recipe) -> Iterator[Notice]:
     """bf16 has 8 bits of mantissa: an update below 1/512 of a weight leaves it as it is."""
     builtin = recipe.program.kind == "builtin"
-    if builtin and recipe.precision.weights == "bf16" and recipe.optimizer.name != "adamw_anyprecision":
+    if builtin and recipe.precision.weights == "bf16" and not optimizer(recipe.optimizer.name).keeps_rounding:
         what = f"precision.weights bf16 rounds small updates of {recipe.optimizer.name} away: training may stand still."
         yield Notice("warning", what, "Set optimizer.name to adamw_anyprecision, which keeps what rounding loses.")

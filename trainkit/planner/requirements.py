@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from trainkit.frameworks.hf_trainer.versions import OLDEST
 from trainkit.frameworks.torch_xla import is_spmd
 from trainkit.machine.versions import at_least
+from trainkit.optimizers import OPTIMIZERS
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
 
@@ -41,16 +42,10 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement("launcher", ("accelerate",), "accelerate", "1.9"),
     Requirement("launcher", ("deepspeed",), "deepspeed", "0.16"),
     Requirement("strategy", ("zero1", "zero2", "zero3"), "deepspeed", "0.16"),
-    Requirement("optimizer.name", ("adamw_bnb_8bit",), "bitsandbytes", "0.50", extra="optimizers"),
-    Requirement("optimizer.name", ("adamw_anyprecision",), "torch-optimi", "0.2", extra="optimizers"),
-    Requirement(
-        "optimizer.name",
-        ("adamw_apex_fused",),
-        "apex",
-        "0.1",
-        # the package of that name on PyPI is something else
-        install="APEX_CPP_EXT=1 APEX_CUDA_EXT=1 pip install --no-build-isolation git+https://github.com/NVIDIA/apex, "
-        "or use a container that has it; adamw_torch_fused needs neither",
+    *(
+        Requirement("optimizer.name", (name,), need.name, need.minimum, need.extra, need.install)
+        for name, each in OPTIMIZERS.items()
+        if (need := each.requires)
     ),
     Requirement("peft.kind", ("lora",), "peft", "0.15", extra="hf"),
     Requirement("data.tokenizer", ("a folder",), "transformers", "4.50", extra="hf"),

@@ -11,6 +11,7 @@ from trainkit.doctor.installed import canonical, installed
 from trainkit.doctor.surroundings import Aim, Surroundings
 from trainkit.doctor.verdict import Verdict, ok, skipped
 from trainkit.machine.versions import at_least
+from trainkit.optimizers import OPTIMIZERS
 from trainkit.planner.requirements import REQUIREMENTS
 
 if TYPE_CHECKING:
@@ -68,8 +69,7 @@ def unused(aim: Aim) -> frozenset[str]:
     chosen = {
         "accelerate": aim.plan.launcher.kind == "accelerate",
         "deepspeed": aim.deepspeed,
-        "bitsandbytes": recipe.optimizer.name == "adamw_bnb_8bit",
-        "torch-optimi": recipe.optimizer.name == "adamw_anyprecision",
+        **{each.requires.name: recipe.optimizer.name == name for name, each in OPTIMIZERS.items() if each.requires},
         "flash-attn": recipe.efficiency.attention == "flash_attention_2",
         "tensorboard": "tensorboard" in recipe.logging.report_to,
         "wandb": "wandb" in recipe.logging.report_to,

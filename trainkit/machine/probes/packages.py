@@ -8,11 +8,12 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from trainkit.optimizers import OPTIMIZERS
+
 WANTED = frozenset(
     {
+        *(each.requires.name for each in OPTIMIZERS.values() if each.requires),
         "accelerate",
-        "apex",
-        "bitsandbytes",
         "datasets",
         "deepspeed",
         "flash-attn",
@@ -22,7 +23,6 @@ WANTED = frozenset(
         "peft",
         "tensorboard",
         "torch",
-        "torch-optimi",
         "torch-xla",
         "transformers",
         "wandb",

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trainkit.optimizers import optimizer
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
-from trainkit.planner.advice.model_states import in_words, largest, parameters
+from trainkit.planner.advice.model_states import STATE, in_words, largest, parameters
 
 OFFLOAD = "strategy.kind: zero3 with offload_optimizer and offload_param cpu, or nvme where memory does not suffice"
 SIZES = {"hidden_size", "layers", "vocab_size"}
-TWO_MOMENTS = ("adamw_torch", "adamw_torch_fused", "adamw_torch_foreach", "adamw_apex_fused")
 
 
 def room_advice(context: Context) -> Iterator[Notice]:
@@ -27,7 +27,7 @@ def room_advice(context: Context) -> Iterator[Notice]:
         return
     if largest("single", 1, _memory(context), mixed=_mixed(context)) >= size:
         yield from _needless(context, size)
-    elif recipe.optimizer.name in TWO_MOMENTS:
+    elif optimizer(recipe.optimizer.name).state_bytes == STATE:
         yield from _too_large(context, size)
 
 

@@ -5,7 +5,7 @@ A plan lists those in force from it, and the README's table is made from it.
 
 from __future__ import annotations
 
-from trainkit.optimizers import traits
+from trainkit.optimizers import optimizer
 from trainkit.plan.context import Context
 from trainkit.plan.model import TechniqueInForce
 from trainkit.planner.techniques import on_a_device, over_ranks
@@ -22,7 +22,7 @@ def techniques_in_force(context: Context) -> tuple[TechniqueInForce, ...]:
         return ()
     chosen = [row for row in TECHNIQUES if row.in_force(context)]
     found = [TechniqueInForce(row.key, _value(context, row.key), row.speed, row.memory) for row in chosen]
-    kind = traits(context.recipe.optimizer.name)
+    kind = optimizer(context.recipe.optimizer.name)
     return (TechniqueInForce("optimizer.name", context.recipe.optimizer.name, kind.speed, kind.state), *found)
 
 

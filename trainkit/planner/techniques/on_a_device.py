@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from trainkit.optimizers import OPTIMIZERS
 from trainkit.plan.context import Context
-from trainkit.planner.techniques.technique import Chosen, Technique, computes_in, has, on_cuda, optimizer_row
+from trainkit.planner.techniques.technique import Chosen, Technique, computes_in, has, on_cuda
 
 
 def compiled_with(key: str, *values: object) -> Chosen:
@@ -89,14 +90,14 @@ ROWS: tuple[Technique, ...] = (
         "the weights are trained in fp32 and judged often",
         lambda context: context.dtype == "fp32" and has("precision.eval", "bf16", "fp16")(context),
     ),
-    optimizer_row("adamw_torch_fused", "--optim adamw_torch_fused", "always worth a try, on a CPU too"),
-    optimizer_row("adamw_torch_foreach", "--optim adamw_torch_foreach", "the fused one is not to be had"),
-    optimizer_row("adamw_apex_fused", "--optim adamw_apex_fused", "apex is there already, as in NVIDIA's containers"),
-    optimizer_row("adamw_anyprecision", "--optim adamw_anyprecision", "weights in bf16"),
-    optimizer_row("adamw_bnb_8bit", "--optim adamw_bnb_8bit", "optimizer state is what does not fit"),
-    optimizer_row("adafactor", "--optim adafactor", "8-bit state does not fit either; tune the learning rate anew"),
-    optimizer_row("adagrad", "--optim adagrad", "sparse features"),
-    optimizer_row("sgd", "--optim sgd", "the model is known to train with it"),
+    *(
+        # A plan has a line for its optimizer whatever it is, so none of these adds another.
+        Technique(
+            f"optimizer.name: {name}", f"--optim {name}", each.speed, each.state, each.when, lambda context: False
+        )
+        for name, each in OPTIMIZERS.items()
+        if each.when
+    ),
     Technique(
         "efficiency.attention: sdpa",
         "",

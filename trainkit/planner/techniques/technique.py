@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trainkit.optimizers import traits
 from trainkit.plan.context import Context
 from trainkit.recipe.schema import Recipe
 
@@ -59,10 +58,3 @@ def computes_in(dtype: str) -> Chosen:
 def on_cuda(chosen: Chosen) -> Chosen:
     """The same, where the plan has cards."""
     return lambda context: context.topology.device == "cuda" and chosen(context)
-
-
-def optimizer_row(name: str, flag: str, when: str) -> Technique:
-    """The row of an optimizer, from what is known of it."""
-    kind = traits(name)
-    # A plan has a line for its optimizer whatever it is, so none of these adds another.
-    return Technique(f"optimizer.name: {name}", flag, kind.speed, kind.state, when, lambda context: False)

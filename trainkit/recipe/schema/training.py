@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from trainkit.optimizers import OPTIMIZERS
 from trainkit.recipe.schema.base import Section, setting
 from trainkit.recipe.schema.launching import Scalar
 
 Count = Annotated[int, Field(ge=1)]
 ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
-OptimizerName = Literal[
-    "adamw_torch",
-    "adamw_torch_fused",
-    "adamw_torch_foreach",
-    "adamw_apex_fused",
-    "adamw_anyprecision",
-    "adamw_bnb_8bit",
-    "adafactor",
-    "adagrad",
-    "sgd",
-]
+if TYPE_CHECKING:
+    OptimizerName = str
+else:
+    OptimizerName = Literal[tuple(OPTIMIZERS)]
 
 
 class Precision(Section):

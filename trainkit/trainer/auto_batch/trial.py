@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from trainkit.optimizers import optimizer
 from trainkit.trainer.auto_batch.memory_limit import Room, give_back, is_out_of_memory, peak, restart_peak
 from trainkit.trainer.data.sampler import positions_of_rank
 from trainkit.trainer.metrics.memory import resident
@@ -67,7 +68,7 @@ class Rehearsal:
     def start_over(self) -> None:
         """Let go of the copy. Another one is made for the next attempt: the old one may have failed in mid-step."""
         self._strategy, self._inputs = None, {}
-        if self._settings.recipe.optimizer.name == "adamw_bnb_8bit":
+        if optimizer(self._settings.recipe.optimizer.name).embeddings_in_32_bit:
             forget_embeddings()
         gc.collect()
         give_back(self._device)

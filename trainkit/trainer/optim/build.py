@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from trainkit.errors import TrainingError
+from trainkit.optimizers import optimizer
 from trainkit.recipe.schema import Optimizer as OptimizerSettings
 
 Groups = list[dict[str, Any]]
@@ -32,7 +33,7 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.opti
     """The optimizer that the recipe names. TrainingError when it cannot be imported or refuses what it is given."""
     groups = parameter_groups(model.parameters(), settings.weight_decay)
     kind, fixed = optimizer_class(settings)
-    if settings.name == "adamw_bnb_8bit":
+    if optimizer(settings.name).embeddings_in_32_bit:
         keep_embeddings_in_32_bit(model)
     try:
         return kind(groups, lr=settings.lr, **fixed, **settings.args)
@@ -43,8 +44,12 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.opti
 
 def optimizer_class(settings: OptimizerSettings) -> tuple[Build, dict[str, Any]]:
     """What makes the optimizer, and what the recipe's own settings say to it."""
-    path, argument_makers = OPTIMIZERS.get(settings.name, (settings.name, _nothing))
-    return imported(path, "optimizer.name"), argument_makers(settings)
+    known = optimizer(settings.name)
+    arguments: dict[str, Any] = {
+        name: tuple(getattr(settings, each) for each in keys) if isinstance(keys, tuple) else getattr(settings, keys)
+        for name, keys in known.arguments.items()
+    }
+    return imported(known.path, "optimizer.name"), arguments | dict(known.fixed)
 
 
 def imported(path: str, key: str) -> Build:
@@ -76,34 +81,3 @@ def keep_embeddings_in_32_bit(model: nn.Module) -> None:
 def forget_embeddings() -> None:
     """Let go of the models whose embeddings are kept in 32-bit: bitsandbytes would hold them for good."""
     imported("bitsandbytes.optim:GlobalOptimManager", "optimizer.name").get_instance().initialize()  # type: ignore[attr-defined]
-
-
-def _adam(settings: OptimizerSettings) -> dict[str, Any]:
-    return {"betas": (settings.beta1, settings.beta2), "eps": settings.eps}
-
-
-def _sgd(settings: OptimizerSettings) -> dict[str, Any]:
-    # torch's SGD adds the decay to the gradient, before momentum: it is not decoupled as AdamW's is
-    return {"momentum": settings.beta1}
-
-
-def _adagrad(settings: OptimizerSettings) -> dict[str, Any]:
-    return {"eps": settings.eps}
-
-
-def _nothing(settings: OptimizerSettings) -> dict[str, Any]:
-    return {}
-
-
-# name -> import path, and what it is given of beta1, beta2 and eps (a plan reads that in trainkit.optimizers)
-OPTIMIZERS: Mapping[str, tuple[str, Callable[[OptimizerSettings], dict[str, Any]]]] = {
-    "adamw_torch": ("torch.optim:AdamW", _adam),
-    "adamw_torch_fused": ("torch.optim:AdamW", lambda settings: {**_adam(settings), "fused": True}),
-    "adamw_torch_foreach": ("torch.optim:AdamW", lambda settings: {**_adam(settings), "foreach": True}),
-    "adamw_apex_fused": ("apex.optimizers:FusedAdam", lambda settings: {**_adam(settings), "adam_w_mode": True}),
-    "adamw_anyprecision": ("optimi:AdamW", _adam),
-    "adamw_bnb_8bit": ("bitsandbytes.optim:AdamW8bit", _adam),
-    "adafactor": ("torch.optim:Adafactor", _nothing),
-    "adagrad": ("torch.optim:Adagrad", _adagrad),
-    "sgd": ("torch.optim:SGD", _sgd),
-}
