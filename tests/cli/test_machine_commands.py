@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import Trainkit
 from tests.made_up_cards import GIGABYTE, Cards, card
-from trainkit.cli.card_table import render
+from trainkit.cli.commands.gpus import render
 from trainkit.cli.machines import machine_facts, profiles
 from trainkit.machine.facts import Facts
 from trainkit.runner.rundir.card_locks import Cards as CardLocks

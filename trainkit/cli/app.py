@@ -2,38 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 
 from trainkit import __version__
-from trainkit.cli.commands import (
-    bench,
-    check,
-    config,
-    cp,
-    doctor,
-    env,
-    explain,
-    export,
-    facts,
-    gpus,
-    import_,
-    ls,
-    plan,
-    run,
-    runs,
-    schema,
-)
-from trainkit.cli.commands.import_ import ImportCommand
-from trainkit.cli.grammar import Invocation
-from trainkit.cli.help import Command, CommandGroup, DoctorCommand, KeyCommand, LaunchingCommand, ManyRecipesCommand
-from trainkit.cli.usage import WRONG_USAGE, usage_error
+from trainkit.cli.options import Command, CommandGroup, ImportCommand, LaunchCommand, RecipeCommand
+from trainkit.cli.pipeline import Invocation
+from trainkit.errors import UsageError
+from trainkit.lazy import load
+
+_LAUNCHED = "RECIPE [OVERRIDE]... [-- PROGRAM ARGUMENTS]"
+# Name -> where the function is, how its words are read, and what its usage line says of them. In the order of the help.
+COMMANDS: Mapping[str, tuple[str, type[Command], str]] = {
+    "run": ("run:run", LaunchCommand, _LAUNCHED),
+    "plan": ("plan:plan", LaunchCommand, _LAUNCHED),
+    "bench": ("bench:bench", LaunchCommand, _LAUNCHED),
+    "check": ("check:check", RecipeCommand, "RECIPE... [OVERRIDE]..."),
+    "explain": ("explain:explain", RecipeCommand, "RECIPE [KEY] [OVERRIDE]..."),
+    "gpus": ("gpus:gpus", Command, ""),
+    "env": ("env:env", Command, ""),
+    "facts": ("facts:facts", Command, ""),
+    "ls": ("ls:ls", Command, ""),
+    "cp": ("cp:cp", Command, ""),
+    "config": ("config:config", Command, ""),
+    "schema": ("schema:schema", Command, ""),
+    "doctor": ("doctor:doctor", RecipeCommand, "[RECIPE] [OVERRIDE]..."),
+    "export": ("export:export", Command, ""),
+    "import": ("import_:import_", ImportCommand, "FILE [-- SCRIPT WORDS...] | COMMAND..."),
+}
+GROUPS: Mapping[str, str] = {"runs": "runs:app"}
+
+# Typer brings its own copy of click, or uses the installed one, by its version: the class is known by its heir only.
+WRONG_USAGE: type[Exception] = typer.BadParameter.__mro__[1]
+_WORD = re.compile(r"'[^']+'|--\S+")
+_ADVICE = re.compile(r" \(?(?:Did you mean|Possible options).*")
+
+
+class LazyCommands(CommandGroup):
+    """The commands by name; a module is imported, and its signature read, when its command is looked up."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """All names."""
+        return [*COMMANDS, *GROUPS]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command; None where there is none of this name."""
+        if cmd_name in GROUPS:
+            return typer.main.get_command(load(f"trainkit.cli.commands.{GROUPS[cmd_name]}"))
+        if cmd_name not in COMMANDS:
+            return None
+        place, cls, arguments = COMMANDS[cmd_name]
+        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        alone.command(cmd_name, cls=cls)(load(f"trainkit.cli.commands.{place}"))
+        command: Any = typer.main.get_command(alone)
+        command.arguments = arguments
+        return command
+
 
 app = typer.Typer(
     name="trainkit",
-    cls=CommandGroup,
+    cls=LazyCommands,
     help="A training launcher driven by config files: what the plan says is what happens.",
     epilog="Start with: trainkit config · trainkit plan quickstart · trainkit run quickstart",
     no_args_is_help=True,
@@ -42,12 +73,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-# Words that no option claims are left to us in their order: recipe, overrides and HF-named flags have a grammar.
-_FREE_WORDS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
-
-def _say_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(asked: bool) -> None:
+    if asked:
         typer.echo(f"trainkit {__version__}")
         raise typer.Exit
 
@@ -55,34 +83,16 @@ def _say_version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", callback=_say_version, is_eager=True)
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
     pass
 
 
-app.command("run", cls=LaunchingCommand, context_settings=_FREE_WORDS)(run.run)
-app.command("plan", cls=LaunchingCommand, context_settings=_FREE_WORDS)(plan.plan)
-app.command("bench", cls=LaunchingCommand, context_settings=_FREE_WORDS)(bench.bench)
-app.command("check", cls=ManyRecipesCommand, context_settings=_FREE_WORDS)(check.check)
-app.command("explain", cls=KeyCommand, context_settings=_FREE_WORDS)(explain.explain)
-app.command("gpus", cls=Command)(gpus.gpus)
-app.command("env", cls=Command)(env.env)
-app.command("facts", cls=Command)(facts.facts)
-app.command("ls", cls=Command)(ls.ls)
-app.command("cp", cls=Command)(cp.cp)
-app.command("config", cls=Command)(config.config)
-app.command("schema", cls=Command)(schema.schema)
-app.command("doctor", cls=DoctorCommand, context_settings=_FREE_WORDS)(doctor.doctor)
-app.command("export", cls=Command)(export.export)
-app.command("import", cls=ImportCommand, context_settings=_FREE_WORDS)(import_.import_)
-app.add_typer(runs.app, name="runs")
-
-
 def invoke(arguments: Sequence[str]) -> int:
     """Run the command that `arguments` name; returns its exit code.
 
-    Usage errors end with code 2. Raises BrokenPipeError where nobody reads the output any more.
+    Usage errors end with code 2. Raises BrokenPipeError when the reader of the output is gone.
     """
     words, program = split_program(arguments)
     try:
@@ -105,3 +115,30 @@ def split_program(arguments: Sequence[str]) -> tuple[tuple[str, ...], tuple[str,
         return words, ()
     at = words.index("--")
     return words[:at], words[at + 1 :]
+
+
+def usage_error(error: Any) -> UsageError:
+    """What Typer finds wrong, with a next step: the nearest command or option, or where the help is.
+
+    An empty message is what remains of a call without arguments, whose help has been shown already.
+    """
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return UsageError(())
+    message = _ADVICE.sub("", error.format_message()).rstrip(". ")
+    context = error.ctx
+    near = _nearest(message, context)
+    path = context.command_path if context else "trainkit"
+    hint = f"did you mean {near}?" if near else f"`{path} --help` shows what there is"
+    return UsageError(f"{message[:1].lower()}{message[1:]}", hint=hint)
+
+
+def _nearest(message: str, context: Any) -> str:
+    """A command or option that looks like the unknown word of the message."""
+    word = _WORD.search(message)
+    if not word or not context or not message.startswith("No such"):
+        return ""
+    import difflib
+
+    options = [name for each in context.command.params for name in each.opts]
+    commands = context.command.list_commands(context) if isinstance(context.command, CommandGroup) else []
+    return next(iter(difflib.get_close_matches(word[0].strip("'"), [*commands, *options], n=1)), "")

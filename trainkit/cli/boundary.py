@@ -1,4 +1,4 @@
-"""The one place where errors become messages and exit codes."""
+"""The one place where errors become messages, exit codes, and a report file where the error is a bug of ours."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from trainkit import __version__
 from trainkit.cli.streams import prepare
 from trainkit.errors import Diagnostic, ExitCode, TrainkitError
 
-# What the system refuses for reasons that lie in the machine, wherever it happens: no bug, and no wrong recipe.
+# System errors that are neither a bug nor a wrong recipe, wherever they happen: those of the machine,
 _OF_THE_MACHINE = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
 )
-# What it refuses for the path that it was given.
+# and those of the path that was given.
 _OF_THE_PATH = frozenset({errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP})
 
 
@@ -37,11 +39,19 @@ def run_command_line(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader went away (`trainkit plan … | head`): nothing is wrong, and the interpreter must not complain.
+        # The reader is gone (`trainkit plan … | head`): nothing is wrong, and the interpreter must not complain.
         _forget_output()
         return 141
-    except Exception as error:  # noqa: BLE001 - the boundary: whatever is left is the machine's refusal or a bug of ours
-        return _refused(error) if _is_refusal(error) else _bug(error, arguments)
+    except Exception as error:  # noqa: BLE001 - the boundary: what is left is an error of the system or a bug of ours
+        if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE | _OF_THE_PATH:
+            return _system_error(error)
+        path = write_report(error, arguments)
+        with contextlib.suppress(OSError):
+            sys.stderr.write(
+                f"error: this is a bug in trainkit: {type(error).__name__}: {error}\n"
+                f"  next: a report was written to {path}; please attach it when you report this\n"
+            )
+        return int(ExitCode.BUG)
     return code
 
 
@@ -52,12 +62,7 @@ def _show(diagnostics: Sequence[Diagnostic]) -> None:
         show_diagnostics(diagnostics)
 
 
-def _is_refusal(error: Exception) -> bool:
-    return isinstance(error, OSError) and error.errno in _OF_THE_MACHINE | _OF_THE_PATH
-
-
-def _refused(error: Exception) -> int:
-    assert isinstance(error, OSError)
+def _system_error(error: OSError) -> int:
     _forget_output()
     what = f"the system refuses: {error.strerror}" + (f": {error.filename}" if error.filename else "")
     path = error.errno in _OF_THE_PATH
@@ -66,19 +71,39 @@ def _refused(error: Exception) -> int:
     return int(ExitCode.USAGE if path else ExitCode.MACHINE)
 
 
-def _bug(error: Exception, arguments: Sequence[str]) -> int:
-    from trainkit.cli.report import write_report
-
-    path = write_report(error, arguments)
-    with contextlib.suppress(OSError):
-        sys.stderr.write(
-            f"error: this is a bug in trainkit: {type(error).__name__}: {error}\n"
-            f"  next: a report was written to {path}; please attach it when you report this\n"
-        )
-    return int(ExitCode.BUG)
-
-
 def _forget_output() -> None:
-    """What is still in the buffer cannot be written, and shall not be tried again when the interpreter ends."""
+    """Send what is still in the buffer to /dev/null: the interpreter would try to write it again when it ends."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def write_report(error: BaseException, arguments: Sequence[str]) -> Path:
+    """Write the report into the working folder, or the temporary one where that can't be written. Returns its path."""
+    import platform
+    import shlex
+    import tempfile
+    import traceback
+
+    from trainkit.recipe.layers.secrets import mask_words
+
+    text = "\n".join(
+        (
+            f"trainkit {__version__}, Python {platform.python_version()}, {platform.platform()}",
+            f"command: trainkit {shlex.join(mask_words(arguments))}",
+            f"interpreter: {sys.executable}",
+            "",
+            "".join(traceback.format_exception(error)),
+        )
+    )
+    for place in (os.getcwd, tempfile.gettempdir):
+        try:
+            folder = place()
+            with tempfile.NamedTemporaryFile(
+                "w", encoding="utf-8", dir=folder, prefix="trainkit-bug-", suffix=".txt", delete=False
+            ) as file:
+                file.write(text)
+            return Path(file.name)
+        except OSError:
+            continue
+    sys.stderr.write(text)
+    return Path("-")

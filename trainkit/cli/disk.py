@@ -1,10 +1,14 @@
-"""The real file system as recipes see it: files by path, presets and recipes wherever this installation keeps them."""
+"""The real file system as commands see it: files by path, what this installation ships, and the files they write."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+
+from trainkit.errors import MachineError, UsageError
+from trainkit.files import write_atomically
 
 # One more byte than is read of a recipe tells that it is too long; a device or a huge file must not be read to its end.
 _READ_LIMIT = 4 * 1024 * 1024 + 1
@@ -63,3 +67,25 @@ def _yaml_files(folder: Path) -> list[Path]:
 
 def _name(path: Path, folder: Path) -> str:
     return path.relative_to(folder).with_suffix("").as_posix()
+
+
+def schema_uri() -> str:
+    """Where the installed JSON Schema lies, for the first line of a recipe that an editor checks."""
+    return (shipped_root() / "configs" / "recipe.schema.json").as_uri()
+
+
+def working_folder() -> str:
+    """The folder that relative paths start from. Raises MachineError where it has been removed meanwhile."""
+    try:
+        return os.getcwd()  # noqa: PTH109 - as text, as the pure core takes it
+    except FileNotFoundError as error:
+        raise MachineError("the working folder is no longer there", hint="cd to a folder that exists") from error
+
+
+def write_file(target: Path, text: str, hint: str) -> None:
+    """Write a file whole or not at all, with the folders above it. Raises UsageError with a hint where it cannot be."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(target, text)
+    except OSError as error:
+        raise UsageError(f"{target} cannot be written: {error.strerror}", hint=hint) from error

@@ -1,10 +1,13 @@
-"""Options that several commands take, declared once."""
+"""Options that several commands take, declared once, and how the help of the commands is written."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import shutil
+import textwrap
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 Presets = Annotated[
     list[str] | None,
@@ -22,3 +25,87 @@ On = Annotated[
         help="Another machine than this: a file that `trainkit facts` made there, or a profile such as 8xh100.",
     ),
 ]
+Root = Annotated[str, typer.Option("--root", metavar="FOLDER", help="The recipes' output.root.")]
+
+_NARROWEST, _WIDEST = 40, 100  # columns of the text below the options
+
+
+class _Switches:
+    """Help that shows no type behind a switch: it takes no value."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """The parameters; a switch has an empty type."""
+        params = super().get_params(ctx)  # type: ignore[misc]
+        for each in params:
+            if getattr(each, "is_flag", False):
+                each.metavar = ""
+        return params
+
+
+class Command(_Switches, TyperCommand):
+    """A command of trainkit's. arguments: what its usage line shows behind the options that are declared."""
+
+    arguments: str = ""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The options, then the arguments."""
+        return [*super().collect_usage_pieces(ctx), *filter(None, [self.arguments])]
+
+
+class CommandGroup(_Switches, TyperGroup):
+    """Commands below one name."""
+
+
+class RecipeCommand(Command):
+    """A command that takes a recipe and overrides, whose grammar is trainkit's own: no option claims these words."""
+
+    ignore_unknown_options = True
+    allow_extra_args = True
+    override = (
+        "OVERRIDE is section.key=value (`trainkit schema --reference` lists the keys), or a flag that Hugging Face "
+        "users know (`trainkit schema --flags` lists them)."
+    )
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the options as Typer does, then what overrides are."""
+        super().format_help(ctx, formatter)
+        width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
+        text = textwrap.fill(self.override, width - 1, initial_indent=" ", subsequent_indent=" ")
+        typer.echo(f"{text}\n{self.flags(width)}", nl=False)
+
+    def flags(self, width: int) -> str:
+        """What is listed below the text; nothing."""
+        return ""
+
+
+class LaunchCommand(RecipeCommand):
+    """A command whose help also lists the override flags; they are read from the schema, so they can't drift."""
+
+    override = (
+        "OVERRIDE is section.key=value (`trainkit schema --reference` lists the keys), or one of these flags, "
+        "which Hugging Face users know (`-` and `_` are the same):"
+    )
+
+    def flags(self, width: int) -> str:
+        """Every flag, with the keys that it sets."""
+        from trainkit.flags.registry import flag_reference
+
+        return f"\n{flag_reference(width)}"
+
+
+class ImportCommand(Command):
+    """A command whose own options end where another tool's command line begins; behind a file they may follow."""
+
+    ignore_unknown_options = True
+    allow_extra_args = True
+    with_value = ("--output", "-o", "--kind")
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Let options follow a file, and leave the words of a command alone."""
+        from trainkit.convert.importing import is_file
+
+        rest = list(args)
+        while rest and rest[0].startswith("-"):
+            del rest[: 2 if rest[0] in self.with_value else 1]
+        ctx.allow_interspersed_args = any(is_file(word) for word in rest[:1])
+        return super().parse_args(ctx, args)

@@ -1,36 +1,87 @@
-"""From a command line to a resolved recipe and a plan: the part that `run`, `plan` and `explain` share."""
+"""From the words of a command line to a resolved recipe and a plan: what the commands share."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainkit.cli.diagnostics import show_diagnostics
-from trainkit.cli.disk import Disk
-from trainkit.cli.grammar import take_apart
-from trainkit.errors import MachineError, UsageError
-from trainkit.flags.resolve import resolve
-from trainkit.machine.facts import Facts
-from trainkit.plan.model import Planned
-from trainkit.planner.build import build_plan
-from trainkit.recipe.resolved import Request, Resolved
+from trainkit.cli.disk import Disk, working_folder
+from trainkit.errors import UsageError
+from trainkit.lazy import call
 
-PROGRAM = ("program.script=", "program.module=")  # which make a run of their own
+if TYPE_CHECKING:
+    from trainkit.machine.facts import Facts
+    from trainkit.plan.model import Planned
+    from trainkit.recipe.resolved import Resolved
+
+# Imported at first use: `check` never plans, and the help of a command resolves nothing.
+resolve: Callable[..., Resolved] = call("trainkit.flags.resolve:resolve")
+build_plan: Callable[..., Planned] = call("trainkit.planner.build:build_plan")
+
+PROGRAM = ("program.script=", "program.module=")  # settings that make a run without a recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """What the command line held besides a command's own options: the words after `--`."""
+
+    program: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A split line. positional: words that are neither flag, flag value nor `key=value`, in order."""
+
+    positional: tuple[str, ...]
+    overrides: tuple[str, ...]
+
+
+def split_words(words: Sequence[str], *, most: int, what: str) -> Words:
+    """Sort `words` into positional ones and overrides, which keep their order.
+
+    most: how many positional words the command takes; what: their names, for the message of the UsageError.
+    """
+    from trainkit.flags.overrides import is_assignment, takes_next_word
+
+    positional: list[str] = []
+    overrides: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word.startswith("--"):
+            overrides.append(word)
+            if rest and takes_next_word(word, rest[0]):
+                overrides.append(rest.pop(0))
+        elif is_assignment(word):
+            overrides.append(word)
+        else:
+            positional.append(word)
+    if len(positional) > most:
+        hint = f"this command takes {what}; write overrides as key=value, the program's arguments after `--`"
+        raise UsageError(f"one word too many: {positional[most]!r}", hint=hint)
+    return Words(tuple(positional), tuple(overrides))
 
 
 def resolve_line(
     command: str, words: Sequence[str], presets: Sequence[str], program: Sequence[str], variant: str | None = None
 ) -> Resolved:
     """Resolve the words of a `run` or `plan` line: one recipe (presets or a program may stand for it) and overrides."""
-    line = take_apart(words, most=1, what="one recipe")
-    if not line.positional and not stands_for_recipe(line.overrides, presets):
-        hint = f"trainkit {command} RECIPE; `trainkit ls` shows the shipped ones"
-        raise UsageError("no recipe is named", hint=hint)
+    line = split_words(words, most=1, what="one recipe")
+    if not line.positional and not replaces_recipe(line.overrides, presets):
+        raise no_recipe(f"{command} RECIPE")
     return resolve_words(line.positional[0] if line.positional else None, line.overrides, presets, program, variant)
 
 
-def stands_for_recipe(overrides: Sequence[str], presets: Sequence[str]) -> bool:
+def no_recipe(usage: str) -> UsageError:
+    """The error of a line without a recipe. usage: the command with its arguments."""
+    return UsageError("no recipe is named", hint=f"trainkit {usage}; `trainkit ls` shows the shipped ones")
+
+
+def replaces_recipe(overrides: Sequence[str], presets: Sequence[str]) -> bool:
     """Whether a line without a recipe says what to run."""
     return bool(presets) or any(each.startswith(PROGRAM) for each in overrides)
 
@@ -56,6 +107,8 @@ def resolve_request(
     variant: str | None = None,
 ) -> Resolved:
     """Resolve what a command line asks for; program: the words after `--`, appended to program.args."""
+    from trainkit.recipe.resolved import Request
+
     disk = Disk()
     request = Request(
         recipe=find_recipe(recipe, disk) if recipe is not None else None,
@@ -69,14 +122,6 @@ def resolve_request(
     return resolve(request, disk)
 
 
-def working_folder() -> str:
-    """The folder that relative paths start from. Raises MachineError where it has been removed meanwhile."""
-    try:
-        return os.getcwd()  # noqa: PTH109 - as text, as the pure core takes it
-    except FileNotFoundError as error:
-        raise MachineError("the working folder is no longer there", hint="cd to a folder that exists") from error
-
-
 def find_recipe(word: str, disk: Disk) -> str:
     """The path that a recipe word means: a file, a run directory (its recipe.yaml), or the name of a shipped recipe."""
     if not word:
@@ -84,10 +129,8 @@ def find_recipe(word: str, disk: Disk) -> str:
     if disk.is_folder(word):
         inside = str(Path(word, "recipe.yaml"))
         if not disk.exists(inside):
-            raise UsageError(
-                f"{word} is a folder without a recipe.yaml",
-                hint="name a recipe file, or a run directory (`trainkit runs list` shows them)",
-            )
+            hint = "name a recipe file, or a run directory (`trainkit runs list` shows them)"
+            raise UsageError(f"{word} is a folder without a recipe.yaml", hint=hint)
         return inside
     if not disk.exists(word) and (shipped := disk.shipped().get(f"recipes/{word}")):
         return shipped
@@ -104,9 +147,9 @@ def plan_words(resolved: Resolved, facts: Facts | None = None) -> Planned:
     from trainkit.runner.rundir.trainer_checkpoints import trainer_checkpoints
 
     recipe = resolved.recipe
-    wanted = recipe.checkpoint.resume
+    resume = recipe.checkpoint.resume
     if recipe.program.kind == "hf":
-        saved = trainer_checkpoints(recipe.output.root, recipe.name) if wanted == "auto" else []
+        saved = trainer_checkpoints(recipe.output.root, recipe.name) if resume == "auto" else []
     else:
-        saved = saved_checkpoints(recipe.output.root, recipe.name) if wanted == "auto" else named_checkpoint(wanted)
+        saved = saved_checkpoints(recipe.output.root, recipe.name) if resume == "auto" else named_checkpoint(resume)
     return build_plan(resolved, facts or probe(), saved)

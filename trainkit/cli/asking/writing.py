@@ -11,8 +11,8 @@ from pathlib import Path
 
 from trainkit.cli.asking import page
 from trainkit.cli.asking.conversation import BACK, Asker, confirm, converse, say
-from trainkit.cli.commands.cp import schema_uri
 from trainkit.cli.diagnostics import show_diagnostics
+from trainkit.cli.disk import schema_uri, write_file
 from trainkit.errors import RecipeError, UsageError
 from trainkit.recipe.layers.merge import Merge
 from trainkit.wizard.finish import Finished, finish
@@ -21,6 +21,7 @@ from trainkit.wizard.recipe_text import ANSWERS, answers_text
 from trainkit.wizard.session import Session
 
 _NARROWEST, _WIDEST = 40, 110
+OTHER_FILE = "name another file (--output)"
 _INTERRUPTED = 130  # as a shell names the end by Ctrl-C
 
 
@@ -118,7 +119,7 @@ def _is_written(finished: Finished, session: Session, job: Job) -> bool:
 
 def write(finished: Finished, target: Path, elsewhere: str) -> None:
     """Write the recipe, whole or not at all, and say what comes next."""
-    _write(target, finished.text)
+    write_file(target, finished.text, OTHER_FILE)
     there = f", on {elsewhere}" if elsewhere else ""
     sys.stdout.write(f"{target} is written. Next{there}: trainkit run {shlex.quote(str(target))}\n")
     for notice in finished.plan.notices:
@@ -141,7 +142,7 @@ def _keep(session: Session, job: Job) -> None:
     for target in (_free(name), _free(Path(name.name))):  # the working folder where the recipe's cannot be written
         command = f"{job.again} {shlex.quote(str(target))}"
         try:
-            _write(target, answers_text(session.view, command))
+            write_file(target, answers_text(session.view, command), OTHER_FILE)
         except UsageError:
             continue
         say(["", "No recipe is written. Your answers are kept; go on with:", f"  {command}"])
@@ -169,18 +170,6 @@ def _is_ours(found: Path) -> bool:
         return found.read_text(encoding="utf-8", errors="replace").startswith(ANSWERS)
     except OSError:  # a folder, or a file that is not for us to read
         return False
-
-
-def _write(target: Path, text: str) -> None:
-    from trainkit.files import write_atomically
-
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, text)
-    except OSError as error:
-        raise UsageError(
-            f"{target} cannot be written: {error.strerror}", hint="name another file (--output)"
-        ) from error
 
 
 def _asker() -> Asker:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainkit.cli.grammar import Invocation, take_apart
+from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.options import Json, Presets
+from trainkit.cli.pipeline import Invocation, no_recipe, plan_words, resolve_request, resolve_words, split_words
 from trainkit.errors import ExitCode, MachineError, RecipeError, UsageError
 
 if TYPE_CHECKING:
@@ -79,20 +80,18 @@ def prepare(
     Raises RecipeError where the recipe or one of its variants is wrong in itself.
     """
     from trainkit.bench.bench import Setup
-    from trainkit.cli.diagnostics import show_diagnostics
-    from trainkit.cli.pipeline import resolve_request, resolve_words
     from trainkit.recipe.layers.variants import BASE
 
     invocation: Invocation = context.obj
-    line = take_apart(context.args, most=1, what="one recipe")
+    line = split_words(context.args, most=1, what="one recipe")
     if not line.positional:
-        raise UsageError("no recipe is named", hint="trainkit bench RECIPE; `trainkit ls` shows the shipped ones")
+        raise no_recipe("bench RECIPE")
     word = line.positional[0]
     overrides = (AFRESH, *line.overrides)
     base = resolve_words(word, overrides, presets, invocation.program)
     names = chosen(only, base.variants)
     resolved = [(name, resolve_request(word, overrides, presets, invocation.program, name)) for name in names]
-    # What is to be said of the base has been said; each variant repeats it.
+    # The base's warnings have been shown; each variant repeats them.
     added = (each for _, variant in resolved for each in variant.warnings if each not in base.warnings)
     show_diagnostics(dict.fromkeys(added))
     if with_base:
@@ -127,7 +126,6 @@ def chosen(only: str | None, variants: Mapping[str, str]) -> list[str]:
 def candidate(name: str, description: str, resolved: Resolved) -> Candidate:
     """One recipe, planned; what cannot be planned, or not run here, is refused with the reason."""
     from trainkit.bench.bench import Candidate
-    from trainkit.cli.pipeline import plan_words
     from trainkit.plan.render import shell
     from trainkit.recipe.yaml.writer import resolved_yaml
     from trainkit.runner.execute import RunRequest

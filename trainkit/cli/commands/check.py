@@ -10,9 +10,10 @@ from typing import Any
 
 import typer
 
-from trainkit.cli.grammar import take_apart
+from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.options import Json, Presets
-from trainkit.errors import Diagnostic, ExitCode, TrainkitError, UsageError
+from trainkit.cli.pipeline import no_recipe, resolve_request, split_words
+from trainkit.errors import Diagnostic, ExitCode, TrainkitError
 
 
 def check(context: typer.Context, presets: Presets = None, as_json: Json = False) -> None:
@@ -22,11 +23,9 @@ def check(context: typer.Context, presets: Presets = None, as_json: Json = False
 
     Example: trainkit check recipes/*.yaml
     """
-    from trainkit.cli.diagnostics import show_diagnostics
-
-    words = take_apart(context.args, most=len(context.args), what="recipes")
+    words = split_words(context.args, most=len(context.args), what="recipes")
     if not words.positional:
-        raise UsageError("no recipe is named", hint="trainkit check RECIPE...; `trainkit ls` shows the shipped ones")
+        raise no_recipe("check RECIPE...")
     reports: list[dict[str, Any]] = []
     for recipe in words.positional:
         diagnostics, valid = judge(recipe, words.overrides, presets or ())
@@ -41,9 +40,7 @@ def check(context: typer.Context, presets: Presets = None, as_json: Json = False
 
 
 def judge(recipe: str, overrides: Sequence[str], presets: Sequence[str]) -> tuple[list[Diagnostic], bool]:
-    """What is to be said of a recipe and of each of its variants, every finding once, and whether all are valid."""
-    from trainkit.cli.pipeline import resolve_request
-
+    """The findings on a recipe and each of its variants, every one once, and whether all are valid."""
     found: list[Diagnostic] = []
     valid = True
     variants: list[str | None] = [None]

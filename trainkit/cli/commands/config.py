@@ -10,7 +10,10 @@ from typing import Annotated
 
 import typer
 
+from trainkit.cli.disk import Disk, working_folder
 from trainkit.cli.options import On
+from trainkit.cli.pipeline import find_recipe
+from trainkit.errors import UsageError
 
 
 def config(
@@ -42,10 +45,7 @@ def config(
     Example: trainkit config --defaults --set strategy.kind=fsdp --output fsdp.yaml
     """
     from trainkit.cli.asking.writing import Job, ask_and_write, take_defaults
-    from trainkit.cli.disk import Disk
     from trainkit.cli.machines import machine_facts
-    from trainkit.cli.pipeline import find_recipe, working_folder
-    from trainkit.errors import UsageError
     from trainkit.recipe.layers.paths import absolute
     from trainkit.wizard.finish import check_given
     from trainkit.wizard.given import read_base, read_given

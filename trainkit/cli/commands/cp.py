@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from trainkit.cli.disk import Disk, schema_uri
 from trainkit.errors import UsageError
 
 MODELINE = "# yaml-language-server: $schema="
@@ -23,8 +24,6 @@ def cp(
 
     Example: trainkit cp quickstart my-run.yaml
     """
-    from trainkit.cli.disk import Disk
-
     shipped = Disk().shipped()
     path = shipped.get(f"recipes/{name}") or shipped.get(name)
     if path is None:
@@ -43,7 +42,7 @@ def cp(
             file.write(with_schema(source))
     except FileExistsError as error:
         if not target.exists():
-            raise UsageError(f"{target.parent} is no folder", hint="give another destination") from error
+            raise UsageError(f"{target.parent} is not a folder", hint="give another destination") from error
         raise UsageError(f"{target} exists", hint="give another name, or --force to replace it") from error
     except OSError as error:
         raise UsageError(f"{target} cannot be written: {error.strerror}", hint="give another destination") from error
@@ -55,10 +54,3 @@ def with_schema(source: Path) -> str:
     text = source.read_text(encoding="utf-8")
     lines = [line for line in text.splitlines(keepends=True) if not line.startswith(MODELINE)]
     return f"{MODELINE}{schema_uri()}\n{''.join(lines)}"
-
-
-def schema_uri() -> str:
-    """Where the installed JSON Schema lies."""
-    from trainkit.cli.disk import shipped_root
-
-    return (shipped_root() / "configs" / "recipe.schema.json").as_uri()

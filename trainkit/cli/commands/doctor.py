@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from trainkit.cli.grammar import Invocation, take_apart
+from trainkit.cli.disk import working_folder
 from trainkit.cli.options import Json, Presets, Variant
+from trainkit.cli.pipeline import Invocation, plan_words, resolve_line, split_words
 from trainkit.errors import ExitCode, MachineError
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ def doctor(context: typer.Context, presets: Presets = None, variant: Variant = N
 
     Example: trainkit doctor quickstart --with strategy/ddp
     """
-    from trainkit.cli.pipeline import working_folder
     from trainkit.doctor.all_checks import checks_for
     from trainkit.doctor.commands import Commands
     from trainkit.doctor.examine import examine
@@ -66,11 +66,10 @@ def doctor(context: typer.Context, presets: Presets = None, variant: Variant = N
 
 def aim_of(context: typer.Context, presets: Sequence[str], variant: str | None, facts: Facts) -> Aim:
     """The plan of what the line names, on a machine; without a recipe, preset or override, anything."""
-    from trainkit.cli.pipeline import plan_words, resolve_line
     from trainkit.doctor.surroundings import Aim
 
     invocation: Invocation = context.obj
-    line = take_apart(context.args, most=1, what="one recipe")
+    line = split_words(context.args, most=1, what="one recipe")
     if not (line.positional or line.overrides or presets or variant or invocation.program):
         return Aim()
     resolved = resolve_line("doctor", context.args, presets, invocation.program, variant)

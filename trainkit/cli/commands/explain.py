@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from trainkit.cli.grammar import Invocation, take_apart
 from trainkit.cli.options import On, Presets, Variant
-from trainkit.errors import UsageError
+from trainkit.cli.pipeline import Invocation, no_recipe, plan_words, replaces_recipe, resolve_words, split_words
 
 
 def explain(
@@ -32,21 +31,17 @@ def explain(
     Example: trainkit explain ddp --token=--nproc-per-node=2
     """
     from trainkit.cli.machines import machine_facts
-    from trainkit.cli.pipeline import plan_words, resolve_words, stands_for_recipe
     from trainkit.plan.render import explain as renderer
     from trainkit.recipe.schema.fields import schema
 
     invocation: Invocation = context.obj
-    words = take_apart(context.args, most=2, what="a recipe and a key")
+    words = split_words(context.args, most=2, what="a recipe and a key")
     recipe, *queries = words.positional or [""]
-    if (
-        stands_for_recipe(words.overrides, presets or ())
-        and not queries
-        and (not recipe or recipe in schema().settings)
-    ):
+    without = replaces_recipe(words.overrides, presets or ())
+    if without and not queries and (not recipe or recipe in schema().settings):
         recipe, queries = "", [recipe] if recipe else []
     elif not recipe:
-        raise UsageError("no recipe is named", hint="trainkit explain RECIPE [KEY]")
+        raise no_recipe("explain RECIPE [KEY]")
     if token is not None:
         queries.append(token)
     resolved = resolve_words(recipe or None, words.overrides, presets or (), invocation.program, variant)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trainkit.cli.options import Root
 from trainkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def export(
         bool,
         typer.Option("--adapter", help="The LoRA adapters alone, as peft reads them, not merged into the weights."),
     ] = False,
-    root: Annotated[str, typer.Option("--root", metavar="FOLDER", help="The recipes' output.root.")] = "runs",
+    root: Root = "runs",
 ) -> None:
     """Write a checkpoint's weights, of whatever strategy, as model.safetensors with a config.json beside it.
 

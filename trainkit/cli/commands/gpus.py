@@ -1,4 +1,4 @@
-"""`trainkit gpus`: the cards of this machine, who is on them, and which run holds them."""
+"""`trainkit gpus`: the cards of this machine, who uses them, and which run holds them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,27 @@ import json
 import shutil
 import sys
 import time
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trainkit.cli.options import Json, On
+from trainkit.errors import UsageError
+from trainkit.text import counted
+
+if TYPE_CHECKING:
+    from trainkit.machine.facts import Facts, Gpu, GpuProcess, Hold, MigInstance
 
 EVERY_SECONDS = 1.0
-WIDEST = 140
+NARROWEST, WIDEST = 60, 140  # columns
+GIB = 2**30
+BAR = 16  # cells of the memory bar
 
 
 def gpus(
     as_json: Json = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Show them anew every second, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show them again every second, until Ctrl-C.")] = False,
     machine: On = None,
 ) -> None:
     """Show the cards: memory, use, processes and their owners, and which trainkit run holds each.
@@ -29,8 +37,6 @@ def gpus(
 
     Example: trainkit gpus --watch
     """
-    from trainkit.errors import UsageError
-
     if watch and machine is not None:
         raise UsageError("--watch and --on exclude one another", hint="a file or a profile does not change")
     if not watch:
@@ -48,16 +54,15 @@ def gpus(
 
 
 def _page(machine: str | None, *, as_json: bool) -> str:
-    from trainkit.cli.card_table import render
     from trainkit.cli.machines import machine_facts
     from trainkit.machine.probe import CARD_PROBES, probe
 
     facts = probe(CARD_PROBES) if machine is None else machine_facts(machine)
     if not as_json:
         return render(facts, min(shutil.get_terminal_size().columns, WIDEST))
-    told = facts.to_json()
+    data = facts.to_json()
     names = ("facts_version", "hostname", "gpus", "mps", "driver", "cuda_driver", "notes", "visible_devices")
-    return json.dumps({name: told[name] for name in names}) + "\n"
+    return json.dumps({name: data[name] for name in names}) + "\n"
 
 
 def _live() -> None:
@@ -71,3 +76,95 @@ def _live() -> None:
         while True:
             live.update(Text(_page(None, as_json=False).rstrip("\n")), refresh=True)
             time.sleep(EVERY_SECONDS)
+
+
+def render(facts: Facts, width: int) -> str:
+    """One block a card: what it is and how full, then who holds it and which processes use it. width: columns."""
+    if not facts.gpus:
+        return "\n".join(_none(facts)) + "\n"
+    width = max(width, NARROWEST)
+    driver = f", driver {facts.driver} (CUDA {facts.cuda_driver})" if facts.driver else ""
+    lines = [f"{facts.origin or facts.hostname}: {counted(len(facts.gpus), 'card')}{driver}"]
+    for gpu in facts.gpus:
+        lines += ["", *_card(gpu)]
+    lines += [f"note: {name}: {note}" for name, note in facts.notes.items() if name in {"gpus", "amd"}]
+    return "".join(f"{_cut(line, width)}\n" for line in lines)
+
+
+def _none(facts: Facts) -> Iterator[str]:
+    yield f"{facts.origin or facts.hostname}: no CUDA or ROCm card can be used here"
+    if facts.mps:
+        yield "  Apple's GPU (MPS) can be used"
+    for name in ("gpus", "nvidia", "amd"):
+        if name in facts.notes:
+            yield f"  {facts.notes[name]}"
+
+
+def _card(gpu: Gpu) -> Iterator[str]:
+    yield f"{gpu.index:>2}  {gpu.name}"
+    yield f"    {_memory(gpu.memory_total, gpu.memory_free)}{_state(gpu)}"
+    yield "    " + "  ".join(word for word in (gpu.uuid, gpu.pci_bus_id) if word)
+    yield from _warnings(gpu)
+    yield from _users(gpu.held_by, gpu.processes, idle=not gpu.mig)
+    for part in gpu.instances:
+        yield from _part(part)
+
+
+def _part(part: MigInstance) -> Iterator[str]:
+    yield f"    MIG {part.profile:<9} {_memory(part.memory_total, part.memory_free)}"
+    yield f"      {part.uuid}"
+    for line in _users(part.held_by, part.processes, idle=True):
+        yield f"  {line}"
+
+
+def _memory(total: int, free: int) -> str:
+    if not total:
+        return "memory shared with the machine"
+    cells = min(-(-BAR * (total - free) // total), BAR)
+    bar = "\N{FULL BLOCK}" * cells + "\N{LIGHT SHADE}" * (BAR - cells)
+    return f"{bar} {(total - free) / GIB:6.1f} of {total / GIB:.1f} GiB"
+
+
+def _state(gpu: Gpu) -> str:
+    limit = f" of {gpu.power_limit:.0f}" if gpu.power_limit else ""
+    told = (
+        None if gpu.utilization is None else f"{gpu.utilization} % busy",
+        None if gpu.temperature is None else f"{gpu.temperature} \N{DEGREE SIGN}C",
+        None if gpu.power is None else f"{gpu.power:.0f}{limit} W",
+    )
+    return "".join(f" · {word}" for word in told if word)
+
+
+def _warnings(gpu: Gpu) -> Iterator[str]:
+    if gpu.throttling:
+        yield f"    slowed down by: {', '.join(gpu.throttling)}"
+    if gpu.ecc_errors:
+        yield f"    {gpu.ecc_errors} uncorrectable memory errors"
+    if gpu.pending_repair:
+        yield "    waits for a reset to take bad memory out of use"
+    if gpu.compute_mode != "default":
+        yield f"    compute mode: {gpu.compute_mode}"
+
+
+def _users(held: Hold | None, processes: Sequence[GpuProcess], *, idle: bool) -> Iterator[str]:
+    if held is not None:
+        yield f"    held by a trainkit run{'' if held.run else ' that just starts'} (pid {held.pid}, {held.user})"
+        yield from ((f"      {held.run}",) if held.run else ())
+    for each in processes:
+        memory = "      ?" if each.memory is None else f"{each.memory / GIB:7.1f}"
+        command = each.command or "(not visible from here)"
+        draws = " (only draws)" if each.graphics else ""
+        yield f"    {each.pid:>8} {each.user:<10} {memory} GiB  {command}{draws}"
+    if idle and held is None and not processes:
+        yield "    idle"
+
+
+def _cut(line: str, width: int) -> str:
+    """The line within the width. A path alone keeps its end, which says which run it is."""
+    if len(line) <= width:
+        return line
+    path = line.lstrip()
+    if path.startswith("/"):
+        indent = line[: -len(path)]
+        return f"{indent}\N{HORIZONTAL ELLIPSIS}{path[len(indent) + 1 - width :]}"
+    return f"{line[: width - 1]}\N{HORIZONTAL ELLIPSIS}"

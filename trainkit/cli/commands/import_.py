@@ -6,33 +6,14 @@ import posixpath
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from trainkit.cli.grammar import Invocation
-from trainkit.cli.help import Command
+from trainkit.cli.diagnostics import show_diagnostics
+from trainkit.cli.disk import Disk, schema_uri, working_folder, write_file
+from trainkit.cli.pipeline import Invocation
 from trainkit.errors import UsageError
-
-_WITH_VALUE = ("--output", "-o", "--kind")
-
-
-class ImportCommand(Command):
-    """A command whose own options end where another tool's command line begins; behind a file they may follow."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Let options follow a file, and leave the words of a command alone."""
-        from trainkit.convert.importing import is_file
-
-        rest = list(args)
-        while rest and rest[0].startswith("-"):
-            del rest[: 2 if rest[0] in _WITH_VALUE else 1]
-        ctx.allow_interspersed_args = any(is_file(word) for word in rest[:1])
-        return super().parse_args(ctx, args)
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """The options, then what is imported."""
-        return [*super().collect_usage_pieces(ctx), "FILE [-- SCRIPT WORDS...] | COMMAND..."]
 
 
 def import_(
@@ -60,10 +41,6 @@ def import_(
 
     Example: trainkit import ds_config.json --output recipe.yaml
     """
-    from trainkit.cli.commands.cp import schema_uri
-    from trainkit.cli.diagnostics import show_diagnostics
-    from trainkit.cli.disk import Disk
-    from trainkit.cli.pipeline import working_folder
     from trainkit.convert.command import KINDS
     from trainkit.convert.importing import import_words, is_file
     from trainkit.frameworks.base.draft import ImportContext
@@ -92,15 +69,5 @@ def import_(
     if output is None:
         sys.stdout.write(imported.text)
     else:
-        _write(Path(output), imported.text)
+        write_file(Path(output), imported.text, "give another --output")
         sys.stdout.write(f"{output} is written. Next: trainkit plan {shlex.quote(output)}\n")
-
-
-def _write(target: Path, text: str) -> None:
-    from trainkit.files import write_atomically
-
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, text)
-    except OSError as error:
-        raise UsageError(f"{target} cannot be written: {error.strerror}", hint="give another --output") from error

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from trainkit.cli.disk import MACHINES, Disk
 from trainkit.cli.options import Json
 from trainkit.errors import ExitCode
 
@@ -23,7 +24,6 @@ def ls(
 
     Example: trainkit ls strategy
     """
-    from trainkit.cli.disk import MACHINES, Disk
     from trainkit.cli.machines import profiles
 
     known = {**Disk().shipped(), **{f"{MACHINES}/{name}": str(path) for name, path in profiles().items()}}

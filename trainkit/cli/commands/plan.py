@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainkit.cli.grammar import Invocation
+from trainkit.cli.diagnostics import show_diagnostics
+from trainkit.cli.disk import write_file
 from trainkit.cli.options import Json, On, Presets, Variant
+from trainkit.cli.pipeline import Invocation, plan_words, resolve_line, resolve_words
 from trainkit.cli.streams import write_script
-from trainkit.errors import ExitCode, UsageError
+from trainkit.errors import Diagnostic, ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from trainkit.machine.facts import Facts
     from trainkit.plan.model import Plan
+    from trainkit.recipe.resolved import Resolved
 
 NARROWEST = 60  # columns
 
@@ -37,7 +41,7 @@ def plan(
     ] = None,
     export: Annotated[
         str | None,
-        typer.Option("--export", metavar="TOOL", help="Write what accelerate, deepspeed or hf (Trainer) is told."),
+        typer.Option("--export", metavar="TOOL", help="Write it for accelerate, deepspeed or hf (Trainer)."),
     ] = None,
     output: Annotated[
         str | None, typer.Option("--output", metavar="FOLDER", help="Where --export writes; one file is printed.")
@@ -52,12 +56,6 @@ def plan(
     Example: trainkit plan zero2 --export deepspeed
     """
     from trainkit.cli.machines import machine_facts
-    from trainkit.cli.pipeline import plan_words, resolve_line
-    from trainkit.plan.render import diff as diff_renderer
-    from trainkit.plan.render import shell as shell_renderer
-    from trainkit.plan.render import table
-    from trainkit.plan.serialize import plan_to_json
-    from trainkit.recipe.yaml.writer import resolved_yaml
 
     if sum((as_json, shell, diff is not None, export is not None)) > 1:
         raise UsageError("--json, --shell, --diff and --export exclude one another", hint="give one of them")
@@ -67,30 +65,35 @@ def plan(
     resolved = resolve_line("plan", context.args, presets or (), invocation.program, variant)
     facts = machine_facts(machine)
     planned = plan_words(resolved, facts)
+    # Each way to show the plan is imported for itself: starting takes longer than planning.
     if as_json:
+        from trainkit.plan.serialize import plan_to_json
+
         sys.stdout.write(json.dumps(plan_to_json(planned.plan), indent=2) + "\n")
     elif shell:
+        from trainkit.plan.render import shell as shell_renderer
+        from trainkit.recipe.yaml.writer import resolved_yaml
+
         write_script(shell_renderer.render(planned.plan, resolved_yaml(resolved)))
     elif export is not None:
-        from trainkit.cli.exporting import write_export
-
         write_export(resolved, facts, export, output)
     elif diff is not None:
+        from trainkit.plan.render import diff as diff_renderer
+
         sys.stdout.write(diff_renderer.render(other_plan(diff), planned.plan))
     else:
-        sys.stdout.write(table.render(planned.plan, _columns(table.WIDTH)))
+        from trainkit.plan.render import table
+
+        width = table.WIDTH
+        if sys.stdout.isatty():
+            width = max(min(shutil.get_terminal_size().columns, width), NARROWEST)
+        sys.stdout.write(table.render(planned.plan, width))
     if any(notice.severity == "blocker" for notice in planned.plan.notices):
         raise typer.Exit(ExitCode.MACHINE)
 
 
-def _columns(widest: int) -> int:
-    """The terminal's width, up to the page's own; in a pipe or a file, that."""
-    return max(min(shutil.get_terminal_size().columns, widest), NARROWEST) if sys.stdout.isatty() else widest
-
-
 def other_plan(word: str) -> Plan:
     """The plan of a run directory (its plan.json), a plan.json, or a recipe planned for this machine."""
-    from trainkit.cli.pipeline import plan_words, resolve_words
     from trainkit.plan.serialize import plan_from_json
 
     path = Path(word)
@@ -102,7 +105,33 @@ def other_plan(word: str) -> Plan:
                 raise ValueError("it has no plan_version")
             return plan_from_json(data)
         except (ValueError, KeyError, TypeError, OSError) as error:
-            raise UsageError(
-                f"{stored} is not a plan of this trainkit: {error}", hint="name a recipe or a run directory"
-            ) from error
+            what = f"{stored} is not a plan of this trainkit: {error}"
+            raise UsageError(what, hint="name a recipe or a run directory") from error
     return plan_words(resolve_words(word, (), ())).plan
+
+
+def write_export(resolved: Resolved, facts: Facts, tool: str, folder: str | None) -> None:
+    """Export the plan of a recipe that has been found sound. Raises UsageError where it cannot be written."""
+    from trainkit.convert.export_formats import EXPORTS, export
+    from trainkit.planner.decisions import decide
+
+    if tool not in EXPORTS:
+        raise UsageError(f"there is no export to {tool!r}", hint=f"choose one of: {', '.join(EXPORTS)}")
+    context, *_ = decide(resolved, facts, ())
+    made = export(context, tool, folder or ".")
+    if made.left:
+        what = f"unsupported by {tool}, left out: {', '.join(made.left)}"
+        show_diagnostics((Diagnostic("note", what, hint="set them in the program itself, or keep the recipe"),))
+    where = "the first line of the file shows the whole command"
+    show_diagnostics([Diagnostic("note", each, hint=where) for each in made.notes])
+    if folder is not None:
+        taken = [name for name in made.files if Path(folder, name).exists()]
+        if taken:
+            raise UsageError(f"{Path(folder, taken[0])} exists", hint="give another --output")
+        for name, content in made.files.items():
+            write_file(Path(folder, name), content, "give another --output")
+            sys.stdout.write(f"{Path(folder, name)}\n")
+    elif len(made.files) == 1:
+        sys.stdout.write(next(iter(made.files.values())))
+    else:
+        raise UsageError(f"there are {len(made.files)} files: {', '.join(made.files)}", hint="add --output FOLDER")

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainkit.cli.grammar import Invocation
+from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.options import Presets, Variant
-from trainkit.errors import UsageError
+from trainkit.cli.pipeline import Invocation, plan_words, resolve_line
+from trainkit.errors import Diagnostic, MachineError, UsageError
+
+if TYPE_CHECKING:
+    from trainkit.machine.facts import Facts
+    from trainkit.plan.model import Plan
+    from trainkit.recipe.schema import Recipe
 
 
 def run(
@@ -28,8 +34,6 @@ def run(
 
     Example: trainkit run quickstart train.steps=50 --bf16
     """
-    from trainkit.cli.fitness import refuse_unfit
-    from trainkit.cli.pipeline import plan_words, resolve_line
     from trainkit.machine.probe import probe
     from trainkit.plan.render import shell
     from trainkit.recipe.yaml.writer import resolved_yaml
@@ -49,3 +53,21 @@ def run(
         return RunRequest(planned, text, script, dict(os.environ), node_rank, again=request)
 
     raise typer.Exit(execute(request()))
+
+
+def refuse_unfit(plan: Plan, recipe: Recipe, facts: Facts, given_rank: int | None) -> None:
+    """Show the warnings of the doctor's fast checks. Raises MachineError with all that stops the plan on this machine.
+
+    These are the plan's own blockers and the problems that the checks find.
+    """
+    from trainkit.doctor.before_run import look
+    from trainkit.doctor.surroundings import Aim
+    from trainkit.runner.nodes import node_rank
+
+    found = look(facts, Aim(plan, recipe, node_rank(plan, given_rank, os.environ)))
+    show_diagnostics(each for each in found if each.severity == "warning")
+    blockers = [notice for notice in plan.notices if notice.severity == "blocker"]
+    refused = [Diagnostic("error", notice.what, hint=notice.hint) for notice in blockers]
+    refused += [each for each in found if each.severity == "error"]
+    if refused:
+        raise MachineError(refused)

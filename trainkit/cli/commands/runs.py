@@ -11,16 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainkit.cli.help import Command, CommandGroup
-from trainkit.cli.options import Json
+from trainkit.cli.options import Command, CommandGroup, Json, Root
 from trainkit.errors import UsageError
 
 if TYPE_CHECKING:
     from trainkit.runner.rundir.listing import RunInfo
 
-app = typer.Typer(cls=CommandGroup, help="List, show and prune run directories.", no_args_is_help=True)
+app = typer.Typer(
+    name="runs",
+    cls=CommandGroup,
+    help="List, show and prune run directories.",
+    no_args_is_help=True,
+    add_completion=False,
+)
 
-Root = Annotated[str, typer.Option("--root", metavar="FOLDER", help="The recipes' output.root.")]
 Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Only runs of this name.")]
 
 
