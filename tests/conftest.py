@@ -21,7 +21,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 from tests.made_up_cards import Cards, environments
 
-pytest_plugins = ["tests.made_up_plans"]
+pytest_plugins = ["tests.made_up_plans", "tests.tiers"]
 ROOT = Path(__file__).resolve().parents[1]
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -62,6 +62,11 @@ def clean_environment(tmp_path: Path, extension_cache: Path) -> dict[str, str]:
 @pytest.fixture
 def trainkit(tmp_path: Path, clean_environment: dict[str, str]) -> Trainkit:
     """Call `trainkit WORDS…` in an empty folder; the call is bounded in time and never reads a terminal."""
+    return call_trainkit(tmp_path, clean_environment)
+
+
+def call_trainkit(folder: Path, environment: Mapping[str, str]) -> Trainkit:
+    """The real command in a process of its own."""
 
     def call(
         *words: str,
@@ -73,8 +78,8 @@ def trainkit(tmp_path: Path, clean_environment: dict[str, str]) -> Trainkit:
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*prefix, sys.executable, "-m", "trainkit", *words],
-            cwd=cwd or tmp_path,
-            env={**clean_environment, **(environ or {})},
+            cwd=cwd or folder,
+            env={**environment, **(environ or {})},
             input=stdin,
             capture_output=True,
             text=True,

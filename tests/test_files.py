@@ -32,7 +32,9 @@ def test_a_link_in_the_place_of_the_target_is_replaced_and_not_written_through(t
 
 
 @pytest.mark.parametrize("write", [write_atomically, publish])
-@pytest.mark.parametrize("name", [f".status.json.{os.getpid()}", ".status.json.0011223344556677"])
+@pytest.mark.parametrize(
+    "name", [f".status.json.{os.getpid()}", ".status.json.0011223344556677"], ids=["old", "guessed"]
+)
 def test_a_link_planted_under_the_temporary_name_is_not_followed(
     tmp_path: Path, write: Write, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

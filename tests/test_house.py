@@ -124,6 +124,7 @@ except ImportError:
     assert len([name for name in MODULES if within(name, PURE)]) > 30
 
 
+@pytest.mark.cli
 def test_planning_loads_no_training_library_and_no_terminal_library() -> None:
     code = "import sys, trainkit.planner.build, trainkit.machine.probe as p; p.probe(); print(*sys.modules)"
     done = subprocess.run(

@@ -249,6 +249,7 @@ def test_flags_win_over_the_file_and_the_programs_flags_over_both() -> None:
     assert "precision.dtype bf16 (a.yaml:14:18) gives way to fp16" in comments(text)
 
 
+@pytest.mark.torch
 def test_the_installed_accelerate_has_no_flag_that_is_not_in_the_table() -> None:
     from accelerate.commands.launch import launch_command_parser
 

@@ -274,6 +274,7 @@ def parsed_flags(parser: argparse.ArgumentParser) -> tuple[set[str], set[str]]:
     return switches - {"help"}, values
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(("grammar", "parser"), [(TORCHRUN, "torchrun"), (DEEPSPEED, "deepspeed")])
 def test_the_installed_launcher_has_no_flag_that_is_not_in_the_table(
     grammar: Grammar, parser: str, monkeypatch: pytest.MonkeyPatch

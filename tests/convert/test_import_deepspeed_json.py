@@ -198,6 +198,7 @@ def test_a_file_of_another_kind_is_refused(content: str) -> None:
         imported("ds.json", {"ds.json": content})
 
 
+@pytest.mark.cli
 def test_the_written_recipe_passes_check_and_replaces_nothing_unasked(trainkit: Trainkit, tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(json.dumps(DOCUMENTED | {"wall_clock_breakdown": True}))
     done = trainkit("import", "ds.json", "--output", "team/recipe.yaml")
@@ -217,6 +218,7 @@ def test_the_written_recipe_passes_check_and_replaces_nothing_unasked(trainkit: 
     assert sorted(path.name for path in (tmp_path / "team").iterdir()) == ["recipe.yaml"]
 
 
+@pytest.mark.cli
 def test_a_command_in_one_word_is_read_as_a_shell_would(trainkit: Trainkit, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     done = trainkit("import", "CUDA_VISIBLE_DEVICES=1 python train.py \\\n  --lr 0.1 'two words'")

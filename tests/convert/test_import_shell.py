@@ -31,6 +31,7 @@ TEXTS: dict[str, list[str]] = {
 BEFORE = "HERE='value of here'\nWORDS='--a 1'\n"
 
 
+@pytest.mark.cli
 @pytest.mark.parametrize("text", TEXTS)
 def test_words_are_those_that_the_shell_makes(text: str) -> None:
     words, remarks = read_shell(BEFORE + text)
@@ -94,6 +95,7 @@ def test_what_only_the_shell_knows_is_an_error_with_a_next_step(text: str, what:
     assert found.hint
 
 
+@pytest.mark.cli
 def test_a_line_in_one_word_and_a_script_that_sh_runs_are_read_alike(trainkit: Trainkit) -> None:
     done = trainkit("import", "python train.py --config a.json > log")
     assert done.returncode == 0, done.stderr

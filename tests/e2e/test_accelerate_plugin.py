@@ -11,16 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from trainkit.errors import Origin
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Entry, Resolved
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.validation.validate import with_kinds
-
-pytestmark = pytest.mark.e2e
 
 PROGRAMS = Path(__file__).parent / "programs"
 PACKAGES = {"torch": "2.13.0", "accelerate": "1.15.0", "deepspeed": "0.19.8", "transformers": "5.23.0"}

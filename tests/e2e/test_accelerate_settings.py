@@ -23,8 +23,6 @@ from trainkit.recipe.resolved import Entry, Resolved
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.validation.validate import with_kinds
 
-pytestmark = pytest.mark.e2e
-
 PROGRAM = Path(__file__).parent / "programs" / "accelerate_parse.py"
 # What the test gives the variables that are known only when a run starts: the second of two nodes.
 BOUND = {"<node_rank>": "1", "<master_addr>": "10.0.0.1", "<port>": "29511", "<attempt_dir>": "/tmp/attempt"}

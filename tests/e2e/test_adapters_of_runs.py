@@ -13,8 +13,6 @@ from strategy_runs import CASES, run_case, write_corpus
 
 from trainkit.trainer.checkpoint.export import export_adapters
 
-pytestmark = pytest.mark.e2e
-
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 LORA: dict[str, Any] = {"kind": "lora", "rank": 4}
 

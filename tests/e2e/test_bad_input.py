@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import Trainkit
-
-pytestmark = pytest.mark.e2e
 
 
 def saved_files(folder: Path) -> dict[str, bytes]:

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.e2e
-
 SCRIPT = Path(__file__).resolve().parent / "programs" / "deepspeed_loop.py"
 WORDS = (
     *("run", "program.kind=deepspeed", f"program.script={SCRIPT}", "program.verify=true", "name=ds"),

@@ -19,8 +19,6 @@ from trainkit.recipe.resolved import Attachment, Entry, Resolved
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.validation.validate import with_kinds
 
-pytestmark = pytest.mark.e2e
-
 PROGRAM = Path(__file__).parent / "programs" / "deepspeed_parse.py"
 PACKAGES = {"torch": "2.13.0", "accelerate": "1.15.0", "deepspeed": "0.19.8", "transformers": "5.23.0"}
 # Blocks that no key of a recipe speaks of, as DeepSpeed's documentation writes them.

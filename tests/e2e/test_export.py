@@ -17,8 +17,6 @@ from trainkit.trainer.checkpoint.export import trained_model
 from trainkit.trainer.settings import World, read_settings
 from trainkit.trainer.setup import assemble
 
-pytestmark = pytest.mark.e2e
-
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 CHANGES: dict[str, dict[str, Any]] = {
     "train": {"steps": 4},

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.e2e
-
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 Launch = Callable[[str], dict[str, Any]]
 PROGRAMS = Path(__file__).parent / "programs"

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from strategy_runs import CASES, GLOBAL_BATCH, MICRO, run_case, write_corpus
 
-pytestmark = pytest.mark.e2e
 WATCHED = 2  # optimizer steps
 REDUCING = ("c10d::allreduce_", "c10d::_reduce_scatter_base_")
 

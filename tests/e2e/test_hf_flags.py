@@ -21,8 +21,6 @@ from trainkit.recipe.resolved import Entry, Resolved
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.validation.validate import with_kinds
 
-pytestmark = pytest.mark.e2e
-
 PROGRAM = Path(__file__).parent / "programs" / "hf_parse.py"
 PINNED = Path(__file__).resolve().parents[2] / "scripts" / "transformers-4.txt"
 FIVE, FOUR = "5.23.0", "4.57.6"

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.e2e
-
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 PROGRAM = Path(__file__).parent / "programs" / "hf_classification.py"
 RECIPE = f"""\

@@ -9,14 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.convert.reading import imported, read
 from trainkit.cli.machines import machine_facts
 from trainkit.plan.model import Plan
 from trainkit.planner.build import build_plan
-
-pytestmark = pytest.mark.e2e
 
 PARSER = Path(__file__).parent / "programs" / "hf_parse.py"
 ZERO = {

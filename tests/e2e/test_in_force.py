@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.e2e
-
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 
 

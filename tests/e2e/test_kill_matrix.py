@@ -16,8 +16,6 @@ from typing import Any
 import pytest
 from supervised_run import SupervisedRun, wait_for
 
-pytestmark = pytest.mark.e2e
-
 GRACE = 2.0
 LIMIT = GRACE + 10.0
 SIGNALS = {"INT": signal.SIGINT, "TERM": signal.SIGTERM, "KILL": signal.SIGKILL}

@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from strategy_runs import CASES, finish, read_curve, start_ranks, write_corpus, write_settings
 
-pytestmark = pytest.mark.e2e
 HEAVY: dict[str, Any] = {
     "model": {"layers": 1, "heads": 8, "hidden_size": 16},
     "data": {"sequence_length": 384},

@@ -29,7 +29,7 @@ from strategy_runs import (
 from tests.conftest import Trainkit
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.campaign,
     pytest.mark.timeout(900),  # of which the op may take minutes to compile
     pytest.mark.skipif(
         ctypes.util.find_library("aio") is None or not Path("/usr/include/libaio.h").exists(),

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from strategy_runs import Case, largest_difference, run_case, write_corpus
 
-pytestmark = pytest.mark.e2e
 STEPS = 4
 RATES = {"adafactor": 3e-2, "adagrad": 1e-2}
 

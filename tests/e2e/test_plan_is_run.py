@@ -17,7 +17,6 @@ from trainkit.plan.serialize import plan_from_json
 from trainkit.runner.materialize import Bindings, bind
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
-pytestmark = pytest.mark.e2e
 
 WITNESS = Path(__file__).resolve().parent / "programs" / "witness.py"
 ARGUMENTS = ["two words", "$HOME ${local_rank}", "--nnodes", "3", "ünï", "a'b\"c", "line\nbreak"]

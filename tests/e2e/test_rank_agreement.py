@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from strategy_runs import CASES, ROOT, Case, finish, start_ranks, write_corpus, write_settings
 
-pytestmark = pytest.mark.e2e
 DDP = CASES["ddp"].changed(train={"steps": 2})
 
 

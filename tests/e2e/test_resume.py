@@ -16,8 +16,6 @@ from typing import Any
 import pytest
 from strategy_runs import CASES, finish, read_curve, run_case, start_ranks, write_corpus, write_settings
 
-pytestmark = pytest.mark.e2e
-
 # Dropout and loader processes on: what draws random numbers or reads ahead is what resuming gets wrong.
 HARD: dict[str, dict[str, Any]] = {"model": {"dropout": 0.1}, "train": {"steps": 8}, "data": {"workers": 1}}
 EVERY_4: dict[str, dict[str, Any]] = {"checkpoint": {"every_steps": 4, "keep": 0}}

@@ -25,8 +25,6 @@ from trainkit.trainer.checkpoint import checkpoints
 from trainkit.trainer.settings import World, read_settings
 from trainkit.trainer.setup import assemble
 
-pytestmark = pytest.mark.e2e
-
 CHANGES: dict[str, dict[str, Any]] = {
     "model": {"dropout": 0.1},
     "train": {"steps": 8},

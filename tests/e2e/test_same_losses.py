@@ -14,7 +14,6 @@ from strategy_runs import CASES, Case, Curve, largest_difference, run_case, writ
 LOSS, NORM = 1e-6, 1e-5
 PLANTED = Path(__file__).parent / "programs" / "planted.py"
 
-pytestmark = pytest.mark.e2e
 Run = Callable[[Case], Curve]
 
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.e2e
-
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 PROGRAM = Path(__file__).parent / "programs" / "ddp_loop.py"
 WORDS = ["two words", 'it\'s "so"', "two\nlines", "ünï ☃", "$HOME", "${local_rank}", "", "--"]

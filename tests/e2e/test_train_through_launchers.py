@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.e2e
-
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 RECIPE = """\
 version: 1

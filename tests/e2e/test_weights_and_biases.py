@@ -15,7 +15,6 @@ import pytest
 from tests.conftest import Trainkit
 
 pytest.importorskip("wandb")
-pytestmark = pytest.mark.e2e
 
 BLOCK, HEAD = (
     32768,

@@ -15,7 +15,6 @@ from tests.wizard.conftest import machine_of
 from trainkit.machine.facts import Facts
 from trainkit.plan.model import Plan
 
-pytestmark = pytest.mark.e2e
 WITNESS = Path(__file__).resolve().parent / "programs" / "witness.py"
 Drive = Callable[..., Plan]
 

@@ -13,8 +13,6 @@ from wizard_terminal import DOWN, ENTER, QUESTIONS, UP, spawn
 
 from tests.wizard.conftest import machine_of
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.fixture
 def two_old_cards(tmp_path: Path) -> list[str]:

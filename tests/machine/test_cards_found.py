@@ -33,6 +33,7 @@ def found(trainkit: Trainkit) -> Callable[..., Facts]:
     return find
 
 
+@pytest.mark.cli
 def test_a_card_is_told_with_all_that_the_driver_knows(found: Callable[..., Facts], cards: Cards) -> None:
     more: dict[str, Any] = {"power": 71.5, "power_limit": 400, "temperature": 41, "use": 93, "throttling": 0x24}
     (gpu,) = found(cards(card(3, **more, ecc_errors=2, pending_repair=1, compute_mode=3))).gpus
@@ -48,6 +49,7 @@ def test_a_card_is_told_with_all_that_the_driver_knows(found: Callable[..., Fact
     assert (gpu.pending_repair, gpu.compute_mode, gpu.mig) == (True, "exclusive", False)
 
 
+@pytest.mark.cli
 def test_what_a_card_does_not_tell_is_not_made_up(found: Callable[..., Facts], cards: Cards) -> None:
     bare = {"uuid": "GPU-1", "name": "NVIDIA GB10", "capability": [12, 1]}
     facts = found(cards(bare))
@@ -56,6 +58,7 @@ def test_what_a_card_does_not_tell_is_not_made_up(found: Callable[..., Facts], c
     assert (facts.driver, facts.cuda_driver) == ("580.82.07", "13.0")
 
 
+@pytest.mark.cli
 def test_processes_on_a_card_have_an_owner_and_a_command_without_its_secrets(
     found: Callable[..., Facts], cards: Cards
 ) -> None:
@@ -79,6 +82,7 @@ def test_processes_on_a_card_have_an_owner_and_a_command_without_its_secrets(
     assert third == GpuProcess(2**31 - 1, graphics=True)
 
 
+@pytest.mark.cli
 def test_parts_of_a_split_card_are_told(found: Callable[..., Facts], cards: Cards) -> None:
     part = {"uuid": "MIG-1", "name": "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "total": 10 * GIGABYTE, "free": GIGABYTE}
     (gpu,) = found(cards(card(0, instances=[part]))).gpus
@@ -88,6 +92,7 @@ def test_parts_of_a_split_card_are_told(found: Callable[..., Facts], cards: Card
     ]
 
 
+@pytest.mark.cli
 @pytest.mark.parametrize("fails", ["init", "cards"])
 def test_a_broken_driver_is_a_fact(found: Callable[..., Facts], cards: Cards, fails: str) -> None:
     facts = found(cards(card(0), fails=fails, message="Driver/library version mismatch"))
@@ -96,12 +101,14 @@ def test_a_broken_driver_is_a_fact(found: Callable[..., Facts], cards: Cards, fa
     assert facts.memory_total > 0
 
 
+@pytest.mark.cli
 def test_a_driver_that_crashes_takes_nothing_with_it(found: Callable[..., Facts], cards: Cards) -> None:
     facts = found(cards(crashes=True))
     assert facts.notes["gpus"] == "the probe crashed (SIGABRT)"
     assert facts.packages
 
 
+@pytest.mark.cli
 def test_a_question_that_hangs_is_given_up_and_the_next_ones_are_asked() -> None:
     def hang() -> Mapping[str, Any]:
         time.sleep(600)
@@ -121,6 +128,7 @@ def test_a_question_that_hangs_is_given_up_and_the_next_ones_are_asked() -> None
     assert time.monotonic() - begin < 60
 
 
+@pytest.mark.cli
 def test_a_hanging_driver_costs_its_time_limit(cards: Cards, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in cards(hangs=600).items():
         monkeypatch.setenv(name, value)
@@ -150,6 +158,7 @@ def test_amd_cards_are_read_from_the_kernel_in_rocms_order(tmp_path: Path) -> No
     assert (second.index, second.pci_bus_id) == (1, "0000:03:00.0")
 
 
+@pytest.mark.cli
 @pytest.mark.parametrize(("hip", "cards_here"), [("6.4.43482", 1), (None, 0)])
 def test_amd_cards_count_where_torch_is_built_for_them(hip: str | None, cards_here: int) -> None:
     from trainkit.machine.facts import Gpu, TorchBuild

@@ -28,6 +28,7 @@ def write(root: Path, files: Mapping[str, str]) -> Path:
     return root
 
 
+@pytest.mark.cli
 def test_this_machine_has_facts_that_survive_json() -> None:
     facts = probe()
     assert facts.executable == sys.executable
@@ -36,6 +37,7 @@ def test_this_machine_has_facts_that_survive_json() -> None:
     assert Facts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
 
 
+@pytest.mark.cli
 def test_a_probe_that_fails_is_a_note_and_the_others_are_heard() -> None:
     def broken() -> Mapping[str, Any]:
         raise RuntimeError("driver not loaded")
@@ -53,6 +55,7 @@ def test_the_callers_allocation_is_a_fact(monkeypatch: pytest.MonkeyPatch) -> No
     assert probe({}).visible_devices == "2,3"
 
 
+@pytest.mark.cli
 def test_probing_imports_neither_torch_nor_the_slow_metadata_reader() -> None:
     code = "import sys; from trainkit.machine.probe import probe; probe(); print(*sys.modules)"
     root = Path(__file__).parents[2]

@@ -90,6 +90,7 @@ def test_the_script_runs_the_plan(
         assert run_dir.parent == tmp_path / "my runs" / "demo"
 
 
+@pytest.mark.cli
 @pytest.mark.parametrize("sh", SHELLS)
 def test_any_posix_shell_writes_files_and_environment_exactly(
     layered: Layered, here: Facts, report: Path, tmp_path: Path, sh: str
@@ -114,6 +115,7 @@ def test_any_posix_shell_writes_files_and_environment_exactly(
     assert outcome["argv"] == WORDS
 
 
+@pytest.mark.cli
 def test_the_programs_exit_code_is_the_scripts(layered: Layered, here: Facts, tmp_path: Path) -> None:
     script = tmp_path / "seven.py"
     script.write_text("import sys; sys.exit(7)")
@@ -121,6 +123,7 @@ def test_the_programs_exit_code_is_the_scripts(layered: Layered, here: Facts, tm
     assert execute(shell.render(plan), tmp_path).returncode == 7
 
 
+@pytest.mark.cli
 def test_a_variable_to_be_taken_must_be_there_and_is_never_written_down(
     layered: Layered, here: Facts, report: Path, tmp_path: Path
 ) -> None:

@@ -42,6 +42,7 @@ def test_everything_is_known_of_every_name() -> None:
     assert set(OPTIMIZERS) == set(NAMES)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plan_and_the_trainer_say_the_same_of_the_settings_that_an_optimizer_takes(name: str) -> None:
     torch_side = pytest.importorskip("trainkit.trainer.optim.build")
@@ -150,6 +151,7 @@ def test_the_flag_takes_hf_s_other_name_and_an_import_path(flag: str, name: str)
     assert resolve(Request("r.yaml", "/w", overrides=(f"--optim={flag}",)), files).recipe.optimizer.name == name
 
 
+@pytest.mark.torch
 def test_every_name_of_the_installed_transformers_is_taken_or_refused_with_a_reason() -> None:
     """In a process of its own: importing TrainingArguments takes seconds and warns."""
     pytest.importorskip("transformers")
@@ -167,6 +169,7 @@ def test_every_name_of_the_installed_transformers_is_taken_or_refused_with_a_rea
     assert set(done.stdout.split()) <= known
 
 
+@pytest.mark.torch
 def test_the_classes_that_refusals_recommend_exist() -> None:
     for package in ("bitsandbytes", "optimi"):
         pytest.importorskip(package)

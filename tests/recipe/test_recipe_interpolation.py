@@ -162,6 +162,7 @@ def test_what_ten_thousand_texts_refer_to_is_asked_of_omegaconf_once(
     assert asked == ["${name}"]
 
 
+@pytest.mark.cli
 def test_omegaconf_is_imported_only_where_something_is_interpolated() -> None:
     code = (
         "import sys\n"

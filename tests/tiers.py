@@ -1,0 +1,137 @@
+"""The tiers of the test suite, and what keeps each of them to its promise.
+
+`unit` starts no process and imports no training library; it is what a bare `pytest` runs. `cli` calls the command line
+and starts small processes, `torch` imports torch and the libraries around it, `e2e` starts real launchers and ranks,
+`campaign` runs for minutes to hours and is left to people. A folder has a tier; a file or a test may name another:
+``pytestmark = pytest.mark.torch``.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
+
+import pytest
+
+TIERS = ("unit", "cli", "torch", "e2e", "campaign")
+OF_FOLDER = {
+    "cli": "cli",
+    "runner": "cli",
+    "doctor": "cli",
+    "bench": "cli",
+    "trainer": "torch",
+    "verify": "torch",
+    "e2e": "e2e",
+}
+# What a tier is about; where one of these is missing its tests skip, and say which.
+LIBRARIES = {"torch": ("torch",), "e2e": ("torch", "accelerate", "deepspeed", "transformers")}
+HEAVY = ("torch", "transformers", "accelerate", "deepspeed", "bitsandbytes", "peft", "datasets")
+_MARK = re.compile(rf"^pytestmark = \[?\s*pytest\.mark\.({'|'.join(TIERS)})\b", re.MULTILINE)
+_ANY_MARK = re.compile(rf"@pytest\.mark\.({'|'.join(TIERS)})\b")
+TESTS = Path(__file__).parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--tier unit,cli`: which tiers to run."""
+    parser.addoption("--tier", default="", help=f"tiers to run, with commas between: {', '.join(TIERS)}, or all")
+
+
+def chosen(config: pytest.Config) -> frozenset[str]:
+    """The tiers of this call: as asked for; a bare call is for `unit`; named files run but for campaigns."""
+    asked = config.getoption("--tier")
+    if asked:
+        tiers = TIERS if asked == "all" else tuple(asked.split(","))
+        if unknown := set(tiers) - set(TIERS):
+            raise pytest.UsageError(f"--tier knows {', '.join(TIERS)} and all, not {', '.join(sorted(unknown))}")
+        return frozenset(tiers)
+    bare = config.args_source == pytest.Config.ArgsSource.TESTPATHS and not config.getoption("-m")
+    return frozenset(("unit",)) if bare else frozenset(TIERS) - {"campaign"}
+
+
+def tier_of(path: Path) -> str:
+    """The tier of a test file."""
+    named = _MARK.search(path.read_text())
+    return named.group(1) if named else OF_FOLDER.get(path.relative_to(TESTS).parts[0], "unit")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file without a test of the chosen tiers is not even imported: torch alone would take seconds."""
+    if not collection_path.name.startswith("test_") or TESTS not in collection_path.parents:
+        return None
+    tiers = {tier_of(collection_path), *_ANY_MARK.findall(collection_path.read_text())}
+    return True if not tiers & chosen(config) else None
+
+
+def missing(tier: str) -> str:
+    """The libraries that a tier is about and that are not installed, for people."""
+    return ", ".join(name for name in LIBRARIES.get(tier, ()) if importlib.util.find_spec(name) is None)
+
+
+class _Skipped(pytest.Module):
+    """A file whose imports would fail."""
+
+    def collect(self) -> NoReturn:
+        pytest.skip(f"not installed: {missing(tier_of(self.path))}", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Skip a file as a whole where the libraries that it is about are missing."""
+    if TESTS in module_path.parents and missing(tier_of(module_path)):
+        return _Skipped.from_parent(parent, path=module_path)
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark each test with its tier, leave out those of other tiers, skip those whose libraries are missing."""
+    wanted, left = chosen(config), []
+    for item in list(items):
+        tier = next((mark.name for mark in item.iter_markers() if mark.name in TIERS), "") or tier_of(item.path)
+        item.add_marker(tier)
+        if tier not in wanted:
+            items.remove(item)
+            left.append(item)
+        elif absent := missing(tier):
+            item.add_marker(pytest.mark.skip(reason=f"not installed: {absent}"))
+    config.hook.pytest_deselected(items=left)
+
+
+class _Refusing(importlib.abc.MetaPathFinder):
+    """While a unit test runs, nothing imports a training library."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname in HEAVY:
+            raise AssertionError(f"a unit test imports {fullname}: mark it with pytest.mark.torch")
+        return None
+
+
+def _refused(*_: object, **__: object) -> NoReturn:
+    raise AssertionError("a unit test starts a process: mark it with pytest.mark.cli")
+
+
+@pytest.fixture(autouse=True)
+def _kept_to_its_tier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if request.node.get_closest_marker("unit") is None:
+        yield
+        return
+    if chosen(request.config) == {"unit"}:
+        loaded = sorted(set(HEAVY) & sys.modules.keys())
+        assert not loaded, f"a file of unit tests imports {', '.join(loaded)}"
+    finder = _Refusing()
+    sys.meta_path.insert(0, finder)
+    monkeypatch.setattr(subprocess, "_fork_exec", _refused, raising=False)
+    monkeypatch.setattr(os, "fork", _refused)
+    monkeypatch.setattr(os, "posix_spawn", _refused)
+    yield
+    sys.meta_path.remove(finder)
