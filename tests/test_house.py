@@ -14,13 +14,13 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "trainkit"
 
 PURE = (
+    "trainkit.decode",
     "trainkit.errors",
     "trainkit.text",
     "trainkit.optimizers",
     "trainkit.recipe",
     "trainkit.flags",
     "trainkit.machine.facts",
-    "trainkit.machine.decode",
     "trainkit.machine.occupancy",
     "trainkit.machine.selection",
     "trainkit.machine.versions",
@@ -136,7 +136,7 @@ def test_planning_loads_no_training_library_and_no_terminal_library() -> None:
 
 # The rooms of the house from the ground up; each uses only those below it, imports for type checkers included.
 FLOORS = (
-    ("errors", "files", "text", "lazy", "optimizers"),
+    ("decode", "errors", "files", "text", "lazy", "optimizers"),
     ("recipe",),
     ("machine", "flags"),
     ("plan",),

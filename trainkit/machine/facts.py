@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from trainkit.decode import DecodeError, decode
 from trainkit.errors import UsageError
-from trainkit.machine.decode import decode
 
 FACTS_VERSION = 1
 
@@ -172,5 +172,8 @@ class Facts:
             found = f"these facts are of version {data['facts_version']!r}"
             hint = "make them again on that machine: trainkit facts > FACTS.json"
             raise UsageError(f"{found}, and this trainkit reads version {FACTS_VERSION}", hint=hint)
-        facts: Facts = decode(cls, {name: value for name, value in data.items() if name != "facts_version"}, "")
+        try:
+            facts: Facts = decode(cls, {name: value for name, value in data.items() if name != "facts_version"})
+        except DecodeError as error:
+            raise UsageError(f"facts: {error}", hint="`trainkit facts > FACTS.json` makes them again") from error
         return facts

@@ -204,9 +204,12 @@ class Resume:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that `run` does. Size does not depend on the number of nodes."""
+    """Everything that `run` does. Size does not depend on the number of nodes.
+
+    The order of the fields is that of the plan's JSON. Fields with a default came after plans had been written.
+    """
 
     plan_version: int
     name: str
@@ -217,22 +220,20 @@ class Plan:
     program: Choice
     device: Choice
     topology: Topology
+    cards: tuple[Card, ...] = ()  # of this machine, by local rank; none off CUDA or where they are missing
+    shares_cards: bool = False  # whether the run may start on cards that another one has
     batch: BatchArithmetic
     commands: tuple[Command, ...]  # one for each group of the topology
     preparations: tuple[Preparation, ...]
     environment: EnvironmentDiff
     files: tuple[PlannedFile, ...]
     resume: Resume
+    rendezvous: str = "auto"  # host:port of node 0, which MASTER_ADDR and PORT are bound to; auto is a free local port
     output_root: str
     max_restarts: int
     grace_seconds: float
-    notices: tuple[Notice, ...]
     techniques: tuple[TechniqueInForce, ...] = ()  # none are known of a program of the user's own
-    cards: tuple[
-        Card, ...
-    ] = ()  # of this machine, in the order of local ranks; none off CUDA or where they are missing
-    shares_cards: bool = False  # whether the run may start on cards that another one has
-    rendezvous: str = "auto"  # host:port of node 0, which MASTER_ADDR and PORT are bound to; auto is a free local port
+    notices: tuple[Notice, ...]
 
 
 @dataclass(frozen=True, slots=True)
