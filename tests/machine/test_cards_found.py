@@ -19,7 +19,7 @@ from tests.made_up_cards import GIGABYTE, Cards, card, stand_in
 from trainkit.machine.bounded import answers
 from trainkit.machine.facts import Facts, GpuProcess
 from trainkit.machine.probe import PROBES, probe
-from trainkit.machine.probes import amd, gpus, numa, scheduler, torch
+from trainkit.machine.probes import amd, cpu, nvidia, packages, scheduler
 from trainkit.runner.report import card_watch
 
 
@@ -182,18 +182,18 @@ def test_what_torch_was_built_for_is_read_without_importing_it(
 ) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "version.py").write_text(text)
-    build = torch.probe([str(tmp_path)])["torch"]
+    build = packages.probe_torch([str(tmp_path)])["torch"]
     assert build is not None
     assert (build.cuda, build.hip) == told
 
 
 def test_numa_nodes_have_their_cores_and_memory(tmp_path: Path) -> None:
     for number, cores in enumerate(("0-1,4", "2-3")):
-        folder = tmp_path / numa.NODES / f"node{number}"
+        folder = tmp_path / "sys/devices/system/node" / f"node{number}"
         folder.mkdir(parents=True)
         (folder / "cpulist").write_text(f"{cores}\n")
         (folder / "meminfo").write_text(f"Node {number} MemTotal:       1024 kB\n")
-    assert [(node.index, node.cpus, node.memory_total) for node in numa.probe(tmp_path)["numa"]] == [
+    assert [(node.index, node.cpus, node.memory_total) for node in cpu.probe_numa(tmp_path)["numa"]] == [
         (0, (0, 1, 4), 1 << 20),
         (1, (2, 3), 1 << 20),
     ]
@@ -227,7 +227,7 @@ def test_what_is_asked_of_nvml_and_its_numbers_are_those_of_the_real_library() -
 
     import pynvml
 
-    asked = set(re.findall(r"nvml[A-Z]\w+", Path(gpus.__file__).read_text() + Path(card_watch.__file__).read_text()))
+    asked = set(re.findall(r"nvml[A-Z]\w+", Path(nvidia.__file__).read_text() + Path(card_watch.__file__).read_text()))
     assert len(asked) > 20
     assert {name for name in asked if not hasattr(pynvml, name)} == {
         "nvmlClocksEventReasons"

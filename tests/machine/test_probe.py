@@ -15,7 +15,7 @@ import pytest
 
 from trainkit.machine.facts import Facts, Gpu
 from trainkit.machine.probe import PROBES, probe
-from trainkit.machine.probes import cpu, gpus, memory, mps, packages
+from trainkit.machine.probes import cpu, host, memory, nvidia, packages
 
 GIGABYTE = 1024**3
 
@@ -161,7 +161,7 @@ def test_cards_are_read_from_nvml_where_a_driver_shows_itself(
 ) -> None:
     fake = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    found = gpus.probe(write(tmp_path, {driver: ""}))["gpus"]
+    found = nvidia.probe(write(tmp_path, {driver: ""}))["gpus"]
     assert found[0] == Gpu(0, "GPU-0", "NVIDIA H100", 80 * GIGABYTE, 70 * GIGABYTE, (9, 0))
     assert [gpu.uuid for gpu in found] == ["GPU-0", "GPU-1"]
     assert fake.stopped
@@ -169,7 +169,7 @@ def test_cards_are_read_from_nvml_where_a_driver_shows_itself(
 
 def test_without_a_driver_nvml_is_not_even_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)  # an import would raise
-    found = gpus.probe(tmp_path)
+    found = nvidia.probe(tmp_path)
     assert found["gpus"] == ()
     assert "no NVIDIA driver is loaded" in found["notes"]["nvidia"]
 
@@ -186,11 +186,11 @@ def test_without_a_driver_nvml_is_not_even_imported(tmp_path: Path, monkeypatch:
 def test_mps_is_apple_silicon_with_a_recent_system(
     monkeypatch: pytest.MonkeyPatch, system: str, processor: str, version: str, has: bool
 ) -> None:
-    monkeypatch.setattr(mps, "sys", SimpleNamespace(platform=system))
+    monkeypatch.setattr(host, "sys", SimpleNamespace(platform=system))
     monkeypatch.setattr(
-        mps, "platform", SimpleNamespace(machine=lambda: processor, mac_ver=lambda: (version, ("", "", ""), processor))
+        host, "platform", SimpleNamespace(machine=lambda: processor, mac_ver=lambda: (version, ("", "", ""), processor))
     )
-    assert mps.probe() == {"mps": has}
+    assert host.probe_mps() == {"mps": has}
 
 
 def test_versions_are_those_that_an_import_would_find(tmp_path: Path) -> None:

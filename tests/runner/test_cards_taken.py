@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import Trainkit
 from tests.made_up_cards import GIGABYTE, Cards, card, stand_in
-from trainkit.machine.cards import holder, path
+from trainkit.machine.held_cards import holder, path
 from trainkit.plan.model import Card
 from trainkit.runner.report.card_watch import CardWatch
 from trainkit.runner.rundir.card_locks import Cards as CardLocks

@@ -22,48 +22,32 @@ class Card:
     source: str
 
 
+_GA102 = "NVIDIA Ampere GA102 GPU architecture white paper 2.1"
+_H100 = "NVIDIA H100 Tensor Core GPU architecture white paper 1.04"
+
+
+def _card(name: str, fp32: float, tf32: float | None, half: float, source: str) -> Card:
+    return Card(name, {"fp32": fp32, **({"tf32": tf32} if tf32 else {}), "16 bits": half}, source)
+
+
 CARDS: tuple[Card, ...] = (
-    Card(r"Tesla V100-SXM2-\d+GB", {"fp32": 15.7, "16 bits": 125}, "NVIDIA V100 data sheet, January 2020"),
-    Card(r"Tesla V100-PCIE-\d+GB", {"fp32": 14, "16 bits": 112}, "NVIDIA V100 data sheet, January 2020"),
-    Card(r"Tesla T4", {"fp32": 8.1, "16 bits": 65}, "NVIDIA T4 data sheet, March 2019"),
-    Card(
-        r"NVIDIA A100[- ].*(40|80)GB.*",
-        {"fp32": 19.5, "tf32": 156, "16 bits": 312},
-        "NVIDIA A100 data sheet, May 2022",
-    ),
-    Card(r"NVIDIA A30", {"fp32": 10.3, "tf32": 82, "16 bits": 165}, "NVIDIA A30 data sheet, March 2022"),
-    Card(r"NVIDIA A40", {"fp32": 37.4, "tf32": 74.8, "16 bits": 149.7}, "NVIDIA A40 data sheet, June 2021"),
-    Card(r"NVIDIA A10", {"fp32": 31.2, "tf32": 62.5, "16 bits": 125}, "NVIDIA A10 data sheet, March 2021"),
-    Card(
-        r"NVIDIA RTX A6000",
-        {"fp32": 38.7, "tf32": 77.4, "16 bits": 154.8},
-        "NVIDIA Ampere GA102 GPU architecture white paper 2.1, table 10",
-    ),
-    Card(r"NVIDIA L4", {"fp32": 30.3, "tf32": 60, "16 bits": 121}, "NVIDIA L4 data sheet, halved from sparse"),
-    Card(r"NVIDIA L40", {"fp32": 90.5, "tf32": 90.5, "16 bits": 181}, "NVIDIA L40 data sheet, January 2023"),
-    Card(r"NVIDIA L40S", {"fp32": 91.6, "tf32": 183, "16 bits": 362}, "NVIDIA L40S data sheet, August 2023"),
-    Card(
-        r"NVIDIA GeForce RTX 3090",
-        {"fp32": 35.6, "tf32": 35.6, "16 bits": 71},
-        "NVIDIA Ampere GA102 GPU architecture white paper 2.1, table 9",
-    ),
-    Card(
-        r"NVIDIA GeForce RTX 4090",
-        {"fp32": 82.6, "tf32": 82.6, "16 bits": 165.2},
-        "NVIDIA Ada GPU architecture white paper 2.1, table 2",
-    ),
-    Card(
-        r"NVIDIA H100( 80GB HBM3| SXM.*)",
-        {"fp32": 66.9, "tf32": 494.7, "16 bits": 989.4},
-        "NVIDIA H100 Tensor Core GPU architecture white paper 1.04, table 2",
-    ),
-    Card(
-        r"NVIDIA H100 PCIe",
-        {"fp32": 51.2, "tf32": 378, "16 bits": 756},
-        "NVIDIA H100 Tensor Core GPU architecture white paper 1.04, table 2",
-    ),
-    Card(r"NVIDIA H100 NVL", {"fp32": 60, "tf32": 417.5, "16 bits": 835}, "NVIDIA H100 data sheet, halved from sparse"),
-    Card(r"NVIDIA H200", {"fp32": 67, "tf32": 494.5, "16 bits": 989.5}, "NVIDIA H200 data sheet, halved from sparse"),
+    _card(r"Tesla V100-SXM2-\d+GB", 15.7, None, 125, "NVIDIA V100 data sheet, January 2020"),
+    _card(r"Tesla V100-PCIE-\d+GB", 14, None, 112, "NVIDIA V100 data sheet, January 2020"),
+    _card(r"Tesla T4", 8.1, None, 65, "NVIDIA T4 data sheet, March 2019"),
+    _card(r"NVIDIA A100[- ].*(40|80)GB.*", 19.5, 156, 312, "NVIDIA A100 data sheet, May 2022"),
+    _card(r"NVIDIA A30", 10.3, 82, 165, "NVIDIA A30 data sheet, March 2022"),
+    _card(r"NVIDIA A40", 37.4, 74.8, 149.7, "NVIDIA A40 data sheet, June 2021"),
+    _card(r"NVIDIA A10", 31.2, 62.5, 125, "NVIDIA A10 data sheet, March 2021"),
+    _card(r"NVIDIA RTX A6000", 38.7, 77.4, 154.8, f"{_GA102}, table 10"),
+    _card(r"NVIDIA L4", 30.3, 60, 121, "NVIDIA L4 data sheet, halved from sparse"),
+    _card(r"NVIDIA L40", 90.5, 90.5, 181, "NVIDIA L40 data sheet, January 2023"),
+    _card(r"NVIDIA L40S", 91.6, 183, 362, "NVIDIA L40S data sheet, August 2023"),
+    _card(r"NVIDIA GeForce RTX 3090", 35.6, 35.6, 71, f"{_GA102}, table 9"),
+    _card(r"NVIDIA GeForce RTX 4090", 82.6, 82.6, 165.2, "NVIDIA Ada GPU architecture white paper 2.1, table 2"),
+    _card(r"NVIDIA H100( 80GB HBM3| SXM.*)", 66.9, 494.7, 989.4, f"{_H100}, table 2"),
+    _card(r"NVIDIA H100 PCIe", 51.2, 378, 756, f"{_H100}, table 2"),
+    _card(r"NVIDIA H100 NVL", 60, 417.5, 835, "NVIDIA H100 data sheet, halved from sparse"),
+    _card(r"NVIDIA H200", 67, 494.5, 989.5, "NVIDIA H200 data sheet, halved from sparse"),
 )
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from trainkit.machine.bounded import answers
 from trainkit.machine.facts import Facts, TorchBuild
-from trainkit.machine.probes import amd, cpu, gpus, holds, host, memory, mps, numa, packages, scheduler, torch
+from trainkit.machine.held_cards import with_holders
+from trainkit.machine.probes import amd, cpu, host, memory, nvidia, packages, scheduler
 
 Probe = Callable[[], Mapping[str, Any]]
 
@@ -20,13 +21,13 @@ PROBES: Mapping[str, Probe] = {
     "host": host.probe,
     "cpu": cpu.probe,
     "memory": memory.probe,
-    "numa": numa.probe,
-    "torch": torch.probe,
+    "numa": cpu.probe_numa,
+    "torch": packages.probe_torch,
     "packages": packages.probe,
-    "mps": mps.probe,
+    "mps": host.probe_mps,
     "scheduler": scheduler.probe,
     "amd": amd.probe,
-    "gpus": gpus.probe,
+    "gpus": nvidia.probe,
 }
 CARD_PROBES = {name: PROBES[name] for name in ("host", "torch", "mps", "amd", "gpus")}
 SECONDS = 5.0  # for one probe
@@ -60,7 +61,7 @@ def probe(probes: Mapping[str, Probe] = PROBES, limits: Mapping[str, float] = LI
         rocr_devices=os.environ.get("ROCR_VISIBLE_DEVICES"),
         **found,
     )
-    return replace(facts, gpus=holds.joined(facts.gpus, os.environ)) if facts.gpus else facts
+    return replace(facts, gpus=with_holders(facts.gpus, os.environ)) if facts.gpus else facts
 
 
 def _choose_make(found: dict[str, Any], notes: dict[str, str]) -> None:

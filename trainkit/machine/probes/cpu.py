@@ -1,11 +1,15 @@
-"""CPU cores that this process may use: affinity and cgroup limits counted."""
+"""CPU cores that this process may use, affinity and cgroup limits counted, and the NUMA nodes that they belong to."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from trainkit.machine.facts import NumaNode
+from trainkit.machine.probes import cgroups
 
 
 def probe(root: Path = Path("/")) -> Mapping[str, Any]:
@@ -13,7 +17,7 @@ def probe(root: Path = Path("/")) -> Mapping[str, Any]:
     affinity = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     total = os.cpu_count()
     cores = len(affinity) or total or 1
-    limit = min((each for each in (quota_v2(root), quota_v1(root)) if each is not None), default=None)
+    limit = _limit(root)
     return {
         "cpu_cores": max(min(cores, cores if limit is None else int(limit)), 1),
         "cpu_total": total,
@@ -27,62 +31,41 @@ def _name(root: Path) -> str:
     """What the processor calls itself; empty where /proc does not say."""
     try:
         with (root / "proc/cpuinfo").open(errors="replace") as lines:
-            told = next((line for line in lines if line.startswith("model name")), "")
+            named = next((line for line in lines if line.startswith("model name")), "")
     except OSError:
         return ""
-    return told.partition(":")[2].strip()
+    return named.partition(":")[2].strip()
 
 
-def quota_v2(root: Path) -> float | None:
-    """The tightest `cpu.max` from the process's own cgroup up to the root, in cores."""
-    group = cgroup(root, "")
-    if group is None:
-        return None
-    found = [_ratio(*_words(folder / "cpu.max")) for folder in _upwards(root / "sys/fs/cgroup", group)]
-    return min((limit for limit in found if limit is not None), default=None)
-
-
-def quota_v1(root: Path) -> float | None:
-    """The tightest CFS quota, in cores."""
-    group = cgroup(root, "cpu")
-    if group is None:
-        return None
-    found = []
+def _limit(root: Path) -> float | None:
+    """The tightest limit of the process's own cgroup and of those above it, in cores; None without one."""
+    files: list[tuple[Path, ...]] = [(folder / "cpu.max",) for folder in cgroups.folders(root, "")]
     for mount in ("cpu", "cpu,cpuacct"):
-        for folder in _upwards(root / "sys/fs/cgroup" / mount, group):
-            quota, period = _words(folder / "cpu.cfs_quota_us"), _words(folder / "cpu.cfs_period_us")
-            found.append(_ratio(*quota, *period))
-    return min((limit for limit in found if limit is not None), default=None)
+        groups = cgroups.folders(root, "cpu", f"{cgroups.ROOT}/{mount}")
+        files += [(folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us") for folder in groups]
+    quotas = [[word for path in paths for word in cgroups.values(path)] for paths in files]
+    # microseconds of CPU in each period; `max` and -1 are no limit
+    limited = [pair for pair in quotas if len(pair) == 2 and pair[0].isdigit() and pair[1].isdigit() and int(pair[1])]
+    return min((int(quota) / int(period) for quota, period in limited), default=None)
 
 
-def cgroup(root: Path, controller: str) -> str | None:
-    """The process's cgroup path: of the unified hierarchy for an empty controller, else of that controller's (v1)."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controller in controllers.split(","):
-            return path
-    return None
+def probe_numa(root: Path = Path("/")) -> Mapping[str, tuple[NumaNode, ...]]:
+    """Which cores are near to which part of the memory, in the order of nodes; none where the system does not tell."""
+    folders = [path for path in (root / "sys/devices/system/node").glob("node*") if path.name[4:].isdigit()]
+    return {"numa": tuple(_node(path) for path in sorted(folders, key=lambda path: int(path.name[4:])))}
 
 
-def _upwards(mount: Path, group: str) -> list[Path]:
-    """The group's folder and all above it; inside a container the path may not exist, and the mount itself counts."""
-    folder = mount / group.strip("/")
-    return [path for path in (folder, *folder.parents) if path == mount or mount in path.parents]
+def _node(folder: Path) -> NumaNode:
+    memory = re.search(r"MemTotal:\s+(\d+) kB", (folder / "meminfo").read_text())
+    cpus = core_list((folder / "cpulist").read_text())
+    return NumaNode(int(folder.name[4:]), cpus, int(memory[1]) * 1024 if memory else 0)
 
 
-def _words(path: Path) -> list[str]:
-    try:
-        return path.read_text().split()
-    except OSError:
-        return []
-
-
-def _ratio(quota: str = "", period: str = "") -> float | None:
-    """Cores from microseconds of CPU in each period; `max` and -1 are no limit."""
-    if not quota.isdigit() or not period.isdigit() or int(period) == 0:
-        return None
-    return int(quota) / int(period)
+def core_list(text: str) -> tuple[int, ...]:
+    """The numbers that the kernel's list format names (``0-3,8``)."""
+    cores: list[int] = []
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first:
+            cores += range(int(first), int(last or first) + 1)
+    return tuple(cores)

@@ -7,26 +7,20 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainkit.machine.probes.cpu import cgroup
+from trainkit.machine.probes import cgroups
 
-LIMITS = (("", "sys/fs/cgroup", "memory.max"), ("memory", "sys/fs/cgroup/memory", "memory.limit_in_bytes"))
-USAGE = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}
+# controller, where its groups are, the files of the limit and of what is in use; cgroups of version 2, then 1
+CGROUPS = (
+    ("", cgroups.ROOT, "memory.max", "memory.current"),
+    ("memory", f"{cgroups.ROOT}/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
 
 
 def probe(root: Path = Path("/")) -> Mapping[str, int | None]:
     """root: where /proc and /sys are looked for."""
-    total = min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_limits(root)])
-    available = _available(root)
-    return {"memory_total": total, "memory_available": None if available is None else min(available, total)}
-
-
-def _available(root: Path) -> int | None:
-    """What the kernel would give without swapping, on the whole machine."""
-    try:
-        told = re.search(r"^MemAvailable:\s+(\d+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return int(told[1]) * 1024 if told else None
+    total = min([_installed(), *(limit for _, limit, _ in _limits(root))])
+    free = _without_swapping(root)
+    return {"memory_total": total, "memory_available": None if free is None else min(free, total)}
 
 
 def available(root: Path = Path("/")) -> int:
@@ -34,48 +28,39 @@ def available(root: Path = Path("/")) -> int:
 
     What there is in all where the system does not tell.
     """
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    told = _available(root)
-    free = [total] if told is None else [total, told]
-    for controller, mount, name in LIMITS:
-        usage = USAGE[name]
-        for folder in _folders(root, controller, mount):
-            for limit in _number(folder / name):
-                # what the kernel holds of files, it gives back when asked
-                used = sum(_number(folder / usage)) - _field(folder / "memory.stat", "inactive_file")
-                free.append(max(0, limit - used))
-    return min(free)
+    free = _without_swapping(root)
+    left = [_installed()] if free is None else [_installed(), free]
+    for folder, limit, in_use in _limits(root):
+        # what the kernel holds of files, it gives back when asked
+        statistics = cgroups.values(folder / "memory.stat")
+        files = dict(zip(statistics[::2], statistics[1::2], strict=False)).get("inactive_file", "0")
+        left.append(max(0, limit - (in_use - int(files))))
+    return min(left)
 
 
-def _field(path: Path, name: str) -> int:
-    """The number behind a name; 0 where there is none."""
+def _installed() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _without_swapping(root: Path) -> int | None:
+    """What the kernel would give without swapping, on the whole machine."""
     try:
-        lines = path.read_text().splitlines()
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE)
     except OSError:
-        return 0
-    return next((int(words[1]) for line in lines if (words := line.split())[:1] == [name]), 0)
+        return None
+    return int(found[1]) * 1024 if found else None
 
 
-def _limits(root: Path) -> list[int]:
-    found = []
-    for controller, mount, name in LIMITS:
-        for folder in _folders(root, controller, mount):
-            found += _number(folder / name)
-    return found
-
-
-def _folders(root: Path, controller: str, mount: str) -> tuple[Path, ...]:
-    """The cgroup's folder and all above it."""
-    group = cgroup(root, controller)
-    if group is None:
-        return ()
-    folder = root / mount / group.strip("/")
-    return (folder, *folder.parents)
+def _limits(root: Path) -> list[tuple[Path, int, int]]:
+    """(cgroup, its limit, what is in use of it) of every cgroup around this process that has a limit."""
+    return [
+        (folder, limit, sum(_number(folder / usage)))
+        for controller, mount, name, usage in CGROUPS
+        for folder in cgroups.folders(root, controller, mount)
+        for limit in _number(folder / name)
+    ]
 
 
 def _number(path: Path) -> list[int]:
-    try:
-        words = path.read_text().split()
-    except OSError:
-        return []
-    return [int(word) for word in words if word.isdigit()]
+    """The number in a file; none for `max` and where there is no such file."""
+    return [int(word) for word in cgroups.values(path) if word.isdigit()]

@@ -1,4 +1,4 @@
-"""Versions of the packages that plans depend on, read from the names of their metadata folders."""
+"""Versions of the packages that plans depend on, and what torch was built for, without an import of any of them."""
 
 from __future__ import annotations
 
@@ -6,33 +6,22 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
+from trainkit.machine.facts import TorchBuild
 from trainkit.optimizers import OPTIMIZERS
 
-WANTED = frozenset(
-    {
-        *(each.requires.name for each in OPTIMIZERS.values() if each.requires),
-        "accelerate",
-        "datasets",
-        "deepspeed",
-        "flash-attn",
-        "ninja",
-        "numpy",
-        "nvidia-ml-py",
-        "peft",
-        "tensorboard",
-        "torch",
-        "torch-xla",
-        "transformers",
-        "wandb",
-    }
-)
-
+PACKAGES = frozenset((
+    *(each.requires.name for each in OPTIMIZERS.values() if each.requires),
+    "accelerate", "datasets", "deepspeed", "flash-attn", "ninja", "numpy", "nvidia-ml-py", "peft", "tensorboard",
+    "torch", "torch-xla", "transformers", "wandb",
+))  # fmt: skip
 NCCL = "nvidia-nccl-cu"  # and the CUDA that it is for
 
-# importlib.metadata would take 39 ms to say the same.
+# Read from the names of metadata folders: importlib.metadata would take 39 ms to say the same.
 _FOLDER = re.compile(r"^(?P<name>[^-]+)-(?P<version>[^-]+)(?:-[^-]+)*\.(?:dist|egg)-info$")
+_ASSIGNED = re.compile(r"^(__version__|cuda|hip)\b[^=\n]*=\s*['\"]([^'\"\n]+)['\"]", re.MULTILINE)
 
 
 def probe(path: Iterable[str] | None = None) -> Mapping[str, Any]:
@@ -40,10 +29,22 @@ def probe(path: Iterable[str] | None = None) -> Mapping[str, Any]:
     found: dict[str, str] = {}
     for folder in sys.path if path is None else path:
         for name, version in _distributions(folder or "."):
-            if name in WANTED or name.startswith(NCCL):
+            if name in PACKAGES or name.startswith(NCCL):
                 found.setdefault(name, version)
     nccl = [found.pop(name) for name in sorted(found) if name.startswith(NCCL)]
     return {"packages": dict(sorted(found.items())), "nccl": nccl[-1] if nccl else ""}
+
+
+def probe_torch(path: Iterable[str] | None = None) -> Mapping[str, TorchBuild | None]:
+    """The build of the first torch on the path, read from its version file: importing torch would take seconds."""
+    for folder in sys.path if path is None else path:
+        try:
+            text = Path(folder or ".", "torch", "version.py").read_text()
+        except OSError:
+            continue
+        assigned = dict(_ASSIGNED.findall(text))
+        return {"torch": TorchBuild(assigned.get("__version__", ""), assigned.get("cuda"), assigned.get("hip"))}
+    return {"torch": None}
 
 
 def _distributions(folder: str) -> Iterable[tuple[str, str]]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from trainkit.errors import MachineError
-from trainkit.machine.cards import folder, holder, path
+from trainkit.machine.held_cards import folder, holder, path
 
 # A reader of the lock (`trainkit gpus`, another run's probe) has it for an instant; a run has it for good.
 PATIENCE_SECONDS = 0.3

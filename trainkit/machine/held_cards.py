@@ -1,4 +1,4 @@
-"""The folder of card locks: a file for each card that a run has taken, locked as long as the run lasts.
+"""Which cards runs hold: a folder with a file for each card that a run has taken, locked as long as the run lasts.
 
 The holder locks the file and writes into it who it is; whoever can lock the file knows that nobody holds the card. A
 holder removes its file before it lets go, so that nothing is left behind; one that is killed leaves an unlocked file.
@@ -12,17 +12,30 @@ import json
 import os
 import posixpath
 from collections.abc import Mapping
+from dataclasses import replace
 
-from trainkit.machine.facts import Hold
+from trainkit.machine.facts import Gpu, Hold
 
 FOLDERS = ("/run/lock", "/var/tmp", "/tmp")  # noqa: S108 - the first that anybody may write to; shared on purpose
 SETTING = "TRAINKIT_CARD_LOCKS"
 
 
+def with_holders(gpus: tuple[Gpu, ...], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """The cards and their MIG instances, each with who holds it."""
+    return tuple(
+        replace(
+            gpu,
+            held_by=holder(gpu.uuid, environ),
+            instances=tuple(replace(part, held_by=holder(part.uuid, environ)) for part in gpu.instances),
+        )
+        for gpu in gpus
+    )
+
+
 def folder(environ: Mapping[str, str]) -> str:
     """Where card locks lie: one folder for all users of a machine. Containers that share cards may be given one too."""
-    if wanted := environ.get(SETTING):
-        return wanted
+    if chosen := environ.get(SETTING):
+        return chosen
     base = next((path for path in FOLDERS if os.access(path, os.W_OK | os.X_OK)), FOLDERS[-1])
     return posixpath.join(base, "trainkit-cards")
 
@@ -53,6 +66,6 @@ def holder(uuid: str, environ: Mapping[str, str]) -> Hold | None:
 def read_hold(fd: int) -> Hold:
     """What a holder wrote; it may be just about to write."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        told = json.loads(os.pread(fd, 1 << 16, 0))
-        return Hold(int(told["pid"]), str(told["user"]), str(told["run"]))
+        written = json.loads(os.pread(fd, 1 << 16, 0))
+        return Hold(int(written["pid"]), str(written["user"]), str(written["run"]))
     return Hold(0, "", "")
