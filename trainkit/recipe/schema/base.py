@@ -1,7 +1,5 @@
 """How a recipe section and its settings are declared: once, with everything that is derived from the declaration."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -11,7 +9,10 @@ from pydantic.config import JsonDict
 class Section(BaseModel):
     """One mapping of the recipe. Unknown keys are errors, values are typed strictly, instances are frozen."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True, protected_namespaces=())
+    # Validators are built once, as parts of the whole recipe's, instead of once more for each section alone.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, populate_by_name=True, protected_namespaces=(), defer_build=True
+    )
 
     # The setting that a single value stands for where the section is not written as a mapping (`precision: bf16`).
     short_form: ClassVar[str] = ""
@@ -20,6 +21,11 @@ class Section(BaseModel):
     @classmethod
     def _expand(cls, value: Any) -> Any:
         return {cls.short_form: value} if cls.short_form and isinstance(value, (str, int, float)) else value
+
+
+def section(model: type[Section], description: str) -> Any:
+    """Declare one mapping of the recipe, by default with the defaults of its settings."""
+    return setting(model.model_construct(), description)
 
 
 def setting(

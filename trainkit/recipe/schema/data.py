@@ -1,7 +1,5 @@
 """The data section: a tagged union on `kind`, one class per source of samples."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator

@@ -1,7 +1,5 @@
 """Recipe sections that say what is started, where, and by whom: program, devices, nodes, launcher, output, logging."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

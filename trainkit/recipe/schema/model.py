@@ -1,12 +1,10 @@
 """The model section: a tagged union on `kind`, one class per family of models."""
 
-from __future__ import annotations
-
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainkit.recipe.schema.base import Section, setting
+from trainkit.recipe.schema.base import Section, section, setting
 from trainkit.recipe.schema.launching import Scalar
 
 Count = Annotated[int, Field(ge=1)]
@@ -24,7 +22,7 @@ class Moe(Section):
     z_coef: float = setting(0.001, "Weight of the router z-loss (ST-MoE).", ge=0)
 
     @model_validator(mode="after")
-    def _means_something(self) -> Moe:
+    def _means_something(self) -> Self:
         if not self.experts and self.model_fields_set - {"experts"} and self != Moe():
             raise ValueError("experts is 0, so that the other settings of experts do nothing")
         if 0 < self.experts < self.top_k:
@@ -43,10 +41,10 @@ class GptModel(Section):
     hidden_size: Count = setting(128, "Width of the residual stream.")
     vocab_size: Count = setting(256, "Number of token ids; bytes need 256.")
     dropout: float = setting(0.0, "Dropout probability.", ge=0, lt=1)
-    moe: Moe = setting(Moe(), "Mixture of experts in place of the feed-forward layers.")
+    moe: Moe = section(Moe, "Mixture of experts in place of the feed-forward layers.")
 
     @model_validator(mode="after")
-    def _heads_divide(self) -> GptModel:
+    def _heads_divide(self) -> Self:
         if self.hidden_size % self.heads:
             raise ValueError(f"hidden_size {self.hidden_size} is not divisible by heads {self.heads}")
         if self.moe.experts and self.moe.every > self.layers:
@@ -82,7 +80,7 @@ class HfModel(Section):
     )
 
     @model_validator(mode="after")
-    def _one_origin(self) -> HfModel:
+    def _one_origin(self) -> Self:
         if (self.path is None) == (self.architecture is None):
             given = "neither" if self.path is None else "both"
             raise ValueError(f"an hf model needs path or architecture, and {given} of them is given")
@@ -104,7 +102,7 @@ class TargetModel(Section):
     args: dict[str, Scalar | list[Scalar]] = setting({}, "Arguments of the target, by name.")
 
     @model_validator(mode="after")
-    def _target_is_named(self) -> TargetModel:
+    def _target_is_named(self) -> Self:
         if not self.target:
             raise ValueError("target must name the model as pkg.mod:name")
         return self
@@ -129,7 +127,7 @@ class Peft(Section):
     )
 
     @model_validator(mode="after")
-    def _means_something(self) -> Peft:
+    def _means_something(self) -> Self:
         if self.kind == "none" and self.model_fields_set - {"kind"} and self != Peft():
             raise ValueError("kind is none, so that the other settings of adapters do nothing")
         return self

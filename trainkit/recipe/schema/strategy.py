@@ -1,7 +1,5 @@
 """The strategy section: a tagged union on `kind`, one class per way to spread a model over ranks."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

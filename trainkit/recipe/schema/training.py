@@ -1,13 +1,11 @@
 """Recipe sections that say what is trained and how: precision, batch, optimizer, schedule, loop, …"""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from trainkit.optimizers import OPTIMIZERS
-from trainkit.recipe.schema.base import Section, setting
+from trainkit.recipe.schema.base import Section, section, setting
 from trainkit.recipe.schema.launching import Scalar
 
 Count = Annotated[int, Field(ge=1)]
@@ -68,7 +66,7 @@ class Batch(Section):
     )
 
     @model_validator(mode="after")
-    def _memory_bounds_a_search(self) -> Batch:
+    def _memory_bounds_a_search(self) -> Self:
         if self.memory_mib is not None and self.micro != "auto":
             raise ValueError("memory_mib bounds what micro: auto looks for, and micro is not auto")
         return self
@@ -107,7 +105,7 @@ class GradientCheckpointing(Section):
     )
 
     @model_validator(mode="after")
-    def _has_blocks(self) -> GradientCheckpointing:
+    def _has_blocks(self) -> Self:
         if self.selective and not self.every:
             raise ValueError("selective: true chooses inside the blocks that every chooses, and every is false")
         return self
@@ -116,10 +114,10 @@ class GradientCheckpointing(Section):
 class Efficiency(Section):
     """Techniques that trade memory for speed or the reverse."""
 
-    gradient_checkpointing: GradientCheckpointing = setting(
-        GradientCheckpointing(), "Recompute block activations in backward: less memory, about a quarter more time."
+    gradient_checkpointing: GradientCheckpointing = section(
+        GradientCheckpointing, "Recompute block activations in backward: less memory, about a quarter more time."
     )
-    compile: Compile = setting(Compile(), "torch.compile.")
+    compile: Compile = section(Compile, "torch.compile.")
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = setting(
         "auto",
         "`sdpa` is torch's fused scaled-dot-product attention, `eager` the written-out one, `flash_attention_2` is "
