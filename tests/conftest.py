@@ -21,7 +21,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 from tests.made_up_cards import Cards, environments
 
-pytest_plugins = ["tests.made_up_plans", "tests.tiers"]
+pytest_plugins = ["tests.made_up_plans", "tests.made_up_recipes", "tests.tiers"]
 ROOT = Path(__file__).resolve().parents[1]
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 

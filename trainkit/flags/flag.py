@@ -1,4 +1,4 @@
-"""One named flag of the command line: what it is called, what it takes, and what a use of it means."""
+"""One named flag of the command line: how it is used, which keys it sets, and how a use of it is read."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any, Literal
 from trainkit.errors import Diagnostic, Origin
 from trainkit.recipe.layers.assignment import Assignment, read_value
 from trainkit.recipe.layers.paths import Files
-
-Takes = Literal["value", "switch", "optional"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +31,11 @@ class Use:
         """An error at this flag, or at a place in the file that it names."""
         return Diagnostic("error", what, key, origin or self.origin, why, hint)
 
+    @property
+    def on(self) -> bool:
+        """Whether a switch is meant to be on: bare, or with a true word."""
+        return self.value is None or self.value.lower() == "true"
+
 
 Outcome = tuple[list[Assignment], list[Diagnostic]]
 Reader = Callable[[Use], Outcome]
@@ -40,15 +43,28 @@ Reader = Callable[[Use], Outcome]
 
 @dataclass(frozen=True)
 class Flag:
-    """One named flag. keys: the recipe keys that it sets; read: what a use of it means."""
+    """One named flag.
 
-    name: str
-    takes: Takes
+    usage: `--bf16` is a switch, `--seed SEED` takes a value, `--profile [STEPS]` may take one.
+    keys: the recipe keys that it sets. read: what a use of it means.
+    """
+
+    usage: str
     keys: tuple[str, ...]
     help: str
     read: Reader
     unit: str = ""
-    metavar: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name with underscores, without dashes."""
+        return self.usage[2:].partition(" ")[0]
+
+    @property
+    def takes(self) -> Literal["value", "switch", "optional"]:
+        """Whether a value follows."""
+        metavar = self.usage.partition(" ")[2]
+        return "optional" if metavar.startswith("[") else "value" if metavar else "switch"
 
 
 def setting_reader(key: str) -> Reader:
@@ -62,10 +78,5 @@ def setting_reader(key: str) -> Reader:
 
 
 def switch_reader(key: str) -> Reader:
-    """Set a yes-or-no key."""
-    return lambda use: ([use.assign(key, switched_on(use))], [])
-
-
-def switched_on(use: Use) -> bool:
-    """Whether a switch is meant to be on: bare, or with a true word."""
-    return use.value is None or use.value.lower() == "true"
+    """Set a key that is true or false."""
+    return lambda use: ([use.assign(key, use.on)], [])

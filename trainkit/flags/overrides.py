@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from trainkit.errors import Diagnostic, Origin
@@ -107,26 +107,15 @@ def _split(words: Sequence[str], strength: int, found: list[Diagnostic]) -> Iter
         dotted = _DOTTED.fullmatch(word.removeprefix("--"))
         if dotted and (not word.startswith("--") or "." in dotted["key"]):
             key = dotted["key"]
-            problem = _key_problem(key)
-            if problem:
-                found.append(Diagnostic("error", problem[0], "", _origin(word, strength), hint=problem[1]))
+            if ".." in key or key.endswith("."):
+                found.append(_error(word, strength, f"{key[:80]!r} is no key", "write section.setting=value"))
             else:
                 yield _Word(word, key=key, modifier=dotted["modifier"], value=dotted["value"])
         elif word.startswith("--") and word != "--":
             yield from _flag(word, remaining, strength, found)
         else:
             hint = "write key=value, or quote the words that belong to one flag"
-            found.append(
-                Diagnostic(
-                    "error", f"{word[:80]!r} is neither a flag nor key=value", "", _origin(word, strength), hint=hint
-                )
-            )
-
-
-def _key_problem(key: str) -> tuple[str, str] | None:
-    if ".." in key or key.endswith("."):
-        return f"{key[:80]!r} is no key", "write section.setting=value"
-    return None
+            found.append(_error(word, strength, f"{word[:80]!r} is neither a flag nor key=value", hint))
 
 
 def _flag(word: str, remaining: list[str], strength: int, found: list[Diagnostic]) -> Iterator[_Word]:
@@ -138,27 +127,16 @@ def _flag(word: str, remaining: list[str], strength: int, found: list[Diagnostic
         flag, negated = (flag, True) if flag and flag.takes == "switch" and not equals else (None, False)
     if flag is None:
         found.append(_unknown_flag(word, name, strength))
-        _skip_value(remaining)
+        if remaining and _belongs_to_unknown(remaining[0]):
+            remaining.pop(0)  # most likely its value, which shall not be reported a second time
         return
     value: str | None = "false" if negated else text if equals else _next(flag, remaining)
     typed = word if equals or value is None or negated else f"{word} {value}"
     if flag.takes == "value" and value is None:
-        found.append(
-            Diagnostic(
-                "error",
-                f"--{name} wants a value",
-                "",
-                _origin(word, strength),
-                hint=f"write --{name} {flag.metavar or 'VALUE'}",
-            )
-        )
+        found.append(_error(word, strength, f"--{name} requires a value", f"write {flag.usage}"))
     elif flag.takes == "switch" and value is not None and value.lower() not in _TRUE_FALSE:
         hint = f"write --{name}, --{name}=true or --{name}=false"
-        found.append(
-            Diagnostic(
-                "error", f"--{name} takes true or false, not {value[:40]!r}", "", _origin(word, strength), hint=hint
-            )
-        )
+        found.append(_error(word, strength, f"--{name} takes true or false, not {value[:40]!r}", hint))
     else:
         yield _Word(typed, flag, value)
 
@@ -177,23 +155,16 @@ def _next(flag: Flag, remaining: list[str]) -> str | None:
     return remaining.pop(0) if takes else None
 
 
-def _skip_value(remaining: list[str]) -> None:
-    """The word behind an unknown flag is most likely its value: it shall not be reported a second time."""
-    if remaining and _belongs_to_unknown(remaining[0]):
-        remaining.pop(0)
-
-
 def _belongs_to_unknown(word: str) -> bool:
     return not word.startswith("--") and not _DOTTED.fullmatch(word) and not word.endswith((".yaml", ".yml"))
 
 
 def _unknown_flag(word: str, name: str, strength: int) -> Diagnostic:
-    origin = _origin(word, strength)
     close = nearest(name, flags())
     key = None if close else nearest_key(name)
     hint = f"did you mean --{close}?" if close else f"did you mean {key}=…?" if key in schema().settings else ""
     hint = hint or "`trainkit run --help` lists the flags; what belongs to your program stands behind `--`"
-    return Diagnostic("error", f"unknown flag --{name[:80]}", "", origin, hint=hint)
+    return _error(word, strength, f"unknown flag --{name[:80]}", hint)
 
 
 def _in_order(words: list[_Word]) -> list[_Word]:
@@ -207,7 +178,9 @@ def _in_order(words: list[_Word]) -> list[_Word]:
 
 def _rivals(words: list[_Word], strength: int) -> Iterator[Diagnostic]:
     """An error where flags of different names decide the same: one of them would be dropped in silence."""
-    named = [(each.flag.name, each.typed) for each in words if each.flag and _on(each)]
+    # Only a switch can also take something back.
+    asking = [each for each in words if each.value is None or each.value.lower() != "false"]
+    named = [(each.flag.name, each.typed) for each in asking if each.flag]
     for key, groups in _RIVALS.items():
         group_of = {name: group for group in groups for name in group}
         used = [(name, typed) for name, typed in named if name in group_of]
@@ -215,17 +188,17 @@ def _rivals(words: list[_Word], strength: int) -> Iterator[Diagnostic]:
             first = used[0][0]
             if group_of[name] != group_of[first]:
                 what = f"--{first} and --{name} contradict each other"
-                yield Diagnostic("error", what, key, _origin(typed, strength), hint="keep one of the two")
+                yield _error(typed, strength, what, "keep one of the two", key)
                 break
 
 
-def _on(word: _Word) -> bool:
-    """Whether the flag is used to ask for something; only a switch can also take something back."""
-    return word.value is None or word.value.lower() != "false"
+def _error(typed: str, strength: int, what: str, hint: str, key: str = "") -> Diagnostic:
+    return Diagnostic("error", what, key, _origin(typed, strength), hint=hint)
 
 
 def _origin(typed: str, strength: int, key: str = "") -> Origin:
     shown = mask_line(typed)
     if key and is_secret_name(key.rpartition(".")[2]):
         shown = f"{typed.partition('=')[0]}={MASK}"
-    return replace(Origin("flag", strength, shown[:200]), length=max(len(shown[:200]), 1), text=shown[:200])
+    shown = shown[:200]
+    return Origin("flag", strength, shown, length=max(len(shown), 1), text=shown)

@@ -15,13 +15,13 @@ from trainkit.recipe.resolved import Request, Resolved
 
 def resolve(request: Request, files: Files) -> Resolved:
     """The recipe that a request means. Raises RecipeError with every error that can be known at once."""
-    return resolve_with(_words, request, files)
+    return resolve_with(_layers_of_arguments, request, files)
 
 
-def _words(
+def _layers_of_arguments(
     request: Request, strength: int, files: Files, below: Sequence[Layer]
 ) -> tuple[list[Layer], list[Diagnostic]]:
-    """The overrides as typed, and behind them the words for the program."""
+    """The overrides as typed, and behind them the arguments for the program."""
     layers, found = override_layers(request.overrides, strength, request.cwd, files, merge(below).get)
     if request.arguments:
         above = merge([*below, *layers]).get

@@ -7,6 +7,7 @@ from pydantic import Field
 from trainkit.recipe.schema.base import Section, setting
 
 Scalar = str | int | float | bool | None
+Reporter = Literal["tensorboard", "wandb"]
 # Programs that keep their own defaults: what a recipe leaves out is not said to them.
 OWN_DEFAULTS = ("hf", "accelerate", "deepspeed")
 _PORT = r"(?:[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5])"  # 1 to 65535
@@ -130,7 +131,7 @@ class Logging(Section):
     every_steps: int = setting(
         10, "A metrics line every so many optimizer steps.", unit="steps", ge=1, flag="logging_steps"
     )
-    report_to: list[Literal["tensorboard", "wandb"]] = setting(
+    report_to: list[Reporter] = setting(
         [],
         "Where metrics go besides metrics.jsonl, which is always written: `tensorboard`, `wandb` (Weights & Biases, "
         "into the run directory; sent only where WANDB_MODE is `online`).",

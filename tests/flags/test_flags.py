@@ -10,7 +10,7 @@ import pytest
 
 from trainkit.errors import Diagnostic
 from trainkit.flags.overrides import is_assignment, takes_next_word
-from trainkit.flags.registry import flag_reference, flag_table, flags
+from trainkit.flags.registry import flag_reference, flags
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema.fields import schema
 
@@ -131,10 +131,10 @@ def test_every_flag_of_the_table_is_tested_above() -> None:
 
 def test_every_flag_says_which_existing_keys_it_sets() -> None:
     known = set(schema().keys)
-    for each in flag_table():
+    for each in flags().values():
         assert each.help
         assert set(each.keys) <= known
-        assert each.flag in flag_reference()
+        assert each.usage in flag_reference()
 
 
 @pytest.mark.parametrize(
@@ -215,8 +215,8 @@ def test_processes_of_all_machines_are_divided_by_the_machines(solve: Solve, ref
         (("--sede", "3"), "unknown flag --sede", "--seed?"),
         (("--lr=3",), "unknown flag --lr", "optimizer.lr=…?"),
         (("--frobnicate",), "unknown flag --frobnicate", "run --help"),
-        (("--seed",), "--seed wants a value", "--seed SEED"),
-        (("--seed", "--bf16"), "--seed wants a value", "--seed SEED"),
+        (("--seed",), "--seed requires a value", "--seed SEED"),
+        (("--seed", "--bf16"), "--seed requires a value", "--seed SEED"),
         (("--bf16=1",), "--bf16 takes true or false", "--bf16=false"),
         (("--bf16", "--fp16"), "contradict", "keep one"),
         (("--fsdp", "hybrid_shard auto_wrap"), "--fsdp hybrid_shard cannot be run", "full_shard"),
@@ -233,7 +233,7 @@ def test_processes_of_all_machines_are_divided_by_the_machines(solve: Solve, ref
         (("--optim_args", "a=1,a=2"), "--optim_args gives a twice", "keep one"),
         (("--optim", "adamw_hf"), "optimizer.name must be", "adamw_torch"),
         (("--deepspeed", "gone.json"), "--deepspeed: there is no file gone.json", "current folder"),
-        (("--resume_from_checkpoint",), "wants a value", "true|false|PATH"),
+        (("--resume_from_checkpoint",), "requires a value", "true|false|PATH"),
     ],
 )
 def test_a_wrong_override_is_one_error_that_shows_the_words(
