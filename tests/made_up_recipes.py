@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,7 +10,6 @@ import pytest
 
 from trainkit.errors import Diagnostic, RecipeError
 from trainkit.flags.resolve import resolve
-from trainkit.recipe.layers.paths import MemoryFiles
 from trainkit.recipe.resolved import Request, Resolved
 
 PRESETS = {
@@ -19,6 +19,29 @@ PRESETS = {
     "precision/bf16": "precision: {dtype: bf16}\n",
     "length/short": "train: {steps: 3}\n",
 }
+
+
+class MemoryFiles:
+    """Files held in a dictionary: absolute path to content."""
+
+    def __init__(self, contents: Mapping[str, str | bytes], shipped: Mapping[str, str] | None = None) -> None:
+        self._contents = {posixpath.normpath(path): content for path, content in contents.items()}
+        self._shipped = dict(shipped or {})
+
+    def read(self, path: str) -> bytes:
+        """The content; FileNotFoundError where there is none."""
+        content = self._contents.get(posixpath.normpath(path))
+        if content is None:
+            raise FileNotFoundError(path)
+        return content.encode() if isinstance(content, str) else content
+
+    def exists(self, path: str) -> bool:
+        """Whether the dictionary has the path."""
+        return posixpath.normpath(path) in self._contents
+
+    def shipped(self) -> Mapping[str, str]:
+        """The names given at construction."""
+        return self._shipped
 
 
 def _resolve(files: Mapping[str, str | bytes] | str, recipe: str | None = "r.yaml", **request: Any) -> Resolved:

@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from tests.made_up_recipes import MemoryFiles
 from trainkit.convert.importing import import_words
 from trainkit.flags.resolve import resolve
 from trainkit.frameworks.base.draft import ImportContext
-from trainkit.recipe.layers.paths import MemoryFiles
 from trainkit.recipe.resolved import Request, Resolved
 
 HERE = "/here"

@@ -11,7 +11,7 @@ from tests.convert.reading import comments, imported, read, settings
 from trainkit.convert.launcher_flags import DEEPSPEED, TORCHRUN
 from trainkit.errors import RecipeError, UsageError
 from trainkit.frameworks.base.argv_reader import Grammar
-from trainkit.recipe.argv import argument_words
+from trainkit.recipe.schema.launching import program_argv
 
 GLUE = "run_glue.py --model_name_or_path bert-base-cased --task_name mrpc --do_train --do_eval --max_seq_length 128"
 OWN = {
@@ -102,7 +102,7 @@ def test_words_without_a_recipe_key_stay_in_their_order_and_exact() -> None:
     words = ["--a", "$HOME ü", "--b=1.10", "-c", "true", "", "--a", "2"]
     line = "torchrun train.py --a '$HOME ü' --b=1.10 -c true '' --a 2"
     args = read(imported(line)).recipe.program.args
-    assert argument_words(args) == words
+    assert program_argv(args) == words
 
 
 # Commands of the same sort, where a second look is wanted: some of the settings, or none of the key (None).
@@ -227,7 +227,7 @@ def test_a_secret_is_never_written_down() -> None:
     assert not {"abc123", "def456", "ghi789"} & set(text.replace("'", " ").replace("=", " ").split())
     resolved = read(text)
     assert resolved.recipe.env_from == ["HF_TOKEN"]
-    assert argument_words(resolved.recipe.program.args) == ["--x", "1"]
+    assert program_argv(resolved.recipe.program.args) == ["--x", "1"]
     assert "--api_key is a secret" in comments(text)
     assert "--token is a secret" in comments(text)
 

@@ -10,7 +10,7 @@ import pytest
 from tests.convert.reading import comments, imported, read, settings
 from trainkit.convert.shell import read_shell
 from trainkit.errors import UsageError
-from trainkit.recipe.argv import argument_words
+from trainkit.recipe.schema.launching import program_argv
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 # Each with the words that a POSIX shell hands to the program.
@@ -110,14 +110,14 @@ def test_a_script_gets_its_arguments() -> None:
     files = {"go.sh": 'torchrun --nproc_per_node=$1 train.py --a "$@" b$@\n'}
     found = read(imported("go.sh", files, program=("2", "x y"))).recipe
     assert found.nodes.processes_per_node == 2
-    assert argument_words(found.program.args) == ["--a", "2", "x y", "b2", "x y"]
+    assert program_argv(found.program.args) == ["--a", "2", "x y", "b2", "x y"]
     with pytest.raises(UsageError, match=r"\$1 is argument 1 of the script, and it has 0"):
         imported("go.sh", files)
     bare = imported("go.sh", {"go.sh": 'python train.py "$@"'})
-    assert argument_words(read(bare).recipe.program.args) == []
+    assert program_argv(read(bare).recipe.program.args) == []
     assert "$@ is empty here" in comments(bare)
 
 
 def test_words_that_the_callers_shell_has_made_are_left_alone() -> None:
     text = imported("torchrun train.py '$HOME' '*' '~' '>' '&'")
-    assert argument_words(read(text).recipe.program.args) == ["$HOME", "*", "~", ">", "&"]
+    assert program_argv(read(text).recipe.program.args) == ["$HOME", "*", "~", ">", "&"]

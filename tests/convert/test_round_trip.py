@@ -23,8 +23,8 @@ from trainkit.frameworks.base.draft import ImportContext
 from trainkit.machine.facts import Facts
 from trainkit.plan.context import Context
 from trainkit.planner.decisions import decide
-from trainkit.recipe.argv import argument_words
 from trainkit.recipe.resolved import Request, Resolved
+from trainkit.recipe.schema.launching import program_argv
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 SHIPPED = Disk().shipped()
@@ -162,7 +162,7 @@ def read_back(tool: str, context: Context, cwd: Path) -> Resolved:
     for name, content in export(context, tool, "out").files.items():
         (cwd / "out" / name).write_text(content)
     script = context.recipe.program.script if MAIN[tool] != "command.sh" else None
-    program = (script, *argument_words(context.recipe.program.args)) if script else ()
+    program = (script, *program_argv(context.recipe.program.args)) if script else ()
     kind = context.recipe.program.kind if program else None
     there = ImportContext(Disk(), str(cwd))
     text = import_words([f"out/{MAIN[tool]}"], there, str(cwd / "back.yaml"), program=program, kind=kind).text
@@ -173,7 +173,7 @@ def read_back(tool: str, context: Context, cwd: Path) -> Resolved:
 def value(resolved: Resolved, key: str) -> Any:
     """The value of the validated recipe at a key; the program's words as they will be, variables as texts."""
     if key == "program.args":
-        return argument_words(resolved.recipe.program.args)
+        return program_argv(resolved.recipe.program.args)
     if key == "env":
         return {name: str(each) for name, each in resolved.recipe.env.items()}
     found: Any = resolved.recipe

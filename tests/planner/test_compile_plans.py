@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from tests.made_up_recipes import MemoryFiles
 from trainkit.errors import RecipeError
 from trainkit.flags.resolve import resolve
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
-from trainkit.recipe.layers.paths import MemoryFiles
 from trainkit.recipe.resolved import Request, Resolved
 
 Layered = Callable[..., Resolved]

@@ -11,13 +11,13 @@ from typing import Any, get_args
 
 import pytest
 
+from tests.made_up_recipes import MemoryFiles
 from trainkit.errors import RecipeError, TrainingError
 from trainkit.flags.resolve import resolve
 from trainkit.machine.facts import Facts
 from trainkit.optimizers import MOMENTS, OPTIMIZERS
 from trainkit.plan.model import Notice
 from trainkit.planner.build import build_plan
-from trainkit.recipe.layers.paths import MemoryFiles
 from trainkit.recipe.resolved import Request, Resolved
 from trainkit.recipe.schema.training import OptimizerName
 from trainkit.recipe.validation.refused_values import REFUSED_VALUES

@@ -60,7 +60,7 @@ def test_an_absolute_path_stays_and_a_replaced_one_is_not_read(solve: Solve) -> 
     [
         (None, "r.yaml:1:33", "there is no file ds.json"),
         ('{"a": [1}', "ds.json:1:9", "not closed"),
-        ("[1]", "ds.json:1:1", "wants a file that holds a mapping"),
+        ("[1]", "ds.json:1:1", "requires a file with a mapping"),
         ('{"a": 1, "a": 2}', "ds.json:1:10", "given twice"),
     ],
 )

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -166,7 +167,7 @@ def test_what_ten_thousand_texts_refer_to_is_asked_of_omegaconf_once(
 def test_omegaconf_is_imported_only_where_something_is_interpolated() -> None:
     code = (
         "import sys\n"
-        "from trainkit.recipe.layers.paths import MemoryFiles\n"
+        "from tests.made_up_recipes import MemoryFiles\n"
         "from trainkit.flags.resolve import resolve\n"
         "from trainkit.recipe.resolved import Request\n"
         "def go(text): resolve(Request('r.yaml', '/w'), MemoryFiles({'/w/r.yaml': text}))\n"
@@ -177,4 +178,4 @@ def test_omegaconf_is_imported_only_where_something_is_interpolated() -> None:
         "from omegaconf import OmegaConf\n"
         "assert not OmegaConf.has_resolver('trainkit_environ')\n"
     )
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=Path(__file__).parents[2], check=True, timeout=60)

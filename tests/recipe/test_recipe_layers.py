@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.made_up_recipes import MemoryFiles
 from trainkit.errors import Diagnostic, RecipeError
 from trainkit.flags.resolve import resolve
-from trainkit.recipe.layers.paths import MemoryFiles
 from trainkit.recipe.resolved import Request, Resolved
 
 Solve = Callable[..., Resolved]

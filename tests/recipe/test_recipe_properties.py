@@ -10,12 +10,12 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.made_up_recipes import MemoryFiles
 from trainkit.cli.diagnostics import render_diagnostics
 from trainkit.cli.disk import Disk
 from trainkit.errors import RecipeError
 from trainkit.flags.registry import flags
 from trainkit.flags.resolve import resolve
-from trainkit.recipe.layers.paths import MemoryFiles
 from trainkit.recipe.resolved import Request
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.yaml.reader import compose

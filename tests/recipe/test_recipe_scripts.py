@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.made_up_recipes import MemoryFiles
 from trainkit.errors import Diagnostic, RecipeError
 from trainkit.flags.resolve import resolve
-from trainkit.recipe.layers.paths import MemoryFiles
 from trainkit.recipe.resolved import Request, Resolved
 
 Solve = Callable[..., Resolved]

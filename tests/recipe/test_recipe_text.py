@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trainkit.recipe.yaml.document import Dialect
-from trainkit.recipe.yaml.reader import compose, compose_bytes
+from trainkit.recipe.yaml.reader import Dialect, compose, compose_bytes
 
 LOADERS = [yaml.SafeLoader, pytest.param(getattr(yaml, "CSafeLoader", yaml.SafeLoader), id="C")]
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(

@@ -10,12 +10,12 @@ from typing import Any
 from trainkit.errors import Diagnostic, Origin
 from trainkit.flags.flag import Flag, Use
 from trainkit.flags.registry import flags
-from trainkit.recipe.argv import argument_words
 from trainkit.recipe.layers.assignment import Assignment, layer_of, read_value
 from trainkit.recipe.layers.layer import ARGUMENTS, Layer
 from trainkit.recipe.layers.paths import Files
 from trainkit.recipe.layers.secrets import MASK, is_secret_name, mask_line
 from trainkit.recipe.schema.fields import schema
+from trainkit.recipe.schema.launching import program_argv
 from trainkit.recipe.validation.suggestions import nearest, nearest_key
 
 _DOTTED = re.compile(r"(?P<key>[A-Za-z_][^\s=]*?)(?P<modifier>[+!]?)=(?P<value>.*)", re.DOTALL)
@@ -85,7 +85,7 @@ def takes_next_word(word: str, following: str) -> bool:
 def argument_layer(arguments: Sequence[str], strength: int, cwd: str, current: Callable[[str], Any]) -> Layer:
     """The layer of the words for the program: they follow what the weaker layers give under `program.args`."""
     given = current(ARGUMENTS)
-    before = argument_words(given) if isinstance(given, Mapping) else given if isinstance(given, list) else []
+    before = program_argv(given) if isinstance(given, Mapping) else given if isinstance(given, list) else []
     shown = mask_line(" ".join(arguments))
     origin = Origin("command line", strength, "words behind --", length=len(shown), text=shown)
     return layer_of("command line", strength, cwd, [Assignment(ARGUMENTS, [*before, *arguments], origin)])

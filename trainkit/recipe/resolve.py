@@ -7,22 +7,17 @@ from dataclasses import replace
 from functools import partial
 
 from trainkit.errors import Diagnostic, Origin, RecipeError
-from trainkit.recipe.layers.attachments import attach
 from trainkit.recipe.layers.environment import environment_layer
-from trainkit.recipe.layers.inputs import absent_inputs
+from trainkit.recipe.layers.extends import Stack
 from trainkit.recipe.layers.interpolation import interpolate, interpolated
-from trainkit.recipe.layers.layer import Layer
+from trainkit.recipe.layers.layer import Layer, place_of
 from trainkit.recipe.layers.merge import Merge, merge
-from trainkit.recipe.layers.paths import Files, absolute
-from trainkit.recipe.layers.places import nearest
-from trainkit.recipe.layers.sources import Stack
-from trainkit.recipe.resolved import Attachment, Entry, Request, Resolved
+from trainkit.recipe.layers.paths import Files, absent_inputs, absolute, attach
+from trainkit.recipe.resolved import Request, Resolved
 from trainkit.recipe.schema.fields import defaults, schema, tagged_sections
 from trainkit.recipe.validation.batch_conflicts import contradictions
 from trainkit.recipe.validation.rules import Context, check, written_secrets
 from trainkit.recipe.validation.validate import default_kind, unknown_keys, validate, validate_layer, without_unknown
-
-__all__ = ["Attachment", "Entry", "Request", "Resolved", "Words", "resolve_with"]
 
 # The request, the strength of its words, the files, and the layers below -> the layers of the words, what is wrong.
 Words = Callable[[Request, int, Files, Sequence[Layer]], tuple[list[Layer], list[Diagnostic]]]
@@ -48,7 +43,7 @@ def resolve_with(words: Words, request: Request, files: Files) -> Resolved:
     kinds = _kinds(state)
     for layer in (*layers, *others):
         found += validate_layer(layer, kinds, interpolated)
-    locate = partial(nearest, state.places)
+    locate = partial(place_of, state.places)
     found += contradictions(layers, state)
     attachments, diagnostics = attach(state, _bases(layers), request.cwd, files)
     found += diagnostics

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainkit.errors import Diagnostic, Origin
-from trainkit.recipe.layers.places import nearest
+from trainkit.recipe.layers.layer import place_of
 from trainkit.recipe.schema import Recipe
 
 
@@ -79,4 +79,4 @@ class Resolved:
 
     def origin(self, key: str) -> Origin | None:
         """Where the key's value came from; for a key that no layer gives, the nearest enclosing mapping's place."""
-        return self.given(key) or nearest(self.places, key)
+        return self.given(key) or place_of(self.places, key)

@@ -7,11 +7,11 @@ from typing import Any
 
 from trainkit.errors import Diagnostic, Origin, RecipeError
 from trainkit.flags.overrides import override_layers
+from trainkit.recipe.layers.extends import Stack
 from trainkit.recipe.layers.interpolation import interpolated
 from trainkit.recipe.layers.layer import VARIANTS, Layer
 from trainkit.recipe.layers.merge import Merge, merge
 from trainkit.recipe.layers.paths import Files, absolute
-from trainkit.recipe.layers.sources import Stack
 from trainkit.recipe.schema.fields import defaults, schema, tagged_sections
 from trainkit.recipe.validation.validate import default_kind, unknown_keys, validate_layer
 from trainkit.wizard.presets import leaves

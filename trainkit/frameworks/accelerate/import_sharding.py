@@ -14,8 +14,7 @@ from trainkit.frameworks.hf_trainer.fsdp_config import read_fsdp_config
 from trainkit.frameworks.hf_trainer.import_fsdp import ONLY_BY_SIZE
 from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.layers.paths import absolute
-from trainkit.recipe.yaml.document import Document
-from trainkit.recipe.yaml.reader import compose_bytes
+from trainkit.recipe.yaml.reader import Document, compose_bytes
 
 FSDP, ZERO = "fsdp_config", "deepspeed_config"
 _FIRST = "accelerate takes version 1 where fsdp_version is not given"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from trainkit.errors import Origin
 from trainkit.frameworks.base.draft import Draft, FlagUse, argv_origin
 from trainkit.frameworks.hf_trainer.argv_reader import FALSE, TRUE
-from trainkit.recipe.argv import argument_words
+from trainkit.recipe.schema.launching import program_argv
 from trainkit.recipe.layers.secrets import secret_arguments
 from trainkit.recipe.validation.suggestions import nearest
 
@@ -114,7 +114,7 @@ def as_arguments(words: Sequence[str]) -> Mapping[str, object] | list[str]:
             return list(words)
         values = list(phrase.values)
         named[phrase.name] = True if not values else values[0] if len(values) == 1 else values
-    return named if named and argument_words(named) == list(words) else list(words)
+    return named if named and program_argv(named) == list(words) else list(words)
 
 
 def without_secrets(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trainkit.errors import Diagnostic, Origin
 from trainkit.recipe.layers.assignment import Assignment
 from trainkit.recipe.validation.suggestions import nearest
-from trainkit.recipe.yaml.document import Document
+from trainkit.recipe.yaml.reader import Document
 
 if TYPE_CHECKING:
     from trainkit.flags.flag import Outcome, Use

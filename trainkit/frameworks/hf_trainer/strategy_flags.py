@@ -13,8 +13,7 @@ from trainkit.recipe.layers.assignment import Assignment
 from trainkit.recipe.layers.layer import Page, page
 from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.layers.paths import absolute
-from trainkit.recipe.yaml.document import Document
-from trainkit.recipe.yaml.reader import compose_bytes
+from trainkit.recipe.yaml.reader import Document, compose_bytes
 from trainkit.recipe.yaml.syntax import Mark
 
 _FSDP_WORDS = ("full_shard", "shard_grad_op", "auto_wrap", "offload")

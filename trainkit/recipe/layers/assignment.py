@@ -10,8 +10,7 @@ from trainkit.errors import Diagnostic, Origin
 from trainkit.recipe.layers.layer import ARGUMENTS, VERBATIM, Layer, normalise
 from trainkit.recipe.schema.fields import open_keys, schema
 from trainkit.recipe.validation.type_errors import accepts, takes_text_only
-from trainkit.recipe.yaml.document import Dialect
-from trainkit.recipe.yaml.reader import compose
+from trainkit.recipe.yaml.reader import Dialect, compose
 
 
 @dataclass(frozen=True)

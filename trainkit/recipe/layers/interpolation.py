@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainkit.errors import Diagnostic
+from trainkit.recipe.layers.layer import place_of
 from trainkit.recipe.layers.merge import Merge, value_at
-from trainkit.recipe.layers.places import nearest as place_of
 from trainkit.recipe.layers.secrets import is_secret_name
 from trainkit.recipe.resolved import Entry
 from trainkit.recipe.schema.fields import open_keys, schema

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainkit.errors import Diagnostic, Origin, Severity
-from trainkit.recipe.layers.places import nearest
 from trainkit.recipe.layers.secrets import MASK, is_secret_name, mask_line, secret_arguments
 from trainkit.recipe.schema.fields import open_keys, schema, short_forms
-from trainkit.recipe.yaml.document import Dialect, Document, printable
-from trainkit.recipe.yaml.reader import compose_bytes
+from trainkit.recipe.yaml.reader import Dialect, Document, compose_bytes, printable
 from trainkit.recipe.yaml.syntax import Mark, Problem
 
 ARGUMENTS = "program.args"
@@ -20,6 +18,15 @@ VARIANTS = "variants"
 _NO_SETTINGS = ("extends", VARIANTS)
 # Below these, a plain scalar keeps its characters: `1.10` reaches the program or the environment as `1.10`.
 VERBATIM: Mapping[str, tuple[type, ...]] = {"env": (bool, int, float), ARGUMENTS: (int, float)}
+
+
+def place_of(origins: Mapping[str, Origin], key: str) -> Origin | None:
+    """The origin at the key, or at the nearest key around it."""
+    while key:
+        if key in origins:
+            return origins[key]
+        key = key.rpartition(".")[0]
+    return None
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,7 @@ class Layer:
 
     def origin(self, key: str) -> Origin | None:
         """Origin of the value at the key, or of the nearest mapping around it."""
-        return nearest(self.values, key)
+        return place_of(self.values, key)
 
     def key_origin(self, key: str) -> Origin | None:
         """Origin of the key itself, for a caret under the key."""

@@ -1,10 +1,22 @@
-"""How the pure core reads files: a protocol, and a dictionary that satisfies it."""
+"""The files that a recipe names: how they are read, which the plan depends on, and which are absent."""
 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
+
+from trainkit.errors import Diagnostic
+from trainkit.recipe.layers.layer import page
+from trainkit.recipe.layers.merge import Merge
+from trainkit.recipe.resolved import Attachment, Entry
+from trainkit.recipe.schema import HfModel, Recipe
+from trainkit.recipe.schema.fields import schema
+from trainkit.recipe.yaml.reader import compose_bytes
+from trainkit.recipe.yaml.syntax import Mark, Problem
+
+# Values of settings with paths that are words of the recipe.
+_NO_PATHS = {("data.path", "python-stdlib"), ("checkpoint.resume", "never"), ("checkpoint.resume", "auto")}
 
 
 class Files(Protocol):
@@ -34,24 +46,65 @@ def seen_from(cwd: str, path: str) -> str:
     return path[len(start) :] if path.startswith(start) else path
 
 
-class MemoryFiles:
-    """Files held in a dictionary: absolute path to content."""
+def attach(
+    state: Merge, bases: Mapping[int, str], cwd: str, files: Files
+) -> tuple[dict[str, Attachment], list[Diagnostic]]:
+    """Read every file that the merged tree names in a setting declared with ``file=True``.
 
-    def __init__(self, contents: Mapping[str, str | bytes], shipped: Mapping[str, str] | None = None) -> None:
-        self._contents = {posixpath.normpath(path): content for path, content in contents.items()}
-        self._shipped = dict(shipped or {})
+    bases: folder that relative paths of a layer start from, by the layer's strength. The tree gets absolute paths.
+    """
+    attachments: dict[str, Attachment] = {}
+    found: list[Diagnostic] = []
+    for key, declared in schema().settings.items():
+        value = state.get(key)
+        if not declared[0].file or not isinstance(value, str) or not value:
+            continue
+        entry = state.history[key][-1]
+        path = absolute(value, bases[entry.origin.strength])
+        read = _read(key, path, seen_from(cwd, path), entry, files)
+        if isinstance(read, Attachment):
+            attachments[key] = read
+        else:
+            found += read
+        section, _, name = key.rpartition(".")
+        state.get(section)[name] = path
+        state.history[key][-1] = Entry(path, entry.origin, entry.note)
+    return attachments, found
 
-    def read(self, path: str) -> bytes:
-        """The content; FileNotFoundError where there is none."""
-        content = self._contents.get(posixpath.normpath(path))
-        if content is None:
-            raise FileNotFoundError(path)
-        return content.encode() if isinstance(content, str) else content
 
-    def exists(self, path: str) -> bool:
-        """Whether the dictionary has the path."""
-        return posixpath.normpath(path) in self._contents
+def _read(key: str, path: str, shown: str, entry: Entry, files: Files) -> Attachment | list[Diagnostic]:
+    origin = entry.origin
+    try:
+        document = compose_bytes(files.read(path))
+    except OSError as error:
+        reason = "there is no file" if isinstance(error, FileNotFoundError) else f"{error.strerror or 'cannot read'}:"
+        why = f"it would be {path}" if path != str(entry.value) else ""
+        hint = "check the path; it starts from the file that names it"
+        return [Diagnostic("error", f"{key}: {reason} {shown}", key, origin, why, hint)]
+    text = page(f"{key} {shown}", origin.strength, shown, document)
+    problems = list(document.errors)
+    if not problems and not isinstance(document.tree, Mapping):
+        problems.append(Problem(Mark(1, 1), f"{key} requires a file with a mapping", hint="write a JSON object"))
+    if problems:
+        return [text.diagnose("error", each) for each in problems]
+    return Attachment(path, document.tree, {name: text.at(mark) for name, mark in document.values.items() if name})
 
-    def shipped(self) -> Mapping[str, str]:
-        """The names given at construction."""
-        return self._shipped
+
+def absent_inputs(recipe: Recipe, files: Files, absolute: Callable[[str], str]) -> dict[str, tuple[str, ...]]:
+    """The paths without a file that the run will read, by setting. absolute: from the working folder."""
+    resume = recipe.checkpoint.resume
+    named: dict[str, str | list[str] | None] = {"checkpoint.resume": resume, "program.script": recipe.program.script}
+    if recipe.program.kind == "builtin":
+        named = {
+            "data.path": getattr(recipe.data, "path", None),  # some sources read no file
+            "checkpoint.resume": resume,
+            "model.path": recipe.model.path if isinstance(recipe.model, HfModel) else None,
+            "peft.path": recipe.peft.path,
+            "data.tokenizer": getattr(recipe.data, "tokenizer", None),
+        }
+    absent: dict[str, list[str]] = {}
+    for key, value in named.items():
+        for path in value if isinstance(value, list) else [value]:
+            if path is not None and (key, path) not in _NO_PATHS and not files.exists(absolute(path)):
+                absent.setdefault(key, []).append(path)
+    return {key: tuple(paths) for key, paths in absent.items()}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainkit.recipe.layers.layer import VARIANTS, Layer, Page, file_layer
-from trainkit.recipe.yaml.document import Document
+from trainkit.recipe.yaml.reader import Document
 from trainkit.recipe.yaml.syntax import Mark, Problem
 
 # What the rows of a comparison call the recipe without any variant.

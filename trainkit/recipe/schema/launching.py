@@ -1,6 +1,9 @@
 """Recipe sections that say what is started, where, and by whom: program, devices, nodes, launcher, output, logging."""
 
-from typing import Annotated, Literal
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -137,3 +140,17 @@ class Logging(Section):
         "into the run directory; sent only where WANDB_MODE is `online`).",
         flag="report_to",
     )
+
+
+def program_argv(args: Mapping[str, Any] | Sequence[Any]) -> list[str]:
+    """`program.args` as the program gets them: a list as it is, a mapping as flags (see `Program.args`)."""
+    if not isinstance(args, Mapping):
+        return [str(each) for each in args]
+    argv: list[str] = []
+    for name, value in args.items():
+        if value is None or value is False:
+            continue
+        argv.append(f"--{name}")
+        if value is not True:
+            argv += [str(each) for each in (value if isinstance(value, list) else [value])]
+    return argv

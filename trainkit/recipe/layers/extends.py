@@ -11,7 +11,7 @@ from trainkit.recipe.layers.layer import Layer, file_layer, page, read_document
 from trainkit.recipe.layers.paths import Files, absolute, seen_from
 from trainkit.recipe.layers.variants import Variant, read_variants
 from trainkit.recipe.validation.suggestions import nearest
-from trainkit.recipe.yaml.document import Document
+from trainkit.recipe.yaml.reader import Document
 from trainkit.recipe.yaml.syntax import Mark, Problem
 
 MAX_EXTENDS_DEPTH = 32
