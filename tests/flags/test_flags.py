@@ -206,7 +206,7 @@ def test_processes_of_all_machines_are_divided_by_the_machines(solve: Solve, ref
     text = f"{SHORT}strategy: {{kind: ddp}}\nnodes: {{count: 4, rendezvous: 'h:1'}}\n"
     assert solve(text, overrides=("--num_processes", "8")).recipe.nodes.processes_per_node == 2
     (error,) = refuse(text, overrides=("--num_processes", "6"))
-    assert "does not divide over nodes.count 4" in error.what
+    assert "is no multiple of nodes.count 4" in error.what
 
 
 @pytest.mark.parametrize(

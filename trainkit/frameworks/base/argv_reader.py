@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from trainkit.errors import Origin
 from trainkit.frameworks.base.draft import Draft, FlagUse, argv_origin
 from trainkit.frameworks.hf_trainer.argv_reader import FALSE, TRUE
-from trainkit.recipe.schema.launching import program_argv
 from trainkit.recipe.layers.secrets import secret_arguments
+from trainkit.recipe.schema.launching import program_argv
 from trainkit.recipe.validation.suggestions import nearest
 
 
