@@ -1,4 +1,4 @@
-"""The README is true: every command in it runs, and its derived parts are what the code says."""
+"""The documentation is true: every command in it runs, its derived parts are what the code says, its links lead on."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import yaml
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-# Run by other means: the first by test_install in a fresh clone, the second runs this very test.
-ELSEWHERE = {"scripts/quickstart", "scripts/test"}
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / ".github").glob("*.md"))]
+# Run by other means: the quickstart by test_install in a fresh clone, the others by whoever runs this very test.
+ELSEWHERE = {"scripts/quickstart", "scripts/test", "scripts/check", "scripts/renew", ".venv/bin/python"}
 TRAINING = ("run", "bench")
 # Smaller than printed, through a layer that any user may use.
 SMALL = {
@@ -27,14 +27,19 @@ SMALL = {
 }
 
 
-def blocks(language: str) -> list[str]:
-    """The README's code blocks of a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+def blocks(page: Path, language: str) -> list[str]:
+    """A page's code blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def commands(page: Path) -> list[str]:
+    """The commands of a page, in the order in which they are printed."""
+    return [line for block in blocks(page, "sh") for line in block.splitlines() if line and not line.startswith("#")]
 
 
 def test_the_derived_parts_are_what_the_code_says() -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts/readme"), "--check"],
+        [sys.executable, str(ROOT / "scripts/renew"), "--check"],
         capture_output=True,
         text=True,
         timeout=60,
@@ -43,8 +48,21 @@ def test_the_derived_parts_are_what_the_code_says() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_readme_is_short_and_every_page_is_reached_from_it() -> None:
+    readme = PAGES[0].read_text(encoding="utf-8")
+    assert len(readme.splitlines()) <= 200
+    linked = {(ROOT / target).resolve() for target in re.findall(r"\]\(([^)#:]+)\)", readme)}
+    assert not {page for page in PAGES[1:] if page.parent.name == "docs"} - linked
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_link_leads_to_a_file(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
+    assert not [target for target in targets if not (page.parent / target).exists()]
+
+
 def test_the_recipe_that_is_explained_is_valid(trainkit: Trainkit, tmp_path: Path) -> None:
-    (recipe,) = blocks("yaml")
+    (recipe,) = blocks(ROOT / "docs" / "recipes.md", "yaml")
     (tmp_path / "team.yaml").write_text("version: 1\noutput: {root: runs}\n")
     (tmp_path / "explained.yaml").write_text(recipe)
     assert yaml.safe_load(recipe)["name"] == "my-run"
@@ -56,20 +74,27 @@ def test_the_recipe_that_is_explained_is_valid(trainkit: Trainkit, tmp_path: Pat
 
 
 def test_the_wizards_recipe_is_what_it_writes_today(trainkit: Trainkit, tmp_path: Path) -> None:
-    shown = README.partition("<!-- wizard -->")[2].partition("<!-- end of wizard -->")[0]
+    page = (ROOT / "docs" / "wizard.md").read_text(encoding="utf-8")
+    shown = page.partition("<!-- wizard -->")[2].partition("<!-- end of wizard -->")[0]
     done = trainkit("config", "--defaults", "--on", "2x3090", "--set", "strategy.kind=fsdp")
     assert done.returncode == 0, done.stderr
     written = (tmp_path / "recipe.yaml").read_text().partition("\n")[2]
     assert written.partition("# As it would")[0] in shown
 
 
-@pytest.mark.e2e
+def test_the_pages_have_commands_for_all_that_trainkit_does() -> None:
+    shown = {shlex.split(line, comments=True)[1] for page in PAGES for line in commands(page) if "trainkit " in line}
+    assert shown >= {
+        *("run", "plan", "check", "explain", "export", "import", "config", "bench", "runs", "ls", "cp", "schema"),
+        *("gpus", "env", "doctor"),
+    }
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
 @pytest.mark.timeout(600)
-def test_every_command_runs_as_printed_and_in_this_order(trainkit: Trainkit, tmp_path: Path) -> None:
+def test_every_command_runs_as_printed_and_in_this_order(trainkit: Trainkit, tmp_path: Path, page: Path) -> None:
     (tmp_path / "train.py").write_text("import sys; assert sys.argv[1:] == ['--lr', '0.1', 'two words'], sys.argv\n")
-    commands = [line for block in blocks("sh") for line in block.splitlines() if line and not line.startswith("#")]
-    assert len(commands) > 10
-    for line in commands:
+    for line in commands(page):
         words = shlex.split(line, comments=True)
         if words[0] in ELSEWHERE:
             continue
