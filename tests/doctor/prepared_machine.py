@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.cli.pipeline import resolve_request
-from trainkit.doctor.all_checks import CHECKS
+from trainkit.doctor.check import CheckResult
 from trainkit.doctor.commands import Commands
 from trainkit.doctor.examine import apply
-from trainkit.doctor.surroundings import Aim, Space, Surroundings
-from trainkit.doctor.verdict import Finding
+from trainkit.doctor.host import Host, Space, Target
+from trainkit.doctor.registry import CHECKS
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
 
@@ -32,7 +32,7 @@ class Machine:
     facts: Facts = field(
         default_factory=lambda: Facts("linux", "x86_64", "localhost", "3.11.9", sys.executable, 4, 64 * GIB)
     )
-    ceilings: Mapping[str, tuple[int, int]] = field(
+    limits: Mapping[str, tuple[int, int]] = field(
         default_factory=lambda: {"open files": (65536, 65536), "processes": (-1, -1), "locked memory": (-1, -1)}
     )
     spaces: dict[Path, Space] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Machine:
         self.file(f"{info}/RECORD", "".join(f"{path},,\n" for path in files))
         self.facts = replace(self.facts, packages={**self.facts.packages, name: version})
 
-    def surroundings(self, **changes: Any) -> Surroundings:
+    def host(self, **changes: Any) -> Host:
         """The frozen value that checks get."""
         values: dict[str, Any] = {
             "facts": self.facts,
@@ -79,25 +79,25 @@ class Machine:
             "folder": self.work,
             "packages": (str(self.site),),
             "headers": Path(sysconfig.get_path("include")),
-            "ceilings": self.ceilings,
+            "limits": self.limits,
             "run": replace(self.commands, environ=dict(self.environ)),
             "space": lambda path: self.spaces.get(path, PLENTY),
         }
-        return Surroundings(**(values | changes))
+        return Host(**(values | changes))
 
-    def examine(self, name: str, aim: Aim | None = None, **changes: Any) -> Finding:
+    def examine(self, name: str, target: Target | None = None, **changes: Any) -> CheckResult:
         """What one check finds here."""
-        return apply(name, CHECKS[name], self.surroundings(**changes), aim or Aim())
+        return apply(CHECKS[name], self.host(**changes), target or Target())
 
 
-def text_of(finding: Finding) -> str:
-    """Everything that a finding says."""
+def text_of(result: CheckResult) -> str:
+    """Everything that a result says."""
     return "\n".join(
-        "\n".join((verdict.level, verdict.what, *verdict.evidence, *verdict.fix)) for verdict in finding.verdicts
+        "\n".join((finding.level, finding.what, *finding.evidence, *finding.fix)) for finding in result.findings
     )
 
 
-def aim_for(machine: Machine, recipe: str, *overrides: str) -> Aim:
+def target_for(machine: Machine, recipe: str, *overrides: str) -> Target:
     """The plan of a shipped recipe on the machine."""
     resolved = resolve_request(recipe, overrides, ())
-    return Aim(build_plan(resolved, machine.facts).plan, resolved.recipe)
+    return Target(build_plan(resolved, machine.facts).plan, resolved.recipe)

@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from prepared_machine import GIB, Machine, aim_for, text_of
+from prepared_machine import GIB, Machine, target_for, text_of
 
 from trainkit.doctor.checks import collectives
-from trainkit.doctor.surroundings import Aim
+from trainkit.doctor.host import Target
 from trainkit.machine.facts import Gpu, GpuProcess, MigInstance
 
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler here")
@@ -30,14 +30,14 @@ def real(machine: Machine) -> Machine:
 
 @needs_compiler
 def test_real_tools_that_work_pass(real: Machine) -> None:
-    found = real.examine("build-tools", aim_for(real, "ddp", "efficiency.compile.enabled=true"))
+    found = real.examine("build-tools", target_for(real, "ddp", "efficiency.compile.enabled=true"))
     assert found.level == "ok", text_of(found)
 
 
 def test_a_missing_compiler_is_found(machine: Machine) -> None:
-    finding = machine.examine("build-tools")
-    assert finding.level == "warning" and "there is no C++ compiler: c++" in text_of(finding)
-    assert "apt-get install g++" in text_of(finding)
+    result = machine.examine("build-tools")
+    assert result.level == "warning" and "there is no C++ compiler: c++" in text_of(result)
+    assert "apt-get install g++" in text_of(result)
 
 
 def test_a_cxx_that_leads_nowhere_is_found(machine: Machine) -> None:
@@ -47,9 +47,9 @@ def test_a_cxx_that_leads_nowhere_is_found(machine: Machine) -> None:
 
 def test_a_compiler_that_does_not_compile_is_found(machine: Machine) -> None:
     machine.program("usr/bin/c++", "echo 'trial.cpp:1:10: fatal error: vector: No such file or directory' >&2; exit 1")
-    finding = machine.examine("build-tools", aim_for(machine, "ddp", "efficiency.compile.enabled=true"))
-    assert finding.level == "problem"
-    assert "cannot build a program of one line" in text_of(finding) and "fatal error: vector" in text_of(finding)
+    result = machine.examine("build-tools", target_for(machine, "ddp", "efficiency.compile.enabled=true"))
+    assert result.level == "problem"
+    assert "cannot build a one-line program" in text_of(result) and "fatal error: vector" in text_of(result)
 
 
 @needs_compiler
@@ -60,9 +60,9 @@ def test_a_libaio_that_cannot_be_linked_is_found(real: Machine) -> None:
         f'for word; do [ "$word" = -laio ] && {{ echo "trial.cpp:1:10: fatal error: libaio.h" >&2; exit 1; }}; done\n'
         f'exec {shutil.which("c++")} "$@"',
     )
-    finding = real.examine("build-tools")
-    assert finding.level == "warning"
-    assert "libaio cannot be built with" in text_of(finding) and "apt-get install libaio-dev" in text_of(finding)
+    result = real.examine("build-tools")
+    assert result.level == "warning"
+    assert "libaio cannot be linked" in text_of(result) and "apt-get install libaio-dev" in text_of(result)
 
 
 @needs_compiler
@@ -83,13 +83,16 @@ def test_a_ninja_beside_the_interpreter_that_is_not_on_path_is_found(real: Machi
 
 @needs_compiler
 def test_missing_headers_of_the_interpreter_are_found(real: Machine) -> None:
-    finding = real.examine("build-tools", headers=real.folder("no-headers"))
-    assert finding.level == "warning" and "python3.11-dev" in text_of(finding)
+    result = real.examine("build-tools", headers=real.folder("no-headers"))
+    assert result.level == "warning" and "python3.11-dev" in text_of(result)
 
 
 def test_a_plan_that_builds_nothing_needs_no_tools(machine: Machine) -> None:
-    aim = aim_for(machine, "ddp")
-    assert [machine.examine(name, aim).level for name in ("build-tools", "deepspeed-ops")] == ["skipped", "skipped"]
+    target = target_for(machine, "ddp")
+    assert [machine.examine(name, target).level for name in ("build-tools", "deepspeed-ops")] == [
+        "skipped",
+        "skipped",
+    ]
 
 
 def fake_python(machine: Machine, answer: str, code: int = 0) -> None:
@@ -105,14 +108,14 @@ def fake_python(machine: Machine, answer: str, code: int = 0) -> None:
 def test_an_op_that_deepspeed_cannot_build_is_found(machine: Machine) -> None:
     said = "async_io requires the dev libaio .so object and headers but these were not found."
     fake_python(machine, json.dumps({"async_io": {"compatible": False, "said": said}}))
-    finding = machine.examine("deepspeed-ops")
-    assert finding.level == "warning" and said in text_of(finding) and "libaio-dev" in text_of(finding)
+    result = machine.examine("deepspeed-ops")
+    assert result.level == "warning" and said in text_of(result) and "libaio-dev" in text_of(result)
 
 
 def test_a_deepspeed_that_cannot_be_imported_is_found(machine: Machine) -> None:
     fake_python(machine, "", code=1)
-    finding = machine.examine("deepspeed-ops")
-    assert finding.level == "warning" and "ImportError: broken" in text_of(finding)
+    result = machine.examine("deepspeed-ops")
+    assert result.level == "warning" and "ImportError: broken" in text_of(result)
 
 
 def test_without_deepspeed_there_are_no_ops(machine: Machine) -> None:
@@ -122,17 +125,17 @@ def test_without_deepspeed_there_are_no_ops(machine: Machine) -> None:
 @pytest.mark.e2e
 def test_deepspeed_itself_is_asked(real: Machine) -> None:
     real.package("deepspeed", "0.19.8")
-    finding = real.examine("deepspeed-ops", aim_for(real, "ddp"))
-    assert finding.level == "skipped"
-    finding = real.examine("deepspeed-ops")
-    assert finding.verdicts[0].what.startswith("DeepSpeed 0.19.8 can"), text_of(finding)
+    result = real.examine("deepspeed-ops", target_for(real, "ddp"))
+    assert result.level == "skipped"
+    result = real.examine("deepspeed-ops")
+    assert result.findings[0].what.startswith("DeepSpeed 0.19.8 can"), text_of(result)
 
 
 @pytest.mark.e2e
 def test_two_real_processes_reduce_a_tensor(real: Machine) -> None:
     real.package("torch", "2.13.0")
-    finding = real.examine("collectives")
-    assert finding.level == "ok" and "with gloo" in text_of(finding), text_of(finding)
+    result = real.examine("collectives")
+    assert result.level == "ok" and "with gloo" in text_of(result), text_of(result)
 
 
 @pytest.mark.e2e
@@ -140,9 +143,9 @@ def test_processes_that_cannot_talk_are_found_and_leave_nothing(real: Machine, m
     monkeypatch.setattr(collectives, "SECONDS", 3.0)
     real.package("torch", "2.13.0")
     real.environ["GLOO_SOCKET_IFNAME"] = "no-such-card"
-    finding = real.examine("collectives")
-    said = text_of(finding)
-    assert finding.level == "problem" and "cannot reduce a tensor with gloo" in said
+    result = real.examine("collectives")
+    said = text_of(result)
+    assert result.level == "problem" and "cannot reduce a tensor with gloo" in said
     assert "no-such-card" in said or "has reached the store" in said
     assert "unset GLOO_SOCKET_IFNAME" in said and "enforce fail" not in said
 
@@ -172,7 +175,7 @@ def test_ranks_that_hang_are_ended_by_pid(real: Machine, tmp_path: Path) -> None
 
 
 def test_a_plan_of_one_process_reduces_with_nobody(machine: Machine) -> None:
-    assert machine.examine("collectives", aim_for(machine, "quickstart")).level == "skipped"
+    assert machine.examine("collectives", target_for(machine, "quickstart")).level == "skipped"
 
 
 def cards(machine: Machine, **changes: object) -> Machine:
@@ -200,15 +203,15 @@ def test_cards_in_good_order_pass(machine: Machine) -> None:
     ],
 )
 def test_a_card_that_is_not_well_is_found(machine: Machine, changes: dict[str, object], level: str, words: str) -> None:
-    finding = cards(machine, **changes).examine("gpu-health")
-    assert finding.level == level and words in text_of(finding)
+    result = cards(machine, **changes).examine("gpu-health")
+    assert result.level == level and words in text_of(result)
 
 
 def test_only_the_cards_of_the_plan_are_judged(machine: Machine) -> None:
     cards(machine, ecc_errors=3)
-    assert machine.examine("gpu-health", aim_for(machine, "quickstart", "devices.select=[0]")).level == "ok"
-    assert machine.examine("gpu-health", aim_for(machine, "quickstart", "devices.select=[1]")).level == "warning"
-    assert machine.examine("gpu-health", aim_for(machine, "quickstart", "devices.type=cpu")).level == "skipped"
+    assert machine.examine("gpu-health", target_for(machine, "quickstart", "devices.select=[0]")).level == "ok"
+    assert machine.examine("gpu-health", target_for(machine, "quickstart", "devices.select=[1]")).level == "warning"
+    assert machine.examine("gpu-health", target_for(machine, "quickstart", "devices.type=cpu")).level == "skipped"
 
 
 def test_a_split_card_is_judged_where_a_part_of_it_is_used(machine: Machine) -> None:
@@ -221,9 +224,9 @@ def test_a_split_card_is_judged_where_a_part_of_it_is_used(machine: Machine) -> 
 
 
 def test_what_blocks_the_plan_is_a_problem(machine: Machine) -> None:
-    assert machine.examine("plan", Aim()).level == "skipped"
-    finding = machine.examine("plan", aim_for(machine, "quickstart"))
-    assert finding.level == "problem" and "pip install 'trainkit[train]'" in text_of(finding)
+    assert machine.examine("plan", Target()).level == "skipped"
+    result = machine.examine("plan", target_for(machine, "quickstart"))
+    assert result.level == "problem" and "pip install 'trainkit[train]'" in text_of(result)
     machine.package("torch", "2.13.0")
     machine.package("numpy", "2.4.0")
-    assert machine.examine("plan", aim_for(machine, "quickstart")).level == "ok"
+    assert machine.examine("plan", target_for(machine, "quickstart")).level == "ok"

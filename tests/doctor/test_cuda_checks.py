@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from prepared_machine import GIB, Machine, aim_for, text_of
+from prepared_machine import GIB, Machine, target_for, text_of
 
-from trainkit.doctor.host_compilers import NEWEST
+from trainkit.doctor.checks.host_compiler import NEWEST
 from trainkit.machine.facts import Gpu, TorchBuild
 
 DRIVER = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build  (builder)  Tue Aug 2026\n"
@@ -61,13 +61,13 @@ def good(machine: Machine) -> Machine:
 
 @pytest.mark.parametrize("name", ["driver", "toolkits", "toolkit-version", "host-compiler"])
 def test_what_fits_together_passes(good: Machine, name: str) -> None:
-    finding = good.examine(name)
-    assert finding.level == "ok", text_of(finding)
+    result = good.examine(name)
+    assert result.level == "ok", text_of(result)
 
 
 @pytest.mark.parametrize("name", ["toolkits", "toolkit-version", "host-compiler", "driver"])
 def test_nothing_of_it_concerns_a_run_on_the_cpu(good: Machine, name: str) -> None:
-    assert good.examine(name, aim_for(good, "ddp", "devices.type=cpu")).level == "skipped"
+    assert good.examine(name, target_for(good, "ddp", "devices.type=cpu")).level == "skipped"
 
 
 @pytest.mark.parametrize("name", ["toolkits", "toolkit-version", "host-compiler"])
@@ -90,9 +90,9 @@ def test_a_torch_for_cpus_needs_no_toolkit(good: Machine, name: str) -> None:
 def test_a_driver_that_is_too_old_is_found(machine: Machine, driver: str, cuda: str, level: str) -> None:
     machine.file("proc/driver/nvidia/version", DRIVER.format(version=driver))
     install_torch(machine, cuda)
-    finding = machine.examine("driver")
-    assert finding.level == level
-    assert driver in text_of(finding)
+    result = machine.examine("driver")
+    assert result.level == level
+    assert driver in text_of(result)
 
 
 def test_libraries_of_a_newer_driver_may_make_up_for_an_old_one(machine: Machine) -> None:
@@ -100,50 +100,50 @@ def test_libraries_of_a_newer_driver_may_make_up_for_an_old_one(machine: Machine
     install_torch(machine, "13.0")
     assert machine.examine("driver").level == "problem"
     library = machine.file("usr/local/cuda-13.0/compat/libcuda.so.580.65.06")
-    finding = machine.examine("driver")
-    assert finding.level == "warning" and str(library) in text_of(finding)
+    result = machine.examine("driver")
+    assert result.level == "warning" and str(library) in text_of(result)
 
 
 def test_a_torch_for_cpus_beside_a_driver_is_named(machine: Machine) -> None:
     machine.file("proc/driver/nvidia/version", DRIVER.format(version="580.65.06"))
     install_torch(machine, cuda=None)
-    finding = machine.examine("driver")
-    assert finding.level == "warning" and "pip install torch" in text_of(finding)
+    result = machine.examine("driver")
+    assert result.level == "warning" and "pip install torch" in text_of(result)
 
 
 def test_a_card_without_a_driver_is_found(machine: Machine) -> None:
     assert machine.examine("driver").level == "skipped"
     machine.file("sys/bus/pci/devices/0000:17:00.0/vendor", "0x10de\n")
     machine.file("sys/bus/pci/devices/0000:17:00.0/class", "0x030200\n")
-    finding = machine.examine("driver")
-    assert finding.level == "problem" and "0000:17:00.0" in text_of(finding) and "modprobe nvidia" in text_of(finding)
+    result = machine.examine("driver")
+    assert result.level == "problem" and "0000:17:00.0" in text_of(result) and "modprobe nvidia" in text_of(result)
 
 
 def test_a_driver_that_sees_no_card_is_found(good: Machine) -> None:
     good.facts = replace(good.facts, notes={"nvidia": "the NVIDIA driver sees no card"})
-    finding = good.examine("driver")
-    assert finding.level == "warning" and "the NVIDIA driver sees no card" in text_of(finding)
+    result = good.examine("driver")
+    assert result.level == "warning" and "the NVIDIA driver sees no card" in text_of(result)
 
 
 def test_a_driver_that_does_not_answer_is_found(good: Machine) -> None:
     note = "NVMLError_LibRmVersionMismatch: Driver/library version mismatch"
     good.facts = replace(good.facts, notes={"gpus": note})
-    finding = good.examine("driver")
-    assert finding.level == "problem" and note in text_of(finding) and "580.65.06" in text_of(finding)
+    result = good.examine("driver")
+    assert result.level == "problem" and note in text_of(result) and "580.65.06" in text_of(result)
 
 
 def test_a_toolkit_of_another_major_version_is_found_and_the_right_one_exported(good: Machine) -> None:
     right = good.root / "usr/local/cuda-12.8"
     use(good, install_toolkit(good, "11.8"))
-    finding = good.examine("toolkit-version")
-    assert finding.level == "warning"
-    assert "built with CUDA 12.8 and refuses to build with toolkit 11.8" in text_of(finding)
-    assert f"export CUDA_HOME={right}\nexport PATH={right}/bin:$PATH" in text_of(finding)
+    result = good.examine("toolkit-version")
+    assert result.level == "warning"
+    assert "built with CUDA 12.8 and refuses to build with toolkit 11.8" in text_of(result)
+    assert f"export CUDA_HOME={right}\nexport PATH={right}/bin:$PATH" in text_of(result)
 
 
 def test_the_exports_work_as_pasted(good: Machine) -> None:
     use(good, install_toolkit(good, "11.8"))
-    fix = "; ".join(good.examine("toolkit-version").verdicts[0].fix)
+    fix = "; ".join(good.examine("toolkit-version").findings[0].fix)
     script = f'{fix}; echo "$CUDA_HOME"; nvcc --version; echo "$LD_LIBRARY_PATH"'
     done = subprocess.run(
         ["/bin/sh", "-c", script], env=good.environ, capture_output=True, text=True, timeout=30, check=True
@@ -173,7 +173,7 @@ def test_minor_versions_mix_where_deepspeed_takes_them(machine: Machine, cuda: s
 def test_deepspeed_says_the_same_of_minor_versions() -> None:
     import deepspeed.ops.op_builder.builder as builder
 
-    from trainkit.doctor.checks.toolkit_version import MINORS_MIX
+    from trainkit.doctor.checks.cuda_toolkits import MINORS_MIX
 
     assert frozenset(builder.cuda_minor_mismatch_ok) == MINORS_MIX
 
@@ -181,8 +181,8 @@ def test_deepspeed_says_the_same_of_minor_versions() -> None:
 def test_no_toolkit_at_all_is_said(machine: Machine) -> None:
     install_torch(machine)
     assert machine.examine("toolkits").level == "skipped"
-    finding = machine.examine("toolkit-version")
-    assert finding.level == "warning" and "no CUDA toolkit is found" in text_of(finding)
+    result = machine.examine("toolkit-version")
+    assert result.level == "warning" and "no CUDA toolkit is found" in text_of(result)
 
 
 def test_several_toolkits_are_listed_with_what_picks_which(good: Machine) -> None:
@@ -193,9 +193,9 @@ def test_several_toolkits_are_listed_with_what_picks_which(good: Machine) -> Non
     assert f"CUDA 11.8: {old} (also {good.root}/usr/local/cuda)" in said and f"CUDA 12.8: {new}" in said
     good.environ["CUDA_HOME"] = f"{good.root}/usr/local/cuda"
     good.environ["LD_LIBRARY_PATH"] = f"{old}/lib64:{new}/lib64"
-    finding = good.examine("toolkits")
-    said = text_of(finding)
-    assert finding.level == "warning" and "pick different CUDA toolkits" in said
+    result = good.examine("toolkits")
+    said = text_of(result)
+    assert result.level == "warning" and "pick different CUDA toolkits" in said
     assert f"PATH picks {new}/bin/nvcc (CUDA 12.8)" in said
     assert f"CUDA_HOME picks {good.root}/usr/local/cuda (CUDA 11.8)" in said
     assert f"LD_LIBRARY_PATH picks {old}/lib64/libcudart.so.11.8.57 (CUDA 11.8)" in said
@@ -204,8 +204,8 @@ def test_several_toolkits_are_listed_with_what_picks_which(good: Machine) -> Non
 
 def test_a_cuda_home_that_leads_nowhere_is_found(good: Machine) -> None:
     good.environ["CUDA_HOME"] = "/nowhere"
-    finding = good.examine("toolkits")
-    assert finding.level == "warning" and "CUDA_HOME picks /nowhere (no toolkit there)" in text_of(finding)
+    result = good.examine("toolkits")
+    assert result.level == "warning" and "CUDA_HOME picks /nowhere (no toolkit there)" in text_of(result)
 
 
 @pytest.mark.parametrize("kind", ["script", "link"])
@@ -219,10 +219,10 @@ def test_an_nvcc_outside_of_its_toolkit_is_found(machine: Machine, kind: str) ->
         machine.folder("usr/local/bin")
         (machine.root / "usr/local/bin/nvcc").symlink_to(toolkit / "bin/nvcc")
     machine.environ["PATH"] = f"{machine.root}/usr/local/bin"
-    finding = machine.examine("toolkits")
-    assert finding.level == "warning", text_of(finding)
-    assert f"missing: {machine.root}/usr/local/include/cuda_runtime.h" in text_of(finding)
-    assert f"export CUDA_HOME={toolkit}" in text_of(finding)
+    result = machine.examine("toolkits")
+    assert result.level == "warning", text_of(result)
+    assert f"missing: {machine.root}/usr/local/include/cuda_runtime.h" in text_of(result)
+    assert f"export CUDA_HOME={toolkit}" in text_of(result)
 
 
 def test_the_layout_of_debian_is_no_problem(machine: Machine) -> None:
@@ -236,12 +236,12 @@ def test_the_layout_of_debian_is_no_problem(machine: Machine) -> None:
 
 def test_an_nvcc_that_fails_is_named(good: Machine) -> None:
     good.program("usr/local/cuda-12.8/bin/nvcc", "echo 'nvcc: cannot execute: bad file' >&2; exit 126")
-    finding = good.examine("toolkits")
-    assert finding.level == "warning" and "bad file" in text_of(finding)
+    result = good.examine("toolkits")
+    assert result.level == "warning" and "bad file" in text_of(result)
 
 
 def test_an_nvcc_that_hangs_holds_nobody(good: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainkit.doctor.toolkits.ASK_SECONDS", 0.3)
+    monkeypatch.setattr("trainkit.doctor.cuda.ASK_SECONDS", 0.3)
     good.program("usr/local/cuda-12.8/bin/nvcc", "exec /bin/sleep 60")
     assert "did not end within 0.3 s" in text_of(good.examine("toolkits"))
 
@@ -250,9 +250,9 @@ def test_a_compiler_that_is_too_new_is_found_and_an_older_one_shown(good: Machin
     install_gcc(good, "15.1.0")
     install_gcc(good, "13.3.0", "-13")
     install_gcc(good, "14.2.0", "-14")
-    finding = good.examine("host-compiler")
-    said = text_of(finding)
-    assert finding.level == "warning"
+    result = good.examine("host-compiler")
+    said = text_of(result)
+    assert result.level == "warning"
     assert "gcc 15.1.0 is too new for CUDA 12.8, which takes 14 at most" in said
     assert "docs.nvidia.com/cuda/cuda-installation-guide-linux" in said
     assert f"export CC={good.bin}/gcc-14 CXX={good.bin}/g++-14" in said
@@ -288,8 +288,8 @@ def test_the_toolkits_own_header_counts_more_than_the_table(good: Machine) -> No
 def test_clang_has_a_limit_of_its_own(good: Machine) -> None:
     good.program("usr/bin/clang", "echo 'Ubuntu clang version 20.1.2 (0ubuntu1)'")
     good.environ["CC"] = "ccache clang"
-    finding = good.examine("host-compiler")
-    assert finding.level == "warning" and "clang 20.1.2 is too new for CUDA 12.8, which takes 19" in text_of(finding)
+    result = good.examine("host-compiler")
+    assert result.level == "warning" and "clang 20.1.2 is too new for CUDA 12.8, which takes 19" in text_of(result)
 
 
 def test_nothing_is_claimed_of_versions_that_are_not_known(good: Machine) -> None:
@@ -301,11 +301,13 @@ def test_a_plan_that_compiles_for_cards_makes_it_a_problem(good: Machine) -> Non
     use(good, install_toolkit(good, "11.8"))
     install_gcc(good, "15.1.0")
     good.facts = replace(good.facts, gpus=(Gpu(0, "GPU-0a", "NVIDIA H100", 80 * GIB, 79 * GIB, (9, 0)),))
-    aim = aim_for(good, "zero3", "strategy.offload_optimizer=nvme", "strategy.nvme_path=/nvme", "devices.select=[0]")
-    assert "async_io" in aim.ops
+    target = target_for(
+        good, "zero3", "strategy.offload_optimizer=nvme", "strategy.nvme_path=/nvme", "devices.select=[0]"
+    )
+    assert "async_io" in target.ops
     for name in ("toolkit-version", "host-compiler"):
         assert good.examine(name).level == "warning"
-        assert good.examine(name, aim).level == "problem", name
+        assert good.examine(name, target).level == "problem", name
 
 
 def test_the_table_is_that_of_the_installed_torch() -> None:
@@ -321,4 +323,4 @@ def test_the_table_is_that_of_the_installed_torch() -> None:
 @pytest.mark.skipif(not Path("/usr/bin/gcc").exists(), reason="there is no gcc here")
 def test_the_real_compiler_is_known(good: Machine) -> None:
     good.environ |= {"CC": "/usr/bin/gcc", "PATH": f"{good.environ['PATH']}:{os.environ['PATH']}"}
-    assert "gcc" in good.examine("host-compiler").verdicts[0].what
+    assert "gcc" in good.examine("host-compiler").findings[0].what

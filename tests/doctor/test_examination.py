@@ -5,69 +5,60 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from prepared_machine import Machine
 
-from trainkit.doctor.all_checks import CHECKS
+from trainkit.doctor.check import Check, CheckResult, Finding, Level, ok, skipped, worst
 from trainkit.doctor.commands import Commands
 from trainkit.doctor.examine import examine
+from trainkit.doctor.host import Host, Target
+from trainkit.doctor.registry import CHECKS
 from trainkit.doctor.rendering import as_data, render
-from trainkit.doctor.surroundings import Aim, Surroundings
-from trainkit.doctor.verdict import Finding, Level, Verdict, ok, skipped, worst
 
 
-@dataclass
-class Said:
-    """A check that says what it is told to, after a while."""
+def made_up(
+    *findings: Finding, seconds: float = 0, error: BaseException | None = None, name: str = "one", limit: float = 5.0
+) -> Check:
+    """A check that finds these, or fails, after a while."""
 
-    verdicts: Sequence[Verdict] = (ok("fine"),)
-    seconds: float = 0
-    error: BaseException | None = None
-    TITLE: str = "made up"
-    LIMIT: float = 5.0
-    FAST: bool = False
-    seen: list[Aim] = field(default_factory=list)
+    def run(host: Host, target: Target) -> Sequence[Finding]:
+        time.sleep(seconds)
+        if error:
+            raise error
+        return findings or [ok("fine")]
 
-    def needs(self, aim: Aim) -> str:
-        return ""
-
-    def run(self, surroundings: Surroundings, aim: Aim) -> Sequence[Verdict]:
-        time.sleep(self.seconds)
-        if self.error:
-            raise self.error
-        return self.verdicts
+    return Check(name, "made up", limit, run)
 
 
 def test_a_check_that_hangs_is_given_up_and_the_others_answer(machine: Machine) -> None:
     begin = time.monotonic()
-    found = examine({"slow": Said(seconds=60, LIMIT=0.3), "quick": Said()}, machine.surroundings(), Aim(), 18.0)
+    found = examine([made_up(seconds=60, limit=0.3), made_up()], machine.host(), Target(), 18.0)
     assert time.monotonic() - begin < 30
-    assert [finding.level for finding in found] == ["warning", "ok"]
-    assert "no answer" in found[0].verdicts[0].what
+    assert [result.level for result in found] == ["warning", "ok"]
+    assert "no answer" in found[0].findings[0].what
 
 
 def test_all_checks_together_have_a_limit_below_any_of_their_own(machine: Machine) -> None:
-    found = examine({"slow": Said(seconds=60)}, machine.surroundings(), Aim(), longest=0.2)
+    found = examine([made_up(seconds=60)], machine.host(), Target(), longest=0.2)
     assert found[0].level == "warning" and found[0].seconds < 30
 
 
 def test_checks_run_side_by_side(machine: Machine) -> None:
-    both = {"one": Said(seconds=2), "two": Said(seconds=2), "three": Said(seconds=2)}
-    found = examine(both, machine.surroundings(), Aim(), longest=5.5)
-    assert [finding.level for finding in found] == ["ok", "ok", "ok"]
+    three = [made_up(seconds=2, name=name) for name in ("one", "two", "three")]
+    found = examine(three, machine.host(), Target(), longest=5.5)
+    assert [result.level for result in found] == ["ok", "ok", "ok"]
 
 
 def test_a_mistake_in_a_check_is_not_swallowed(machine: Machine) -> None:
     with pytest.raises(ZeroDivisionError):
-        examine({"wrong": Said(error=ZeroDivisionError())}, machine.surroundings(), Aim(), 18.0)
+        examine([made_up(error=ZeroDivisionError())], machine.host(), Target(), 18.0)
 
 
 def test_every_check_says_what_it_is_and_has_a_limit() -> None:
     for name, check in CHECKS.items():
-        assert name == name.lower() and check.TITLE and 0 < check.LIMIT < 20, name
+        assert name == name.lower() and check.title and 0 < check.limit < 20, name
 
 
 @pytest.mark.parametrize(
@@ -85,20 +76,20 @@ def test_the_worst_verdict_counts(levels: tuple[Level, ...], expected: Level) ->
 
 
 def test_text_fits_80_columns_but_for_what_is_there_to_be_pasted() -> None:
-    long = "a verdict of many words that goes on and on beyond the width of a terminal and is wrapped for that reason"
-    verdicts = (Verdict("problem", long, (long,), ("export " + "X" * 100,)), Verdict("warning", long), skipped("no"))
-    text = render([Finding("a", "made up", verdicts, 0.1)], "this machine", 1.25)
+    long = "a finding of many words that goes on and on beyond the width of a terminal and is wrapped for that reason"
+    findings = (Finding("problem", long, (long,), ("export " + "X" * 100,)), Finding("warning", long), skipped("no"))
+    text = render([CheckResult("a", "made up", findings, 0.1)], "this machine", 1.25)
     lines = text.splitlines()
     assert [line for line in lines if len(line) > 80] == ["         fix: export " + "X" * 100]
-    assert lines[2].startswith("problem  made up: a verdict")
+    assert lines[2].startswith("problem  made up: a finding")
     assert lines[-1] == "1 check in 1.2 s: 1 problem"
-    assert sum("| a verdict" in line for line in lines) == 1
+    assert sum("| a finding" in line for line in lines) == 1
 
 
 def test_what_was_skipped_stands_at_the_end_by_its_reason() -> None:
     no_card, alone = (skipped("there is no card here"),), (skipped("one process meets nobody"),)
     checks = {"driver": no_card, "ports": alone, "health": no_card, "disk": (ok("fine"),)}
-    text = render([Finding(name, name, verdicts, 0.1) for name, verdicts in checks.items()], "this machine", 1.0)
+    text = render([CheckResult(name, name, findings, 0.1) for name, findings in checks.items()], "this machine", 1.0)
     assert text.splitlines()[2:5] == [
         "ok       disk: fine",
         "skipped  driver, health: there is no card here",
@@ -107,8 +98,8 @@ def test_what_was_skipped_stands_at_the_end_by_its_reason() -> None:
 
 
 def test_json_holds_every_verdict() -> None:
-    finding = Finding("a", "made up", (Verdict("warning", "w", ("e",), ("f",)), ok("fine", "x")), 0.12345)
-    data = as_data([finding], "quickstart", 1.0)
+    result = CheckResult("a", "made up", (Finding("warning", "w", ("e",), ("f",)), ok("fine", "x")), 0.12345)
+    data = as_data([result], "quickstart", 1.0)
     assert data["level"] == "warning" and data["recipe"] == "quickstart"
     assert data["checks"][0]["verdicts"] == [
         {"level": "warning", "what": "w", "evidence": ["e"], "fix": ["f"]},

@@ -8,19 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from prepared_machine import GIB, MIB, Machine, aim_for, text_of
+from prepared_machine import GIB, MIB, Machine, target_for, text_of
 
-from trainkit.doctor.surroundings import Space
-from trainkit.doctor.units import in_words
-from trainkit.doctor.verdict import Level
+from trainkit.doctor.check import Level
+from trainkit.doctor.host import Space
+from trainkit.text import format_size
 
 SHARED = "shared-memory"
 
 
 @pytest.mark.parametrize("name", ["shared-memory", "limits", "disk-space", "write-speed", "ports", "host-names"])
 def test_a_good_machine_passes(machine: Machine, name: str) -> None:
-    finding = machine.examine(name)
-    assert finding.level == "ok", text_of(finding)
+    result = machine.examine(name)
+    assert result.level == "ok", text_of(result)
 
 
 @pytest.mark.parametrize(
@@ -30,17 +30,17 @@ def test_a_good_machine_passes(machine: Machine, name: str) -> None:
 def test_small_or_full_shared_memory_is_found(machine: Machine, total: int, free: int, level: Level) -> None:
     shm = machine.root / "dev/shm"
     machine.spaces[shm] = Space(total, free)
-    finding = machine.examine(SHARED)
-    assert finding.level == level
+    result = machine.examine(SHARED)
+    assert result.level == level
     if level != "ok":
-        assert f"{shm}: {in_words(total)}, {in_words(free)} free" in text_of(finding)
-        assert "--shm-size" in text_of(finding)
+        assert f"{shm}: {format_size(total)}, {format_size(free)} free" in text_of(result)
+        assert "--shm-size" in text_of(result)
 
 
 def test_shared_memory_is_needed_by_loader_processes_and_by_ranks_on_cards_or_with_deepspeed(machine: Machine) -> None:
     machine.spaces[machine.root / "dev/shm"] = Space(MIB, MIB)
     levels = {
-        words: machine.examine(SHARED, aim_for(machine, *words)).level
+        words: machine.examine(SHARED, target_for(machine, *words)).level
         for words in (
             ("quickstart",),
             ("ddp", "devices.type=cpu"),
@@ -54,40 +54,40 @@ def test_shared_memory_is_needed_by_loader_processes_and_by_ranks_on_cards_or_wi
 
 def test_a_plan_may_do_with_what_a_container_has(machine: Machine) -> None:
     machine.spaces[machine.root / "dev/shm"] = Space(64 * MIB, 64 * MIB)
-    assert machine.examine(SHARED, aim_for(machine, "quickstart", "data.workers=1")).level == "warning"
+    assert machine.examine(SHARED, target_for(machine, "quickstart", "data.workers=1")).level == "warning"
 
 
 @pytest.mark.parametrize(("soft", "level"), [(50, "problem"), (1000, "warning"), (1024, "ok"), (-1, "ok")])
 def test_a_low_limit_of_open_files_is_found(machine: Machine, soft: int, level: Level) -> None:
-    machine.ceilings = {"open files": (soft, 4096)}
-    finding = machine.examine("limits")
-    assert finding.level == level
-    assert ("ulimit -n 4096" in text_of(finding)) == (level != "ok")
+    machine.limits = {"open files": (soft, 4096)}
+    result = machine.examine("limits")
+    assert result.level == level
+    assert ("ulimit -n 4096" in text_of(result)) == (level != "ok")
 
 
 def test_a_low_limit_of_processes_is_found(machine: Machine) -> None:
-    machine.ceilings = {"processes": (10, -1)}
-    finding = machine.examine("limits")
-    assert finding.level == "problem" and "ulimit -u unlimited" in text_of(finding)
+    machine.limits = {"processes": (10, -1)}
+    result = machine.examine("limits")
+    assert result.level == "problem" and "ulimit -u unlimited" in text_of(result)
 
 
 def test_a_container_that_allows_few_processes_is_found(machine: Machine) -> None:
     machine.file("proc/self/cgroup", "0::/box\n")
     machine.file("sys/fs/cgroup/box/pids.max", "100\n")
     machine.file("sys/fs/cgroup/box/pids.current", "88\n")
-    finding = machine.examine("limits")
-    assert finding.level == "problem" and "only 12 processes" in text_of(finding)
-    assert "sys/fs/cgroup/box/pids.max" in text_of(finding)
+    result = machine.examine("limits")
+    assert result.level == "problem" and "only 12 processes" in text_of(result)
+    assert "sys/fs/cgroup/box/pids.max" in text_of(result)
     machine.file("sys/fs/cgroup/box/pids.max", "max\n")
     assert machine.examine("limits").level == "ok"
 
 
 def test_memory_that_cannot_be_locked_matters_only_beside_infiniband(machine: Machine) -> None:
-    machine.ceilings = {"locked memory": (8 * 2**20, -1)}
+    machine.limits = {"locked memory": (8 * 2**20, -1)}
     assert machine.examine("limits").level == "ok"
     machine.folder("sys/class/infiniband/mlx5_0")
-    finding = machine.examine("limits")
-    assert finding.level == "warning" and "mlx5_0" in text_of(finding)
+    result = machine.examine("limits")
+    assert result.level == "warning" and "mlx5_0" in text_of(result)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_memory_that_cannot_be_locked_matters_only_beside_infiniband(machine: Ma
 )
 def test_a_full_disk_is_found(machine: Machine, space: Space, level: Level, word: str) -> None:
     machine.spaces[machine.work] = space
-    finding = machine.examine("disk-space")
-    assert finding.level == level and word in text_of(finding) and "trainkit runs prune" in text_of(finding)
+    result = machine.examine("disk-space")
+    assert result.level == level and word in text_of(result) and "trainkit runs prune" in text_of(result)
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
@@ -115,8 +115,8 @@ def test_a_run_root_without_write_permission_is_found(machine: Machine) -> None:
 
 def test_a_run_root_below_a_file_is_found(machine: Machine) -> None:
     (machine.work / "runs").write_text("not a folder")
-    finding = machine.examine("disk-space")
-    assert finding.level == "problem" and f"{machine.work}/runs cannot be written to" in text_of(finding)
+    result = machine.examine("disk-space")
+    assert result.level == "problem" and f"{machine.work}/runs cannot be written to" in text_of(result)
 
 
 def test_the_trial_of_the_disk_leaves_nothing_and_spares_a_full_one(machine: Machine) -> None:
@@ -127,81 +127,81 @@ def test_the_trial_of_the_disk_leaves_nothing_and_spares_a_full_one(machine: Mac
 
 
 def test_a_slow_disk_is_found(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainkit.doctor.checks import write_speed
+    from trainkit.doctor.checks import disk
 
-    monkeypatch.setattr(write_speed, "SLOW", 2**60)
-    finding = machine.examine("write-speed")
-    assert finding.level == "warning" and "slow:" in text_of(finding)
+    monkeypatch.setattr(disk, "SLOW", 2**60)
+    result = machine.examine("write-speed")
+    assert result.level == "warning" and "slow:" in text_of(result)
 
 
 def test_a_rendezvous_port_that_is_taken_is_found(machine: Machine) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        aim = aim_for(machine, "ddp", f"nodes.rendezvous=127.0.0.1:{port}")
-        finding = machine.examine("ports", aim)
-        assert finding.level == "problem"
-        assert f"port {port} of nodes.rendezvous cannot be used: address already in use" in text_of(finding)
-        assert f"ss -ltnp 'sport = :{port}'" in text_of(finding)
-    assert machine.examine("ports", aim).level in ("ok", "note")
+        target = target_for(machine, "ddp", f"nodes.rendezvous=127.0.0.1:{port}")
+        result = machine.examine("ports", target)
+        assert result.level == "problem"
+        assert f"port {port} of nodes.rendezvous cannot be used: address already in use" in text_of(result)
+        assert f"ss -ltnp 'sport = :{port}'" in text_of(result)
+    assert machine.examine("ports", target).level in ("ok", "note")
 
 
 def test_a_port_that_node_0_listens_on_is_right_for_the_other_nodes(machine: Machine) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        aim = aim_for(machine, "ddp", f"nodes.rendezvous=127.0.0.1:{server.getsockname()[1]}", "nodes.count=2")
-        assert machine.examine("ports", aim).level == "problem"
-        assert machine.examine("ports", replace(aim, node_rank=1)).level == "ok"
+        target = target_for(machine, "ddp", f"nodes.rendezvous=127.0.0.1:{server.getsockname()[1]}", "nodes.count=2")
+        assert machine.examine("ports", target).level == "problem"
+        assert machine.examine("ports", replace(target, node_rank=1)).level == "ok"
 
 
 def test_a_rendezvous_on_another_machine_is_not_looked_for_here(machine: Machine) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        aim = aim_for(machine, "ddp", f"nodes.rendezvous=192.0.2.1:{server.getsockname()[1]}", "nodes.count=2")
-        assert machine.examine("ports", aim).level != "problem"
+        target = target_for(machine, "ddp", f"nodes.rendezvous=192.0.2.1:{server.getsockname()[1]}", "nodes.count=2")
+        assert machine.examine("ports", target).level != "problem"
 
 
 def test_a_rendezvous_port_among_those_of_outgoing_connections_is_named(machine: Machine) -> None:
     machine.file("proc/sys/net/ipv4/ip_local_port_range", "20000\t60999\n")
-    finding = machine.examine("ports", aim_for(machine, "ddp", "nodes.rendezvous=192.0.2.1:29500", "nodes.count=2"))
-    assert finding.level == "note" and "20000 to 60999" in text_of(finding)
+    result = machine.examine("ports", target_for(machine, "ddp", "nodes.rendezvous=192.0.2.1:29500", "nodes.count=2"))
+    assert result.level == "note" and "20000 to 60999" in text_of(result)
 
 
 def test_too_few_ports_for_connections_are_found(machine: Machine) -> None:
     machine.file("proc/sys/net/ipv4/ip_local_port_range", "60000\t60009\n")
-    finding = machine.examine("ports")
-    assert finding.level == "problem" and "only 10 ports" in text_of(finding)
+    result = machine.examine("ports")
+    assert result.level == "problem" and "only 10 ports" in text_of(result)
 
 
 def test_a_host_name_that_does_not_resolve_is_found(machine: Machine) -> None:
     machine.facts = replace(machine.facts, hostname="no-such-host.invalid")
-    finding = machine.examine("host-names")
-    assert finding.level == "problem"
-    assert "echo '127.0.0.1 no-such-host.invalid' | sudo tee -a /etc/hosts" in text_of(finding)
+    result = machine.examine("host-names")
+    assert result.level == "problem"
+    assert "echo '127.0.0.1 no-such-host.invalid' | sudo tee -a /etc/hosts" in text_of(result)
 
 
 def test_a_node_0_that_does_not_resolve_is_found(machine: Machine) -> None:
-    aim = aim_for(machine, "ddp", "nodes.rendezvous=node0.invalid:29500", "nodes.count=2")
-    finding = machine.examine("host-names", aim)
-    assert finding.level == "problem" and "node 0 is called node0.invalid" in text_of(finding)
+    target = target_for(machine, "ddp", "nodes.rendezvous=node0.invalid:29500", "nodes.count=2")
+    result = machine.examine("host-names", target)
+    assert result.level == "problem" and "node 0 is called node0.invalid" in text_of(result)
 
 
 def test_a_name_service_that_hangs_is_given_up(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainkit.doctor.checks import names
+    from trainkit.doctor.checks import network
 
-    monkeypatch.setattr(names, "LIMIT", 1.3)
+    monkeypatch.setattr(network, "NAMES_LIMIT", 1.3)
     hanging = machine.program("usr/bin/python-that-hangs", "exec sleep 60")
     machine.facts = replace(machine.facts, executable=str(hanging))
     machine.environ["PATH"] += ":/usr/bin:/bin"
-    finding = machine.examine("host-names")
-    assert finding.level == "problem" and "did not end within 0.3 s" in text_of(finding)
+    result = machine.examine("host-names")
+    assert result.level == "problem" and "did not end within 0.3 s" in text_of(result)
 
 
 def test_one_process_needs_neither_ports_nor_names(machine: Machine) -> None:
-    aim = aim_for(machine, "quickstart")
-    assert [machine.examine(name, aim).level for name in ("ports", "host-names")] == ["skipped", "skipped"]
+    target = target_for(machine, "quickstart")
+    assert [machine.examine(name, target).level for name in ("ports", "host-names")] == ["skipped", "skipped"]
 
 
 def test_what_the_system_refuses_is_a_finding(machine: Machine) -> None:
     def refuse(path: Path) -> Space:
         raise OSError(5, "Input/output error", str(path))
 
-    finding = machine.examine(SHARED, space=refuse)
-    assert finding.level == "warning" and "Input/output error" in text_of(finding)
+    result = machine.examine(SHARED, space=refuse)
+    assert result.level == "warning" and "Input/output error" in text_of(result)

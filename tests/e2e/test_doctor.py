@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from tests.made_up_cards import GIGABYTE, Cards, card
-from trainkit.doctor.all_checks import CHECKS
-from trainkit.doctor.verdict import LEVELS
+from trainkit.doctor.check import LEVELS
+from trainkit.doctor.registry import CHECKS
 from trainkit.runner.supervisor.process_tree import descendants, is_alive
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]

@@ -1,1 +1,1 @@
-"""The doctor: independent checks of this machine, each with a verdict, the evidence and the fix."""
+"""The doctor: independent checks of this machine, each with findings, their evidence and the fix."""

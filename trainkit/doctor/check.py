@@ -1,27 +1,90 @@
-"""What a check module offers; they stand in `all_checks.CHECKS`."""
+"""What a check is, and what it returns: findings with evidence and fix."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from trainkit.doctor.surroundings import Aim, Surroundings
-from trainkit.doctor.verdict import Verdict
+from trainkit.doctor.host import Host, Target
+
+Level = Literal["ok", "skipped", "note", "warning", "problem"]
+LEVELS: tuple[Level, ...] = ("ok", "skipped", "note", "warning", "problem")  # from harmless to worst
 
 
-class Check(Protocol):
-    """One independent check.
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was found.
 
-    TITLE: what is examined, for people. LIMIT: seconds after which it is given up.
-    FAST: it takes milliseconds, so `trainkit run` calls it before the start.
+    what: a clause without a period; evidence: paths, versions, values, a line each; fix: commands to paste.
     """
 
-    TITLE: str
-    LIMIT: float
-    FAST: bool
+    level: Level
+    what: str
+    evidence: tuple[str, ...] = ()
+    fix: tuple[str, ...] = ()
 
-    def needs(self, aim: Aim) -> str:
-        """Why this plan does not need the check; empty where it does."""
 
-    def run(self, surroundings: Surroundings, aim: Aim) -> Sequence[Verdict]:
-        """At least one verdict. What the system refuses (OSError) is told as such."""
+def ok(what: str, *evidence: str) -> Finding:
+    """Nothing is wrong."""
+    return Finding("ok", what, evidence)
+
+
+def skipped(why: str) -> Finding:
+    """Not examined, and why."""
+    return Finding("skipped", why)
+
+
+def worst(levels: Iterable[Level]) -> Level:
+    """The worst level; ok where there is none. A check that was skipped in part was not skipped."""
+    found = set(levels)
+    if found == {"skipped"}:
+        return "skipped"
+    return max(found - {"skipped"}, key=LEVELS.index, default="ok")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What one check found, and in how many seconds."""
+
+    name: str
+    title: str
+    findings: tuple[Finding, ...]
+    seconds: float
+
+    @property
+    def level(self) -> Level:
+        """The worst of its findings."""
+        return worst(finding.level for finding in self.findings)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One independent check. title: what is examined, for people; limit: seconds after which it is given up.
+
+    run: at least one finding; what the system refuses (OSError) becomes one.
+    unneeded: why a target does not need the check; empty where it does.
+    fast: it takes milliseconds, so `trainkit run` calls it before the start.
+    """
+
+    name: str
+    title: str
+    limit: float
+    run: Callable[[Host, Target], Sequence[Finding]]
+    unneeded: Callable[[Target], str] = lambda target: ""
+    fast: bool = False
+
+
+def without_cuda(target: Target) -> str:
+    """Why checks of cards are not needed."""
+    return "" if target.cuda else "the plan uses no CUDA card"
+
+
+def without_cuda_builds(target: Target) -> str:
+    """Why checks of what is compiled for cards are not needed."""
+    return "" if target.anything or target.compiles_cuda else "the plan compiles nothing for CUDA cards"
+
+
+def requirement_level(target: Target) -> Level:
+    """How bad it is that something is missing: a problem for a plan that needs it, a warning without a recipe."""
+    return "warning" if target.anything else "problem"

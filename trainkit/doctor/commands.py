@@ -1,12 +1,14 @@
-"""Running other programs with a time limit, so that no one of them can hold the doctor."""
+"""Run other programs, each within a time limit and with a temporary folder that is removed in the end."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     import subprocess
 
 MOST_OUTPUT = 64 * 1024  # characters of each stream that are kept
+REMOVING = 1.0  # seconds in which what was killed may still write
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class Done:
 
     @property
     def said(self) -> str:
-        """The last line that it wrote, for evidence; else why there is none."""
+        """The last line of its output, for evidence; else why there is none."""
         lines = [line.strip() for line in (self.errors or self.output).splitlines() if line.strip()]
         return self.why or (lines[-1] if lines else f"exit code {self.code}, no output")
 
@@ -81,7 +84,7 @@ class Commands:
         return Done(process.returncode, output[-MOST_OUTPUT:], errors[-MOST_OUTPUT:])
 
     def close(self) -> None:
-        """End the commands that are still on, and those that somebody starts yet."""
+        """End the commands that still run, and those that a check starts later."""
         with self._lock:
             self._closed = True
             for pid in self._living:
@@ -104,3 +107,23 @@ def _rest(process: subprocess.Popen[str]) -> tuple[str, str]:
             if stream is not None:
                 stream.close()
         return "", ""
+
+
+@contextlib.contextmanager
+def private_environment() -> Iterator[Mapping[str, str]]:
+    """This process's environment with a temporary folder for the checks alone, removed with all that is left in it.
+
+    A compiler that is killed leaves its files, and Python's search for a temporary folder its trial file.
+    """
+    import tempfile
+
+    environ = dict(os.environ)
+    folder = ""
+    with contextlib.suppress(OSError):  # no folder can be written to: then nothing can be left either
+        folder = environ["TMPDIR"] = tempfile.mkdtemp(prefix="trainkit-doctor-")
+    try:
+        yield environ
+    finally:
+        end = time.monotonic() + REMOVING
+        while folder and os.path.lexists(folder) and time.monotonic() < end:
+            shutil.rmtree(folder, ignore_errors=True)

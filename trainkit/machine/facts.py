@@ -95,6 +95,16 @@ class TorchBuild:
     cuda: str | None = None
     hip: str | None = None
 
+    @property
+    def built_for(self) -> str:
+        """The platform: CUDA or ROCm with the version, or CPUs."""
+        return f"CUDA {self.cuda}" if self.cuda else f"ROCm {self.hip}" if self.hip else "CPUs"
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return f"torch {self.version}, built for {self.built_for}"
+
 
 @dataclass(frozen=True, slots=True)
 class NumaNode:

@@ -18,7 +18,7 @@ from trainkit.cli.pipeline import Invocation, plan_words, resolve_line, split_wo
 from trainkit.errors import ExitCode, MachineError
 
 if TYPE_CHECKING:
-    from trainkit.doctor.surroundings import Aim
+    from trainkit.doctor.host import Target
     from trainkit.machine.facts import Facts
     from trainkit.plan.model import Plan
 
@@ -36,45 +36,44 @@ def doctor(context: typer.Context, presets: Presets = None, variant: Variant = N
 
     Example: trainkit doctor quickstart --with strategy/ddp
     """
-    from trainkit.doctor.all_checks import checks_for
-    from trainkit.doctor.commands import Commands
+    from trainkit.doctor.commands import Commands, private_environment
     from trainkit.doctor.examine import examine
-    from trainkit.doctor.here import surroundings_here
-    from trainkit.doctor.own_environment import own_environment
+    from trainkit.doctor.host import this_host
+    from trainkit.doctor.registry import checks_for
     from trainkit.doctor.rendering import as_data, render
     from trainkit.machine.probe import probe
 
     started = time.monotonic()
     folder = Path(working_folder())
     facts = probe(limits=PROBE_LIMITS)
-    aim = aim_of(context, presets or (), variant, facts)
-    with own_environment() as environ:
+    target = target_of(context, presets or (), variant, facts)
+    with private_environment() as environ:
         commands = Commands(environ)
-        surroundings = surroundings_here(facts, commands, folder, environ)
+        host = this_host(facts, commands, folder, environ)
         left = WHOLE - (time.monotonic() - started)
-        findings = examine(checks_for(aim), surroundings, aim, left, commands.close)
+        results = examine(checks_for(target), host, target, left, commands.close)
     seconds = time.monotonic() - started
-    name = aim.recipe.name if aim.recipe else None
+    name = target.recipe.name if target.recipe else None
     if as_json:
-        sys.stdout.write(json.dumps(as_data(findings, name, seconds), indent=2) + "\n")
+        sys.stdout.write(json.dumps(as_data(results, name, seconds), indent=2) + "\n")
     else:
         subject = f"what the plan of {name} needs of this machine" if name else "this machine, for any recipe"
-        sys.stdout.write(render(findings, subject, seconds))
-    if any(finding.level == "problem" for finding in findings):
+        sys.stdout.write(render(results, subject, seconds))
+    if any(result.level == "problem" for result in results):
         raise typer.Exit(ExitCode.MACHINE)
 
 
-def aim_of(context: typer.Context, presets: Sequence[str], variant: str | None, facts: Facts) -> Aim:
+def target_of(context: typer.Context, presets: Sequence[str], variant: str | None, facts: Facts) -> Target:
     """The plan of what the line names, on a machine; without a recipe, preset or override, anything."""
-    from trainkit.doctor.surroundings import Aim
+    from trainkit.doctor.host import Target
 
     invocation: Invocation = context.obj
     line = split_words(context.args, most=1, what="one recipe")
     if not (line.positional or line.overrides or presets or variant or invocation.program):
-        return Aim()
+        return Target()
     resolved = resolve_line("doctor", context.args, presets, invocation.program, variant)
     plan = plan_words(resolved, facts).plan
-    return Aim(plan, resolved.recipe, scheduled_rank(plan))
+    return Target(plan, resolved.recipe, scheduled_rank(plan))
 
 
 def scheduled_rank(plan: Plan) -> int:

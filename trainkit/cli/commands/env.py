@@ -43,7 +43,6 @@ def env(as_json: Json = False) -> None:
 def report(facts: Facts, environ: Mapping[str, str]) -> Sections:
     """Everything, by section; secret values are masked."""
     build = facts.torch
-    built = f"CUDA {build.cuda}" if build and build.cuda else f"ROCm {build.hip}" if build and build.hip else "CPUs"
     limit = "" if facts.cpu_limit is None else f", {facts.cpu_limit:g} by the control group"
     job = facts.allocation
     sections: Sections = {
@@ -53,7 +52,7 @@ def report(facts: Facts, environ: Mapping[str, str]) -> Sections:
             "python": f"{facts.python}, {facts.executable}",
             "system": f"{facts.system}, kernel {facts.kernel}, {facts.machine}",
         },
-        "packages": {**facts.packages, "torch was built for": built if build else "(torch is not installed)"},
+        "packages": {**facts.packages, "torch was built for": build.built_for if build else "(torch is not installed)"},
         "processor": {
             "name": facts.cpu_name or "?",
             "cores": f"{facts.cpu_cores} to be used, {facts.cpu_total or '?'} in all{limit}",

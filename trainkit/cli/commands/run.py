@@ -60,11 +60,13 @@ def refuse_unfit(plan: Plan, recipe: Recipe, facts: Facts, given_rank: int | Non
 
     These are the plan's own blockers and the problems that the checks find.
     """
-    from trainkit.doctor.before_run import look
-    from trainkit.doctor.surroundings import Aim
+    from trainkit.doctor.examine import examine_before_run
+    from trainkit.doctor.host import Target
+    from trainkit.doctor.registry import FAST
     from trainkit.runner.nodes import node_rank
 
-    found = look(facts, Aim(plan, recipe, node_rank(plan, given_rank, os.environ)))
+    target = Target(plan, recipe, node_rank(plan, given_rank, os.environ))
+    found = examine_before_run(FAST, facts, target)
     show_diagnostics(each for each in found if each.severity == "warning")
     blockers = [notice for notice in plan.notices if notice.severity == "blocker"]
     refused = [Diagnostic("error", notice.what, hint=notice.hint) for notice in blockers]

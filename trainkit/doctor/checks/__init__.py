@@ -1,1 +1,1 @@
-"""The checks, one module each, listed in `all_checks.CHECKS`."""
+"""The checks, by subject; each is listed in `doctor/registry.py`."""

@@ -6,16 +6,13 @@ import json
 from collections.abc import Iterator, Mapping
 
 from trainkit.doctor.all_reduce import summary
+from trainkit.doctor.check import Check, Finding, Level, ok, skipped
 from trainkit.doctor.checks.settings import matching
-from trainkit.doctor.surroundings import Aim, Surroundings
-from trainkit.doctor.verdict import Level, Verdict, ok, skipped
+from trainkit.doctor.host import Host, Target
 from trainkit.machine.selection import allocation
 from trainkit.planner.env import LEAKS
 
-TITLE = "collectives"
 LIMIT = 17.0
-FAST = False
-
 SECONDS = 8.0  # for the ranks; importing torch comes on top
 FIX: Mapping[str, tuple[str, ...]] = {
     "gloo": (
@@ -29,61 +26,63 @@ FIX: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def needs(aim: Aim) -> str:
-    """A single process reduces with nobody."""
-    return "" if aim.ranks > 1 or (aim.plan and aim.plan.topology.nodes > 1) else "one process reduces with nobody"
-
-
-def run(surroundings: Surroundings, aim: Aim) -> list[Verdict]:
-    """One verdict for each backend that would be used."""
-    if "torch" not in surroundings.facts.packages:
+def run(host: Host, target: Target) -> list[Finding]:
+    """One finding for each backend that would be used."""
+    if "torch" not in host.facts.packages:
         return [skipped("torch is not installed")]
-    return [_tried(surroundings, aim, backend) for backend in _backends(surroundings, aim)]
+    return [_tried(host, target, backend) for backend in _backends(host, target)]
 
 
-def _backends(surroundings: Surroundings, aim: Aim) -> Iterator[str]:
-    cards = len(allocation(surroundings.facts))
-    if aim.plan is None or aim.plan.topology.device != "cuda":
+def _backends(host: Host, target: Target) -> Iterator[str]:
+    cards = len(allocation(host.facts))
+    if target.plan is None or target.plan.topology.device != "cuda":
         yield "gloo"
-    if aim.cuda and cards > 1:
+    if target.cuda and cards > 1:
         yield "nccl"
-    elif aim.plan is not None and aim.cuda:
+    elif target.plan is not None and target.cuda:
         yield "gloo"  # what stands in for the cards that are not here
 
 
-def _tried(surroundings: Surroundings, aim: Aim, backend: str) -> Verdict:
-    program = (surroundings.facts.executable, "-P", "-m", "trainkit.doctor.all_reduce", backend, f"{SECONDS:g}")
-    done = surroundings.run(program, LIMIT - 1, environ=_environment(surroundings, aim))
+def _tried(host: Host, target: Target, backend: str) -> Finding:
+    program = (host.facts.executable, "-P", "-m", "trainkit.doctor.all_reduce", backend, f"{SECONDS:g}")
+    done = host.run(program, LIMIT - 1, environ=_environment(host, target))
     try:
         answer = json.loads(done.output)
     except ValueError:
         level: Level = "warning" if done.code is None else "problem"  # a slow disk may be all that is wrong
-        return Verdict(level, f"{backend}: the trial could not be made", (done.said,), _look(surroundings))
+        return Finding(
+            level,
+            f"{backend}: the trial could not be made",
+            (done.said,),
+            (f"{host.python} -c 'import torch.distributed'", "ip address show lo"),
+        )
     if answer["fine"]:
         return ok(f"2 processes reduced a tensor with {backend} in {answer['seconds']:.1f} s")
     what = f"2 processes on this machine cannot reduce a tensor with {backend}"
     evidence = (summary(answer), f"after {answer['seconds']:.1f} s of at most {SECONDS:g} s")
-    return Verdict("problem", what, evidence, (*_own_settings(surroundings, backend), *FIX[backend]))
+    return Finding("problem", what, evidence, (*_own_settings(host, backend), *FIX[backend]))
 
 
-def _own_settings(surroundings: Surroundings, backend: str) -> tuple[str, ...]:
+def _own_settings(host: Host, backend: str) -> tuple[str, ...]:
     """What the environment says to the backend may be what is wrong."""
-    names = sorted(name for name in surroundings.environ if name.startswith(f"{backend.upper()}_"))
+    names = sorted(name for name in host.environ if name.startswith(f"{backend.upper()}_"))
     return (f"unset {' '.join(names)}",) if names else ()
 
 
-def _look(surroundings: Surroundings) -> tuple[str, ...]:
-    return (f"{surroundings.facts.executable} -c 'import torch.distributed'", "ip address show lo")
-
-
-def _environment(surroundings: Surroundings, aim: Aim) -> dict[str, str]:
+def _environment(host: Host, target: Target) -> dict[str, str]:
     """As a rank of trainkit's would have it: without what plans remove, with what the recipe sets."""
     kept = {
-        name: value
-        for name, value in surroundings.environ.items()
-        if not any(matching(name, pattern) for pattern in LEAKS)
+        name: value for name, value in host.environ.items() if not any(matching(name, pattern) for pattern in LEAKS)
     }
-    own = {name: str(value) for name, value in aim.recipe.env.items()} if aim.recipe else {}
-    if aim.plan:  # the same cards
-        own |= {name: str(value) for name, value in aim.plan.environment.set if name.startswith("CUDA_")}
+    own = {name: str(value) for name, value in target.recipe.env.items()} if target.recipe else {}
+    if target.plan:  # the same cards
+        own |= {name: str(value) for name, value in target.plan.environment.set if name.startswith("CUDA_")}
     return kept | own | {"OMP_NUM_THREADS": "1"}
+
+
+def _unneeded(target: Target) -> str:
+    several = target.ranks > 1 or (target.plan and target.plan.topology.nodes > 1)
+    return "" if several else "one process has no collectives"
+
+
+COLLECTIVES = Check("collectives", "collectives", LIMIT, run, _unneeded)

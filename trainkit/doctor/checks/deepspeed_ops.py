@@ -6,13 +6,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainkit.doctor.surroundings import Aim, Surroundings
-from trainkit.doctor.verdict import Level, Verdict, ok, skipped
+from trainkit.doctor.check import Check, Finding, Level, ok, requirement_level, skipped
+from trainkit.doctor.host import Host, Target
 
-TITLE = "DeepSpeed ops"
 LIMIT = 16.0
-FAST = False
-
 # The ops that trainkit's plans build, and what for.
 USES: Mapping[str, str] = {
     "async_io": "offload to NVMe",
@@ -26,38 +23,41 @@ FIX: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def needs(aim: Aim) -> str:
-    """Only some offloads compile ops."""
-    return "" if aim.anything or aim.ops else "the plan compiles none of DeepSpeed's ops"
-
-
-def run(surroundings: Surroundings, aim: Aim) -> list[Verdict]:
+def run(host: Host, target: Target) -> list[Finding]:
     """What DeepSpeed cannot build, each op for itself; what it can, together."""
-    version = surroundings.facts.packages.get("deepspeed")
+    version = host.facts.packages.get("deepspeed")
     if version is None:
         return [skipped("DeepSpeed is not installed")]
-    ops = aim.ops or ANYWHERE
-    level: Level = "warning" if aim.anything else "problem"
-    environ = dict(surroundings.environ)
-    if aim.plan is not None and not aim.cuda:
+    ops = target.ops or ANYWHERE
+    level = requirement_level(target)
+    environ = dict(host.environ)
+    if target.plan is not None and not target.cuda:
         environ["DS_ACCELERATOR"] = "cpu"  # as the plan sets it
-    program = (surroundings.facts.executable, "-P", "-m", "trainkit.doctor.ask_deepspeed", *ops)
-    done = surroundings.run(program, LIMIT - 1, environ=environ)
+    program = (host.facts.executable, "-P", "-m", "trainkit.doctor.ask_deepspeed", *ops)
+    done = host.run(program, LIMIT - 1, environ=environ)
     if not done.fine:
-        look = f"{surroundings.facts.executable} -c 'import deepspeed'"
-        return [Verdict(level, f"DeepSpeed {version} cannot be imported", (done.said,), (look,))]
+        look = f"{host.python} -c 'import deepspeed'"
+        return [Finding(level, f"DeepSpeed {version} cannot be imported", (done.said,), (look,))]
     return list(_judged(json.loads(done.output), version, level))
 
 
-def _judged(found: Mapping[str, Any], version: str, level: Level) -> Iterator[Verdict]:
+def _judged(found: Mapping[str, Any], version: str, level: Level) -> Iterator[Finding]:
     fine = [_named(op) for op, answer in found.items() if answer["compatible"]]
     if fine:
         yield ok(f"DeepSpeed {version} can build {', '.join(fine)}; compiled before the first run that needs it")
     for op, answer in found.items():
         if not answer["compatible"]:
             said = (answer["said"],) if answer["said"] else ()
-            yield Verdict(level, f"DeepSpeed {version} cannot build {_named(op)}", said, FIX.get(op, ("ds_report",)))
+            yield Finding(level, f"DeepSpeed {version} cannot build {_named(op)}", said, FIX.get(op, ("ds_report",)))
 
 
 def _named(op: str) -> str:
     return f"{op} ({USES[op]})" if op in USES else op
+
+
+def _unneeded(target: Target) -> str:
+    """Only some offloads compile ops."""
+    return "" if target.anything or target.ops else "the plan compiles none of DeepSpeed's ops"
+
+
+DEEPSPEED_OPS = Check("deepspeed-ops", "DeepSpeed ops", LIMIT, run, _unneeded)

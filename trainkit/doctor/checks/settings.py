@@ -8,14 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trainkit.doctor.surroundings import Aim, Surroundings
-from trainkit.doctor.verdict import Level, Verdict, ok
+from trainkit.doctor.check import Check, Finding, Level, ok
+from trainkit.doctor.host import Host, Target
 from trainkit.planner.env import LEAKS
 from trainkit.recipe.layers.secrets import is_secret_name
-
-TITLE = "stale settings"
-LIMIT = 3.0
-FAST = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +60,9 @@ STRAYS: tuple[Stray, ...] = (
 OWN = frozenset({"CUDA_VISIBLE_DEVICES"})
 
 
-def needs(aim: Aim) -> str:
-    """They reach every run."""
-    return ""
-
-
-def run(surroundings: Surroundings, aim: Aim) -> list[Verdict]:
+def run(host: Host, target: Target) -> list[Finding]:
     """What the plan keeps out (named, harmless here), what it lets through, and files that launchers read unasked."""
-    found = [*_leaks(surroundings, aim), *_strays(surroundings, aim), *_files(surroundings, aim)]
+    found = [*_leaks(host, target), *_strays(host, target), *_files(host, target)]
     return found or [ok("nothing in the environment or the home folder changes a launch")]
 
 
@@ -85,60 +76,62 @@ def _shown(name: str, value: str) -> str:
     return f"{name}={'***' if hidden else shlex.quote(value if len(value) <= 60 else value[:57] + '...')}"
 
 
-def _leaks(surroundings: Surroundings, aim: Aim) -> Iterator[Verdict]:
+def _leaks(host: Host, target: Target) -> Iterator[Finding]:
     """Variables that no plan hands on, unless the recipe sets or takes them itself."""
-    taken = set(aim.recipe.env) | set(aim.recipe.env_from) if aim.recipe else set()
+    taken = set(target.recipe.env) | set(target.recipe.env_from) if target.recipe else set()
     for pattern, effect in LEAKS.items():
-        names = [name for name in sorted(surroundings.environ) if matching(name, pattern) and name not in taken]
+        names = [name for name in sorted(host.environ) if matching(name, pattern) and name not in taken]
         if names:
             what = f"{', '.join(names)}: {effect}; trainkit does not hand {'it' if len(names) == 1 else 'them'} on"
-            evidence = tuple(_shown(name, surroundings.environ[name]) for name in names)
-            yield Verdict("note", what, evidence, (f"unset {' '.join(names)}      # for launches by hand",))
+            evidence = tuple(_shown(name, host.environ[name]) for name in names)
+            yield Finding("note", what, evidence, (f"unset {' '.join(names)}      # for launches by hand",))
 
 
-def _strays(surroundings: Surroundings, aim: Aim) -> Iterator[Verdict]:
-    """One verdict for each row that fits; variables that the plan sets or takes by the recipe's wish are no strays."""
-    decided = {name for name, _ in aim.plan.environment.set} | set(aim.plan.environment.take) if aim.plan else set()
+def _strays(host: Host, target: Target) -> Iterator[Finding]:
+    """One finding for each row that fits; variables that the plan sets or takes by the recipe's wish are no strays."""
+    decided = (
+        {name for name, _ in target.plan.environment.set} | set(target.plan.environment.take) if target.plan else set()
+    )
     met: dict[Stray, list[str]] = {}
-    for name, value in sorted(surroundings.environ.items()):
+    for name, value in sorted(host.environ.items()):
         row = next((row for row in STRAYS if matching(name, row.pattern)), None)
         if row and value not in row.harmless and name not in decided - OWN and not _kept_out(name):
             met.setdefault(row, []).append(name)
     for row, names in met.items():
-        if _concerns(row, aim):
-            evidence = tuple(_shown(name, surroundings.environ[name]) for name in names)
+        if _concerns(row, target):
+            evidence = tuple(_shown(name, host.environ[name]) for name in names)
             keep = f"      # or, if wanted, in the recipe: env_from: [{', '.join(names)}]"
             fix = f"unset {' '.join(names)}{keep if row.level == 'warning' else ''}"
-            yield Verdict(row.level, f"{', '.join(names)}: {row.effect}", evidence, (fix,))
+            yield Finding(row.level, f"{', '.join(names)}: {row.effect}", evidence, (fix,))
 
 
 def _kept_out(name: str) -> bool:
     return any(matching(name, pattern) for pattern in LEAKS)
 
 
-def _concerns(row: Stray, aim: Aim) -> bool:
-    return row.on == "any" or (row.on == "cuda" and aim.cuda) or (row.on == "several" and aim.ranks > 1)
+def _concerns(row: Stray, target: Target) -> bool:
+    return row.on == "any" or (row.on == "cuda" and target.cuda) or (row.on == "several" and target.ranks > 1)
 
 
-def _files(surroundings: Surroundings, aim: Aim) -> Iterator[Verdict]:
-    for path in accelerate_configs(surroundings):
+def _files(host: Host, target: Target) -> Iterator[Finding]:
+    for path in accelerate_configs(host):
         what = "`accelerate launch` by hand reads this file unasked; trainkit always names its own"
-        yield Verdict("note", what, (str(path),), (_aside(path),))
-    name = surroundings.environ.get("DS_ENV_FILE", ".deepspeed_env")
-    for path in dict.fromkeys((surroundings.home / name, surroundings.folder / name)):
+        yield Finding("note", what, (str(path),), (_aside(path),))
+    name = host.environ.get("DS_ENV_FILE", ".deepspeed_env")
+    for path in dict.fromkeys((host.home / name, host.folder / name)):
         if path.is_file():
             what = "`deepspeed` by hand exports what it holds to other nodes; trainkit's plans do not read it"
-            yield Verdict("note", what, (str(path),), (_aside(path),))
-    for path in (surroundings.home / ".nccl.conf", surroundings.under("/etc/nccl.conf")):
-        if aim.cuda and path.is_file():
+            yield Finding("note", what, (str(path),), (_aside(path),))
+    for path in (host.home / ".nccl.conf", host.under("/etc/nccl.conf")):
+        if target.cuda and path.is_file():
             what = "NCCL reads it in every rank, and trainkit cannot keep it out"
-            yield Verdict("warning", what, (str(path),), (f"cat {shlex.quote(str(path))}      # still wanted?",))
+            yield Finding("warning", what, (str(path),), (f"cat {shlex.quote(str(path))}      # still wanted?",))
 
 
-def accelerate_configs(surroundings: Surroundings) -> list[Path]:
+def accelerate_configs(host: Host) -> list[Path]:
     """The files that accelerate takes as its default (accelerate, commands/config/config_args.py)."""
-    environ = surroundings.environ
-    cache = Path(environ.get("XDG_CACHE_HOME") or surroundings.home / ".cache")
+    environ = host.environ
+    cache = Path(environ.get("XDG_CACHE_HOME") or host.home / ".cache")
     folder = Path(environ.get("HF_HOME") or cache / "huggingface") / "accelerate"
     return [path for name in ("default_config.yaml", "default_config.json") if (path := folder / name).is_file()]
 
@@ -146,3 +139,6 @@ def accelerate_configs(surroundings: Surroundings) -> list[Path]:
 def _aside(path: Path) -> str:
     quoted = shlex.quote(str(path))
     return f"mv {quoted} {quoted}.off      # if it is not wanted"
+
+
+STALE_SETTINGS = Check("settings", "stale settings", 3.0, run, fast=True)

@@ -1,9 +1,12 @@
-"""Where the checks look: environment, files, processes and limits as one frozen value, so that a test can give it."""
+"""What checks look at, as values that a test can make up: the host, and what is to run on it."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +17,8 @@ from trainkit.doctor.commands import Done
 from trainkit.machine.facts import Facts
 from trainkit.plan.model import Plan
 from trainkit.recipe.schema import Recipe
+
+RLIMITS = {"open files": "RLIMIT_NOFILE", "processes": "RLIMIT_NPROC", "locked memory": "RLIMIT_MEMLOCK"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +36,17 @@ class Run(Protocol):
     def __call__(
         self, argv: tuple[str, ...], limit: float, *, environ: Mapping[str, str] | None = None, text: str = ""
     ) -> Done:
-        """environ: the command's whole environment, the surroundings' own by default. text: its standard input."""
+        """environ: the command's whole environment, by default that of the host. text: its standard input."""
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class Host:
     """Everything that a check may look at.
 
     root: where /proc, /sys, /dev, /usr and the like are looked for. folder: the working folder.
     packages: folders of Python packages, as sys.path has them. headers: folder of the interpreter's C headers.
-    space: of the file system of a path; raises OSError. ceilings: soft and hard limit of this process by name
-    (``open files``, ``processes``, ``locked memory``); -1 is none.
+    space: of the file system of a path; raises OSError. limits: soft and hard limit of this process by the names of
+    RLIMITS; -1 is none.
     """
 
     facts: Facts
@@ -50,7 +55,7 @@ class Surroundings:
     folder: Path
     packages: tuple[str, ...]
     headers: Path
-    ceilings: Mapping[str, tuple[int, int]]
+    limits: Mapping[str, tuple[int, int]]
     run: Run
     space: Callable[[Path], Space]
 
@@ -75,10 +80,46 @@ class Surroundings:
         """The user's home folder."""
         return Path(self.environ.get("HOME") or "~").expanduser()
 
+    @property
+    def python(self) -> str:
+        """The interpreter, as a word of a command to paste."""
+        return shlex.quote(self.facts.executable)
+
+    @property
+    def pip(self) -> str:
+        """How this interpreter's pip is called, for commands to paste."""
+        return f"{self.python} -m pip"
+
+
+def this_host(facts: Facts, run: Run, folder: Path, environ: Mapping[str, str]) -> Host:
+    """The host that this process sees. folder: the working folder. environ: of what the checks start."""
+    import resource
+
+    wanted = {name: getattr(resource, constant, None) for name, constant in RLIMITS.items()}
+    return Host(
+        facts=facts,
+        environ=environ,
+        root=Path("/"),
+        folder=folder,
+        # The ranks start with -P: what `python -m` or a script puts first is not theirs.
+        packages=tuple(folder or "." for folder in sys.path[0 if sys.flags.safe_path else 1 :]),
+        headers=Path(sysconfig.get_path("include")),
+        limits={name: resource.getrlimit(constant) for name, constant in wanted.items() if constant is not None},
+        run=run,
+        space=space,
+    )
+
+
+def space(path: Path) -> Space:
+    """As statvfs tells it."""
+    found = os.statvfs(path)
+    files = found.f_favail if found.f_files else None
+    return Space(found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail, files)
+
 
 @dataclass(frozen=True)
-class Aim:
-    """What this machine is to be fit for: the plan of a recipe, or without one anything. node_rank: its number."""
+class Target:
+    """What the host is to run: the plan of a recipe, or without one anything. node_rank: the host's number."""
 
     plan: Plan | None = None
     recipe: Recipe | None = None
@@ -86,7 +127,7 @@ class Aim:
 
     @property
     def anything(self) -> bool:
-        """Whether no recipe narrows it down."""
+        """Whether there is no recipe."""
         return self.plan is None
 
     @property

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainkit.doctor.surroundings import Surroundings
+from trainkit.doctor.host import Host
 from trainkit.machine.versions import release
 
 # Where packages, runfile and distributions put toolkits (CUDA Installation Guide for Linux; Debian and Arch packages).
@@ -71,10 +71,10 @@ def has_headers(folder: Path) -> bool:
     return any((folder / name / "cuda_runtime.h").is_file() for name in ("include", "targets/x86_64-linux/include"))
 
 
-def find_toolkits(surroundings: Surroundings) -> tuple[Toolkit, ...]:
+def find_toolkits(host: Host) -> tuple[Toolkit, ...]:
     """Every toolkit in the usual places, on PATH and in CUDA_HOME, oldest first, each once whatever its names."""
     names: dict[Path, list[Path]] = {}
-    for folder in _candidates(surroundings):
+    for folder in _candidates(host):
         compiler = folder / "bin" / "nvcc"
         if (
             compiler.is_file()
@@ -82,38 +82,38 @@ def find_toolkits(surroundings: Surroundings) -> tuple[Toolkit, ...]:
             and folder not in names.setdefault(compiler.resolve(), [])
         ):
             names[compiler.resolve()].append(folder)
-    found = [_toolkit(surroundings, compiler, folders) for compiler, folders in names.items()]
+    found = [_toolkit(host, compiler, folders) for compiler, folders in names.items()]
     return tuple(sorted(found, key=lambda toolkit: (release(toolkit.version), str(toolkit.root))))
 
 
-def _candidates(surroundings: Surroundings) -> Iterator[Path]:
+def _candidates(host: Host) -> Iterator[Path]:
     for pattern in PLACES:
-        yield from sorted(surroundings.root.glob(pattern))
+        yield from sorted(host.root.glob(pattern))
     for name in ("CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX"):
-        if value := surroundings.environ.get(name):
+        if value := host.environ.get(name):
             yield Path(value)
-    for compiler in surroundings.every("nvcc"):
+    for compiler in host.every("nvcc"):
         yield compiler.parent.parent
 
 
-def _toolkit(surroundings: Surroundings, compiler: Path, folders: list[Path]) -> Toolkit:
+def _toolkit(host: Host, compiler: Path, folders: list[Path]) -> Toolkit:
     """Its own folder comes first among the names: links to it may be changed to another."""
     home = compiler.parent.parent
     root = home if home in folders or (home / "bin" / "nvcc").exists() else folders[0]
-    done = surroundings.run((str(root / "bin" / "nvcc"), "--version"), ASK_SECONDS)
+    done = host.run((str(root / "bin" / "nvcc"), "--version"), ASK_SECONDS)
     match = _RELEASE.search(done.output)
     version = match[1] if match else ""
     return Toolkit(root, version, "" if match else done.said, tuple(folder for folder in folders if folder != root))
 
 
-def picks(surroundings: Surroundings, toolkits: tuple[Toolkit, ...]) -> tuple[Pick, ...]:
+def picks(host: Host, toolkits: tuple[Toolkit, ...]) -> tuple[Pick, ...]:
     """What PATH, CUDA_HOME, CUDA_PATH and LD_LIBRARY_PATH each lead to; what is not set is left out."""
     found = []
-    if compiler := surroundings.which("nvcc"):
+    if compiler := host.which("nvcc"):
         found.append(_pick("PATH", compiler.parent.parent, toolkits, str(compiler)))
-    named = ((name, surroundings.environ.get(name, "")) for name in ("CUDA_HOME", "CUDA_PATH"))
+    named = ((name, host.environ.get(name, "")) for name in ("CUDA_HOME", "CUDA_PATH"))
     found += [_pick(name, Path(value), toolkits, value) for name, value in named if value]
-    library = next(_runtimes(surroundings), None)
+    library = next(_runtimes(host), None)
     if library is not None:
         match = _RUNTIME.search(library.resolve().name) or _RUNTIME.search(library.name)
         version = ".".join(match[1].split(".")[:2]) if match else ""
@@ -122,14 +122,14 @@ def picks(surroundings: Surroundings, toolkits: tuple[Toolkit, ...]) -> tuple[Pi
     return tuple(found)
 
 
-def torch_pick(surroundings: Surroundings, toolkits: tuple[Toolkit, ...]) -> Pick | None:
+def torch_pick(host: Host, toolkits: tuple[Toolkit, ...]) -> Pick | None:
     """The toolkit that torch builds extensions with, in its order (torch/utils/cpp_extension.py, _find_cuda_home)."""
     for name in ("CUDA_HOME", "CUDA_PATH"):
-        if value := surroundings.environ.get(name):
+        if value := host.environ.get(name):
             return _pick(name, Path(value), toolkits, value)
-    if compiler := surroundings.which("nvcc"):
+    if compiler := host.which("nvcc"):
         return _pick("PATH", compiler.parent.parent, toolkits, str(compiler))
-    usual = surroundings.under("/usr/local/cuda")
+    usual = host.under("/usr/local/cuda")
     return _pick("nothing set, so torch", usual, toolkits, str(usual)) if usual.exists() else None
 
 
@@ -139,8 +139,8 @@ def _pick(by: str, folder: Path, toolkits: tuple[Toolkit, ...], value: str) -> P
     return Pick(by, value, folder, toolkit, toolkit.version if toolkit else "")
 
 
-def _runtimes(surroundings: Surroundings) -> Iterator[Path]:
-    for folder in surroundings.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep):
+def _runtimes(host: Host) -> Iterator[Path]:
+    for folder in host.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep):
         if folder:
             yield from sorted(Path(folder).glob("libcudart.so.*"), key=lambda path: -len(path.name))[:1]
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping
-from importlib.metadata import Distribution
+from typing import TYPE_CHECKING
 
+from trainkit.doctor.check import Check, Finding, ok, skipped, without_cuda
+from trainkit.doctor.host import Host, Target
 from trainkit.doctor.installed import installed
-from trainkit.doctor.surroundings import Aim, Surroundings
-from trainkit.doctor.verdict import Verdict, ok, skipped
 
-TITLE = "CUDA libraries"
-LIMIT = 6.0
-FAST = False
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 # `nvidia-cublas-cu12`, `cupy-cuda12x`, `jax-cuda12-plugin`; since CUDA 13 NVIDIA's own wheels carry no suffix.
 _SUFFIX = re.compile(r"-cu(?:da)?(\d\d)(?:\d*x?)?(?:-|$)")
@@ -25,14 +23,9 @@ _TOOLKIT = frozenset(
 )  # fmt: skip
 
 
-def needs(aim: Aim) -> str:
-    """Libraries that are not loaded do no harm."""
-    return "" if aim.cuda else "the plan uses no CUDA card"
-
-
-def run(surroundings: Surroundings, aim: Aim) -> list[Verdict]:
+def run(host: Host, target: Target) -> list[Finding]:
     """Two majors side by side, and files that both bring."""
-    found = installed(surroundings.packages)
+    found = installed(host.packages)
     majors: dict[int, list[str]] = {}
     for name, distribution in found.items():
         if (major := cuda_major(name, distribution.version)) is not None:
@@ -42,7 +35,7 @@ def run(surroundings: Surroundings, aim: Aim) -> list[Verdict]:
     if len(majors) == 1:
         ((major, names),) = majors.items()
         return [ok(f"all {len(names)} packages are for CUDA {major}")]
-    return list(_mixed(majors, found, f"{shlex.quote(surroundings.facts.executable)} -m pip"))
+    return list(_mixed(majors, found, host.pip))
 
 
 def cuda_major(name: str, version: str) -> int | None:
@@ -55,7 +48,7 @@ def cuda_major(name: str, version: str) -> int | None:
     return None
 
 
-def _mixed(majors: Mapping[int, list[str]], found: Mapping[str, Distribution], pip: str) -> Iterator[Verdict]:
+def _mixed(majors: Mapping[int, list[str]], found: Mapping[str, Distribution], pip: str) -> Iterator[Finding]:
     listed = tuple(f"CUDA {major}: {_named(names, found)}" for major, names in sorted(majors.items()))
     kept = max(majors, key=lambda major: (len(majors[major]), major))
     odd = sorted(name for major, names in majors.items() if major != kept for name in names)
@@ -64,9 +57,9 @@ def _mixed(majors: Mapping[int, list[str]], found: Mapping[str, Distribution], p
     if shared:
         again = f"{pip} install --force-reinstall --no-deps {' '.join(sorted(majors[kept]))}"
         what = "packages of two CUDA versions have written the same files; what is loaded depends on their order"
-        yield Verdict("problem", what, listed + shared[:3], (fix, again))
+        yield Finding("problem", what, listed + shared[:3], (fix, again))
     else:
-        yield Verdict("warning", "two CUDA runtimes in one environment", listed, (fix,))
+        yield Finding("warning", "two CUDA runtimes in one environment", listed, (fix,))
 
 
 def _named(names: list[str], found: Mapping[str, Distribution]) -> str:
@@ -89,3 +82,6 @@ def _shared_files(majors: Mapping[int, list[str]], found: Mapping[str, Distribut
                 if ".so" in path.name and owner.setdefault(text, major) != major:
                     shared.append(text)
     return tuple(sorted(set(shared)))
+
+
+CUDA_LIBRARIES = Check("cuda-libraries", "CUDA libraries", 6.0, run, without_cuda)

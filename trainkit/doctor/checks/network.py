@@ -1,0 +1,170 @@
+"""Ports that ranks connect through, and the names that they look up: of this machine, of localhost and of node 0."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import json
+import socket
+from collections.abc import Iterator
+
+from trainkit.doctor.check import Check, Finding, Level, ok
+from trainkit.doctor.host import Host, Target
+from trainkit.errors import MachineError
+from trainkit.runner.ports import free_port
+
+RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
+FEW, FEWEST = 1000, 50  # ranks of one machine connect to each other pairwise, for every process group anew
+NAMES_LIMIT = 6.0
+SLOW = 2.0
+# A name service that hangs can hold a process for minutes: it is asked by one that can be killed.
+ASK = """
+import json, socket, sys
+found = {}
+for name in sys.argv[1:]:
+    try:
+        found[name] = sorted({entry[4][0] for entry in socket.getaddrinfo(name, None)})
+    except OSError as error:
+        found[name] = str(error.strerror or error)
+print(json.dumps(found))
+"""
+
+
+def ports(host: Host, target: Target) -> list[Finding]:
+    """What is taken or scarce, else which port would be used."""
+    found = [*_rendezvous(host, target), *_range(host)]
+    if any(finding.level == "problem" for finding in found):
+        return found
+    try:
+        fine = ok(f"port {free_port()} is one that is free")
+    except MachineError as error:
+        fine = Finding("problem", str(error), (), ("ss -ltnp      # who listens",))
+    return [*found, fine]
+
+
+def _rendezvous(host: Host, target: Target) -> Iterator[Finding]:
+    """The recipe's own port, where node 0 is this machine."""
+    if target.plan is None or target.plan.rendezvous == "auto" or target.node_rank != 0:
+        return
+    node, _, text = target.plan.rendezvous.rpartition(":")
+    port = int(text)
+    if is_here(node.strip("[]"), host.facts.hostname) and (why := taken(port)):
+        look = (
+            f"ss -ltnp 'sport = :{port}'      # who listens there",
+            f"trainkit run RECIPE nodes.rendezvous={node}:PORT",
+        )
+        yield Finding(
+            "problem", f"port {port} of nodes.rendezvous cannot be used: {why}", (target.plan.rendezvous,), look
+        )
+    first, last = _bounds(host)
+    if first <= port <= last:
+        what = "an outgoing connection may be given the rendezvous port before it is used"
+        evidence = (f"nodes.rendezvous {target.plan.rendezvous}", f"{host.under(RANGE)}: {first} to {last}")
+        lower = f"trainkit run RECIPE nodes.rendezvous={node}:{max(first - 1000, 1024)}"
+        yield Finding("note", what, evidence, (lower,))
+
+
+def is_here(node: str, own_name: str) -> bool:
+    """Whether a host is this machine, as far as can be told without asking a name service."""
+    if node in ("localhost", own_name):
+        return True
+    try:
+        address = ipaddress.ip_address(node)
+    except ValueError:
+        return False
+    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((node, 0))
+    except OSError:
+        return False
+    return True
+
+
+def taken(port: int) -> str:
+    """Why a port cannot be listened on; empty where it can."""
+    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104  only looked at
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a finished run's leftover does no harm
+                probe.bind((address, port))
+        except OSError as error:
+            if family == socket.AF_INET or error.errno == errno.EADDRINUSE:  # other errors mean: no IPv6 here
+                return (error.strerror or str(error)).lower()
+    return ""
+
+
+def _bounds(host: Host) -> tuple[int, int]:
+    """The range from which outgoing connections are numbered; Linux's default where it cannot be read."""
+    try:
+        first, last = host.under(RANGE).read_text().split()
+        return int(first), int(last)
+    except (OSError, ValueError):
+        return 32768, 60999
+
+
+def _range(host: Host) -> Iterator[Finding]:
+    first, last = _bounds(host)
+    if last - first < FEW:
+        fix = ('sudo sysctl -w net.ipv4.ip_local_port_range="32768 60999"',)
+        evidence = (f"{host.under(RANGE)}: {first} to {last}",)
+        level: Level = "problem" if last - first < FEWEST else "warning"
+        yield Finding(level, f"only {max(last - first + 1, 0)} ports for outgoing connections", evidence, fix)
+
+
+def host_names(host: Host, target: Target) -> list[Finding]:
+    """Each name that does not resolve, and a loopback that does not answer."""
+    found = [*_names(host, target), *_loopback()]
+    return found or [ok("this machine's name and localhost resolve, the loopback interface answers")]
+
+
+def _names(host: Host, target: Target) -> Iterator[Finding]:
+    own = host.facts.hostname
+    wanted = [name for name in dict.fromkeys((own, "localhost", _node_0(target))) if name]
+    done = host.run((host.facts.executable, "-c", ASK, *wanted), NAMES_LIMIT - 1)
+    if not done.fine:
+        what = f"the name service does not answer for {' and '.join(wanted)}"
+        yield Finding("problem", what, (done.said,), ('getent hosts "$(hostname)"      # should answer at once',))
+        return
+    for name, answer in json.loads(done.output).items():
+        if isinstance(answer, str):
+            yield _unresolved(name, answer, name in (own, "localhost"))
+
+
+def _unresolved(name: str, why: str, local: bool) -> Finding:
+    """gloo listens on the address of the machine's own name (torch.distributed, ProcessGroupGloo)."""
+    if local:
+        fix = f"echo '127.0.0.1 {name}' | sudo tee -a /etc/hosts"
+        return Finding("problem", f"the name {name} does not resolve; gloo looks itself up by it", (why,), (fix,))
+    fix = f"getent hosts {name}      # then set nodes.rendezvous to an address, or add it to /etc/hosts"
+    return Finding("problem", f"node 0 is called {name}, and that does not resolve here", (why,), (fix,))
+
+
+def _node_0(target: Target) -> str:
+    if target.plan is None or target.plan.rendezvous == "auto":
+        return ""
+    return target.plan.rendezvous.rpartition(":")[0].strip("[]")
+
+
+def _loopback() -> Iterator[Finding]:
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=SLOW).close()
+    except OSError as error:
+        evidence = (f"127.0.0.1: {error.strerror or error}",)
+        yield Finding("problem", "the loopback interface does not answer", evidence, ("sudo ip link set lo up",))
+
+
+def _meets_no_rank(target: Target) -> str:
+    plan = target.plan
+    alone = plan is not None and plan.topology.world_size == 1 and plan.rendezvous == "auto"
+    return "one process needs no rendezvous" if alone else ""
+
+
+def _looks_up_no_name(target: Target) -> str:
+    alone = target.plan is not None and target.plan.topology.world_size == 1
+    return "one process looks up no name" if alone else ""
+
+
+PORTS = Check("ports", "ports", 3.0, ports, _meets_no_rank, fast=True)
+HOST_NAMES = Check("host-names", "host names", NAMES_LIMIT, host_names, _looks_up_no_name)
