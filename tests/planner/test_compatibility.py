@@ -7,19 +7,18 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from trainkit.errors import RecipeError
-from trainkit.frameworks.registry import LAUNCHERS as LAUNCHER_MODULES
+from trainkit.frameworks.registry import LAUNCHERS
 from trainkit.machine.facts import Facts
 from trainkit.machine.versions import at_least
 from trainkit.planner.build import build_plan
-from trainkit.planner.requirements import REQUIREMENTS
+from trainkit.planner.requirements import REQUIREMENTS, of_launcher
 from trainkit.planner.rules.compatibility import (
     DEVICES,
-    LAUNCHERS,
     REFUSALS,
     STRATEGIES,
     Amount,
@@ -28,6 +27,7 @@ from trainkit.planner.rules.compatibility import (
     table_rows,
 )
 from trainkit.recipe.resolved import Resolved
+from trainkit.recipe.schema import Launcher
 
 ROOT = Path(__file__).resolve().parents[2]
 Layered = Callable[..., Resolved]
@@ -37,7 +37,7 @@ AMOUNTS: tuple[Amount, ...] = ("one", "several")
 
 def test_every_row_of_the_table_speaks_of_fields_and_values_that_exist() -> None:
     known = {field.name for field in fields(Combination)}
-    for refusal in REFUSALS:
+    for refusal in (*REFUSALS, *(each for launcher in LAUNCHERS.values() for each in launcher.UNSUPPORTED)):
         assert set(refusal.when) <= known
         assert set(refusal.when.get("strategy", ())) <= set(STRATEGIES)
         assert set(refusal.when.get("launcher", ())) <= set(LAUNCHERS)
@@ -46,8 +46,8 @@ def test_every_row_of_the_table_speaks_of_fields_and_values_that_exist() -> None
         assert refusal.instead
 
 
-def test_every_launcher_of_the_table_has_a_module() -> None:
-    assert set(LAUNCHERS) == set(LAUNCHER_MODULES)
+def test_every_launcher_can_be_chosen_in_a_recipe() -> None:
+    assert get_args(Launcher.model_fields["kind"].annotation) == ("auto", *LAUNCHERS)
 
 
 def test_every_strategy_can_run_on_cpu_and_cuda_under_some_launcher_with_one_and_with_several_processes() -> None:
@@ -261,7 +261,8 @@ def test_the_trainer_wants_a_newer_deepspeed_than_programs_that_choose_theirs(
 
 def test_what_an_extra_installs_is_new_enough_for_every_choice_that_names_it() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    wanted = [each for each in REQUIREMENTS if not each.install]
+    rows = (*REQUIREMENTS, *(each for name in LAUNCHERS for each in of_launcher(name)))
+    wanted = [each for each in rows if not each.install]
     assert len(wanted) > 10
     for each in wanted:
         (brought,) = (

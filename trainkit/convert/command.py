@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import shlex
 from collections.abc import Sequence
 from typing import get_args
 
 from trainkit.convert.command_environment import read_variables, take_variables
-from trainkit.convert.launcher_commands import LAUNCHERS, Start, command_name
-from trainkit.convert.launcher_flags import PYTHON
 from trainkit.errors import UsageError
 from trainkit.frameworks.base.argv_reader import as_arguments, script_flags, without_secrets
 from trainkit.frameworks.base.detection import FLAG, DetectedKind, program_kind
 from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, argv_origin, read_flag
+from trainkit.frameworks.base.launcher import LauncherCommand
 from trainkit.frameworks.hf_trainer.argument_file import flags_in_file
 from trainkit.frameworks.hf_trainer.importer import read_program
+from trainkit.frameworks.registry import LAUNCHERS, launcher_of
 from trainkit.recipe.layers.secrets import mask_words
 from trainkit.recipe.schema import Program
 
-_PYTHON = re.compile(r"python(\d+(\.\d+)*)?(\.exe)?")
 KINDS = tuple(get_args(Program.model_fields["kind"].annotation))
 _DATA_PARALLEL = (
     "Trainer in one process that sees several cards wraps the model in nn.DataParallel and multiplies the batch; "
@@ -33,71 +33,37 @@ def read_command(draft: Draft, context: ImportContext, words: Sequence[str], kin
     draft.title = f"{draft.title}: {shown}" if draft.title else shown
     variables, rest = take_variables(draft, words, starts)
     read_variables(draft, variables)
-    start = _start(draft, context, rest)
+    command = _launched(draft, context, rest)
     if draft.problems:
         return
-    if not start.words:
+    if not command.argv:
         raise UsageError("the command names no program", hint="add the script: trainkit import torchrun … train.py")
-    draft.replicas = start.launcher != "python" and _several(draft, start)
-    _program(draft, context, start, kind)
-    _spread(draft, start)
+    draft.replicas = command.launcher != "python" and _several(draft, command)
+    _program(draft, context, command, kind)
+    _spread(draft, command)
 
 
 def starts(word: str) -> bool:
     """Whether a word begins a command that can be read."""
-    name = command_name(word)
-    return bool(_PYTHON.fullmatch(name)) or name in LAUNCHERS or name.endswith(".py")
+    return launcher_of(posixpath.basename(word)) is not None
 
 
-def _start(draft: Draft, context: ImportContext, words: Sequence[str]) -> Start:
-    name = command_name(words[0]) if words else ""
-    if _PYTHON.fullmatch(name):
-        return _python(draft, context, words[1:])
-    if name not in LAUNCHERS:
-        if name.endswith(".py"):
-            return Start("python", list(words))
-        known = "python, torchrun, accelerate launch, deepspeed"
-        hint = f"name a .json or .yaml file, or a command that begins with one of: {known}"
+def _launched(draft: Draft, context: ImportContext, words: Sequence[str]) -> LauncherCommand:
+    name = posixpath.basename(words[0]) if words else ""
+    launcher = launcher_of(name)
+    if launcher is None:
+        hint = f"name a .json or .yaml file, or a command that begins with one of: {', '.join(LAUNCHERS)}"
         raise UsageError(f"{name or 'an empty word'} is neither a file nor a launcher", hint=hint)
-    return _launched(draft, context, name, words[1:])
+    return LAUNCHERS[launcher].read(draft, context, words)
 
 
-def _launched(draft: Draft, context: ImportContext, name: str, words: Sequence[str]) -> Start:
-    launcher, read = LAUNCHERS[name]
-    if name == "accelerate" and words[:1] != ["launch"]:
-        raise UsageError("accelerate starts programs with `accelerate launch`", hint="add launch behind accelerate")
-    start = Start(launcher)
-    words = words[1:] if name == "accelerate" else words
-    read(draft, context, start, words)
-    return start
-
-
-def _python(draft: Draft, context: ImportContext, words: Sequence[str]) -> Start:
-    """Python's own flags, up to a script or `-m module`, which may be a launcher's."""
-    rest = list(words)
-    while rest and rest[0].startswith("-"):
-        word = rest.pop(0)
-        if word == "-m" and rest:
-            name = rest.pop(0)
-            if name in LAUNCHERS:
-                return _launched(draft, context, name, rest)
-            return Start("python", [name, *rest], module=True)
-        if word[1:2] in PYTHON.values:
-            word = f"{word} {rest.pop(0)}" if len(word) == 2 and rest else word
-        elif not set(word[1:]) <= PYTHON.switches:
-            draft.fail(f"python {word} starts no script", argv_origin(word), "name the script, or -m module")
-            return Start("python")
-        draft.remark(f"python {word} is not taken over: ranks start without it.")
-    return Start("python", rest)
-
-
-def _program(draft: Draft, context: ImportContext, start: Start, kind: str | None) -> None:
-    read_target(draft, context, start.words, kind, module=start.module)
-    if start.local_rank and draft.get("program.kind") != "hf":
+def _program(draft: Draft, context: ImportContext, command: LauncherCommand, kind: str | None) -> None:
+    read_target(draft, context, command.argv, kind, module=command.module)
+    if command.local_rank and draft.get("program.kind") != "hf":
         reason = "the command passes it; leave it out where the script reads LOCAL_RANK"
         draft.set("program.local_rank", True, argv_origin("torch.distributed.launch"), reason)
-    if not start.python and start.words[0].endswith(".py"):
-        draft.remark(f"{start.words[0]} was started without Python (--no_python), and trainkit starts it with Python.")
+    if not command.python and command.argv[0].endswith(".py"):
+        draft.remark(f"{command.argv[0]} was started without Python (--no_python), and trainkit starts it with Python.")
 
 
 def read_target(
@@ -108,7 +74,7 @@ def read_target(
     words = flags_in_file(draft, context, given[1:])
     given = (target, *words)
     origin = argv_origin(target)
-    if command_name(target) == "xla_spawn.py":
+    if posixpath.basename(target) == "xla_spawn.py":
         why = "it imports another script and starts that once for each chip, in processes of its own"
         hint = "import the script that it names: python SCRIPT …; strategy.kind: fsdp is over every chip"
         draft.fail("xla_spawn.py cannot be run by trainkit", origin, hint, why)
@@ -118,7 +84,7 @@ def read_target(
     if built.remark:
         draft.remark(built.remark)
     reason = f"a script on {_LIBRARY[built.kind]}, as {built.by} tells" if built.by else ""
-    draft.name = re.sub(r"\.py$", "", command_name(target))
+    draft.name = re.sub(r"\.py$", "", posixpath.basename(target))
     draft.set("program.kind", built.kind, origin, reason)
     draft.set("program.module" if module else "program.script", target, origin)
     reader = _READERS.get(draft.get("program.kind"))
@@ -147,30 +113,30 @@ _LIBRARY = {"hf": "transformers' Trainer", "accelerate": "Accelerator()", "deeps
 _READERS = {"hf": read_program, "deepspeed": _own_engine}
 
 
-def _several(draft: Draft, start: Start) -> bool:
-    return start.processes is None or start.processes > 1 or (draft.get("nodes.count") or 1) > 1
+def _several(draft: Draft, command: LauncherCommand) -> bool:
+    return command.processes is None or command.processes > 1 or (draft.get("nodes.count") or 1) > 1
 
 
-def _spread(draft: Draft, start: Start) -> None:
+def _spread(draft: Draft, command: LauncherCommand) -> None:
     """The strategy, where the program's words name none: a replica on each rank where there are several."""
     kind, cards, on_xla = draft.get("strategy.kind"), draft.get("devices.select"), draft.get("devices.type") == "xla"
     if on_xla and draft.get("launcher.kind") == "accelerate":
         draft.forget("launcher.kind")
-    if start.launcher == "accelerate" and start.processes is None and cards is None:
+    if command.launcher == "accelerate" and command.processes is None and cards is None:
         draft.set("devices.select", "all", argv_origin("accelerate launch"))
-    several = _several(draft, start)
-    origin = argv_origin(start.launcher)
-    if start.launcher == "python" and kind == "fsdp" and not on_xla:
+    several = _several(draft, command)
+    origin = argv_origin(command.launcher)
+    if command.launcher == "python" and kind == "fsdp" and not on_xla:
         draft.remark("Trainer refuses --fsdp in a process that python starts alone; trainkit starts one for each card.")
-    elif start.launcher == "python" and isinstance(cards, list) and len(cards) > 1:
+    elif command.launcher == "python" and isinstance(cards, list) and len(cards) > 1:
         if draft.get("program.kind") == "hf" and kind is None:
             draft.remark(_DATA_PARALLEL)
             draft.set("strategy.kind", "ddp", origin)
     elif kind is None and several:
         draft.set("strategy.kind", "ddp", origin)
-        if start.processes is None and cards is None:
+        if command.processes is None and cards is None:
             draft.set("devices.select", "all", origin)
     if draft.get("devices.type") == "cpu" and isinstance(draft.get("devices.select"), int):
         draft.settings.pop("devices.select")  # deepspeed --num_gpus counts ranks on a CPU too
-    if kind == "fsdp" and start.processes == 1 and start.launcher != "python":
+    if kind == "fsdp" and command.processes == 1 and command.launcher != "python":
         draft.set("nodes.processes_per_node", 1, origin)

@@ -2,9 +2,37 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from trainkit.frameworks.base.draft import argv_origin
+from trainkit.frameworks.base.launcher import LauncherCommand, no_files, unchanged
+from trainkit.frameworks.registry import LAUNCHERS, launcher_of
+from trainkit.plan.combination import Refusal
 from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
-from trainkit.plan.provenance import AddedVariable, SourcedFile, SourcedVariable, Token, variable
+from trainkit.plan.provenance import AddedVariable, SourcedVariable, Token, variable
+
+if TYPE_CHECKING:
+    from trainkit.frameworks.base.draft import Draft, ImportContext
+
+HELP = "starts one process"
+COMMAND = re.compile(r"python(\d+(\.\d+)*)?(\.exe)?|.*\.py")
+REQUIRES: Mapping[str, str] = {}
+UNSUPPORTED = (
+    Refusal({"ranks": ("several",)}, "launcher.kind", "`python` starts one process", "launcher.kind: torchrun"),
+    Refusal(
+        {"restarts": ("yes",)},
+        "launcher.max_restarts",
+        "this launcher never restarts ranks",
+        "launcher.kind: torchrun, or launcher.max_restarts: 0",
+    ),
+)
+files = no_files
+escape = unchanged
+# The interpreter's own flags of one letter, without a value and with one.
+SWITCHES, VALUES = frozenset("BEIOPRbdiqsSuvx"), frozenset("WX")
 
 ALONE = "one process is rank 0 of 1; a launcher would say so"
 # Programs whose libraries wrap the model in DDP as soon as there is a LOCAL_RANK (accelerate, state.py).
@@ -16,24 +44,9 @@ def argv(context: Context) -> tuple[Token, ...]:
     return ()
 
 
-def files(context: Context) -> tuple[SourcedFile, ...]:
-    """None."""
-    return ()
-
-
-def environment(context: Context) -> tuple[SourcedVariable, ...]:
-    """The rank environment that a launcher would set."""
-    return alone(context)
-
-
 def added(context: Context) -> tuple[AddedVariable, ...]:
     """None."""
     return ()
-
-
-def escape(word: str, context: Context) -> str:
-    """Words reach the program as they are."""
-    return word
 
 
 def local_rank(context: Context) -> str:
@@ -41,7 +54,28 @@ def local_rank(context: Context) -> str:
     return "0"
 
 
-def alone(context: Context) -> tuple[SourcedVariable, ...]:
+def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherCommand:
+    """Import Python's own flags, up to a script or `-m module`, which may be a launcher's."""
+    if argv[0].endswith(".py"):
+        return LauncherCommand("python", list(argv))
+    rest = list(argv[1:])
+    while rest and rest[0].startswith("-"):
+        flag = rest.pop(0)
+        if flag == "-m" and rest:
+            launcher = launcher_of(rest[0])
+            if launcher not in (None, "python"):
+                return LAUNCHERS[launcher].read(draft, context, rest)
+            return LauncherCommand("python", rest, module=True)
+        if flag[1:2] in VALUES:
+            flag = f"{flag} {rest.pop(0)}" if len(flag) == 2 and rest else flag
+        elif not set(flag[1:]) <= SWITCHES:
+            draft.fail(f"python {flag} starts no script", argv_origin(flag), "name the script, or -m module")
+            return LauncherCommand("python")
+        draft.remark(f"python {flag} is not taken over: ranks start without it.")
+    return LauncherCommand("python", rest)
+
+
+def environment(context: Context) -> tuple[SourcedVariable, ...]:
     """The rank environment of a single process; none where libraries would take it for a wish for DDP."""
     apart = context.recipe.strategy.kind == "single" or context.topology.device == "xla"
     if apart and context.recipe.program.kind in FORM_GROUPS:

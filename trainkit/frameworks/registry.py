@@ -24,3 +24,8 @@ PROGRAMS: Registry[Program] = Registry(
         "torch": f"{_HERE}.torch_script",
     }
 )
+
+
+def launcher_of(command: str) -> str | None:
+    """The launcher that a command, or a module behind `python -m`, is; None where it is none."""
+    return next((name for name, launcher in LAUNCHERS.items() if launcher.COMMAND.fullmatch(command)), None)

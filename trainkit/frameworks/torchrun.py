@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import math
+import posixpath
+import re
+from collections.abc import Callable, Mapping, Sequence
 from string import Template
+from typing import Any, TypeVar
 
+from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, argv_origin, read_flag
+from trainkit.frameworks.base.fields import UNSET, Settings, Unsupported
+from trainkit.frameworks.base.launcher import ALWAYS_A_GROUP, LauncherCommand, no_files
+from trainkit.frameworks.base.launcher_flags import (
+    LauncherFlag,
+    fixed,
+    flag_tokens,
+    parse_flags,
+    put_settings,
+    rule,
+    switches,
+    values,
+    whole_number,
+)
 from trainkit.machine.versions import has
 from trainkit.plan.context import Context
 from trainkit.plan.interpreter import OWN_INTERPRETER, module
 from trainkit.plan.model import Variable
-from trainkit.plan.provenance import AddedVariable, SourcedFile, SourcedVariable, Token, added_variable, token
+from trainkit.plan.provenance import AddedVariable, Source, SourcedVariable, Token, added_variable, token
 
 # The wrapper kills its program after the grace time, then writes the exit record; torchrun kills the wrapper later.
 RECORD_SECONDS = 5
@@ -17,34 +35,127 @@ OF_RANK = "torchrun tells each rank its place"
 ITS_OWN = "torchrun sets it for every rank"
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 END_OF_FLAGS = "ends the launcher's flags, so that no word of the program is read as one"
+OWN_FILES = "torchrun's own files stay in the run directory, not in /tmp"
+
+T = TypeVar("T")
+HELP = "is PyTorch's own"
+COMMAND = re.compile(r"torchrun|torch\.distributed\.(run|launch)")
+REQUIRES: Mapping[str, str] = {"torch": "2.6"}
+UNSUPPORTED = ALWAYS_A_GROUP
+files = no_files
+_LOCAL_RANK = re.compile(r"--local[-_]rank=\$\{local_rank\}")  # which torchrun fills in
+
+
+def _node_count(value: Any) -> Settings | Unsupported:
+    """A number, or the same number as least and most."""
+    least, _, most = str(value).partition(":")
+    if not least.isdecimal() or most not in ("", least):
+        return Unsupported("trainkit starts a fixed number of nodes", "write one number")
+    return {"nodes.count": int(least)} if int(least) > 1 else {}
+
+
+def _by_nodes(one: T, several: T) -> Callable[[Context], T]:
+    """A value, or its source, on one node and on several."""
+    return lambda context: one if context.topology.nodes == 1 else several
+
+
+def _endpoint(context: Context) -> tuple[str | Variable, ...]:
+    if context.topology.nodes == 1:
+        return ("127.0.0.1:0",)
+    before, after = ("[", "]:") if context.recipe.nodes.rendezvous.startswith("[") else ("", ":")  # an IPv6 address
+    return (before, Variable.MASTER_ADDR, after, Variable.PORT)
+
+
+def shutdown_seconds(context: Context) -> int:
+    """How long the agent waits between TERM and KILL, in seconds."""
+    return math.ceil(context.recipe.launcher.grace_seconds) + RECORD_SECONDS
+
+
+# In the order of the plan's command; defaults as torch/distributed/run.py has them.
+FLAGS: tuple[LauncherFlag, ...] = (
+    LauncherFlag("nnodes", ("nodes.count",), lambda context: context.topology.nodes, _node_count, "1:1"),
+    LauncherFlag(
+        "nproc_per_node",
+        ("nodes.processes_per_node", "devices.select", "strategy.kind"),
+        lambda context: context.processes,
+        whole_number("nodes.processes_per_node"),
+        "1",
+    ),
+    LauncherFlag(
+        "rdzv_backend",
+        encode=fixed("c10d"),
+        default="static",
+        source=_by_nodes(
+            Source(rule="one node meets itself; the default backend would use port 29500"),
+            Source(rule="restarts need it; the default backend has none"),
+        ),
+    ),
+    LauncherFlag(
+        "rdzv_endpoint",
+        encode=_endpoint,
+        default="",
+        source=_by_nodes(
+            Source(rule="port 0 is chosen by the kernel when it is used, so nobody else can take it before"),
+            Source(("nodes.rendezvous",)),
+        ),
+    ),
+    LauncherFlag(
+        "rdzv_conf",
+        encode=_by_nodes(("is_host=true",), ("is_host=", Variable.IS_HOST)),
+        default="",
+        source=_by_nodes(
+            Source(rule="this node hosts the store, whatever its name resolves to"),
+            Source(rule="torchrun would guess the host by comparing host names, and hang on a miss"),
+        ),
+    ),
+    LauncherFlag(
+        "local_addr",
+        encode=_by_nodes(("127.0.0.1",), (Variable.LOCAL_ADDR,)),
+        source=_by_nodes(
+            Source(rule="a host name that does not resolve would hang the start"),
+            Source(rule="the others reach this node under this address"),
+        ),
+    ),
+    LauncherFlag(
+        "rdzv_id",
+        encode=fixed((Variable.RUN_ID,)),
+        default="none",
+        source=rule("the run's id, so that runs never meet one another"),
+    ),
+    LauncherFlag(
+        "max_restarts",
+        ("launcher.max_restarts",),
+        lambda context: context.recipe.launcher.max_restarts,
+        whole_number("launcher.max_restarts"),
+        0,
+    ),
+    LauncherFlag("log_dir", encode=fixed((Variable.ATTEMPT_DIR, "/torchrun")), source=rule(OWN_FILES)),
+    LauncherFlag(
+        "shutdown_timeout",
+        encode=lambda context: (
+            shutdown_seconds(context) if has(context.facts, "torchrun --shutdown-timeout") else UNSET
+        ),
+        source=lambda context: Source(
+            ("launcher.grace_seconds",), f"{RECORD_SECONDS} s more than the grace time, for the exit records"
+        ),
+    ),
+    LauncherFlag("no_python", encode=fixed(True), default=False, source=rule(OWN_INTERPRETER), switch=True),
+    LauncherFlag("module", short="-m", switch=True),
+    LauncherFlag("redirects", short="-r"),
+    LauncherFlag("tee", short="-t"),
+    *switches("standalone run_path virtual_local_rank use_env"),
+    *values(
+        "monitor_interval start_method event_log_handler role local_ranks_filter duplicate_stdout_filters "
+        "duplicate_stderr_filters node_rank master_addr master_port logs_specs numa_binding signals_to_handle "
+        "log_line_prefix_template"
+    ),
+)
 
 
 def argv(context: Context) -> tuple[Token, ...]:
     """torchrun's words. Ranks write their own logs, so nothing is redirected."""
-    return (
-        *module(context, "torch.distributed.run", keys=("launcher.kind",)),
-        token(f"--nnodes={context.topology.nodes}", keys=("nodes.count",)),
-        token(
-            f"--nproc-per-node={context.processes}",
-            keys=("nodes.processes_per_node", "devices.select", "strategy.kind"),
-        ),
-        *_rendezvous(context),
-        token(f"--max-restarts={context.recipe.launcher.max_restarts}", keys=("launcher.max_restarts",)),
-        token(
-            "--log-dir=",
-            Variable.ATTEMPT_DIR,
-            "/torchrun",
-            rule="torchrun's own files stay in the run directory, not in /tmp",
-        ),
-        *_shutdown(context),
-        token("--no-python", rule=OWN_INTERPRETER),
-        token("--", rule=END_OF_FLAGS),
-    )
-
-
-def files(context: Context) -> tuple[SourcedFile, ...]:
-    """None."""
-    return ()
+    command = module(context, "torch.distributed.run", keys=("launcher.kind",))
+    return (*command, *flag_tokens(context, FLAGS, "-"), token("--", rule=END_OF_FLAGS))
 
 
 def environment(context: Context) -> tuple[SourcedVariable, ...]:
@@ -101,37 +212,45 @@ def local_rank(context: Context) -> str:
     return "${local_rank}"
 
 
-def shutdown_seconds(context: Context) -> int:
-    """How long the agent waits between TERM and KILL, in seconds."""
-    return math.ceil(context.recipe.launcher.grace_seconds) + RECORD_SECONDS
+def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherCommand:
+    """Import `torchrun`, `torch.distributed.run` and the older `torch.distributed.launch`."""
+    used, program = parse_flags(draft, "torchrun", FLAGS, argv[1:])
+    draft.set("launcher.kind", "torchrun", argv_origin("torchrun"))
+    named = {use.name: use for use in used}
+    done = {"nproc_per_node", "module", "no_python", "standalone", "use_env"}
+    put_settings(draft, FLAGS, [named["nnodes"]] if "nnodes" in named else [], done)
+    if draft.get("nodes.count"):
+        read_rendezvous(draft, named)
+        done |= {"rdzv_endpoint", "master_addr", "master_port"}
+    processes = _read_processes(draft, context, named["nproc_per_node"]) if "nproc_per_node" in named else 1
+    put_settings(draft, FLAGS, used, done | {"nnodes"})
+    # The launcher before torchrun adds --local-rank unless it is told otherwise; torchrun fills in a macro.
+    adds = posixpath.basename(argv[0]) == "torch.distributed.launch" and "use_env" not in named
+    program = [word.replace("$$", "$") for word in program]
+    kept = [word for word in program if not _LOCAL_RANK.fullmatch(word)]
+    command = LauncherCommand("torchrun", kept, processes, "module" in named, "no_python" not in named)
+    command.local_rank = adds or len(kept) < len(program)
+    return command
 
 
-def _rendezvous(context: Context) -> tuple[Token, ...]:
-    if context.topology.nodes == 1:
-        port = "port 0 is chosen by the kernel when it is used, so it cannot be taken by somebody else before"
-        return (
-            token("--rdzv-backend=c10d", rule="one node meets itself; the default backend would use port 29500"),
-            token("--rdzv-endpoint=127.0.0.1:0", rule=port),
-            token("--rdzv-conf=is_host=true", rule="this node hosts the store, whatever its name resolves to"),
-            token("--local-addr=127.0.0.1", rule="a host name that does not resolve would hang the start"),
-            token("--rdzv-id=", Variable.RUN_ID, rule="the run's id, so that runs never meet one another"),
-        )
-    before, after = ("[", "]:") if context.recipe.nodes.rendezvous.startswith("[") else ("", ":")  # an IPv6 address
-    return (
-        token("--rdzv-backend=c10d", rule="restarts need it; the default backend has none"),
-        token(f"--rdzv-endpoint={before}", Variable.MASTER_ADDR, after, Variable.PORT, keys=("nodes.rendezvous",)),
-        token(
-            "--rdzv-conf=is_host=",
-            Variable.IS_HOST,
-            rule="torchrun would guess the host by comparing host names, and hang on a miss",
-        ),
-        token("--local-addr=", Variable.LOCAL_ADDR, rule="the others reach this node under this address"),
-        token("--rdzv-id=", Variable.RUN_ID, rule="the run's id, so that runs never meet one another"),
-    )
+def read_rendezvous(draft: Draft, named: Mapping[str, FlagUse]) -> None:
+    """Where several nodes meet; the ports are torchrun's defaults."""
+    endpoint, host = named.get("rdzv_endpoint"), named.get("master_addr")
+    if endpoint is not None:
+        value = endpoint.value or ""
+        draft.set("nodes.rendezvous", value if ":" in value else f"{value}:29400", endpoint.origin)
+    elif host is not None:
+        port = named["master_port"].value if "master_port" in named else "29500"
+        draft.set("nodes.rendezvous", f"{host.value}:{port}", host.origin)
 
 
-def _shutdown(context: Context) -> tuple[Token, ...]:
-    if not has(context.facts, "torchrun --shutdown-timeout"):
-        return ()
-    rule = f"{RECORD_SECONDS} s more than the grace time, for the exit records"
-    return (token(f"--shutdown-timeout={shutdown_seconds(context)}", keys=("launcher.grace_seconds",), rule=rule),)
+def _read_processes(draft: Draft, context: ImportContext, use: FlagUse) -> int | None:
+    """The processes of each node, None for one on each card; the words for kinds of devices are trainkit's own too."""
+    assignments, problems = read_flag(draft, context, use)
+    draft.problems += problems
+    for each in assignments:
+        draft.put(each)
+    count = next((each.value for each in assignments if each.key == "nodes.processes_per_node"), None)
+    if count in (1, "auto"):
+        draft.settings.pop("nodes.processes_per_node", None)
+    return count if isinstance(count, int) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainkit.frameworks.hf_trainer.versions import OLDEST
+from trainkit.frameworks.registry import LAUNCHERS
 from trainkit.frameworks.torch_xla import is_spmd
 from trainkit.machine.versions import at_least
 from trainkit.optimizers import OPTIMIZERS
@@ -38,9 +39,6 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement("devices.type", ("xla",), "torch-xla", "2.0", install=TORCH_XLA),
     # DeepSpeed 0.18.0 by itself loses gradients in stage 2 with accumulation; 0.19.0 and 0.19.2 fail at NVMe on a CPU
     Requirement("program builtin under", ("zero1", "zero2", "zero3"), "deepspeed", "0.19.4"),
-    Requirement("launcher", ("torchrun", "accelerate", "deepspeed"), "torch", "2.6"),
-    Requirement("launcher", ("accelerate",), "accelerate", "1.9"),
-    Requirement("launcher", ("deepspeed",), "deepspeed", "0.16"),
     Requirement("strategy", ("zero1", "zero2", "zero3"), "deepspeed", "0.16"),
     *(
         Requirement("optimizer.name", (name,), need.name, need.minimum, need.extra, need.install)
@@ -63,11 +61,16 @@ REQUIREMENTS: tuple[Requirement, ...] = (
 )
 
 
+def of_launcher(name: str) -> tuple[Requirement, ...]:
+    """What a launcher itself needs."""
+    return tuple(Requirement("launcher", (name,), *each) for each in LAUNCHERS[name].REQUIRES.items())
+
+
 def missing_packages(context: Context) -> tuple[Notice, ...]:
     """One blocker for each package that is absent or too old."""
     chosen = _choices(context)
     found: dict[str, Notice] = {}
-    for requirement in REQUIREMENTS:
+    for requirement in (*REQUIREMENTS, *of_launcher(context.launcher)):
         choice = next((value for value in chosen[requirement.of] if value in requirement.values), None)
         if choice is None or requirement.package in found:
             continue

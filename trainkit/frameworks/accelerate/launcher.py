@@ -2,19 +2,68 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
+from trainkit.errors import UsageError
 from trainkit.frameworks import python, torchrun
 from trainkit.frameworks.accelerate import deepspeed, rank_environment
 from trainkit.frameworks.accelerate.fields import distributed_type, settings
 from trainkit.frameworks.accelerate.setting import Written
+from trainkit.frameworks.base.draft import argv_origin
+from trainkit.frameworks.base.launcher import LauncherCommand
+from trainkit.frameworks.base.launcher_flags import LauncherFlag, families, parse_flags, switches, values
 from trainkit.machine.versions import has
+from trainkit.plan.combination import Refusal
 from trainkit.plan.context import Context
 from trainkit.plan.interpreter import OWN_INTERPRETER, module
 from trainkit.plan.model import Variable
 from trainkit.plan.provenance import AddedVariable, Source, SourcedFile, SourcedVariable, Token, token, variable
 
+if TYPE_CHECKING:
+    from trainkit.frameworks.base.draft import Draft, ImportContext
+
+HELP = "is `accelerate launch`, with a config file that the plan writes"
+COMMAND = re.compile(r"accelerate(-launch|\.commands\.launch)?")
+REQUIRES: Mapping[str, str] = {"torch": "2.6", "accelerate": "1.9"}
+UNSUPPORTED = (
+    Refusal(
+        {"ranks": ("one",), "restarts": ("yes",)},
+        "launcher.max_restarts",
+        "accelerate starts a single process directly and never restarts it",
+        "launcher.kind: torchrun, or launcher.max_restarts: 0",
+    ),
+    Refusal(
+        {"device": ("xla",)},
+        "launcher.kind",
+        "accelerate launch does not run the script on a TPU: it imports it and calls its main() once for each chip, in "
+        "processes that trainkit does not see",
+        "launcher.kind: python; Accelerator() finds XLA by itself",
+    ),
+)
+FLAGS: tuple[LauncherFlag, ...] = (
+    LauncherFlag("quiet", short="-q", switch=True),
+    LauncherFlag("module", short="-m", switch=True),
+    LauncherFlag("tee", short="-t"),
+    *switches(
+        "cpu multi_gpu tpu enable_cpu_affinity dynamo_use_fullgraph dynamo_use_dynamic "
+        "dynamo_use_regional_compilation use_deepspeed use_fsdp use_parallelism_config use_megatron_lm same_network "
+        "no_python tpu_cluster no_tpu_cluster tpu_use_sudo downcast_bf16 fp8_use_autocast_during_eval debug "
+        "use_mps_device ipex use_xpu use_tp"
+    ),
+    *values(
+        "config_file mixed_precision num_processes num_machines num_cpu_threads_per_process dynamo_backend dynamo_mode "
+        "gpu_ids machine_rank main_process_ip main_process_port log_dir role rdzv_backend rdzv_conf max_restarts "
+        "monitor_interval vm env main_training_function deepspeed_config_file zero_stage offload_optimizer_device "
+        "offload_param_device offload_optimizer_nvme_path offload_param_nvme_path gradient_accumulation_steps "
+        "gradient_clipping zero3_init_flag zero3_save_16bit_model deepspeed_hostfile deepspeed_exclusion_filter "
+        "deepspeed_inclusion_filter deepspeed_multinode_launcher deepspeed_moe_layer_cls_names aws_access_key_id "
+        "aws_secret_access_key mpirun_hostfile mpirun_ccl tp_size"
+    ),
+    *families("fsdp_ megatron_lm_ fp8_ parallelism_config_"),
+)
 CONFIG = "accelerate.yaml"
 DEFAULT = Source(rule="accelerate's default")
 # What YAML reads as text without quotes; a bare NO is false to it.
@@ -51,7 +100,7 @@ def environment(context: Context) -> tuple[SourcedVariable, ...]:
     """What accelerate has no flag for."""
     variables: list[SourcedVariable] = []
     if not _through_torchrun(context):
-        variables += python.alone(context)
+        variables += python.environment(context)
     elif has(context.facts, "torchrun --shutdown-timeout"):
         variables.append(
             variable(
@@ -98,6 +147,24 @@ def _deepspeed_file(context: Context) -> tuple[Token, ...]:
 def local_rank(context: Context) -> str:
     """As torchrun where accelerate goes through it."""
     return torchrun.local_rank(context) if _through_torchrun(context) else "0"
+
+
+def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherCommand:
+    """Import `accelerate launch`, with its config file where one is named."""
+    from trainkit.frameworks.accelerate.importer import launched
+
+    words = argv[1:]
+    if posixpath.basename(argv[0]) == "accelerate":
+        if words[:1] != ["launch"]:
+            raise UsageError("accelerate starts programs with `accelerate launch`", hint="add launch behind accelerate")
+        words = words[1:]
+    used, program = parse_flags(draft, "accelerate launch", FLAGS, words)
+    if draft.problems:
+        return LauncherCommand("accelerate")
+    processes = launched(draft, context, used)
+    draft.set("launcher.kind", "accelerate", argv_origin("accelerate launch"))
+    names = {use.name for use in used}
+    return LauncherCommand("accelerate", program, processes, "module" in names, "no_python" not in names)
 
 
 def _one() -> tuple[Token, ...]:

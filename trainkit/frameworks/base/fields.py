@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from trainkit.machine.versions import at_least
 from trainkit.plan.context import Context
@@ -108,6 +108,9 @@ def said_below(context: Context, key: str) -> tuple[str, ...]:
     return tuple(each for each in found if context.resolved.given(each))
 
 
-def by_name(fields: Iterable[Field]) -> Mapping[str, Field]:
+FieldT = TypeVar("FieldT", bound=Field)
+
+
+def by_name(fields: Iterable[FieldT]) -> Mapping[str, FieldT]:
     """The fields by every name that they have or had."""
     return {name: field for field in fields for name in (*field.aliases, field.name)}

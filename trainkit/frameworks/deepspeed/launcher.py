@@ -2,46 +2,166 @@
 
 from __future__ import annotations
 
-from trainkit.frameworks.torchrun import END_OF_FLAGS
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, argv_origin, card, read_flag
+from trainkit.frameworks.base.fields import UNSET, Settings, Unsupported
+from trainkit.frameworks.base.launcher import ALWAYS_A_GROUP, LauncherCommand, no_files, unchanged
+from trainkit.frameworks.base.launcher_flags import (
+    LauncherFlag,
+    fixed,
+    flag_tokens,
+    parse_flags,
+    put_settings,
+    rule,
+    switches,
+    values,
+    whole_number,
+)
+from trainkit.frameworks.torchrun import END_OF_FLAGS, read_rendezvous
 from trainkit.machine.versions import has
+from trainkit.plan.combination import Refusal
 from trainkit.plan.context import Context
 from trainkit.plan.interpreter import OWN_INTERPRETER, module
 from trainkit.plan.model import Variable
-from trainkit.plan.provenance import (
-    AddedVariable,
-    SourcedFile,
-    SourcedVariable,
-    Token,
-    added_variable,
-    token,
-    variable,
-)
+from trainkit.plan.provenance import AddedVariable, Source, SourcedVariable, Token, added_variable, token, variable
 
 OF_RANK = "the deepspeed launcher tells each rank its place"
 ITS_OWN = "the deepspeed launcher sets it for every rank"
+RANKS = ("nodes.processes_per_node", "devices.select", "strategy.kind")
+LOCALHOST = ("localhost", "127.0.0.1")
+
+HELP = "is DeepSpeed's own, for one machine"
+COMMAND = re.compile(r"deepspeed(\.launcher\.runner)?")
+REQUIRES: Mapping[str, str] = {"torch": "2.6", "deepspeed": "0.16"}
+UNSUPPORTED = (
+    *ALWAYS_A_GROUP,
+    Refusal(
+        {"local_rank": ("passed",)},
+        "program.local_rank",
+        "the deepspeed launcher says the local rank only to scripts that it starts by itself, without a wrapper",
+        "launcher.kind: torchrun, or program.local_rank: false for a script that reads LOCAL_RANK",
+    ),
+    Refusal(
+        {"nodes": ("several",)},
+        "launcher.kind",
+        "the deepspeed launcher requires a hostfile that names every machine, and numbers the ranks by that file",
+        "launcher.kind: torchrun, which runs every strategy on several nodes, the zero ones too",
+    ),
+    Refusal(
+        {"device": ("cuda",), "order": ("other",)},
+        "devices.select",
+        "the deepspeed launcher sorts the cards, so ranks would sit on other cards than the recipe says",
+        "devices.select in ascending order, or launcher.kind: torchrun",
+    ),
+    Refusal(
+        {"cards": ("mig",)},
+        "launcher.kind",
+        "the deepspeed launcher takes cards by number only, and parts of a card have none",
+        "launcher.kind: python",
+    ),
+    Refusal(
+        {"cards": ("amd",)},
+        "launcher.kind",
+        "the deepspeed launcher renumbers cards in CUDA_VISIBLE_DEVICES, while ROCm goes by HIP_VISIBLE_DEVICES",
+        "launcher.kind: torchrun, which runs the zero strategies too",
+    ),
+    Refusal(
+        {"restarts": ("yes",)},
+        "launcher.max_restarts",
+        "this launcher never restarts ranks",
+        "launcher.kind: torchrun, or launcher.max_restarts: 0",
+    ),
+)
+files = no_files
+escape = unchanged
+
+
+def _on_cards(context: Context) -> Any:
+    return f"localhost:{','.join(context.devices)}" if context.topology.device == "cuda" else UNSET
+
+
+def _count(context: Context) -> Any:
+    return context.processes if context.topology.device != "cuda" else UNSET
+
+
+def _cards(value: Any) -> Settings | Unsupported:
+    """Cards of this machine; its name alone means all of them."""
+    host, _, cards = str(value).partition(":")
+    if "@" in str(value) or host not in LOCALHOST:
+        return Unsupported("it names cards of other hosts", "write localhost:0,1, or set nodes and devices.select")
+    return {"devices.select": [card(each) for each in cards.split(",")], "devices.order": "fastest"} if cards else {}
+
+
+def _nodes(value: Any) -> Settings | Unsupported:
+    return {} if value == "1" else whole_number("nodes.count")(value)
+
+
+# In the order of the plan's command; defaults as deepspeed/launcher/runner.py has them.
+FLAGS: tuple[LauncherFlag, ...] = (
+    LauncherFlag(
+        "hostfile",
+        encode=fixed("/dev/null"),
+        default="/job/hostfile",
+        source=rule("without it a file at /job/hostfile would turn this into a run on several nodes"),
+        short="-H",
+    ),
+    LauncherFlag(
+        "include",
+        RANKS,
+        _on_cards,
+        _cards,
+        "",
+        source=lambda context: Source(
+            RANKS, "DeepSpeed ignores CUDA_VISIBLE_DEVICES beside a count and would start on card 0"
+        ),
+        short="-i",
+    ),
+    LauncherFlag(
+        "num_accelerators",
+        RANKS,
+        _count,
+        default=-1,
+        source=lambda context: Source(RANKS, "DeepSpeed would count NUMA domains"),
+        aliases=("num_gpus",),
+    ),
+    LauncherFlag(
+        "master_port",
+        encode=fixed((Variable.PORT,)),
+        default=29500,
+        source=rule("a free port of this machine; the default is 29500"),
+    ),
+    LauncherFlag(
+        "no_local_rank",
+        encode=fixed(True),
+        default=False,
+        source=rule("DeepSpeed would add --local_rank to the program's arguments"),
+        switch=True,
+    ),
+    LauncherFlag("no_python", encode=fixed(True), default=False, source=rule(OWN_INTERPRETER), switch=True),
+    LauncherFlag("exclude", short="-e"),
+    LauncherFlag("num_nodes", ("nodes.count",), decode=_nodes, default=-1),
+    LauncherFlag("quiet", short="-q", switch=True),
+    *switches("module no_ssh no_ssh_check force_multi save_pid bind_cores_to_rank elastic_training"),
+    *values(
+        "master_addr node_rank launcher launcher_args enable_each_rank_log autotuning bind_core_list ssh_port "
+        "venv_script log_level min_elastic_nodes max_elastic_nodes"
+    ),
+)
 
 
 def argv(context: Context) -> tuple[Token, ...]:
     """The runner's words."""
     return (
         *module(context, "deepspeed.launcher.runner", keys=("launcher.kind",)),
-        token(
-            "--hostfile=/dev/null",
-            rule="without it a file at /job/hostfile would turn this into a run on several nodes",
-        ),
-        _ranks(context),
-        token("--master_port=", Variable.PORT, rule="a free port of this machine; the default is 29500"),
-        token("--no_local_rank", rule="DeepSpeed would add --local_rank to the program's arguments"),
-        token("--no_python", rule=OWN_INTERPRETER),
+        *flag_tokens(context, FLAGS),
         # The runner eats the first, and hands the second on to the launcher that it starts, which has flags of its own.
         token("--", rule=END_OF_FLAGS),
         token("--", rule=END_OF_FLAGS),
     )
-
-
-def files(context: Context) -> tuple[SourcedFile, ...]:
-    """None."""
-    return ()
 
 
 def environment(context: Context) -> tuple[SourcedVariable, ...]:
@@ -80,19 +200,63 @@ def by_import(context: Context) -> tuple[AddedVariable, ...]:
     return (added_variable("PYTORCH_NVML_BASED_CUDA_CHECK", "1", rule=rule, yields=True),)
 
 
-def escape(word: str, context: Context) -> str:
-    """Words reach the program as they are."""
-    return word
-
-
 def local_rank(context: Context) -> str:
     """None: the deepspeed launcher says it only to scripts that it starts through no wrapper."""
     return ""
 
 
-def _ranks(context: Context) -> Token:
-    keys = ("nodes.processes_per_node", "devices.select", "strategy.kind")
-    if context.topology.device == "cuda":
-        rule = "DeepSpeed ignores CUDA_VISIBLE_DEVICES beside a count and would start on card 0"
-        return token(f"--include=localhost:{','.join(context.devices)}", keys=keys, rule=rule)
-    return token(f"--num_accelerators={context.processes}", keys=keys, rule="DeepSpeed would count NUMA domains")
+def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherCommand:
+    """Import a command of DeepSpeed's launcher, which takes all cards where it is given none."""
+    used, program = parse_flags(draft, "deepspeed", FLAGS, argv[1:])
+    named = {"num_gpus" if use.name == "num_accelerators" else use.name: use for use in used}
+    draft.set("launcher.kind", "deepspeed", argv_origin("deepspeed"))
+    command = LauncherCommand("deepspeed", program, None, "module" in named, "no_python" not in named)
+    done = {"num_gpus", "num_accelerators", "exclude", "hostfile", "module", "no_python", "no_local_rank"}
+    put_settings(draft, FLAGS, [named[name] for name in ("include", "num_nodes") if name in named], done)
+    chosen = draft.settings.get("devices.select")
+    if "include" in named and chosen and chosen.origin == named["include"].origin:
+        draft.reasons["devices.order"] = "as CUDA numbers cards where CUDA_DEVICE_ORDER is not set"
+        command.processes = len(chosen.value)
+    if "num_gpus" in named:
+        command.processes = _read_count(draft, context, named["num_gpus"])
+    if draft.get("nodes.count"):
+        _read_nodes(draft, named)
+        done |= {"master_addr", "master_port"} if draft.get("nodes.rendezvous") else set()
+    if "exclude" in named or "hostfile" in named:
+        draft.remark(
+            "Hosts and cards that --hostfile and --exclude choose are not known here: set nodes and devices.select."
+        )
+    if "no_local_rank" not in named:
+        draft.remark(
+            "deepspeed adds --local_rank=N to the program's words, and trainkit sets LOCAL_RANK in the environment; "
+            "a script that requires the flag gets it with program.local_rank: true and launcher.kind: torchrun."
+        )
+    put_settings(draft, FLAGS, used, done | {"include", "num_nodes"})
+    return command
+
+
+def _read_nodes(draft: Draft, named: Mapping[str, FlagUse]) -> None:
+    """Several nodes, which DeepSpeed's launcher reaches by ssh, and trainkit by being started on each."""
+    draft.set("launcher.kind", "torchrun", argv_origin("deepspeed"), "on several nodes, one torchrun on each")
+    read_rendezvous(draft, named)
+    draft.remark("deepspeed starts the other nodes by ssh; trainkit run is started on each, with --node-rank N.")
+
+
+def _read_count(draft: Draft, context: ImportContext, use: FlagUse) -> int | None:
+    """The number of cards, which are the first ones whatever CUDA_VISIBLE_DEVICES says."""
+    chosen = draft.get("devices.select")
+    assignments, problems = read_flag(draft, context, replace(use, name="num_gpus"))
+    draft.problems += problems
+    if problems:
+        return None
+    count = int(use.value or "1")
+    if isinstance(chosen, list):
+        draft.remark(
+            f"deepspeed --num_gpus {use.value} ignores CUDA_VISIBLE_DEVICES and runs on cards "
+            f"{','.join(map(str, range(count)))}; the recipe takes those that the variable names."
+        )
+        draft.set("nodes.processes_per_node", count, use.origin)
+        return count
+    for each in assignments:
+        draft.put(each)
+    return count

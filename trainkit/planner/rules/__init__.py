@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from trainkit.plan.combination import Refusal
 from trainkit.planner.rules import accelerator, batch, memory, model, number_formats, optimizers, places, trainer, xla
-from trainkit.planner.rules.rule import Refusal
 
 REFUSALS: tuple[Refusal, ...] = (
     *places.REFUSALS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainkit.planner.rules.rule import Refusal
+from trainkit.plan.combination import Refusal
 
 REFUSALS: tuple[Refusal, ...] = (
     Refusal(
@@ -10,12 +10,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "strategy.kind",
         "on a CPU accelerate trains with DDP, or with copies that never talk to one another, without a word",
         "strategy.kind: ddp, or zero3, which shards on a CPU too",
-    ),
-    Refusal(
-        {"program": ("accelerate",), "strategy": ("single",), "launcher": ("torchrun", "deepspeed")},
-        "launcher.kind",
-        "this launcher sets LOCAL_RANK, and accelerate wraps the model in DDP wherever it finds that",
-        "launcher.kind: accelerate or python, or strategy.kind: ddp",
     ),
     Refusal(
         {"program": ("accelerate",), "strategy": ("single", "ddp"), "device": ("cpu",), "dtype": ("fp16",)},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainkit.planner.rules.rule import ZERO, Refusal
+from trainkit.plan.combination import ZERO, Refusal
 
 REFUSALS: tuple[Refusal, ...] = (
     Refusal(

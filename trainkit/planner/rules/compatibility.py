@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import get_args
 
+from trainkit.frameworks.registry import LAUNCHERS
+from trainkit.plan.combination import SHARED, ZERO, Amount, Combination, Refusal
 from trainkit.planner.rules import REFUSALS
-from trainkit.planner.rules.rule import SHARED, ZERO, Amount, Combination, Refusal
 from trainkit.recipe.schema import StrategyKind
 
 __all__ = [
@@ -26,13 +27,13 @@ __all__ = [
 ]
 
 STRATEGIES: tuple[str, ...] = get_args(StrategyKind)
-LAUNCHERS = ("python", "torchrun", "accelerate", "deepspeed")
 DEVICES = ("cpu", "cuda", "mps")
 
 
 def refusals(combination: Combination) -> tuple[Refusal, ...]:
     """Every corner of the table that the combination lies in; none means that it is sound."""
-    return tuple(refusal for refusal in REFUSALS if refusal.matches(combination))
+    rows = (*REFUSALS, *LAUNCHERS[combination.launcher].UNSUPPORTED)
+    return tuple(refusal for refusal in rows if refusal.matches(combination))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainkit.planner.rules.rule import Refusal
+from trainkit.plan.combination import Refusal
 
 REFUSALS: tuple[Refusal, ...] = (
     Refusal(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainkit.optimizers import OPTIMIZERS, Unsupported
-from trainkit.planner.rules.rule import Refusal
+from trainkit.plan.combination import Refusal
 
 
 def _rule(name: str, found: Unsupported) -> Refusal:

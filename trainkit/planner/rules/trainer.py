@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainkit.planner.rules.rule import ZERO, Refusal
+from trainkit.plan.combination import ZERO, Refusal
 
 REFUSALS: tuple[Refusal, ...] = (
     Refusal(
@@ -10,12 +10,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "strategy.kind",
         "on a CPU Trainer takes --fsdp and trains with DDP, without a word",
         "strategy.kind: ddp, or zero3, which shards on a CPU too",
-    ),
-    Refusal(
-        {"program": ("hf",), "strategy": ("single",), "launcher": ("torchrun", "deepspeed")},
-        "launcher.kind",
-        "this launcher sets LOCAL_RANK, and Trainer wraps the model in DDP wherever it finds that",
-        "launcher.kind: python, or strategy.kind: ddp",
     ),
     Refusal(
         {"program": ("hf",), "strategy": ("single", "ddp", "fsdp"), "device": ("cpu",), "dtype": ("fp16",)},

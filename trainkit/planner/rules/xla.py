@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainkit.planner.rules.rule import ZERO, Refusal
+from trainkit.plan.combination import ZERO, Refusal
 
 XLA = ("xla",)
 REFUSALS: tuple[Refusal, ...] = (
@@ -25,19 +25,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "can give each its rank",
         "nodes.count: 1 and nodes.processes_per_node: 1, with strategy.kind: fsdp for every chip of the machine; a "
         "script of kind torch that calls xmp.spawn itself is one process too, with strategy.kind: single",
-    ),
-    Refusal(
-        {"device": XLA, "launcher": ("torchrun", "deepspeed"), "ranks": ("one",)},
-        "launcher.kind",
-        "this launcher is for several processes, and a run on XLA is one",
-        "launcher.kind: python",
-    ),
-    Refusal(
-        {"device": XLA, "launcher": ("accelerate",)},
-        "launcher.kind",
-        "accelerate launch does not run the script on a TPU: it imports it and calls its main() once for each chip, in "
-        "processes that trainkit does not see",
-        "launcher.kind: python; Accelerator() finds XLA by itself",
     ),
     Refusal(
         {"device": XLA, "strategy": ("ddp", *ZERO)},

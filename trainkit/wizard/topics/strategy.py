@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from trainkit.frameworks.registry import LAUNCHERS
 from trainkit.machine.facts import Gpu
 from trainkit.planner.advice.model_states import in_words, largest, parameters
 from trainkit.recipe.schema.fields import schema
@@ -17,12 +18,6 @@ from trainkit.wizard.words import declared, explained, meaning, values_of
 
 OFFLOADS = ("strategy.offload_optimizer", "strategy.offload_param")
 NVME = "strategy.nvme_path"
-LAUNCHERS = {
-    "python": "starts one process",
-    "torchrun": "is PyTorch's own",
-    "accelerate": "is `accelerate launch`, with a config file that the plan writes",
-    "deepspeed": "is DeepSpeed's own, for one machine",
-}
 
 
 def _strategy(view: View) -> Question:
@@ -186,7 +181,7 @@ def _launcher(view: View) -> Question:
 
 
 def _starts(name: str) -> str:
-    return meaning("launcher.kind", name) or LAUNCHERS.get(name, "")
+    return meaning("launcher.kind", name) or (LAUNCHERS[name].HELP if name in LAUNCHERS else "")
 
 
 def _has(key: str) -> Callable[[View], bool]:

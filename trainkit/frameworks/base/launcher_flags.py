@@ -1,0 +1,131 @@
+"""A launcher's flags as one table: written from the plan, and taken off the front of a command and read back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+from trainkit.frameworks.base.draft import Draft, FlagUse, argv_origin
+from trainkit.frameworks.base.fields import UNSET, Field, Settings, Unsupported, by_name
+from trainkit.plan.context import Context
+from trainkit.plan.provenance import Source, Token, token
+from trainkit.recipe.validation.suggestions import nearest
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherFlag(Field):
+    """A field that is a flag of a launcher; its name is written with underscores.
+
+    source: what made the value, where the keys alone do not say it. short: the form of one letter. switch: whether it
+    takes no value. family: whether the name is only what the names of several flags begin with.
+    """
+
+    source: Callable[[Context], Source] | None = None
+    short: str = ""
+    switch: bool = False
+    family: bool = False
+
+
+def switches(names: str) -> tuple[LauncherFlag, ...]:
+    """Flags without a value that no recipe key stands for."""
+    return tuple(LauncherFlag(name, switch=True) for name in names.split())
+
+
+def values(names: str) -> tuple[LauncherFlag, ...]:
+    """Flags with a value that no recipe key stands for."""
+    return tuple(LauncherFlag(name) for name in names.split())
+
+
+def families(names: str) -> tuple[LauncherFlag, ...]:
+    """Beginnings of names, all of flags with a value that no recipe key stands for."""
+    return tuple(LauncherFlag(name, family=True) for name in names.split())
+
+
+def rule(text: str) -> Callable[[Context], Source]:
+    """The source of a flag that the plan passes whatever the recipe says."""
+    return lambda context: Source(rule=text)
+
+
+def fixed(value: Any) -> Callable[[Context], Any]:
+    """The encoder of a flag that has this value in every plan."""
+    return lambda context: value
+
+
+def whole_number(key: str) -> Callable[[Any], Settings | Unsupported]:
+    """The decoder of a whole number."""
+
+    def decode(value: Any) -> Settings | Unsupported:
+        return {key: int(value)} if str(value).isdecimal() else Unsupported("", "write a whole number")
+
+    return decode
+
+
+def flag_tokens(context: Context, flags: Sequence[LauncherFlag], separator: str = "_") -> Iterator[Token]:
+    """The flags that the plan passes, in the table's order. separator: between the words of a name."""
+    for flag in flags:
+        value = flag.encode(context)
+        if value is UNSET:
+            continue
+        name = f"--{flag.name.replace('_', separator)}"
+        parts = () if flag.switch else ("=", *(value if isinstance(value, tuple) else (str(value),)))
+        source = flag.source(context) if flag.source else Source(flag.keys)
+        yield token(name, *parts, keys=source.keys, rule=source.rule)
+
+
+def find_flag(flags: Sequence[LauncherFlag], name: str) -> LauncherFlag | None:
+    """The flag of a name, or the family that it belongs to."""
+    family = (flag for flag in flags if flag.family and name.startswith(flag.name))
+    return by_name(flags).get(name) or next(family, None)
+
+
+def parse_flags(
+    draft: Draft, tool: str, flags: Sequence[LauncherFlag], argv: Sequence[str]
+) -> tuple[list[FlagUse], list[str]]:
+    """The launcher's flags, and the words from the program on. An unknown flag is a problem of the draft's."""
+    short = {flag.short: flag.name for flag in flags if flag.short}
+    rest, found = list(argv), list[FlagUse]()
+    while rest and rest[0].startswith("-"):
+        word = rest.pop(0)
+        if word == "--":
+            break
+        written, equals, value = word.partition("=")
+        name = short.get(written, written.removeprefix("--").replace("-", "_"))
+        flag = find_flag(flags, name)
+        if flag is None:
+            close = nearest(name, {each.name for each in flags if not each.family})
+            hint = f"did you mean --{close}?" if close else "put what belongs to your program behind the script's name"
+            draft.fail(f"{tool} has no flag {written}", argv_origin(word), hint)
+            return found, []
+        if flag.switch and equals:
+            draft.fail(f"{written} takes no value", argv_origin(word), "leave out what follows the equals sign")
+            return found, []
+        if flag.switch or equals:
+            found.append(FlagUse(name, value if equals else None, argv_origin(word)))
+        elif rest:
+            found.append(FlagUse(name, rest[0], argv_origin(word, rest.pop(0))))
+        else:
+            draft.fail(f"{word} requires a value", argv_origin(word), "add the value behind it")
+            return found, []
+    return found, rest
+
+
+def put_settings(draft: Draft, flags: Sequence[LauncherFlag], used: Sequence[FlagUse], done: Set[str]) -> None:
+    """Set what each flag means, and name those that no recipe key stands for. done: names of flags read already."""
+    left: list[str] = []
+    for use in used:
+        flag = find_flag(flags, use.name)
+        if use.name in done or flag is None:
+            continue
+        if not flag.keys:
+            left.append(use.origin.text)
+            continue
+        settings = flag.decode(use.value)
+        if isinstance(settings, Unsupported):
+            what = f"--{use.name} {use.value} cannot be taken over"
+            draft.fail(what, use.origin, settings.instead, settings.why)
+        else:
+            for key, value in settings.items():
+                draft.set(key, value, use.origin)
+    if left:
+        draft.remark(f"Not taken over, for the plan chooses it for each run: {', '.join(left)}.")
