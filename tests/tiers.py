@@ -13,8 +13,10 @@ import importlib.machinery
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -103,6 +105,43 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         elif absent := missing(tier):
             item.add_marker(pytest.mark.skip(reason=f"not installed: {absent}"))
     config.hook.pytest_deselected(items=left)
+    # Longest first, so that the workers end together: launchers before units, and among the former those on DeepSpeed's
+    # engine (test_accelerate_…, test_deepspeed_…, test_hf_…) last, for its op is being built meanwhile.
+    order = {tier: place for place, tier in enumerate(reversed(TIERS))}
+    files = {item.path: None for item in items}
+    place = {path: -number if tier_of(path) == "e2e" else number for number, path in enumerate(sorted(files))}
+    items.sort(key=lambda item: (order[tier_of(item.path)], place[item.path]))
+
+
+EXTENSIONS = "TRAINKIT_TEST_EXTENSIONS"
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Build the op that DeepSpeed's engine needs on a CPU beside the tests, as each rank would wait for it."""
+    config = session.config
+    worker = "PYTEST_XDIST_WORKER" in os.environ
+    if worker or EXTENSIONS in os.environ or not config.getoption("numprocesses", None) or "e2e" not in chosen(config):
+        return
+    if missing("e2e"):
+        return
+    folder = tempfile.TemporaryDirectory(prefix="trainkit-extensions-")
+    os.environ[EXTENSIONS] = folder.name  # the workers inherit it
+    build = subprocess.Popen(
+        [sys.executable, "-m", "trainkit.trainer.perf.build_ops", "--ops", "shm_comm"],
+        cwd=TESTS.parent,
+        env={**os.environ, "TORCH_EXTENSIONS_DIR": folder.name, "DS_ACCELERATOR": "cpu"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+    def end() -> None:
+        if build.poll() is None:
+            os.killpg(build.pid, signal.SIGKILL)
+            build.wait()
+        folder.cleanup()
+
+    config.add_cleanup(end)
 
 
 class _Refusing(importlib.abc.MetaPathFinder):
