@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import pytest
 
 from tests.conftest import Trainkit
 from tests.made_up_cards import GIGABYTE, Cards, card, stand_in
+from trainkit.errors import MachineError
 from trainkit.machine.held_cards import holder, path
 from trainkit.plan.model import Card
 from trainkit.runner.report.card_watch import CardWatch
@@ -204,6 +206,62 @@ def test_the_folder_of_locks_is_for_all_users_and_links_in_it_are_not_followed(t
     with pytest.raises(Exception, match="lock of a card"):
         locks.take(["GPU-b"])
     assert victim.read_text() == "precious"
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> dict[str, str]:
+    """A folder of locks in which the names of three cards stand for other things."""
+    locks = tmp_path / "locks"
+    locks.mkdir()
+    (tmp_path / "victim").write_text("precious")
+    os.mkfifo(locks / "GPU-fifo")
+    (locks / "GPU-hard").hardlink_to(tmp_path / "victim")
+    (locks / "GPU-soft").symlink_to(tmp_path / "victim")
+    return {"TRAINKIT_CARD_LOCKS": str(locks)}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("uuid", ["GPU-fifo", "GPU-hard", "GPU-soft"])
+def test_what_is_planted_in_the_place_of_a_lock_is_neither_written_to_nor_waited_for(
+    tmp_path: Path, planted: dict[str, str], uuid: str
+) -> None:
+    locks = CardLocks(planted)
+    with pytest.raises(MachineError, match=f"lock of a card cannot be made: .*{uuid}"):
+        locks.take([uuid])
+    locks.sign("ada", "/runs/a")
+    assert holder(uuid, planted) is None
+    assert (tmp_path / "victim").read_text() == "precious"
+
+
+def test_a_link_made_between_open_and_lock_is_not_written_through(
+    tmp_path: Path, planted: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second name appears only after the file was opened and found to have a single one."""
+    lock = Path(path("GPU-late", planted))
+    lock.write_text("")
+    before = fcntl.flock
+
+    def link_then_lock(fd: int, operation: int) -> None:
+        if not (tmp_path / "second").exists():
+            (tmp_path / "second").hardlink_to(lock)
+        before(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", link_then_lock)
+    locks = CardLocks(planted)
+    with pytest.raises(MachineError, match="single name"):
+        locks.take(["GPU-late"])
+    assert locks.fds == []
+
+
+def test_a_held_card_is_told_although_its_lock_has_a_second_name(tmp_path: Path, planted: dict[str, str]) -> None:
+    locks = CardLocks(planted)
+    assert locks.take(["GPU-a"]) is None
+    locks.sign("ada", "/runs/a")
+    (tmp_path / "second").hardlink_to(path("GPU-a", planted))
+    held = holder("GPU-a", planted)
+    assert held is not None
+    assert held.user == "ada"
+    locks.release()
 
 
 def test_a_uuid_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:

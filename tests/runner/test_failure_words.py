@@ -54,7 +54,7 @@ def test_a_run_that_was_ended_has_not_failed_and_names_what_it_can_go_on_from(at
         save_checkpoint(attempt, step)
     assert describe_failure(ENDED, attempt, 0).splitlines() == [
         "the run was ended: trainkit received SIGINT",
-        "next: Go on after step 12: the same command with --resume_from_checkpoint true.",
+        "next: to continue after step 12, run the same command with --resume_from_checkpoint true",
     ]
 
 

@@ -7,6 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tests.conftest import Trainkit
 from trainkit.runner.rundir.checkpoints import saved_checkpoints
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import hold, is_running, list_runs, prunable, read_run, remove
@@ -46,6 +49,38 @@ def test_a_run_whose_end_nobody_saw_is_lost(tmp_path: Path) -> None:
     layout = make_run(tmp_path, "a", "1", state="running")
     assert read_run(layout.root).state == "lost"
     assert read_run(make_run(tmp_path, "a", "2").root).state == "lost"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"state": [], "exit_code": {}, "started": "noon", "why": 7}',
+        b'{"state": "ended", "started": 1e300, "ended": NaN}',
+    ],
+)  # fmt: skip
+def test_a_damaged_status_hides_no_other_run(tmp_path: Path, trainkit: Trainkit, content: bytes) -> None:
+    for day in (1, 2, 3):
+        make_run(tmp_path / "runs", "a", f"2026010{day}-000000-aa", state="ended", exit_code=0, started=1767225600.5)
+    damaged = RunLayout(tmp_path / "runs/a/20260102-000000-aa")
+    damaged.status.write_bytes(content)
+    damaged.summary.write_bytes(content)
+    done = trainkit("runs", "list")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.rpartition("/")[2][:8] for line in done.stdout.splitlines()[1:]] == [
+        "20260101",
+        "20260102",
+        "20260103",
+    ]
+    listed = json.loads(trainkit("runs", "list", "--json").stdout)
+    assert [run["state"] for run in listed if run["path"] != str(damaged.root)] == ["ended", "ended"]
+
+
+def test_a_run_of_the_first_version_of_plans_is_listed(tmp_path: Path) -> None:
+    layout = make_run(tmp_path, "a", "20260101-000000-aa", state="ended", exit_code=7, failure="program")
+    layout.plan.write_text(json.dumps({"plan_version": 1, "name": "a"}))
+    layout.summary.write_text(json.dumps({"exit_code": 7, "steps": 3, "final_loss": 1.5}))
+    (run,) = list_runs(str(tmp_path))
+    assert (run.state, run.exit_code, run.summary["steps"], run.started) == ("ended", 7, 3, None)
 
 
 def test_pruning_keeps_the_newest_of_each_name_and_every_running_run(tmp_path: Path) -> None:

@@ -143,8 +143,7 @@ def plan_words(resolved: Resolved, facts: Facts | None = None) -> Planned:
     facts: of this machine, where they are known already.
     """
     from trainkit.machine.probe import probe
-    from trainkit.runner.rundir.checkpoints import named_checkpoint, saved_checkpoints
-    from trainkit.runner.rundir.trainer_checkpoints import trainer_checkpoints
+    from trainkit.runner.rundir.checkpoints import named_checkpoint, saved_checkpoints, trainer_checkpoints
 
     recipe = resolved.recipe
     resume = recipe.checkpoint.resume

@@ -7,10 +7,12 @@ holder removes its file before it lets go, so that nothing is left behind; one t
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import posixpath
+import stat
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -46,10 +48,25 @@ def path(uuid: str, environ: Mapping[str, str]) -> str:
     return posixpath.join(folder(environ), safe)
 
 
+def open_lock(name: str, flags: int) -> int:
+    """Open a lock file. Raises OSError for what is none: a link, a FIFO, a device; for writing, a second name too.
+
+    Anybody may put something into the folder, and nobody's own files may be reached by way of it. Who owns the file
+    says nothing: runs of all users take each other's unlocked files.
+    """
+    # O_NONBLOCK: opening a FIFO would wait for its other end.
+    fd = os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    found = os.fstat(fd)
+    if stat.S_ISREG(found.st_mode) and (flags == os.O_RDONLY or found.st_nlink <= 1):  # 0: it has just been removed
+        return fd
+    os.close(fd)
+    raise OSError(errno.EPERM, "not a regular file with a single name", name)
+
+
 def holder(uuid: str, environ: Mapping[str, str]) -> Hold | None:
     """Who holds a card; None where nobody does."""
     try:
-        fd = os.open(path(uuid, environ), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = open_lock(path(uuid, environ), os.O_RDONLY)
     except OSError:
         return None
     try:

@@ -21,8 +21,9 @@ from trainkit.runner.report.card_watch import CardWatch
 from trainkit.runner.report.console import Console, Terminal
 from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.failure import describe_failure, remarks
-from trainkit.runner.report.relay import Relay
-from trainkit.runner.report.summary import build_summary, render_summary
+from trainkit.runner.report.follow import Relay
+from trainkit.runner.report.summary import build_summary
+from trainkit.runner.report.summary_table import render_summary
 from trainkit.runner.rundir import create
 from trainkit.runner.rundir.card_locks import Cards, taken_by, user_name
 from trainkit.runner.rundir.layout import RunLayout

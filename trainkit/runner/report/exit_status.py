@@ -34,7 +34,7 @@ class Observed(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """failure: whose failure it was; None for a run that ended well."""
+    """failure: whose failure it was; None for a run that succeeded."""
 
     exit_code: int
     failure: str | None = None  # program | plan | rank | launcher | preparation | signal | trainkit
@@ -45,35 +45,37 @@ class Verdict(NamedTuple):
 
 def judge(seen: Observed) -> Verdict:
     """The first cause that applies wins, in the order of the rules below."""
-    rules = (_first_failure, _stopped, _preparation, _launcher_killed, _abandoned, _told_from_outside, _launcher_failed)
+    rules = (_first_failure, _stopped, _preparation, _launcher_killed, _abandoned, _stopped_elsewhere, _launcher_failed)
     for rule in rules:
         if (verdict := rule(seen)) is not None:
             return verdict
-    return _all_ran(seen)
+    if len(seen.records) >= seen.expected_ranks:
+        return Verdict(0)
+    why = f"{seen.launcher} exited 0 but only {len(seen.records)} of {seen.expected_ranks} ranks started"
+    return Verdict(1, "launcher", why)
+
+
+def first_failure(records: Sequence[RankRecord], vanished: Mapping[int, float]) -> tuple[float, int] | None:
+    """When, and which, the first rank failed by itself: not because it was told to stop."""
+    failures = [(r.ended, r.rank) for r in records if r.failed and not r.told_to_stop and r.ended is not None]
+    return min([*failures, *((at, rank) for rank, at in vanished.items())], default=None)
 
 
 def _first_failure(seen: Observed) -> Verdict | None:
-    failures = [(r.ended, r.rank) for r in seen.records if r.failed and not r.told_to_stop and r.ended is not None]
-    failures += [(at, rank) for rank, at in seen.vanished.items()]
-    if not failures:
+    first = first_failure(seen.records, seen.vanished)
+    if first is None or (seen.stop is not None and first[0] > seen.stop.at):  # it fell because the run was being ended
         return None
-    at, rank = min(failures)
-    if seen.stop is not None and at > seen.stop.at:
-        return None  # it fell because the run was being ended
+    rank = first[1]
     if rank in seen.vanished:
         return Verdict(KILLED, "rank", f"rank {rank} was killed from outside", rank, signal.SIGKILL)
     record = next(r for r in seen.records if r.rank == rank)
     if record.not_as_planned:
         return Verdict(record.code, "plan", f"rank {rank} does not run what was planned: {record.not_as_planned}", rank)
-    return Verdict(record.code, "program", f"rank {rank} {_how(record)}", rank, record.signal)
-
-
-def _how(record: RankRecord) -> str:
     if record.message and record.pid == 0:
-        return f"could not start: {record.message}"
-    if record.signal is not None:
-        return f"was ended by {signal_name(record.signal)}"
-    return f"exited with code {record.exit_code}"
+        how = f"could not start: {record.message}"
+    else:
+        how = _how(record.exit_code if record.signal is None else -record.signal)
+    return Verdict(record.code, "program", f"rank {rank} {how}", rank, record.signal)
 
 
 def _stopped(seen: Observed) -> Verdict | None:
@@ -90,8 +92,7 @@ def _preparation(seen: Observed) -> Verdict | None:
     if seen.preparation is None:
         return None
     title, code = seen.preparation
-    how = f"exited with code {code}" if code >= 0 else f"was ended by {signal_name(-code)}"
-    return Verdict(code if code >= 0 else 128 - code, "preparation", f"the preparation '{title}' {how}")
+    return Verdict(code if code >= 0 else 128 - code, "preparation", f"the preparation '{title}' {_how(code)}")
 
 
 def _launcher_killed(seen: Observed) -> Verdict | None:
@@ -110,13 +111,14 @@ def _abandoned(seen: Observed) -> Verdict | None:
     return Verdict(seen.launcher_exit or KILLED, "launcher", why)
 
 
-def _told_from_outside(seen: Observed) -> Verdict | None:
-    told = [record for record in seen.records if record.told_to_stop]
-    incomplete = bool(seen.launcher_exit) or any(record.failed for record in told)
-    if not told or not incomplete or seen.nodes > 1:  # on several nodes a failure elsewhere looks the same from here
+def _stopped_elsewhere(seen: Observed) -> Verdict | None:
+    stopped = [record for record in seen.records if record.told_to_stop]
+    incomplete = bool(seen.launcher_exit) or any(record.failed for record in stopped)
+    # On several nodes a failure elsewhere looks the same from here: the launcher tells this node's ranks to stop.
+    if not stopped or not incomplete or seen.nodes > 1:
         return None
-    first = min(told, key=lambda record: record.ended or float("inf"))
-    why = f"{seen.launcher} or rank {first.rank} was told from outside to stop"
+    first = min(stopped, key=lambda record: record.ended or float("inf"))
+    why = f"{seen.launcher} or rank {first.rank} was stopped from outside"
     return Verdict(KILLED, "rank", why, first.rank)
 
 
@@ -128,11 +130,9 @@ def _launcher_failed(seen: Observed) -> Verdict | None:
     return Verdict(seen.launcher_exit, "launcher", why)
 
 
-def _all_ran(seen: Observed) -> Verdict:
-    if len(seen.records) >= seen.expected_ranks:
-        return Verdict(0)
-    why = f"{seen.launcher} ended well, but only {len(seen.records)} of {seen.expected_ranks} ranks ran"
-    return Verdict(1, "launcher", why)
+def _how(code: int | None) -> str:
+    """code: minus the signal that ended it."""
+    return f"was ended by {signal_name(-code)}" if code is not None and code < 0 else f"exited with code {code}"
 
 
 def signal_name(number: int) -> str:

@@ -11,68 +11,62 @@ from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
 from trainkit.runner.rundir.records import read_records
 
 LINES = 20
+MEMORY = "the card's memory is full: lower batch.micro, or turn on efficiency.gradient_checkpointing"
 # Exit code of a failed rank -> what to look at. 128+n is signal n.
 HINTS: dict[int, str] = {
-    126: "The program may not be executed (chmod +x FILE); a Python script's name has to end in .py.",
-    127: "Is the program's path right? It is looked up from the folder where trainkit was started.",
-    132: "An illegal instruction: a library was built for another processor.",
-    134: "The program aborted: a C++ library or CUDA found an error; its message is above.",
-    135: "A bus error: shared memory (/dev/shm) may be full; lower data.workers or enlarge it.",
-    137: "Something outside the run sent KILL: often the kernel, when memory ran out (see dmesg).",
-    139: "A segmentation fault in a compiled library; PYTHONFAULTHANDLER=1 under env shows where.",
+    126: "make the program executable (chmod +x FILE); a Python script's name must end in .py",
+    127: "check the program's path, which is relative to the folder where trainkit was started",
+    132: "an illegal instruction: a library was built for another processor",
+    134: "the program aborted: a C++ library or CUDA found an error; its message is above",
+    135: "a bus error: shared memory (/dev/shm) may be full; lower data.workers or enlarge it",
+    137: "something outside the run sent KILL: often the kernel, when memory ran out (see dmesg)",
+    139: "a segmentation fault in a compiled library; PYTHONFAULTHANDLER=1 under env shows where",
 }
 # What a log says -> what to do; the first that is found is shown.
 TRACES: dict[str, str] = {
-    "CUDA out of memory": "The card's memory is full: lower batch.micro, or turn on efficiency.gradient_checkpointing.",
-    "OutOfMemoryError": "The card's memory is full: lower batch.micro, or turn on efficiency.gradient_checkpointing.",
-    "ModuleNotFoundError": "A package is missing in the environment of the interpreter that runs trainkit.",
-    "EADDRINUSE": "The rendezvous port was taken: run again, or name a free one with nodes.rendezvous.",
-    "No space left on device": "The disk is full: point output.root at another one.",
+    "CUDA out of memory": MEMORY,
+    "OutOfMemoryError": MEMORY,
+    "ModuleNotFoundError": "install the missing package for the interpreter that runs trainkit",
+    "EADDRINUSE": "the rendezvous port was taken: run again, or name a free one with nodes.rendezvous",
+    "No space left on device": "the disk is full: point output.root at another one",
     # A worker thread lets go of its last work, which holds a Python object, when the interpreter is already ending.
-    "terminate called without an active exception": "Most often a race in torch at a program's very end, between "
-    "gloo's threads and the interpreter, on a CPU. Let the script wait a moment after its last "
-    "collective (time.sleep(1)), or end with os._exit(0).",
+    "terminate called without an active exception": "most often a race in torch at a program's very end, between "
+    "gloo's threads and the interpreter, on a CPU: let the script wait a moment after its last "
+    "collective (time.sleep(1)), or end with os._exit(0)",
 }
-# A rank that does something else than the plan says.
-OTHERWISE = (
-    "Plan what the program does, or make it do what is planned. Only the first optimizer that steps is looked at: "
-    "where that is not the model's, set program.verify to false."
+NOT_AS_PLANNED = (
+    "plan what the program does, or make it do what is planned. Only the first optimizer that steps is looked at: "
+    "where that is not the model's, set program.verify to false"
 )
 
 
 def describe_failure(verdict: Verdict, attempt: AttemptLayout, shown_rank: int | None) -> str:
     """A few lines for standard error. shown_rank: whose output the user has seen already."""
     outcome = "was ended" if verdict.failure == "signal" else "failed"
-    lines = [f"the run {outcome}: {verdict.why}", _whose_code(verdict)]
+    lines = [f"the run {outcome}: {verdict.why}"]
+    if verdict.failure == "program" and verdict.exit_code in (2, 3, 4):  # trainkit's own codes too: say whose it is
+        lines.append(f"exit code {verdict.exit_code} is the program's own")
     log = _log(verdict, attempt)
     end = last_lines(log, LINES) if log is not None else []
     if end and (verdict.rank is None or verdict.rank != shown_rank):
         lines += [f"the last lines of {log}:", *(f"  | {line}" for line in end)]
     elif log is not None:
         lines.append(f"its log: {log}")
-    hints = [f"next: {hint}" for hint in (_hint(verdict, end), _way_on(attempt)) if hint]
-    return "\n".join([line for line in lines if line] + hints)
+    if hint := _hint(verdict, end):
+        lines.append(f"next: {hint}")
+    if saved := checkpoints_of(RunLayout(attempt.root.parent.parent)):
+        again = "the same command with --resume_from_checkpoint true"
+        lines.append(f"next: to continue after step {saved[0].step}, run {again}")
+    return "\n".join(lines)
 
 
 def remarks(attempt: AttemptLayout) -> list[str]:
-    """What the wrappers have to say of ranks that ran, however they ended."""
+    """What the wrappers recorded of ranks that ran, however they ended."""
     try:
         records = list(read_records(str(attempt.root)))
-    except FileNotFoundError:  # the run directory is gone, and with it all that was to be said
+    except FileNotFoundError:  # the run directory was removed meanwhile
         return []
     return [f"rank {record.rank}: {record.message}" for record in records if record.message and record.pid]
-
-
-def _whose_code(verdict: Verdict) -> str:
-    """Codes 2, 3 and 4 are also trainkit's own; a reader must be able to tell."""
-    if verdict.failure == "program" and verdict.exit_code in (2, 3, 4):
-        return f"exit code {verdict.exit_code} is the program's own"
-    return ""
-
-
-def _way_on(attempt: AttemptLayout) -> str:
-    saved = checkpoints_of(RunLayout(attempt.root.parent.parent))
-    return f"Go on after step {saved[0].step}: the same command with --resume_from_checkpoint true." if saved else ""
 
 
 def _log(verdict: Verdict, attempt: AttemptLayout) -> Path | None:
@@ -86,7 +80,7 @@ def _log(verdict: Verdict, attempt: AttemptLayout) -> Path | None:
 
 def _hint(verdict: Verdict, end: list[str]) -> str:
     if verdict.failure == "plan":
-        return OTHERWISE
+        return NOT_AS_PLANNED
     if verdict.failure not in ("program", "rank", "launcher", "preparation"):
         return ""
     text = "\n".join(end)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from trainkit.errors import MachineError
-from trainkit.machine.held_cards import folder, holder, path
+from trainkit.machine.held_cards import folder, holder, open_lock, path
 
 # A reader of the lock (`trainkit gpus`, another run's probe) has it for an instant; a run has it for good.
 PATIENCE_SECONDS = 0.3
@@ -28,11 +28,11 @@ class Cards:
         self._environ = environ
 
     def take(self, uuids: Sequence[str], *, shared: bool = False) -> str | None:
-        """Take all of them; the UUID of one that another run has, and then none is taken.
+        """Take all of them; else none, and the UUID of one that another run holds.
 
         shared: cards of others are left out instead. Raises MachineError where locks cannot be made.
         """
-        for uuid in sorted(set(uuids)):  # in one order, so that of two runs that want the same cards one gets them
+        for uuid in sorted(set(uuids)):  # in one order, so that of two runs after the same cards one gets them
             if self._lock(path(uuid, self._environ)):
                 continue
             if not shared:
@@ -42,11 +42,10 @@ class Cards:
 
     def sign(self, user: str, run: str) -> None:
         """Say who holds the cards, for those who look. run: the run's directory, empty while there is none."""
-        told = json.dumps({"pid": os.getpid(), "user": user, "run": run}).encode()
+        content = json.dumps({"pid": os.getpid(), "user": user, "run": run}).encode()
         with contextlib.suppress(OSError):  # a full disk: the cards are taken, only not signed
             for fd in self.fds:
-                os.pwrite(fd, told, 0)
-                os.ftruncate(fd, len(told))
+                os.ftruncate(fd, os.pwrite(fd, content, 0))
 
     def release(self) -> None:
         """Let the cards go, and leave no file behind."""
@@ -63,11 +62,11 @@ class Cards:
             fd = self._open(name)
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_at(fd, name):
+                if _is_only_name(fd, name):
                     self.fds.append(fd)
                     self._paths.append(name)
                     return True
-                os.close(fd)  # its holder removed it just now: the next one is made anew
+                os.close(fd)  # its holder removed it just now: open the next one
                 continue
             os.close(fd)
             if time.monotonic() > deadline:
@@ -76,21 +75,20 @@ class Cards:
 
     def _open(self, name: str) -> int:
         """Anybody's file, or a new one that anybody may lock."""
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             _make_folder(folder(self._environ))
             for _ in range(100):
                 with contextlib.suppress(FileNotFoundError):
-                    return os.open(name, flags)
+                    return open_lock(name, os.O_RDWR)
                 with contextlib.suppress(FileExistsError):
-                    fd = os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o666)
+                    fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
                     os.fchmod(fd, 0o666)  # whatever the umask says
                     return fd
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), name)
         except OSError as error:
             raise MachineError(
                 f"the lock of a card cannot be made: {error.filename or name}: {error.strerror}",
-                hint="Set TRAINKIT_CARD_LOCKS to a folder that all users of the cards may write to.",
+                hint="set TRAINKIT_CARD_LOCKS to a folder that all users of the cards may write to",
             ) from error
 
 
@@ -105,16 +103,18 @@ def user_name() -> str:
 
 
 def taken_by(uuid: str, environ: Mapping[str, str]) -> str:
-    """Who has a card, in words."""
+    """Who holds a card, in words."""
     held = holder(uuid, environ)
     return f"the run {held.run or 'that pid ' + str(held.pid) + ' starts'} ({held.user})" if held else "another run"
 
 
-def _is_at(fd: int, name: str) -> bool:
+def _is_only_name(fd: int, name: str) -> bool:
+    """Whether the open file is at that path and nowhere else: what is written into it then reaches no other's file."""
     try:
-        return os.path.samestat(os.fstat(fd), os.stat(name, follow_symlinks=False))
+        found = os.stat(name, follow_symlinks=False)
     except FileNotFoundError:
         return False
+    return os.path.samestat(os.fstat(fd), found) and found.st_nlink == 1
 
 
 def _make_folder(name: str) -> None:

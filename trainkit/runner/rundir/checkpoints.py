@@ -1,24 +1,27 @@
-"""Complete checkpoints that earlier runs left: those of a name, or the one at a path."""
+"""Complete checkpoints that earlier runs left, of the built-in trainer and of scripts on transformers' Trainer."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trainkit.files import read_json
 from trainkit.planner.resume import SavedCheckpoint
 from trainkit.runner.rundir.layout import CHECKPOINT_PREFIX, MANIFEST, RunLayout
 
+TRAINER_FOLDER = re.compile(r"^checkpoint-(\d+)$")
+TRAINER_STATE = "trainer_state.json"  # rank 0 writes it after weights and optimizer
+# Optimizer state as Trainer, FSDP and DeepSpeed write it; without it (save_only_model) a run cannot be resumed.
+TRAINER_OPTIMIZER = ("optimizer.pt", "optimizer.bin", "optimizer_0", "global_step{step}")
+
 
 def saved_checkpoints(output_root: str, name: str) -> list[SavedCheckpoint]:
-    """Every complete checkpoint under <output_root>/<name>: newest run first, within a run latest step first."""
-    parent = Path(output_root).absolute() / name
-    found: list[SavedCheckpoint] = []
-    for run in sorted(_folders(parent), reverse=True):
-        found += checkpoints_of(RunLayout(run))
-    return found
+    """The built-in trainer's under <output_root>/<name>: newest run first, within a run latest step first."""
+    return [saved for run in _runs(output_root, name) for saved in checkpoints_of(run)]
 
 
 def checkpoints_of(layout: RunLayout) -> list[SavedCheckpoint]:
@@ -34,6 +37,16 @@ def named_checkpoint(path: str) -> list[SavedCheckpoint]:
     return [] if saved is None else [replace(saved, path=path)]
 
 
+def trainer_checkpoints(output_root: str, name: str) -> list[SavedCheckpoint]:
+    """Trainer's under <output_root>/<name>/<run>/output: newest run first, within a run latest step first."""
+    return [saved for run in _runs(output_root, name) for saved in _of_trainer(run)]
+
+
+def _runs(output_root: str, name: str) -> Iterator[RunLayout]:
+    for folder in sorted(_folders(Path(output_root).absolute() / name), reverse=True):
+        yield RunLayout(folder)
+
+
 def _folders(parent: Path) -> list[Path]:
     try:
         return [path for path in parent.iterdir() if path.is_dir() and not path.name.startswith(".")]
@@ -42,12 +55,13 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def _read(folder: Path, run: str) -> SavedCheckpoint | None:
-    """None for what is no complete checkpoint: the manifest is written last, and says which files there must be."""
+    """None for an incomplete checkpoint: the manifest is written last, and lists all files with their sizes."""
     if not folder.name.startswith(CHECKPOINT_PREFIX):
         return None
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if not _is_whole(folder, manifest["files"]):
+        # Sizes only: whoever loads the checkpoint compares the checksums, which takes a while.
+        if any((folder / name).stat().st_size != facts["size"] for name, facts in manifest["files"].items()):
             return None
         return SavedCheckpoint(
             path=str(folder),
@@ -66,6 +80,27 @@ def _best_step(best: Mapping[str, Any]) -> int | None:
     return int(best["step"]) if best.get("loss") is not None else None
 
 
-def _is_whole(folder: Path, files: Mapping[str, Any]) -> bool:
-    """Whether every listed file has its size. Who loads the checkpoint compares the checksums: that takes a while."""
-    return all((folder / name).stat().st_size == facts["size"] for name, facts in files.items())
+def _of_trainer(layout: RunLayout) -> list[SavedCheckpoint]:
+    plan = read_json(layout.plan)
+    try:
+        ranks = sum(group["count"] * group["processes"] for group in plan["topology"]["groups"])
+        digest, strategy = str(plan["training_digest"]), str(plan["strategy"]["kind"])
+    except (KeyError, TypeError):
+        return []  # not a run directory
+    found = {
+        int(match[1]): path
+        for path in (layout.root / "output").glob("checkpoint-*")
+        if (match := TRAINER_FOLDER.match(path.name)) and _is_whole(path, int(match[1]), ranks)
+    }
+    return [
+        SavedCheckpoint(str(path), step, digest, layout.id, strategy, ranks)
+        for step, path in sorted(found.items(), reverse=True)
+    ]
+
+
+def _is_whole(folder: Path, step: int, ranks: int) -> bool:
+    """Whether every rank has written its part; the state of the generators is the last that a rank writes."""
+    generators = ["rng_state.pth"] if ranks == 1 else [f"rng_state_{rank}.pth" for rank in range(ranks)]
+    has_optimizer = any((folder / name.format(step=step)).exists() for name in TRAINER_OPTIMIZER)
+    written = has_optimizer and all((folder / name).exists() for name in generators)
+    return written and read_json(folder / TRAINER_STATE).get("global_step") == step

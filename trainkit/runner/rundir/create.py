@@ -31,10 +31,10 @@ def create(output_root: str, name: str) -> RunLayout:
         except OSError as error:
             raise MachineError(
                 f"the run directory {root} cannot be created: {error.strerror}",
-                hint="Set output.root to a folder that you may write to.",
+                hint="set output.root to a folder that you may write to",
             ) from error
         return RunLayout(root)
-    raise MachineError(f"no free name for a run directory was found in {parent}", hint="Is it a folder?")
+    raise MachineError(f"no free name for a run directory was found in {parent}", hint="check that it is a folder")
 
 
 def write(
@@ -57,11 +57,9 @@ def write(
 
 def masked_environment(diff: EnvironmentDiff, values: Mapping[str, str]) -> str:
     """The environment diff as text. What was taken from the caller, and what is named like a secret, is masked."""
-    hidden = {name for name in values if name in diff.take or is_secret_name(name)}
     lines = [f"unset {name}" for name in diff.unset]
-    lines += [f"{name}={MASK if name in hidden else _one_line(values[name])}" for name in sorted(values)]
+    for name in sorted(values):
+        hidden = name in diff.take or is_secret_name(name)
+        value = values[name] if values[name].isprintable() else values[name].encode("unicode_escape").decode("ascii")
+        lines.append(f"{name}={MASK if hidden else value}")
     return "".join(f"{line}\n" for line in lines)
-
-
-def _one_line(value: str) -> str:
-    return value.encode("unicode_escape").decode("ascii") if not value.isprintable() else value

@@ -1,12 +1,33 @@
-"""Every path of a run, in one class."""
+"""Every path of a run. What ranks and the guardian use is named in records.py, which loads faster than pathlib."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
+
+from trainkit.runner.rundir.records import log_path
 
 CHECKPOINT_PREFIX = "step-"
 MANIFEST = "manifest.json"
+
+
+class Folder(Protocol):
+    """Something that has a root folder."""
+
+    @property
+    def root(self) -> Path:
+        """The folder."""
+
+
+class Inside:
+    """A path inside the root folder."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: Folder, _owner: type) -> Path:
+        return folder.root / self._name
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,34 +36,15 @@ class AttemptLayout:
 
     root: Path
 
-    @property
-    def logs(self) -> Path:
-        """Folder of the ranks' and the launcher's output."""
-        return self.root / "logs"
-
-    @property
-    def ranks(self) -> Path:
-        """Folder of the ranks' exit records."""
-        return self.root / "ranks"
-
-    @property
-    def shown(self) -> Path:
-        """Folder of what was seen in each rank at its first optimizer step."""
-        return self.root / "shown"
-
-    @property
-    def launcher_log(self) -> Path:
-        """What the launcher itself said."""
-        return self.logs / "launcher.log"
-
-    @property
-    def preparation_log(self) -> Path:
-        """What the preparations said on standard error."""
-        return self.logs / "prepare.err"
+    logs = Inside("logs")  # output of the ranks and of the launcher
+    ranks = Inside("ranks")  # the ranks' exit records
+    shown = Inside("shown")  # what was seen in each rank at its first optimizer step
+    launcher_log = Inside("logs/launcher.log")
+    preparation_log = Inside("logs/prepare.err")
 
     def log(self, rank: int, stream: str) -> Path:
         """Output of a global rank; stream is ``out`` or ``err``."""
-        return self.logs / f"rank-{rank}.{stream}"
+        return Path(log_path(str(self.root), rank, stream))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,18 @@ class RunLayout:
     """A run directory: <output.root>/<name>/<timestamp>-<id>."""
 
     root: Path
+
+    recipe = Inside("recipe.yaml")  # resolved
+    plan = Inside("plan.json")
+    command = Inside("command.sh")  # the plan as a shell script
+    environment = Inside("env.txt")  # how the ranks' environment differs from the caller's, secrets masked
+    metrics = Inside("metrics.jsonl")  # one object per logged step; append-only
+    cards = Inside("cards.jsonl")  # one object per sample of the run's cards; append-only
+    checkpoints = Inside("checkpoints")
+    result = Inside("result.json")  # what the built-in trainer measured
+    summary = Inside("summary.json")  # the account of the whole run
+    status = Inside("status.json")  # starting, running, or who ended it and why
+    lock = Inside(".lock")  # locked while trainkit or the guardian lives
 
     @property
     def id(self) -> str:
@@ -60,61 +74,6 @@ class RunLayout:
     def name(self) -> str:
         """The run's name in the recipe."""
         return self.root.parent.name
-
-    @property
-    def recipe(self) -> Path:
-        """The resolved recipe."""
-        return self.root / "recipe.yaml"
-
-    @property
-    def plan(self) -> Path:
-        """The plan as JSON."""
-        return self.root / "plan.json"
-
-    @property
-    def command(self) -> Path:
-        """The plan as a shell script."""
-        return self.root / "command.sh"
-
-    @property
-    def environment(self) -> Path:
-        """How the ranks' environment differs from the caller's, secrets masked."""
-        return self.root / "env.txt"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON object per logged step; append-only."""
-        return self.root / "metrics.jsonl"
-
-    @property
-    def cards(self) -> Path:
-        """One JSON object per sample of the run's cards; append-only."""
-        return self.root / "cards.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of checkpoints."""
-        return self.root / "checkpoints"
-
-    @property
-    def result(self) -> Path:
-        """What the built-in trainer measured."""
-        return self.root / "result.json"
-
-    @property
-    def summary(self) -> Path:
-        """trainkit's account of the run."""
-        return self.root / "summary.json"
-
-    @property
-    def status(self) -> Path:
-        """How the run stands."""
-        return self.root / "status.json"
-
-    @property
-    def lock(self) -> Path:
-        """Locked as long as trainkit or the guardian lives."""
-        return self.root / ".lock"
 
     @property
     def attempts(self) -> list[AttemptLayout]:

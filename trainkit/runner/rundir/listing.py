@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainkit.files import read_json
 from trainkit.runner.rundir.layout import RunLayout
+
+STATES = ("starting", "running", "ended")
+LATEST = 1e11  # seconds since the epoch: what datetime can show
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,25 +40,27 @@ def list_runs(output_root: str, name: str | None = None) -> list[RunInfo]:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is a run directory."""
+    """Whether a folder is a run directory. ValueError for a name that cannot be one."""
     layout = RunLayout(path)
-    return layout.plan.is_file() and layout.recipe.is_file()
+    with contextlib.suppress(OSError):  # another user's: Path.is_file raises where it may not look
+        return layout.plan.is_file() and layout.recipe.is_file()
+    return False
 
 
 def read_run(path: Path) -> RunInfo:
-    """What the files of a run directory say."""
+    """What the files of a run directory say. What is damaged reads as unknown: one run must not hide all others."""
     layout = RunLayout(path.absolute())
     status = read_json(layout.status)
-    state = str(status.get("state", "lost"))
-    if state != "ended" and not is_running(layout):
+    state, exit_code = status.get("state"), status.get("exit_code")
+    if state not in STATES or (state != "ended" and not is_running(layout)):
         state = "lost"
     return RunInfo(
         layout,
         state,
-        status.get("exit_code"),
+        exit_code if isinstance(exit_code, int) else None,
         str(status.get("why") or ""),
-        status.get("started"),
-        status.get("ended"),
+        _time(status.get("started")),
+        _time(status.get("ended")),
         read_json(layout.summary),
     )
 
@@ -85,35 +90,26 @@ def hold(layout: RunLayout) -> int:
 def prunable(runs: Sequence[RunInfo], keep: int) -> list[RunInfo]:
     """The runs to remove so that the newest `keep` of each name stay; running ones always stay."""
     by_name: dict[str, list[RunInfo]] = {}
-    for run in runs:
+    for run in sorted(runs, key=lambda run: run.layout.id):
         by_name.setdefault(run.layout.name, []).append(run)
-    old = [
-        run
-        for group in by_name.values()
-        for run in sorted(group, key=lambda r: r.layout.id)[: max(0, len(group) - keep)]
-    ]
+    old = [run for group in by_name.values() for run in group[: max(0, len(group) - keep)]]
     return [run for run in old if run.state in ("ended", "lost")]
 
 
 def remove(run: RunInfo) -> bool:
-    """Remove a run directory; False when the run has come to life. A half-removed run is no longer taken for one."""
+    """Remove a run directory; False when it is running again."""
     if is_running(run.layout):
         return False
     with contextlib.suppress(FileNotFoundError):
-        run.layout.plan.unlink()
+        run.layout.plan.unlink()  # first: a half-removed folder must not count as a run
     shutil.rmtree(run.layout.root)
     return True
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; empty when the file is not there or not whole."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _subfolders(parent: Path) -> Iterator[Path]:
     with contextlib.suppress(OSError):
         yield from (path for path in parent.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _time(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and 0 <= value < LATEST else None

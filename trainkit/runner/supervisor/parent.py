@@ -18,7 +18,7 @@ from typing import Any
 from trainkit.runner.rank.streams import copy_window_size
 from trainkit.runner.report.console import Console
 from trainkit.runner.report.exit_status import KILLED, Verdict
-from trainkit.runner.report.relay import Relay
+from trainkit.runner.report.follow import Relay
 from trainkit.runner.rundir.layout import AttemptLayout
 from trainkit.runner.rundir.records import RankRecord, read_records
 from trainkit.runner.rundir.status import Attempt, write_status
