@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from trainkit.runner.rank.proof import HOOK, differences, observed, read
+from trainkit.files import read_json as read
+from trainkit.runner.rank.wrapper import HOOK, differences, observed
 from trainkit.verify import observe
 
 STEP = """

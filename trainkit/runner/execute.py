@@ -29,8 +29,8 @@ from trainkit.runner.rundir.card_locks import Cards, taken_by, user_name
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import hold
 from trainkit.runner.rundir.status import Attempt
+from trainkit.runner.supervisor.channel import Preparation, Spec
 from trainkit.runner.supervisor.parent import Job, Supervisor
-from trainkit.runner.supervisor.spec import Preparation, Spec
 
 ATTEMPT = 1
 NO_INPUT = (

@@ -1,266 +1,35 @@
-"""Wraps the program in each rank: logs by global rank, exit record, signals, no survivor when the wrapper is killed.
-
-``python -m trainkit.runner.rank --attempt DIR --grace SECONDS -- program args…``; the environment says which rank.
-"""
+"""``python -m trainkit.runner.rank --attempt DIR … -- program args…``: one rank; the environment says which."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
-import selectors
-import signal
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
-from trainkit.runner.rank.cpu_affinity import keep_to
-from trainkit.runner.rank.options import Options, parse
-from trainkit.runner.rank.proof import differences, observed
-from trainkit.runner.rank.streams import Copier, copy_window_size, open_channel
-from trainkit.runner.rundir.records import RankRecord, log_path, shown_path, write_last_record, write_record
-from trainkit.runner.supervisor.process_tree import exit_of_child
-from trainkit.runner.supervisor.spawn import Standing, Streams, spawn
+from trainkit.runner.rank.wrapper import Options, Wrapper
 
-STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-FORWARDED = (*STOP, signal.SIGUSR1, signal.SIGUSR2)
-NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it
-NOT_AS_PLANNED = 1  # as trainkit/verify/observe.py ends a program
-NOT_REGISTERED = 1  # nothing was started: nobody could watch over it
-DRAIN_SECONDS = 2.0  # at most, for output of background children after the program's end …
-SILENT_SECONDS = 0.5  # … and no longer than until they have been silent for so long
-LINGER_SECONDS = 0.5  # a stop that hits program and wrapper one after the other is still one stop
-CLEAN_UP_SECONDS = 2.0  # after a terminal's Ctrl-C, before TERM
+USAGE = (
+    "usage: python -m trainkit.runner.rank --attempt DIR [--grace SECONDS] "
+    "[--main each-node|one] [--expect FILE] [--replica-env NAME=VALUE]… [--cores LIST:LIST…] -- program args…"
+)
 
 
-class Wrapper:
-    """The life of one rank."""
-
-    def __init__(self, options: Options, environ: Mapping[str, str]) -> None:
-        self._options = options
-        self._environ = environ
-        self._selector = selectors.DefaultSelector()
-        self._copiers: list[Copier] = []
-        self._kill_at = self._term_at = float("inf")
-        self._exit: int | None = None  # minus the signal that killed it
-        self._before = ""  # how this rank differed from the plan before the launcher restarted it
-        self._shares_terminal = os.isatty(0)
-        hang_up = signal.getsignal(signal.SIGHUP)
-        self._ignored = (signal.SIGHUP,) if hang_up == signal.SIG_IGN else ()  # as nohup wants it
-        rank, local_rank, restart = (
-            _number(environ, name) for name in ("RANK", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")
-        )
-        self._shown = shown_path(options.attempt_dir, rank)
-        self._record = RankRecord(
-            rank,
-            local_rank,
-            host=os.uname().nodename,
-            wrapper_pid=os.getpid(),
-            restart=restart,
-            started=time.time(),
-            rendezvous=f"{environ.get('MASTER_ADDR', '')}_{environ.get('MASTER_PORT', '')}",
-        )
-
-    def run(self) -> int:
-        """Start the program, see it through, record its end; the exit code for the launcher."""
-        wakeup = self._listen()
-        try:
-            channels = self._register()
-        except OSError as error:
-            message = f"trainkit.runner.rank: {self._options.attempt_dir} cannot be written: {error.strerror}\n"
-            os.write(2, message.encode("utf-8", "surrogateescape"))
-            return NOT_REGISTERED
-        if self._before:
-            return self._not_again()
-        try:
-            self._start(channels)
-        except OSError as error:
-            return self._not_started(error)
-        finally:
-            for fd in channels:
-                os.close(fd)
-        self._follow(wakeup)
-        return self._finish()
-
-    def _register(self) -> list[int]:
-        for folder in ("logs", "ranks"):
-            os.makedirs(os.path.join(self._options.attempt_dir, folder), exist_ok=True)
-        self._before = differences(self._shown) if self._options.expected else ""
-        if not self._before:
-            with contextlib.suppress(FileNotFoundError):  # of this rank before the launcher restarted it
-                os.remove(self._shown)
-        write_record(self._options.attempt_dir, self._record)
-        return [self._open(name, fd) for name, fd in (("out", 1), ("err", 2))]
-
-    def _listen(self) -> int:
-        reader, writer = os.pipe()
-        os.set_blocking(reader, False)
-        os.set_blocking(writer, False)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        for number in (*FORWARDED, signal.SIGCHLD, signal.SIGWINCH):
-            if number not in self._ignored:
-                signal.signal(number, _noticed)
-        self._selector.register(reader, selectors.EVENT_READ)
-        return reader
-
-    def _open(self, name: str, own: int) -> int:
-        log = os.open(
-            log_path(self._options.attempt_dir, self._record.rank, name),
-            os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC,
-            0o666,
-        )
-        console = own if self._record.rank == 0 and not self._is_launcher_log(own) else None
-        reader, writer = open_channel(console)
-        os.set_blocking(reader, False)
-        copier = Copier(reader, log, console)
-        self._copiers.append(copier)
-        self._selector.register(reader, selectors.EVENT_READ, copier)
-        return writer
-
-    def _is_launcher_log(self, fd: int) -> bool:
-        """Whether our own output ends in the guardian's log of the launcher; the rank's log says it all already."""
-        try:
-            log = os.stat(os.path.join(self._options.attempt_dir, "logs", "launcher.log"))
-            return os.path.samestat(log, os.fstat(fd))
-        except OSError:
-            return False
-
-    def _start(self, channels: Sequence[int]) -> None:
-        # A group of its own, so that a launcher's signal to the wrapper's group reaches the program once, through us;
-        # but who reads from the terminal must stay in the terminal's foreground group.
-        group = None if self._shares_terminal else 0
-        keep_to(self._options.cores, self._record.local_rank)
-        standing = Standing(group=group, dies_with_parent=True, ignore=self._ignored)
-        pid = spawn(self._options.program, self._program_environ(), Streams(0, *channels), standing)
-        self._record = self._record._replace(pid=pid)
-        with contextlib.suppress(OSError):  # a full disk: the program runs, and its end will be tried again
-            write_record(self._options.attempt_dir, self._record)
-
-    def _program_environ(self) -> Mapping[str, str]:
-        is_main = not (self._record.local_rank if self._options.each_node else self._record.rank)
-        environ = {**self._environ, **({} if is_main else dict(self._options.replica_env))}
-        return observed(environ, self._options.expected, self._shown) if self._options.expected else environ
-
-    def _follow(self, wakeup: int) -> None:
-        self._look_for_end()
-        while self._exit is None:
-            self._step(wakeup)
-        drain_until = time.monotonic() + DRAIN_SECONDS
-        while (now := time.monotonic()) < drain_until and len(self._selector.get_map()) > 1:
-            if not self._step(wakeup, min(now + SILENT_SECONDS, drain_until)):
-                break
-        self._linger(wakeup)
-
-    def _linger(self, wakeup: int) -> None:
-        if self._exit in (-signal.SIGTERM, -signal.SIGINT):
-            until = time.monotonic() + LINGER_SECONDS
-            while not self._record.told_to_stop and time.monotonic() < until:
-                self._step(wakeup, until)
-
-    def _step(self, wakeup: int, until: float = float("inf")) -> bool:
-        """Wait for the next event and deal with it; whether any came."""
-        wait = min(until, self._kill_at, self._term_at) - time.monotonic()
-        events = self._selector.select(None if wait == float("inf") else max(0.0, wait))
-        for key, _ in events:
-            if key.fd == wakeup:
-                # The kernel runs handlers of signals that wait together in reverse: INT must not come after TERM,
-                # nor either after the CHLD that it caused.
-                for number in sorted(os.read(wakeup, 512)):
-                    self._on_signal(number)
-            elif not key.data.copy():
-                self._selector.unregister(key.fd)
-        self._keep_time(time.monotonic())
-        return bool(events)
-
-    def _keep_time(self, now: float) -> None:
-        if now >= self._term_at:
-            self._term_at = float("inf")
-            self._send(signal.SIGTERM)
-        if now >= self._kill_at:
-            self._kill_at = float("inf")
-            self._send(signal.SIGKILL)
-
-    def _on_signal(self, number: int) -> None:
-        if number == signal.SIGCHLD:
-            self._look_for_end()
-        elif number == signal.SIGWINCH:
-            for own, copier in enumerate(self._copiers, start=1):
-                copy_window_size(own, copier.source)
-        elif number not in STOP:
-            self._send(number)
+def parse(argv: Sequence[str]) -> Options:
+    """Read the command line (ValueError when it is wrong). By hand: argparse costs more than all the rest here."""
+    values = {"--attempt": "", "--grace": "30", "--main": "each-node", "--expect": "", "--cores": ""}
+    rest, variables = list(argv), list[str]()
+    while rest and rest[0] in (*values, "--replica-env") and len(rest) > 1:
+        if rest[0] in values:
+            values[rest[0]] = rest[1]
         else:
-            self._stop(number)
-
-    def _stop(self, number: int) -> None:
-        again = self._record.told_to_stop
-        self._record = self._record._replace(told_to_stop=True)
-        if number == signal.SIGINT and self._shares_terminal:
-            # The terminal has sent it to the program as well: give KeyboardInterrupt's clean-up a moment before TERM.
-            self._term_at = time.monotonic() + min(CLEAN_UP_SECONDS, self._options.grace)
-        elif not again:
-            self._send(number)
-        if not again:
-            self._kill_at = time.monotonic() + self._options.grace
-
-    def _send(self, number: int) -> None:
-        if self._exit is None and self._record.pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._record.pid, number)
-
-    def _look_for_end(self) -> None:
-        if self._exit is None and (code := exit_of_child(self._record.pid)) is not None:
-            self._exit = code
-            self._record = self._record._replace(ended=time.time())
-
-    def _finish(self) -> int:
-        assert self._exit is not None
-        if not self._shares_terminal:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # children that the program left behind
-                os.killpg(self._record.pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._record.pid, 0)
-        lost = sum(copier.lost for copier in self._copiers)
-        seen = differences(self._shown) if self._options.expected else ""
-        if seen and self._exit == 0:  # a shell script may go on after a part of it that failed
-            self._exit = NOT_AS_PLANNED
-        self._record = self._record._replace(
-            exit_code=self._exit if self._exit >= 0 else None,
-            signal=-self._exit if self._exit < 0 else None,
-            message=f"{lost} bytes of output could not be written to the log" if lost else "",
-            not_as_planned=seen,
-        )
-        self._save_end()
-        return self._record.code
-
-    def _not_again(self) -> int:
-        """The launcher restarts whatever fails; what is not as planned would be so again."""
-        self._record = self._record._replace(ended=time.time(), exit_code=NOT_AS_PLANNED, not_as_planned=self._before)
-        self._save_end()
-        return self._record.code
-
-    def _not_started(self, error: OSError) -> int:
-        missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
-        message = f"cannot start {self._options.program[0]}: {error.strerror}"
-        self._copiers[1].write(f"trainkit.runner.rank: {message}\n".encode("utf-8", "surrogateescape"))
-        self._record = self._record._replace(
-            ended=time.time(), exit_code=NOT_FOUND if missing else NOT_EXECUTABLE, message=message
-        )
-        self._save_end()
-        return self._record.code
-
-    def _save_end(self) -> None:
-        with contextlib.suppress(OSError):  # a removed folder must not change the program's exit code
-            write_last_record(self._options.attempt_dir, self._record)
-
-
-def _number(environ: Mapping[str, str], name: str) -> int:
-    value = environ.get(name, "")
-    return int(value) if value.isdigit() else 0
-
-
-def _noticed(_number: int, _frame: object) -> None:
-    """The wakeup descriptor carries the number; a handler must only exist."""
+            variables.append(rest[1])
+        del rest[:2]
+    if rest[:1] != ["--"] or len(rest) < 2 or not values["--attempt"]:
+        raise ValueError(USAGE)
+    pairs = tuple((name, value) for name, _, value in (each.partition("=") for each in variables))
+    attempt, grace, main_ranks, expected, cores = values.values()
+    return Options(attempt, float(grace), tuple(rest[1:]), main_ranks == "each-node", pairs, expected, cores)
 
 
 def main() -> NoReturn:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from trainkit.runner.rundir.records import RankRecord
+from trainkit.runner.supervisor.signals import signal_name
 
 KILLED = 128 + signal.SIGKILL
 
@@ -133,11 +134,3 @@ def _launcher_failed(seen: Observed) -> Verdict | None:
 def _how(code: int | None) -> str:
     """code: minus the signal that ended it."""
     return f"was ended by {signal_name(-code)}" if code is not None and code < 0 else f"exited with code {code}"
-
-
-def signal_name(number: int) -> str:
-    """``SIGTERM`` rather than 15."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

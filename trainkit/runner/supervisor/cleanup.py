@@ -1,4 +1,4 @@
-"""What killed ranks leave outside the run directory: shared memory and multiprocessing's temporary folders.
+"""End a whole tree of processes with KILL, and remove what the killed ones leave outside the run directory.
 
 Only what provably belongs to the run is removed: a name that DeepSpeed derives from the run's own rendezvous, or a file
 or socket folder that a process of the run held when it was killed, under a name that a library makes up for itself.
@@ -9,12 +9,73 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
+import time
 from collections.abc import Iterable
+from typing import NamedTuple
+
+from trainkit.runner.rundir.records import RankRecord
+from trainkit.runner.supervisor.process_tree import LINUX, command_line, descendants
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108  where shm_open() puts its files
 # torch's, Python's, NCCL's and DeepSpeed's own buffers: never a data set that a user staged there.
 OWN_NAMES = re.compile(r"torch_\d+_|psm_|wnsm_|sem\.mp-|mp-|nccl-|cuda\.shm\.|deepspeed_allreduce_buffer_")
 SOCKET_FOLDER = re.compile(r"pymp-\w+")
+TRACKER_SECONDS = 1.0  # multiprocessing's resource tracker cleans up when its users are gone, and then ends
+STUBBORN_SECONDS = 10.0  # a process in uninterruptible sleep outlives KILL, however long one waits
+PAUSE = 0.02
+
+
+class Ended(NamedTuple):
+    """What remained: processes that even KILL did not end, and what the killed ones held outside the run directory."""
+
+    survivors: tuple[int, ...]
+    held: frozenset[str]
+
+
+def reap() -> dict[int, int]:
+    """Collect children that have ended: pid -> exit code, minus the signal for those that a signal ended."""
+    ended: dict[int, int] = {}
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[found[0]] = os.waitstatus_to_exitcode(found[1])
+    return ended
+
+
+def send(pids: Iterable[int], number: int) -> None:
+    """A signal to each that is still there."""
+    for pid in pids:
+        if pid > 1:  # kill() reads 0 and below as groups, -1 as everybody
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+
+
+def kill_descendants(groups: Iterable[int] = (), spare: frozenset[int] = frozenset()) -> Ended:
+    """KILL everything below this process until nothing is left but zombies.
+
+    groups: process groups that are killed where the system does not tell who descends from whom.
+    spare: descendants that do not belong to the run.
+    """
+    begin = time.monotonic()
+    for group in groups if not LINUX else ():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if group > 1:
+                os.killpg(group, signal.SIGKILL)
+    held: set[str] = set()
+    while left := [pid for pid in descendants(os.getpid()) if pid not in spare]:
+        passed = time.monotonic() - begin
+        if passed >= STUBBORN_SECONDS:
+            break
+        victims = [pid for pid in left if passed >= TRACKER_SECONDS or not _is_tracker(pid)]
+        held |= held_by(victims)
+        send(victims, signal.SIGKILL)
+        time.sleep(PAUSE)
+    return Ended(tuple(left), frozenset(held))
+
+
+def remove_leftovers(records: Iterable[RankRecord], held: Iterable[str]) -> None:
+    """Remove what ranks leave in shared memory under the run's own names, and what killed processes held."""
+    remove({*held, *(path for each in records for path in deepspeed_buffers(each.rendezvous, [each.rank]))})
 
 
 def deepspeed_buffers(rendezvous: str, ranks: Iterable[int]) -> list[str]:
@@ -47,6 +108,10 @@ def remove(paths: Iterable[str]) -> list[str]:
     return sorted(candidates)
 
 
+def _is_tracker(pid: int) -> bool:
+    return b"multiprocessing.resource_tracker" in command_line(pid)
+
+
 def _is_ours(path: str) -> bool:
     with contextlib.suppress(OSError):
         return os.lstat(path).st_uid == os.getuid()
@@ -61,11 +126,10 @@ def _mapped(pid: int) -> set[str]:
 
 def _mapped_by_anyone(paths: set[str]) -> set[str]:
     used: set[str] = set()
-    if paths:
-        for name in os.listdir("/proc"):
-            if name.isdigit():
-                with contextlib.suppress(OSError):
-                    used |= _mapped(int(name)) & paths
+    for name in os.listdir("/proc") if paths else ():
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                used |= _mapped(int(name)) & paths
     return used
 
 
@@ -82,6 +146,7 @@ def _socket_folders() -> dict[str, str]:
     with contextlib.suppress(OSError), open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             fields = line.split(None, 7)
-            if len(fields) == 8 and SOCKET_FOLDER.fullmatch(os.path.basename(os.path.dirname(fields[7].rstrip("\n")))):
-                folders[f"socket:[{fields[6]}]"] = os.path.dirname(fields[7].rstrip("\n"))
+            folder = os.path.dirname(fields[7].rstrip("\n")) if len(fields) == 8 else ""
+            if SOCKET_FOLDER.fullmatch(os.path.basename(folder)):
+                folders[f"socket:[{fields[6]}]"] = folder
     return folders

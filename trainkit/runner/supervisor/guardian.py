@@ -6,276 +6,214 @@ any manner, it ends what is left: TERM to the ranks, the grace time, then KILL f
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import selectors
 import signal
 import socket
 import time
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
 
 from trainkit.runner.locks import Lock
-from trainkit.runner.report.exit_status import Observed, Stop, Verdict, judge
+from trainkit.runner.report.exit_status import Observed, Verdict, judge
 from trainkit.runner.rundir.status import Attempt, write_status
 from trainkit.runner.supervisor import cleanup
-from trainkit.runner.supervisor.ending import kill_descendants, reap, send
+from trainkit.runner.supervisor.channel import Channel, Preparation, Spec
 from trainkit.runner.supervisor.process_tree import become_subreaper, descendants
 from trainkit.runner.supervisor.ranks import Ranks
+from trainkit.runner.supervisor.signals import PASSED_ON, wakeup
 from trainkit.runner.supervisor.spawn import Standing, Streams, spawn
-from trainkit.runner.supervisor.spec import Preparation, Spec
+from trainkit.runner.supervisor.termination import Action, Situation, Termination
 
 IGNORED = ("INT", "TERM", "HUP", "QUIT", "TSTP", "TTIN", "TTOU", "USR1", "USR2", "PIPE")
 QUICK, SLOW = 0.05, 0.2  # seconds between looks, before and after all ranks have registered
-STUCK_SECONDS = 5.0  # beyond the grace time, for a launcher that does not notice a dead rank
-RESTART_SECONDS = 120.0  # the same where the launcher may be restarting the ranks
-SETTLE_SECONDS = 0.5  # helpers of a program (trackers, writers) that are just ending by themselves
-REST_SECONDS = 3.0  # between TERM and KILL for processes that are no ranks, at most the grace time
+NOT_FOUND = -1  # in the place of the pid of a command that could not be started
 
 
 class Guardian:
     """One attempt, from the preparations to the last process."""
 
-    def __init__(self, spec: Spec, trainkit: socket.socket, early: bytes) -> None:
-        self.spec = spec
+    def __init__(self, spec: Spec, trainkit: Channel, orders: Iterable[Mapping[str, Any]]) -> None:
+        self._spec = spec
         self._trainkit = trainkit
-        self._received = early
         self._selector = selectors.DefaultSelector()
         self._ranks = Ranks(spec.attempt_dir, self._selector)
-        self._exits: dict[int, int] = {}
-        self._stop: Stop | None = None
-        self._kill_at = float("inf")
+        self._termination = Termination(spec.grace, may_restart=spec.max_restarts > 0)
+        self._exits: dict[int, int] = {}  # pid -> exit code, minus the signal
         self._launcher_pid = 0
-        self._told_launcher = self._told_tree = self._introduced = False
-        self._gone_since: float | None = None
+        self._introduced = False
         self._held: set[str] = set()
         self._survivors: tuple[int, ...] = ()
+        self._obey(orders)
 
     def run(self) -> Verdict:
         """The whole attempt; its verdict is in status.json when this returns."""
-        self._listen()
+        self._selector.register(wakeup([signal.SIGCHLD]), selectors.EVENT_READ, "child")
+        self._selector.register(self._trainkit, selectors.EVENT_READ, "trainkit")
         self._save("starting")
         failed = self._prepare()
-        if failed is None and self._stop is None:
+        if failed is None and self._termination.stop is None:
             self._start()
             self._await(self._launcher_pid)
         self._ranks.poll()
-        abandoned = self._ranks.alive() if self._launcher_pid and self._stop is None else []
+        abandoned = self._ranks.alive() if self._launcher_pid and self._termination.stop is None else []
         self._end_rest()
         verdict = self._judge(failed, abandoned)
-        self._clean()
+        cleanup.remove_leftovers(self._ranks.records.values(), self._held)
         self._save("ended", verdict)
         self._report(event="ended", **verdict._asdict())
         return verdict
 
-    def _listen(self) -> None:
-        reader, writer = os.pipe()
-        for fd in (reader, writer):
-            os.set_blocking(fd, False)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, _noticed)
-        self._selector.register(reader, selectors.EVENT_READ, "child")
-        self._selector.register(self._trainkit, selectors.EVENT_READ, "trainkit")
-        self._obey()
-
     def _prepare(self) -> tuple[str, int] | None:
-        for item in self.spec.preparations:
+        """Run the preparations; title and exit code of one that failed."""
+        for item in self._spec.preparations:
             preparation = Preparation(*item)
             with Lock(preparation.lock) as lock:
                 if not lock.acquire():
                     self._report(event="waiting", title=preparation.title, lock=preparation.lock)
-                while self._stop is None and not lock.acquire():
+                while self._termination.stop is None and not lock.acquire():
                     self._wait(SLOW)
-                if self._stop is not None:
+                if self._termination.stop is not None:
                     return None
                 code = self._run_preparation(preparation, lock)
-            if code != 0 and self._stop is None:
+            if code != 0 and self._termination.stop is None:
                 return preparation.title, code
         return None
 
     def _run_preparation(self, preparation: Preparation, lock: Lock) -> int:
         self._report(event="preparing", title=preparation.title)
-        begin = time.monotonic()
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        streams = [os.open(f"{self.spec.attempt_dir}/logs/prepare.{name}", flags, 0o666) for name in ("out", "err")]
+        streams = [os.open(f"{self._spec.attempt_dir}/logs/prepare.{name}", flags, 0o666) for name in ("out", "err")]
         nothing = os.open(os.devnull, os.O_RDONLY)
         try:
             # The child holds the lock too: it stays locked while the child lives, even if the guardian does not.
-            pid = self._spawn(preparation.argv, Streams(nothing, *streams), Standing(new_session=True), (lock.fd,))
+            standing = Standing(new_session=True, ignore=PASSED_ON)
+            pid = self._spawn(preparation.argv, Streams(nothing, *streams), standing, (lock.fd,))
         finally:
             for fd in (*streams, nothing):
                 os.close(fd)
-        code = self._await(pid)
-        self._report(event="prepared", title=preparation.title, seconds=time.monotonic() - begin)
-        return code
+        return self._await(pid)
 
     def _start(self) -> None:
-        group = self.spec.foreground_group
-        standing = Standing(new_session=group is None, group=group, ignore=tuple(self.spec.ignore))
-        self._launcher_pid = self._spawn(self.spec.argv, Streams(0, 1, 2), standing)
+        group = self._spec.foreground_group
+        # A scheduler may send USR1 to every process of a job (scancel --signal). torchrun and the other launchers would
+        # die of it, with all ranks; ignored, it stays so through exec, and each rank's wrapper takes it up again.
+        standing = Standing(new_session=group is None, group=group, ignore=(*self._spec.ignore, *PASSED_ON))
+        self._launcher_pid = self._spawn(self._spec.argv, Streams(0, 1, 2), standing)
         self._save("running")
-        self._report(event="started", pid=self._launcher_pid)
 
     def _spawn(self, argv: Sequence[str], streams: Streams, standing: Standing, inherit: Sequence[int] = ()) -> int:
         try:
             return spawn(argv, os.environ, streams, standing, inherit)
         except OSError as error:
             os.write(streams.stderr, f"cannot start {argv[0]}: {error.strerror}\n".encode("utf-8", "surrogateescape"))
-            self._exits[-1] = 127
-            return -1
+            self._exits[NOT_FOUND] = 127
+            return NOT_FOUND
 
     def _await(self, pid: int) -> int:
         while pid not in self._exits:
             self._ranks.poll()
             self._introduce()
-            self._end_if_stuck()
-            self._press()
-            self._wait(QUICK if len(self._ranks.records) < self.spec.ranks or self._stop else SLOW)
+            if self._termination.is_stuck(self._ranks.first_failure()):
+                self._termination.order(f"{self._spec.launcher} did not end the run after a rank had failed")
+            self._end_if_ordered()
+            starting = len(self._ranks.records) < self._spec.ranks
+            self._wait(QUICK if starting or self._termination.stop else SLOW)
         return self._exits[pid]
 
     def _introduce(self) -> None:
-        """On several nodes nobody knows beforehand which global rank is the first of this one."""
+        """On several nodes the global rank of this one's first rank is known only when that has registered."""
         first = next((r.rank for r in self._ranks.records.values() if r.local_rank == 0), None)
-        if first is not None and not self._introduced and self.spec.nodes > 1:
+        if first is not None and not self._introduced and self._spec.nodes > 1:
             self._introduced = True
             self._report(event="main rank", rank=first)
 
     def _wait(self, seconds: float) -> None:
-        for key, _ in self._selector.select(max(0.0, min(seconds, self._kill_at - time.monotonic()))):
+        """Until something happens: a message, an ended child, a rank that is gone, or the time to KILL."""
+        until_kill = self._termination.kill_at - time.monotonic()
+        for key, _ in self._selector.select(max(0.0, min(seconds, until_kill))):
             if key.data == "child":
                 os.read(key.fd, 512)
-            elif key.data == "trainkit":
-                self._listen_to_trainkit()
-            else:
+            elif key.data != "trainkit":
                 self._ranks.poll()
-        self._exits.update(reap())
+            elif (orders := self._trainkit.receive()) is not None:
+                self._obey(orders)
+            else:
+                self._selector.unregister(self._trainkit)
+                self._termination.order("trainkit was killed")
+        self._exits.update(cleanup.reap())
 
-    def _listen_to_trainkit(self) -> None:
-        data = b""
-        with contextlib.suppress(ConnectionResetError):  # it ended before it had read all that we said
-            data = self._trainkit.recv(4096)
-        if not data:
-            self._selector.unregister(self._trainkit)
-            self._order_stop("trainkit was killed")
-        self._received += data
-        self._obey()
-
-    def _obey(self) -> None:
-        *lines, self._received = self._received.split(b"\n")
-        for line in lines:
-            order = json.loads(line)
+    def _obey(self, orders: Iterable[Mapping[str, Any]]) -> None:
+        for order in orders:
             if order["do"] == "stop":
-                self._order_stop(order["why"], order["signal"])
+                self._termination.order(order["why"], order["signal"])
             elif order["do"] == "kill":
-                self._kill_at = 0.0
+                self._termination.kill_at = 0.0
             elif order["do"] == "signal":
                 self._ranks.signal(order["signal"])
 
-    def _order_stop(self, why: str, number: int | None = None) -> None:
-        if self._stop is None:
-            self._stop = Stop(time.time(), why, number)
-            self._kill_at = time.monotonic() + self.spec.grace
+    def _end_if_ordered(self) -> None:
+        running = [self._launcher_pid] if self._launcher_pid and self._launcher_pid not in self._exits else []
+        situation = Situation(bool(self._ranks.records), bool(self._ranks.alive()), bool(running))
+        for action in self._termination.due(situation):
+            self._carry_out(action, running)
 
-    def _end_if_stuck(self) -> None:
-        failed = self._ranks.first_failure()
-        patience = self.spec.grace + (RESTART_SECONDS if self.spec.max_restarts else STUCK_SECONDS)
-        if failed is not None and time.time() - failed > patience:
-            self._order_stop(f"{self.spec.launcher} did not end the run after a rank had failed")
-
-    def _press(self) -> None:
-        """Carry out a stop: TERM to those who should have it by now, KILL when the grace time is over."""
-        if self._stop is None:
-            return
-        if time.monotonic() >= self._kill_at:
-            self._kill_everything()
-            return
-        self._ranks.tell_to_stop()
-        if not self._ranks.records and not self._told_tree:
-            self._told_tree = True
-            send([*descendants(os.getpid()), self._launcher_pid], signal.SIGTERM)
-        self._tell_launcher()
-
-    def _tell_launcher(self) -> None:
-        """A launcher that may restart ranks is told at once, another when it does not notice that all are gone."""
-        if self._ranks.alive() or not self._ranks.records:
-            self._gone_since = None
-        elif self._gone_since is None:
-            self._gone_since = time.monotonic()
-        idle = self._gone_since is not None and time.monotonic() - self._gone_since > 2.0
-        running = self._launcher_pid > 0 and self._launcher_pid not in self._exits
-        if running and not self._told_launcher and (idle or self.spec.max_restarts):
-            self._told_launcher = True
-            send([self._launcher_pid], signal.SIGTERM)
-
-    def _kill_everything(self) -> None:
-        groups = [self._launcher_pid, *(record.pid for record in self._ranks.records.values())]
-        ended = kill_descendants(groups)
-        self._exits.update(reap())
-        self._held |= ended.held
-        self._survivors = ended.survivors
-        self._kill_at = float("inf")
-        for pid in (self._launcher_pid, *ended.survivors):
-            self._exits.setdefault(pid, -signal.SIGKILL)
+    def _carry_out(self, action: Action, launcher: Sequence[int] = ()) -> None:
+        """launcher: its pid while it runs; later the number may be another process's."""
+        if action is Action.TERM_RANKS:
+            self._ranks.tell_to_stop()
+        elif action is Action.TERM_LAUNCHER:
+            cleanup.send(launcher, signal.SIGTERM)
+        elif action is not Action.KILL:
+            cleanup.send({*descendants(os.getpid()), *launcher}, signal.SIGTERM)
+        else:
+            groups = [self._launcher_pid, *(record.pid for record in self._ranks.records.values())]
+            ended = cleanup.kill_descendants(groups)
+            self._exits.update(cleanup.reap())
+            self._held |= ended.held
+            self._survivors = ended.survivors
+            for pid in (self._launcher_pid, *ended.survivors):  # nobody waits for what even KILL does not end
+                self._exits.setdefault(pid, -signal.SIGKILL)
 
     def _end_rest(self) -> None:
-        """End what is still there after the launcher: ranks get the full grace time, anything else a short one."""
-        begin = time.monotonic()
-        told = False
-        while (left := descendants(os.getpid())) and not self._survivors:
+        """End what is still there after the launcher."""
+        while descendants(os.getpid()) and not self._survivors:
             self._ranks.poll()
-            if self._ranks.alive():
-                self._order_stop(f"{self.spec.launcher} ended before its ranks")
-                begin = time.monotonic()
-            elif time.monotonic() - begin > SETTLE_SECONDS and not told:
-                told = True
-                send(left, signal.SIGTERM)
-                self._kill_at = min(self._kill_at, time.monotonic() + min(self.spec.grace, REST_SECONDS))
-            if self._stop is not None:
-                self._press()
-            elif time.monotonic() >= self._kill_at:
-                self._kill_everything()
+            alive = bool(self._ranks.alive())
+            if alive:
+                self._termination.order(f"{self._spec.launcher} ended before its ranks")
+            for action in self._termination.end_rest(alive):
+                self._carry_out(action)
+            self._end_if_ordered()
             self._wait(QUICK)
 
     def _judge(self, failed: tuple[str, int] | None, abandoned: Sequence[int]) -> Verdict:
         self._ranks.poll()
         return judge(
             Observed(
-                launcher=self.spec.launcher,
+                launcher=self._spec.launcher,
                 launcher_exit=self._exits.get(self._launcher_pid),
                 records=tuple(self._ranks.records.values()),
                 vanished=self._ranks.vanished,
                 abandoned=abandoned,
-                stop=self._stop,
-                expected_ranks=self.spec.ranks,
-                nodes=self.spec.nodes,
+                stop=self._termination.stop,
+                expected_ranks=self._spec.ranks,
+                nodes=self._spec.nodes,
                 preparation=failed,
             )
         )
 
-    def _clean(self) -> None:
-        records = self._ranks.records.values()
-        for rendezvous in {record.rendezvous for record in records}:
-            ranks = [record.rank for record in records if record.rendezvous == rendezvous]
-            self._held.update(cleanup.deepspeed_buffers(rendezvous, ranks))
-        cleanup.remove(self._held)
-
     def _save(self, state: str, verdict: Verdict | None = None) -> None:
         pids = {
-            "trainkit": self.spec.trainkit_pid,
+            "trainkit": self._spec.trainkit_pid,
             "guardian": os.getpid(),
             "launcher": self._launcher_pid or None,
             "ranks": {str(r.rank): r.pid for r in self._ranks.records.values()},
         }
-        write_status(Attempt(*self.spec.status), state, pids, verdict, self._survivors)
+        write_status(Attempt(*self._spec.status), state, pids, verdict, self._survivors)
 
     def _report(self, **event: object) -> None:
-        with contextlib.suppress(OSError):
-            self._trainkit.sendall(json.dumps(event).encode() + b"\n")
-
-
-def _noticed(_number: int, _frame: object) -> None:
-    """The wakeup descriptor wakes the loop; a handler must only exist."""
+        self._trainkit.send(event)
 
 
 def main(fd: int) -> NoReturn:
@@ -284,17 +222,16 @@ def main(fd: int) -> NoReturn:
         signal.signal(getattr(signal, f"SIG{name}"), signal.SIG_IGN)
     become_subreaper()
     os.set_inheritable(fd, False)
-    trainkit = socket.socket(fileno=fd)
-    data = b""
-    while b"\n" not in data:
-        more = trainkit.recv(65536)
-        if not more:
+    trainkit = Channel(socket.socket(fileno=fd))
+    messages: list[dict[str, Any]] = []
+    while not messages:
+        received = trainkit.receive()
+        if received is None:
             os._exit(1)
-        data += more
-    line, _, early = data.partition(b"\n")
+        messages += received
     try:
-        Guardian(Spec(**json.loads(line)), trainkit, early).run()
+        Guardian(Spec(**messages[0]), trainkit, messages[1:]).run()
     except BaseException:
-        kill_descendants()  # not even a bug of ours may leave anything behind; its traceback is in the launcher's log
+        cleanup.kill_descendants()  # not even a bug here may leave anything; its traceback is in the launcher's log
         raise
     os._exit(0)

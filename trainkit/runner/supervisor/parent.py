@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import selectors
 import signal
@@ -22,12 +21,11 @@ from trainkit.runner.report.follow import Relay
 from trainkit.runner.rundir.layout import AttemptLayout
 from trainkit.runner.rundir.records import RankRecord, read_records
 from trainkit.runner.rundir.status import Attempt, write_status
-from trainkit.runner.supervisor.cleanup import deepspeed_buffers, remove
-from trainkit.runner.supervisor.ending import kill_descendants, send
+from trainkit.runner.supervisor.channel import Channel, Spec
+from trainkit.runner.supervisor.cleanup import kill_descendants, remove_leftovers, send
 from trainkit.runner.supervisor.process_tree import become_subreaper, descendants, is_alive
-from trainkit.runner.supervisor.signals import Orders, handled
+from trainkit.runner.supervisor.signals import PASSED_ON, STOP, Orders, handled, signal_name
 from trainkit.runner.supervisor.spawn import Standing, Streams, spawn
-from trainkit.runner.supervisor.spec import Spec
 
 TURN_SECONDS = 0.1
 STALLED_SECONDS = 2.0  # after a stop, for a reader that does not take the output
@@ -57,10 +55,10 @@ class Supervisor:
         self._console = console
         # Descriptors that the guardian keeps too: the run counts as running, and has its cards, while either lives.
         self._locks = locks
-        self._channel, self._far = socket.socketpair()
-        self._orders = Orders(self._tell, lambda: console.abandon(STALLED_SECONDS))
+        near, self._far = socket.socketpair()
+        self._guardian = Channel(near)
+        self._orders = Orders(self._pass_order, lambda: console.abandon(STALLED_SECONDS))
         self._selector = selectors.DefaultSelector()
-        self._received = b""
         self._verdict: Verdict | None = None
         self._terminal: int | None = None
         self._connected = False  # to the guardian, which has its spec
@@ -70,12 +68,12 @@ class Supervisor:
         """Start, follow to the end, and return the verdict. each_turn is called about ten times a second."""
         become_subreaper()
         others = frozenset(descendants(os.getpid()))
-        with handled(self._orders):
-            guardian = self._start()
+        with handled((*STOP, *PASSED_ON, signal.SIGWINCH), self._orders.take):
+            pid = self._start()
             while self._connected:
                 self._turn()
                 each_turn()
-            code = os.waitstatus_to_exitcode(os.waitpid(guardian, 0)[1])
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             if self._verdict is None:
                 self._verdict = self._finish_for_guardian(code, others)
             self._drain()
@@ -90,9 +88,8 @@ class Supervisor:
         err = slave if slave is not None and os.isatty(2) else log
         foreground = self._job.spec.foreground_group is not None
         root = str(Path(__file__).resolve().parents[3])
-        argv = (sys.executable, "-I", "-S", "-c", BOOT, root, str(self._far.fileno()))
         pid = spawn(
-            argv,
+            (sys.executable, "-I", "-S", "-c", BOOT, root, str(self._far.fileno())),
             self._job.environment,
             Streams(0 if self._job.keeps_stdin else nothing, out, err),
             Standing(new_session=not foreground, group=0 if foreground else None),
@@ -102,12 +99,12 @@ class Supervisor:
         for fd in (log, nothing, slave):
             if fd is not None:
                 os.close(fd)
-        self._selector.register(self._channel, selectors.EVENT_READ, "guardian")
-        self._send(self._job.spec._asdict())
+        self._selector.register(self._guardian, selectors.EVENT_READ, "guardian")
+        self._guardian.send(self._job.spec._asdict())
         self._connected = True
-        if self._orders.stopped_by is not None:  # it came before there was anybody to tell
+        if self._orders.stopped_by is not None:  # it came before there was a guardian to ask
             number, self._orders.stopped_by = self._orders.stopped_by, None
-            self._orders.take(number, None)
+            self._orders.take(number)
         return pid
 
     def _open_terminal(self) -> int | None:
@@ -118,14 +115,14 @@ class Supervisor:
             return None
         import tty
 
-        self._terminal, slave = os.openpty()
+        master, slave = os.openpty()
+        self._terminal = master
         tty.setraw(slave)
         real = 1 if os.isatty(1) else 2
-        copy_window_size(real, self._terminal)
-        master = self._terminal
+        copy_window_size(real, master)
         self._orders.on_resize = lambda: copy_window_size(real, master)
-        os.set_blocking(self._terminal, False)
-        self._selector.register(self._terminal, selectors.EVENT_READ, "terminal")
+        os.set_blocking(master, False)
+        self._selector.register(master, selectors.EVENT_READ, "terminal")
         if not os.isatty(1):
             self._relay.follow_logs(0, ("out",))
         elif not os.isatty(2):
@@ -134,22 +131,16 @@ class Supervisor:
 
     def _turn(self) -> None:
         for key, _ in self._selector.select(TURN_SECONDS):
-            if key.data == "guardian":
-                self._hear()
-            elif self._relay.pass_on(key.fd) is None:
-                self._selector.unregister(key.fd)
+            if key.data == "terminal":
+                if self._relay.pass_on(key.fd) is None:
+                    self._selector.unregister(key.fd)
+            elif (events := self._guardian.receive()) is None:
+                self._connected = False
+            else:
+                for event in events:
+                    self._on_event(event)
         self._announce()
         self._relay.turn()
-
-    def _hear(self) -> None:
-        data = b""
-        with contextlib.suppress(ConnectionResetError):
-            data = self._channel.recv(65536)
-        if not data:
-            self._connected = False
-        *lines, self._received = (self._received + data).split(b"\n")
-        for line in lines:
-            self._on_event(json.loads(line))
 
     def _on_event(self, event: dict[str, Any]) -> None:
         kind = event.pop("event")
@@ -167,8 +158,7 @@ class Supervisor:
             return
         if not self._announced:
             self._announced = True
-            name = signal.Signals(self._orders.stopped_by).name
-            grace = f"{self._job.spec.grace:g} s"
+            name, grace = signal_name(self._orders.stopped_by), f"{self._job.spec.grace:g} s"
             self._console.say(
                 f"{name}: ending the run; ranks get TERM, and KILL after {grace} (Ctrl-C once more kills at once)"
             )
@@ -182,16 +172,12 @@ class Supervisor:
                 pass
             os.close(self._terminal)
         self._relay.finish()
-        self._channel.close()
+        self._guardian.close()
         self._selector.close()
 
-    def _tell(self, message: dict[str, object]) -> None:
+    def _pass_order(self, order: Mapping[str, object]) -> None:
         if self._connected:  # the spec must be the first message
-            self._send(message)
-
-    def _send(self, message: dict[str, object]) -> None:
-        with contextlib.suppress(OSError):  # the guardian is gone: the loop sees that too
-            self._channel.sendall(json.dumps(message).encode() + b"\n")
+            self._guardian.send(order)
 
     def _finish_for_guardian(self, code: int, others: frozenset[int]) -> Verdict:
         """The guardian is gone; as subreaper trainkit has inherited its children. End them in the same order."""
@@ -205,16 +191,12 @@ class Supervisor:
             if self._orders.insists:
                 break
         ended = kill_descendants(spare=others)
-        buffers = {path for r in records for path in deepspeed_buffers(r.rendezvous, [r.rank])}
-        remove(buffers | ended.held)
-        log = self._job.attempt.launcher_log
-        verdict = (
-            Verdict(KILLED, "guardian", "trainkit's guardian process was killed from outside", signal=-code)
-            if code < 0
-            else Verdict(
-                3, "trainkit", f"this is a bug in trainkit: its guardian process failed; its traceback is in {log}"
-            )
-        )
+        remove_leftovers(records, ended.held)
+        if code < 0:
+            verdict = Verdict(KILLED, "guardian", "trainkit's guardian process was killed from outside", signal=-code)
+        else:
+            bug = "this is a bug in trainkit: its guardian process failed; its traceback is in"
+            verdict = Verdict(3, "trainkit", f"{bug} {self._job.attempt.launcher_log}")
         pids = {"trainkit": os.getpid(), "ranks": {str(r.rank): r.pid for r in records}}
         write_status(Attempt(*self._job.spec.status), "ended", pids, verdict, ended.survivors)
         return verdict

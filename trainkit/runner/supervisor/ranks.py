@@ -1,4 +1,4 @@
-"""The ranks as the guardian sees them: registered by their wrappers' records, watched by pidfd, told by signal."""
+"""The ranks as the guardian sees them: registered by their wrappers' records, watched by pidfd, reached by signal."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import selectors
 import signal
 import time
 
+from trainkit.runner.report.exit_status import first_failure
 from trainkit.runner.rundir.records import RankRecord, read_records
 from trainkit.runner.supervisor.process_tree import is_alive, open_pidfd
+
+YOUNG_NANOSECONDS = 50_000_000
 
 
 class Ranks:
@@ -31,11 +34,14 @@ class Ranks:
         for rank, record in list(self.records.items()):
             if record.ended is None and rank not in self.vanished and not is_alive(record.wrapper_pid):
                 self._read()  # the last thing that a wrapper does is to finish its record
-                latest = self.records[rank]  # the launcher may have started it anew meanwhile
+                latest = self.records[rank]  # the launcher may have restarted it meanwhile
                 if latest.wrapper_pid == record.wrapper_pid and latest.ended is None:
                     self.vanished[rank] = time.time()
         for pid in [pid for pid in self._watched if not is_alive(pid)]:
-            self._forget(pid)
+            pidfd = self._watched.pop(pid)
+            if pidfd is not None:
+                self._selector.unregister(pidfd)
+                os.close(pidfd)
 
     def alive(self) -> list[int]:
         """Ranks whose wrappers still run."""
@@ -43,8 +49,8 @@ class Ranks:
 
     def first_failure(self) -> float | None:
         """When the first rank failed by itself (seconds since the epoch)."""
-        ends = [r.ended for r in self.records.values() if r.failed and not r.told_to_stop and r.ended is not None]
-        return min([*ends, *self.vanished.values()], default=None)
+        first = first_failure(list(self.records.values()), self.vanished)
+        return None if first is None else first[0]
 
     def signal(self, number: int) -> None:
         """A signal to every wrapper, which passes it on to its program."""
@@ -67,8 +73,8 @@ class Ranks:
             return
         if stamp == self._stamp:
             return
-        # Clock ticks are coarse: a change in the same tick must not be missed, so a young stamp is not believed.
-        self._stamp = stamp if time.time_ns() - stamp > 50_000_000 else None
+        # Clock ticks are coarse: a change in the same tick must not be missed, so a young stamp is not trusted.
+        self._stamp = stamp if time.time_ns() - stamp > YOUNG_NANOSECONDS else None
         for record in read_records(self._attempt_dir):
             if record.host == self._host:
                 known = self.records.get(record.rank)
@@ -77,18 +83,12 @@ class Ranks:
                     self._watch(record)
 
     def _watch(self, record: RankRecord) -> None:
-        self.vanished.pop(record.rank, None)  # the launcher has started it anew
+        self.vanished.pop(record.rank, None)  # the launcher has restarted it
         if record.ended is None:
             pidfd = open_pidfd(record.wrapper_pid)
             self._watched[record.wrapper_pid] = pidfd
             if pidfd is not None:
                 self._selector.register(pidfd, selectors.EVENT_READ)
-
-    def _forget(self, pid: int) -> None:
-        pidfd = self._watched.pop(pid, None)
-        if pidfd is not None:
-            self._selector.unregister(pidfd)
-            os.close(pidfd)
 
     def _send(self, pid: int, number: int) -> None:
         pidfd = self._watched.get(pid)

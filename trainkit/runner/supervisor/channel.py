@@ -1,0 +1,57 @@
+"""What trainkit asks of the guardian, and the socket between them: one JSON object a line. No secrets."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+
+class Preparation(NamedTuple):
+    """A command to run before the launcher, alone on this machine under its lock."""
+
+    title: str
+    argv: Sequence[str]
+    lock: str  # path
+
+
+class Spec(NamedTuple):
+    """The first message: the whole attempt."""
+
+    status: Sequence[Any]  # an Attempt
+    attempt_dir: str
+    trainkit_pid: int
+    argv: Sequence[str]
+    preparations: Sequence[Sequence[Any]]
+    launcher: str
+    grace: float
+    ranks: int  # expected on this node
+    nodes: int
+    max_restarts: int
+    foreground_group: int | None  # trainkit's process group, when the one rank keeps the terminal
+    ignore: Sequence[int]  # signals that stay ignored (nohup)
+
+
+class Channel:
+    """One end of the socket."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._rest = b""
+        self.fileno = end.fileno
+        self.close = end.close
+
+    def send(self, message: Mapping[str, object]) -> None:
+        """Send, or do nothing where the other end is gone: whoever reads this end sees that too."""
+        with contextlib.suppress(OSError):
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> list[dict[str, Any]] | None:
+        """Messages that are complete by now, after waiting for some bytes; None when the other end is gone."""
+        data = b""
+        with contextlib.suppress(ConnectionResetError):  # it ended before it had read all that we sent
+            data = self._socket.recv(65536)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [json.loads(line) for line in lines] if data else None
