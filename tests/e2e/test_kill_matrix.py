@@ -224,6 +224,28 @@ def test_usr1_reaches_every_program_and_the_run_goes_on(runs: Any) -> None:
     assert_nothing_is_left(run, began)
 
 
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate", "deepspeed"])
+def test_usr1_to_all_processes_of_a_job_ends_none_and_reaches_the_programs(runs: Any, launcher: str) -> None:
+    """As `scancel --signal=USR1` does, with a program that handles it under a launcher that does not."""
+    run = runs("heartbeat.py", launcher=launcher, ranks=2)
+    run.wait_for_beats()
+    own = [line for line in run.living() if "sleep" not in line and "resource_tracker" not in line]
+    for line in own:
+        os.kill(int(line.split()[0]), signal.SIGUSR1)
+    os.kill(run.launcher(), signal.SIGUSR2)
+    for rank in range(2):
+        wait_for(f"a checkpoint by rank {rank}", (run.folder / f"checkpoint-{rank}").exists)
+    beats = [(run.folder / f"beat-{rank}").read_text() for rank in range(2)]
+    for rank in range(2):
+        wait_for("another beat", partial(has_changed, run.folder / f"beat-{rank}", beats[rank]))
+    still = {line.split()[0] for line in run.living()}
+    assert {line.split()[0] for line in own} <= still
+    began = time.monotonic()
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait(LIMIT) == 143
+    assert_nothing_is_left(run, began)
+
+
 def test_two_nodes_run_together_and_each_shows_its_first_rank(runs: Any, tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
