@@ -1,4 +1,4 @@
-"""A text as it was read: plain values, a position for each, and what was wrong; and how texts may differ."""
+"""From YAML (or JSON) text to plain values with positions, in one pass over the parse events."""
 
 from __future__ import annotations
 
@@ -82,16 +82,10 @@ def compose(text: str, dialect: Dialect = PLAIN, *, loader: Any = None) -> Docum
     """Read a text with the given PyYAML loader class (by default the C one where there is one)."""
     composer = _Composer(text, dialect, loader or _FAST_LOADER)
     tree = composer.document()
+    errors, warnings = tuple(composer.errors), tuple(composer.warnings)
     # Lines end where YAML says so; `str.splitlines` knows more line ends and would shift the numbers.
     lines = tuple(_LINE_END.split(text))
-    return Document(
-        {} if tree is None else tree,
-        composer.values,
-        composer.keys,
-        lines,
-        tuple(composer.errors),
-        tuple(composer.warnings),
-    )
+    return Document({} if tree is None else tree, composer.values, composer.keys, lines, errors, warnings)
 
 
 class _Composer:
@@ -126,21 +120,14 @@ class _Composer:
         next(self.events)
         following = next(self.events)
         if not isinstance(following, yaml.StreamEndEvent):
-            self.errors.append(
-                Problem(
-                    _mark(following),
-                    "a second document begins here",
-                    hint="keep one recipe per file, without `---` between",
-                )
-            )
+            hint = "keep one recipe per file, without `---` between"
+            self._error(following, "a second document begins here", hint)
         return tree
 
     def _value(self, event: Any, path: str, depth: int, listed: bool = False) -> Any:
         self.count += 1
         if self.count > MAX_VALUES:
-            raise Unreadable(
-                Problem(_mark(event), f"more than {MAX_VALUES:,} values", hint="a recipe holds settings, not data")
-            )
+            raise Unreadable(_mark(event), f"more than {MAX_VALUES:,} values", "a recipe holds settings, not data")
         self.values.setdefault(path, _mark(event))
         if isinstance(event, yaml.AliasEvent):
             return self._alias(event)
@@ -151,61 +138,37 @@ class _Composer:
         if isinstance(event, yaml.ScalarEvent):
             value = self._scalar(event, path, listed)
         elif depth >= MAX_DEPTH:
-            raise Unreadable(
-                Problem(
-                    _mark(event),
-                    f"brackets or mappings nested more than {MAX_DEPTH} deep",
-                    hint="a recipe is a few levels deep",
-                )
-            )
+            what = f"brackets or mappings nested more than {MAX_DEPTH} deep"
+            raise Unreadable(_mark(event), what, "a recipe is a few levels deep")
         else:
             self._refuse_tag(event)
-            value = (
-                self._mapping(path, depth) if isinstance(event, yaml.MappingStartEvent) else self._sequence(path, depth)
-            )
+            read = self._mapping if isinstance(event, yaml.MappingStartEvent) else self._sequence
+            value = read(path, depth)
         if anchor:
             self.open_anchors.discard(anchor)
             self.anchors[anchor] = (value, self.count - before + 1)
         return value
 
     def _alias(self, event: Any) -> Any:
-        if event.anchor in self.open_anchors:
-            raise Unreadable(
-                Problem(
-                    _mark(event), f"`*{event.anchor}` refers to a value that contains it", hint="write the value out"
-                )
-            )
-        if event.anchor not in self.anchors:
-            raise Unreadable(
-                Problem(
-                    _mark(event),
-                    f"`*{event.anchor}` is defined nowhere above",
-                    hint=f"define it with `&{event.anchor}`, or put the text in quotes",
-                )
-            )
-        value, size = self.anchors[event.anchor]
+        name, mark = event.anchor, _mark(event)
+        if name in self.open_anchors:
+            raise Unreadable(mark, f"`*{name}` refers to a value that contains it", "write the value out")
+        if name not in self.anchors:
+            hint = f"define it with `&{name}`, or put the text in quotes"
+            raise Unreadable(mark, f"`*{name}` is defined nowhere above", hint)
+        value, size = self.anchors[name]
         self.aliased += size
         self.count += size
         if self.aliased > MAX_ALIASED:
-            raise Unreadable(
-                Problem(
-                    _mark(event), f"aliases expand to more than {MAX_ALIASED:,} values", hint="write the values out"
-                )
-            )
+            raise Unreadable(mark, f"aliases expand to more than {MAX_ALIASED:,} values", "write the values out")
         return copy.deepcopy(value)
 
     def _refuse_tag(self, event: Any, allowed: frozenset[str | None] = frozenset({None, "!"})) -> None:
         if event.tag in allowed or event.tag in ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"):
             return
         shown = str(event.tag).replace("tag:yaml.org,2002:", "!!")
-        self.errors.append(
-            Problem(
-                _mark(event),
-                f"the tag `{shown}` is not read",
-                why="a recipe holds plain values and runs no code",
-                hint="remove the tag",
-            )
-        )
+        why = "a recipe holds plain values and runs no code"
+        self._error(event, f"the tag `{shown}` is not read", "remove the tag", why)
 
     def _scalar(self, event: Any, path: str, listed: bool) -> Any:
         self._refuse_tag(event, _PLAIN_TAGS)
@@ -215,9 +178,7 @@ class _Composer:
         try:
             value = read_scalar(text)
         except ValueError as error:
-            self.errors.append(
-                Problem(_mark(event), f"{error} is too long", hint="put it in quotes if it is a text", key=path)
-            )
+            self._error(event, f"{error} is too long", "put it in quotes if it is a text", key=path)
             return None
         if self._keeps_characters(path, value, listed):
             return text
@@ -252,15 +213,8 @@ class _Composer:
             addressed = self._address(key, path)
             below = _join(path, addressed)
             if addressed in seen and key is not None:
-                self.errors.append(
-                    Problem(
-                        _mark(event),
-                        f"`{addressed}` is given twice",
-                        f"it stands in line {seen[addressed].line} too",
-                        "keep one of the two",
-                        below,
-                    )
-                )
+                why = f"it is in line {seen[addressed].line} too"
+                self._error(event, f"`{addressed}` is given twice", "keep one of the two", why, below)
             elif key is not None:
                 seen[addressed] = self.keys[below] = _mark(event)
             value = self._value(next(self.events), below, depth + 1)
@@ -278,27 +232,26 @@ class _Composer:
         hint = "write a plain word; put it in quotes if it is meant as a text"
         if not isinstance(event, yaml.ScalarEvent):
             self._skip(event)
-            self.errors.append(
-                Problem(_mark(event), "a key must be a text, not a list, a mapping or an alias", hint=hint)
-            )
+            self._error(event, "a key must be a text, not a list, a mapping or an alias", hint)
             return None
         self._refuse_tag(event, _PLAIN_TAGS)
         text: str = event.value
-        plain = event.implicit[0] and not event.style
-        if plain and text not in ("<<", "=") and self.dialect.inner(path) not in self.dialect.open:
+        if self._is_literal(path):
+            return text
+        name = text.rstrip("+!")
+        if self.dialect.modifiers and len(text) - len(name) > 1:
+            hint = f"write `{name}`, `{name}+` to append to a list, or `{name}!` to replace a whole mapping"
+            self._error(event, f"`{text[:40]}` ends in an unknown modifier", hint, key=_join(path, name))
+            return None
+        if event.implicit[0] and not event.style and text not in ("<<", "="):
             try:
                 value = read_scalar(text)
             except ValueError:
                 value = None
             if not isinstance(value, str):
                 kind = "nothing" if value is None else "true or false" if isinstance(value, bool) else "a number"
-                self.errors.append(
-                    Problem(
-                        _mark(event),
-                        f"the key `{text[:40]}` is read as {kind}, and a key must be a text",
-                        hint=f'write "{text[:40]}" in quotes',
-                    )
-                )
+                what = f"the key `{text[:40]}` is read as {kind}, and a key must be a text"
+                self._error(event, what, f'write "{text[:40]}" in quotes')
                 return None
         return text
 
@@ -312,18 +265,22 @@ class _Composer:
     def _address(self, key: str | None, path: str) -> str:
         if key is None:
             return "?"
-        if self.dialect.modifiers and key[-1:] in ("+", "!") and self.dialect.inner(path) not in self.dialect.open:
-            return key[:-1]
-        return key
+        modified = self.dialect.modifiers and key[-1:] in ("+", "!") and not self._is_literal(path)
+        return key[:-1] if modified else key
+
+    def _is_literal(self, path: str) -> bool:
+        """Whether the keys of the mapping at the path are the user's own words."""
+        return self.dialect.inner(path) in self.dialect.open
 
     def _merge_key(self, event: Any, value: Any) -> list[dict[str, Any]]:
         sources = value if isinstance(value, list) else [value]
         if not all(isinstance(source, dict) for source in sources):
-            self.errors.append(
-                Problem(_mark(event), "`<<` wants a mapping, or a list of mappings", hint="write `<<: *anchor`")
-            )
+            self._error(event, "`<<` requires a mapping, or a list of mappings", "write `<<: *anchor`")
             return []
         return sources
+
+    def _error(self, event: Any, what: str, hint: str, why: str = "", key: str = "") -> None:
+        self.errors.append(Problem(_mark(event), what, why, hint, key))
 
 
 def _join(path: str, key: str) -> str:

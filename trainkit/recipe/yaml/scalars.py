@@ -29,7 +29,7 @@ def _integer(base: int) -> Callable[[str], int]:
     return lambda text: int(text.replace("_", ""), base)
 
 
-# YAML 1.1 wants a dot and a signed exponent; `3e-4` is a number to everybody else.
+# YAML 1.1 requires a dot and a signed exponent; `3e-4` is a number to everybody else.
 _FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?")
 _SPECIAL_FLOATS = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 _NUMBERS: tuple[tuple[re.Pattern[str], Callable[[str], int | float]], ...] = (
@@ -68,14 +68,7 @@ def trap(text: str, value: Scalar) -> tuple[str, str] | None:
         return f"`{text}` is read as {word}", f'write {word}, or "{text}" in quotes if the word is meant'
     if isinstance(value, (int, float)) and ":" in text:
         return f"`{text}` is read as the number {value} (base 60)", f'write "{text}" in quotes, or the number itself'
-    if (
-        isinstance(value, int)
-        and len(text.lstrip("+-")) > 1
-        and text.lstrip("+-")[0] == "0"
-        and text.lstrip("+-")[1] in "01234567_"
-    ):
-        return (
-            f"`{text}` is read as the number {value} (base 8)",
-            f'write {text.lstrip("+-0") or "0"}, or "{text}" in quotes if the digits are meant',
-        )
+    if isinstance(value, int) and re.match(r"[-+]*0[0-7_]", text):
+        hint = f'write {text.lstrip("+-0") or "0"}, or "{text}" in quotes if the digits are meant'
+        return f"`{text}` is read as the number {value} (base 8)", hint
     return None

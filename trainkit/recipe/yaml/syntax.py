@@ -33,42 +33,26 @@ class Problem:
 class Unreadable(Exception):  # noqa: N818 - carries a Problem between the reading stages and never leaves recipe/
     """The text cannot be read any further."""
 
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.what)
-        self.problem = problem
+    def __init__(self, mark: Mark, what: str, hint: str) -> None:
+        super().__init__(what)
+        self.problem = Problem(mark, what, hint=hint)
 
 
 def decode(data: bytes) -> str:
     """The text of a file. Raises Unreadable for too many bytes, NUL bytes, and bytes that are not UTF-8."""
     if len(data) > MAX_BYTES:
-        raise Unreadable(
-            Problem(
-                Mark(1, 1),
-                f"the file has {len(data):,} bytes; at most {MAX_BYTES:,} are read",
-                hint="a recipe holds settings; keep data in files of its own and name them",
-            )
-        )
+        what = f"the file has {len(data):,} bytes; at most {MAX_BYTES:,} are read"
+        raise Unreadable(Mark(1, 1), what, "keep data in files of its own and name them: a recipe holds settings")
     if b"\0" in data:
         mark = _mark_of_byte(data, data.index(b"\0"))
-        raise Unreadable(
-            Problem(
-                mark,
-                "the file holds a NUL byte, so it is not a text file in UTF-8",
-                hint="save it as UTF-8 text (UTF-16 is not read)",
-            )
-        )
+        what = "the file holds a NUL byte, so it is not a text file in UTF-8"
+        raise Unreadable(mark, what, "save it as UTF-8 text (UTF-16 is not read)")
     try:
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         offset = error.start + (3 if data.startswith(b"\xef\xbb\xbf") else 0)
-        raise Unreadable(
-            Problem(
-                _mark_of_byte(data, offset),
-                f"byte 0x{data[offset]:02x} is not valid UTF-8",
-                hint="save the file as UTF-8",
-            )
-        ) from error
-    return text
+        what = f"byte 0x{data[offset]:02x} is not valid UTF-8"
+        raise Unreadable(_mark_of_byte(data, offset), what, "save the file as UTF-8") from error
 
 
 def _mark_of_byte(data: bytes, offset: int) -> Mark:
@@ -81,12 +65,12 @@ _COMPLAINTS: tuple[tuple[str, str, str], ...] = (
     (
         r"could not find expected ':'|expected key|expected <block end>, but found '<(?:scalar|block mapping start)",
         "this line is no `key: value`",
-        "check the indentation and the colon; a text with special characters wants quotes",
+        "check the indentation and the colon; put a text with special characters in quotes",
     ),
     (
         r"mapping values are not allowed",
-        "a `:` stands where no mapping can begin",
-        "check the indentation here and one line above; a text that contains `: ` wants quotes",
+        "a `:` is where no mapping can begin",
+        "check the indentation here and one line above; put a text that contains `: ` in quotes",
     ),
     (r"unexpected end of stream", "a quoted text is never closed", "add the closing quote"),
     (r"',' or '\]'", "a `[` list is not closed, or a comma is missing in it", "add `]` or `,`"),
@@ -123,7 +107,7 @@ def complaint(error: yaml.YAMLError, text: str) -> Problem:
     lines = text.splitlines()
     line = lines[where.line - 1] if where.line <= len(lines) else ""
     if "cannot start any token" in problem and line[where.column - 1 : where.column] == "\t":
-        return Problem(where, "a tab is used for indentation", hint="YAML wants spaces: replace each tab by two spaces")
+        return Problem(where, "a tab is used for indentation", hint="replace each tab by two spaces")
     context = getattr(error, "context_mark", None)
     if where.line > len(lines) and context is not None:
         # The end of the file is a poor place to point at; the bracket or quote that is still open is the right one.
@@ -131,9 +115,8 @@ def complaint(error: yaml.YAMLError, text: str) -> Problem:
     for pattern, what, hint in _COMPLAINTS:
         if re.search(pattern, problem):
             return Problem(where, what, why=f"the YAML parser says: {problem}", hint=hint)
-    return Problem(
-        where, f"this is not valid YAML: {problem}", hint="check brackets, quotes and indentation around here"
-    )
+    hint = "check brackets, quotes and indentation around here"
+    return Problem(where, f"this is not valid YAML: {problem}", hint=hint)
 
 
 def _control_character(text: str) -> Problem:
@@ -143,6 +126,5 @@ def _control_character(text: str) -> Problem:
     line = text.count("\n", 0, found.start()) + 1
     column = found.start() - (text.rfind("\n", 0, found.start()) + 1) + 1
     what = f"character U+{ord(found.group()):04X} is not allowed in YAML"
-    return Problem(
-        Mark(line, column), what, hint="remove it; in a text in double quotes it can be written as an escape"
-    )
+    hint = "remove it; in a text in double quotes it can be written as an escape"
+    return Problem(Mark(line, column), what, hint=hint)
