@@ -11,6 +11,7 @@ from trainkit.errors import Diagnostic
 from trainkit.recipe.resolved import Resolved
 
 Solve = Callable[..., Resolved]
+Places = Callable[..., list[tuple[str, str]]]
 Refuse = Callable[..., list[Diagnostic]]
 
 
@@ -60,6 +61,22 @@ def test_an_exclamation_mark_replaces_a_whole_mapping(solve: Solve) -> None:
 def test_the_users_own_names_may_end_in_modifiers(solve: Solve) -> None:
     resolved = solve("train: {steps: 3}\nprogram: {kind: builtin, args: {c+: 1, d!: x}}\n")
     assert resolved.recipe.program.args == {"c+": "1", "d!": "x"}
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "name"),
+    [
+        ("extends++: strategy/fsdp\n", "r.yaml:2:1", "extends++"),
+        ("extends+++: [x]\n", "r.yaml:2:1", "extends+++"),
+        ("variants++: {a: {}}\n", "r.yaml:2:1", "variants++"),
+        ("variants!+: {a: {}}\n", "r.yaml:2:1", "variants!+"),
+        ("batch!!: {micro: 1}\n", "r.yaml:2:1", "batch!!"),
+        ("batch: {micro+!: 1}\n", "r.yaml:2:9", "micro+!"),
+        ("variants: {a: {batch++: {micro: 1}}}\n", "r.yaml:2:16", "batch++"),
+    ],
+)
+def test_an_unknown_modifier_is_an_error_at_its_place(places: Places, text: str, place: str, name: str) -> None:
+    assert places("train: {steps: 3}\n" + text) == [(place, f"`{name}` ends in an unknown modifier")]
 
 
 def test_a_change_of_kind_drops_the_weaker_fields_of_the_old_kind(solve: Solve) -> None:

@@ -142,6 +142,13 @@ def test_lines_and_words_are_masked() -> None:
     assert mask_words(words) == ["run", "--token", "***", "--api-key=***", "env.HF_TOKEN=***", "--seed", "3"]
 
 
+@pytest.mark.timeout(20)  # trying every shorter name in a word would take 20 minutes
+@pytest.mark.parametrize("unit", ["a", "A", "a.", "é-", "a ", "token ", "token: 'x' [", "-token x {"])
+def test_the_time_to_mask_a_line_grows_with_its_length_and_no_faster(unit: str) -> None:
+    line = unit * (200_000 // len(unit))
+    assert "bcd" not in mask_line(f"{line} --token=bcd")
+
+
 def test_the_caret_below_a_secret_does_not_tell_its_length(refuse: Refuse) -> None:
     (error,) = refuse(f"env: {{HF_TOKEN: {SECRET}}}\n" + SHORT)
     assert render_diagnostics([error]).splitlines()[2] == "    | " + " " * 16 + "^^^"

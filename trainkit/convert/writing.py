@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import posixpath
 import re
-import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,8 +11,8 @@ from trainkit.frameworks.base.draft import Draft
 from trainkit.recipe.layers.assignment import split_key
 from trainkit.recipe.layers.layer import ARGUMENTS
 from trainkit.recipe.schema import Recipe
-from trainkit.recipe.schema.fields import schema, short_forms
-from trainkit.recipe.yaml.writer import flow, scalar
+from trainkit.recipe.schema.fields import schema
+from trainkit.recipe.yaml.writer import block, comment, fitted, flow, shortened
 
 WIDTH = 120
 _NUMBER = re.compile(r"(0|[1-9]\d{0,14})(\.\d+)?")  # reaches the program with these very characters
@@ -49,9 +48,9 @@ def _place(tree: Tree, path: list[str], value: Any) -> None:
 
 
 def _head(draft: Draft) -> Iterator[str]:
-    yield from _comment(f"Made by `trainkit import` from: {draft.title}", "")
+    yield from comment(f"Made by `trainkit import` from: {draft.title}", WIDTH)
     for remark in draft.remarks:
-        yield from _comment(f"- {remark}", "")
+        yield from comment(f"- {remark}", WIDTH)
 
 
 def _section(draft: Draft, name: str, value: Any) -> Iterator[str]:
@@ -62,58 +61,25 @@ def _section(draft: Draft, name: str, value: Any) -> Iterator[str]:
         if (key == name or key.startswith(f"{name}.")) and key in draft.settings
     ]
     for reason in dict.fromkeys(reasons):
-        yield from _comment(reason, "")
+        yield from comment(reason, WIDTH)
     if name == "program":
         yield from _program(value)
         return
-    line = f"{name}: {flow(_short(value, name), name)}"
-    if len(line) <= WIDTH or not isinstance(value, Mapping):
-        yield line
-        return
-    yield f"{name}:"
-    for inner, below in value.items():
-        yield f"  {scalar(inner)}: {flow(_short(below, f'{name}.{inner}'), f'{name}.{inner}')}"
+    yield from fitted(name, shortened(value, name), WIDTH)
 
 
 def _program(tree: Mapping[str, Any]) -> Iterator[str]:
     yield "program:"
     for name, value in tree.items():
-        if name != "args":
-            yield f"  {name}: {flow(value, f'program.{name}')}"
-        elif isinstance(value, Mapping):
-            yield "  args:"
-            yield from (f"    {scalar(inner)}: {_word(below)}" for inner, below in value.items())
+        if isinstance(value, Mapping):
+            yield from block({name: value}, _argument, "program", "  ")
         else:
-            yield from _list("  args: ", [_word(each) for each in value])
+            leaf = _argument if name == "args" else flow
+            yield from fitted(name, value, WIDTH, leaf, key="program", indent="  ")
 
 
-def _list(lead: str, words: list[str]) -> Iterator[str]:
-    line = f"{lead}[{', '.join(words)}]"
-    if len(line) <= WIDTH:
-        yield line
-        return
-    yield lead.rstrip()
-    yield from (f"    - {word}" for word in words)
-
-
-def _word(value: Any) -> str:
+def _argument(value: Any, _key: str) -> str:
     """One argument: as a plain number where it keeps its characters, else as a text."""
     if isinstance(value, list):
-        return f"[{', '.join(_word(each) for each in value)}]"
+        return f"[{', '.join(_argument(each, ARGUMENTS) for each in value)}]"
     return value if isinstance(value, str) and _NUMBER.fullmatch(value) else flow(value, ARGUMENTS)
-
-
-def _short(value: Any, key: str) -> Any:
-    """Sections whose one setting is the one that they stand for are written as this value."""
-    if not isinstance(value, Mapping) or key in schema().settings:
-        return value
-    if set(value) == {short_forms().get(key)}:
-        return next(iter(value.values()))
-    return {name: _short(below, f"{key}.{name}") for name, below in value.items()}
-
-
-def _comment(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(
-        text, WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}#   ",
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip

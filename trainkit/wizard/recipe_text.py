@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import posixpath
 import re
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trainkit.recipe.schema import Recipe
-from trainkit.recipe.schema.fields import schema, short_forms
-from trainkit.recipe.yaml.writer import flow
+from trainkit.recipe.schema.fields import schema
+from trainkit.recipe.yaml.writer import comment, flow, shortened
 from trainkit.text import counted
 from trainkit.wizard.presets import Preset, fitting, presets
 from trainkit.wizard.question import Settings
@@ -81,7 +80,7 @@ def _head(view: View) -> Iterator[str]:
     machine = ", ".join(
         each for each in (described(view.facts.gpus), "Apple MPS" if view.facts.mps else "", cores) if each
     )
-    yield from _comment(f"Made by `trainkit config` for {view.facts.hostname}: {machine}.", "")
+    yield from comment(f"Made by `trainkit config` for {view.facts.hostname}: {machine}.", WIDTH)
 
 
 def _extends(view: View, path: str, used: Sequence[Preset], wanted: Settings, reasons: _Reasons) -> Iterator[str]:
@@ -112,39 +111,23 @@ def _in_order(tree: Mapping[str, Any]) -> list[str]:
 
 def _section(name: str, value: Any, kept: Settings, reasons: _Reasons) -> Iterator[str]:
     keys = [key for key in kept if key == name or key.startswith(f"{name}.")]
-    yield from _with_comment(f"{name}: {flow(_short(value, name), name)}", reasons.take(keys), "")
-
-
-def _short(value: Any, key: str) -> Any:
-    """Sections whose one setting is the one that they stand for are written as this value."""
-    if not isinstance(value, Mapping) or key in schema().settings:
-        return value
-    if set(value) == {short_forms().get(key)}:
-        return next(iter(value.values()))
-    return {name: _short(below, f"{key}.{name}") for name, below in value.items()}
+    yield from _with_comment(f"{name}: {flow(shortened(value, name), name)}", reasons.take(keys), "")
 
 
 def _left(view: View, said: set[str]) -> Iterator[str]:
     """What was chosen and is not written, because it is so anyway."""
     left = [f"{key} {flow(value, key)}" for key, value in view.chosen.items() if key not in said and key not in _OWN]
     if left:
-        yield from _comment(f"As it would be anyway: {', '.join(left)}.", "")
+        yield from comment(f"As it would be anyway: {', '.join(left)}.", WIDTH)
 
 
-def _with_comment(line: str, comment: str, indent: str) -> Iterator[str]:
-    if comment and len(line) + len(comment) + 4 <= WIDTH:
-        yield f"{line}  # {comment}"
+def _with_comment(line: str, reason: str, indent: str) -> Iterator[str]:
+    if reason and len(line) + len(reason) + 4 <= WIDTH:
+        yield f"{line}  # {reason}"
         return
-    if comment:
-        yield from _comment(comment, indent)
+    if reason:
+        yield from comment(reason, WIDTH, indent)
     yield line
-
-
-def _comment(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(
-        text, WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}#   ",
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
 
 
 ANSWERS = "# Answers of `trainkit config`, written like a recipe."

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import UsageError
 from trainkit.frameworks import python, torchrun
@@ -21,6 +21,7 @@ from trainkit.plan.context import Context
 from trainkit.plan.interpreter import OWN_INTERPRETER, module
 from trainkit.plan.model import Variable
 from trainkit.plan.provenance import AddedVariable, Source, SourcedFile, SourcedVariable, Token, token, variable
+from trainkit.recipe.yaml.writer import block, scalar
 
 if TYPE_CHECKING:
     from trainkit.frameworks.base.draft import Draft, ImportContext
@@ -66,9 +67,6 @@ FLAGS: tuple[LauncherFlag, ...] = (
 )
 CONFIG = "accelerate.yaml"
 DEFAULT = Source(rule="accelerate's default")
-# What YAML reads as text without quotes; a bare NO is false to it.
-PLAIN = re.compile(r"[A-Za-z_][\w./,-]*")
-NOT_TEXT = ("no", "n", "off", "false", "yes", "y", "on", "true", "null")
 
 Entry = tuple[str, Written, Source]  # key of the file, dotted; its value; what made it
 
@@ -246,23 +244,8 @@ def _of_accelerator(context: Context) -> dict[str, tuple[Written, Source]]:
 
 
 def _yaml(entries: tuple[Entry, ...]) -> str:
-    return "\n".join(_lines(entries)) + "\n"
-
-
-def _lines(entries: tuple[Entry, ...]) -> Iterator[str]:
-    """Mappings one deep, which is all that accelerate has; entries of one mapping stand together."""
-    above = ""
+    tree: dict[str, Any] = {}
     for key, value, _ in entries:
         section, _, name = key.rpartition(".")
-        if section and section != above:
-            yield f"{section}:"
-        above = section
-        yield f"{'  ' if section else ''}{name}: {_scalar(value)}"
-
-
-def _scalar(value: Written) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int) or (PLAIN.fullmatch(value) and value.lower() not in NOT_TEXT):
-        return str(value)
-    return "'" + value.replace("'", "''") + "'"
+        (tree.setdefault(section, {}) if section else tree)[name] = value
+    return "".join(f"{line}\n" for line in block(tree, lambda value, _: scalar(value, "'")))

@@ -29,7 +29,12 @@ _HARMLESS = _set(
     " source target input output messages message partition public max min"
 )
 _WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
-_ASSIGNED = re.compile(r"""(?P<name>[A-Za-z0-9_][\w.\-]*)(?P<between>["']?\s*[+!]?(?:[:=]|\s(?=\S))\s*)""")
+# A name is the whole of a run of name characters behind what cannot begin it. The lookbehind and the possessive
+# quantifiers keep the search from trying every shorter name in a long word, which would take quadratic time.
+_ASSIGNED = re.compile(
+    r"""(?<![\w.\-])(?:(?![A-Za-z0-9_])[\w.\-])*+(?P<name>[A-Za-z0-9_][\w.\-]*+)"""
+    r"""(?P<between>["']?\s*[+!]?(?:[:=]|\s(?=\S))\s*)"""
+)
 _VALUE = re.compile(r"""\s*("(?:[^"\\]|\\.)*"?|'[^']*'?|[^\s,}\]]+)""")
 
 
@@ -58,17 +63,17 @@ def mask(value: object) -> str:
 def mask_line(line: str) -> str:
     """The line with the values of secret names replaced (``HF_TOKEN: abc``, ``--api-key=abc``, ``TOKEN=abc``)."""
     shown, position = [], 0
+    bracketed = "{" in line or "[" in line
     for match in _ASSIGNED.finditer(line):
-        if match.start() < position or not _assigns_secret(match, line):
+        if match.start("name") < position or not _assigns_secret(match, line):
             continue
         value = _VALUE.match(line, match.end())
         if value is None:
             continue
         shown += [line[position : match.end()], MASK]
         # What an unquoted value runs on to cannot be told from a line alone: outside brackets it is the whole rest.
-        position = (
-            value.end() if line[match.end() : match.end() + 1] in "\"'" or "{" in line or "[" in line else len(line)
-        )
+        quoted = line[match.end() : match.end() + 1] in "\"'"
+        position = value.end() if quoted or bracketed else len(line)
     return "".join([*shown, line[position:]])
 
 
@@ -77,7 +82,8 @@ def _assigns_secret(match: re.Match[str], line: str) -> bool:
     name = match["name"]
     if not is_secret_name(name.rpartition(".")[2] or name):
         return False
-    return match["between"].strip(" \t\"'") != "" or line[: match.start()].endswith("-")
+    start = match.start("name")
+    return match["between"].strip(" \t\"'") != "" or line[start - 1 : start] == "-"
 
 
 def mask_words(words: Sequence[str]) -> list[str]:

@@ -1,20 +1,25 @@
-"""A recipe back as YAML text that reads as the same recipe, for the run directory and for people."""
+"""The one YAML writer: scalars, flow and block layout, comments; and whole recipes as text that reads as the same.
+
+What is written by hand here keeps keys in order, one section a line and a comment above: no library lays YAML out so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Recipe
-from trainkit.recipe.schema.fields import open_keys
+from trainkit.recipe.schema.fields import open_keys, schema, short_forms
 from trainkit.recipe.schema.launching import OWN_DEFAULTS
 from trainkit.recipe.validation.batch_conflicts import yielding_corner
 from trainkit.recipe.yaml.scalars import read_scalar
 
-# Characters that end or change the meaning of a plain scalar somewhere; a text with any of them is quoted.
+# Other characters end or change the meaning of a plain scalar somewhere: a text with any of them is quoted.
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./+-")
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+Leaf = Callable[[Any, str], str]  # how the value at a dotted key is written on one line
 
 
 def resolved_yaml(resolved: Resolved) -> str:
@@ -38,43 +43,74 @@ def recipe_yaml(recipe: Recipe) -> str:
     """
     given = recipe.program.kind in OWN_DEFAULTS
     tree = recipe.model_dump(mode="json", by_alias=True, exclude_unset=given)
-    return "".join(f"{line}\n" for line in _mapping(tree, "", ""))
-
-
-def _mapping(tree: Mapping[str, Any], key: str, indent: str) -> Iterator[str]:
-    for name, value in tree.items():
-        below = f"{key}.{name}" if key else name
-        word = scalar(name)
-        if isinstance(value, Mapping) and value:
-            yield f"{indent}{word}:"
-            yield from _mapping(value, below, f"{indent}  ")
-        else:
-            yield f"{indent}{word}: {flow(value, below)}"
+    return "".join(f"{line}\n" for line in block(tree))
 
 
 def flow(value: Any, key: str) -> str:
-    """The value of a key as YAML on one line."""
+    """The value of a recipe's key as YAML on one line."""
     if isinstance(value, list):
         return f"[{', '.join(flow(each, key) for each in value)}]"
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{scalar(name)}: {flow(each, key)}' for name, each in value.items())}}}"
     if isinstance(value, (int, float)) and not isinstance(value, bool) and _is_verbatim(key):
         return str(value)
-    return _text(value, key) if isinstance(value, str) else scalar(value)
-
-
-def _text(value: str, key: str) -> str:
-    # A recipe that has been resolved holds no interpolation any more: what looks like one is a literal text.
-    literal = value if _is_verbatim(key) else value.replace("${", "\\${")
-    return scalar(literal)
+    if isinstance(value, str) and not _is_verbatim(key):
+        # A recipe that has been resolved holds no interpolation any more: what looks like one is a literal text.
+        value = value.replace("${", "\\${")
+    return scalar(value)
 
 
 def _is_verbatim(key: str) -> bool:
     return any(key == prefix or key.startswith(f"{prefix}.") for prefix in open_keys())
 
 
-def scalar(value: Any) -> str:
-    """One value as YAML: plain where it cannot be misread, in double quotes otherwise."""
+def block(tree: Mapping[str, Any], leaf: Leaf | None = None, key: str = "", indent: str = "") -> Iterator[str]:
+    """The lines of a mapping: mappings in it below their names, everything else on a line."""
+    for name, value in tree.items():
+        below = f"{key}.{name}" if key else name
+        if isinstance(value, Mapping) and value:
+            yield f"{indent}{scalar(name)}:"
+            yield from block(value, leaf, below, f"{indent}  ")
+        else:
+            yield f"{indent}{scalar(name)}: {(leaf or flow)(value, below)}"
+
+
+def fitted(
+    name: str, value: Any, width: int, leaf: Leaf | None = None, *, key: str = "", indent: str = ""
+) -> Iterator[str]:
+    """One entry of a mapping: on a line where it fits the width, else what it holds on lines below."""
+    below = f"{key}.{name}" if key else name
+    write = leaf or flow
+    line = f"{indent}{scalar(name)}: {write(value, below)}"
+    if len(line) <= width or not value or not isinstance(value, (Mapping, list)):
+        yield line
+        return
+    yield f"{indent}{scalar(name)}:"
+    if isinstance(value, list):
+        yield from (f"{indent}  - {write(each, below)}" for each in value)
+        return
+    for inner, each in value.items():
+        yield from fitted(inner, each, width, leaf, key=below, indent=f"{indent}  ")
+
+
+def comment(text: str, width: int, indent: str = "") -> list[str]:
+    """The lines of a comment."""
+    first, following = f"{indent}# ", f"{indent}#   "
+    wrapper = textwrap.TextWrapper(width, first, following, break_long_words=False, break_on_hyphens=False)
+    return wrapper.wrap(text)
+
+
+def shortened(value: Any, key: str) -> Any:
+    """The value of a recipe's key with its sections in their short forms (`{dtype: bf16}` as `bf16`)."""
+    if not isinstance(value, Mapping) or key in schema().settings:
+        return value
+    if set(value) == {short_forms().get(key)}:
+        return next(iter(value.values()))
+    return {name: shortened(below, f"{key}.{name}") for name, below in value.items()}
+
+
+def scalar(value: Any, quote: str = '"') -> str:
+    """One value as YAML: plain where it cannot be misread, in quotes otherwise."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -87,7 +123,11 @@ def scalar(value: Any) -> str:
         return str(value)
     text = str(value)
     plain = text and set(text) <= _SAFE and text[0] not in "-+." and _reads_as_text(text)
-    return text if plain else f'"{"".join(_escape(char) for char in text)}"'
+    if plain:
+        return text
+    if quote == "'" and text.isprintable():  # single quotes have no escapes
+        return "'" + text.replace("'", "''") + "'"
+    return f'"{"".join(_escape(char) for char in text)}"'
 
 
 def _reads_as_text(text: str) -> bool:
