@@ -79,7 +79,7 @@ def test_variants_among_answers_are_refused_and_kept_by_a_recipe_to_start_from(
     (tmp_path / "a.yaml").write_text("version: 1\nname: a\ntrain: {steps: 9}\nvariants: {short: {train: {steps: 3}}}\n")
     done = trainkit("config", "--defaults", "--answers", "a.yaml")
     assert done.returncode == 2
-    assert "a.yaml: error: the variant 'short' is no answer" in done.stderr
+    assert "a.yaml: error: the variant 'short' is not an answer" in done.stderr
     assert not (tmp_path / "recipe.yaml").exists()
     assert trainkit("config", "--defaults", "--from", "a.yaml").returncode == 0
     assert trainkit("explain", "recipe.yaml", "train.steps", "--variant", "short").stdout.startswith(
@@ -181,7 +181,7 @@ def test_the_last_question_takes_no_and_another_name(trainkit: Trainkit, tmp_pat
     assert (tmp_path / "recipe.yaml").read_text() == "mine\n"
     done = trainkit("config", stdin=f"{everything}what\nother.yaml\ny\n")
     assert done.returncode == 0, done.stderr
-    assert "'what' is no answer" in done.stdout
+    assert "'what' is not an answer" in done.stdout
     assert (tmp_path / "other.yaml").exists()
     done = trainkit("config", stdin=f"{everything}<\n40/20\nreplace\n")
     assert done.returncode == 0, done.stderr

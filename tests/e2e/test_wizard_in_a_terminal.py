@@ -52,7 +52,7 @@ def test_reasons_the_way_back_refusals_and_leaving_without_loss(
     child.expect("batch.micro: ")
     child.expect(QUESTIONS["batch"])
     child.send("64/x" + ENTER)
-    child.expect("'64/x' is no batch")
+    child.expect("'64/x' is not a batch")
     child.expect(QUESTIONS["batch"])
     child.send("6\x03")
     child.expect("go on with:\r\n  trainkit config --on facts.json --answers")

@@ -11,8 +11,8 @@ import pytest
 
 from trainkit.cli.disk import Disk
 from trainkit.machine.facts import Facts, Gpu
-from trainkit.wizard.given import read_base
-from trainkit.wizard.question import Complaint
+from trainkit.wizard.prefilled import read_base
+from trainkit.wizard.question import Rejection
 from trainkit.wizard.session import Session
 from trainkit.wizard.view import Base, View
 
@@ -85,7 +85,7 @@ def answered(session: Session, **typed: str) -> tuple[Session, list[str]]:
     while (question := session.question()) is not None:
         topics.append(question.topic)
         outcome = session.answer(typed.get(question.topic, ""))
-        assert not isinstance(outcome, Complaint), (question.topic, outcome)
+        assert not isinstance(outcome, Rejection), (question.topic, outcome)
         session = outcome
     assert typed.keys() <= set(topics)
     return session, topics

@@ -14,7 +14,7 @@ from trainkit.planner.advice.model_states import in_words, largest
 from trainkit.recipe.schema import StrategyKind
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.validation.type_errors import choices
-from trainkit.wizard.question import Complaint, Question
+from trainkit.wizard.question import Question, Rejection
 from trainkit.wizard.session import Session
 
 WRITE = 1  # the last question, whether to write the file
@@ -79,7 +79,7 @@ def test_any_other_kind_takes_at_most_twelve(
         topics.append(question.topic)
         most = question.choices[-1].word if question.topic == "offload" else typed.get(question.topic, "")
         outcome = session.answer(most or ("/nvme" if question.topic == "nvme" else ""))
-        if isinstance(outcome, Complaint):  # a program that cannot have this strategy takes the one that is proposed
+        if isinstance(outcome, Rejection):  # a program that cannot have this strategy takes the one that is proposed
             outcome = session.answer("")
         assert isinstance(outcome, Session), (question.topic, outcome)
         session = outcome
@@ -170,7 +170,7 @@ def test_an_unsound_choice_is_shown_with_its_reason_and_not_taken(machine: Machi
     assert "compute capability 8.0" in refused.refused
     assert question.choices[-1] == refused
     outcome = session.answer("bf16")
-    assert isinstance(outcome, Complaint)
+    assert isinstance(outcome, Rejection)
     assert "compute capability 8.0" in outcome.what
     _, question = to(start(machine(2)), "launcher", where="1,0")
     assert words(question)["torchrun"]
@@ -192,13 +192,13 @@ def test_what_only_needs_a_package_is_offered_with_its_name(machine: Machine, st
         ("where", "3", "3 GPUs are asked for, 2 can be used here"),
         ("where", "0,5", "there is no card `5` here"),
         ("where", "0,0", "twice"),
-        ("where", "moon", "names no place"),
+        ("where", "moon", "is not a device"),
         ("where", "0", "cannot be started"),
         ("batch", "33/8", "cannot be divided"),
-        ("batch", "many", "is no batch"),
+        ("batch", "many", "is not a batch"),
         ("batch", "0", "batch.global must be"),
-        ("length", "long", "is no length"),
-        ("length", "1.5", "no whole number"),
+        ("length", "long", "is not a length"),
+        ("length", "1.5", "not a whole number"),
         ("precision", "f", "short for"),
         ("precision", "int8", "none of the choices"),
         ("strategy", "single", "none of the choices"),
@@ -210,7 +210,7 @@ def test_a_wrong_answer_is_not_taken_and_told_why(
 ) -> None:
     session, _ = to(start(machine(2)), topic)
     outcome = session.answer(typed)
-    assert isinstance(outcome, Complaint)
+    assert isinstance(outcome, Rejection)
     assert says in outcome.what
     assert session.question() == session.question()
 
@@ -221,7 +221,7 @@ def test_a_wrong_answer_is_not_taken_and_told_why(
 def test_a_command_that_cannot_be_started_is_not_taken(machine: Machine, start: Start, typed: str, says: str) -> None:
     session, _ = to(start(machine(1)), "command", program="torch")
     outcome = session.answer(typed)
-    assert isinstance(outcome, Complaint)
+    assert isinstance(outcome, Rejection)
     assert says in outcome.what
 
 

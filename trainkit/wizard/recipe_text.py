@@ -1,22 +1,30 @@
-"""The recipe that the answers make: presets where they fit, the settings that differ, and the reason of each."""
+"""The recipe that the answers make: presets, the settings that differ with their reasons, and its plan."""
 
 from __future__ import annotations
 
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from trainkit.errors import Diagnostic, RecipeError
+from trainkit.recipe.layers.layer import normalise, read_document
+from trainkit.recipe.layers.merge import Merge
+from trainkit.recipe.layers.paths import Files, seen_from
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.yaml.writer import comment, flow, shortened
 from trainkit.text import counted
-from trainkit.wizard.presets import Preset, fitting, presets
-from trainkit.wizard.question import Settings
+from trainkit.wizard.planner_check import resolve_text
+from trainkit.wizard.prefilled import placed
+from trainkit.wizard.settings import Settings, flatten, nest, same
 from trainkit.wizard.topics import TOPICS
 from trainkit.wizard.topics.place import described
-from trainkit.wizard.trial import nested
 from trainkit.wizard.view import View
+
+if TYPE_CHECKING:
+    from trainkit.plan.model import Plan
 
 WIDTH = 80
 NAME = re.compile(r"[^A-Za-z0-9._-]+")
@@ -31,7 +39,7 @@ def compose(view: View, path: str, schema_uri: str = "") -> str:
     wanted = {key: value for key, value in view.chosen.items() if view.written(key) and key not in _OWN}
     used = fitting(presets(view.files), wanted, effective)
     kept = {key: value for key, value in wanted.items() if not any(key in each.sets for each in used)}
-    tree = nested(kept)
+    tree = nest(kept)
     used = tuple(sorted(used, key=lambda each: min(map(list(schema().settings).index, each.sets))))
     reasons = _Reasons(view)
     lines = [
@@ -135,6 +143,69 @@ ANSWERS = "# Answers of `trainkit config`, written like a recipe."
 
 def answers_text(view: View, command: str) -> str:
     """What has been answered so far, for a later call. command: how to go on."""
-    tree = nested(view.chosen)
+    tree = nest(view.chosen)
     lines = [ANSWERS, f"# Go on with: {command}", *(f"{name}: {flow(tree[name], name)}" for name in _in_order(tree))]
     return "".join(f"{line}\n" for line in lines)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A recipe that resolves, what it would run, and what is to be said about it."""
+
+    text: str
+    plan: Plan
+    warnings: tuple[Diagnostic, ...]
+
+
+def finish(view: View, path: str, places: Merge, schema_uri: str = "") -> Finished:
+    """Make the recipe to be written at a path (absolute). places: of the settings that were given.
+
+    Raises RecipeError with what is wrong, at the places where it was given.
+    """
+    from trainkit.planner.build import build_plan
+
+    text = compose(view, path, schema_uri)
+    try:
+        resolved = resolve_text(view, text, seen_from(view.cwd, path))
+        plan = build_plan(resolved, view.facts).plan
+    except RecipeError as error:
+        raise RecipeError(placed(error.diagnostics, places)) from error
+    return Finished(text, plan, resolved.warnings)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A shipped preset and everything that it sets, by dotted key."""
+
+    name: str
+    sets: Settings
+
+
+def presets(files: Files) -> tuple[Preset, ...]:
+    """The shipped presets."""
+    return tuple(
+        Preset(name, dict(flatten(normalise(read_document(files.read(path)).tree, {}))))
+        for name, path in files.shipped().items()
+        if not name.startswith("recipes/")
+    )
+
+
+def fitting(offered: tuple[Preset, ...], wanted: Settings, effective: Settings) -> tuple[Preset, ...]:
+    """The fewest presets that say the most of what is wanted and nothing else.
+
+    wanted: settings that must be written; effective: every setting's value in the recipe to be.
+    """
+    chosen: list[Preset] = []
+    left = dict(wanted)
+    while left:
+        useful = [each for each in offered if each.sets.keys() & left.keys() and _agrees(each, effective)]
+        if not useful:
+            break
+        best = max(useful, key=lambda each: (len(each.sets.keys() & left.keys()), -len(each.sets)))
+        chosen.append(best)
+        left = {key: value for key, value in left.items() if key not in best.sets}
+    return tuple(chosen)
+
+
+def _agrees(preset: Preset, effective: Settings) -> bool:
+    return all(same(effective.get(key), value) for key, value in preset.sets.items())

@@ -1,14 +1,15 @@
-"""A conversation as a value: the next question, what an answer makes of it, and the way back."""
+"""A conversation as a value: the next question, the session after an answer, and the way back."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from trainkit.wizard.question import Answer, Complaint, MisreadError, Question, Settings, Topic
+from trainkit.wizard.question import Answer, AnswerError, Question, Rejection
 from trainkit.wizard.topics import TOPICS
+from trainkit.wizard.topics.topic import Topic
+from trainkit.wizard.validation import rejections
 from trainkit.wizard.view import View
-from trainkit.wizard.weigh import objections
 
 
 @dataclass(frozen=True)
@@ -25,15 +26,16 @@ class Session:
 
     def seen(self) -> View:
         """The view as the next question sees it: with the settings that are still to be asked about."""
-        done = {answer.topic for answer in self.view.answers}
-        later = (topic for topic in TOPICS if topic.name not in done and not self._given(topic))
-        return replace(self.view, pending=frozenset(key for topic in later for key in topic.keys))
+        return replace(self.view, pending=frozenset(key for topic in self._left() for key in topic.keys))
 
     def topic(self) -> Topic | None:
         """What is to be asked next; None at the end."""
+        return next((topic for topic in self._left() if topic.open(self.view)), None)
+
+    def _left(self) -> list[Topic]:
+        """The topics that are neither answered nor given."""
         done = {answer.topic for answer in self.view.answers}
-        waiting = (topic for topic in TOPICS if topic.name not in done and not self._given(topic))
-        return next((topic for topic in waiting if topic.open(self.view)), None)
+        return [each for each in TOPICS if each.name not in done and not self.view.given.keys() & {*each.keys}]
 
     def question(self) -> Question | None:
         """The next question; None at the end."""
@@ -47,22 +49,22 @@ class Session:
         question = topic.ask(self.seen())
         last = self.before.get(topic.name)
         known = {choice.word: not choice.refused for choice in question.choices}
-        if last is None or not known.get(last, bool(question.wanted)):
+        if last is None or not known.get(last, bool(question.expected)):
             return question
         return replace(question, default=last, source="your last answer")
 
-    def answer(self, text: str) -> Session | Complaint:
-        """The session with the answer, or why it is not taken. An empty text stands for the default."""
+    def answer(self, text: str) -> Session | Rejection:
+        """The session with the answer, or why it is not accepted. An empty text means the default."""
         topic, question = self.topic(), self.question()
         assert topic is not None and question is not None
         typed = text.strip() or question.default
         if not typed:
-            return Complaint("an answer is wanted here", hint=f"for example: {question.wanted}")
+            return Rejection("an answer is required here", hint=f"for example: {question.expected}")
         try:
             answer = _read(topic, question, self.seen(), typed)
-        except MisreadError as misread:
-            return misread.complaint
-        against = objections(self.seen(), topic.keys, answer.sets)
+        except AnswerError as error:
+            return error.rejection
+        against = rejections(self.seen(), topic.keys, answer.sets)
         if against:
             return against[0]
         return Session(replace(self.view, answers=(*self.view.answers, answer)), self.before)
@@ -74,9 +76,6 @@ class Session:
         *kept, last = self.view.answers
         return Session(replace(self.view, answers=tuple(kept)), {**self.before, last.topic: last.typed})
 
-    def _given(self, topic: Topic) -> bool:
-        return any(key in self.view.given for key in topic.keys)
-
 
 def _read(topic: Topic, question: Question, view: View, typed: str) -> Answer:
     if typed == question.default and question.source == view.base.name and view.base.path:
@@ -87,18 +86,13 @@ def _read(topic: Topic, question: Question, view: View, typed: str) -> Answer:
     if found:
         choice = found[0]
         if choice.refused:
-            raise MisreadError(
+            raise AnswerError(
                 f"{choice.word} cannot be chosen here: {choice.refused}", "choose another, or go back with <"
             )
         return Answer(topic.name, choice.word, choice.sets, choice.reason)
-    if len(begun) > 1 and not question.wanted:
-        raise MisreadError(
+    if len(begun) > 1 and not question.expected:
+        raise AnswerError(
             f"{typed!r} is short for {' and '.join(choice.word for choice in begun)}", "type one more letter"
         )
     sets, reason = topic.read(view, typed)
     return Answer(topic.name, typed, sets, reason)
-
-
-def settings_of(view: View) -> Settings:
-    """Everything that answers and given settings say."""
-    return view.chosen

@@ -1,4 +1,4 @@
-"""What is known when a question is put: the machine, the recipe to start from, what was given, what was answered."""
+"""What is known when a question is asked: the machine, the recipe to start from, given settings, and the answers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from trainkit.machine.facts import Facts
 from trainkit.machine.selection import allocation
 from trainkit.recipe.layers.paths import Files
 from trainkit.recipe.schema.fields import schema, tagged_sections
-from trainkit.recipe.validation.validate import default_kind
-from trainkit.wizard.question import Answer, Settings
+from trainkit.wizard.question import Answer
+from trainkit.wizard.settings import Settings, belongs, same, section_kind
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class View:
         if self.extends(key):
             return self.base.values[key]
         section = key.partition(".")[0]
-        if key == f"{section}.kind" and section in tagged_sections():
-            return default_kind(section)
         kind = self.kind(section)
+        if kind and key == f"{section}.kind":
+            return kind
         setting = schema().setting(key, kind)
         return setting.default if setting and setting.variant in ("", kind) else None
 
@@ -81,10 +81,7 @@ class View:
 
     def kind(self, section: str) -> str:
         """The kind of a tagged section; empty for any other."""
-        if section not in tagged_sections():
-            return ""
-        key = f"{section}.kind"
-        return str(self.chosen.get(key) or self.base.values.get(key) or default_kind(section))
+        return section_kind(section, self.chosen, self.base.values)
 
     def written(self, key: str) -> bool:
         """Whether the recipe must say it: what was chosen is neither the base's value nor the default."""
@@ -105,11 +102,11 @@ class View:
     @property
     def device(self) -> str:
         """The kind of device, as planning would choose it."""
-        wanted = str(self.get("devices.type"))
+        given = str(self.get("devices.type"))
         if self.get("devices.select") == "none":
             return "cpu"
-        if wanted != "auto":
-            return wanted
+        if given != "auto":
+            return given
         if not isinstance(self.get("devices.select"), str) or allocation(self.facts):
             return "cuda"
         return "mps" if self.facts.mps and not self.facts.gpus else "cpu"
@@ -135,19 +132,5 @@ class View:
 
     @property
     def builtin(self) -> bool:
-        """Whether trainkit's own trainer is run."""
+        """Whether the program is trainkit's own trainer."""
         return bool(self.get("program.kind") == "builtin")
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two values are the same to a recipe, where `true` is not 1."""
-    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
-
-
-def belongs(key: str, chosen: Settings, base: Settings) -> bool:
-    """Whether the kind of the key's section has it: a setting of another kind, answered earlier, means nothing."""
-    section = key.partition(".")[0]
-    if section not in tagged_sections() or key.endswith(".kind"):
-        return True
-    kind = chosen.get(f"{section}.kind") or base.get(f"{section}.kind") or default_kind(section)
-    return any(each.variant in ("", kind) for each in schema().settings.get(key, ()))

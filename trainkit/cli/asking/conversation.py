@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from trainkit.cli.asking import page
-from trainkit.wizard.question import Choice, Complaint, Question
+from trainkit.wizard.question import Choice, Question, Rejection
 from trainkit.wizard.session import Session
 
 WHY, BACK = "?", "<"
@@ -44,8 +44,8 @@ def converse(session: Session, asker: Asker) -> Iterator[Session]:
             yield session
             continue
         outcome = session.answer(text)
-        if isinstance(outcome, Complaint):
-            say(page.complaint(outcome, asker.width))
+        if isinstance(outcome, Rejection):
+            say(page.rejection(outcome, asker.width))
             continue
         say([page.answered(outcome.asked, question, outcome.view.answers[-1], asker.width)])
         session = outcome
@@ -75,7 +75,7 @@ def confirm(asker: Asker, shown: str, exists: bool, number: int) -> str:
             return typed
         else:
             say(
-                page.complaint(
-                    Complaint(f"{typed!r} is no answer", hint=f"write {word}, no, or a name.yaml"), asker.width
+                page.rejection(
+                    Rejection(f"{typed!r} is not an answer", hint=f"write {word}, no, or a name.yaml"), asker.width
                 )
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from trainkit.wizard.question import Answer, Choice, Complaint, Question
+from trainkit.wizard.question import Answer, Choice, Question, Rejection
 
 GREETING = "Enter takes what is proposed; ? says more, < goes back, Ctrl-C leaves."
 WORD = 12  # columns of a choice's word, at least
@@ -44,9 +44,9 @@ def listing(question: Question, width: int) -> Iterator[str]:
     """The choices, each wrapped as a paragraph."""
     for choice in question.choices:
         yield from _paragraph(choice, question, width)
-    if question.wanted:
+    if question.expected:
         yield from wrapped(
-            f"or type {question.wanted}" if question.choices else f"for example {question.wanted}", width
+            f"or type {question.expected}" if question.choices else f"for example {question.expected}", width
         )
 
 
@@ -63,7 +63,7 @@ def _paragraph(choice: Choice, question: Question, width: int) -> list[str]:
     return wrapped(row(choice, wide), width, "  ", " " * (wide + 2))
 
 
-def complaint(found: Complaint, width: int) -> Iterator[str]:
+def rejection(found: Rejection, width: int) -> Iterator[str]:
     """Why an answer is not taken."""
     yield from wrapped(f"  no: {found.what}", width, "", "      ")
     for label, text in (("why", found.why), ("next", found.hint)):

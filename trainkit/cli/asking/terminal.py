@@ -52,8 +52,8 @@ class TerminalAsker:
 
     def _select(self, question: Question, number: int) -> str:
         rows: list[Any] = [questionary.Choice(self._row(choice, question), choice.word) for choice in question.choices]
-        if question.wanted:
-            rows.append(questionary.Separator(page.cut(f"or type {question.wanted}", self.width - 4)))
+        if question.expected:
+            rows.append(questionary.Separator(page.cut(f"or type {question.expected}", self.width - 4)))
         words = [choice.word for choice in question.choices]
         source = f"({question.default}: {question.source})" if question.source else " "
         if len(source) + len(page.head(question, number)) > self.width - 3:
@@ -71,7 +71,7 @@ class TerminalAsker:
         @own.add("enter", eager=True)
         def _accept(event: Any) -> None:
             typed, pointed = control.search_filter or "", str(control.get_pointed_at().value)
-            meant = not typed or (control.found_in_search and (pointed.startswith(typed) or not question.wanted))
+            meant = not typed or (control.found_in_search and (pointed.startswith(typed) or not question.expected))
             event.app.exit(result=pointed if meant else typed)
 
         for key in ("?", "<"):
@@ -89,7 +89,7 @@ class TerminalAsker:
         empty = Condition(lambda: application is not None and not application.current_buffer.text)
         for key in ("?", "<"):
             bindings.add(key, filter=empty, eager=True)(_giving(key))
-        shown = page.proposal(question) or f"for example {question.wanted}"
+        shown = page.proposal(question) or f"for example {question.expected}"
         prompt = questionary.text(
             question.text, qmark=f"{number}.", style=_STYLE, key_bindings=bindings,
             placeholder=page.cut(shown, self.width - len(page.head(question, number)) - 2), **self.look,

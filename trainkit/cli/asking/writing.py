@@ -15,9 +15,8 @@ from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.disk import schema_uri, write_file
 from trainkit.errors import RecipeError, UsageError
 from trainkit.recipe.layers.merge import Merge
-from trainkit.wizard.finish import Finished, finish
-from trainkit.wizard.question import Complaint
-from trainkit.wizard.recipe_text import ANSWERS, answers_text
+from trainkit.wizard.question import Rejection
+from trainkit.wizard.recipe_text import ANSWERS, Finished, answers_text, finish
 from trainkit.wizard.session import Session
 
 _NARROWEST, _WIDEST = 40, 110
@@ -46,7 +45,7 @@ def take_defaults(session: Session, job: Job) -> None:
         raise UsageError(f"{job.target} exists", hint="give another --output, or --force to replace it")
     while (question := session.question()) is not None:
         outcome = session.answer("")
-        if isinstance(outcome, Complaint):
+        if isinstance(outcome, Rejection):
             topic = session.topic()
             key = topic.keys[0] if topic else ""
             raise UsageError(f"{question.text} Nothing can be proposed: {outcome.what}", hint=f"add --set {key}=…")

@@ -47,8 +47,7 @@ def config(
     from trainkit.cli.asking.writing import Job, ask_and_write, take_defaults
     from trainkit.cli.machines import machine_facts
     from trainkit.recipe.layers.paths import absolute
-    from trainkit.wizard.finish import check_given
-    from trainkit.wizard.given import read_base, read_given
+    from trainkit.wizard.prefilled import check_given, read_base, read_given
     from trainkit.wizard.session import Session
     from trainkit.wizard.view import Base, View
 

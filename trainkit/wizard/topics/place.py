@@ -9,24 +9,24 @@ from trainkit.machine.facts import Gpu
 from trainkit.machine.occupancy import is_idle, occupants
 from trainkit.machine.selection import allocation, restriction, usable
 from trainkit.recipe.schema.fields import schema
-from trainkit.text import counted
-from trainkit.wizard.question import Choice, MisreadError, Question, Settings, Topic
-from trainkit.wizard.trial import ENGINES
+from trainkit.text import GIB, MIB, counted
+from trainkit.wizard.planner_check import ENGINES
+from trainkit.wizard.question import AnswerError, Choice, Question
+from trainkit.wizard.settings import Settings
+from trainkit.wizard.topics.topic import Topic, choose, explained, values_of
+from trainkit.wizard.validation import validated
 from trainkit.wizard.view import View
-from trainkit.wizard.weigh import put, weighed
-from trainkit.wizard.words import explained, values_of
 
 KEYS = ("devices.type", "devices.select", "nodes.processes_per_node", "nodes.count", "nodes.rendezvous")
-# What a run of one process on a device that has no use for the rest looks like; a shipped preset says the same.
+# A run of one process; the shipped presets set the same.
 ONE = {"nodes.count": 1, "nodes.processes_per_node": 1}
 CPU = {"devices.type": "cpu", "devices.select": "none", "data.pin_memory": False}
-PORT = 29500  # what other launchers use too, so a firewall most likely lets it through
-GIBIBYTE = 1024**3
-IDLE_BELOW = int(schema().settings["devices.idle_below"][0].default) * 1024**2
+PORT = 29500  # torchrun's and DeepSpeed's default, which a firewall most likely lets through
+IDLE_BELOW = int(schema().settings["devices.idle_below"][0].default) * MIB
 
 
 def _where(view: View) -> Question:
-    offered = weighed(view, KEYS, _places(view))
+    offered = validated(view, KEYS, _places(view))
     cards = allocation(view.facts)
     hidden = len(usable(view.facts.gpus)) - len(cards)
     busy = [occupants(gpu) for gpu in cards if not is_idle(gpu, IDLE_BELOW)]
@@ -35,28 +35,24 @@ def _where(view: View) -> Question:
         f"{'; Apple MPS' if view.facts.mps else ''}; {counted(view.facts.cpu_cores, 'CPU core')}."
         + (f" {restriction(view.facts)} hides {hidden} of them." if hidden else ""),
         *(f"Just now {each}." for each in busy),
-        *(f"{name} ({note})" for name, note in _failed_probes(view)),
+        *(f"What could not be found out ({name}: {note})" for name, note in view.facts.notes.items()),
         "Every process uses one card. A list such as 2,0 gives the first process card 2 and the second card 0.",
         *explained("devices.type", "devices.select", "nodes.count", "nodes.processes_per_node", view=view),
     )
-    wanted = "a number of cards, a list (0,2), or free 2" if cards else "a number of processes"
-    return put("where", "Where does it run?", why=why, offered=offered, wish=_usual(view, offered), wanted=wanted)
+    expected = "a number of cards, a list (0,2), or free 2" if cards else "a number of processes"
+    default, source = _usual(view, offered)
+    return choose(WHERE, "Where does it run?", offered, why=why, default=default, source=source, expected=expected)
 
 
 def described(gpus: Sequence[Gpu]) -> str:
     """`2 x NVIDIA A100 (80 GiB), 1 x Tesla T4 (16 GiB)`."""
     kinds: dict[tuple[str, int], int] = {}
     for gpu in gpus:
-        kind = (gpu.name, round(gpu.memory_total / GIBIBYTE))
+        kind = (gpu.name, round(gpu.memory_total / GIB))
         kinds[kind] = kinds.get(kind, 0) + 1
     return ", ".join(
         f"{f'{count} x ' if len(gpus) > 1 else ''}{name} ({size} GiB)" for (name, size), count in kinds.items()
     )
-
-
-def _failed_probes(view: View) -> Iterator[tuple[str, str]]:
-    for name, note in view.facts.notes.items():
-        yield "What could not be found out", f"{name}: {note}"
 
 
 def _places(view: View) -> Iterator[Choice]:
@@ -73,7 +69,7 @@ def _places(view: View) -> Iterator[Choice]:
             "free",
             "one card that is idle when the run starts, whichever it is",
             sets,
-            "a card that nobody uses when the run starts",
+            "a card that is idle when the run starts",
         )
     if cards:
         sets = {"devices.type": "cuda", "devices.select": 1, **_alone(view), **ONE}
@@ -94,7 +90,7 @@ def _places(view: View) -> Iterator[Choice]:
 
 
 def _alone(view: View) -> Settings:
-    """The strategy of one process, where it goes without saying."""
+    """The strategy of one process, unless the program's engine brings one."""
     return {} if view.get("program.kind") in ENGINES else {"strategy.kind": "single"}
 
 
@@ -110,15 +106,15 @@ def _usual(view: View, offered: Sequence[Choice]) -> tuple[str, str]:
 def _read_where(view: View, text: str) -> tuple[Settings, str]:
     names = [name.strip() for name in text.strip("[]").split(",") if name.strip()]
     if not names:
-        raise MisreadError("no card is named", "write a number of cards, or a list such as 0,2")
+        raise AnswerError("no card is named", "write a number of cards, or a list such as 0,2")
     if len(names) == 1 and names[0].isdecimal() and not text.startswith("["):
         return _number(view, int(names[0]))
     free = re.fullmatch(r"free (\d+)", text)
     if free:
         sets = {"devices.type": "cuda", "devices.select": "free", "nodes.processes_per_node": int(free[1])}
-        return sets, f"{counted(int(free[1]), 'card')} that nobody uses when the run starts"
+        return sets, f"{counted(int(free[1]), 'card')}, idle when the run starts"
     if not all(name.isdecimal() or name.startswith(("GPU-", "MIG-")) for name in names):
-        raise MisreadError(f"{text!r} names no place", "choose a word, or write a number, or a list such as 0,2")
+        raise AnswerError(f"{text!r} is not a device", "choose a word, or write a number, or a list such as 0,2")
     cards = [int(name) if name.isdecimal() else name for name in names]
     alone = _alone(view) if len(cards) == 1 else {}
     return {"devices.type": "cuda", "devices.select": cards, **alone}, "rank i uses the i-th of these"
@@ -126,7 +122,7 @@ def _read_where(view: View, text: str) -> tuple[Settings, str]:
 
 def _number(view: View, count: int) -> tuple[Settings, str]:
     if not 1 <= count <= 4096:
-        raise MisreadError(f"{count} processes cannot be started", "write a number from 1 to 4096")
+        raise AnswerError(f"{count} processes cannot be started", "write a number from 1 to 4096")
     alone = {**_alone(view), **ONE} if count == 1 else {}
     if allocation(view.facts):
         return {"devices.type": "cuda", "devices.select": count, **alone}, "a process on each"
@@ -141,27 +137,25 @@ def _machines(view: View) -> Question:
         ),
         *explained("nodes.count", "nodes.rendezvous", view=view),
     )
-    count, meeting = view.get("nodes.count"), view.get("nodes.rendezvous")
-    if count > 1 and meeting != "auto":
-        default, source = f"{count} {meeting}", view.base.name
+    count, address = view.get("nodes.count"), view.get("nodes.rendezvous")
+    if count > 1 and address != "auto":
+        default, source = f"{count} {address}", view.base.name
     else:
         default, source = f"{max(count, 2)} {view.facts.hostname}:{PORT}", "this machine as the first"
     return Question("machines", "How many machines, and where do they meet?", why, (), default, source, "4 host:29500")
 
 
 def _read_machines(view: View, text: str) -> tuple[Settings, str]:
-    count, _, meeting = text.partition(" ")
-    if not count.isdecimal() or not meeting.strip():
-        raise MisreadError(f"{text!r} is no number with an address", f"write 2 {view.facts.hostname}:{PORT}")
+    count, _, address = text.partition(" ")
+    if not count.isdecimal() or not address.strip():
+        raise AnswerError(f"{text!r} is not a number with an address", f"write 2 {view.facts.hostname}:{PORT}")
     if int(count) < 2:
-        raise MisreadError(f"{count} is not several machines", "write 2 or more, or go back with <")
-    sets: Settings = {"nodes.count": int(count), "nodes.rendezvous": meeting.strip()}
-    return sets, f"start it on each of the {count} machines; they meet at {meeting.strip()}"
-
-
-def _several(view: View) -> bool:
-    return int(view.get("nodes.count")) > 1
+        raise AnswerError(f"{count} is not several machines", "write 2 or more, or go back with <")
+    sets: Settings = {"nodes.count": int(count), "nodes.rendezvous": address.strip()}
+    return sets, f"start it on each of the {count} machines; they meet at {address.strip()}"
 
 
 WHERE = Topic("where", KEYS, lambda view: True, _where, _read_where)
-MACHINES = Topic("machines", ("nodes.rendezvous",), _several, _machines, _read_machines)
+MACHINES = Topic(
+    "machines", ("nodes.rendezvous",), lambda view: int(view.get("nodes.count")) > 1, _machines, _read_machines
+)

@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Mapping
 
 from trainkit.recipe.layers.paths import absolute
-from trainkit.wizard.question import Choice, MisreadError, Question, Settings, Topic
+from trainkit.wizard.question import AnswerError, Choice, Question
+from trainkit.wizard.settings import Settings
+from trainkit.wizard.topics.topic import Topic, choose, explained, meaning, values_of
 from trainkit.wizard.view import View
-from trainkit.wizard.weigh import put
-from trainkit.wizard.words import explained, meaning, values_of
 
 # By the ending of a file: the kind of data that reads it.
 DATA_KINDS: Mapping[str, str] = {".jsonl": "jsonl", ".npy": "tokens"}
@@ -20,7 +20,8 @@ ROWS = (".parquet", ".jsonl")
 
 
 def _kinds(view: View) -> Question:
-    offered = [_kind(value) for value in values_of("program.kind")]
+    notes = {value: meaning("program.kind", value) for value in values_of("program.kind")}
+    offered = [Choice(value, note, {"program.kind": value}, note) for value, note in notes.items()]
     why = (
         (
             "trainkit's own trainer reads the whole recipe. A script of yours is started unedited, in as many "
@@ -29,18 +30,8 @@ def _kinds(view: View) -> Question:
         *explained("program.kind", view=view),
     )
     source = view.base.name or "no script needed"
-    return put(
-        "program",
-        "What do the processes execute?",
-        why=why,
-        offered=offered,
-        wish=(str(view.get("program.kind")), source),
-    )
-
-
-def _kind(value: str) -> Choice:
-    note = meaning("program.kind", value)
-    return Choice(value, note, {"program.kind": value}, note)
+    text, default = "What do the processes execute?", str(view.get("program.kind"))
+    return choose(PROGRAM, text, offered, why=why, default=default, source=source)
 
 
 def _command(view: View) -> Question:
@@ -62,14 +53,14 @@ def _read_command(view: View, text: str) -> tuple[Settings, str]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise MisreadError(f"the quotes do not match: {error}", "write the words as in a shell") from error
+        raise AnswerError(f"the quotes do not match: {error}", "write the words as in a shell") from error
     if words[:1] in (["python"], ["python3"]):
         words = words[1:]
     if not words:
-        raise MisreadError("no script is named", "write what you would type behind `python`: train.py --lr 0.1")
+        raise AnswerError("no script is named", "write what you would type behind `python`: train.py --lr 0.1")
     if words[0] == "-m":
         if len(words) == 1:
-            raise MisreadError("no module is named behind -m", "write -m package.module")
+            raise AnswerError("no module is named behind -m", "write -m package.module")
         target: dict[str, object] = {"program.module": words[1]}
         words = words[1:]
     else:
@@ -97,13 +88,11 @@ def _read_data(view: View, text: str) -> tuple[Settings, str]:
         return {"data.kind": "text", "data.path": text}, "source code that every Python brings along"
     start, pattern = _split(text)
     if pattern.endswith(ROWS) or any(view.files.exists(absolute(f"{text}/{name}", view.cwd)) for name in SAVED):
-        sets = {"data.kind": "dataset", "data.path": start}
-        return sets, meaning("data.kind", "dataset")
+        return {"data.kind": "dataset", "data.path": start}, meaning("data.kind", "dataset")
     if pattern:
         return {"data.kind": "text", "data.path": start, "data.include": pattern}, "every file that fits the pattern"
     if _is_folder(view, text):
-        hint = f"say which of its files: {text.rstrip('/')}/**/*.txt"
-        raise MisreadError(f"{text} is a folder", hint)
+        raise AnswerError(f"{text} is a folder", f"name files in it: {text.rstrip('/')}/**/*.txt")
     kind = next((kind for ending, kind in DATA_KINDS.items() if text.endswith(ending)), "text")
     return {"data.kind": kind, "data.path": text}, meaning("data.kind", kind)
 
@@ -120,15 +109,9 @@ def _split(text: str) -> tuple[str, str]:
 def _is_folder(view: View, text: str) -> bool:
     try:
         view.files.read(absolute(text, view.cwd))
-    except IsADirectoryError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, IsADirectoryError)
     return False
-
-
-def _own(view: View) -> bool:
-    return not view.builtin
 
 
 def _text_data(view: View) -> bool:
@@ -136,5 +119,5 @@ def _text_data(view: View) -> bool:
 
 
 PROGRAM = Topic("program", ("program.kind",), lambda view: True, _kinds)
-COMMAND = Topic("command", ("program.script", "program.module"), _own, _command, _read_command)
+COMMAND = Topic("command", ("program.script", "program.module"), lambda view: not view.builtin, _command, _read_command)
 DATA = Topic("data", ("data.path", "data.kind", "data.target"), _text_data, _data, _read_data)

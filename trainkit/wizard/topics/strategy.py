@@ -9,12 +9,12 @@ from trainkit.machine.facts import Gpu
 from trainkit.planner.advice.model_states import in_words, largest, parameters
 from trainkit.recipe.schema.fields import schema
 from trainkit.text import counted
-from trainkit.wizard.question import Choice, MisreadError, Question, Settings, Topic
-from trainkit.wizard.reach import DEAF, reaches
-from trainkit.wizard.trial import cards_of, needs_strategy
+from trainkit.wizard.planner_check import UNCONFIGURED, needs_strategy, reaches, used_cards
+from trainkit.wizard.question import AnswerError, Choice, Question
+from trainkit.wizard.settings import Settings
+from trainkit.wizard.topics.topic import Topic, choose, declared, explained, meaning, values_of
+from trainkit.wizard.validation import validated
 from trainkit.wizard.view import View
-from trainkit.wizard.weigh import put, weighed
-from trainkit.wizard.words import declared, explained, meaning, values_of
 
 OFFLOADS = ("strategy.offload_optimizer", "strategy.offload_param")
 NVME = "strategy.nvme_path"
@@ -22,9 +22,9 @@ NVME = "strategy.nvme_path"
 
 def _strategy(view: View) -> Question:
     names = [name for name in values_of("strategy.kind") if name != "single"]
-    cards = cards_of(view) if view.device == "cuda" else ()
-    offered = weighed(view, STRATEGY.keys, [_spread(view, name, cards) for name in names])
-    why = (
+    cards = used_cards(view) if view.device == "cuda" else ()
+    offered = validated(view, STRATEGY.keys, [_spread(view, name, cards) for name in names])
+    why: tuple[str, ...] = (
         (
             f"{counted(view.ranks, 'process', 'es')} train one model. ddp is the fastest while the model fits on one "
             "card; the others divide it, which takes memory off each card and adds traffic between them."
@@ -33,29 +33,21 @@ def _strategy(view: View) -> Question:
             "How large a model may be is counted from the memory of the smallest card, less 2 GiB: 18 bytes for each "
             "parameter (mixed precision, AdamW), divided as the strategy divides them. Activations come on top."
         ),
-        *(
-            ["A script of kind torch does this by itself: say what it does."]
-            if view.get("program.kind") in DEAF
-            else []
-        ),
     )
-    return put(
-        "strategy", "How is the model spread over the processes?", why=why, offered=offered, wish=_best(view, cards)
-    )
+    if view.get("program.kind") in UNCONFIGURED:
+        why += ("A script of kind torch does this by itself: choose what it does.",)
+    default, source = _best(view, cards)
+    text = "How is the model spread over the processes?"
+    return choose(STRATEGY, text, offered, why=why, default=default, source=source)
 
 
 def _spread(view: View, name: str, cards: Sequence[Gpu]) -> Choice:
-    what, room = meaning("strategy.kind", name), _room(view, name, cards)
-    note = f"up to {room} parameters; {what[:1].lower()}{what[1:]}" if room else what
-    reason = f"{what}; room for about {room} parameters before activations" if room else what
+    note = reason = what = meaning("strategy.kind", name)
+    if cards:
+        size = in_words(largest(name, view.ranks, min(gpu.memory_total for gpu in cards)))
+        note = f"up to {size} parameters; {what[:1].lower()}{what[1:]}"
+        reason = f"{what}; room for about {size} parameters before activations"
     return Choice(name, note, {"strategy.kind": name}, reason)
-
-
-def _room(view: View, name: str, cards: Sequence[Gpu]) -> str:
-    """The largest model, in words; empty where no card tells."""
-    if not cards:
-        return ""
-    return in_words(largest(name, view.ranks, min(gpu.memory_total for gpu in cards)))
 
 
 def _best(view: View, cards: Sequence[Gpu]) -> tuple[str, str]:
@@ -74,22 +66,18 @@ def _best(view: View, cards: Sequence[Gpu]) -> tuple[str, str]:
 
 def _sharding(view: View) -> Question:
     names = values_of("strategy.sharding", "fsdp")
-    plain = [_shard(name, offload=False) for name in names]
-    offered = weighed(view, SHARDING.keys, [*plain, _shard(names[0], offload=True)])
-    why = explained("strategy.sharding", "strategy.offload", view=view)
+    notes = {name: meaning("strategy.sharding", name, "fsdp") for name in names}
+    choices = [
+        Choice(name, note, {"strategy.sharding": name, "strategy.offload": False}, f"{name} {note}".strip())
+        for name, note in notes.items()
+    ]
+    note = f"{names[0]}, with the shards in CPU memory; slower"
+    reason = "shards live in CPU memory: the least device memory, slower steps"
+    choices.append(Choice("offload", note, {"strategy.sharding": names[0], "strategy.offload": True}, reason))
+    text, why = "What is sharded, and where is it kept?", explained("strategy.sharding", "strategy.offload", view=view)
     default = "offload" if view.get("strategy.offload") else str(view.get("strategy.sharding"))
-    return put(
-        "sharding", "What is sharded, and where is it kept?", why=why, offered=offered, wish=(default, view.base.name)
-    )
-
-
-def _shard(name: str, *, offload: bool) -> Choice:
-    sets = {"strategy.sharding": name, "strategy.offload": offload}
-    if offload:
-        note = f"{name}, with the shards in CPU memory; slower"
-        return Choice("offload", note, sets, "shards live in CPU memory: the least device memory, slower steps")
-    note = meaning("strategy.sharding", name, "fsdp")
-    return Choice(name, note, sets, f"{name} {note}".strip())
+    offered = validated(view, SHARDING.keys, choices)
+    return choose(SHARDING, text, offered, why=why, default=default, source=view.base.name)
 
 
 def _wrapping(view: View) -> Question:
@@ -107,10 +95,9 @@ def _wrapping(view: View) -> Question:
     )
     classes = view.get("strategy.wrap_classes")
     default = ",".join(classes) if classes else str(view.get("strategy.auto_wrap"))
-    wish = (default, view.base.name)
-    offered = weighed(view, WRAPPING.keys, choices)
-    wanted = "class names, or a number"
-    return put("wrapping", "Which modules are units?", why=why, offered=offered, wish=wish, wanted=wanted)
+    offered = validated(view, WRAPPING.keys, choices)
+    text, expected = "Which modules are units?", "class names, or a number"
+    return choose(WRAPPING, text, offered, why=why, default=default, source=view.base.name, expected=expected)
 
 
 def _read_wrapping(view: View, text: str) -> tuple[Settings, str]:
@@ -118,14 +105,13 @@ def _read_wrapping(view: View, text: str) -> tuple[Settings, str]:
         return {"strategy.auto_wrap": "size", "strategy.min_params": int(text)}, "units of this size or more"
     names = [name.strip() for name in text.strip("[]").split(",")]
     if not all(name.isidentifier() for name in names):
-        raise MisreadError(
-            f"{text!r} is no list of class names", "write them with commas between: BertLayer,BertPooler"
-        )
+        hint = "write them with commas between: BertLayer,BertPooler"
+        raise AnswerError(f"{text!r} is not a list of class names", hint)
     return {"strategy.auto_wrap": "transformer", "strategy.wrap_classes": names}, "the classes of the model's blocks"
 
 
 def _offload(view: View) -> Question:
-    offered = weighed(view, OFFLOAD.keys, _offloads(view.kind("strategy")))
+    offered = validated(view, OFFLOAD.keys, _offloads(view.kind("strategy")))
     why = (
         (
             "State that lives outside the card makes room for a larger model; each step then moves it. First the "
@@ -135,7 +121,7 @@ def _offload(view: View) -> Question:
     )
     found = next((each.word for each in offered if all(view.get(key) == value for key, value in each.sets.items())), "")
     source = view.base.name if found not in ("", "none") else "the fastest"
-    return put("offload", "What leaves the cards?", why=why, offered=offered, wish=(found or "none", source))
+    return choose(OFFLOAD, "What leaves the cards?", offered, why=why, default=found or "none", source=source)
 
 
 def _offloads(kind: str) -> Iterator[Choice]:
@@ -165,23 +151,17 @@ def _read_nvme(view: View, text: str) -> tuple[Settings, str]:
 
 
 def _launcher(view: View) -> Question:
-    names = values_of("launcher.kind")
-    choices = [
-        Choice(name, _starts(name), {"launcher.kind": name}, f"{name} {_starts(name)}".strip()) for name in names
-    ]
+    helps = {name: launcher.HELP for name, launcher in LAUNCHERS.items()}
+    notes = {name: meaning("launcher.kind", name) or helps.get(name, "") for name in values_of("launcher.kind")}
+    choices = [Choice(name, note, {"launcher.kind": name}, f"{name} {note}".strip()) for name, note in notes.items()]
     why = (
-        "auto is right unless a program or a habit wants another; the same processes start under each.",
+        "auto is right unless a program or a habit requires another; the same processes start under each.",
         *explained("launcher.kind", view=view),
     )
-    source = view.base.name or "nothing asks for another"
-    offered = weighed(view, LAUNCHER.keys, choices)
-    return put(
-        "launcher", "Who starts the processes?", why=why, offered=offered, wish=(str(view.get("launcher.kind")), source)
-    )
-
-
-def _starts(name: str) -> str:
-    return meaning("launcher.kind", name) or (LAUNCHERS[name].HELP if name in LAUNCHERS else "")
+    source = view.base.name or "nothing requires another"
+    offered = validated(view, LAUNCHER.keys, choices)
+    default = str(view.get("launcher.kind"))
+    return choose(LAUNCHER, "Who starts the processes?", offered, why=why, default=default, source=source)
 
 
 def _has(key: str) -> Callable[[View], bool]:

@@ -7,12 +7,12 @@ import re
 from trainkit.planner.dtype import AMPERE
 from trainkit.recipe.validation.type_errors import takes_switch
 from trainkit.text import counted
-from trainkit.wizard.question import Choice, MisreadError, Question, Settings, Topic
-from trainkit.wizard.reach import reaches
-from trainkit.wizard.trial import cards_of, judge
+from trainkit.wizard.planner_check import check, reaches, used_cards
+from trainkit.wizard.question import AnswerError, Choice, Question
+from trainkit.wizard.settings import Settings
+from trainkit.wizard.topics.topic import Topic, choose, declared, explained, values_of
+from trainkit.wizard.validation import validated
 from trainkit.wizard.view import View
-from trainkit.wizard.weigh import put, weighed
-from trainkit.wizard.words import declared, explained, values_of
 
 EVERY = "efficiency.gradient_checkpointing.every"
 SAVE = "checkpoint.every_steps"
@@ -37,16 +37,16 @@ def _precision(view: View) -> Question:
         ),
         *explained("precision.dtype", view=view),
     )
-    offered = weighed(view, PRECISION.keys, choices)
-    return put(
-        "precision", "Which number format does it compute in?", why=why, offered=offered, wish=_usual_format(view)
-    )
+    offered = validated(view, PRECISION.keys, choices)
+    default, source = _usual_format(view)
+    text = "Which number format does it compute in?"
+    return choose(PRECISION, text, offered, why=why, default=default, source=source)
 
 
 def _usual_format(view: View) -> tuple[str, str]:
     if view.base.path:
         return str(view.get("precision.dtype")), view.base.name
-    cards = cards_of(view) if view.device == "cuda" else ()
+    cards = used_cards(view) if view.device == "cuda" else ()
     if not cards:
         return "fp32", "the fastest on a CPU" if view.device == "cpu" else "safe everywhere"
     oldest = min(cards, key=lambda gpu: gpu.compute_capability)
@@ -67,7 +67,7 @@ def _batch(view: View) -> Question:
 
 
 def _usual_batch(view: View) -> tuple[str, str]:
-    plan = judge(view).plan
+    plan = check(view).plan
     if plan and view.base.path:
         micro = "auto" if plan.batch.search else plan.batch.micro
         return f"{plan.batch.global_}/{micro}", view.base.name
@@ -78,12 +78,12 @@ def _usual_batch(view: View) -> tuple[str, str]:
 def _read_batch(view: View, text: str) -> tuple[Settings, str]:
     found = _PAIR.fullmatch(text)
     if not found:
-        raise MisreadError(f"{text!r} is no batch", "write samples per step/samples per pass: 64/8")
+        raise AnswerError(f"{text!r} is not a batch", "write samples per step/samples per pass: 64/8")
     total, micro = found["only"] or found["first"], found["second"]
     if micro == "auto":
         hint = "write 64/auto"
         if not total:
-            raise MisreadError("nothing says how many samples a step takes", hint)
+            raise AnswerError("nothing says how many samples a step takes", hint)
         sets: Settings = {"batch.global": int(total), "batch.micro": "auto"}
         return sets, "the largest pass that fits in memory is found at the start"
     if not micro:
@@ -104,19 +104,16 @@ def _checkpointing(view: View) -> Question:
         "A batch that fits needs no technique that saves memory. Where it does not fit, this is the first one to try.",
         *explained(EVERY, "efficiency.gradient_checkpointing.selective", view=view),
     )
-    offered = weighed(
-        view,
-        CHECKPOINTING.keys,
-        [
-            Choice("no", "the fastest while the batch fits", {EVERY: False}, "the batch fits"),
-            Choice("yes", "much less memory, about a quarter more time", {EVERY: True},
-                   "activations are computed again in backward: less memory, about a quarter more time"),
-        ],
-    )  # fmt: skip
+    reason = "activations are computed again in backward: less memory, about a quarter more time"
+    choices = (
+        Choice("no", "the fastest while the batch fits", {EVERY: False}, "the batch fits"),
+        Choice("yes", "much less memory, about a quarter more time", {EVERY: True}, reason),
+    )
+    offered = validated(view, CHECKPOINTING.keys, choices)
     setting = declared(EVERY)
-    wish = "yes" if setting and not takes_switch(setting) and view.get(EVERY) else "no"
-    text = "Is memory so tight that activations are computed twice?"
-    return put("checkpointing", text, why=why, offered=offered, wish=(wish, view.base.name or "the fastest"))
+    default = "yes" if setting and not takes_switch(setting) and view.get(EVERY) else "no"
+    text, source = "Is memory so tight that activations are computed twice?", view.base.name or "the fastest"
+    return choose(CHECKPOINTING, text, offered, why=why, default=default, source=source)
 
 
 def _length(view: View) -> Question:
@@ -139,14 +136,14 @@ def _length(view: View) -> Question:
 def _read_length(view: View, text: str) -> tuple[Settings, str]:
     found = _LENGTH.fullmatch(text)
     if not found:
-        raise MisreadError(f"{text!r} is no length", "write steps/steps between savings: 500/250, or 3 epochs/1000")
+        raise AnswerError(f"{text!r} is not a length", "write steps/steps between savings: 500/250, or 3 epochs/1000")
     sets: dict[str, object] = {}
     if (found["unit"] or "").startswith("epoch"):
         sets["train.epochs"] = float(found["count"])
         if view.get("train.steps") is not None:
             sets["train.steps"] = None
     elif "." in found["count"]:
-        raise MisreadError(f"{found['count']} steps is no whole number", "write whole steps, or 1.5 epochs")
+        raise AnswerError(f"{found['count']} steps is not a whole number", "write whole steps, or 1.5 epochs")
     else:
         sets["train.steps"] = int(found["count"])
     save = int(found["save"]) if found["save"] else None
@@ -163,7 +160,7 @@ def _saving(view: View) -> Question:
 
 def _read_saving(view: View, text: str) -> tuple[Settings, str]:
     if not text.isdecimal():
-        raise MisreadError(f"{text!r} is no number of steps", "write a whole number, 0 for never")
+        raise AnswerError(f"{text!r} is not a number of steps", "write a whole number, 0 for never")
     return {SAVE: int(text)}, _saved(int(text))
 
 

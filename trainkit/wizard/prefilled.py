@@ -1,8 +1,9 @@
-"""What is given instead of answered: a file of answers, settings on the command line, the recipe to start from."""
+"""What is given in place of answers: a file of answers, settings on the command line, the recipe to start from."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from trainkit.errors import Diagnostic, Origin, RecipeError
@@ -14,15 +15,15 @@ from trainkit.recipe.layers.merge import Merge, merge
 from trainkit.recipe.layers.paths import Files, absolute
 from trainkit.recipe.schema.fields import defaults, schema, tagged_sections
 from trainkit.recipe.validation.validate import default_kind, unknown_keys, validate_layer
-from trainkit.wizard.presets import leaves
-from trainkit.wizard.question import Settings
-from trainkit.wizard.view import Base
+from trainkit.wizard.planner_check import check
+from trainkit.wizard.settings import Settings, flatten
+from trainkit.wizard.view import Base, View
 
 
 def read_given(answers: str | None, words: Sequence[str], files: Files, cwd: str) -> tuple[Settings, Merge]:
     """The settings of a file of answers (written like a recipe) and of `key=value` words, which win; and their places.
 
-    Raises RecipeError with everything that is wrong with them by themselves.
+    Raises RecipeError with all errors that do not depend on the answers.
     """
     stack = Stack(files, cwd)
     if answers is not None:
@@ -35,15 +36,15 @@ def read_given(answers: str | None, words: Sequence[str], files: Files, cwd: str
     wrong = [each for each in found if each.severity == "error"]
     if wrong:
         raise RecipeError(wrong)
-    return dict(leaves(state.tree)), state
+    return dict(flatten(state.tree)), state
 
 
 def _variants(stack: Stack) -> Iterator[Diagnostic]:
-    """The new recipe could not say them, so they are not left out without a word."""
+    """An error for each: the new recipe has no place for them, and nothing is dropped silently."""
     hint = "start from the file with --from, which keeps its variants, or write them into the new recipe"
     for name, (given, *_) in stack.variants.items():
         origin = Origin(f"file {given.source}", 0, given.source)
-        yield Diagnostic("error", f"the variant {name!r} is no answer", f"{VARIANTS}.{name}", origin, hint=hint)
+        yield Diagnostic("error", f"the variant {name!r} is not an answer", f"{VARIANTS}.{name}", origin, hint=hint)
 
 
 def _wrong(layer: Layer, state: Merge) -> Iterator[Diagnostic]:
@@ -51,15 +52,14 @@ def _wrong(layer: Layer, state: Merge) -> Iterator[Diagnostic]:
     given = {section: state.get(f"{section}.kind") for section in tagged_sections()}
     kinds = {section: kind if isinstance(kind, str) else _likely(section, state) for section, kind in given.items()}
     yield from validate_layer(layer, kinds, interpolated)
+    hint = "write the whole value; a list or a mapping of the base is changed in the recipe itself"
     for key in _modified(layer.tree):
-        hint = "write the whole value; a list or a mapping of the base is changed in the recipe itself"
-        yield Diagnostic(
-            "error", f"`{key}` changes a value that is not known here", key[:-1], layer.origin(key[:-1]), hint=hint
-        )
+        what = f"`{key}` changes a value that is not known here"
+        yield Diagnostic("error", what, key[:-1], layer.origin(key[:-1]), hint=hint)
 
 
 def _likely(section: str, state: Merge) -> str:
-    """The kind that has the settings which are given, where none is named: it may come from the base or an answer."""
+    """The kind that has the given settings, where none is named: it may come from the base or an answer."""
     given = state.get(section)
     names = given.keys() if isinstance(given, dict) else ()
     kinds = schema().sections[section].kinds.items()
@@ -77,7 +77,7 @@ def _modified(tree: Any, prefix: str = "") -> Iterator[str]:
 
 
 def read_base(recipe: str, name: str, files: Files, cwd: str, environ: dict[str, str]) -> Base:
-    """The recipe to start from, which must be sound by itself. recipe: a path, or the name of a shipped one.
+    """The recipe to start from, which must be valid by itself. recipe: a path, or the name of a shipped one.
 
     Raises RecipeError.
     """
@@ -87,22 +87,21 @@ def read_base(recipe: str, name: str, files: Files, cwd: str, environ: dict[str,
     clean = {key: value for key, value in environ.items() if not key.startswith("TRAINKIT__")}
     resolved = resolve(Request(recipe, cwd, environ=clean), files)
     kinds = {section: getattr(resolved.recipe, section).kind for section in tagged_sections()}
-    values = {**dict(leaves(defaults(kinds))), **dict(leaves(resolved.tree))}
-    shipped = (
-        recipe
-        if recipe in files.shipped()
-        else next((known for known, path in files.shipped().items() if path == absolute(recipe, cwd)), "")
-    )
-    return Base(shipped or absolute(recipe, cwd), name, values)
+    values = {**dict(flatten(defaults(kinds))), **dict(flatten(resolved.tree))}
+    path = absolute(recipe, cwd)
+    shipped = (known for known, place in files.shipped().items() if recipe == known or path == place)
+    return Base(next(shipped, path), name, values)
 
 
 def placed(found: Sequence[Diagnostic], state: Merge) -> tuple[Diagnostic, ...]:
     """Diagnostics of the finished recipe at the places where the settings were given, for those that were."""
-    return tuple(_placed(each, state) for each in found)
+    return tuple(replace(each, origin=state.places.get(each.key, each.origin)) for each in found)
 
 
-def _placed(found: Diagnostic, state: Merge) -> Diagnostic:
-    origin: Origin | None = state.places.get(found.key)
-    if origin is None:
-        return found
-    return Diagnostic(found.severity, found.what, found.key, origin, found.why, found.hint)
+def check_given(view: View, places: Merge) -> None:
+    """Raise RecipeError where the given settings cannot go together, whatever the answers will be."""
+    if not view.given:
+        return
+    wrong = [each for each in check(view).errors if each.key in view.given]
+    if wrong:
+        raise RecipeError(placed(wrong, places))

@@ -1,0 +1,139 @@
+"""What the planner says of the answers so far: they are resolved and planned as a recipe that is not written yet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from trainkit.errors import Diagnostic, RecipeError
+from trainkit.machine.facts import Facts, Gpu
+from trainkit.machine.selection import allocation
+from trainkit.recipe.layers.paths import Files, absolute
+from trainkit.recipe.schema.fields import schema
+from trainkit.recipe.validation.type_errors import choices, takes_switch
+from trainkit.wizard.settings import nest
+from trainkit.wizard.view import View
+
+if TYPE_CHECKING:
+    from trainkit.plan.model import Plan
+    from trainkit.recipe.resolved import Resolved
+
+_NAME = ".answers-so-far.yaml"
+# How a blocker's hint begins where installing something is the fix: such a choice is offered all the same.
+_INSTALL = "Run: "
+# Programs that train with their engine's strategy even in one process, and which is assumed until it is asked.
+ENGINES: Mapping[str, str] = {"deepspeed": "zero2"}
+# Programs that get nothing of the recipe but their processes: planning warns of settings, and refuses none.
+UNCONFIGURED = frozenset({"torch"})
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """A file system with one more file, which is not written yet. Satisfies `recipe.layers.paths.Files`."""
+
+    below: Files
+    path: str
+    text: str
+
+    def read(self, path: str) -> bytes:
+        """The file's bytes."""
+        return self.text.encode() if path == self.path else self.below.read(path)
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file at the path."""
+        return path == self.path or self.below.exists(path)
+
+    def shipped(self) -> Mapping[str, str]:
+        """The shipped files by name."""
+        return self.below.shipped()
+
+
+@dataclass(frozen=True)
+class PlannerResult:
+    """errors: wrong on any machine; missing: what this machine lacks; packages: what to install."""
+
+    errors: tuple[Diagnostic, ...] = ()
+    missing: tuple[tuple[str, str], ...] = ()  # what, hint
+    packages: tuple[str, ...] = ()
+    plan: Plan | None = None
+
+
+def check(view: View) -> PlannerResult:
+    """Plan what is known so far, with a stand-in for what has no default and is not answered yet."""
+    from trainkit.planner.build import build_plan  # after the first question is shown: it takes time
+
+    extends = {"extends": [view.base.path]} if view.base.path else {}
+    text = json.dumps({"version": 1, **extends, **nest({**view.chosen, **dict(_stand_ins(view))})})
+    try:
+        plan = build_plan(resolve_text(view, text, _NAME), _idle(view.facts)).plan
+    except RecipeError as error:
+        return PlannerResult(tuple(each for each in error.diagnostics if each.severity == "error"))
+    blockers = [(each.what, each.hint) for each in plan.notices if each.severity == "blocker"]
+    packages = tuple(what for what, hint in blockers if hint.startswith(_INSTALL))
+    return PlannerResult((), tuple(each for each in blockers if each[0] not in packages), packages, plan)
+
+
+def resolve_text(view: View, text: str, name: str) -> Resolved:
+    """Resolve a recipe that is not written yet, as a file of this name in the working folder."""
+    from trainkit.flags.resolve import resolve
+    from trainkit.recipe.resolved import Request
+
+    environ = {key: value for key, value in view.environ.items() if not key.startswith("TRAINKIT__")}
+    resolved = resolve(Request(name, view.cwd, environ=environ), Overlay(view.files, absolute(name, view.cwd), text))
+    # Which files another machine has cannot be seen from here.
+    return replace(resolved, absent={}) if view.facts.origin else resolved
+
+
+def _idle(facts: Facts) -> Facts:
+    """The machine with all its cards free: a recipe is for other days too."""
+    gpus = []
+    for gpu in facts.gpus:
+        parts = tuple(
+            replace(each, processes=(), held_by=None, memory_free=each.memory_total) for each in gpu.instances
+        )
+        gpus.append(replace(gpu, processes=(), held_by=None, memory_free=gpu.memory_total, instances=parts))
+    return replace(facts, gpus=tuple(gpus))
+
+
+def _stand_ins(view: View) -> Iterator[tuple[str, Any]]:
+    """Settings that a recipe must have and that no answer has given yet."""
+    if view.builtin and view.get("train.steps") is None and view.get("train.epochs") is None:
+        yield "train.steps", 1
+    if not view.builtin and not view.get("program.script") and not view.get("program.module"):
+        yield "program.module", "program"
+    if int(view.get("nodes.count")) > 1 and "nodes.rendezvous" not in view.chosen:
+        yield "nodes.rendezvous", "host:29500"
+    if "nvme" in (view.get(f"strategy.{name}") for name in ("offload_optimizer", "offload_param")):
+        yield "strategy.nvme_path", view.get("strategy.nvme_path") or "nvme"
+    if view.get("strategy.kind") == "single" and "strategy.kind" not in view.chosen and needs_strategy(view):
+        yield "strategy.kind", ENGINES.get(str(view.get("program.kind")), "ddp")
+
+
+def needs_strategy(view: View) -> bool:
+    """Whether `single` is not enough: several processes, or a program on an engine."""
+    return view.ranks > 1 or view.get("program.kind") in ENGINES
+
+
+def used_cards(view: View) -> tuple[Gpu, ...]:
+    """The cards that the run would use; all that it may use where that is decided at the start, or not known yet."""
+    allowed = allocation(view.facts)
+    plan = None if view.get("devices.select") == "free" else check(view).plan
+    used = {card.uuid for card in plan.cards} if plan else set()
+    return tuple(gpu for gpu in allowed if gpu.uuid in used) or allowed
+
+
+def reaches(view: View, key: str) -> bool:
+    """Whether the program would see the setting: whether planning accepts a value that is not its default."""
+    if view.builtin:
+        return True
+    if view.get("program.kind") in UNCONFIGURED:
+        return False
+    section = key.rpartition(".")[0]
+    setting = schema().setting(key, view.kind(section))
+    assert setting is not None, key
+    literals = [each for each in choices(setting.annotation) if each not in ("auto", setting.default)]
+    switch = takes_switch(setting) or isinstance(setting.default, bool)
+    sample = literals[0] if literals else True if switch else 8
+    return not any(each.key == key for each in check(view.supposing({key: sample})).errors)
