@@ -177,7 +177,7 @@ def test_a_line_says_these_settings_and_not_others(line: str) -> None:
     ("line", "said"),
     [
         (f"python {GLUE} --eval_steps 10", "Trainer ignores --eval_steps 10: --eval_strategy is no"),
-        (f"python {GLUE} --optim paged_adamw_8bit", "--optim paged_adamw_8bit stays the program's own word"),
+        (f"python {GLUE} --optim paged_adamw_8bit", "--optim paged_adamw_8bit stays the program's own argument"),
         (f"python {GLUE} --fsdp", "Trainer refuses --fsdp in a process that python starts alone"),
         (f"python {GLUE} --fsdp_config fsdp.json", "Trainer does not read --fsdp_config fsdp.json without --fsdp"),
         ("python train.py --no_cuda", "--no_cuda is also a flag of transformers' Trainer"),

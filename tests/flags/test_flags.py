@@ -332,7 +332,7 @@ def test_activation_checkpointing_in_the_fsdp_file_is_the_recipes_own(solve: Sol
         ("cpu_offload", '"yes"', "true or false"),
         ("min_num_params", '"5"', "number of parameters"),
         ("use_orig_params", '"false"', "true or false"),
-        ("state_dict_type", '["FULL_STATE_DICT"]', "names no kind of state dict"),
+        ("state_dict_type", '["FULL_STATE_DICT"]', "strategy.state_dict_type has no such value"),
     ],
 )
 def test_what_the_fsdp_file_cannot_bring_over_is_an_error_at_its_line(

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from trainkit.errors import RecipeError
-from trainkit.frameworks.hf_trainer.fields import ROWS
+from trainkit.frameworks.hf_trainer.fields import FIELDS
 from trainkit.frameworks.hf_trainer.support import REACH
 from trainkit.machine.facts import Facts
 from trainkit.plan.serialize import plan_to_json
@@ -95,7 +95,7 @@ def tree(key: str, value: Any) -> dict[str, Any]:
 
 
 def test_each_field_has_one_row() -> None:
-    fields = [row.field for row in ROWS]
+    fields = [field.name for field in FIELDS]
     assert len(fields) == len(set(fields))
 
 

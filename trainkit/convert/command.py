@@ -14,7 +14,7 @@ from trainkit.frameworks.base.argv_reader import as_arguments, script_flags, wit
 from trainkit.frameworks.base.detection import FLAG, DetectedKind, program_kind
 from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, argv_origin, read_flag
 from trainkit.frameworks.base.launcher import LauncherCommand
-from trainkit.frameworks.hf_trainer.argument_file import flags_in_file
+from trainkit.frameworks.hf_trainer.argv_reader import flags_in_file
 from trainkit.frameworks.hf_trainer.importer import read_program
 from trainkit.frameworks.registry import LAUNCHERS, launcher_of
 from trainkit.recipe.layers.secrets import mask_words

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from trainkit.frameworks.hf_trainer.expected import numbers
+from trainkit.lazy import load
 from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
 from trainkit.plan.provenance import Source, SourcedFile, Token, token
@@ -47,7 +47,7 @@ def files(context: Context) -> tuple[SourcedFile, ...]:
         "dtype": Source(("precision.dtype",)),
     }
     if context.recipe.program.kind == "hf":
-        told = list(numbers(context))
+        told = list(load("trainkit.frameworks.hf_trainer.program:numbers")(context))
         expected["arguments"] = {field: value for field, value, _ in told}
         sources |= {f"arguments.{field}": source for field, _, source in told}
     return (SourcedFile(EXPECTED, json.dumps(expected, indent=2) + "\n", sources),)

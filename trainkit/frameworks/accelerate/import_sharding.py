@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from trainkit.flags.flag import Use
 from trainkit.frameworks.accelerate.import_settings import Telling
+from trainkit.frameworks.base import fsdp as sharding
 from trainkit.frameworks.base.draft import FlagUse, read_flag
+from trainkit.frameworks.base.fields import by_name
 from trainkit.frameworks.base.foreign_file import open_foreign_file
 from trainkit.frameworks.deepspeed.importer import take_apart
-from trainkit.frameworks.hf_trainer.fsdp_config import read_fsdp_config
-from trainkit.frameworks.hf_trainer.import_fsdp import ONLY_BY_SIZE
 from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.layers.paths import absolute
-from trainkit.recipe.yaml.reader import Document, compose_bytes
+from trainkit.recipe.yaml.reader import compose_bytes
 
 FSDP, ZERO = "fsdp_config", "deepspeed_config"
 _FIRST = "accelerate takes version 1 where fsdp_version is not given"
@@ -39,17 +38,17 @@ def fsdp(telling: Telling) -> None:
     if offload and offload.value:
         draft.remark("fsdp_activation_checkpointing_offload has no key in a recipe: activations stay on the device.")
     if "fsdp_min_num_params" in said and _policy(telling) != "SIZE_BASED_WRAP":
-        telling.remark(f"{FSDP}.fsdp_min_num_params", ONLY_BY_SIZE.replace("Trainer", "accelerate"))
+        telling.remark(f"{FSDP}.fsdp_min_num_params", sharding.only_by_size("accelerate"))
         if _policy(telling):
             del said["fsdp_min_num_params"]
     values = {name: _truth(told.value) for name, told in said.items()}
-    document = Document(values, {}, {}, (), (), ())
     kind = telling.origin("distributed_type")
-    use = Use("fsdp_config", None, kind, telling.context.cwd, telling.context.files, draft.get, frozenset())
-    assignments, problems = read_fsdp_config(use, document, lambda _, __, name: said[name].origin)
+    draft.set("strategy.kind", "fsdp", kind)
+    fields = by_name(sharding.FIELDS)
+    assignments, problems = sharding.read_settings(values, fields, lambda name: said[name].origin, "fsdp_config:")
     for each in assignments:
         draft.put(each)
-    draft.problems += [replace(each, what=each.what.replace("--fsdp_config ", "fsdp_config: ")) for each in problems]
+    draft.problems += problems
     if "fsdp_version" not in said:
         draft.set("strategy.version", 1, kind, _FIRST)
     if draft.get("strategy.auto_wrap") is None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from trainkit.errors import Diagnostic
 from trainkit.frameworks.accelerate.fsdp import CHECKPOINTING
 from trainkit.frameworks.accelerate.setting import given
-from trainkit.frameworks.hf_trainer.refusals import FOLLOWED
+from trainkit.frameworks.base.fsdp import FIRST_VERSION
 from trainkit.plan.context import Context
 from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.schema import Ddp, Fsdp
@@ -69,7 +69,7 @@ def _sharding(context: Context) -> Iterator[Diagnostic]:
     strategy = context.recipe.strategy
     if not isinstance(strategy, Fsdp):
         return
-    for name, anyway in FOLLOWED.items():
+    for name, anyway in FIRST_VERSION.items():
         if strategy.version == 2 and getattr(strategy, name) not in (None, anyway):
             key = f"strategy.{name}"
             yield _error(

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from trainkit.errors import Origin
 from trainkit.frameworks.base.draft import argv_origin
-from trainkit.frameworks.hf_trainer.argv_reader import FALSE, TRUE
 from trainkit.recipe.layers.secrets import secret_arguments
 from trainkit.recipe.schema.launching import program_argv
+
+TRUE = ("true", "yes", "y", "1", "t")  # as HfArgumentParser reads them
+FALSE = ("false", "no", "n", "0", "f")
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,12 @@ def setting(context: Context, key: str) -> Any:
     return found
 
 
+def chosen(context: Context, key: str) -> Any:
+    """The recipe's value at a key; UNSET also where it is null, which leaves the choice to the tool."""
+    found = setting(context, key)
+    return UNSET if found is None else found
+
+
 def said(context: Context, *keys: str) -> bool:
     """Whether a layer gives one of the keys, or something below it."""
     return any(said_below(context, key) for key in keys)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainkit.errors import Diagnostic, Origin
-from trainkit.frameworks.base.fields import UNSET, Field, Settings, Unsupported, setting
+from trainkit.frameworks.base.fields import UNSET, Field, Settings, Unsupported, chosen, setting
 from trainkit.plan.context import Context
 from trainkit.recipe.layers.assignment import Assignment
 from trainkit.recipe.validation.suggestions import nearest
@@ -89,24 +89,28 @@ def choice(name: str, key: str, words: Mapping[str, str]) -> Field:
 
     def decode(value: Any) -> Settings | Unsupported:
         found = values.get(str(value).lower())
-        return {key: found} if found else Unsupported("", f"write one of {', '.join(words.values())}")
+        hint = f"write one of {', '.join(words.values())}"
+        return {key: found} if found else Unsupported(f"{key} has no such value", hint)
 
     return Field(name, (key,), lambda context: words.get(setting(context, key), UNSET), decode)
 
 
-def switch(name: str, key: str, encode: Callable[[Context], Any] | None = None, **more: Any) -> Field:
-    """A yes-or-no field of one key; null in the recipe leaves it to the tool."""
-
-    def value(context: Context) -> Any:
-        found = setting(context, key)
-        return UNSET if found is None else found
+def switch(
+    name: str,
+    key: str,
+    encode: Callable[[Context], Any] | None = None,
+    *,
+    means: tuple[Any, Any] = (True, False),
+    **columns: Any,
+) -> Field:
+    """A yes-or-no field of one key; null in the recipe leaves it to the tool. means: the values of yes and no."""
 
     def decode(value: Any) -> Settings | Unsupported:
         if not isinstance(value, bool):
             return Unsupported("true or false is expected", "write true or false without quotes")
-        return {key: value}
+        return {key: means[0] if value else means[1]}
 
-    return Field(name, (key,), encode or value, decode, **more)
+    return Field(name, (key,), encode or (lambda context: chosen(context, key)), decode, **columns)
 
 
 def recomputes(context: Context) -> bool:

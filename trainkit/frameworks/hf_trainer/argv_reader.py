@@ -1,85 +1,68 @@
-"""The fields of TrainingArguments that a program's own words set, and where they disagree with the plan."""
+"""The fields of TrainingArguments that a program's own arguments set, as flags or by a file in their place."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from trainkit.frameworks.hf_trainer.row import Value
-from trainkit.frameworks.hf_trainer.versions import NAMES
-from trainkit.recipe.schema.launching import Scalar
-
-TRUE = ("true", "yes", "y", "1", "t")  # as HfArgumentParser reads them
-FALSE = ("false", "no", "n", "0", "f")
-
-# Older names of fields that rows of the table set.
-OLD: Mapping[str, str] = {
-    "no_cuda": "use_cpu",
-    "evaluation_strategy": "eval_strategy",
-    "per_gpu_train_batch_size": "per_device_train_batch_size",
-    "per_gpu_eval_batch_size": "per_device_eval_batch_size",
-    **{name: field for field, names in NAMES.items() for _, name in names},
-}
+from trainkit.frameworks.base.argv_reader import ScriptFlag, script_flags
+from trainkit.frameworks.base.detection import MARKS
+from trainkit.frameworks.base.draft import Draft, ImportContext
+from trainkit.frameworks.base.fields import UNSET
+from trainkit.frameworks.hf_trainer.fields import BY_NAME
+from trainkit.plan.context import Context
+from trainkit.recipe.layers.paths import absolute
+from trainkit.recipe.schema.launching import program_argv
 
 
-@dataclass(frozen=True, slots=True)
-class Spoken:
-    """One field as the program's own words set it. words: what follows the flag; none is a bare switch."""
-
-    field: str
-    written: str  # the flag as it stands there
-    words: tuple[str, ...]
-    key: str  # the recipe key: program.args, or the entry in it
-
-    def agrees(self, value: Value) -> bool:
-        """Whether these words say the same as a value of the plan's."""
-        if value is None:
-            return False
-        if isinstance(value, bool):
-            said = self.words[0].lower() if self.words else "true"
-            return said in (TRUE if value else FALSE)
-        if isinstance(value, int | float):
-            return len(self.words) == 1 and _number(self.words[0]) == value
-        if isinstance(value, list):
-            return tuple(value) == self.words
-        return self.words == (value,)
+def newest(flag: ScriptFlag) -> ScriptFlag:
+    """The flag by its newest name; `--no_NAME` is the complement of a switch that is on by default."""
+    name, positive = flag.name, flag.name.removeprefix("no_")
+    if name not in BY_NAME and positive in BY_NAME and BY_NAME[positive].switch and not flag.values:
+        return replace(flag, name=positive, values=("false",))
+    return replace(flag, name=BY_NAME[name].name) if name in BY_NAME else flag
 
 
-def spoken_fields(args: Mapping[str, Scalar | list[Scalar]] | list[str]) -> dict[str, Spoken]:
-    """The fields that the words set, by their newest names; where one is set twice, the last counts, as in argparse."""
-    found = _of_list(args) if isinstance(args, list) else _of_mapping(args)
-    return {each.field: each for each in found}
+def own_flags(context: Context) -> dict[str, ScriptFlag]:
+    """What program.args set, by newest name; where a field is set twice, the last counts, as in argparse."""
+    flags = map(newest, script_flags(program_argv(context.recipe.program.args)))
+    return {flag.name: flag for flag in flags if flag.name}
 
 
-def _of_mapping(args: Mapping[str, Scalar | list[Scalar]]) -> Iterator[Spoken]:
-    for name, value in args.items():
-        if value is None or value is False:
-            continue
-        values = [] if value is True else value if isinstance(value, list) else [value]
-        yield _spoken(f"--{name}", tuple(str(each) for each in values), f"program.args.{name}")
+def key_of(context: Context, flag: ScriptFlag) -> str:
+    """The recipe key of one of the program's own flags."""
+    args, name = context.recipe.program.args, written(flag).removeprefix("--")
+    return f"program.args.{name}" if isinstance(args, Mapping) else "program.args"
 
 
-def _of_list(args: list[str]) -> Iterator[Spoken]:
-    flag, values = "", list[str]()
-    for word in (*args, "--"):
-        if not word.startswith("--"):
-            values.append(word)
-            continue
-        if flag:
-            yield _spoken(flag, tuple(values), "program.args")
-        flag, _, first = word.partition("=")
-        values = [first] if "=" in word else []
-        if word == "--":
-            return
+def written(flag: ScriptFlag) -> str:
+    """The flag's name as it was given."""
+    return flag.words[0].partition("=")[0]
 
 
-def _spoken(flag: str, words: tuple[str, ...], key: str) -> Spoken:
-    """A flag with dashes or underscores; `--no_NAME` is the complement of a switch that is on by default."""
-    name = flag.removeprefix("--").replace("-", "_")
-    name = OLD.get(name, name)
-    if name.startswith("no_") and not words:
-        return Spoken(name.removeprefix("no_"), flag, ("false",), key)
-    return Spoken(name, flag, words, key)
+def shown(flag: ScriptFlag) -> str:
+    """The flag and its values, as they were given."""
+    return " ".join(flag.words)
+
+
+def words(value: Any) -> tuple[str, ...]:
+    """A value as HfArgumentParser reads it."""
+    if isinstance(value, list):
+        return tuple(value)
+    return (json.dumps(value),) if isinstance(value, Mapping) else (str(value),)
+
+
+def agrees(flag: ScriptFlag, value: Any) -> bool:
+    """Whether a flag says the same as a value of the plan's."""
+    if value is UNSET:
+        return False
+    if isinstance(value, bool):
+        return flag.switch is value
+    if isinstance(value, int | float):
+        return len(flag.values) == 1 and _number(flag.values[0]) == value
+    return flag.values == words(value)
 
 
 def _number(word: str) -> float | None:
@@ -87,3 +70,18 @@ def _number(word: str) -> float | None:
         return float(word)
     except ValueError:
         return None
+
+
+def flags_in_file(draft: Draft, context: ImportContext, argv: Sequence[str]) -> list[str]:
+    """The arguments, or where they are one JSON file with fields of TrainingArguments, the flags that say the same."""
+    if len(argv) != 1 or not argv[0].endswith(".json"):
+        return list(argv)
+    try:
+        fields = json.loads(context.files.read(absolute(argv[0], context.cwd)))
+    except (OSError, ValueError):
+        return list(argv)  # a word of the script's own
+    if not isinstance(fields, dict) or not MARKS & fields.keys():
+        return list(argv)
+    draft.remark(f"{argv[0]} is taken apart: its values stand here, and reach the script as flags.")
+    values = {name: words(list(map(str, each)) if isinstance(each, list) else each) for name, each in fields.items()}
+    return [word for name, each in fields.items() if each is not None for word in (f"--{name}", *values[name])]

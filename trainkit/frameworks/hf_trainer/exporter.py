@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from trainkit.frameworks import torch_xla
 from trainkit.frameworks.accelerate import launcher
 from trainkit.frameworks.base.own_scripts import PYTHON
-from trainkit.frameworks.hf_trainer import fsdp, program
+from trainkit.frameworks.hf_trainer import fsdp_config, program
 from trainkit.frameworks.hf_trainer.fields import OUTPUT
 from trainkit.machine.selection import ORDER
 from trainkit.plan.context import Context
@@ -51,7 +51,7 @@ def files(context: Context, folder: str) -> dict[str, str]:
 def _variables(context: Context) -> Iterator[str]:
     """Assignments in front of the command, as the shell reads them."""
     told = {name: value for name, value in _devices(context) if context.launcher != "deepspeed" or "CUDA" not in name}
-    more = (*fsdp.environment(context), *(torch_xla.environment(context) if torch_xla.on_xla(context) else ()))
+    more = (*fsdp_config.environment(context), *(torch_xla.environment(context) if torch_xla.on_xla(context) else ()))
     told |= {each.name: str(each.value) for each in more}
     own = {name: str(value) for name, value in context.recipe.env.items()}
     for name, value in ({name: value for name, value in told.items() if name not in own} | own).items():

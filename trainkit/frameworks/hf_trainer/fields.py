@@ -1,182 +1,318 @@
-"""Recipe key -> field of TrainingArguments, as one table. What is not here reaches no program of kind hf."""
+"""The fields of TrainingArguments as one table: what a recipe makes of each, and what its value means in a recipe.
+
+What is not in it reaches no program of kind hf. Names and defaults are held against the installed library by a test.
+"""
 
 from __future__ import annotations
 
-from trainkit.frameworks.hf_trainer import fsdp
-from trainkit.frameworks.hf_trainer.optimizer import OPTIMIZER
-from trainkit.frameworks.hf_trainer.row import Row, Unfit, Value, given, plain, setting
+from functools import partial
+from typing import Any
+
+from trainkit.frameworks.base import fsdp as sharding
+from trainkit.frameworks.base.fields import UNSET, Policy, Settings, Unsupported, by_name, chosen
+from trainkit.frameworks.hf_trainer import fsdp_config, optimizer
+from trainkit.frameworks.hf_trainer.argument import Argument, plain, switch
+from trainkit.frameworks.torch_xla import on_xla
+from trainkit.optimizers import MOMENTS
 from trainkit.plan.context import Context
 
-DEEPSPEED = "deepspeed.json"
 OUTPUT = "output"  # folder in the run directory
-
-
-def _always(context: Context) -> bool:
-    return True
+DEEPSPEED = "deepspeed.json"
+REPORTERS = ("tensorboard", "wandb")
 
 
 def _on_cpu(context: Context) -> bool:
     return context.topology.device == "cpu"
 
 
-def _zero(context: Context) -> bool:
-    return context.zero
-
-
-def _use_cpu(context: Context) -> Value:
-    return True if _on_cpu(context) else None
-
-
-def _micro(context: Context) -> Value | Unfit:
+def _micro(context: Context) -> Any:
     if context.recipe.batch.micro == "auto":
-        return Unfit("Only the built-in trainer tries what fits", "Write a number, or leave batch.micro out.")
+        return Unsupported("only the built-in trainer tries what fits", "write a number, or leave batch.micro out")
     return context.batch.micro
 
 
-def _full_eval(dtype: str) -> Row:
-    def value(context: Context) -> Value | Unfit:
-        wanted = context.recipe.precision.eval
-        if wanted == "fp32" and context.dtype != "fp32":
-            return Unfit(
-                "Trainer evaluates in the format of the training, or in 16 bits", "Set precision.eval to same, or bf16."
-            )
-        return True if wanted == dtype else None
-
-    return Row(f"{dtype}_full_eval", ("precision.eval",), value)
-
-
-def _max_steps(context: Context) -> Value | Unfit:
-    steps = context.recipe.train.steps
-    if steps == 0:
-        what = "0 means no limit to Trainer"
-        return Unfit(what, "Leave train.steps out, and pass do_eval without do_train in program.args.")
-    return steps
+def _format(dtype: str) -> Argument:
+    """Under ZeRO both formats are always given: Trainer compares them with DeepSpeed's file."""
+    return switch(
+        dtype,
+        "precision.dtype",
+        means=dtype,
+        encode=lambda context: context.dtype == dtype,
+        needed=lambda context: context.zero,
+        owned=True,
+    )
 
 
-def _every(key: str) -> Row:
-    """`eval_strategy`, `save_strategy`: whether there are steps at all."""
+def _eval_format(dtype: str) -> Argument:
+    def encode(context: Context) -> Any:
+        asked = context.recipe.precision.eval
+        if asked == "fp32" and context.dtype != "fp32":
+            why = "Trainer evaluates in the format of the training, or in 16 bits"
+            return Unsupported(why, "set precision.eval to same or bf16")
+        return True if asked == dtype else UNSET
 
-    def value(context: Context) -> Value | Unfit:
-        if key == "checkpoint" and context.recipe.checkpoint.keep_best:
-            if context.recipe.checkpoint.every_steps:
-                what = "Trainer saves the best or every so many steps, not both"
-                return Unfit(what, "Leave one of checkpoint.keep_best and checkpoint.every_steps out.")
-            return "best"
-        return "steps" if setting(context, f"{key}.every_steps") else "no"
-
-    keys = (f"{key}.every_steps", *(("checkpoint.keep_best",) if key == "checkpoint" else ()))
-    return Row({"eval": "eval_strategy", "checkpoint": "save_strategy"}[key], keys, value)
+    return switch(f"{dtype}_full_eval", "precision.eval", means=dtype, encode=encode)
 
 
-def _positive(field: str, key: str) -> Row:
-    return Row(field, (key,), lambda context: setting(context, key) or None)
+def _bucket(context: Context) -> Any:
+    size = chosen(context, "strategy.bucket_mb")
+    if context.recipe.strategy.kind != "ddp":
+        return UNSET
+    return int(size) if size.is_integer() else Unsupported("Trainer takes whole MiB", "write a whole number")
 
 
-def _best(context: Context, value: Value) -> Value:
-    return value if context.recipe.checkpoint.keep_best else None
+def _read_bucket(value: Any) -> Settings | Unsupported:
+    return {"strategy.bucket_mb": float(value)} if type(value) is int and value else Unsupported("")
 
 
-def _resume(context: Context) -> Value:
-    return context.resume.path
-
-
-def _gradient_checkpointing(context: Context) -> Value | Unfit:
-    wanted = context.recipe.efficiency.gradient_checkpointing
-    if wanted.every is not True and wanted.every:
-        return Unfit(
-            "transformers recomputes every block or none", "Set efficiency.gradient_checkpointing.every to true."
-        )
+def _recomputing(context: Context) -> Any:
+    every = context.recipe.efficiency.gradient_checkpointing.every
+    if every is not True and every:
+        hint = f"set {sharding.CHECKPOINTING} to true"
+        return Unsupported("transformers recomputes every block or none", hint)
     # Under FSDP its own switch does this (fsdp_config), and both together are an error of Trainer's.
-    return None if context.recipe.strategy.kind == "fsdp" and wanted.every else wanted.every
+    return UNSET if context.recipe.strategy.kind == "fsdp" and every else every
 
 
-def _compile(field: str) -> Row:
+def _compiling(name: str) -> Argument:
     """Naming a backend or a mode switches compilation on in Trainer."""
-
-    def value(context: Context) -> Value:
-        return setting(context, f"efficiency.compile.{field}") if context.recipe.efficiency.compile.enabled else None
-
-    return Row(f"torch_compile_{field}", (f"efficiency.compile.{field}",), value)
-
-
-def _bucket(context: Context) -> Value | Unfit:
-    size = setting(context, "strategy.bucket_mb")
-    if not isinstance(size, float):
-        return None
-    return int(size) if size.is_integer() else Unfit("Trainer takes whole MiB", "Write a whole number.")
+    key = f"efficiency.compile.{name}"
+    return plain(
+        f"torch_compile_{name}",
+        key,
+        encode=lambda context: chosen(context, key) if context.recipe.efficiency.compile.enabled else UNSET,
+        decode=lambda value: {"efficiency.compile.enabled": True, key: value},
+    )
 
 
-def _report_to(context: Context) -> Value:
+def _steps(context: Context) -> Any:
+    if context.recipe.train.steps == 0:
+        hint = "leave train.steps out, and pass do_eval without do_train in program.args"
+        return Unsupported("0 means no limit to Trainer", hint)
+    return chosen(context, "train.steps")
+
+
+def _read_steps(value: Any) -> Settings:
+    return {"train.steps": None if value == -1 else value}
+
+
+def _positive(name: str, key: str, default: Any) -> Argument:
+    """Steps between two events; 0 is said by the strategy beside it."""
+    return plain(name, key, default, encode=lambda context: chosen(context, key) or UNSET)
+
+
+def _eval_strategy(context: Context) -> Any:
+    return "steps" if chosen(context, "eval.every_steps") else "no"
+
+
+def _save_strategy(context: Context) -> Any:
+    checkpoint = context.recipe.checkpoint
+    if checkpoint.keep_best and checkpoint.every_steps:
+        hint = "leave one of checkpoint.keep_best and checkpoint.every_steps out"
+        return Unsupported("Trainer saves the best or every so many steps, not both", hint)
+    return "best" if checkpoint.keep_best else "steps" if checkpoint.every_steps else "no"
+
+
+def _of_the_best(name: str, value: Any) -> Argument:
+    return plain(
+        name,
+        "checkpoint.keep_best",
+        encode=lambda context: value if context.recipe.checkpoint.keep_best else UNSET,
+    )
+
+
+def _resume(context: Context) -> Any:
+    return context.resume.path or UNSET
+
+
+def _read_resume(value: Any) -> Settings:
+    return {"checkpoint.resume": {"true": "auto", "false": "never"}.get(str(value).lower(), value)}
+
+
+def _report_to(context: Context) -> Any:
     return list(context.recipe.logging.report_to) or "none"
 
 
-def _dtype(dtype: str) -> Row:
-    return Row(dtype, ("precision.dtype",), lambda context: context.dtype == dtype, always=_zero, owned=True)
+def _read_report_to(value: Any) -> Settings | Unsupported:
+    names = value if isinstance(value, list) else str(value).strip("[]").replace(",", " ").split()
+    names = {"none": [], "all": list(REPORTERS)}.get(names[0] if len(names) == 1 else "", names)
+    if unknown := set(names) - set(REPORTERS):
+        return Unsupported(f"a recipe has no {', '.join(sorted(unknown))}", f"write {', '.join(REPORTERS)} or none")
+    return {"logging.report_to": names}
 
 
-ROWS: tuple[Row, ...] = (
-    Row("use_cpu", ("devices.type", "devices.select"), _use_cpu, always=_on_cpu, owned=True),
-    Row(
+FIELDS: tuple[Argument, ...] = (
+    switch(
+        "use_cpu",
+        "devices.type",
+        means="cpu",
+        keys=("devices.type", "devices.select"),
+        encode=lambda context: True if _on_cpu(context) else UNSET,
+        needed=_on_cpu,
+        owned=True,
+        aliases=("no_cuda",),
+    ),
+    plain(
         "per_device_train_batch_size",
-        ("batch.micro", "batch.global"),
-        _micro,
-        always=_always,
+        "batch.micro",
+        8,
+        keys=("batch.micro", "batch.global"),
+        encode=_micro,
+        policy=Policy.ALWAYS,
         owned=True,
+        aliases=("per_gpu_train_batch_size",),
     ),
-    Row(
+    plain(
         "gradient_accumulation_steps",
-        ("batch.accumulation", "batch.global"),
-        lambda context: context.batch.accumulation,
-        always=_always,
+        "batch.accumulation",
+        1,
+        keys=("batch.accumulation", "batch.global"),
+        encode=lambda context: context.batch.accumulation,
+        policy=Policy.ALWAYS,
         owned=True,
     ),
-    Row("per_device_eval_batch_size", ("batch.eval_micro",), lambda context: context.batch.eval_micro),
-    _dtype("bf16"),
-    _dtype("fp16"),
-    plain("tf32", "precision.tf32", owned=True),
-    _full_eval("bf16"),
-    _full_eval("fp16"),
-    Row("fsdp", ("strategy.kind",), fsdp.switch, always=fsdp.chosen, owned=True),
-    plain("ddp_find_unused_parameters", "strategy.find_unused_parameters"),
-    Row(
-        "ddp_bucket_cap_mb", ("strategy.bucket_mb",), lambda c: _bucket(c) if c.recipe.strategy.kind == "ddp" else None
+    plain(
+        "per_device_eval_batch_size",
+        "batch.eval_micro",
+        8,
+        encode=lambda context: context.batch.eval_micro or UNSET,
+        aliases=("per_gpu_eval_batch_size",),
     ),
-    Row(
+    _format("bf16"),
+    _format("fp16"),
+    switch("tf32", "precision.tf32", None, owned=True),
+    _eval_format("bf16"),
+    _eval_format("fp16"),
+    plain("fsdp", "strategy.kind", encode=fsdp_config.encode_switch, needed=fsdp_config.is_chosen, owned=True),
+    switch("ddp_find_unused_parameters", "strategy.find_unused_parameters", None),
+    plain("ddp_bucket_cap_mb", "strategy.bucket_mb", encode=_bucket, decode=_read_bucket),
+    switch(
         "activation_checkpointing",
-        ("efficiency.gradient_checkpointing.every",),
-        _gradient_checkpointing,
+        sharding.CHECKPOINTING,
+        None,
+        encode=_recomputing,
         owned=True,
+        since="5.23",
+        aliases=("gradient_checkpointing",),
     ),
-    plain("torch_compile", "efficiency.compile.enabled"),
-    _compile("backend"),
-    _compile("mode"),
-    *OPTIMIZER,
-    Row("max_steps", ("train.steps",), _max_steps),
-    plain("num_train_epochs", "train.epochs"),
-    plain("seed", "train.seed"),
-    plain("full_determinism", "train.deterministic"),
-    plain("max_grad_norm", "train.max_grad_norm"),
-    _every("eval"),
-    _positive("eval_steps", "eval.every_steps"),
-    _every("checkpoint"),
-    _positive("save_steps", "checkpoint.every_steps"),
+    switch("torch_compile", "efficiency.compile.enabled"),
+    _compiling("backend"),
+    _compiling("mode"),
+    plain(
+        "optim",
+        "optimizer.name",
+        "adamw_torch_fused",
+        encode=optimizer.encode_name,
+        decode=optimizer.decode_name,
+        needed=on_xla,  # Trainer's own default has no step for XLA
+    ),
+    plain("learning_rate", "optimizer.lr", 5e-5),
+    plain("weight_decay", "optimizer.weight_decay", 0.0),
+    *(
+        plain(name, f"optimizer.{which}", default, encode=partial(optimizer.encode_moment, which=which))
+        for which, name, default in zip(
+            MOMENTS, ("adam_beta1", "adam_beta2", "adam_epsilon"), (0.9, 0.999, 1e-8), strict=True
+        )
+    ),
+    plain(
+        "optim_args",
+        "optimizer.args",
+        keys=("optimizer.args", "optimizer.beta1", "optimizer.eps"),
+        encode=optimizer.encode_arguments,
+    ),
+    plain(
+        "lr_scheduler_type",
+        "schedule.name",
+        "linear",
+        keys=("schedule.name", "schedule.min_lr_ratio"),
+        encode=optimizer.encode_schedule,
+    ),
+    plain("lr_scheduler_kwargs", "schedule.min_lr_ratio", encode=optimizer.encode_schedule_settings),
+    plain("warmup_steps", "schedule.warmup_steps", 0),
+    plain("max_steps", "train.steps", -1, encode=_steps, decode=_read_steps),
+    plain("num_train_epochs", "train.epochs", 3.0),
+    plain("seed", "train.seed", 42),
+    switch("full_determinism", "train.deterministic"),
+    plain("max_grad_norm", "train.max_grad_norm", 1.0),
+    plain("eval_strategy", "eval.every_steps", "no", encode=_eval_strategy, aliases=("evaluation_strategy",)),
+    _positive("eval_steps", "eval.every_steps", None),
+    plain(
+        "save_strategy",
+        "checkpoint.every_steps",
+        "steps",
+        keys=("checkpoint.every_steps", "checkpoint.keep_best"),
+        encode=_save_strategy,
+    ),
+    _positive("save_steps", "checkpoint.every_steps", 500),
     plain("save_total_limit", "checkpoint.keep"),
-    Row("metric_for_best_model", ("checkpoint.keep_best",), lambda context: _best(context, "loss")),
-    Row("greater_is_better", ("checkpoint.keep_best",), lambda context: _best(context, False)),
-    Row("resume_from_checkpoint", ("checkpoint.resume",), _resume, owned=True),
-    plain("dataloader_num_workers", "data.workers"),
-    plain("dataloader_persistent_workers", "data.persistent_workers"),
-    plain("dataloader_pin_memory", "data.pin_memory"),
+    _of_the_best("metric_for_best_model", "loss"),
+    _of_the_best("greater_is_better", False),
+    plain("resume_from_checkpoint", "checkpoint.resume", encode=_resume, decode=_read_resume, owned=True),
+    plain("dataloader_num_workers", "data.workers", 0),
+    switch("dataloader_persistent_workers", "data.persistent_workers"),
+    switch("dataloader_pin_memory", "data.pin_memory", True),
     plain("dataloader_prefetch_factor", "data.prefetch_factor"),
-    plain("log_level", "logging.level"),
-    plain("log_level_replica", "logging.replica_level"),
-    plain("log_on_each_node", "logging.each_node"),
-    Row("logging_strategy", ("logging.every_steps",), lambda context: "steps"),
-    plain("logging_steps", "logging.every_steps"),
-    Row("report_to", ("logging.report_to",), _report_to),
+    plain("log_level", "logging.level", "passive"),
+    plain("log_level_replica", "logging.replica_level", "warning"),
+    switch("log_on_each_node", "logging.each_node", True),
+    plain("logging_strategy", "logging.every_steps", "steps", encode=lambda context: "steps"),
+    plain("logging_steps", "logging.every_steps", 500),
+    plain("report_to", "logging.report_to", "none", encode=_report_to, decode=_read_report_to),
 )
 
 
-def spoken(context: Context, row: Row) -> bool:
-    """Whether the row's field is given to the program."""
-    return row.always(context) or given(context, *row.keys)
+_SHARDING = by_name(sharding.FIELDS)
+
+
+def _read_classes(value: Any) -> Settings | Unsupported:
+    """As a flag, names are divided by commas, by spaces, or by both."""
+    return _SHARDING["transformer_layer_cls_to_wrap"].decode(str(value).replace(",", " ").split())
+
+
+# Names that TrainingArguments no longer has; `help` is what to write instead. Those that are an alias above are read as
+# that field, and some say what a recipe has a key for.
+GONE: tuple[Argument, ...] = (
+    Argument("evaluation_strategy", until="4.53", help="eval_strategy, or eval.every_steps in the recipe"),
+    Argument("no_cuda", until="5.0", help="devices.type: cpu in the recipe"),
+    switch("use_mps_device", "devices.type", means="mps", until="5.0", help="devices.type: mps in the recipe"),
+    Argument("overwrite_output_dir", until="5.0", help="nothing: every run has a folder of its own"),
+    Argument("per_gpu_train_batch_size", until="5.0", help="batch.micro in the recipe"),
+    Argument("per_gpu_eval_batch_size", until="5.0", help="batch.eval_micro in the recipe"),
+    *(
+        Argument(name, until="5.0", help="precision: fp16 in the recipe")
+        for name in ("fp16_backend", "half_precision_backend", "fp16_opt_level")
+    ),
+    Argument(
+        "fsdp_min_num_params",
+        ("strategy.min_params", "strategy.auto_wrap"),
+        decode=_SHARDING["min_num_params"].decode,
+        owned=True,
+        until="5.0",
+        help="strategy.auto_wrap: size with strategy.min_params in the recipe",
+    ),
+    Argument(
+        "fsdp_transformer_layer_cls_to_wrap",
+        ("strategy.wrap_classes", "strategy.auto_wrap"),
+        decode=_read_classes,
+        owned=True,
+        until="5.0",
+        help="strategy.wrap_classes in the recipe",
+    ),
+    switch("adafactor", "optimizer.name", means="adafactor", until="5.0", help="optimizer.name in the recipe"),
+    Argument("torchdynamo", until="5.0", help="efficiency.compile in the recipe"),
+    Argument("save_safetensors", until="5.0", help="nothing: weights are always saved so"),
+    Argument("push_to_hub_model_id", until="5.0", help="hub_model_id"),
+    Argument("push_to_hub_organization", until="5.0", help="hub_model_id, with the organization before a slash"),
+    Argument("include_inputs_for_metrics", until="5.0", help="include_for_metrics: [inputs]"),
+    Argument("group_by_length", until="5.5", help="train_sampling_strategy: group_by_length"),
+    Argument("warmup_ratio", until="5.18", help="warmup_steps: a number below 1 is a share of the steps"),
+    Argument("tpu_num_cores", until="5.0", help="nothing: one process has every chip"),
+    Argument("tpu_metrics_debug", until="5.0", help="debug: tpu_metrics_debug"),
+    Argument(
+        "logging_dir",
+        until="5.18",
+        help="nothing: TENSORBOARD_LOGGING_DIR under env says where TensorBoard's files go",
+    ),
+)
+BY_NAME = by_name(FIELDS)  # older names included
+BY_GONE_NAME = by_name(GONE)

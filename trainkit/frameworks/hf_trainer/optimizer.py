@@ -1,110 +1,119 @@
-"""Optimizer and schedule of Trainer: which settings each of its optimizers takes, and what the recipe makes of them."""
+"""Optimizer and schedule of Trainer: what a recipe makes of the fields that depend on one another, and the way back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from trainkit.frameworks.hf_trainer.row import Row, Unfit, Value, given, plain, setting, version
-from trainkit.frameworks.hf_trainer.versions import can
-from trainkit.frameworks.torch_xla import on_xla
+from trainkit.frameworks.base.fields import UNSET, Settings, Unsupported, chosen, said
+from trainkit.frameworks.hf_trainer.versions import can, version
+from trainkit.optimizers import OPTIMIZERS, optimizer
 from trainkit.plan.context import Context
+from trainkit.recipe.yaml.reader import compose
 
-_CLASS = "Trainer makes optimizers by name only"
-_ADAM = ("beta1", "beta2", "eps")
-# Optimizers that Trainer has under the same name, and the settings of the recipe's that its class is given.
-TAKES: Mapping[str, tuple[str, ...]] = {
-    "adamw_torch": _ADAM,
-    "adamw_torch_fused": _ADAM,
-    "adamw_bnb_8bit": _ADAM,
-    "adafactor": (),
-    "adagrad": ("eps",),
-    "sgd": ("beta1",),
-}
-UNKNOWN: Mapping[str, Unfit] = {
-    "adamw_torch_foreach": Unfit("adamw_torch is foreach on CUDA by itself", "Set optimizer.name to adamw_torch."),
-    "adamw_apex_fused": Unfit("transformers 5 has it no more", "Set optimizer.name to adamw_torch_fused."),
-    "adamw_anyprecision": Unfit(
-        "transformers takes it from torchdistx, which is not maintained any more", "Set optimizer.name to adamw_torch."
-    ),
-}
-# What torch's own optimizers get through --optim_args: setting -> name there.
-BY_ARGS: Mapping[str, Mapping[str, str]] = {"sgd": {"beta1": "momentum"}, "adagrad": {"eps": "eps"}}
-FIELDS = {"beta1": "adam_beta1", "beta2": "adam_beta2", "eps": "adam_epsilon"}
+FLAT = ("constant", "constant_with_warmup")  # schedules that never fall
+FLOORED = {"cosine": "cosine_with_min_lr", "linear": "polynomial"}  # what Trainer calls them where they end above 0
 
 
-def _name(context: Context) -> Value | Unfit:
+def encode_name(context: Context) -> Any:
+    """`optim`: an optimizer that Trainer has under the recipe's name."""
     name = context.recipe.optimizer.name
-    if name in TAKES:
-        return name
-    known = ", ".join(TAKES)
-    return UNKNOWN.get(name, Unfit(_CLASS, f"Choose one of {known}, or make the optimizer in your script."))
+    if name not in OPTIMIZERS:
+        known = ", ".join(name for name, each in OPTIMIZERS.items() if each.hf_unsupported is None)
+        hint = f"set optimizer.name to one of {known}, or make the optimizer in your script"
+        return Unsupported("Trainer makes optimizers by name only", hint)
+    refused = OPTIMIZERS[name].hf_unsupported
+    return Unsupported(*refused) if refused else name
 
 
-def _moment(which: str) -> Row:
-    """The settings of Adam's moments, for the optimizers that read them."""
-
-    def value(context: Context) -> Value | Unfit:
-        name = context.recipe.optimizer.name
-        if which in TAKES.get(name, _ADAM):
-            return None if which in BY_ARGS.get(name, {}) else setting(context, f"optimizer.{which}")
-        return Unfit(f"Trainer's {name} has no such setting", f"Leave optimizer.{which} out.")
-
-    return Row(FIELDS[which], (f"optimizer.{which}",), value)
+def decode_name(value: Any) -> Settings:
+    """Trainer has two names for some."""
+    return {"optimizer.name": next((name for name, each in OPTIMIZERS.items() if value in each.hf_aliases), value)}
 
 
-def _args(context: Context) -> Value | Unfit:
-    """`name=value,…` for the optimizers that read it."""
-    optimizer = context.recipe.optimizer
-    found: dict[str, object] = {
-        there: setting(context, f"optimizer.{ours}")
-        for ours, there in BY_ARGS.get(optimizer.name, {}).items()
-        if given(context, f"optimizer.{ours}")
+def encode_moment(context: Context, which: str) -> Any:
+    """`adam_beta1` and its like, for the optimizers that Trainer hands them to."""
+    known = optimizer(context.recipe.optimizer.name)
+    if which not in known.hf and not known.hf_unsupported:
+        what = f"Trainer's {context.recipe.optimizer.name} has no such setting"
+        return Unsupported(what, f"leave optimizer.{which} out")
+    return UNSET if which in known.hf_args else chosen(context, f"optimizer.{which}")
+
+
+def encode_arguments(context: Context) -> Any:
+    """`optim_args`: `name=value,…` for the optimizers that read it."""
+    name, args = context.recipe.optimizer.name, context.recipe.optimizer.args
+    by_args = optimizer(name).hf_args
+    if args and not by_args:
+        return Unsupported(f"Trainer's {name} takes no further arguments", "leave optimizer.args out")
+    found: dict[str, Any] = {
+        theirs: chosen(context, f"optimizer.{ours}")
+        for ours, theirs in by_args.items()
+        if said(context, f"optimizer.{ours}")
     }
-    if optimizer.args and optimizer.name not in BY_ARGS:
-        return Unfit(f"Trainer's {optimizer.name} takes no further arguments", "Leave optimizer.args out.")
-    found |= optimizer.args
-    if found and not can("optim_args reach torch's optimizers", version(context)):
-        what = f"transformers {version(context)} gives {optimizer.name} no further arguments"
-        return Unfit(what, f"Leave {', '.join(found)} out, or install a newer transformers.")
+    found |= args
+    if found and not can("optim_args reach torch's optimizers", context):
+        what = f"transformers {version(context)} gives {name} no further arguments"
+        return Unsupported(what, f"leave {', '.join(found)} out, or install a newer transformers")
     if any(isinstance(each, list) or "," in str(each) or "=" in str(each) for each in found.values()):
-        return Unfit("Trainer splits these arguments at commas and equals signs", "Make the optimizer in your script.")
-    return ",".join(f"{name}={each}" for name, each in found.items()) or None
+        why = "Trainer splits these arguments at commas and equals signs"
+        return Unsupported(why, "make the optimizer in your script")
+    return ",".join(f"{name}={each}" for name, each in found.items()) or UNSET
 
 
-def _schedule(context: Context) -> Value | Unfit:
-    name, floor = context.recipe.schedule.name, _floor(context)
-    if not floor or name in ("constant", "constant_with_warmup"):
-        return name
-    return {"cosine": "cosine_with_min_lr", "linear": "polynomial"}[name]
-
-
-def _schedule_settings(context: Context) -> Value | Unfit:
-    """A floor: of the cosine as a share, of the line as a polynomial of power 1 that ends there."""
-    name, floor = context.recipe.schedule.name, _floor(context)
-    if floor and name in ("constant", "constant_with_warmup"):
-        return Unfit(f"{name} never falls", "Leave schedule.min_lr_ratio out.")
-    if floor and name == "linear" and not given(context, "optimizer.lr"):
-        return Unfit("Trainer takes the end of the line as a rate, not as a share", "Set optimizer.lr too.")
-    if not floor:
-        return None
-    return {"min_lr_rate": floor} if name == "cosine" else {"lr_end": context.recipe.optimizer.lr * floor, "power": 1.0}
+def decode_arguments(value: Any, name: str) -> Settings | Unsupported:
+    """The arguments of an optimizer; those that the recipe has a key for by that key."""
+    ours = {theirs: key for key, theirs in OPTIMIZERS[name].hf_args.items()} if name in OPTIMIZERS else {}
+    found: dict[str, Any] = {}
+    for part in str(value).split(","):
+        argument, equals, text = (word.strip() for word in part.partition("="))
+        document = compose(text)
+        if not ours or not equals or not argument.isidentifier() or argument in found or document.errors:
+            return Unsupported(f"{part!r} is no argument of {name}", "write it as name=value,name=value")
+        found[argument] = document.tree
+    return {f"optimizer.{ours.get(each, f'args.{each}')}": value for each, value in found.items()}
 
 
 def _floor(context: Context) -> float:
     """What the recipe asks for; its default is the built-in trainer's, not the script's."""
-    return context.recipe.schedule.min_lr_ratio if given(context, "schedule.min_lr_ratio") else 0.0
+    return context.recipe.schedule.min_lr_ratio if said(context, "schedule.min_lr_ratio") else 0.0
 
 
-OPTIMIZER: tuple[Row, ...] = (
-    # Trainer's own default is adamw_torch_fused, which has no step for XLA
-    Row("optim", ("optimizer.name",), _name, always=on_xla),
-    plain("learning_rate", "optimizer.lr"),
-    plain("weight_decay", "optimizer.weight_decay"),
-    _moment("beta1"),
-    _moment("beta2"),
-    _moment("eps"),
-    Row("optim_args", ("optimizer.args", "optimizer.beta1", "optimizer.eps"), _args),
-    Row("lr_scheduler_type", ("schedule.name", "schedule.min_lr_ratio"), _schedule),
-    Row("lr_scheduler_kwargs", ("schedule.min_lr_ratio",), _schedule_settings),
-    plain("warmup_steps", "schedule.warmup_steps"),
-)
+def encode_schedule(context: Context) -> Any:
+    """`lr_scheduler_type`: one that ends above 0 has a name of its own in Trainer."""
+    name = context.recipe.schedule.name
+    return FLOORED[name] if _floor(context) and name not in FLAT else name
+
+
+def encode_schedule_settings(context: Context) -> Any:
+    """`lr_scheduler_kwargs`: the floor of the cosine as a share, that of the line as a polynomial's last rate."""
+    name, floor = context.recipe.schedule.name, _floor(context)
+    if not floor:
+        return UNSET
+    if name in FLAT:
+        return Unsupported(f"{name} never falls", "leave schedule.min_lr_ratio out")
+    if name == "cosine":
+        return {"min_lr_rate": floor}
+    if not said(context, "optimizer.lr"):
+        return Unsupported("Trainer takes the end of the line as a rate, not as a share", "set optimizer.lr too")
+    return {"lr_end": context.recipe.optimizer.lr * floor, "power": 1.0}
+
+
+def decode_schedule(name: str, settings: Mapping[str, Any], peak: float | None) -> Settings:
+    """Schedule and floor out of both fields; nothing where they say something that a recipe cannot."""
+    ratio: Any = None
+    if name == FLOORED["cosine"] and settings.keys() == {"min_lr_rate"}:
+        ratio = settings["min_lr_rate"]
+    elif name == FLOORED["cosine"] and settings.keys() == {"min_lr"}:
+        ratio = _share(settings["min_lr"], peak)
+    elif name == FLOORED["linear"] and settings.keys() == {"lr_end", "power"} and settings["power"] == 1:
+        ratio = _share(settings["lr_end"], peak)
+    if not isinstance(ratio, int | float):
+        return {}
+    shape = next(ours for ours, theirs in FLOORED.items() if theirs == name)
+    return {"schedule.name": shape, "schedule.min_lr_ratio": ratio}
+
+
+def _share(rate: Any, peak: float | None) -> float | None:
+    """A rate over the peak, without the last digits that the division of two decimal fractions adds."""
+    return float(f"{rate / peak:.12g}") if peak and isinstance(rate, int | float) else None

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from trainkit.errors import Diagnostic
 from trainkit.frameworks.base import own_scripts, verbosity
+from trainkit.frameworks.base.fields import UNSET, Unsupported, said_below
 from trainkit.frameworks.deepspeed.ops import preparations as deepspeed_preparations
-from trainkit.frameworks.hf_trainer import deepspeed, fsdp, refusals, remarks, xla
-from trainkit.frameworks.hf_trainer.argv_reader import spoken_fields
-from trainkit.frameworks.hf_trainer.fields import DEEPSPEED, OUTPUT, ROWS, spoken
-from trainkit.frameworks.hf_trainer.row import Row, Unfit, set_below, version, words
+from trainkit.frameworks.hf_trainer import deepspeed, fsdp_config, refusals, remarks, xla
+from trainkit.frameworks.hf_trainer.argument import Argument
+from trainkit.frameworks.hf_trainer.argv_reader import own_flags, words
+from trainkit.frameworks.hf_trainer.fields import DEEPSPEED, FIELDS, OUTPUT
 from trainkit.frameworks.hf_trainer.support import REACH
-from trainkit.frameworks.hf_trainer.versions import name_of
+from trainkit.frameworks.hf_trainer.versions import version
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice, Preparation, Variable
 from trainkit.plan.provenance import Source, SourcedFile, SourcedVariable, Token, token
@@ -43,9 +44,8 @@ def check(resolved: Resolved) -> tuple[Diagnostic, ...]:
 
 
 def problems(context: Context) -> tuple[Diagnostic, ...]:
-    """Settings that Trainer has no counterpart for, and words of the program's own that contradict the plan."""
-    own = (*refusals.contradictions(context), *refusals.own_argv(context))
-    return (*refusals.unfit(context), *own, *xla.problems(context))
+    """Settings that Trainer has no counterpart for, and arguments of the program's own that contradict the plan."""
+    return (*refusals.problems(context), *xla.problems(context))
 
 
 def reason(context: Context) -> str:
@@ -54,9 +54,9 @@ def reason(context: Context) -> str:
 
 
 def argv(context: Context) -> tuple[Token, ...]:
-    """Interpreter, script, the user's words and then the plan's: argparse lets the last of two count.
+    """Interpreter, script, the user's arguments and then the plan's: argparse lets the last of two count.
 
-    Words after a bare `--` are no flags, so the plan's stand before it.
+    What follows a bare `--` is no flag, so the plan's stand before it.
     """
     own = own_scripts.own_argv(context)
     end = next((place for place, word in enumerate(own) if str(word.text) == "--"), len(own))
@@ -71,17 +71,13 @@ def wrapper(context: Context) -> tuple[Token, ...]:
 def files(context: Context) -> tuple[SourcedFile, ...]:
     """FSDP's settings, or DeepSpeed's."""
     if context.zero:
-        return (deepspeed.file(context, DEEPSPEED),)
-    if not fsdp.chosen(context):
-        return ()
-    entries = fsdp.config(context)
-    content = json.dumps({key: value for key, value, _ in entries}, indent=2, ensure_ascii=False) + "\n"
-    return (SourcedFile(fsdp.CONFIG, content, {key: Source((made_by,)) for key, _, made_by in entries}),)
+        return (deepspeed.file(context),)
+    return (fsdp_config.file(context),) if fsdp_config.is_chosen(context) else ()
 
 
 def environment(context: Context) -> tuple[SourcedVariable, ...]:
     """What the libraries read from the environment alone."""
-    return (*verbosity.environment(context), *fsdp.environment(context))
+    return (*verbosity.environment(context), *fsdp_config.environment(context))
 
 
 def preparations(context: Context) -> tuple[Preparation, ...]:
@@ -90,35 +86,53 @@ def preparations(context: Context) -> tuple[Preparation, ...]:
 
 
 def notices(context: Context) -> tuple[Notice, ...]:
-    """What transformers lacks, and words of the program's own that do less than they seem to."""
+    """What transformers lacks, and arguments of the program's own that do less than they seem to."""
     return (*remarks.notices(context), *xla.notices(context))
 
 
-def _flags(context: Context) -> tuple[Token, ...]:
-    own = spoken_fields(context.recipe.program.args)
-    found = [word for row in ROWS if row.field not in own for word in _flag(context, row)]
-    said = {row.field for row in ROWS if spoken(context, row)} | own.keys()
-    for field, value in deepspeed.implied(context).items():
-        if field not in said:
-            found += [token(word, keys=("strategy.config",)) for word in (f"--{field}", *words(value))]
-    for field, path in _paths(context):
-        if field not in own:
-            found += [token(f"--{field}", rule=IMPLIED), token(Variable.RUN_DIR, f"/{path}", rule=IMPLIED)]
-    return tuple(found)
+def numbers(context: Context) -> Iterator[tuple[str, int | float, Source]]:
+    """What TrainingArguments must be seen to hold: field, value and what made it.
+
+    Words and switches are left out: TrainingArguments rewrite some of them.
+    """
+    for field, value in _given(context):
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield field.name_in(version(context)), value, Source(_keys(context, field) or field.keys[:1])
 
 
-def _flag(context: Context, row: Row) -> tuple[Token, ...]:
-    value = row.value(context) if spoken(context, row) else None
-    if value is None or isinstance(value, Unfit):  # which `problems` has reported
-        return ()
-    keys = tuple(each for key in row.keys for each in set_below(context, key))
-    rule = "" if keys else IMPLIED
-    flag = f"--{name_of(row.field, version(context))}"
-    return tuple(token(word, keys=keys, rule=rule) for word in (flag, *words(value)))
+def _given(context: Context) -> Iterator[tuple[Argument, object]]:
+    """The fields that the program is given, with their values; those that its own arguments set are theirs."""
+    own = own_flags(context)
+    for field in FIELDS:
+        value = field.encode(context) if field.name not in own and field.is_given(context) else UNSET
+        if value is not UNSET and not isinstance(value, Unsupported):  # which `problems` has reported
+            yield field, value
 
 
-def _paths(context: Context) -> tuple[tuple[str, str], ...]:
+def _keys(context: Context, field: Argument) -> tuple[str, ...]:
+    return tuple(each for key in field.keys for each in said_below(context, key))
+
+
+def _flags(context: Context) -> Iterator[Token]:
+    own = own_flags(context)
+    for field, value in _given(context):
+        keys = _keys(context, field)
+        for word in (f"--{field.name_in(version(context))}", *words(value)):
+            yield token(word, keys=keys, rule="" if keys else IMPLIED)
+    ours = {field.name for field in FIELDS if field.is_given(context)} | own.keys()
+    for name, number in deepspeed.implied(context).items():
+        if name not in ours:
+            yield from (token(word, keys=("strategy.config",)) for word in (f"--{name}", *words(number)))
+    for name, path in _paths(context):
+        if name not in own:
+            yield token(f"--{name}", rule=IMPLIED)
+            yield token(Variable.RUN_DIR, f"/{path}", rule=IMPLIED)
+
+
+def _paths(context: Context) -> Iterator[tuple[str, str]]:
     """Fields that name places in the run directory."""
-    config = (("fsdp_config", fsdp.CONFIG),) if fsdp.chosen(context) else ()
-    zero = (("deepspeed", DEEPSPEED),) if context.zero else ()
-    return (("output_dir", OUTPUT), *config, *zero)
+    yield "output_dir", OUTPUT
+    if fsdp_config.is_chosen(context):
+        yield "fsdp_config", fsdp_config.CONFIG
+    if context.zero:
+        yield "deepspeed", DEEPSPEED

@@ -1,48 +1,31 @@
-"""torch_xla's FSDP under Trainer: its part of `--fsdp_config`, and what it has not.
-
-transformers 4.57.6 and 5.23.0 read the same: `xla`, `xla_fsdp_v2`, `xla_fsdp_grad_ckpt`, `min_num_params` and
-`transformer_layer_cls_to_wrap`, and hand `xla_fsdp_settings` to the first version alone (trainer.py: _wrap_model,
-training_args.py: _process_fsdp_args).
-"""
+"""What torch_xla's FSDP lacks under Trainer, and what it asks of the model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from trainkit.errors import Diagnostic
-from trainkit.frameworks.hf_trainer.row import setting, version
-from trainkit.frameworks.hf_trainer.versions import LOST, can
+from trainkit.frameworks.base.fields import setting
+from trainkit.frameworks.base.fsdp import CHECKPOINTING, FIRST_VERSION
+from trainkit.frameworks.hf_trainer.refusals import error
+from trainkit.frameworks.hf_trainer.versions import UNTIL, can, version
 from trainkit.frameworks.torch_xla import is_spmd, on_xla
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
 from trainkit.recipe.schema import Fsdp
 
 OPTIMIZER = "an optimizer for torch_xla's FSDP"
-RECOMPUTING, SETTINGS = "efficiency.gradient_checkpointing.every", "strategy.xla_settings"
+SETTINGS = "strategy.xla_settings"
 # Settings of torch's FSDP that reach no other, and the value that says nothing.
 ABSENT: Mapping[str, object] = {
     "sharding": "full_shard",
     "offload": False,
-    **dict.fromkeys(("backward_prefetch", "forward_prefetch", "limit_all_gathers", "use_orig_params")),
-    **dict.fromkeys(("sync_module_states", "cpu_ram_efficient_loading", "state_dict_type")),
+    **dict.fromkeys((*FIRST_VERSION, "cpu_ram_efficient_loading", "state_dict_type")),
 }
 # Trainer looks these up in torch by name.
 DTYPE_KEYS = ("compute_dtype", "buffer_dtype")
 DTYPES = ("float32", "float", "bfloat16", "float16", "half", "float64", "double")
 OWN = ("auto_wrap_policy", "auto_wrapper_callable")  # Trainer hands these over itself
-
-
-def entries(context: Context, strategy: Fsdp) -> Iterator[tuple[str, Any, str]]:
-    """Keys of the file beside those of wrapping: each with its value and the recipe key that made it."""
-    yield "xla", True, "devices.type"
-    yield "xla_fsdp_v2", strategy.version == 2, "strategy.version"
-    if strategy.xla_settings:
-        yield "xla_fsdp_settings", strategy.xla_settings, SETTINGS
-    if context.resolved.given(RECOMPUTING):
-        yield "xla_fsdp_grad_ckpt", bool(context.recipe.efficiency.gradient_checkpointing.every), RECOMPUTING
-    if strategy.auto_wrap == "none":  # without the key Trainer wraps by the model's _no_split_modules
-        yield "transformer_layer_cls_to_wrap", [], "strategy.auto_wrap"
 
 
 def problems(context: Context) -> Iterator[Diagnostic]:
@@ -53,23 +36,23 @@ def problems(context: Context) -> Iterator[Diagnostic]:
     for name, silent in ABSENT.items():
         key = f"strategy.{name}"
         if setting(context, key) != silent:
-            yield _error(context, key, "Trainer hands torch_xla's FSDP no such setting.", f"Leave {key} out.")
+            yield _error(context, key, "Trainer hands torch_xla's FSDP no such setting", f"leave {key} out")
     yield from _settings(context, strategy)
     if context.recipe.efficiency.gradient_checkpointing.every and strategy.auto_wrap == "none":
-        why = "torch_xla recomputes wrapped units, and with strategy.auto_wrap none there are none."
-        yield _error(context, RECOMPUTING, why, "Set strategy.auto_wrap to transformer or size.")
+        why = "torch_xla recomputes wrapped units, and with strategy.auto_wrap none there are none"
+        yield _error(context, CHECKPOINTING, why, "set strategy.auto_wrap to transformer or size")
 
 
 def _settings(context: Context, strategy: Fsdp) -> Iterator[Diagnostic]:
     if strategy.xla_settings and strategy.version == 2:
-        why = "Trainer hands xla_fsdp_settings to version 1 alone."
-        yield _error(context, SETTINGS, why, f"Leave {SETTINGS} out, or set strategy.version to 1, which is one chip.")
+        why = "Trainer hands xla_fsdp_settings to version 1 alone"
+        yield _error(context, SETTINGS, why, f"leave {SETTINGS} out, or set strategy.version to 1, which is one chip")
     for name, value in strategy.xla_settings.items():
         if name in DTYPE_KEYS and value not in DTYPES:
-            why = "Trainer looks it up among torch's number formats."
-            yield _error(context, f"{SETTINGS}.{name}", why, f"Write one of {', '.join(DTYPES)}.", value)
+            why = "Trainer looks it up among torch's number formats"
+            yield _error(context, f"{SETTINGS}.{name}", why, f"write one of {', '.join(DTYPES)}", value)
         if name in OWN:
-            yield _error(context, f"{SETTINGS}.{name}", "Trainer sets it itself.", "Use strategy.auto_wrap.", value)
+            yield _error(context, f"{SETTINGS}.{name}", "Trainer sets it itself", "use strategy.auto_wrap", value)
 
 
 def notices(context: Context) -> Iterator[Notice]:
@@ -77,9 +60,9 @@ def notices(context: Context) -> Iterator[Notice]:
     strategy = context.recipe.strategy
     if not on_xla(context) or not isinstance(strategy, Fsdp):
         return
-    if not can(OPTIMIZER, version(context)):
-        what = f"Trainer of transformers {version(context)} has not {OPTIMIZER}: it ends before the first step."
-        yield Notice("blocker", what, f"Run: pip install 'transformers<{LOST[OPTIMIZER]}'")
+    if not can(OPTIMIZER, context):
+        what = f"transformers {version(context)} lacks {OPTIMIZER}; Trainer fails before step 1."
+        yield Notice("blocker", what, f"Run: pip install 'transformers<{UNTIL[OPTIMIZER]}'")
     if is_spmd(context):
         what = (
             "Trainer shards the output of a causal language model, or a tensor or tuple of three dimensions; with "
@@ -95,5 +78,4 @@ def notices(context: Context) -> Iterator[Notice]:
 
 def _error(context: Context, key: str, why: str, hint: str, value: object = None) -> Diagnostic:
     shown = setting(context, key) if value is None else value
-    what = f"{key} {shown} cannot reach a program of kind hf on xla"
-    return Diagnostic("error", what, key=key, origin=context.resolved.origin(key), why=why, hint=hint)
+    return error(context, key, f"{key} {shown} cannot reach a program of kind hf on xla", why, hint)
