@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from trainkit.trainer.callbacks import Progress, resume
-from trainkit.trainer.checkpoint.best import Best
 from trainkit.trainer.loop import train
-from trainkit.trainer.metrics.evaluation import Evaluation
+from trainkit.trainer.metrics.evaluation import Best, Evaluation
 from trainkit.trainer.metrics.outcome import result
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.settings import Settings, World

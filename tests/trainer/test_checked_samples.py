@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from trainkit.errors import TrainingError
-from trainkit.trainer.data.checked import checked
 from trainkit.trainer.data.source import Batch, Source
+from trainkit.trainer.data.vocabulary import checked
 
 
 class Labelled:

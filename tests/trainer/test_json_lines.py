@@ -10,14 +10,14 @@ import pytest
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe
-from trainkit.trainer.data.jsonl import open_source
+from trainkit.trainer.data.dataset import open_json_lines
 from trainkit.trainer.data.source import Source
 
 
 def source(path: Path | list[str], **settings: Any) -> Source:
     named = path if isinstance(path, list) else str(path)
     data = {"kind": "jsonl", "path": named, "sequence_length": 4, **settings}
-    return open_source(Recipe.model_validate({"data": data}), Path())
+    return open_json_lines(Recipe.model_validate({"data": data}), Path())
 
 
 def written(path: Path, *objects: object) -> Path:
@@ -114,4 +114,4 @@ def test_bytes_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", {"text": "abcdefghijklm"})
     recipe = {"data": {"kind": "jsonl", "path": str(path), "sequence_length": 4}}
     with pytest.raises(TrainingError, match=r"model\.vocab_size: 100 is too small for token id 109"):
-        open_source(Recipe.model_validate({**recipe, "model": {"kind": "gpt", "vocab_size": 100}}), Path())
+        open_json_lines(Recipe.model_validate({**recipe, "model": {"kind": "gpt", "vocab_size": 100}}), Path())

@@ -15,7 +15,7 @@ from tests.trainer.tiny_tokenizer import CHATML
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe
 from trainkit.trainer.data.source import Source
-from trainkit.trainer.data.sources import SOURCES
+from trainkit.trainer.data import SOURCES
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import assemble
 
@@ -73,7 +73,7 @@ def test_a_label_that_cannot_be_is_named_by_line(second: dict[str, Any], message
         ({"num_labels": 5, "pad_token_id": None}, "pad_token_id is not set", "set it to 0"),
         (
             {"num_labels": 5, "pad_token_id": 7},
-            "pad_token_id is 7, and texts are filled up with 0",
+            "pad_token_id is 7, and texts are padded with 0",
             "pad_token_id to 0",
         ),
     ],

@@ -14,10 +14,9 @@ import torch
 from trainkit.errors import TrainingError
 from trainkit.plan.model import BatchArithmetic
 from trainkit.recipe.schema import TextData
-from trainkit.trainer.data.loader import training_batches
+from trainkit.trainer.data.loader import complaint, timed, training_batches
 from trainkit.trainer.data.sampler import Order
 from trainkit.trainer.data.source import Batch
-from trainkit.trainer.data.waiting import complaint, timed
 
 
 class Numbers:

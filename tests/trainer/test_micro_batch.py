@@ -19,8 +19,8 @@ from strategy_runs import ROOT, Case, write_settings
 
 from trainkit.errors import TrainingError
 from trainkit.machine.probes.memory import available
-from trainkit.trainer.auto_batch.memory_limit import give_back
 from trainkit.trainer.auto_batch.search import Found, in_words, largest_fitting
+from trainkit.trainer.auto_batch.trial import give_back
 from trainkit.trainer.loop import train
 from trainkit.trainer.metrics.memory import peak_resident, resident
 from trainkit.trainer.metrics.writers import Metrics

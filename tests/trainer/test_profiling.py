@@ -15,8 +15,7 @@ from trainkit.runner.report.summary_table import profile_rows
 from trainkit.trainer.loop import train
 from trainkit.trainer.metrics.outcome import result
 from trainkit.trainer.metrics.writers import Metrics
-from trainkit.trainer.perf.operators import GROUPS, NAMES, group_of
-from trainkit.trainer.perf.profiling import seconds_by_group
+from trainkit.trainer.perf.profiling import GROUPS, NAMES, group_of, seconds_by_group
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import assemble
 from trainkit.trainer.signals import Requests

@@ -13,7 +13,7 @@ from safetensors.torch import load, load_file, save_file
 
 from trainkit.errors import TrainingError
 from trainkit.trainer.checkpoint.export import export, export_adapters
-from trainkit.trainer.data.sources import SOURCES
+from trainkit.trainer.data import SOURCES
 from trainkit.trainer.loop import batches, split_micro, train
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.rank_agreement import terms

@@ -18,7 +18,7 @@ from trainkit.trainer.data.cache import open_corpus
 from trainkit.trainer.data.text import TextSamples, find_files, open_source, read_corpus, split
 from trainkit.trainer.folders import cache_folders
 from trainkit.trainer.models.gpt import build_gpt
-from trainkit.trainer.setup import check_vocabulary
+from trainkit.trainer.data.vocabulary import fitting_source
 
 
 def text_data(path: Path | str, **settings: object) -> TextData:
@@ -155,7 +155,7 @@ def test_a_vocabulary_that_is_too_small_for_the_text_is_refused(two_files: Path,
     data = text_data(two_files, cache=str(tmp_path / "cache"), sequence_length=4)
     recipe = Recipe.model_validate({"data": data, "model": {"kind": "gpt", "vocab_size": 100}})
     with pytest.raises(TrainingError, match="a vocabulary of 100 is too small for token 122"):
-        check_vocabulary(open_source(recipe, tmp_path), build_gpt(recipe))
+        fitting_source(open_source(recipe, tmp_path), build_gpt(recipe), recipe)
 
 
 def test_the_standard_library_is_twelve_megabytes_of_text_without_tests_and_packages() -> None:

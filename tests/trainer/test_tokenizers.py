@@ -18,7 +18,7 @@ from trainkit.trainer.callbacks import identity
 from trainkit.trainer.checkpoint import checkpoints
 from trainkit.trainer.data import text
 from trainkit.trainer.data.encoding import open_encoder
-from trainkit.trainer.data.jsonl import open_source
+from trainkit.trainer.data.dataset import open_json_lines
 from trainkit.trainer.data.source import IGNORED, Source
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import Parts, assemble
@@ -45,7 +45,7 @@ def source(path: Path, tokenizer: Path | None, **settings: Any) -> Source:
     data = {"kind": "jsonl", "path": str(path), "sequence_length": 64, "packing": False, **settings}
     if tokenizer:
         data["tokenizer"] = str(tokenizer)
-    return open_source(Recipe.model_validate({"data": data, "model": {"kind": "gpt", "vocab_size": 400}}), Path())
+    return open_json_lines(Recipe.model_validate({"data": data, "model": {"kind": "gpt", "vocab_size": 400}}), Path())
 
 
 def written(path: Path, *objects: object) -> Path:

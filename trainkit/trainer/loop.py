@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from trainkit.trainer.callbacks import Progress, evaluate, out_of_patience, report_step, save_checkpoint
-from trainkit.trainer.data.loader import training_batches
+from trainkit.trainer.data.loader import timed, training_batches
 from trainkit.trainer.data.source import Batch
-from trainkit.trainer.data.waiting import timed
 from trainkit.trainer.distributed import sum_over_ranks
 from trainkit.trainer.metrics.flops import tokens_in
 from trainkit.trainer.metrics.writers import Metrics

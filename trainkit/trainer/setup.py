@@ -13,13 +13,12 @@ import torch
 
 from trainkit.trainer.auto_batch.search import Found, settle_micro_batch
 from trainkit.trainer.checkpoint.background import Background
-from trainkit.trainer.checkpoint.best import Best
 from trainkit.trainer.data.sampler import Order
 from trainkit.trainer.data.source import Source
-from trainkit.trainer.data.sources import SOURCES
-from trainkit.trainer.metrics.evaluation import Evaluation
+from trainkit.trainer.data import SOURCES
+from trainkit.trainer.metrics.evaluation import Best, Evaluation
 from trainkit.trainer.metrics.flops import Work, work_of
-from trainkit.trainer.metrics.memory_breakdown import Anatomy
+from trainkit.trainer.metrics.memory import Anatomy
 from trainkit.trainer.models import Model, count_parameters
 from trainkit.trainer.models.prepared import check_vocabulary, fitting_source, prepared_model
 from trainkit.trainer.optim.precision import autocast, check_precision, set_tf32

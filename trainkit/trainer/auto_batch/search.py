@@ -11,9 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from trainkit.errors import TrainingError
-from trainkit.trainer.auto_batch.memory_limit import restart_peak, room
 from trainkit.trainer.auto_batch.remembered import Memory
-from trainkit.trainer.auto_batch.trial import Attempt, Rehearsal
+from trainkit.trainer.auto_batch.trial import Attempt, Rehearsal, restart_peak, room
 from trainkit.trainer.distributed import gather_from_ranks
 from trainkit.trainer.outset import Outset
 from trainkit.trainer.settings import Settings

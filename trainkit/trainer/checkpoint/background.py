@@ -15,8 +15,8 @@ from typing import Any
 import torch.distributed as dist
 
 from trainkit.trainer.checkpoint import checkpoints
-from trainkit.trainer.checkpoint.best import Best
 from trainkit.trainer.distributed import TIMEOUT
+from trainkit.trainer.metrics.evaluation import Best
 from trainkit.trainer.parallel import Strategy
 from trainkit.trainer.randomness import generator_states
 from trainkit.trainer.settings import World

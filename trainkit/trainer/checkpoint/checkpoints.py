@@ -18,8 +18,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from trainkit.errors import TrainingError
 from trainkit.planner.resume import spread, unreadable
-from trainkit.trainer.checkpoint.best import Best
 from trainkit.trainer.distributed import barrier, gather_from_ranks
+from trainkit.trainer.metrics.evaluation import Best
 from trainkit.trainer.parallel import Strategy
 from trainkit.trainer.randomness import derived_seed, generator_states, restore_generator_states, seed_generators
 from trainkit.trainer.settings import World

@@ -1,1 +1,25 @@
 """Data: what the samples are, and the order in which every rank sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainkit.lazy import Registry
+
+if TYPE_CHECKING:
+    from trainkit.recipe.schema import Recipe
+    from trainkit.trainer.data.source import Source
+
+# `data.kind` -> what opens it. Each raises TrainingError, with the setting or file to blame, for unusable data.
+SOURCES: Registry[Callable[[Recipe, Path], Source]] = Registry(
+    {
+        "text": "trainkit.trainer.data.text:open_source",
+        "random": "trainkit.trainer.data.random:open_source",
+        "tokens": "trainkit.trainer.data.tokens:open_source",
+        "jsonl": "trainkit.trainer.data.dataset:open_json_lines",
+        "dataset": "trainkit.trainer.data.dataset:open_source",
+        "target": "trainkit.trainer.data.target:open_source",
+    }
+)

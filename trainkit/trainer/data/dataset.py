@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from trainkit.errors import TrainingError
-from trainkit.recipe.schema import DatasetData, Recipe
+from trainkit.recipe.schema import DatasetData, JsonlData, Recipe
 from trainkit.recipe.validation.suggestions import nearest
 from trainkit.trainer.data.row_dataset import source_of_rows
 from trainkit.trainer.data.rows import Row, json_lines
@@ -49,6 +49,13 @@ def open_source(recipe: Recipe, run_dir: Path) -> Source:
             _check_columns(split, columns, f"{path} [{name}]")
     names = train.names(data.label_field) if data.label_field else ()
     return source_of_rows(recipe, train.rows(columns), held_out.rows(columns) if held_out else None, names)
+
+
+def open_json_lines(recipe: Recipe, run_dir: Path) -> Source:
+    """The source of a recipe whose `data.kind` is jsonl. TrainingError names the file and the line to blame."""
+    data = cast("JsonlData", recipe.data)
+    paths = [data.path] if isinstance(data.path, str) else data.path
+    return source_of_rows(recipe, json_lines([Path(path).absolute() for path in paths]))
 
 
 def wanted_columns(data: DatasetData) -> list[str]:

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.trainer.data.sampler import Draw
-from trainkit.trainer.data.source import IGNORED, Batch, Samples, Source
+from trainkit.trainer.data.source import IGNORED, NO_LABEL, Batch, Samples, Source
 from trainkit.trainer.randomness import derived_seed
 
-NOT_PREDICTED = -100  # as models of transformers have it
 _HIDDEN, _REPLACED = 0.8, 0.1  # of the chosen tokens; the rest stays as it is
 
 
@@ -78,13 +77,13 @@ class MaskedSamples:
         inputs = whole(self._samples[indices])
         ids = inputs["input_ids"].numpy()
         seen = inputs["attention_mask"].numpy() if "attention_mask" in inputs else np.ones_like(ids)
-        shown, labels = ids.copy(), np.full_like(ids, NOT_PREDICTED)
+        shown, labels = ids.copy(), np.full_like(ids, NO_LABEL)
         for row, index in enumerate(indices):
             place = (indices.step, indices.first + row) if isinstance(indices, Draw) else ("numbered", index)
             chance = np.random.default_rng(derived_seed(self._masking.seed, "masking", *place))
             self._hide(chance, ids[row], seen[row], shown[row], labels[row])
         found = {**inputs, "input_ids": torch.from_numpy(shown), "labels": torch.from_numpy(labels)}
-        return Batch(found, int(np.count_nonzero(labels != NOT_PREDICTED)))
+        return Batch(found, int(np.count_nonzero(labels != NO_LABEL)))
 
     def _hide(
         self,

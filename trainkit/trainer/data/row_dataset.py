@@ -1,22 +1,23 @@
-"""A source out of rows, whatever they came from: read, cut into samples, and split."""
+"""A source out of rows, whatever they came from: read, cut into samples (packed or padded), and split."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.trainer.data.encoding import Encoder, open_encoder
-from trainkit.trainer.data.rows import Row
-from trainkit.trainer.data.samples import Labelled, NextTokens, Spans, WholeTexts, packed, padded, with_targets
-from trainkit.trainer.data.source import Labels, Samples, Source
-from trainkit.trainer.data.texts import Reading, Rows, Texts
+from trainkit.trainer.data.rows import Reading, Row, Rows, Texts
+from trainkit.trainer.data.source import IGNORED, Batch, Labels, Samples, Source
 from trainkit.trainer.data.vocabulary import check_vocabulary
 
+Spans = NDArray[np.int64]  # (samples, 2): first token and end of each sample
 _SHOWN = 8  # labels by name in one line
 
 
@@ -29,30 +30,26 @@ def source_of_rows(
     """
     data = cast("Rows", recipe.data)
     task = recipe.model.task if isinstance(recipe.model, HfModel) else "causal_lm"
-    encoder = open_encoder(data.tokenizer)
-    unit = "tokens" if data.tokens_field else encoder.unit
     whole = task != "causal_lm"
     packing = data.packing and task != "sequence_classification"
+    encoder = open_encoder(data.tokenizer)
     reading = Reading(data, encoder, final=not whole, limit=data.sequence_length if whole and not packing else None)
     parts = [reading.texts(rows) for rows in (train, validation) if rows is not None]
     highest = max(parts, key=lambda texts: texts.highest)
     check_vocabulary(recipe, highest.highest, highest.where or "the texts of data.path")
-    labels, numbers = known_labels(parts, data.labels or names) if data.label_field else (None, [])
-    sets: list[Samples] = []
+    labels, numbers = known_labels(parts, data.labels or names) if data.label_field else (None, np.zeros(0))
     halves, left_out = _split(parts, data, whole=whole, packing=packing)
-    for place, (texts, spans) in enumerate(halves):
-        kind = WholeTexts if whole else NextTokens
-        samples: Samples = kind(texts, spans, data.sequence_length, encoder.padding)
-        if isinstance(samples, WholeTexts) and numbers:
-            alone = len(parts) == 1
-            first = len(sets[0]) if sets and alone else 0
-            samples = Labelled(samples, numbers[0 if alone else place], first)
-        sets.append(samples)
+    sets: list[Samples] = []
+    for texts, spans in halves:
+        samples = (WholeTexts if whole else NextTokens)(texts, spans, data.sequence_length, encoder.padding)
+        first = len(sets[0]) if sets else 0  # the labels of validation follow those of training
+        labelled = whole and labels is not None
+        sets.append(Labelled(samples, numbers[first : first + len(spans)]) if labelled else samples)
+    unit = "tokens" if data.tokens_field else encoder.unit
     return Source(
-        sets[0],
-        sets[1],
-        _description(parts, unit, labels, left_out),
-        _facts(parts, unit, encoder, labels, left_out),
+        *sets,
+        description=_description(parts, unit, labels, left_out),
+        facts=_facts(parts, unit, encoder, labels, left_out),
         highest=max(highest.highest, encoder.padding),
         where=highest.where,
         labels=labels,
@@ -71,8 +68,8 @@ def _split(parts: Sequence[Texts], data: Rows, *, whole: bool, packing: bool) ->
     every = sum(len(spans) for _, spans in found)
     if not whole:
         found = [(texts, with_targets(spans, texts)) for texts, spans in found]
-    left_out = every - sum(len(spans) for _, spans in found)
     sizes = [len(spans) for _, spans in found]
+    left_out = every - sum(sizes)
     if len(found) == 1 and sizes[0] >= 2:
         border = sizes[0] - max(1, int(sizes[0] * data.validation_fraction))
         texts, spans = found[0]
@@ -86,7 +83,78 @@ def _split(parts: Sequence[Texts], data: Rows, *, whole: bool, packing: bool) ->
     )
 
 
-def known_labels(parts: Sequence[Texts], names: Sequence[str]) -> tuple[Labels, list[NDArray[np.int64]]]:
+def packed(texts: Texts, length: int, ahead: int = 1) -> Spans:
+    """Texts end to end. ahead: tokens beyond a sample that its targets reach."""
+    starts = np.arange(math.ceil((len(texts.ids) - ahead) / length)) * length
+    return np.stack([starts, np.minimum(starts + length + ahead, len(texts.ids))], axis=1)
+
+
+def padded(texts: Texts, length: int, ahead: int = 1) -> Spans:
+    """A sample for each text, cut after `length` tokens and the target of the last."""
+    starts, ends = texts.starts[:-1], texts.starts[1:]
+    return np.stack([starts, np.minimum(starts + length + ahead, ends)], axis=1)
+
+
+def with_targets(spans: Spans, texts: Texts) -> Spans:
+    """The spans that hold something to predict: a prompt may fill a sample, and a text may be a single byte."""
+    before = np.concatenate([[0], np.cumsum(texts.predicted)])
+    kept: Spans = spans[before[spans[:, 1]] > before[np.minimum(spans[:, 0] + 1, spans[:, 1])]]
+    return kept
+
+
+class WholeTexts:
+    """Samples that are read as a whole, with an attention mask where some are padded."""
+
+    def __init__(self, texts: Texts, spans: Spans, length: int, padding: int) -> None:
+        self._texts, self._spans, self._length, self._padding = texts, spans, length, padding
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def __getitem__(self, indices: Sequence[int]) -> Batch:
+        ids = np.full((len(indices), self._length), self._padding, dtype=np.int64)
+        seen = np.zeros((len(indices), self._length), dtype=np.int64)
+        for row, (start, stop) in enumerate(self._spans[indices]):
+            ids[row, : stop - start] = self._texts.ids[start:stop]
+            seen[row, : stop - start] = 1
+        inputs = {"input_ids": torch.from_numpy(ids)}
+        if not seen.all():  # a mask would cost the flash kernel
+            inputs["attention_mask"] = torch.from_numpy(seen)
+        return Batch(inputs, len(indices))
+
+
+class NextTokens(WholeTexts):
+    """Samples of which the next tokens are predicted; what a span does not fill is padding and not predicted.
+
+    There is no attention mask: padding is at the end, where no token before it looks.
+    """
+
+    def __getitem__(self, indices: Sequence[int]) -> Batch:
+        tokens = np.full((len(indices), self._length), self._padding, dtype=np.int64)
+        targets = np.full((len(indices), self._length), IGNORED, dtype=np.int64)
+        for row, (start, stop) in enumerate(self._spans[indices]):
+            ids, predicted = self._texts.ids[start:stop], self._texts.predicted[start + 1 : stop]
+            tokens[row, : len(ids) - 1] = ids[:-1]
+            targets[row, : len(ids) - 1] = np.where(predicted, ids[1:].astype(np.int64), IGNORED)
+        counted = int(np.count_nonzero(targets != IGNORED))
+        return Batch({"tokens": torch.from_numpy(tokens), "targets": torch.from_numpy(targets)}, counted)
+
+
+class Labelled:
+    """Whole texts with a label each."""
+
+    def __init__(self, texts: Samples, labels: NDArray[np.int64]) -> None:
+        self._texts, self._labels = texts, labels
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __getitem__(self, indices: Sequence[int]) -> Batch:
+        labels = torch.from_numpy(self._labels[indices])
+        return Batch({**self._texts[indices].inputs, "labels": labels}, len(indices))
+
+
+def known_labels(parts: Sequence[Texts], names: Sequence[str]) -> tuple[Labels, NDArray[np.int64]]:
     """The labels as numbers: as they are, or places among the names. TrainingError for one that has no number.
 
     names: in order of their numbers; without any, those in the data in alphabetical order.
@@ -105,7 +173,7 @@ def known_labels(parts: Sequence[Texts], names: Sequence[str]) -> tuple[Labels, 
         number = label if isinstance(label, int) else numbers[label]
         if number > highest:
             highest, where = number, place
-    found = [np.array([numbers.get(label, label) for label in texts.labels], dtype=np.int64) for texts in parts]
+    found = np.array([numbers.get(label, label) for label, _ in every], dtype=np.int64)
     return Labels(highest, where, chosen), found
 
 
@@ -123,18 +191,11 @@ def _description(parts: Sequence[Texts], unit: str, labels: Labels | None, left_
     return f"{texts} with {len(labels.names)} labels ({shown})"
 
 
-def _numbered(names: Sequence[str]) -> str:
-    return ", ".join(f"{number} {name}" for number, name in enumerate(names))
-
-
 def _facts(
     parts: Sequence[Texts], unit: str, encoder: Encoder, labels: Labels | None, left_out: int
 ) -> dict[str, int | float | str]:
     """For the summary; ranks must agree on them, so a tokenizer that differs between machines is seen."""
-    facts: dict[str, int | float | str] = {
-        "texts": _count(parts),
-        unit: sum(len(texts.ids) for texts in parts),
-    }
+    facts: dict[str, int | float | str] = {"texts": _count(parts), unit: sum(len(texts.ids) for texts in parts)}
     if left_out:
         facts["samples_left_out"] = left_out
     if encoder.unit != "bytes":
@@ -142,6 +203,10 @@ def _facts(
     if labels and labels.names:
         facts["labels"] = _numbered(labels.names)
     return facts
+
+
+def _numbered(names: Sequence[str]) -> str:
+    return ", ".join(f"{number} {name}" for number, name in enumerate(names))
 
 
 def _count(parts: Sequence[Texts]) -> int:

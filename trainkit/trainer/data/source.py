@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from trainkit.trainer.data.encoding import Bytes, Encoder
 
 IGNORED = -1  # target id that is not predicted
+NO_LABEL = -100  # the same among labels, as models of transformers have it
 
 
 class Batch(NamedTuple):
@@ -22,6 +24,17 @@ class Batch(NamedTuple):
 
     inputs: dict[str, Tensor]  # each (samples, …)
     counted: int  # targets that are predicted: the model's loss is a sum over them
+
+
+def count_targets(inputs: Mapping[str, Tensor]) -> Tensor | int:
+    """Targets that count: `targets` that are not -1, `labels` that are not -100, or else one a sample.
+
+    Left on the device: reading it would wait for the computation.
+    """
+    for name, ignored in (("targets", IGNORED), ("labels", NO_LABEL)):
+        if name in inputs:
+            return torch.count_nonzero(inputs[name] != ignored)
+    return len(next(iter(inputs.values()), ()))
 
 
 class Samples(Protocol):

@@ -8,16 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe, TargetData
-from trainkit.trainer.data.source import IGNORED, Batch, Source
+from trainkit.trainer.data.source import Batch, Source, count_targets
 from trainkit.trainer.optim.build import imported
 
-_HF_IGNORED = -100  # what models of transformers leave out of `labels`
 
 
 def open_source(recipe: Recipe, run_dir: Path) -> Source:
@@ -95,13 +93,5 @@ class TargetSamples:
         if any(len(each) != len(indices) for each in inputs.values()):
             shapes = ", ".join(f"{key} {tuple(each.shape)}" for key, each in inputs.items())
             raise TrainingError(f"data.collate: {name} gives {shapes} for {len(indices)} samples: all must come first")
-        return Batch(dict(inputs), count_targets(inputs))
+        return Batch(dict(inputs), int(count_targets(inputs)))
 
-
-def count_targets(inputs: Mapping[str, Tensor]) -> int:
-    """Targets that a model counts: `targets` that are not -1, `labels` that are not -100, or else one a sample."""
-    if "targets" in inputs:
-        return int(torch.count_nonzero(inputs["targets"] != IGNORED))
-    if "labels" in inputs:
-        return int(torch.count_nonzero(inputs["labels"] != _HF_IGNORED))
-    return len(next(iter(inputs.values()), ()))

@@ -1,13 +1,24 @@
-"""Whether token ids lie in the vocabulary of the model, outside which a lookup fails far from its cause."""
+"""Whether the model knows every token id and label of the data: a lookup outside an embedding fails far from its cause.
+
+On CUDA it even ends the process, so what is known before the first step is checked then, the rest sample by sample.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe
+from trainkit.trainer.data.mlm_masking import masked
+from trainkit.trainer.data.source import NO_LABEL, Batch, Samples, Source
+from trainkit.trainer.models.model import Model
 
 
 def vocabulary_size(recipe: Recipe) -> int | None:
-    """How many token ids the model knows; None where the recipe does not say, but a model on disk."""
+    """How many token ids the model knows; None where a model on disk decides it, not the recipe."""
     size: int | None = getattr(recipe.model, "vocab_size", None)
     return size
 
@@ -20,3 +31,82 @@ def check_vocabulary(recipe: Recipe, highest: int, where: str) -> None:
             f"model.vocab_size: {size} is too small for token id {highest} of {where}",
             hint=f"set model.vocab_size to {highest + 1} or more",
         )
+
+
+def fitting_source(source: Source, model: Model, recipe: Recipe) -> Source:
+    """The source as the model takes it: with hidden tokens for a masked one, and with checks where ids are unknown.
+
+    TrainingError if the data holds a token or a label that the model does not know.
+    """
+    if model.vocabulary is not None and source.highest >= model.vocabulary:
+        where = f" of {source.where}" if source.where else " in the data"
+        raise TrainingError(
+            f"model: a vocabulary of {model.vocabulary} is too small for token {source.highest}{where}",
+            hint=f"it must be {source.highest + 1} or more; 256 holds every byte",
+        )
+    if model.labels is not None:
+        _check_labels(source, model.labels, model.padding)
+    return checked(masked(source, recipe, model.vocabulary), model.vocabulary, model.labels)
+
+
+def _check_labels(source: Source, labels: int, padding: int | None) -> None:
+    if padding is None:
+        raise TrainingError(
+            "model.config.pad_token_id is not set, without which the model cannot tell where a text ends",
+            hint=f"set it to {source.padding or 0}",
+        )
+    found = source.labels
+    if found is not None and found.highest >= labels:
+        raise TrainingError(
+            f"data.path: {found.where}: label {found.highest} is too high: the model has {labels}, from 0",
+            hint=f"set model.config.num_labels to {found.highest + 1} or more, or fix the data",
+        )
+    if source.padding is not None and source.padding != padding:
+        raise TrainingError(
+            f"model.config.pad_token_id is {padding}, and texts are padded with {source.padding}, which the model would "
+            "read as text",
+            hint=f"set model.config.pad_token_id to {source.padding}",
+        )
+
+
+def checked(source: Source, vocabulary: int | None, labels: int | None) -> Source:
+    """The source with samples that raise TrainingError, by number, for what the model does not know."""
+    limits = {"labels": labels} if labels is not None else {}
+    if vocabulary is not None and source.highest < 0:
+        limits |= {"tokens": vocabulary, "input_ids": vocabulary}
+    if not limits:
+        return source
+    train, validation = (Checked(samples, limits) for samples in (source.train, source.validation))
+    return dataclasses.replace(source, train=train, validation=validation)
+
+
+class Checked:
+    """Samples with limits: values by the name of an input must lie below its limit."""
+
+    def __init__(self, samples: Samples, limits: Mapping[str, int]) -> None:
+        self._samples, self._limits = samples, limits
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, indices: Sequence[int]) -> Batch:
+        batch = self._samples[indices]
+        for name, limit in self._limits.items():
+            if name in batch.inputs:
+                self._compare(name, batch.inputs[name], limit, indices)
+        return batch
+
+    def _compare(self, name: str, values: Tensor, limit: int, indices: Sequence[int]) -> None:
+        if not values.numel() or (int(values.min()) >= 0 and int(values.max()) < limit):
+            return
+        outside = (values < 0) | (values >= limit)
+        if name == "labels":
+            outside &= values != NO_LABEL
+        if outside.any():
+            row = int(outside.nonzero()[0][0])
+            what = "labels" if name == "labels" else "token ids"
+            raise TrainingError(
+                f"data: sample {indices[row]} has {name} of {int(values[outside][0])}, and the model knows "
+                f"{what} from 0 to {limit - 1}",
+                hint="fix the data, or make the model larger",
+            )

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import resource
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from trainkit.trainer.settings import World
+
+if TYPE_CHECKING:
+    from trainkit.trainer.parallel import Strategy
+
 
 _STATUS = Path("/proc/self/status")
 
@@ -50,3 +60,83 @@ def memory_record(device: torch.device, world: World) -> dict[str, int | None]:
         "peak_reserved": torch.cuda.max_memory_reserved(device) if on_cuda else None,
         "rss": peak_resident(),
     }
+
+
+class Anatomy:
+    """Sizes in bytes, from the tensors: activations and gradients once, in the first step, the rest at the end.
+
+    compiled: what a compiled model saves is not looked at, for the look alone would compile it anew.
+    """
+
+    def __init__(self, *, compiled: bool) -> None:
+        self._activations: int | None = None
+        self._gradients: int | None = None
+        self._look = not compiled
+        self._updated = False
+
+    def micro_step(self) -> AbstractContextManager[object]:
+        """Context of one forward pass. The first one is looked at, the others are left alone."""
+        if not self._look:
+            return nullcontext()
+        self._look = False
+        return self._watch_saved_tensors()
+
+    def before_update(self, strategy: Strategy) -> None:
+        """Gradients are there now; afterwards they are cleared."""
+        if not self._updated:
+            self._updated = True
+            self._gradients = total_bytes(strategy.held().get("gradients"))
+
+    def record(self, strategy: Strategy, peak: int | None) -> dict[str, int | None]:
+        """Bytes by part; null where nothing could be measured. other: the peak without the known parts.
+
+        On a CPU the peak is that of the process, so the rest holds the interpreter and its libraries.
+        """
+        held = strategy.held()
+        known = {
+            "parameters": total_bytes(held.get("parameters")),
+            "gradients": self._gradients,
+            "optimizer_state": total_bytes(held.get("optimizer_state")),
+            "activations": self._activations,
+        }
+        other = None if peak is None else max(0, peak - sum(size or 0 for size in known.values()))
+        return {**known, "other": other}
+
+    @contextmanager
+    def _watch_saved_tensors(self) -> Iterator[None]:
+        sizes: dict[int, int] = {}  # by address: two operations may save the same tensor
+
+        def look(tensor: Tensor) -> Tensor:
+            if not _is_parameter(tensor):
+                storage = local(tensor).untyped_storage()
+                sizes[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(look, lambda tensor: tensor):
+            yield
+        self._activations = sum(sizes.values())
+
+
+def _is_parameter(tensor: Tensor) -> bool:
+    """Whether a saved tensor is a parameter or a view of one."""
+    whole = tensor if tensor._base is None else tensor._base
+    return isinstance(whole, nn.Parameter)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What of a tensor lies on this rank."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def total_bytes(tensors: Iterable[Tensor] | None) -> int | None:
+    """Bytes on this rank; storage that several tensors share counts once. None for what is not known."""
+    if tensors is None:
+        return None
+    storages = (local(tensor).untyped_storage() for tensor in tensors)
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """Every tensor of an optimizer's state."""
+    values = chain.from_iterable(state.values() for state in optimizer.state.values())
+    return (value for value in values if isinstance(value, Tensor))

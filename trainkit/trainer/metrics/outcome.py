@@ -8,8 +8,8 @@ from typing import Any
 
 from trainkit.trainer.callbacks import Progress
 from trainkit.trainer.distributed import gather_from_ranks
-from trainkit.trainer.generate import generate
 from trainkit.trainer.metrics.memory import memory_record
+from trainkit.trainer.metrics.predictions import generate
 from trainkit.trainer.metrics.writers import finite
 from trainkit.trainer.setup import Parts
 from trainkit.trainer.whole_file import write_json

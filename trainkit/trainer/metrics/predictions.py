@@ -12,15 +12,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from trainkit.errors import TrainingError
-from trainkit.trainer.data.source import IGNORED, Labels, Samples
+from trainkit.recipe.schema import Sample
+from trainkit.trainer.data.encoding import Encoder
+from trainkit.trainer.data.source import IGNORED, NO_LABEL, Labels, Samples, count_targets
 from trainkit.trainer.distributed import gather_from_ranks
-from trainkit.trainer.models.own_loss import counted
+from trainkit.trainer.parallel import Strategy
+from trainkit.trainer.randomness import derived_seed
 from trainkit.trainer.setup import Parts
 
 log = logging.getLogger("trainkit.trainer")
 
 FILE = "predictions.jsonl"
-_NOT_PREDICTED = -100  # among labels, as models of transformers have it
 
 
 class Pass(NamedTuple):
@@ -92,13 +94,13 @@ def _of_pass(parts: Parts, chosen: Pass) -> list[dict[str, Any]]:
 def _judged(parts: Parts, inputs: Mapping[str, Tensor]) -> Iterator[dict[str, Any]]:
     model = parts.strategy.model
     if parts.model.judge is not None:
-        count = int(counted(inputs))
+        count = int(count_targets(inputs))
         return iter([{"loss": _rounded(float(model(**inputs)) / max(1, count)), "counted": count}])
     truth = "targets" if "targets" in inputs else "labels"
     logits = model(**{name: values for name, values in inputs.items() if name != truth}).float()
     if parts.model.labels is not None:
         return _labels(logits.softmax(dim=-1), inputs.get(truth), parts.source.labels)
-    ignored = IGNORED if truth == "targets" else _NOT_PREDICTED
+    ignored = IGNORED if truth == "targets" else NO_LABEL
     losses = functional.cross_entropy(logits.transpose(1, 2), inputs[truth], ignore_index=ignored, reduction="none")
     counts = (inputs[truth] != ignored).sum(dim=1)
     means = losses.double().sum(dim=1) / counts.clamp(min=1)
@@ -118,3 +120,29 @@ def _labels(probabilities: Tensor, truth: Tensor | None, known: Labels | None) -
 
 def _rounded(value: float) -> float:
     return round(value, 6)
+
+
+# Not compiled: every length up to the context would be compiled anew.
+@torch.compiler.set_stance("force_eager")  # type: ignore[untyped-decorator]
+@torch.no_grad()
+def generate(
+    strategy: Strategy, sample: Sample, encoder: Encoder, *, context: int, seed: int, device: torch.device
+) -> str:
+    """Continue the prompt; "" without one. Every rank must call it, for weights may be sharded.
+
+    context: how many tokens the model can see.
+    """
+    if not sample.prompt:
+        return ""
+    generator = torch.Generator().manual_seed(derived_seed(seed, "sample"))
+    prompt = [*encoder.opening(), *encoder.plain(sample.prompt)]
+    tokens = torch.tensor([prompt], dtype=torch.int64, device=device)
+    strategy.model.eval()
+    for _ in range(sample.tokens):
+        logits: Tensor = strategy.model(tokens[:, -context:])[0, -1]
+        # Drawn on the CPU in fp32, so that every rank draws the same token.
+        shares = (logits.float().cpu() / sample.temperature).softmax(dim=-1)
+        drawn = torch.multinomial(shares, 1, generator=generator)
+        tokens = torch.cat([tokens, drawn.to(device)[None]], dim=1)
+    strategy.model.train()
+    return encoder.decode(tokens[0].tolist())

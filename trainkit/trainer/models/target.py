@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe, TargetModel
+from trainkit.trainer.data.source import count_targets
 from trainkit.trainer.data.target import blaming
 from trainkit.trainer.models.hf import blocks_of, tied_modules
 from trainkit.trainer.models.model import Model
@@ -49,3 +52,43 @@ def build_target(recipe: Recipe) -> OwnModel:
     if not isinstance(made, nn.Module):
         raise TrainingError(f"model.target: {asked.target} gives {type(made).__name__}, which is no torch.nn.Module")
     return OwnModel(made)
+
+
+Judge = Callable[[Any, Mapping[str, Tensor]], Tensor]
+
+
+def own_loss(recipe: Recipe) -> Judge | None:
+    """What `train.loss` and `train.loss_reduction` say; None where the model's own loss is meant.
+
+    TrainingError when the function cannot be imported.
+    """
+    if recipe.train.loss is None:
+        return loss_of_outputs(recipe) if recipe.model.kind == "target" else None
+    function = cast("Judge", imported(recipe.train.loss, "train.loss"))
+    return _summed(function, recipe.train.loss, mean=recipe.train.loss_reduction == "mean")
+
+
+def loss_of_outputs(recipe: Recipe) -> Judge:
+    """The loss that a model returns itself: a number, `loss` of a mapping or an object, or the first of a tuple."""
+    return _summed(_returned, "the model", mean=recipe.train.loss_reduction == "mean")
+
+
+def _returned(outputs: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    if isinstance(outputs, Tensor):
+        return outputs
+    found = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    if found is None and isinstance(outputs, tuple) and outputs:
+        found = outputs[0]
+    return cast("Tensor", found)
+
+
+def _summed(function: Judge, name: str, *, mean: bool) -> Judge:
+    def judge(outputs: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+        loss = function(outputs, inputs)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise TrainingError(f"{name} gives {given} and not one number as loss", hint="see train.loss")
+        return loss.reshape(()) * count_targets(inputs) if mean else loss.reshape(())
+
+    return judge
+

@@ -57,7 +57,7 @@ class Strategy(Protocol):
 
 
 def _single(model: Model, settings: Settings, world: World, device: torch.device) -> Strategy:
-    from trainkit.trainer.parallel.single import Single
+    from trainkit.trainer.parallel.native import Single
 
     return Single(model.to(device), settings, device)
 

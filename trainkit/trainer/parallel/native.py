@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 
-from trainkit.trainer.metrics.memory_breakdown import state_tensors
+from trainkit.trainer.metrics.memory import state_tensors
+from trainkit.trainer.models import Model
 from trainkit.trainer.optim.build import build_optimizer
 from trainkit.trainer.optim.precision import gradient_scaler
 from trainkit.trainer.settings import Settings
@@ -116,3 +118,16 @@ def _copied(value: Any) -> Any:
 def quiet() -> warnings.catch_warnings[None]:
     """torch warns that one process saves alone, which is what is meant."""
     return warnings.catch_warnings(action="ignore", category=UserWarning)
+
+
+class Single(Engine):
+    """The model as it is."""
+
+    gradient_divisor = 1
+
+    def __init__(self, model: Model, settings: Settings, device: torch.device) -> None:
+        super().__init__(model, settings, device)
+
+    def micro_step(self, *, last: bool) -> AbstractContextManager[object]:
+        """Nothing travels."""
+        return nullcontext()

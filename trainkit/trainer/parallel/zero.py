@@ -21,7 +21,7 @@ from torch import Tensor
 from trainkit.errors import TrainingError
 from trainkit.trainer.checkpoint import swapped
 from trainkit.trainer.checkpoint.swap_space import swap_folder
-from trainkit.trainer.metrics.memory_breakdown import state_tensors
+from trainkit.trainer.metrics.memory import state_tensors
 from trainkit.trainer.models import Model
 from trainkit.trainer.optim.build import build_optimizer
 from trainkit.trainer.settings import Settings, World
