@@ -18,14 +18,14 @@ HEAVY: dict[str, Any] = {
 # Rank 1 may take less than it has, and so little besides that it is the one which decides.
 TIGHT_ON_RANK_1 = """
 import os, sys
-from trainkit.trainer import assembly, loop, outcome, progress, room
+from trainkit.trainer import loop, setup
+from trainkit.trainer.auto_batch import search, trial
 from trainkit.trainer.metrics.memory import resident
 if os.environ["RANK"] == "1":
-    import trainkit.trainer.auto_batch.search as micro_batch
     def tight(device, asked_mib):
-        found = room.room(device, asked_mib)
-        return room.Room(resident() + 80 * 2**20, found.there)
-    micro_batch.room = tight
+        found = trial.memory_limit(device, asked_mib)
+        return trial.MemoryLimit(resident() + 80 * 2**20, found.available)
+    search.memory_limit = tight
 from trainkit.trainer.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """

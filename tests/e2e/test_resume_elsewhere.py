@@ -21,7 +21,7 @@ from strategy_runs import (
 )
 
 from trainkit.errors import TrainingError
-from trainkit.trainer.checkpoint import checkpoints
+from trainkit.trainer.checkpoint.loading import Identity, load
 from trainkit.trainer.settings import World, read_settings
 from trainkit.trainer.setup import assemble
 
@@ -83,7 +83,7 @@ def test_deepspeed_refuses_what_torch_wrote(whole: dict[str, tuple[Path, Curve]]
     saved = whole["single"][0] / "checkpoints/step-00000004"
     parts = assemble(read_settings(whole["single"][0] / "trainer.json"), World(), torch.device("cpu"))
     with pytest.raises(TrainingError, match=r"single on 1 rank saved it with torch.distributed.checkpoint, which Deep"):
-        checkpoints.load(saved, checkpoints.Identity("zero1", 1, ""), parts.strategy, World())
+        load(saved, Identity("zero1", 1, ""), parts.strategy, World())
 
 
 def test_a_checkpoint_of_another_model_is_refused_in_one_line(

@@ -38,7 +38,7 @@ def test_a_searched_micro_batch_is_in_the_summary_and_a_run_that_has_nothing_lef
     again = trainkit(*words)
     second = summary_of(again)
     assert second["micro_search"]["source"] == "remembered"
-    assert "nothing is left to train: the run has 3 steps, and the checkpoint stands at 3" in again.stderr
+    assert "nothing is left to train: the run has 3 steps, and the checkpoint is of step 3" in again.stderr
     assert "3 of 4 samples on 1 rank (single, python); nothing was left to train" in again.stderr
     assert second["final_loss"] is None
 

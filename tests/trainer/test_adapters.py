@@ -45,9 +45,10 @@ def test_only_the_adapters_change_and_only_they_have_optimizer_state(model: str,
     changed = {name for name, value in parts.model.state_dict().items() if not torch.equal(value, before[name])}
     assert changed == {name for name in before if "lora_" in name}
     optimizer: Any = parts.strategy
-    assert sum(each.numel() for each in optimizer.optimizer.state) == parts.parameters
-    total = parts.parameters + parts.frozen_parameters
-    assert f"{parts.parameters:,} of {total:,} parameters training" in describe(parts)
+    count = parts.measures.parameters
+    assert sum(each.numel() for each in optimizer.optimizer.state) == count.training
+    total = count.training + count.frozen
+    assert f"{count.training:,} of {total:,} parameters training" in describe(parts)
 
 
 def test_the_head_of_a_classifier_which_starts_anew_trains_beside_the_adapters(make_settings: MakeSettings) -> None:

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint import state_dict_saver
 from trainkit.errors import TrainingError
 from trainkit.trainer.__main__ import train_and_report
 from trainkit.trainer.callbacks import resume
-from trainkit.trainer.checkpoint import checkpoints
+from trainkit.trainer.checkpoint.loading import newest
 from trainkit.trainer.loop import train
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.parallel import native
@@ -81,7 +81,7 @@ def test_a_checkpoint_that_cannot_be_written_in_the_background_ends_the_run_in_w
     settings = make_settings(**SHORT, checkpoint={"every_steps": 3, "asynchronous": True})
     with pytest.raises(TrainingError, match=r"checkpoint of step 3 cannot be written .* No space left on device"):
         trained(settings)
-    assert checkpoints.newest(settings.run_dir / "checkpoints") is None
+    assert newest(settings.run_dir / "checkpoints") is None
 
 
 class Unasked(Requests):

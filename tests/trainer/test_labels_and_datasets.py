@@ -14,8 +14,8 @@ import torch
 from tests.trainer.tiny_tokenizer import CHATML
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe
-from trainkit.trainer.data.source import Source
 from trainkit.trainer.data import SOURCES
+from trainkit.trainer.data.source import Source
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import assemble
 

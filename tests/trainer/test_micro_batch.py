@@ -58,8 +58,8 @@ def parts_of(settings: Settings) -> Parts:
 
 
 def found_in(parts: Parts) -> Found:
-    assert parts.found is not None
-    return parts.found
+    assert parts.measures.found is not None
+    return parts.measures.found
 
 
 def losses(parts: Parts) -> list[float]:
@@ -160,7 +160,8 @@ SHORT_OF_MEMORY = """
 import json, resource, sys
 from pathlib import Path
 import torch
-from trainkit.trainer import assembly, loop, micro_batch, outcome, progress, room
+from trainkit.trainer import loop, setup
+from trainkit.trainer.auto_batch import search, trial
 from trainkit.trainer.metrics.memory import status_bytes
 from trainkit.trainer.settings import World, read_settings
 limit = status_bytes("VmData")["VmData"] + int(sys.argv[1]) * 2**20
@@ -168,8 +169,8 @@ resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 """
 # One rank that does not know of the bound, and meets it.
 UNAWARE = """
-micro_batch.room = lambda device, asked: room.Room(2**60, 2**60)
-found = assembly.assemble(read_settings(Path(sys.argv[3])), World(), torch.device("cpu")).found
+search.memory_limit = lambda device, asked: trial.MemoryLimit(2**60, 2**60)
+found = setup.assemble(read_settings(Path(sys.argv[3])), World(), torch.device("cpu")).measures.found
 print(json.dumps(found.record()))
 """
 TRAINING = """

@@ -92,9 +92,10 @@ def test_a_run_says_how_many_parameters_a_token_meets(make_settings: MakeSetting
     )
     width = 32  # one of two blocks has experts: two matrices without biases, and a router
     expert, biases, router = 8 * width * width, 5 * width, 4 * width
-    assert sparse.parameters == dense.parameters + 3 * expert - biases + router
-    assert sparse.active_parameters == sparse.parameters - 3 * expert
-    assert f"{sparse.parameters:,} parameters ({sparse.active_parameters:,} active)" in describe(sparse)
+    count, of_dense = sparse.measures.parameters, dense.measures.parameters
+    assert count.training == of_dense.training + 3 * expert - biases + router
+    assert count.active == count.training - 3 * expert
+    assert f"{count.training:,} parameters ({count.active:,} active)" in describe(sparse)
     assert "active" not in describe(dense)
 
 
@@ -114,5 +115,6 @@ def test_experts_that_cannot_be_are_refused(moe: dict[str, int], words: str) -> 
 def test_what_is_active_of_frozen_experts_is_not_taken_from_what_trains(make_settings: MakeSettings) -> None:
     model = {"layers": 2, "heads": 2, "hidden_size": 16, "moe": {"experts": 4, "top_k": 2, "every": 1}}
     parts = assemble(make_settings(model=model, peft={"kind": "lora", "rank": 2}), World(), torch.device("cpu"))
-    assert 0 < parts.parameters < parts.frozen_parameters
-    assert parts.active_parameters == parts.parameters
+    count = parts.measures.parameters
+    assert 0 < count.training < count.frozen
+    assert count.active == count.training

@@ -15,7 +15,7 @@ from trainkit.recipe.schema import GptModel, Optimizer
 from trainkit.trainer.models.gpt import Gpt, build_gpt
 from trainkit.trainer.optim.build import build_optimizer, parameter_groups
 from trainkit.trainer.parallel.native import Single
-from trainkit.trainer.settings import Settings
+from trainkit.trainer.settings import Settings, World
 
 MakeSettings = Callable[..., Settings]
 HERE = tuple(name for name in OPTIMIZERS if name != "adamw_apex_fused")  # whose kernels run on CUDA only
@@ -144,7 +144,7 @@ def test_what_is_saved_goes_on_as_if_never_stopped(name: str, make_settings: Mak
 
     def engine() -> Single:
         torch.manual_seed(0)
-        return Single(build_gpt(settings.recipe), settings, torch.device("cpu"))
+        return Single(build_gpt(settings.recipe), settings, World(), torch.device("cpu"))
 
     def step(strategy: Single) -> torch.Tensor:
         loss: torch.Tensor = strategy.model(tokens, tokens)

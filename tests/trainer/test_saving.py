@@ -141,7 +141,7 @@ def finished(make_settings: MakeSettings) -> Settings:
 def test_a_run_that_has_nothing_left_to_train_says_so(finished: Settings, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert resume(parts_of(finished), restarted=False) == 2
-    assert "nothing is left to train: the run has 2 steps, and the checkpoint stands at 2" in caplog.text
+    assert "nothing is left to train: the run has 2 steps, and the checkpoint is of step 2" in caplog.text
 
 
 def test_a_checkpoint_of_other_training_settings_is_taken_with_a_warning(

@@ -16,9 +16,8 @@ from trainkit.recipe.schema import Recipe, TextData
 from trainkit.trainer.data import cache
 from trainkit.trainer.data.cache import open_corpus
 from trainkit.trainer.data.text import TextSamples, find_files, open_source, read_corpus, split
-from trainkit.trainer.folders import cache_folders
-from trainkit.trainer.models.gpt import build_gpt
 from trainkit.trainer.data.vocabulary import fitting_source
+from trainkit.trainer.models.gpt import build_gpt
 
 
 def text_data(path: Path | str, **settings: object) -> TextData:
@@ -126,14 +125,6 @@ def test_a_home_that_cannot_be_written_falls_back_to_the_run_directory(two_files
         run_dir.mkdir()
         assert read_corpus(text_data(two_files), run_dir, {"HOME": home}).size == 14
         assert list(run_dir.glob("corpus/*/tokens.bin"))
-
-
-def test_the_cache_folder_follows_the_xdg_specification() -> None:
-    assert cache_folders({"XDG_CACHE_HOME": "/x", "HOME": "/h"}, "corpora") == [Path("/x/trainkit/corpora")]
-    assert cache_folders({"XDG_CACHE_HOME": "relative", "HOME": "/h"}, "corpora") == [
-        Path("/h/.cache/trainkit/corpora")
-    ]
-    assert cache_folders({}, "corpora") == []
 
 
 @pytest.mark.parametrize(

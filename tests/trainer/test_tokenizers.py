@@ -14,11 +14,11 @@ import torch
 from tests.trainer.tiny_tokenizer import CHATML
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe
-from trainkit.trainer.callbacks import identity
-from trainkit.trainer.checkpoint import checkpoints
+from trainkit.trainer.checkpoint.loading import load
+from trainkit.trainer.checkpoint.saving import Checkpoints
 from trainkit.trainer.data import text
-from trainkit.trainer.data.encoding import open_encoder
 from trainkit.trainer.data.dataset import open_json_lines
+from trainkit.trainer.data.encoding import open_encoder
 from trainkit.trainer.data.source import IGNORED, Source
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import Parts, assemble
@@ -165,13 +165,14 @@ def test_resuming_with_another_tokenizer_is_warned_of(
         return assemble(make_settings(data=data, model=model), World(), torch.device("cpu"))
 
     first = parts()
-    checkpoints.save(tmp_path / "saved", 1, identity(first), first.strategy, world=World(), keep=1)
+    identity = first.checkpoints.identity
+    Checkpoints(tmp_path / "saved", identity, World(), keep=1).save(1, first.strategy)
     saved = next((tmp_path / "saved").glob("step-*"))
-    checkpoints.load(saved, identity(first), first.strategy, World())
+    load(saved, identity, first.strategy, World())
     assert "another tokenizer" not in caplog.text
     (tokenizer / "vocab.txt").write_text("another")
     other = parts()
-    checkpoints.load(saved, identity(other), other.strategy, World())
+    load(saved, other.checkpoints.identity, other.strategy, World())
     assert "was saved with another tokenizer" in caplog.text
 
 

@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -53,14 +53,14 @@ def configure_logging(settings: Logging, world: World) -> None:
 def run(settings: Settings, world: World, requests: Requests) -> int:
     """Hold the process group open around the training of this rank; the exit code as of `train_and_report`."""
     # Imported here, so that a wrong settings file is answered without waiting for torch.
-    from trainkit.trainer.checkpoint.swap_space import swap_space
     from trainkit.trainer.distributed import device_of, process_group
-    from trainkit.trainer.parallel import NEED_PROCESS_GROUP
+    from trainkit.trainer.parallel import STRATEGIES
+    from trainkit.trainer.parallel.swapping import swap_space
     from trainkit.trainer.rank_agreement import check_world
 
     check_world(settings, world)
     device = device_of(settings.device, world)
-    needed = settings.recipe.strategy.kind in NEED_PROCESS_GROUP
+    needed = STRATEGIES[settings.recipe.strategy.kind].needs_group
     with swap_space(settings), process_group(world, device, needed=needed):
         return train_and_report(settings, world, device, requests)
 
@@ -84,7 +84,7 @@ def train_and_report(settings: Settings, world: World, device: torch.device, req
     requests.listen(*STOPPING)
     with closing(Metrics(settings.run_dir, settings.recipe.logging.report_to, main=world.rank == 0)) as metrics:
         metrics.write(start_record(parts, first))
-        with parts.background.outlasting_failure() if parts.background else nullcontext():
+        with parts.checkpoints.outlasting_failure():
             progress = train(parts, first, metrics, requests)
     outcome = result(parts, progress)
     if world.rank == 0:

@@ -6,22 +6,36 @@ import logging
 import math
 import signal
 import time
-from functools import partial
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from trainkit.errors import TrainingError
-from trainkit.trainer.checkpoint import checkpoints
-from trainkit.trainer.distributed import gather_from_ranks, sum_float_over_ranks
-from trainkit.trainer.metrics.expert_use import expert_use
+from trainkit.trainer.checkpoint import loading
+from trainkit.trainer.distributed import gather_from_ranks, sum_float_over_ranks, sum_over_ranks
 from trainkit.trainer.metrics.flops import Work
 from trainkit.trainer.metrics.memory import memory_now
 from trainkit.trainer.metrics.writers import Metrics
+from trainkit.trainer.models.model import Model
 from trainkit.trainer.optim.precision import SkippedSteps
 from trainkit.trainer.perf.compiling import CompileClock
+from trainkit.trainer.settings import World
 from trainkit.trainer.setup import Parts
 
 log = logging.getLogger("trainkit.trainer")
+
+
+@dataclass(frozen=True, slots=True)
+class _Totals:
+    """Since the start of this attempt, at one moment of the clock. waited, compiled: seconds."""
+
+    clock: float
+    step: int
+    tokens: int
+    computed: int
+    waited: float
+    compiled: float
 
 
 class Progress:
@@ -31,7 +45,7 @@ class Progress:
         self.first = self.step = first
         self.steps = steps
         self.tokens = 0  # since the start
-        self.computed = 0  # tokens that went through the model since the start
+        self.computed = 0  # tokens that went through the model since the start, predicted or not
         self.step_tokens = 0  # of the latest step
         self.loss: float | None = None
         self.eval_loss: float | None = None
@@ -41,12 +55,14 @@ class Progress:
         self.skipped = SkippedSteps()
         self.compiling = CompileClock()
         self.waited = 0.0  # seconds for data, since the start
-        self._started = self._line_at = time.monotonic()
-        self._line_step, self._line_tokens, self._line_computed, self._line_waited = first, 0, 0, 0.0
-        self._line_compiled = 0.0
+        self._start = self._line = self._totals()
+
+    def _totals(self) -> _Totals:
+        compiled = self.compiling.seconds
+        return _Totals(time.monotonic(), self.step, self.tokens, self.computed, self.waited, compiled)
 
     def advance(self, counted: int, computed: int) -> None:
-        """One more optimizer step is done. computed: tokens that went through the model, predicted or not."""
+        """One more optimizer step is done. computed: tokens that went through the model."""
         self.step += 1
         self.step_tokens = counted
         self.lowest = False
@@ -63,23 +79,19 @@ class Progress:
 
     def elapsed(self) -> float:
         """Seconds since the first step began."""
-        return time.monotonic() - self._started
+        return time.monotonic() - self._start.clock
 
     def speed(self, global_batch: int, work: Work, ranks: int) -> dict[str, float]:
         """Seconds and rates since the last call, without the time of compiling."""
-        now = time.monotonic()
-        seconds = max(now - self._line_at - (self.compiling.seconds - self._line_compiled), 1e-9)
-        self._line_compiled = self.compiling.seconds
-        samples, tokens = (self.step - self._line_step) * global_batch, self.tokens - self._line_tokens
-        waited = self.waited - self._line_waited
-        share = work.share((self.computed - self._line_computed) / seconds, ranks)
-        self._line_computed = self.computed
-        self._line_at, self._line_step, self._line_tokens, self._line_waited = now, self.step, self.tokens, self.waited
+        before, self._line = self._line, self._totals()
+        now = self._line
+        seconds = max(now.clock - before.clock - (now.compiled - before.compiled), 1e-9)
+        share = work.share((now.computed - before.computed) / seconds, ranks)
         return {
             "seconds": round(seconds, 6),
-            "samples_per_second": round(samples / seconds, 3),
-            "tokens_per_second": round(tokens / seconds, 1),
-            "data_wait_share": round(waited / seconds, 4),
+            "samples_per_second": round((now.step - before.step) * global_batch / seconds, 3),
+            "tokens_per_second": round((now.tokens - before.tokens) / seconds, 1),
+            "data_wait_share": round((now.waited - before.waited) / seconds, 4),
             **({} if share is None else {"mfu": share}),
         }
 
@@ -92,7 +104,7 @@ def report_step(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor | f
         "loss": progress.loss,
         "learning_rate": parts.learning_rate(progress.step - 1),
         "grad_norm": float(norm),
-        **progress.speed(parts.settings.batch.global_, parts.work, parts.world.size),
+        **progress.speed(parts.settings.batch.global_, parts.measures.work, parts.world.size),
         "elapsed": round(progress.elapsed(), 6),
         "memory_bytes": memory_now(parts.device),
         **expert_use(parts.model, parts.world),
@@ -106,6 +118,22 @@ def report_step(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor | f
         progress.skipped.note(progress.step, parts.strategy.skipped_steps())
     log.debug("step %d loss %.4f", progress.step, progress.loss)
     refuse_lost_run(parts, progress.step, progress.loss, norm)
+
+
+def expert_use(model: Model, world: World) -> dict[str, Any]:
+    """What a metrics line says of the experts since the line before; nothing for a dense model. Called on every rank.
+
+    expert_shares: of each block with experts, each expert's share of the tokens. expert_imbalance: the largest share
+    over the mean share, in the least even block; 1 is even.
+    """
+    load, model.expert_load = model.expert_load, None
+    if load is None:
+        return {}
+    blocks, experts = load.shape
+    counts = sum_over_ranks(load.flatten().tolist(), world)
+    rows = [counts[block * experts : (block + 1) * experts] for block in range(blocks)]
+    shares = [[round(count / max(1, sum(row)), 6) for count in row] for row in rows]
+    return {"expert_imbalance": round(max(map(max, shares)) * experts, 6), "expert_shares": shares}
 
 
 def refuse_lost_run(parts: Parts, step: int, loss: float, norm: Tensor | float) -> None:
@@ -132,23 +160,12 @@ def out_of_patience(parts: Parts) -> bool:
     return 0 < patience <= parts.best.since
 
 
-def identity(parts: Parts) -> checkpoints.Identity:
-    """What this run's checkpoints say of it."""
-    settings = parts.settings
-    return checkpoints.Identity(
-        settings.recipe.strategy.kind,
-        parts.world.size,
-        settings.training_digest,
-        parts.source.encoder.fingerprint,
-    )
-
-
 def save_checkpoint(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor | float) -> None:
     """Save after the step just done. TrainingError as of :func:`refuse_lost_run`: the last good one must stay.
 
     In fp16 such a step may be one of those that are skipped, and the run goes on: there is no checkpoint of it.
     """
-    if parts.checkpoints is None:
+    if parts.checkpoints.root is None:
         log.warning("no checkpoint is saved: not every rank can see the run directory of rank 0")
         return
     mean = sum_float_over_ranks(float(loss), parts.world) / max(1, progress.step_tokens)
@@ -158,16 +175,11 @@ def save_checkpoint(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor
             log.warning(what, progress.step, mean)
         return
     refuse_lost_run(parts, progress.step, mean, norm)
-    asked = parts.settings.recipe.checkpoint
-    save = parts.background.save if parts.background else partial(checkpoints.save, world=parts.world)
-    save(
-        parts.checkpoints,
+    parts.checkpoints.save(
         progress.step,
-        identity(parts),
         parts.strategy,
-        keep=asked.keep,
-        spared=parts.best.step if asked.keep_best else None,
-        best=parts.best,
+        best=parts.best.as_data(),
+        spared=parts.best.step if parts.settings.recipe.checkpoint.keep_best else None,
     )
 
 
@@ -176,16 +188,18 @@ def resume(parts: Parts, *, restarted: bool) -> int:
 
     After an elastic restart it is this run's own newest one; before it has one, what the plan says.
     """
-    folder = parts.settings.resume
-    if restarted and parts.checkpoints is not None:
+    folder, root = parts.settings.resume, parts.checkpoints.root
+    if restarted and root is not None:
         # One rank looks for all: a shared folder may not look the same to every node at once.
-        folder = gather_from_ranks(checkpoints.newest(parts.checkpoints), parts.world)[0] or folder
+        folder = gather_from_ranks(loading.newest(root), parts.world)[0] or folder
     if folder is None:
         return 0
-    step = checkpoints.load(folder, identity(parts), parts.strategy, parts.world, parts.best)
-    log.info("resumed from %s after step %d, %s", folder, step, checkpoints.saved_by(folder))
+    manifest = loading.load(folder, parts.checkpoints.identity, parts.strategy, parts.world)
+    parts.best.restore(manifest.get("best", {}))
+    step = int(manifest["step"])
+    log.info("resumed from %s after step %d, %s", folder, step, loading.saved_by(manifest))
     if step >= parts.steps > 0:
         log.warning(
-            "nothing is left to train: the run has %d steps, and the checkpoint stands at %d", parts.steps, step
+            "nothing is left to train: the run has %d steps, and the checkpoint is of step %d", parts.steps, step
         )
     return step

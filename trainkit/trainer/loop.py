@@ -27,13 +27,13 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Pro
     progress = Progress(first, parts.steps)
     if recipe.efficiency.compile.enabled:
         progress.compiling.listen()
-    parts.profiler.begin()
+    parts.measures.profiler.begin()
     for batch in timed(batches(parts, first), progress.wait):
         # One collective, on the host, for the tokens of the global batch and for the signals that any rank has seen.
         counted, *votes = sum_over_ranks([batch.counted, *requests.votes()], world)
         loss, norm = optimizer_step(parts, progress.step, batch, counted)
         progress.advance(counted, tokens_in(batch) * world.size)
-        parts.profiler.step_done()
+        parts.measures.profiler.step_done()
 
         if progress.step == first + 1 or progress.is_due(recipe.logging.every_steps):
             report_step(parts, progress, loss, norm, metrics)
@@ -49,11 +49,10 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Pro
         if stop or progress.stopped_early:
             progress.stopped_by = stop
             break
-    parts.profiler.finish()
+    parts.measures.profiler.finish()
     if parts.steps == 0:
         evaluate(parts, progress, metrics)
-    if parts.background:
-        parts.background.wait()
+    parts.checkpoints.wait()
     return progress
 
 
@@ -86,12 +85,12 @@ def optimizer_step(parts: Parts, step: int, batch: Batch, counted: int) -> tuple
         last = index + 1 == len(micro_batches)
         seed_dropout(parts, step, index)
         with strategy.micro_step(last=last):
-            with parts.profiler.phase("forward"), parts.autocast, parts.anatomy.micro_step():
+            with parts.measures.profiler.phase("forward"), parts.autocast, parts.measures.memory.micro_step():
                 loss = strategy.model(**inputs)
-            with parts.profiler.phase("backward"):
+            with parts.measures.profiler.phase("backward"):
                 strategy.backward(loss * share, last=last)
         total += loss.detach()
-    parts.anatomy.before_update(strategy)
+    parts.measures.memory.before_update(strategy)
     return total, strategy.update(parts.learning_rate(step))
 
 
@@ -105,7 +104,7 @@ def split_micro(batch: Batch, parts: Parts) -> list[dict[str, Tensor]]:
 
 def seed_dropout(parts: Parts, step: int, index: int) -> None:
     """Give the samples of a micro step their dropout masks; without dropout there is nothing to draw."""
-    if parts.stochastic:
+    if parts.model.stochastic:
         batch = parts.settings.batch
         position = (parts.world.rank * batch.accumulation + index) * batch.micro
         seed_micro_step(parts.settings.recipe.train.seed, step, position)

@@ -9,7 +9,7 @@ from typing import Any
 from trainkit.errors import TrainingError
 from trainkit.trainer.data.source import Source
 from trainkit.trainer.distributed import gather_from_ranks
-from trainkit.trainer.models.saved_adapters import fingerprint
+from trainkit.trainer.models.adapters import fingerprint
 from trainkit.trainer.settings import Settings, World
 
 Terms = Mapping[str, object]

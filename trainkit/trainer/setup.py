@@ -6,31 +6,49 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from trainkit.errors import TrainingError
+from trainkit.recipe.schema import Fsdp, Recipe
 from trainkit.trainer.auto_batch.search import Found, settle_micro_batch
-from trainkit.trainer.checkpoint.background import Background
-from trainkit.trainer.data.sampler import Order
-from trainkit.trainer.data.source import Source
+from trainkit.trainer.checkpoint.loading import Identity
+from trainkit.trainer.checkpoint.saving import Checkpoints
 from trainkit.trainer.data import SOURCES
+from trainkit.trainer.data.sampler import Order, positions_of_rank
+from trainkit.trainer.data.source import Source
+from trainkit.trainer.data.vocabulary import fitting_source
 from trainkit.trainer.metrics.evaluation import Best, Evaluation
 from trainkit.trainer.metrics.flops import Work, work_of
-from trainkit.trainer.metrics.memory import Anatomy
-from trainkit.trainer.models import Model, count_parameters
-from trainkit.trainer.models.prepared import check_vocabulary, fitting_source, prepared_model
-from trainkit.trainer.optim.precision import autocast, check_precision, set_tf32
+from trainkit.trainer.metrics.memory import MemoryBreakdown
+from trainkit.trainer.models import MODELS
+from trainkit.trainer.models.adapters import add_adapters, load_adapters
+from trainkit.trainer.models.model import Model, Parameters
+from trainkit.trainer.models.target import own_loss
+from trainkit.trainer.optim.precision import DTYPES, autocast, check_precision, set_tf32
 from trainkit.trainer.optim.schedules import learning_rate
-from trainkit.trainer.outset import Outset
 from trainkit.trainer.parallel import STRATEGIES, Strategy
+from trainkit.trainer.perf.activation_checkpointing import checkpoint_blocks
+from trainkit.trainer.perf.compiling import compile_model
 from trainkit.trainer.perf.profiling import Profiler
 from trainkit.trainer.randomness import be_deterministic, seed_generators
 from trainkit.trainer.rank_agreement import agree, checkpoint_folder
 from trainkit.trainer.settings import Settings, World
 
-__all__ = ["Parts", "assemble", "check_vocabulary", "describe", "prepared_model", "start_record", "total_steps"]
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """What a run reports of itself besides its losses. found: the micro batch, where the recipe left it open."""
+
+    parameters: Parameters
+    work: Work
+    memory: MemoryBreakdown
+    profiler: Profiler
+    found: Found | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +61,6 @@ class Parts:
     source: Source
     order: Order
     steps: int
-    parameters: int  # that train
-    frozen_parameters: int
-    stochastic: bool  # whether the model draws random numbers in training
-    active_parameters: int  # of those, what one token goes through
     model: Model  # as the strategy has it inside its wrapping
     strategy: Strategy
     learning_rate: Callable[[int], float]
@@ -54,17 +68,13 @@ class Parts:
     evaluation: Evaluation
     eval_autocast: AbstractContextManager[object]
     best: Best
-    background: Background | None  # None where training waits for its checkpoints
-    anatomy: Anatomy
-    checkpoints: Path | None  # one folder for all ranks; None where not all of them can see it
-    work: Work
-    profiler: Profiler
-    found: Found | None  # the micro batch, where the recipe left it open
+    checkpoints: Checkpoints
+    measures: Measures
 
 
 def assemble(settings: Settings, world: World, device: torch.device) -> Parts:
     """Build every part. TrainingError when the recipe asks for what cannot be, or the ranks do not agree on it."""
-    recipe, kind = settings.recipe, settings.recipe.strategy.kind
+    recipe = settings.recipe
     check_precision(settings)
     set_tf32(recipe.precision.tf32)
     if recipe.train.deterministic:
@@ -74,36 +84,29 @@ def assemble(settings: Settings, world: World, device: torch.device) -> Parts:
     steps = total_steps(settings, order)
     agree(settings, source, steps, world)  # before the strategy: a rank with another model would hang the others in it
     # Before the first draw: what is tried leaves no trace in the training.
-    settings, found = settle_micro_batch(Outset(settings, source, order, world, device))
+    make_copy = partial(first_step, settings, source, order, world, device)
+    settled, found = settle_micro_batch(settings, world, device, make_copy)
     # Weights are drawn on the CPU from the seed alone, before anything knows of ranks: all start from the same.
     seed_generators(recipe.train.seed)
-    model = prepared_model(settings)
-    source = fitting_source(source, model, recipe)
-    parameters, work = count_parameters(model), work_of(model, settings, device)
+    model = prepared_model(settled)
+    fitting = fitting_source(source, model, recipe)
+    measures = _measures(settled, model, found, world, device)  # before the strategy shards the model
     return Parts(
-        settings=settings,
+        settings=settled,
         world=world,
         device=device,
-        source=source,
+        source=fitting,
         order=order,
         steps=steps,
-        parameters=parameters,
-        frozen_parameters=sum(each.numel() for each in model.parameters()) - parameters,
-        stochastic=model.stochastic,
-        active_parameters=parameters - model.idle_parameters(),
         model=model,
-        strategy=STRATEGIES[kind](model, settings, world, device),
+        strategy=STRATEGIES[recipe.strategy.kind].build(model, settled, world, device),
         learning_rate=learning_rate(recipe.optimizer, recipe.schedule, steps),
-        autocast=autocast(settings, settings.dtype, device),
-        evaluation=_evaluation(settings, source, world, device),
-        eval_autocast=autocast(settings, settings.eval_dtype, device),
+        autocast=autocast(settled, settled.dtype, device),
+        evaluation=_evaluation(settled, fitting, world, device),
+        eval_autocast=autocast(settled, settled.eval_dtype, device),
         best=Best(),
-        background=Background(world) if recipe.checkpoint.asynchronous else None,
-        anatomy=Anatomy(compiled=recipe.efficiency.compile.enabled),
-        checkpoints=checkpoint_folder(settings, world),
-        work=work,
-        profiler=Profiler(recipe.profile, settings.run_dir, device, main=world.rank == 0),
-        found=found,
+        checkpoints=_checkpoints(settled, fitting, world),
+        measures=measures,
     )
 
 
@@ -113,6 +116,64 @@ def total_steps(settings: Settings, order: Order) -> int:
     if train.steps is not None:
         return train.steps
     return max(1, math.ceil((train.epochs or 1.0) * order.samples / order.global_batch))
+
+
+def first_step(
+    settings: Settings, source: Source, order: Order, world: World, device: torch.device
+) -> tuple[Strategy, dict[str, Tensor]]:
+    """A copy of the run's model under its strategy, and the inputs of this rank's share of the first step."""
+    seed_generators(settings.recipe.train.seed)
+    model = prepared_model(settings)
+    mine = positions_of_rank(settings.batch, world.rank)
+    batch = fitting_source(source, model, settings.recipe).train[order.indices(0, mine.start, mine.stop)]
+    inputs = {name: values.to(device) for name, values in batch.inputs.items()}
+    return STRATEGIES[settings.recipe.strategy.kind].build(model, settings, world, device), inputs
+
+
+def prepared_model(settings: Settings) -> Model:
+    """The model of the recipe with the techniques that work on it, on the CPU; weights as of torch's generator."""
+    recipe = settings.recipe
+    model = MODELS[recipe.model.kind](recipe).to(DTYPES[recipe.precision.weights])
+    model.judge, model.own_loss = own_loss(recipe), recipe.train.loss is not None
+    require_blocks(model, recipe)
+    if recipe.peft.kind == "lora":
+        add_adapters(model, recipe.peft)
+        if recipe.peft.path is not None:
+            load_adapters(model, Path(recipe.peft.path))
+    if recipe.efficiency.gradient_checkpointing.every:
+        checkpoint_blocks(model.blocks, recipe.efficiency.gradient_checkpointing, dropout=model.stochastic)
+    if recipe.efficiency.compile.enabled:
+        compile_model(model, recipe.efficiency.compile, recipe.strategy.kind)
+    return model
+
+
+def require_blocks(model: Model, recipe: Recipe) -> None:
+    """TrainingError where a technique works block by block and the model has no list of like modules."""
+    if any(True for _ in model.blocks):
+        return
+    strategy, compiling = recipe.strategy, recipe.efficiency.compile
+    by_block = {
+        "efficiency.gradient_checkpointing": bool(recipe.efficiency.gradient_checkpointing.every),
+        "efficiency.compile.scope: blocks": compiling.enabled and compiling.scope == "blocks",
+        "strategy.auto_wrap: transformer": isinstance(strategy, Fsdp)
+        and strategy.auto_wrap == "transformer"
+        and not strategy.wrap_classes,
+        "peft": recipe.peft.kind != "none" and not recipe.peft.target_modules,
+    }
+    for key in [key for key, asked in by_block.items() if asked]:
+        what = f"{key} works on the blocks of a model, and this one holds no list of modules (torch.nn.ModuleList)"
+        raise TrainingError(what, hint="put its repeated layers in one, or leave the setting out")
+
+
+def _measures(settings: Settings, model: Model, found: Found | None, world: World, device: torch.device) -> Measures:
+    recipe = settings.recipe
+    return Measures(
+        parameters=Parameters.of(model),
+        work=work_of(model, settings, device),
+        memory=MemoryBreakdown(compiled=recipe.efficiency.compile.enabled),
+        profiler=Profiler(recipe.profile, settings.run_dir, device, main=world.rank == 0),
+        found=found,
+    )
 
 
 def _evaluation(settings: Settings, source: Source, world: World, device: torch.device) -> Evaluation:
@@ -127,16 +188,23 @@ def _evaluation(settings: Settings, source: Source, world: World, device: torch.
     )
 
 
+def _checkpoints(settings: Settings, source: Source, world: World) -> Checkpoints:
+    asked = settings.recipe.checkpoint
+    identity = Identity(settings.recipe.strategy.kind, world.size, settings.training_digest, source.encoder.fingerprint)
+    root = checkpoint_folder(settings, world)
+    return Checkpoints(root, identity, world, keep=asked.keep, asynchronous=asked.asynchronous)
+
+
 def describe(parts: Parts) -> str:
     """One line on what is about to run."""
-    settings, world = parts.settings, parts.world
+    settings, world, count = parts.settings, parts.world, parts.measures.parameters
     ranks = "1 rank" if world.size == 1 else f"{world.size} ranks"
-    parameters = f"{parts.parameters:,} parameters"
-    if parts.frozen_parameters:
-        total = parts.parameters + parts.frozen_parameters
-        parameters = f"{parts.parameters:,} of {total:,} parameters training ({parts.parameters / total:.2%})"
-    elif parts.active_parameters < parts.parameters:
-        parameters += f" ({parts.active_parameters:,} active)"
+    parameters = f"{count.training:,} parameters"
+    if count.frozen:
+        total = count.training + count.frozen
+        parameters = f"{count.training:,} of {total:,} parameters training ({count.training / total:.2%})"
+    elif count.active < count.training:
+        parameters += f" ({count.active:,} active)"
     model = f"{settings.recipe.model.kind} with {parameters} and {parts.model.attention} attention"
     return (
         f"{model} on {parts.source.description}, "
@@ -147,7 +215,7 @@ def describe(parts: Parts) -> str:
 
 def start_record(parts: Parts, first: int) -> dict[str, Any]:
     """The first line of the metrics: what readers need to make sense of the rest."""
-    batch = parts.settings.batch
+    batch, measures = parts.settings.batch, parts.measures
     return {
         "event": "start",
         "steps": parts.steps,
@@ -156,12 +224,12 @@ def start_record(parts: Parts, first: int) -> dict[str, Any]:
         "samples_per_step": batch.global_,
         "micro_batch": batch.micro,
         "accumulation": batch.accumulation,
-        "micro_search": parts.found.record() if parts.found else None,
+        "micro_search": measures.found.record() if measures.found else None,
         "tokens_per_step": batch.global_ * parts.settings.recipe.data.sequence_length,
-        "parameters": parts.parameters,
-        "active_parameters": parts.active_parameters,
-        "frozen_parameters": parts.frozen_parameters,
+        "parameters": measures.parameters.training,
+        "active_parameters": measures.parameters.active,
+        "frozen_parameters": measures.parameters.frozen,
         "attention": parts.model.attention,
-        "flops_per_token": parts.work.flops_per_token,
-        "peak_flops_per_second": parts.work.peak,
+        "flops_per_token": measures.work.flops_per_token,
+        "peak_flops_per_second": measures.work.peak,
     }

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import logging
+import os
+import platform
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from trainkit.errors import TrainingError
-from trainkit.trainer.auto_batch.remembered import Memory
-from trainkit.trainer.auto_batch.trial import Attempt, Rehearsal, restart_peak, room
+from trainkit.files import cache_folder, read_json, write_json
+from trainkit.machine.probes import memory as main_memory
+from trainkit.planner.fingerprint import memory_digest
+from trainkit.trainer.auto_batch.trial import Attempt, MakeCopy, Trial, memory_limit, restart_peak
 from trainkit.trainer.distributed import gather_from_ranks
-from trainkit.trainer.outset import Outset
-from trainkit.trainer.settings import Settings
+from trainkit.trainer.settings import Settings, World
 
 log = logging.getLogger("trainkit.trainer")
+IN_RUN = "micro-batch.json"  # in the run directory
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class Tried:
     """One micro batch that was tried. peak_bytes: the highest of all ranks. why: "" where it fits."""
 
     micro: int
@@ -41,7 +50,7 @@ class Found:
     micro: int
     accumulation: int
     source: Literal["searched", "remembered"]
-    tried: tuple[Trial, ...]
+    tried: tuple[Tried, ...]
     limit_bytes: int | None
     remembered_in: str | None
     seconds: float
@@ -51,56 +60,55 @@ class Found:
         return asdict(self)
 
 
-def settle_micro_batch(outset: Outset) -> tuple[Settings, Found | None]:
+def settle_micro_batch(
+    settings: Settings, world: World, device: torch.device, make_copy: MakeCopy
+) -> tuple[Settings, Found | None]:
     """The settings with the micro batch in them, and how it was found; None where the plan has decided it.
 
     Called on every rank. All take the same: what is remembered if every rank remembers one, else what a search finds.
     TrainingError where not one sample fits.
     """
-    settings, world = outset.settings, outset.world
     if not settings.batch.search:
         return settings, None
-    memory = Memory.of(settings, outset.device)
+    memory = Memory.of(settings, device)
     known: list[int | None] = gather_from_ranks(memory.recall(), world)
     remembered = [micro for micro in known if micro is not None]
     if len(remembered) == world.size:
-        micro = min(remembered)
-        path = str(memory.path) if memory.path else None
-        found = Found(micro, settings.batch.search[-1] // micro, "remembered", (), None, path, 0.0)
+        micro, place = min(remembered), str(memory.path) if memory.path else None
+        found = Found(micro, settings.batch.search[-1] // micro, "remembered", (), None, place, 0.0)
     else:
-        found = _search(outset, memory)
-    memory.keep(found.micro, found.record(), world)
+        found = _search(settings, world, device, make_copy, memory.path)
+    memory.keep(found, world)
     if world.rank == 0:
         log.info("%s", in_words(found))
     batch = replace(settings.batch, micro=found.micro, accumulation=found.accumulation, search=())
     return dataclasses.replace(settings, batch=batch), found
 
 
-def _search(outset: Outset, memory: Memory) -> Found:
-    began, sizes, world = time.monotonic(), outset.settings.batch.search, outset.world
-    mine = room(outset.device, outset.settings.recipe.batch.memory_mib)
+def _search(settings: Settings, world: World, device: torch.device, make_copy: MakeCopy, path: Path | None) -> Found:
+    began, sizes = time.monotonic(), settings.batch.search
+    mine = memory_limit(device, settings.recipe.batch.memory_mib)
     limit: int = min(gather_from_ranks(mine.limit, world))
-    rehearsal = Rehearsal(outset, mine)
-    tried: list[Trial] = []
+    trial = Trial(settings, device, mine, make_copy)
+    tried: list[Tried] = []
 
     def fits(micro: int) -> bool:
-        attempts: list[Attempt] = gather_from_ranks(rehearsal.attempt(micro), world)
+        attempts: list[Attempt] = gather_from_ranks(trial.attempt(micro), world)
         tried.append(_judged(micro, attempts))
         if not tried[-1].fits:
-            rehearsal.start_over()
+            trial.start_over()
         return tried[-1].fits
 
-    micro = largest_fitting(sizes, fits)
-    rehearsal.start_over()
-    restart_peak(outset.device)  # what was tried is none of the training's memory
-    if micro is None:
+    found = largest_fitting(sizes, fits)
+    trial.start_over()
+    restart_peak(device)  # what was tried is none of the training's memory
+    if found is None:
         raise TrainingError(
             f"batch.micro is auto, and not even a micro batch of {sizes[0]} fits: {tried[0].why}",
             hint="turn on efficiency.gradient_checkpointing, shorten data.sequence_length, or take a smaller model",
         )
-    path = str(memory.path) if memory.path else None
     seconds = round(time.monotonic() - began, 3)
-    return Found(micro, sizes[-1] // micro, "searched", tuple(tried), limit, path, seconds)
+    return Found(found, sizes[-1] // found, "searched", tuple(tried), limit, str(path) if path else None, seconds)
 
 
 def largest_fitting(sizes: Sequence[int], fits: Callable[[int], bool]) -> int | None:
@@ -123,13 +131,13 @@ def largest_fitting(sizes: Sequence[int], fits: Callable[[int], bool]) -> int | 
     return sizes[best] if best >= 0 else None
 
 
-def _judged(micro: int, attempts: Sequence[Attempt]) -> Trial:
+def _judged(micro: int, attempts: Sequence[Attempt]) -> Tried:
     """One decision for all ranks: a size that fails on any of them fails."""
     failed = next((rank for rank, attempt in enumerate(attempts) if attempt.why), None)
     why = ""
     if failed is not None:
         why = f"{attempts[failed].why} on rank {failed} ({attempts[failed].peak / 2**20:.0f} MiB)"
-    return Trial(micro, failed is None, max(attempt.peak for attempt in attempts), why)
+    return Tried(micro, failed is None, max(attempt.peak for attempt in attempts), why)
 
 
 def in_words(found: Found) -> str:
@@ -137,7 +145,62 @@ def in_words(found: Found) -> str:
     what = f"micro batch {found.micro}, accumulation {found.accumulation}"
     if found.source == "remembered":
         return f"{what}: remembered in {found.remembered_in}"
-    failed = min((trial for trial in found.tried if not trial.fits), key=lambda trial: trial.micro, default=None)
+    failed = min((tried for tried in found.tried if not tried.fits), key=lambda tried: tried.micro, default=None)
     beyond = f"{failed.micro} is too large: {failed.why}" if failed else "all that divide the global batch fit"
     kept = f"remembered in {found.remembered_in}" if found.remembered_in else "remembered nowhere but in the run"
     return f"{what}: the largest that fits ({beyond}); {len(found.tried)} tried in {found.seconds:.1f} s, {kept}"
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What is remembered for one kind of work on one machine.
+
+    key: of the settings that decide what fits, the host, its device and memory, and torch. sizes: what may be chosen.
+    path: in the user's cache; None where there is no home. runs: run directories that may know better, for what is
+    resumed there.
+    """
+
+    key: str
+    sizes: tuple[int, ...]
+    path: Path | None
+    runs: tuple[Path, ...]
+
+    @classmethod
+    def of(cls, settings: Settings, device: torch.device) -> Memory:
+        """Of this run on this machine."""
+        work = memory_digest(settings.recipe, settings.batch, settings.dtype)
+        key = hashlib.sha256(json.dumps([work, *_machine(device)]).encode()).hexdigest()
+        folder = cache_folder(os.environ, "micro-batches")
+        # a checkpoint is at <run directory>/checkpoints/<step>
+        resumed = (settings.resume.absolute().parent.parent,) if settings.resume else ()
+        path = Path(folder, f"{key[:32]}.json") if folder else None
+        return cls(key, settings.batch.search, path, (settings.run_dir, *resumed))
+
+    def recall(self) -> int | None:
+        """The micro batch, as the run itself has it, the run that it goes on from, or the cache."""
+        files = [*(folder / IN_RUN for folder in self.runs), *((self.path,) if self.path else ())]
+        return next((micro for file in files if (micro := self._read(file)) is not None), None)
+
+    def _read(self, file: Path) -> int | None:
+        content = read_json(file)  # nothing where the file is torn: it is searched for again
+        known = content.get("key") == self.key and content.get("micro") in self.sizes
+        return int(content["micro"]) if known else None
+
+    def keep(self, found: Found, world: World) -> None:
+        """Write it down, once on each machine and once in the run. A full disk costs a warning, not the run."""
+        files = [self.path] if self.path and world.local_rank == 0 else []
+        files += [self.runs[0] / IN_RUN] if world.rank == 0 else []
+        for file in [file for file in files if self._read(file) != found.micro]:
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_json(file, {"key": self.key, "micro": found.micro, "found": found.record()}, indent=1)
+            except OSError as error:
+                log.warning("%s cannot be written, the micro batch is searched for again: %s", file, error.strerror)
+
+
+def _machine(device: torch.device) -> tuple[str, str, int, str]:
+    """Host, device, its memory in bytes, and torch's version."""
+    if device.type == "cuda":
+        card = torch.cuda.get_device_properties(device)
+        return platform.node(), card.name, card.total_memory, torch.__version__
+    return platform.node(), device.type, main_memory.probe()["memory_total"] or 0, torch.__version__

@@ -6,7 +6,7 @@ import ctypes
 import gc
 import os
 import resource
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,14 +16,17 @@ from torch import Tensor
 from trainkit.errors import TrainingError
 from trainkit.machine.probes.memory import available
 from trainkit.optimizers import optimizer
-from trainkit.trainer.data.sampler import positions_of_rank
 from trainkit.trainer.metrics.memory import peak_resident, resident, status_bytes
-from trainkit.trainer.models.prepared import prepared_model
 from trainkit.trainer.optim.build import forget_embeddings
 from trainkit.trainer.optim.precision import autocast
-from trainkit.trainer.outset import Outset
-from trainkit.trainer.parallel import STRATEGIES, Strategy
-from trainkit.trainer.randomness import seed_generators
+from trainkit.trainer.parallel import Strategy
+from trainkit.trainer.settings import Settings
+
+SHARE = 0.9  # of what is free: the rest is for what grows later, and for others
+_CLEAR = Path("/proc/self/clear_refs")
+_OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory")
+# A copy of the run's model under its strategy, and the inputs of this rank's share of the first step.
+MakeCopy = Callable[[], tuple[Strategy, dict[str, Tensor]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,31 +37,41 @@ class Attempt:
     why: str = ""
 
 
-class Rehearsal:
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """Bytes that a rank's memory may reach: the allocator's on CUDA, resident on a CPU.
+
+    limit: as the recipe has it. available: what the machine has for this rank; beyond it the system ends processes.
+    """
+
+    limit: int
+    available: int
+
+
+class Trial:
     """Tries micro batches with the first samples of the run, the way that accumulation takes them.
 
     Attempts hold no collective but for the making of a copy: a rank may run out of memory by itself, and then all of
     them call :meth:`start_over`.
     """
 
-    def __init__(self, outset: Outset, room: Room) -> None:
-        self._outset, self._room = outset, room
-        self._settings, self._device = outset.settings, outset.device
+    def __init__(self, settings: Settings, device: torch.device, memory: MemoryLimit, make_copy: MakeCopy) -> None:
+        self._settings, self._device, self._memory, self._make_copy = settings, device, memory, make_copy
         self._strategy: Strategy | None = None
         self._inputs: dict[str, Tensor] = {}
         self._base = 0  # bytes of a copy at rest
         self._known: list[tuple[int, int]] = []  # micro batches that fitted, with their peaks
 
     def attempt(self, micro: int) -> Attempt:
-        """Take a step with a micro batch, unless it is foreseen to take more than there is."""
+        """Take a step with a micro batch, unless it is expected to take more than there is."""
         try:
             if self._strategy is None:
-                self._strategy = self._copy()
+                self._strategy, self._inputs = self._make_copy()
                 self._step(self._strategy, self._settings.batch.search[0])  # from now on optimizer state is there
                 give_back(self._device)
                 self._base = resident()
             expected = self._expected(micro)
-            if expected > self._room.there and self._device.type == "cpu":  # which would end processes, not fail
+            if expected > self._memory.available and self._device.type == "cpu":  # would end processes, not fail
                 return Attempt(expected, "expected to take more than there is, and not tried")
             restart_peak(self._device)
             self._step(self._strategy, micro)
@@ -67,7 +80,7 @@ class Rehearsal:
                 raise
             return Attempt(peak(self._device), "out of memory")
         used = peak(self._device)
-        if used > self._room.limit:
+        if used > self._memory.limit:
             return Attempt(used, "more than the limit")
         self._known.append((micro, used))
         return Attempt(used)
@@ -79,16 +92,6 @@ class Rehearsal:
             forget_embeddings()
         gc.collect()
         give_back(self._device)
-
-    def _copy(self) -> Strategy:
-        settings, world = self._settings, self._outset.world
-        seed_generators(settings.recipe.train.seed)
-        model = prepared_model(settings)
-        mine = positions_of_rank(settings.batch, world.rank)
-        source = fitting_source(self._outset.source, model, settings.recipe)
-        batch = source.train[self._outset.order.indices(0, mine.start, mine.stop)]
-        self._inputs = {name: values.to(self._device) for name, values in batch.inputs.items()}
-        return STRATEGIES[settings.recipe.strategy.kind](model, settings, world, self._device)
 
     def _step(self, strategy: Strategy, micro: int) -> None:
         """An update after two micro steps, if there are as many: from the second on there are gradients besides."""
@@ -111,24 +114,8 @@ class Rehearsal:
         return high + max(0, high - low) * (micro - more) // (more - less)
 
 
-SHARE = 0.9  # of what is free: the rest is for what grows later, and for others
-_CLEAR = Path("/proc/self/clear_refs")
-_OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory")
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """Bytes that a rank's memory may reach: the allocator's on CUDA, resident on a CPU.
-
-    limit: as the recipe has it. there: what the machine has for this rank; beyond it the system would end processes.
-    """
-
-    limit: int
-    there: int
-
-
-def room(device: torch.device, asked_mib: int | None, environ: Mapping[str, str] = os.environ) -> Room:
-    """The room of this rank. asked_mib: MiB that the recipe allows it, None for :data:`SHARE` of what is free.
+def memory_limit(device: torch.device, asked_mib: int | None, environ: Mapping[str, str] = os.environ) -> MemoryLimit:
+    """The limit of this rank. asked_mib: MiB that the recipe allows it, None for :data:`SHARE` of what is free.
 
     The ranks of one machine share the memory of its CPU.
     """
@@ -137,14 +124,14 @@ def room(device: torch.device, asked_mib: int | None, environ: Mapping[str, str]
     else:
         share = available() // max(1, int(environ.get("LOCAL_WORLD_SIZE", "1")))
         used, free = resident(), min([share, *_left_of_limits()])
-    return Room(asked_mib * 2**20 if asked_mib else used + int(SHARE * free), used + free)
+    return MemoryLimit(asked_mib * 2**20 if asked_mib else used + int(SHARE * free), used + free)
 
 
 def _left_of_limits() -> list[int]:
     """What the process may still map, under `ulimit -v` and `ulimit -d`."""
-    used = status_bytes("VmSize", "VmData")
     kinds = {"VmSize": resource.RLIMIT_AS, "VmData": resource.RLIMIT_DATA}
     limits = {name: resource.getrlimit(kind)[0] for name, kind in kinds.items()}
+    used = status_bytes(*kinds)
     return [limits[name] - size for name, size in used.items() if limits[name] != resource.RLIM_INFINITY]
 
 
@@ -152,9 +139,7 @@ def give_back(device: torch.device) -> None:
     """Let the system have what is free inside this process: CUDA's allocator and glibc's keep it for later use."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
-        return
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # malloc_trim(3); other C libraries have none
-    if trim is not None:
+    elif trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # malloc_trim(3); other C libraries have none
         trim(0)
 
 
@@ -168,7 +153,7 @@ def restart_peak(device: torch.device) -> None:
         _CLEAR.write_text("5")  # resets the peak of the resident set (proc(5))
     except OSError as error:
         raise TrainingError(
-            f"batch.micro is auto, and this system does not measure peaks anew ({_CLEAR}: {error.strerror})",
+            f"batch.micro is auto, and this system cannot reset its memory peak ({_CLEAR}: {error.strerror})",
             hint="set batch.micro to a number",
         ) from error
 
@@ -182,4 +167,4 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation has failed, on the device or on the host. torch has a class of its own for CUDA only."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)

@@ -20,7 +20,7 @@ from trainkit.recipe.schema import Recipe
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainkit.trainer.models import Model
+    from trainkit.trainer.models.model import Model
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
@@ -62,7 +62,7 @@ def export_adapters(checkpoint: Path, destination: Path) -> None:
 
     TrainingError for a run without adapters.
     """
-    from trainkit.trainer.models.saved_adapters import write_adapters
+    from trainkit.trainer.models.adapters import write_adapters
 
     _, recipe = _described(checkpoint)
     if recipe.peft.kind != "lora":
@@ -82,7 +82,8 @@ def trained_model(checkpoint: Path) -> tuple[Model, Recipe, dict[str, Any]]:
 
     TrainingError if the checkpoint is damaged, or of another model than its run's.
     """
-    from trainkit.trainer.checkpoint.checkpoints import refuse_damaged
+    from trainkit.trainer.checkpoint.loading import refuse_damaged
+    from trainkit.trainer.checkpoint.weights import load_weights
     from trainkit.trainer.models import MODELS
     from trainkit.trainer.models.adapters import add_adapters
     from trainkit.trainer.randomness import seed_generators
@@ -95,14 +96,14 @@ def trained_model(checkpoint: Path) -> tuple[Model, Recipe, dict[str, Any]]:
     if recipe.peft.kind == "lora":
         add_adapters(model, recipe.peft)
     try:
-        READERS[manifest["strategy"]](checkpoint, model, manifest["world_size"])
+        load_weights(model, checkpoint, manifest["world_size"])
     except (RuntimeError, ValueError, KeyError) as error:
         raise TrainingError(f"{checkpoint} does not hold the weights of its run's model: {error}") from error
     return model, recipe, manifest
 
 
 def _described(checkpoint: Path) -> tuple[dict[str, Any], Recipe]:
-    from trainkit.trainer.checkpoint.checkpoints import read_manifest
+    from trainkit.trainer.checkpoint.loading import read_manifest
     from trainkit.trainer.settings import read_settings
 
     return read_manifest(checkpoint), read_settings(checkpoint.absolute().parents[1] / "trainer.json").recipe
@@ -160,30 +161,6 @@ def _write_transformers(model: Any, recipe: Recipe, manifest: Mapping[str, Any],
     """Weights and config.json as `from_pretrained` reads them."""
     model.inner.save_pretrained(folder)
 
-
-def _read_distributed(checkpoint: Path, model: Any, ranks: int) -> None:
-    """torch.distributed.checkpoint puts the shards together itself."""
-    from torch.distributed.checkpoint import state_dict_loader
-
-    from trainkit.trainer.parallel.native import quiet
-
-    weights = model.state_dict()
-    with quiet():
-        state_dict_loader.load({"model": weights}, checkpoint_id=checkpoint / "state", no_dist=True)
-    model.load_state_dict(weights)
-
-
-def _read_zero(checkpoint: Path, model: Any, ranks: int) -> None:
-    from trainkit.trainer.checkpoint.zero_weights import zero_weights
-
-    model.load_state_dict(zero_weights(checkpoint, ranks))
-
-
-# The strategy that saved -> how its format is read.
-READERS: Mapping[str, Callable[[Path, Any, int], None]] = {
-    **dict.fromkeys(("single", "ddp", "fsdp"), _read_distributed),
-    **dict.fromkeys(("zero1", "zero2", "zero3"), _read_zero),
-}
 
 # Kind of model -> how it is written.
 WRITERS: Mapping[str, Callable[[Any, Recipe, Mapping[str, Any], Path], None]] = {

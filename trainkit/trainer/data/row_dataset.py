@@ -37,7 +37,7 @@ def source_of_rows(
     parts = [reading.texts(rows) for rows in (train, validation) if rows is not None]
     highest = max(parts, key=lambda texts: texts.highest)
     check_vocabulary(recipe, highest.highest, highest.where or "the texts of data.path")
-    labels, numbers = known_labels(parts, data.labels or names) if data.label_field else (None, np.zeros(0))
+    labels, numbers = known_labels(parts, data.labels or names) if data.label_field else (None, np.zeros(0, np.int64))
     halves, left_out = _split(parts, data, whole=whole, packing=packing)
     sets: list[Samples] = []
     for texts, spans in halves:
@@ -47,9 +47,10 @@ def source_of_rows(
         sets.append(Labelled(samples, numbers[first : first + len(spans)]) if labelled else samples)
     unit = "tokens" if data.tokens_field else encoder.unit
     return Source(
-        *sets,
-        description=_description(parts, unit, labels, left_out),
-        facts=_facts(parts, unit, encoder, labels, left_out),
+        sets[0],
+        sets[1],
+        _description(parts, unit, labels, left_out),
+        _facts(parts, unit, encoder, labels, left_out),
         highest=max(highest.highest, encoder.padding),
         where=highest.where,
         labels=labels,
@@ -114,7 +115,7 @@ class WholeTexts:
     def __getitem__(self, indices: Sequence[int]) -> Batch:
         ids = np.full((len(indices), self._length), self._padding, dtype=np.int64)
         seen = np.zeros((len(indices), self._length), dtype=np.int64)
-        for row, (start, stop) in enumerate(self._spans[indices]):
+        for row, (start, stop) in enumerate(self._spans[list(indices)]):
             ids[row, : stop - start] = self._texts.ids[start:stop]
             seen[row, : stop - start] = 1
         inputs = {"input_ids": torch.from_numpy(ids)}
@@ -132,7 +133,7 @@ class NextTokens(WholeTexts):
     def __getitem__(self, indices: Sequence[int]) -> Batch:
         tokens = np.full((len(indices), self._length), self._padding, dtype=np.int64)
         targets = np.full((len(indices), self._length), IGNORED, dtype=np.int64)
-        for row, (start, stop) in enumerate(self._spans[indices]):
+        for row, (start, stop) in enumerate(self._spans[list(indices)]):
             ids, predicted = self._texts.ids[start:stop], self._texts.predicted[start + 1 : stop]
             tokens[row, : len(ids) - 1] = ids[:-1]
             targets[row, : len(ids) - 1] = np.where(predicted, ids[1:].astype(np.int64), IGNORED)
@@ -150,7 +151,7 @@ class Labelled:
         return len(self._texts)
 
     def __getitem__(self, indices: Sequence[int]) -> Batch:
-        labels = torch.from_numpy(self._labels[indices])
+        labels = torch.from_numpy(self._labels[list(indices)])
         return Batch({**self._texts[indices].inputs, "labels": labels}, len(indices))
 
 

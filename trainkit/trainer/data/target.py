@@ -17,7 +17,6 @@ from trainkit.trainer.data.source import Batch, Source, count_targets
 from trainkit.trainer.optim.build import imported
 
 
-
 def open_source(recipe: Recipe, run_dir: Path) -> Source:
     """The source of a recipe whose `data.kind` is target. TrainingError names the target and the line that failed."""
     data = cast("TargetData", recipe.data)
@@ -94,4 +93,3 @@ class TargetSamples:
             shapes = ", ".join(f"{key} {tuple(each.shape)}" for key, each in inputs.items())
             raise TrainingError(f"data.collate: {name} gives {shapes} for {len(indices)} samples: all must come first")
         return Batch(dict(inputs), int(count_targets(inputs)))
-

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from trainkit.errors import TrainingError
+from trainkit.files import cache_folder
 from trainkit.recipe.schema import Recipe, TextData
 from trainkit.trainer.data.cache import Corpus, open_corpus
 from trainkit.trainer.data.encoding import Encoder, open_encoder
 from trainkit.trainer.data.source import IGNORED, Batch, Source
-from trainkit.trainer.folders import cache_folders
 
 STDLIB = "python-stdlib"
 # Installed packages and the interpreter's own tests differ between machines; without them it is 12 MB everywhere.
@@ -52,8 +52,8 @@ def read_corpus(
     data: TextData, run_dir: Path, environ: Mapping[str, str] = os.environ, encoder: Encoder | None = None
 ) -> Corpus:
     """Tokenise once, then map. Where the cache folder cannot be written, the run directory holds the corpus."""
-    folders = [Path(data.cache)] if data.cache else cache_folders(environ, "corpora")
-    corpus = open_corpus(find_files(data), [*folders, run_dir / "corpus"], encoder)
+    folder = data.cache or cache_folder(environ, "corpora")
+    corpus = open_corpus(find_files(data), [*([Path(folder)] if folder else []), run_dir / "corpus"], encoder)
     if corpus.size == 0:
         raise TrainingError(f"data.path: the files of {data.path} are empty")
     return corpus

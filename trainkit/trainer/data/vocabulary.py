@@ -63,8 +63,8 @@ def _check_labels(source: Source, labels: int, padding: int | None) -> None:
         )
     if source.padding is not None and source.padding != padding:
         raise TrainingError(
-            f"model.config.pad_token_id is {padding}, and texts are padded with {source.padding}, which the model would "
-            "read as text",
+            f"model.config.pad_token_id is {padding}, and texts are padded with {source.padding}, which the model "
+            "would read as text",
             hint=f"set model.config.pad_token_id to {source.padding}",
         )
 

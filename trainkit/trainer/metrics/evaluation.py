@@ -1,4 +1,4 @@
-"""Loss on held-out data: the same samples on any number of ranks."""
+"""Loss on held-out data, the same samples on any number of ranks, and the lowest such loss so far."""
 
 from __future__ import annotations
 
@@ -57,14 +57,17 @@ class Evaluation:
 
 @dataclass(slots=True)
 class Best:
-    """loss: in nats, None before the first evaluation; step: of that evaluation; since: evaluations after it."""
+    """The lowest evaluation loss: which checkpoint to keep for it, and when to stop waiting for a lower one.
+
+    loss: in nats, None before the first evaluation; step: of that evaluation; since: evaluations after it.
+    """
 
     loss: float | None = None
     step: int = 0
     since: int = 0
 
     def note(self, step: int, loss: float) -> bool:
-        """Take one more evaluation; whether it is the lowest so far. What is no number never is."""
+        """Take one more evaluation; whether it is the lowest so far. NaN and infinity never are."""
         lowest = math.isfinite(loss) and (self.loss is None or loss < self.loss)
         if lowest:
             self.loss, self.step, self.since = loss, step, 0

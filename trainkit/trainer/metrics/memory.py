@@ -1,4 +1,4 @@
-"""How much memory this process has used, in bytes."""
+"""How much memory a rank has used, in bytes, and what for: parameters, gradients, optimizer state, activations."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from trainkit.trainer.parallel import Strategy
 from trainkit.trainer.settings import World
-
-if TYPE_CHECKING:
-    from trainkit.trainer.parallel import Strategy
-
 
 _STATUS = Path("/proc/self/status")
 
@@ -30,7 +26,7 @@ def peak_resident() -> int:
 
 
 def resident() -> int:
-    """Resident set size by now; where the system does not tell, its peak."""
+    """Resident set size by now; where the system does not report it, its peak."""
     return status_bytes("VmRSS").get("VmRSS") or peak_resident()
 
 
@@ -39,7 +35,7 @@ def status_bytes(*names: str) -> dict[str, int]:
     if not _STATUS.exists():
         return {}
     fields = (line.split() for line in _STATUS.read_text().splitlines())
-    return {words[0][:-1]: int(words[1]) * 1024 for words in fields if words and words[0][:-1] in names}
+    return {field[0][:-1]: int(field[1]) * 1024 for field in fields if field and field[0][:-1] in names}
 
 
 def memory_now(device: torch.device) -> int:
@@ -62,10 +58,10 @@ def memory_record(device: torch.device, world: World) -> dict[str, int | None]:
     }
 
 
-class Anatomy:
+class MemoryBreakdown:
     """Sizes in bytes, from the tensors: activations and gradients once, in the first step, the rest at the end.
 
-    compiled: what a compiled model saves is not looked at, for the look alone would compile it anew.
+    compiled: what a compiled model saves is not looked at, for the hooks alone would compile it again.
     """
 
     def __init__(self, *, compiled: bool) -> None:
@@ -107,7 +103,8 @@ class Anatomy:
         sizes: dict[int, int] = {}  # by address: two operations may save the same tensor
 
         def look(tensor: Tensor) -> Tensor:
-            if not _is_parameter(tensor):
+            whole = tensor if tensor._base is None else tensor._base
+            if not isinstance(whole, nn.Parameter):
                 storage = local(tensor).untyped_storage()
                 sizes[storage.data_ptr()] = storage.nbytes()
             return tensor
@@ -115,12 +112,6 @@ class Anatomy:
         with torch.autograd.graph.saved_tensors_hooks(look, lambda tensor: tensor):
             yield
         self._activations = sum(sizes.values())
-
-
-def _is_parameter(tensor: Tensor) -> bool:
-    """Whether a saved tensor is a parameter or a view of one."""
-    whole = tensor if tensor._base is None else tensor._base
-    return isinstance(whole, nn.Parameter)
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -6,13 +6,13 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from trainkit.files import write_json
 from trainkit.trainer.callbacks import Progress
 from trainkit.trainer.distributed import gather_from_ranks
 from trainkit.trainer.metrics.memory import memory_record
 from trainkit.trainer.metrics.predictions import generate
 from trainkit.trainer.metrics.writers import finite
 from trainkit.trainer.setup import Parts
-from trainkit.trainer.whole_file import write_json
 
 log = logging.getLogger("trainkit.trainer")
 
@@ -39,23 +39,23 @@ def result(parts: Parts, progress: Progress) -> dict[str, Any]:
         # of the steps, without the time of compiling
         "samples_per_second": round(samples / stepping, 3),
         "tokens_per_second": round(progress.tokens / stepping, 1),
-        "profile": parts.profiler.report,
-        "mfu": parts.work.share(progress.computed / stepping, parts.world.size),
-        "flops_per_token": parts.work.flops_per_token,
-        "peak_flops_per_second": parts.work.peak,
+        "profile": parts.measures.profiler.report,
+        "mfu": parts.measures.work.share(progress.computed / stepping, parts.world.size),
+        "flops_per_token": parts.measures.work.flops_per_token,
+        "peak_flops_per_second": parts.measures.work.peak,
         # of the rank that waited longest: the others wait for it in turn
         "data_wait_share": round(max(gather_from_ranks(progress.waited, parts.world)) / seconds, 4),
         "micro_batch": settings.batch.micro,
         "accumulation": settings.batch.accumulation,
-        "micro_search": parts.found.record() if parts.found else None,
+        "micro_search": parts.measures.found.record() if parts.measures.found else None,
         "memory": gather_from_ranks(_memory(parts), parts.world),
         "corpus": dict(parts.source.facts),
-        "parameters": parts.parameters,
-        "frozen_parameters": parts.frozen_parameters,
+        "parameters": parts.measures.parameters.training,
+        "frozen_parameters": parts.measures.parameters.frozen,
         "skipped_steps": parts.strategy.skipped_steps(),
         "stopped_by": stopped.name if stopped else None,
         # A run that is told to stop has no time for it.
-        "sample": "" if stopped else sample(parts, recipe.train.seed),
+        "sample": "" if stopped else generate(parts),
     }
 
 
@@ -63,27 +63,12 @@ def _memory(parts: Parts) -> dict[str, Any]:
     """This rank's peaks, and what the memory is for."""
     record = memory_record(parts.device, parts.world)
     peak = record["peak_allocated"] or record["rss"]
-    return {**record, "anatomy": parts.anatomy.record(parts.strategy, peak)}
-
-
-def sample(parts: Parts, seed: int) -> str:
-    """The text that the recipe asks for."""
-    recipe = parts.settings.recipe
-    with parts.eval_autocast:
-        text: str = generate(
-            parts.strategy,
-            recipe.sample,
-            parts.source.encoder,
-            context=recipe.data.sequence_length,
-            seed=seed,
-            device=parts.device,
-        )
-    return text
+    return {**record, "anatomy": parts.measures.memory.record(parts.strategy, peak)}
 
 
 def write_result(path: Path, content: dict[str, Any]) -> None:
     """Write the result, whole or not at all. On a full disk a warning takes its place: the training itself is done."""
     try:
-        write_json(path, content)
+        write_json(path, content, indent=1)
     except OSError as error:
         log.warning("%s cannot be written: %s", path, error.strerror)

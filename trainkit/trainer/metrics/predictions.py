@@ -1,4 +1,4 @@
-"""What the model predicts for each sample, as JSON lines in the order of the samples."""
+"""What the trained model predicts: for each sample, as JSON lines in their order, and as text after a prompt."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from trainkit.errors import TrainingError
-from trainkit.recipe.schema import Sample
-from trainkit.trainer.data.encoding import Encoder
 from trainkit.trainer.data.source import IGNORED, NO_LABEL, Labels, Samples, count_targets
 from trainkit.trainer.distributed import gather_from_ranks
-from trainkit.trainer.parallel import Strategy
 from trainkit.trainer.randomness import derived_seed
 from trainkit.trainer.setup import Parts
 
@@ -122,27 +119,25 @@ def _rounded(value: float) -> float:
     return round(value, 6)
 
 
-# Not compiled: every length up to the context would be compiled anew.
+# Not compiled: every length up to the context would be compiled again.
 @torch.compiler.set_stance("force_eager")  # type: ignore[untyped-decorator]
 @torch.no_grad()
-def generate(
-    strategy: Strategy, sample: Sample, encoder: Encoder, *, context: int, seed: int, device: torch.device
-) -> str:
-    """Continue the prompt; "" without one. Every rank must call it, for weights may be sharded.
-
-    context: how many tokens the model can see.
-    """
+def generate(parts: Parts) -> str:
+    """Continue the prompt of the recipe; "" without one. Every rank must call it, for weights may be sharded."""
+    sample, context = parts.settings.recipe.sample, parts.settings.recipe.data.sequence_length
+    encoder, model = parts.source.encoder, parts.strategy.model
     if not sample.prompt:
         return ""
-    generator = torch.Generator().manual_seed(derived_seed(seed, "sample"))
+    generator = torch.Generator().manual_seed(derived_seed(parts.settings.recipe.train.seed, "sample"))
     prompt = [*encoder.opening(), *encoder.plain(sample.prompt)]
-    tokens = torch.tensor([prompt], dtype=torch.int64, device=device)
-    strategy.model.eval()
+    tokens = torch.tensor([prompt], dtype=torch.int64, device=parts.device)
+    model.eval()
     for _ in range(sample.tokens):
-        logits: Tensor = strategy.model(tokens[:, -context:])[0, -1]
+        with parts.eval_autocast:
+            logits: Tensor = model(tokens[:, -context:])[0, -1]
         # Drawn on the CPU in fp32, so that every rank draws the same token.
         shares = (logits.float().cpu() / sample.temperature).softmax(dim=-1)
         drawn = torch.multinomial(shares, 1, generator=generator)
-        tokens = torch.cat([tokens, drawn.to(device)[None]], dim=1)
-    strategy.model.train()
+        tokens = torch.cat([tokens, drawn.to(parts.device)[None]], dim=1)
+    model.train()
     return encoder.decode(tokens[0].tolist())

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import json
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from trainkit.errors import TrainingError
-from trainkit.recipe.schema import Peft
+from trainkit.recipe.schema import HfModel, Peft, Recipe
 from trainkit.trainer.models.model import Model
 
 
@@ -86,3 +91,187 @@ def merge_adapters(model: nn.Module) -> None:
         module.merge()
         parent, _, own = name.rpartition(".")
         setattr(model.get_submodule(parent), own, module.get_base_layer())
+
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX, _OWN = "base_model.model.", "inner."  # peft's name for the model, and ours for one that we wrap
+_TASKS = {"causal_lm": "CAUSAL_LM", "sequence_classification": "SEQ_CLS"}  # peft has no class for masked models
+
+# Key of the recipe -> peft's name, of what the recipe and the folder must agree on.
+_AGREED: Mapping[str, str] = {
+    "peft.rank": "r",
+    "peft.alpha": "lora_alpha",
+    "peft.rslora": "use_rslora",
+    "peft.dora": "use_dora",
+}
+# What else a folder may say: it is checked against the tensors, or does nothing to a model whose weights are given.
+_ALLOWED = frozenset(
+    (
+        *("peft_type", "peft_version", "task_type", "auto_mapping", "base_model_name_or_path", "revision"),
+        *("inference_mode", "target_modules", "exclude_modules", "modules_to_save", "fan_in_fan_out", "lora_dropout"),
+        *("eva_config", "runtime_config"),
+    )
+)
+# The other ways of peft's change the weights beside which the adapters stand.
+_STARTS = (True, False, "gaussian", "orthogonal", "eva")
+
+
+def write_adapters(model: Model, recipe: Recipe, folder: Path, step: int) -> None:
+    """Write the adapters, and the head that trains beside them, so that `PeftModel.from_pretrained` reads them."""
+    from safetensors.torch import save_file
+
+    tensors = {name: tensor.contiguous() for name, tensor in adapter_tensors(model).items()}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt", "step": str(step)})
+    config = copy.copy(_config(model))
+    asked = recipe.model
+    if isinstance(asked, HfModel):
+        config.base_model_name_or_path = str(Path(asked.path).absolute()) if asked.path else None
+        config.task_type = _TASKS.get(asked.task)
+    config.target_modules = _portable(config.target_modules)
+    config.exclude_modules = _portable(config.exclude_modules or ()) or None
+    config.modules_to_save = sorted({name.partition(".")[0] for name in _head(model)}) or None
+    config.inference_mode = True
+    config.save_pretrained(str(folder))
+
+
+def load_adapters(model: Model, folder: Path) -> None:
+    """Fill a model's fresh adapters, and its head, from a folder. TrainingError if that is broken or does not fit."""
+    _check_config(_read_config(folder), _config(model), folder)
+    saved, own = _read_weights(folder), adapter_tensors(model)
+    _check_layers(saved, own, folder)
+    for name, tensor in own.items():
+        if saved[name].shape != tensor.shape:
+            sizes = f"{tuple(saved[name].shape)}, and this model's {tuple(tensor.shape)}"
+            raise TrainingError(
+                f"peft.path: the adapters in {folder} are of another model: their {_short(name)} is {sizes}",
+                hint="start from the model that they were trained on",
+            )
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(saved[name])
+
+
+def fingerprint(settings: Peft) -> str:
+    """SHA-256 of the weights that a run starts from, or why they cannot be read; empty for a run that names none."""
+    if settings.path is None:
+        return ""
+    try:
+        return hashlib.sha256((Path(settings.path) / WEIGHTS).read_bytes()).hexdigest()
+    except OSError as error:
+        return f"not to be read ({error.strerror})"
+
+
+def adapter_tensors(model: Model) -> dict[str, Tensor]:
+    """The tensors of the adapters and of the head, by peft's names for them. They are the model's own, not copies."""
+    from peft import get_peft_model_state_dict
+
+    named: dict[str, Tensor] = get_peft_model_state_dict(model, save_embedding_layers=False)
+    adapters = {_PREFIX + name.removeprefix(_OWN): tensor for name, tensor in named.items()}
+    return {**adapters, **{_PREFIX + name: tensor for name, tensor in _head(model).items()}}
+
+
+def _config(model: Any) -> Any:
+    """peft's settings of the adapters in a model."""
+    return model.peft_config["default"]
+
+
+def _head(model: Model) -> dict[str, Tensor]:
+    head = set(model.head())
+    return {name.removeprefix(_OWN): each.detach() for name, each in model.named_parameters() if each in head}
+
+
+def _portable(names: Iterable[str]) -> list[str]:
+    """Names of modules as they are in the model that we wrap."""
+    return sorted(name.removeprefix(_OWN) for name in names)
+
+
+def _short(name: str) -> str:
+    return name.removeprefix(_PREFIX)
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG
+    try:
+        config = json.loads(path.read_text())
+    except OSError as error:
+        raise TrainingError(
+            f"peft.path: {path} cannot be read: {error.strerror}",
+            hint="name a folder as peft or trainkit export --adapter writes it",
+        ) from error
+    except ValueError as error:
+        raise TrainingError(f"peft.path: {path} is no JSON: {error}", hint="write the adapters anew") from error
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        raise TrainingError(f"peft.path: {path} does not describe LoRA adapters", hint="its peft_type must be LORA")
+    return config
+
+
+def _check_config(saved: Mapping[str, Any], wanted: Any, folder: Path) -> None:
+    """TrainingError if the folder's adapters are others than the recipe's, or of a kind that the recipe cannot say."""
+    own = wanted.to_dict()
+    differing = [
+        f"{key} is {own[name]:g} in the recipe and {saved.get(name):g} there"
+        for key, name in _AGREED.items()
+        if isinstance(saved.get(name), int | float) and saved[name] != own[name]
+    ]
+    lacking = [name for name in ("r", "lora_alpha") if not isinstance(saved.get(name), int | float)]
+    if lacking:
+        raise TrainingError(f"peft.path: {folder / CONFIG} does not say {' and '.join(lacking)}")
+    if differing:
+        raise TrainingError(
+            f"peft.path: the adapters in {folder} are others than the recipe's: {'; '.join(differing)}",
+            hint="set the recipe's to those of the folder",
+        )
+    known = {*_ALLOWED, *_AGREED.values(), "init_lora_weights"}
+    foreign = [name for name, value in saved.items() if name not in known and value and value != own.get(name)]
+    if saved.get("init_lora_weights", True) not in _STARTS:
+        foreign.append("init_lora_weights")
+    if foreign:
+        told = ", ".join(f"{name} {json.dumps(saved[name])}" for name in foreign)
+        raise TrainingError(
+            f"peft.path: the adapters in {folder} were made with {told}, of which a recipe knows nothing",
+            hint="merge them into their model with peft, and name that as model.path",
+        )
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = folder / WEIGHTS
+    try:
+        return load_file(path)
+    except FileNotFoundError as error:
+        raise TrainingError(f"peft.path: there is no {path}", hint="peft writes it with safe_serialization") from error
+    except (OSError, SafetensorError) as error:
+        raise TrainingError(f"peft.path: {path} is damaged: {error}", hint="write the adapters anew") from error
+
+
+def _check_layers(saved: Mapping[str, Tensor], own: Mapping[str, Tensor], folder: Path) -> None:
+    """TrainingError that names the layers which only one of both adapts, or what else only one of both trains."""
+    there, here = _layers(saved), _layers(own)
+    if there != here:
+        kinds = ({name.rpartition(".")[2] for name in there}, {name.rpartition(".")[2] for name in here})
+        theirs, ours = kinds if kinds[0] != kinds[1] else (there - here, here - there)
+        raise TrainingError(
+            f"peft.target_modules: the recipe adapts {_listed(ours)}, and the adapters in {folder} are of "
+            f"{_listed(theirs)}",
+            hint="name the same layers, and start from the model that they were trained on",
+        )
+    if saved.keys() != own.keys():
+        lacks = [_short(name) for name in own.keys() - saved.keys()]
+        more = [_short(name) for name in saved.keys() - own.keys()]
+        told = [f"lacks {_listed(lacks)}" if lacks else "", f"holds {_listed(more)} besides" if more else ""]
+        raise TrainingError(
+            f"peft.path: {folder / WEIGHTS} {' and '.join(filter(None, told))}",
+            hint="what trains must be the same: the adapters, and the head of a classifier",
+        )
+
+
+def _layers(tensors: Iterable[str]) -> set[str]:
+    return {_short(name).partition(".lora_")[0] for name in tensors if ".lora_" in name}
+
+
+def _listed(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    more = f" and {len(ordered) - 8} more" if len(ordered) > 8 else ""
+    return ", ".join(ordered[:8]) + more if ordered else "no others"

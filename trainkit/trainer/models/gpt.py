@@ -139,10 +139,8 @@ class Gpt(Model):
         return loss + self._routers_loss(routings, targets) if routings and self.training else loss
 
     def idle_parameters(self) -> int:
-        """Parameters that train, of the experts that a token does not go through."""
-        trained = [(name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad]
-        stacks = [parameter.numel() for name, parameter in trained if ".experts." in name]
-        return sum(stacks) * (self.moe.experts - self.moe.top_k) // max(1, self.moe.experts)
+        """As of the recipe's experts; none without them."""
+        return self.idle_share(self.moe.experts, self.moe.top_k)
 
     def _routers_loss(self, routings: list[Routing], targets: Tensor) -> Tensor:
         load = torch.stack([load for _, _, load in routings])

@@ -15,7 +15,7 @@ from trainkit.errors import TrainingError
 from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.recipe.validation.suggestions import nearest
 from trainkit.trainer.data.source import IGNORED, NO_LABEL
-from trainkit.trainer.models.model import Model, Remarks
+from trainkit.trainer.models.model import Model, Remarks, blocks_of, tied_modules
 from trainkit.trainer.models.moe import routers_loss, routers_of
 
 AUTO_CLASSES = {
@@ -74,16 +74,30 @@ class Transformer(Model):
         return loss
 
     def idle_parameters(self) -> int:
-        """Parameters that train, of the experts that a token does not go through."""
-        if self.routers is None:
-            return 0
-        trained = [(name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad]
-        stacks = [parameter.numel() for name, parameter in trained if ".experts." in name]
-        return sum(stacks) * (self.routers.experts - self.routers.top_k) // self.routers.experts
+        """As of the routers, where the model has some."""
+        return 0 if self.routers is None else self.idle_share(self.routers.experts, self.routers.top_k)
 
 
-class Classifier(Transformer):
-    """The same for one label a sample."""
+class Labelled(Transformer):
+    """The same for data with labels, by other names; a masked model's are its hidden tokens."""
+
+    def forward(  # type: ignore[override]
+        self, input_ids: Tensor, labels: Tensor | None = None, **more: Tensor
+    ) -> Tensor:
+        """input_ids, attention_mask, …: (batch, sequence); labels: (batch,) or (batch, sequence), -100 uncounted.
+
+        Returns logits (labels' shape, choices), or with labels the summed loss.
+        """
+        outputs = self._outputs({"input_ids": input_ids, **more})
+        if labels is None:
+            return cast("Tensor", outputs.logits)
+        if self.judge is not None:
+            return self.judge(outputs, {"input_ids": input_ids, "labels": labels, **more})
+        return _summed(outputs.logits.flatten(0, -2), labels.flatten(), NO_LABEL)
+
+
+class Classifier(Labelled):
+    """One label a sample."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
@@ -95,40 +109,8 @@ class Classifier(Transformer):
         body = set(self.inner.base_model.parameters())
         return [parameter for parameter in self.inner.parameters() if parameter not in body]
 
-    def forward(  # type: ignore[override]  # other data, by other names
-        self, input_ids: Tensor, labels: Tensor | None = None, **more: Tensor
-    ) -> Tensor:
-        """input_ids, attention_mask, …: (batch, sequence); labels: (batch,), -100 uncounted.
 
-        Returns logits (batch, labels), or with labels the summed loss.
-        """
-        outputs = self._outputs({"input_ids": input_ids, **more})
-        if labels is None:
-            return cast("Tensor", outputs.logits)
-        if self.judge is not None:
-            return self.judge(outputs, {"input_ids": input_ids, "labels": labels, **more})
-        return _summed(outputs.logits, labels, NO_LABEL)
-
-
-class MaskedModel(Transformer):
-    """The same for hidden tokens, which stand in the labels."""
-
-    def forward(  # type: ignore[override]  # other data, by other names
-        self, input_ids: Tensor, labels: Tensor | None = None, **more: Tensor
-    ) -> Tensor:
-        """input_ids, attention_mask, …, labels: (batch, sequence); labels of -100 are not counted.
-
-        Returns logits (batch, sequence, vocabulary), or with labels the summed loss.
-        """
-        outputs = self._outputs({"input_ids": input_ids, **more})
-        if labels is None:
-            return cast("Tensor", outputs.logits)
-        if self.judge is not None:
-            return self.judge(outputs, {"input_ids": input_ids, "labels": labels, **more})
-        return _summed(outputs.logits.flatten(0, 1), labels.flatten(), NO_LABEL)
-
-
-WRAPPERS = {"causal_lm": Transformer, "masked_lm": MaskedModel, "sequence_classification": Classifier}
+WRAPPERS = {"causal_lm": Transformer, "masked_lm": Labelled, "sequence_classification": Classifier}
 
 
 def _draws(name: str, value: object) -> bool:
@@ -155,24 +137,6 @@ def attention_width(config: Any) -> int | None:
         return None
     layers, heads, width = known
     return int(layers * heads * (getattr(config, "head_dim", None) or width // heads))
-
-
-def blocks_of(inner: Any) -> tuple[nn.Module, ...]:
-    """The modules that must not be split over devices, as the model itself says, where they stand in a list."""
-    names = set(getattr(inner, "_no_split_modules", None) or ())
-    lists = [module for module in inner.modules() if isinstance(module, nn.ModuleList)]
-    found = tuple(block for each in lists for block in each if type(block).__name__ in names)
-    # Models that say nothing of it have their blocks in the longest list.
-    return found or tuple(max(lists, key=lambda each: sum(1 for _ in each), default=()))
-
-
-def tied_modules(inner: nn.Module) -> tuple[nn.Module, ...]:
-    """Modules that hold a parameter which another one holds too."""
-    holders: dict[nn.Parameter, list[nn.Module]] = {}
-    for module in inner.modules():
-        for parameter in module.parameters(recurse=False):
-            holders.setdefault(parameter, []).append(module)
-    return tuple({module: None for shared in holders.values() if len(shared) > 1 for module in shared})
 
 
 def build_hf(recipe: Recipe) -> Transformer:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-Remarks = Sequence[tuple[int, str]]  # what is to be said, with its level of logging
+Remarks = Sequence[tuple[int, str]]  # messages, each with its level of logging
 
 
 class Model(nn.Module):
@@ -23,18 +24,58 @@ class Model(nn.Module):
     labels: int | None = None  # of how many it chooses one for each sample; None for a model that does not
     padding: int | None = None  # the id that it knows to be no text
     attention: str  # the implementation that is really used
-    attention_width: int | None = None  # layers x heads x size of a head; None where that does not tell the work
+    attention_width: int | None = None  # layers x heads x size of a head; None where that does not give the FLOPs
     # Tokens that each expert of each block got since it was last asked for (blocks with experts, experts).
     expert_load: Tensor | None = None
     # Gives the loss out of what the model gives and the inputs of the batch, in place of the model's own.
     judge: Callable[[Any, Mapping[str, Tensor]], Tensor] | None = None
-    remarks: Remarks = ()  # on how it was made, for the main rank to say
-    own_loss: bool = False  # whether the judge is a function of the user's, and may want inputs that the model does not
+    remarks: Remarks = ()  # on how it was made, for the main rank to log
+    own_loss: bool = False  # whether the judge is a function of the user's, which may take other inputs
 
     def head(self) -> Sequence[nn.Parameter]:
-        """What stands on top of a trained model for the task at hand: it starts anew, so it trains beside adapters."""
+        """What is on top of a trained model for the task at hand: it starts untrained, so it trains beside adapters."""
         return ()
 
     def idle_parameters(self) -> int:
         """How many parameters that train a token does not go through: those of experts that are not its own."""
         return 0
+
+    def idle_share(self, experts: int, top_k: int) -> int:
+        """:meth:`idle_parameters` where the experts' weights are stacks under `experts` and a token takes `top_k`."""
+        trained = [(name, each) for name, each in self.named_parameters() if each.requires_grad]
+        stacks = sum(each.numel() for name, each in trained if ".experts." in name)
+        return stacks * (experts - top_k) // max(1, experts)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Numbers of parameters; tied ones count once. active: of the training ones, those that a token goes through."""
+
+    training: int
+    frozen: int
+    active: int
+
+    @classmethod
+    def of(cls, model: Model) -> Parameters:
+        """To be counted before a strategy shards the model."""
+        every = [(each.numel(), each.requires_grad) for each in model.parameters()]
+        training = sum(size for size, trains in every if trains)
+        return cls(training, sum(size for size, _ in every) - training, training - model.idle_parameters())
+
+
+def blocks_of(inner: Any) -> tuple[nn.Module, ...]:
+    """The modules that must not be split over devices, as the model itself says, where they are in a list."""
+    names = set(getattr(inner, "_no_split_modules", None) or ())
+    lists = [module for module in inner.modules() if isinstance(module, nn.ModuleList)]
+    found = tuple(block for each in lists for block in each if type(block).__name__ in names)
+    # Models that say nothing of it have their blocks in the longest list.
+    return found or tuple(max(lists, key=lambda each: sum(1 for _ in each), default=()))
+
+
+def tied_modules(inner: nn.Module) -> tuple[nn.Module, ...]:
+    """Modules that hold a parameter which another one holds too."""
+    holders: dict[nn.Parameter, list[nn.Module]] = {}
+    for module in inner.modules():
+        for parameter in module.parameters(recurse=False):
+            holders.setdefault(parameter, []).append(module)
+    return tuple({module: None for shared in holders.values() if len(shared) > 1 for module in shared})

@@ -1,4 +1,4 @@
-"""A model of the user's own, by import path."""
+"""A model or a loss of the user's own, by import path; losses as sums over counted targets."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe, TargetModel
 from trainkit.trainer.data.source import count_targets
 from trainkit.trainer.data.target import blaming
-from trainkit.trainer.models.hf import blocks_of, tied_modules
-from trainkit.trainer.models.model import Model
+from trainkit.trainer.models.model import Model, blocks_of, tied_modules
 from trainkit.trainer.optim.build import imported
 
 
@@ -91,4 +89,3 @@ def _summed(function: Judge, name: str, *, mean: bool) -> Judge:
         return loss.reshape(()) * count_targets(inputs) if mean else loss.reshape(())
 
     return judge
-

@@ -7,18 +7,16 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from trainkit.errors import TrainingError
+from trainkit.trainer.parallel import STRATEGIES
 from trainkit.trainer.settings import Settings
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-# These strategies cast the weights themselves, for training and evaluation alike, and need no autocast.
-CASTING_STRATEGIES = ("fsdp", "zero1", "zero2", "zero3")
 
 
 def autocast(settings: Settings, dtype: str, device: torch.device) -> AbstractContextManager[object]:
     """Context of one forward pass: fp32 weights stay, matrix products run in `dtype`."""
     recipe = settings.recipe
-    if dtype == "fp32" or recipe.strategy.kind in CASTING_STRATEGIES or recipe.precision.weights != "fp32":
+    if dtype == "fp32" or STRATEGIES[recipe.strategy.kind].casts or recipe.precision.weights != "fp32":
         return nullcontext()
     return torch.autocast(device.type, dtype=DTYPES[dtype])
 
@@ -28,7 +26,7 @@ def check_precision(settings: Settings) -> None:
     kind = settings.recipe.strategy.kind
     if kind.startswith("zero") and settings.dtype == "fp16" and settings.device == "cpu":
         raise TrainingError(f"{kind} cannot train fp16 on a CPU")
-    if kind in CASTING_STRATEGIES and settings.eval_dtype != settings.dtype:
+    if STRATEGIES[kind].casts and settings.eval_dtype != settings.dtype:
         raise TrainingError(f"{kind} cannot evaluate in {settings.eval_dtype} what it trains in {settings.dtype}")
     if settings.recipe.precision.weights == "bf16" and (settings.dtype != "bf16" or kind.startswith("zero")):
         raise TrainingError(f"{kind} cannot keep bf16 weights and train in {settings.dtype}")

@@ -1,16 +1,18 @@
-"""Strategies: how one model is spread over ranks. One class each behind one Protocol, all in one dict."""
+"""Strategies: how one model is spread over ranks. One class each behind one Protocol, all in one table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from trainkit.trainer.models import Model
+from trainkit.lazy import load
+from trainkit.trainer.models.model import Model
 from trainkit.trainer.settings import Settings, World
 
 
@@ -53,41 +55,30 @@ class Strategy(Protocol):
         """The inverse of :meth:`save`. Strategies of plain PyTorch read what any of them saved on any ranks."""
 
 
-# Modules are imported by need: DeepSpeed's import alone takes seconds.
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A strategy before its class is imported: DeepSpeed's import alone takes seconds.
+
+    place: of the class. needs_group: whether one rank, too, needs a process group. casts: whether it casts the weights
+    itself, for training and evaluation alike, so that there is no autocast. hooks: whether it hooks modules from
+    outside, so that torch.compile takes blocks one by one inside the hooks.
+    """
+
+    place: str
+    needs_group: bool = True
+    casts: bool = False
+    hooks: bool = False
+
+    def build(self, model: Model, settings: Settings, world: World, device: torch.device) -> Strategy:
+        """The strategy around a model that is still on the CPU."""
+        return cast("Strategy", load(self.place)(model, settings, world, device))
 
 
-def _single(model: Model, settings: Settings, world: World, device: torch.device) -> Strategy:
-    from trainkit.trainer.parallel.native import Single
-
-    return Single(model.to(device), settings, device)
-
-
-def _ddp(model: Model, settings: Settings, world: World, device: torch.device) -> Strategy:
-    from trainkit.trainer.parallel.ddp import Ddp
-
-    return Ddp(model.to(device), settings, world, device)
-
-
-def _fsdp(model: Model, settings: Settings, world: World, device: torch.device) -> Strategy:
-    from trainkit.trainer.parallel.fsdp import Fsdp
-
-    return Fsdp(model, settings, world, device)
-
-
-def _zero(model: Model, settings: Settings, world: World, device: torch.device) -> Strategy:
-    from trainkit.trainer.parallel.zero import Zero
-
-    return Zero(model, settings, world, device)
-
-
-STRATEGIES: Mapping[str, Callable[[Model, Settings, World, torch.device], Strategy]] = {
-    "single": _single,
-    "ddp": _ddp,
-    "fsdp": _fsdp,
-    "zero1": _zero,
-    "zero2": _zero,
-    "zero3": _zero,
+STRATEGIES: Mapping[str, Kind] = {
+    "single": Kind("trainkit.trainer.parallel.native:Single", needs_group=False),
+    "ddp": Kind("trainkit.trainer.parallel.ddp:Ddp"),
+    "fsdp": Kind("trainkit.trainer.parallel.fsdp:Fsdp", casts=True, hooks=True),
+    "zero1": Kind("trainkit.trainer.parallel.zero:Zero", casts=True),
+    "zero2": Kind("trainkit.trainer.parallel.zero:Zero", casts=True),
+    "zero3": Kind("trainkit.trainer.parallel.zero:Zero", casts=True, hooks=True),
 }
-
-# These want a process group even for one rank.
-NEED_PROCESS_GROUP = frozenset({"ddp", "fsdp", "zero1", "zero2", "zero3"})

@@ -9,7 +9,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from trainkit.recipe.schema import Ddp as DdpSettings
-from trainkit.trainer.models import Model
+from trainkit.trainer.models.model import Model
 from trainkit.trainer.parallel.native import Engine
 from trainkit.trainer.settings import Settings, World
 
@@ -20,7 +20,7 @@ class Ddp(Engine):
     def __init__(self, model: Model, settings: Settings, world: World, device: torch.device) -> None:
         asked = cast("DdpSettings", settings.recipe.strategy)
         self._replica = DistributedDataParallel(
-            model,
+            model.to(device),
             device_ids=[device.index] if device.type == "cuda" else None,
             bucket_cap_mb=asked.bucket_mb,
             find_unused_parameters=asked.find_unused_parameters,

@@ -1,4 +1,5 @@
-"""What the strategies of plain PyTorch share: backward, clipping, the update, and their state on disk."""
+"""One process without a strategy, and what all strategies of plain PyTorch share: backward, clipping, the update, and
+their state on disk."""
 
 from __future__ import annotations
 
@@ -17,10 +18,12 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.tensor import DTensor
 
 from trainkit.trainer.metrics.memory import state_tensors
-from trainkit.trainer.models import Model
+from trainkit.trainer.models.model import Model
 from trainkit.trainer.optim.build import build_optimizer
 from trainkit.trainer.optim.precision import gradient_scaler
-from trainkit.trainer.settings import Settings
+from trainkit.trainer.settings import Settings, World
+
+STATE = "state"  # torch.distributed.checkpoint's folder inside a checkpoint
 
 
 class Engine:
@@ -87,7 +90,7 @@ class Engine:
         """Read the state that :meth:`save` wrote."""
         state = self._state()
         with quiet():
-            state_dict_loader.load(state, checkpoint_id=folder / "state", no_dist=not dist.is_initialized())
+            state_dict_loader.load(state, checkpoint_id=folder / STATE, no_dist=not dist.is_initialized())
         set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self._skipped = state["skipped"]
@@ -97,10 +100,23 @@ class Engine:
         return {"model": model, "optimizer": optimizer, "scaler": self.scaler.state_dict(), "skipped": self._skipped}
 
 
+class Single(Engine):
+    """One process, one device: the model as it is."""
+
+    gradient_divisor = 1
+
+    def __init__(self, model: Model, settings: Settings, world: World, device: torch.device) -> None:
+        super().__init__(model.to(device), settings, device)
+
+    def micro_step(self, *, last: bool) -> AbstractContextManager[object]:
+        """Nothing travels."""
+        return nullcontext()
+
+
 def _write(state: dict[str, Any], folder: Path, group: Any) -> None:
     alone = not dist.is_initialized()
     with quiet():
-        state_dict_saver.save(state, checkpoint_id=folder / "state", process_group=group, no_dist=alone)
+        state_dict_saver.save(state, checkpoint_id=folder / STATE, process_group=group, no_dist=alone)
 
 
 def _copied(value: Any) -> Any:
@@ -118,16 +134,3 @@ def _copied(value: Any) -> Any:
 def quiet() -> warnings.catch_warnings[None]:
     """torch warns that one process saves alone, which is what is meant."""
     return warnings.catch_warnings(action="ignore", category=UserWarning)
-
-
-class Single(Engine):
-    """The model as it is."""
-
-    gradient_divisor = 1
-
-    def __init__(self, model: Model, settings: Settings, device: torch.device) -> None:
-        super().__init__(model, settings, device)
-
-    def micro_step(self, *, last: bool) -> AbstractContextManager[object]:
-        """Nothing travels."""
-        return nullcontext()

@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 
 from trainkit.errors import TrainingError
-from trainkit.trainer.checkpoint import swapped
-from trainkit.trainer.checkpoint.swap_space import swap_folder
 from trainkit.trainer.metrics.memory import state_tensors
-from trainkit.trainer.models import Model
+from trainkit.trainer.models.model import Model
 from trainkit.trainer.optim.build import build_optimizer
+from trainkit.trainer.parallel.swapping import FOLDER, load_swapped, refuse_unswapped, save_swapped, swap_folder
 from trainkit.trainer.settings import Settings, World
 
 TAG = "zero"  # DeepSpeed's name for the folder inside a checkpoint
@@ -60,9 +59,8 @@ class Zero:
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add this micro step's gradients; DeepSpeed counts its micro steps by calls of `step`."""
-        self._engine.backward(
-            loss, scale_wrt_gas=False
-        )  # the loss is already divided by the tokens of the global batch
+        # The loss is already divided by the tokens of the global batch, not to be by the micro steps besides.
+        self._engine.backward(loss, scale_wrt_gas=False)
         if not last:
             self._engine.step()
 
@@ -92,7 +90,7 @@ class Zero:
     def save(self, folder: Path) -> None:
         """DeepSpeed's own format, one file a rank; trainkit's for what lives in files."""
         if self._swaps:
-            swapped.save(self._engine, folder, self._rank)
+            save_swapped(self._engine, folder, self._rank)
             return
         self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=False)
 
@@ -103,9 +101,9 @@ class Zero:
     def load(self, folder: Path) -> None:
         """Read what :meth:`save` wrote."""
         if self._swaps:
-            swapped.refuse_unswapped(folder)
-        if (folder / swapped.FOLDER).is_dir():
-            swapped.load(self._engine, folder, self._rank)
+            refuse_unswapped(folder)
+        if (folder / FOLDER).is_dir():
+            load_swapped(self._engine, folder, self._rank)
             return
         path, _ = self._engine.load_checkpoint(str(folder), tag=TAG)
         if path is None:

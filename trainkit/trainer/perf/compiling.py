@@ -9,13 +9,11 @@ from typing import Any
 import torch
 
 from trainkit.errors import TrainingError
+from trainkit.files import cache_folder
 from trainkit.planner.advice.compile_backends import NOT_FOR_RUNNING, backend_in_use
 from trainkit.recipe.schema import Compile
-from trainkit.trainer.folders import cache_folders
-from trainkit.trainer.models import Model
-
-# These strategies hook modules from outside, so blocks are compiled one by one inside the hooks.
-PER_BLOCK_STRATEGIES = ("fsdp", "zero3")
+from trainkit.trainer.models.model import Model
+from trainkit.trainer.parallel import STRATEGIES
 
 
 def listed_backends() -> list[str]:
@@ -32,12 +30,12 @@ def compile_model(model: Model, settings: Compile, strategy: str) -> None:
             f"efficiency.compile.backend: {backend} is not one of the installed torch's backends",
             hint=f"choose one of {', '.join(backends)}",
         )
-    for folder in cache_folders(os.environ, "inductor"):  # torch's own choice is the system's temporary folder
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    if folder := cache_folder(os.environ, "inductor"):  # torch's own choice is the system's temporary folder
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", folder)
     options: dict[str, Any] = {"backend": backend, "dynamic": settings.dynamic}
     if settings.mode != "default":
         options["mode"] = settings.mode
-    blocks = settings.scope == "blocks" or (settings.scope == "auto" and strategy in PER_BLOCK_STRATEGIES)
+    blocks = settings.scope == "blocks" or (settings.scope == "auto" and STRATEGIES[strategy].hooks)
     for module in model.blocks if blocks else [model]:
         module.compile(**options)
 

@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainkit.machine.peaks import CARDS, peak
 from trainkit.trainer.metrics.flops import Work, flops_per_token, work_of
-from trainkit.trainer.models.prepared import prepared_model
 from trainkit.trainer.settings import Settings
+from trainkit.trainer.setup import prepared_model
 
 MakeSettings = Callable[..., Settings]
 GPT: dict[str, Any] = {"layers": 3, "heads": 4, "hidden_size": 64}

@@ -1,4 +1,4 @@
-"""The whole 32-bit weights of a checkpoint that a ZeRO strategy saved, on the CPU and without a process group."""
+"""The whole weights of a checkpoint, whichever strategy saved it, on the CPU and without a process group."""
 
 from __future__ import annotations
 
@@ -7,26 +7,37 @@ import io
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict_loader
+
+from trainkit.trainer.parallel.native import STATE, quiet
+from trainkit.trainer.parallel.swapping import FOLDER, swapped_weights
+from trainkit.trainer.parallel.zero import TAG, import_deepspeed
 
 MASTER = "single_partition_of_fp32_groups"
 
 
-def zero_weights(checkpoint: Path, ranks: int) -> Mapping[str, Tensor]:
-    """Every parameter and buffer by its name, put together from what `ranks` ranks saved.
+def load_weights(model: nn.Module, checkpoint: Path, ranks: int) -> None:
+    """Fill a model with what `ranks` ranks saved.
 
-    Raises RuntimeError, ValueError or KeyError for files that are of no such checkpoint.
+    Raises RuntimeError, ValueError or KeyError for a checkpoint that is of another model.
     """
-    import torch
+    if (checkpoint / STATE).is_dir():
+        weights = model.state_dict()
+        with quiet():  # torch puts the shards together itself
+            state_dict_loader.load({"model": weights}, checkpoint_id=checkpoint / STATE, no_dist=True)
+    elif (checkpoint / FOLDER).is_dir():
+        weights = swapped_weights(checkpoint, ranks)
+    else:
+        weights = dict(zero_weights(checkpoint))
+    model.load_state_dict(weights)
 
-    from trainkit.trainer.checkpoint import swapped
-    from trainkit.trainer.parallel.zero import TAG, import_deepspeed
 
-    if (checkpoint / swapped.FOLDER).is_dir():
-        return swapped.whole_weights(checkpoint, ranks)
+def zero_weights(checkpoint: Path) -> Mapping[str, Tensor]:
+    """Every parameter and buffer by its name, in 32 bits, put together from DeepSpeed's own files."""
     import_deepspeed(torch.device("cpu"), "warning")
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint, get_model_state_files
 
@@ -46,8 +57,6 @@ def _joined(saved: list[Mapping[str, Any]], module: Mapping[str, Any]) -> Mappin
     runtime/bf16_optimizer.py, state_dict: each rank has its slice of each flat group of parameters, which follow one
     another in the order of `param_shapes`.
     """
-    import torch
-
     weights: dict[str, Tensor] = {}
     for group, shapes in enumerate(module["param_shapes"]):
         flat, offset = torch.cat([state[MASTER][group] for state in saved]), 0
@@ -66,6 +75,4 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> Any:
-    import torch
-
     return torch.load(path, map_location="cpu", mmap=True, weights_only=False)

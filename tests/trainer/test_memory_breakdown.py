@@ -1,4 +1,4 @@
-"""The memory anatomy: what its figures are, against the arithmetic of the optimizers."""
+"""The memory breakdown: what its figures are, against the arithmetic of the optimizers."""
 
 from __future__ import annotations
 
