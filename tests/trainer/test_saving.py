@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import logging
 import os
@@ -152,11 +153,13 @@ def test_a_checkpoint_of_other_training_settings_is_taken_with_a_warning(
     assert "was saved under other training settings; training goes on with this run's" in caplog.text
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_result_that_finds_no_room_is_a_warning_and_not_a_failure(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / f".result.json.{os.getpid()}.tmp").symlink_to("/dev/full")
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
     write_result(tmp_path / "result.json", {"steps": 1})
     assert f"{tmp_path}/result.json cannot be written: No space left on device" in caplog.text
     assert not (tmp_path / "result.json").exists()
