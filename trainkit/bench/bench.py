@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from trainkit.bench.rows import Measurement, MemoryKind, Row, compare, measure, remaining
 from trainkit.bench.table import Comparison, as_csv, as_data
@@ -19,11 +16,10 @@ from trainkit.files import publish
 from trainkit.runner.execute import ATTEMPT, Ended, RunRequest, carry_out
 from trainkit.runner.report.console import Console, Stream
 from trainkit.runner.report.failure import describe_failure
+from trainkit.runner.report.follow import last_lines
 from trainkit.runner.report.progress_line import duration
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.runner.supervisor.signals import STOP
-
-_TAIL_BYTES = 64 * 1024  # of each rank's standard error, looked through for what a failure was
+from trainkit.runner.supervisor.signals import STOP, handled
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +88,10 @@ class _Bench:
     stopped_by: int | None = None
     started: float = field(default_factory=time.monotonic)
 
+    def stop(self, number: int, _frame: FrameType | None) -> None:
+        """Remember a signal."""
+        self.stopped_by = number
+
     @property
     def runnable(self) -> int:
         """How many runs there are in all."""
@@ -99,15 +99,12 @@ class _Bench:
 
     def comparison(self) -> Comparison:
         """What is known so far, in the recipe's order."""
-        given = self.setup.candidates
-        rows = [Row(each.name, each.description, tuple(self.measured[each.name])) for each in given if self._has(each)]
-        missing = [each.name for each in given if not self._has(each)]
-        return Comparison(
-            self.setup.recipe, self.setup.machine, self.setup.memory, compare(rows, self.setup.base), missing
-        )
-
-    def _has(self, candidate: Candidate) -> bool:
-        return bool(self.measured.get(candidate.name))
+        setup, runs = self.setup, self.measured
+        rows = [
+            Row(each.name, each.description, tuple(runs[each.name])) for each in setup.candidates if each.name in runs
+        ]
+        missing = [each.name for each in setup.candidates if each.name not in runs]
+        return Comparison(setup.recipe, setup.machine, setup.memory, compare(rows, setup.base), missing)
 
 
 def run_all(setup: Setup, folder: Path, console: Console) -> tuple[Comparison, int | None]:
@@ -126,7 +123,8 @@ def run_all(setup: Setup, folder: Path, console: Console) -> tuple[Comparison, i
         if candidate.request is None:
             bench.measured[candidate.name] = [Measurement("refused", reason=candidate.refusal)]
             console.say(f"{candidate.name}: refused: {candidate.refusal}")
-    with _remembered(bench):
+    # Between two runs a signal is only remembered, so that what has been measured is still written.
+    with handled(STOP, bench.stop):
         for _ in range(setup.repeat):
             for candidate in setup.candidates:
                 if bench.stopped_by is None and candidate.request is not None:
@@ -144,10 +142,11 @@ def write(found: Comparison, folder: Path) -> None:
 def _run_one(bench: _Bench, candidate: Candidate, request: RunRequest, console: Console) -> None:
     bench.begun += 1
     bench.begun_at = time.monotonic()
-    told = f": {candidate.description}" if candidate.description else ""
-    console.say(f"{bench.begun} of {bench.runnable}  {candidate.name}{told}  ({_clock(bench)})")
+    described = f": {candidate.description}" if candidate.description else ""
+    console.say(f"{bench.begun} of {bench.runnable}  {candidate.name}{described}  ({_clock(bench)})")
     try:
-        ended = carry_out(request, Watched(console, lambda: _whole(bench, candidate.name)))
+        whole = Watched(console, lambda: f"{bench.begun}/{bench.runnable} {candidate.name}, {_clock(bench)} |")
+        ended = carry_out(request, whole)
     except MachineError as error:
         measurement = Measurement("refused", int(error.exit_code), str(error))
         console.say(f"refused: {error}")
@@ -166,35 +165,12 @@ def _note_end(bench: _Bench, ended: Ended, console: Console) -> None:
 
 
 def last_errors(layout: RunLayout) -> str:
-    """The end of every rank's standard error."""
-    parts = []
-    for path in sorted(layout.attempt(ATTEMPT).logs.glob("rank-*.err")):
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            parts.append(file.read().decode("utf-8", "replace"))
-    return "\n".join(parts)
-
-
-def _whole(bench: _Bench, name: str) -> str:
-    return f"{bench.begun}/{bench.runnable} {name}, {_clock(bench)} |"
+    """The end of every rank's standard error, where a failure says what it was."""
+    logs = sorted(layout.attempt(ATTEMPT).logs.glob("rank-*.err"))
+    return "\n".join(line for log in logs for line in last_lines(log))
 
 
 def _clock(bench: _Bench) -> str:
     now = time.monotonic()
     left = remaining(bench.walls, bench.runnable - len(bench.walls), now - bench.begun_at)
     return f"{duration(now - bench.started)} so far" + ("" if left is None else f", about {duration(left)} left")
-
-
-@contextmanager
-def _remembered(bench: _Bench) -> Iterator[None]:
-    """Between two runs a signal is remembered, so that what has been measured is still written."""
-
-    def take(number: int, _frame: FrameType | None) -> None:
-        bench.stopped_by = number
-
-    before: Mapping[signal.Signals, Any] = {number: signal.signal(number, take) for number in STOP}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ MEMORY_HEAD: Mapping[MemoryKind, str] = {"gpu": "GPU memory", "rss": "peak RSS"}
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One run, or the refusal of one. Seconds and bytes; None is what the run did not report.
+    """One run, or one that was refused. Seconds and bytes; None is what the run did not report.
 
     seconds: of training where the trainer reports it, else of the whole run.
     """
@@ -41,7 +41,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One variant with all its runs. Figures are those of the runs that ended well.
+    """One variant with all its runs. Figures are those of the runs that succeeded.
 
     speed, memory: samples per second and memory as multiples of the base's; None where either is unknown.
     """
@@ -54,12 +54,12 @@ class Row:
 
     @property
     def outcome(self) -> Outcome:
-        """Of the first run that did not end well; ``ok`` when all did."""
+        """Of the first run that did not succeed; ``ok`` when all did."""
         return next((run.outcome for run in self.runs if run.outcome != "ok"), "ok")
 
     @property
     def reason(self) -> str:
-        """Why it did not end well."""
+        """Why it did not succeed."""
         return next((run.reason for run in self.runs if run.outcome != "ok"), "")
 
     @property
@@ -110,18 +110,13 @@ def measure(summary: Mapping[str, Any], kind: MemoryKind, errors: str, run_direc
 
 
 def compare(rows: Sequence[Row], base: str) -> list[Row]:
-    """The rows with their speed and memory relative to the row named `base`, where that ended well."""
+    """The rows with their speed and memory relative to the row named `base`, where that succeeded."""
     reference = next((row for row in rows if row.name == base and row.outcome == "ok"), None)
     if reference is None:
         return list(rows)
+    speed, memory = reference.samples_per_second, reference.memory_bytes
     return [
-        Row(
-            row.name,
-            row.description,
-            row.runs,
-            _ratio(row.samples_per_second, reference.samples_per_second),
-            _ratio(row.memory_bytes, reference.memory_bytes),
-        )
+        replace(row, speed=_ratio(row.samples_per_second, speed), memory=_ratio(row.memory_bytes, memory))
         for row in rows
     ]
 
@@ -143,16 +138,12 @@ def _outcome(summary: Mapping[str, Any], errors: str) -> tuple[Outcome, str]:
         return "ok", ""
     if summary.get("failure") == "signal":
         return "interrupted", why
-    line = next((line.strip() for line in reversed(errors.splitlines()) if _tells_of_memory(line)), "")
-    if line:
+    told = (line.strip() for line in reversed(errors.splitlines()) if any(trace in line for trace in OUT_OF_MEMORY))
+    if line := next(told, ""):
         return "out of memory", line
     if code == KILLED:
-        return "out of memory", f"{why} (exit code {KILLED}: most likely by the kernel, for want of memory)"
+        return "out of memory", f"{why} (exit code {KILLED}: most likely the kernel's, when memory ran out)"
     return "failed", f"{why} (exit code {code})" if str(code) not in why else why
-
-
-def _tells_of_memory(line: str) -> bool:
-    return any(trace in line for trace in OUT_OF_MEMORY)
 
 
 def _occupied(summary: Mapping[str, Any], kind: MemoryKind) -> int | None:

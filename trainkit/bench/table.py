@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,22 +13,6 @@ from trainkit.bench.rows import MEMORY_HEAD, MEMORY_MEANING, MemoryKind, Row
 
 MIB = 2**20
 _REASON = 100  # characters of a failure's reason in the table; files hold all of it
-_COLUMNS = (
-    "variant",
-    "description",
-    "outcome",
-    "reason",
-    "runs",
-    "seconds",
-    "samples_per_second",
-    "samples_per_second_lowest",
-    "samples_per_second_highest",
-    "memory_bytes",
-    "memory_kind",
-    "relative_speed",
-    "relative_memory",
-    "final_loss",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +27,7 @@ class Comparison:
 
     @property
     def complete(self) -> bool:
-        """Whether every variant ran, and ended well."""
+        """Whether every variant ran, and succeeded."""
         return not self.not_run and all(row.outcome == "ok" for row in self.rows)
 
 
@@ -61,7 +45,8 @@ def render(found: Comparison) -> str:
 def as_csv(found: Comparison) -> str:
     """One line for each variant. Seconds, samples per second and bytes; an empty cell is unknown."""
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, _COLUMNS, lineterminator="\n")
+    columns = list(_record(Row("", "", ()), found.memory))  # the head is there before the first row is
+    writer = csv.DictWriter(stream, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(_record(row, found.memory) for row in found.rows)
     return stream.getvalue()
@@ -92,23 +77,24 @@ def rate(value: float) -> str:
 
 def _record(row: Row, memory: MemoryKind) -> dict[str, Any]:
     lowest, highest = row.spread or (None, None)
-    values = (
-        row.name,
-        row.description,
-        row.outcome,
-        row.reason,
-        len(row.runs),
-        row.seconds,
-        row.samples_per_second,
-        lowest,
-        highest,
-        row.memory_bytes,
-        memory,
-        row.speed,
-        row.memory,
-        row.final_loss,
+    return _finite(
+        {
+            "variant": row.name,
+            "description": row.description,
+            "outcome": row.outcome,
+            "reason": row.reason,
+            "runs": len(row.runs),
+            "seconds": row.seconds,
+            "samples_per_second": row.samples_per_second,
+            "samples_per_second_lowest": lowest,
+            "samples_per_second_highest": highest,
+            "memory_bytes": row.memory_bytes,
+            "memory_kind": memory,
+            "relative_speed": row.speed,
+            "relative_memory": row.memory,
+            "final_loss": row.final_loss,
+        }
     )
-    return _finite(dict(zip(_COLUMNS, values, strict=True)))
 
 
 def _finite(record: dict[str, Any]) -> dict[str, Any]:
@@ -122,21 +108,21 @@ def _cells(row: Row) -> tuple[str, ...]:
         return (row.name, f"{row.outcome}: {row.reason[:_REASON]}" if row.reason else row.outcome)
     return (
         row.name,
-        "-" if row.seconds is None else f"{row.seconds:.2f} s",
-        "-" if row.samples_per_second is None else rate(row.samples_per_second),
-        _multiple(row.speed),
-        "-" if row.memory_bytes is None else mebibytes(row.memory_bytes),
-        _multiple(row.memory),
-        "-" if row.final_loss is None else f"{row.final_loss:.4f}",
+        _shown(row.seconds, "{:.2f} s".format),
+        _shown(row.samples_per_second, rate),
+        _shown(row.speed, "{:.2f}".format),
+        _shown(row.memory_bytes, mebibytes),
+        _shown(row.memory, "{:.2f}".format),
+        _shown(row.final_loss, "{:.4f}".format),
     )
 
 
-def _multiple(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+def _shown(value: float | None, text: Callable[[float], str]) -> str:
+    return "-" if value is None else text(value)
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    if len(cells) < len(widths):
+    if len(cells) < len(widths):  # a reason takes the place of the figures
         return f"{cells[0]:<{widths[0]}}  {cells[1]}\n"
     rest = (f"{cell:>{width}}" for cell, width in zip(cells[1:], widths[1:], strict=True))
     return "  ".join([f"{cells[0]:<{widths[0]}}", *rest]) + "\n"
