@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import Diagnostic, MachineError
-from trainkit.files import write_atomically
+from trainkit.files import write_json
 from trainkit.plan.model import Plan, Planned
 from trainkit.runner import nodes
 from trainkit.runner.locks import lock_folder
@@ -29,14 +29,14 @@ from trainkit.runner.rundir.card_locks import Cards, taken_by, user_name
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import hold
 from trainkit.runner.rundir.status import Attempt
-from trainkit.runner.supervisor.channel import Preparation, Spec
+from trainkit.runner.supervisor.channel import Spec
 from trainkit.runner.supervisor.parent import Job, Supervisor
 
 ATTEMPT = 1
 NO_INPUT = (
-    "standard input is not handed on: only a single rank without a launcher reads it. Let the program read a file."
+    "standard input is not handed on: only a single rank without a launcher reads it; let the program read a file"
 )
-CHOICES = 10  # how often cards are chosen anew when other runs are quicker
+CHOICES = 10  # how often cards are chosen again when other runs are quicker
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class RunRequest:
     """What to run. recipe_yaml and command_shell are written into the run directory as they are.
 
     node_rank: this machine's number among several; None asks the scheduler's variables.
-    again: the same, planned anew from the machine as it is by then, for when another run has taken a card meanwhile.
+    again: plan again, from the machine as it is by then, for when another run has taken a card meanwhile.
     """
 
     planned: Planned
@@ -58,7 +58,7 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A run that has ended. failure: what a user should read of it; empty for one that ended well."""
+    """A run that has ended. failure: what a user should read of it; empty for one that succeeded."""
 
     verdict: Verdict
     layout: RunLayout
@@ -85,7 +85,7 @@ def carry_out(request: RunRequest, console: Console) -> Ended:
     plan = request.planned.plan
     for notice in plan.notices:
         if notice.severity == "warning":
-            console.say(f"warning: {notice.what} {notice.hint}".rstrip())
+            console.say(f"warning: {notice.what}" + (f"\n  next: {notice.hint}" if notice.hint else ""))
     if not _keeps_stdin(plan) and holds_input(0):
         console.say(f"warning: {NO_INPUT}")
     started = time.time()
@@ -99,6 +99,7 @@ def carry_out(request: RunRequest, console: Console) -> Ended:
             create.write(layout, plan, bound, request.recipe_yaml, request.command_shell, values)
             console.say(f"run directory: {layout.root}")
             job = _job(plan, layout, bindings, bound, started)
+            # The guardian holds these too: should trainkit be killed, run and cards are not free before all is ended.
             return _follow(job, plan, layout, console, (lock, *cards.fds))
         finally:
             os.close(lock)
@@ -119,13 +120,13 @@ def _take_cards(request: RunRequest, console: Console) -> tuple[RunRequest, Card
         name = next(f"card {card.index} ({card.name})" for card in plan.cards if card.uuid == lost)
         what = f"{name} was taken meanwhile by {taken_by(lost, request.environ)}"
         if request.again is None:
-            raise MachineError(what, hint="Start again when that run has ended, or choose other cards.")
+            raise MachineError(what, hint="start again when that run has ended, or choose other cards")
         console.say(f"{what}; choosing again")
         request = request.again()
         _refuse_blocked(request.planned.plan)
         chosen = ", ".join(f"card {card.index} ({card.uuid})" for card in request.planned.plan.cards)
         console.say(f"now: {chosen}")
-    raise MachineError(f"other runs took the chosen cards {CHOICES} times", hint="Try again.")
+    raise MachineError(f"other runs took the chosen cards {CHOICES} times", hint="try again")
 
 
 def _refuse_blocked(plan: Plan) -> None:
@@ -160,9 +161,7 @@ def _job(plan: Plan, layout: RunLayout, bindings: Bindings, bound: BoundPlan, st
         attempt_dir=str(attempt.root),
         trainkit_pid=os.getpid(),
         argv=bound.argv,
-        preparations=[
-            Preparation(item.title, item.argv, os.path.join(locks, f"{item.lock}.lock")) for item in bound.preparations
-        ],
+        preparations=[item._replace(lock=os.path.join(locks, f"{item.lock}.lock")) for item in bound.preparations],
         launcher=plan.launcher.kind,
         grace=plan.grace_seconds,
         ranks=plan.topology.groups[bindings.group].processes,
@@ -197,10 +196,3 @@ def _follow(job: Job, plan: Plan, layout: RunLayout, console: Console, locks: tu
         console.say(f"{layout.summary} could not be written: {error.strerror}")
     failure = describe_failure(verdict, job.attempt, relay.shown_rank) if verdict.exit_code != 0 else ""
     return Ended(verdict, layout, summary, failure)
-
-
-def write_json(path: Path, content: object) -> None:
-    """A JSON file, whole or not at all."""
-    import json
-
-    write_atomically(path, json.dumps(content, indent=2, allow_nan=True) + "\n")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path
 
 from trainkit.errors import Diagnostic, MachineError
 from trainkit.plan.model import EnvironmentDiff, Plan, Text, Variable
+from trainkit.runner.rundir.layout import RunLayout
+from trainkit.runner.supervisor.channel import Preparation
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class Bindings:
     @property
     def attempt_dir(self) -> str:
         """<run_dir>/attempts/<n>."""
-        return str(PurePath(self.run_dir) / "attempts" / str(self.attempt))
+        return str(RunLayout(Path(self.run_dir)).attempt(self.attempt).root)
 
     @property
     def values(self) -> Mapping[Variable, str]:
@@ -44,20 +46,11 @@ class Bindings:
 
 
 @dataclass(frozen=True, slots=True)
-class BoundPreparation:
-    """A command to run before the ranks start; lock names what no two runs may prepare at once."""
-
-    title: str
-    argv: tuple[str, ...]
-    lock: str
-
-
-@dataclass(frozen=True, slots=True)
 class BoundPlan:
     """Exactly what is started: argv, the child's whole environment, and the files written before."""
 
     argv: tuple[str, ...]
-    preparations: tuple[BoundPreparation, ...]
+    preparations: tuple[Preparation, ...]  # with the locks' names, not yet their paths
     environment: Mapping[str, str]
     files: tuple[tuple[str, str], ...]  # absolute path, content
 
@@ -65,14 +58,15 @@ class BoundPlan:
 def bind(plan: Plan, bindings: Bindings, environ: Mapping[str, str]) -> BoundPlan:
     """Fill in the plan's variables. Raises MachineError when a variable that `env_from` names is not in environ."""
     values = bindings.values
-    root = PurePath(bindings.run_dir)
+
+    def argv(texts: tuple[Text, ...]) -> tuple[str, ...]:
+        return tuple(item.bind(values) for item in texts)
+
     return BoundPlan(
-        argv=_words(plan.commands[bindings.group].argv, values),
-        preparations=tuple(
-            BoundPreparation(item.title, _words(item.argv, values), item.lock) for item in plan.preparations
-        ),
+        argv=argv(plan.commands[bindings.group].argv),
+        preparations=tuple(Preparation(item.title, argv(item.argv), item.lock) for item in plan.preparations),
         environment=child_environment(plan.environment, values, environ),
-        files=tuple((str(root / file.path), file.content) for file in plan.files),
+        files=tuple((str(Path(bindings.run_dir) / file.path), file.content) for file in plan.files),
     )
 
 
@@ -82,23 +76,19 @@ def child_environment(
     """The ranks' whole environment: the caller's without what the plan unsets, what it takes, and what it sets."""
     missing = [name for name in diff.take if name not in environ]
     if missing:
-        raise MachineError(Diagnostic("error", _missing(name), key="env_from", hint=_remedy(name)) for name in missing)
+        raise MachineError(
+            Diagnostic(
+                "error",
+                f"the environment has no {name}, which the recipe takes from it (env_from)",
+                key="env_from",
+                hint=f"set it (export {name}=…) or remove it from env_from",
+            )
+            for name in missing
+        )
     child = {name: value for name, value in environ.items() if not _is_unset(name, diff.unset)}
     child |= {name: environ[name] for name in diff.take}
     return child | {name: value.bind(values) for name, value in diff.set}
 
 
-def _words(texts: tuple[Text, ...], values: Mapping[Variable, str]) -> tuple[str, ...]:
-    return tuple(item.bind(values) for item in texts)
-
-
 def _is_unset(name: str, patterns: tuple[str, ...]) -> bool:
     return any(name.startswith(item[:-1]) if item.endswith("*") else name == item for item in patterns)
-
-
-def _missing(name: str) -> str:
-    return f"the environment has no {name}, which the recipe takes from it (env_from)"
-
-
-def _remedy(name: str) -> str:
-    return f"Set it (export {name}=…) or remove it from env_from."

@@ -9,13 +9,8 @@ from trainkit.errors import MachineError
 from trainkit.plan.model import Plan
 from trainkit.runner.ports import free_port
 
-# Scheduler -> the variable that numbers its nodes from 0.
-NODE_RANK_VARIABLES: Mapping[str, str] = {
-    "Slurm": "SLURM_NODEID",
-    "Kubernetes (indexed job)": "JOB_COMPLETION_INDEX",
-    "PBS": "PBS_NODENUM",
-    "SageMaker, Azure ML and others": "NODE_RANK",
-}
+# They number the nodes of a job from 0: Slurm, Kubernetes (indexed job), PBS, then SageMaker, Azure ML and others.
+NODE_RANK_VARIABLES = ("SLURM_NODEID", "JOB_COMPLETION_INDEX", "PBS_NODENUM", "NODE_RANK")
 LOOPBACK = "127.0.0.1"
 
 
@@ -24,25 +19,19 @@ def node_rank(plan: Plan, given: int | None, environ: Mapping[str, str]) -> int:
     nodes = plan.topology.nodes
     if nodes == 1:
         return 0
-    rank = given if given is not None else _from_scheduler(environ)
+    scheduled = (int(value) for name in NODE_RANK_VARIABLES if (value := environ.get(name, "")).isdigit())
+    rank = given if given is not None else next(scheduled, None)
     if rank is None:
         raise MachineError(
             f"the plan has {nodes} nodes, and nothing says which of them this is",
-            hint="Give --node-rank N, or start it by a scheduler that sets one of "
-            + ", ".join(NODE_RANK_VARIABLES.values())
-            + ".",
+            hint=f"give --node-rank N, or start under a scheduler that sets one of {', '.join(NODE_RANK_VARIABLES)}",
         )
     if not 0 <= rank < nodes:
         raise MachineError(
             f"node rank {rank} does not fit a plan of {nodes} nodes",
-            hint=f"Node ranks are 0 to {nodes - 1}; nodes.count says how many nodes there are.",
+            hint=f"node ranks are 0 to {nodes - 1}; nodes.count says how many nodes there are",
         )
     return rank
-
-
-def _from_scheduler(environ: Mapping[str, str]) -> int | None:
-    values = (environ.get(name, "") for name in NODE_RANK_VARIABLES.values())
-    return next((int(value) for value in values if value.isdigit()), None)
 
 
 def group_of(plan: Plan, rank: int) -> int:
@@ -64,7 +53,7 @@ def rendezvous(plan: Plan) -> tuple[str, int]:
         return LOOPBACK, free_port()
     raise MachineError(
         f"the plan has {plan.topology.nodes} nodes, and nodes.rendezvous does not say where they meet",
-        hint="Set nodes.rendezvous to host:port of node 0.",
+        hint="set nodes.rendezvous to host:port of node 0",
     )
 
 
@@ -80,7 +69,7 @@ def local_address(master: str, nodes: int) -> str:
     except OSError as error:
         raise MachineError(
             f"node 0 cannot be reached by the name {master}: {error.strerror or error}",
-            hint="Check nodes.rendezvous and this machine's name resolution.",
+            hint="check nodes.rendezvous and this machine's name resolution",
         ) from error
 
 

@@ -14,7 +14,7 @@ TRIES = 200
 
 
 def free_port() -> int:
-    """A port that nobody listens on and that no outgoing connection will be given before the launcher takes it.
+    """A port without a listener, and that no outgoing connection will be given before the launcher takes it.
 
     So it lies below the range from which the kernel numbers outgoing connections. Raises MachineError if none is found.
     """
@@ -26,7 +26,7 @@ def free_port() -> int:
             return port
     raise MachineError(
         f"no free TCP port between {LOWEST} and {highest} was found",
-        hint="End what listens there, or name one with nodes.rendezvous=host:port.",
+        hint="end what listens there, or name one with nodes.rendezvous=host:port",
     )
 
 
@@ -39,7 +39,7 @@ def _first_ephemeral() -> int:
 
 
 def _is_free(port: int) -> bool:
-    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104  only looked at
+    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104  only tried
         try:
             with socket.socket(family, socket.SOCK_STREAM) as probe:
                 probe.bind((address, port))

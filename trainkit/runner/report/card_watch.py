@@ -20,7 +20,7 @@ class CardWatch:
     """Samples each card once a second, by UUID, into a file of JSON lines, and keeps what the summary shows.
 
     A line is {"time": seconds since 1970, "cards": [{"local_rank", "uuid", "memory_bytes", "utilization"}, …]}, with
-    null for what the driver does not tell and without cards that NVML does not know.
+    null for what the driver does not say, and without cards unknown to NVML.
     peak: the highest occupancy of each card, in bytes, by UUID.
     """
 
@@ -57,7 +57,7 @@ class CardWatch:
             import pynvml
 
             pynvml.nvmlInit()
-        except Exception:  # noqa: BLE001 - no library, no driver, a broken one: the summary says so by its silence
+        except Exception:  # noqa: BLE001 - no library, no driver, a broken one: the summary then has null
             return False
         self._nvml = pynvml
         for rank, card in enumerate(self._cards):
@@ -69,17 +69,13 @@ class CardWatch:
         """Ask every card once."""
         found = []
         for rank, uuid, handle in self._handles:
-            memory, use = (
-                self._ask("nvmlDeviceGetMemoryInfo", handle),
-                self._ask("nvmlDeviceGetUtilizationRates", handle),
-            )
-            occupied = int(memory.used) if memory else None
-            busy = int(use.gpu) if use else None
-            if occupied is not None:
-                self.peak[uuid] = max(occupied, self.peak.get(uuid, 0))
+            memory = self._ask("nvmlDeviceGetMemoryInfo", handle, "used")
+            busy = self._ask("nvmlDeviceGetUtilizationRates", handle, "gpu")
+            if memory is not None:
+                self.peak[uuid] = max(memory, self.peak.get(uuid, 0))
             if busy is not None:
                 self._used.setdefault(uuid, []).append(busy)
-            found.append({"local_rank": rank, "uuid": uuid, "memory_bytes": occupied, "utilization": busy})
+            found.append({"local_rank": rank, "uuid": uuid, "memory_bytes": memory, "utilization": busy})
         return found
 
     def record(self, lines: TextIO) -> None:
@@ -87,10 +83,10 @@ class CardWatch:
         lines.write(json.dumps({"time": round(time.time(), 3), "cards": self.sample()}) + "\n")
         lines.flush()
 
-    def _ask(self, question: str, handle: Any) -> Any:
+    def _ask(self, question: str, handle: Any, field: str) -> int | None:
         try:
-            return getattr(self._nvml, question)(handle)
-        except self._nvml.NVMLError:
+            return int(getattr(getattr(self._nvml, question)(handle), field))
+        except self._nvml.NVMLError:  # not every card answers everything: parts of a card have no utilization
             return None
 
     def _run(self) -> None:

@@ -52,7 +52,9 @@ def live_line(progress: Progress, now: float, width: int) -> str:
         parts.insert(1, f"{duration(remaining)} left")
     head = f"step {progress.step}/{progress.total}" if progress.total else f"step {progress.step}"
     candidates = ["  ".join([head, *parts[:kept]]) for kept in range(len(parts), -1, -1)]
-    candidates.insert(0, f"{_bar(progress)} {candidates[0]}".lstrip())
+    if progress.total:
+        filled = min(BAR, BAR * progress.step // progress.total)
+        candidates.insert(0, f"[{'#' * filled}{'.' * (BAR - filled)}] {candidates[0]}")
     return next((line for line in candidates if len(line) < width), head[: max(0, width - 1)])
 
 
@@ -68,23 +70,13 @@ def plain_line(progress: Progress, record: Mapping[str, Any]) -> str:
 
 
 def _parts(record: Mapping[str, Any]) -> list[str]:
-    parts = []
-    if "loss" in record:
-        parts.append(f"loss {_number(record['loss'])}")
-    if record.get("tokens_per_second"):
-        parts.append(f"{count(record['tokens_per_second'])} tokens/s")
-    elif record.get("samples_per_second"):
-        parts.append(f"{count(record['samples_per_second'])} samples/s")
+    parts = [f"loss {_number(record['loss'])}"] if "loss" in record else []
+    unit = next((unit for unit in ("tokens", "samples") if record.get(f"{unit}_per_second")), None)
+    if unit is not None:
+        parts.append(f"{count(record[f'{unit}_per_second'])} {unit}/s")
     if record.get("memory_bytes"):
         parts.append(size(record["memory_bytes"]))
     return parts
-
-
-def _bar(progress: Progress) -> str:
-    if not progress.total:
-        return ""
-    filled = min(BAR, BAR * progress.step // progress.total)
-    return "[" + "#" * filled + "." * (BAR - filled) + "]"
 
 
 def _number(value: object) -> str:
