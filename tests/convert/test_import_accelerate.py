@@ -9,7 +9,7 @@ import pytest
 from tests.convert.reading import comments, imported, settings
 from tests.convert.test_import_commands import unlisted
 from trainkit.errors import RecipeError
-from trainkit.frameworks.accelerate.launcher import FLAGS
+from trainkit.frameworks.accelerate.flags import FLAGS
 
 # (a) to (d) as `accelerate config` wrote them at the time of the guides.
 TWO_MACHINES = """\
@@ -174,14 +174,14 @@ def test_what_accelerate_loses_or_misreads_is_a_comment(content: str, said: str)
     ("content", "what"),
     [
         ("distributed_type: MULTI_XPU\n", "distributed_type MULTI_XPU cannot be run by trainkit"),
-        ("distributed_type: MULTI_GPU\nmixed_precision: fp8\n", "mixed_precision fp8 has no value in a recipe"),
+        ("distributed_type: MULTI_GPU\nmixed_precision: fp8\n", "mixed_precision fp8 cannot be taken over"),
         ("compute_environment: AMAZON_SAGEMAKER\ndistributed_type: NO\n", "a config for Amazon SageMaker"),
         (
             SHARDED.replace("strategy: 1", "strategy: 4"),
             "fsdp_sharding_strategy: '4' cannot be taken over",
         ),
         (SHARDED.replace("fsdp_use_orig_params", "fsdp_use_orig_parms"), "does not know the key 'fsdp_use_orig_parms'"),
-        (BY_KEYS.replace("zero_stage: 2", "zero_stage: 7"), "zero_stage is 7"),
+        (BY_KEYS.replace("zero_stage: 2", "zero_stage: 7"), "zero_stage 7 cannot be taken over"),
         (
             SECOND + "parallelism_config:\n  parallelism_config_tp_size: 2\n",
             "parallelism_config_tp_size 2 cannot be run",

@@ -15,7 +15,7 @@ import yaml
 from trainkit.cli.disk import Disk
 from trainkit.cli.machines import machine_facts
 from trainkit.convert.carried import OTHERWISE, below, carried
-from trainkit.convert.export_formats import EXPORTS, export
+from trainkit.convert.export_formats import EXPORTS, export, unfit
 from trainkit.convert.importing import import_words
 from trainkit.errors import RecipeError
 from trainkit.flags.resolve import resolve
@@ -218,7 +218,7 @@ def test_an_import_of_the_export_is_the_recipe_and_is_exported_to_the_same_files
         except RecipeError:
             assert case.recipe not in OWN, case
             continue  # a combination that is not sound has no plan to export
-        if EXPORTS[tool].unfit(context):
+        if unfit(context, tool):
             continue
         back = read_back(tool, context, cwd)
         keys = compared(context, tool)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from trainkit.frameworks.accelerate.support import FSDP
+from trainkit.frameworks.accelerate.fields import SETTINGS
 from trainkit.frameworks.deepspeed.program import OPTIMIZERS, has_schedule
 from trainkit.frameworks.hf_trainer.support import REACH
 from trainkit.frameworks.torch_xla import on_xla
@@ -30,8 +30,7 @@ CARRIED: Mapping[str, frozenset[str]] = {
         *("schedule.name", "schedule.warmup_steps", "schedule.min_lr_ratio", "train.steps"),
     }),
     "accelerate": frozenset({
-        *_ZERO, *_RANKS, *(f"strategy.{name}" for name in FSDP), "batch.global", "batch.micro", "devices.type",
-        "devices.select", "devices.order", "efficiency.compile", "efficiency.gradient_checkpointing.every",
+        *_ZERO, *(key for each in SETTINGS for key in each.keys), "batch.global", "batch.micro", "efficiency.compile",
     }),
 }  # fmt: skip
 
@@ -134,7 +133,8 @@ _IN_FILE = ("batch.global", "batch.micro", "batch.accumulation", "train.max_grad
 def carried(context: Context, name: str) -> frozenset[str]:
     """The settings that the format carries for this plan; each stands for all below it."""
     otherwise = {key for key, way in OTHERWISE[name].items() if not way.back(context)}
-    return frozenset(CARRIED[name] - otherwise - _unsaid(context, name))
+    unsaid = _unsaid(context, name)
+    return frozenset(key for key in CARRIED[name] if not below(key, otherwise) and key not in unsaid)
 
 
 def _unsaid(context: Context, name: str) -> set[str]:

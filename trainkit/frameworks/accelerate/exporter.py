@@ -6,28 +6,34 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 
-from trainkit.frameworks.accelerate import deepspeed, launcher
+from trainkit.frameworks.accelerate import launcher
+from trainkit.frameworks.accelerate.fields import DEEPSPEED
+from trainkit.frameworks.accelerate.flags import CONFIG
+from trainkit.frameworks.accelerate.program import deepspeed_file
 from trainkit.frameworks.torch_xla import on_xla
 from trainkit.machine.selection import ORDER
+from trainkit.plan.combination import Combination
 from trainkit.plan.context import Context
-from trainkit.planner.rules.compatibility import Combination, refusals
+from trainkit.plan.provenance import Source
 
 CHIPS = (
     "On a TPU accelerate launch imports the script and calls its main() once for each chip, "
     "whatever num_processes it is told."
 )
-_SECTION = "deepspeed_config:\n"
-_ALL_CARDS = "gpu_ids: all\n"
 
 
 def unfit(context: Context) -> str:
     """Why there is no such file."""
-    if context.recipe.efficiency.compile.enabled and context.zero:
-        return "DeepSpeed and accelerate do not compile together"
+    compiled = context.recipe.efficiency.compile.enabled and context.zero
+    return "DeepSpeed and accelerate do not compile together" if compiled else ""
+
+
+def combination(context: Context) -> Combination | None:
+    """What would be started; on a TPU accelerate starts it in a way of its own, which the file names."""
     topology = context.topology
     if on_xla(context):
-        return ""  # accelerate runs this in a way of its own, which the file names
-    asked = Combination(
+        return None
+    return Combination(
         strategy=context.recipe.strategy.kind,
         launcher="accelerate",
         program="accelerate",
@@ -36,34 +42,34 @@ def unfit(context: Context) -> str:
         nodes="one" if topology.nodes == 1 else "several",
         dtype=context.dtype,
     )
-    return next((refusal.reason for refusal in refusals(asked)), "")
 
 
 def files(context: Context, folder: str) -> dict[str, str]:
     """The files as for a script on Accelerator(), whatever the program of the recipe is."""
     recipe = context.recipe
     program = recipe.program.model_copy(update={"kind": "accelerate"})
-    asked = replace(context.resolved, recipe=recipe.model_copy(update={"program": program}))
-    there = replace(context, resolved=asked, launcher="accelerate")
-    (config,) = launcher.files(there)
-    content = config.content
+    there = replace(
+        context,
+        resolved=replace(context.resolved, recipe=recipe.model_copy(update={"program": program})),
+        launcher="accelerate",
+    )
+    found = dict(launcher.entries(there))
+    more: dict[str, object] = {}
     if isinstance(recipe.devices.select, list):
-        content = content.replace(_ALL_CARDS, f"gpu_ids: '{','.join(map(str, recipe.devices.select))}'\n")
+        more["gpu_ids"] = ",".join(map(str, recipe.devices.select))
     if context.topology.nodes > 1 and recipe.nodes.rendezvous != "auto":
-        host, _, port = recipe.nodes.rendezvous.rpartition(":")
-        content = content.replace("main_training_function", f"main_process_ip: '{host}'\nmain_process_port: {port}\n"
-                                                            "main_training_function")  # fmt: skip
-    head = "".join(f"# {line}\n" for line in _head(context, f"{folder}/{config.path}"))
-    if not context.zero:
-        return {config.path: head + content}
-    path = f"{folder}/{deepspeed.CONFIG}".replace("'", "''")
-    named = content.replace(_SECTION, f"{_SECTION}  deepspeed_config_file: '{path}'\n")
-    return {config.path: head + named, deepspeed.CONFIG: deepspeed.file(there).content}
+        more["main_process_ip"], _, port = recipe.nodes.rendezvous.rpartition(":")
+        more["main_process_port"] = int(port)
+    if context.zero:
+        more["deepspeed_config.deepspeed_config_file"] = f"{folder}/{DEEPSPEED}"
+    text = launcher.yaml_text(found | {key: (value, Source()) for key, value in more.items()})
+    head = "".join(f"# {line}\n" for line in _head(context, f"{folder}/{CONFIG}"))
+    return {CONFIG: head + text} | ({DEEPSPEED: deepspeed_file(there).content} if context.zero else {})
 
 
 def notes(context: Context) -> tuple[str, ...]:
     """What no config file can tell accelerate launch."""
-    if untold(context):
+    if _cpu_by_variable(context):
         return ("accelerate launch starts several processes on a CPU only with ACCELERATE_USE_CPU=true before it",)
     return ()
 
@@ -75,18 +81,18 @@ def _head(context: Context, path: str) -> Iterator[str]:
     named = f"--config_file {shlex.quote(path)}"
     words = " ".join((*_variables(context), "accelerate launch", *_flags(context), named))
     yield f"{context.recipe.name}, for: {words} SCRIPT WORDS..."
-    if untold(context):
+    if _cpu_by_variable(context):
         yield "Several processes are told of the CPU by ACCELERATE_USE_CPU alone; use_cpu does not reach them."
 
 
-def untold(context: Context) -> bool:
+def _cpu_by_variable(context: Context) -> bool:
     """Whether the ranks learn of the CPU from a variable only: there the file alone starts something else."""
     return context.topology.device == "cpu" and not context.zero and context.topology.world_size > 1
 
 
 def _variables(context: Context) -> Iterator[str]:
     devices = context.recipe.devices
-    if untold(context):
+    if _cpu_by_variable(context):
         yield "ACCELERATE_USE_CPU=true"
     if context.topology.device == "cpu" and context.zero:
         yield "DS_ACCELERATOR=cpu"

@@ -1,81 +1,212 @@
-"""Every setting of `Accelerator()` that the recipe decides, as one table for its environment and its config file."""
+"""One table for accelerate's config file, the environment of `Accelerator()` and the flags that set the same.
+
+Defaults are those of accelerate, commands/launch.py; variables are those that utils/launch.py makes of the settings.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import Any
 
-from trainkit.frameworks.accelerate import deepspeed, fsdp
-from trainkit.frameworks.accelerate.setting import Setting, given
+from trainkit.frameworks.accelerate.fsdp import FSDP
+from trainkit.frameworks.accelerate.setting import (
+    Encoder,
+    Setting,
+    chooses_cpu,
+    distributed_type,
+    given,
+    is_zero,
+    never,
+    nothing_but,
+    on_accelerator,
+    plain,
+    switched,
+    when,
+    word,
+)
+from trainkit.frameworks.base.draft import card
+from trainkit.frameworks.base.fields import Settings, Unsupported
+from trainkit.frameworks.base.launcher_flags import fixed, rule, whole_number
 from trainkit.plan.context import Context
+from trainkit.plan.model import Variable
+from trainkit.plan.provenance import Source
 
-SHARDING = (
-    "fsdp",
-    "zero1",
-    "zero2",
-    "zero3",
-)  # strategies that accelerate launch has a launcher for, which is torchrun
+DEEPSPEED = "deepspeed.json"
 MIXED = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 COMPILE = "efficiency.compile"
+RANKS = ("nodes.count", "nodes.processes_per_node", "devices.select", "strategy.kind")
+OFF = (None, False, "no", "NO")  # a backend that compiles nothing; YAML reads a bare NO as false
+DEFAULT = rule("accelerate's default")
 
 
-def settings(context: Context) -> tuple[Setting, ...]:
-    """The whole table for one plan."""
+def _strategy_source(context: Context) -> Source:
+    if on_accelerator(context):
+        return Source(("strategy.kind",))
+    return Source(rule="accelerate only starts processes; the program shards the model itself")
+
+
+def _precision(context: Context) -> str:
+    return MIXED[context.dtype] if on_accelerator(context) and not context.zero else "no"
+
+
+def _precision_source(context: Context) -> Source:
+    if not on_accelerator(context):
+        return Source(rule="the program sets its own precision")
+    return Source(rule="DeepSpeed's file has the number format") if context.zero else Source(("precision.dtype",))
+
+
+def _read_precision(value: Any) -> Settings | Unsupported:
+    if value in (False, "no"):
+        return {}
+    return {"precision.dtype": value} if value in ("fp16", "bf16") else Unsupported("", "write no, fp16 or bf16")
+
+
+def _read_cards(value: Any) -> Settings:
+    chosen = [card(each.strip()) for each in str(value).split(",") if each.strip()]
+    return {} if value == "all" else {"devices.select": chosen, "devices.order": "fastest"}
+
+
+_LAUNCH: tuple[Setting, ...] = (
+    Setting("compute_environment", (), fixed("LOCAL_MACHINE"), source=rule("not SageMaker"), flag=False),
+    Setting("debug", (), fixed(False), source=DEFAULT, switch=True),
+    Setting("distributed_type", ("strategy.kind",), distributed_type, source=_strategy_source, flag=False),
+    Setting("downcast_bf16", decode=switched("env.ACCELERATE_DOWNCAST_BF16", "true"), switch=True, idle=("no",)),
+    Setting(
+        "enable_cpu_affinity",
+        encode=fixed(False),
+        decode=switched("launcher.numa_binding", "node"),
+        source=rule("threads are set by OMP_NUM_THREADS"),
+        switch=True,
+        idle=(),
+    ),
+    Setting(
+        "gpu_ids",
+        ("devices.select", "devices.order"),
+        fixed("all"),
+        _read_cards,
+        source=rule("the cards are chosen by CUDA_VISIBLE_DEVICES"),
+    ),
+    Setting("machine_rank", (), fixed(0), nothing_but(0), source=rule("given as a flag on several nodes")),
+    Setting("main_training_function", (), fixed("main"), nothing_but("main"), source=DEFAULT),
+    Setting(
+        "mixed_precision",
+        ("precision.dtype",),
+        _precision,
+        _read_precision,
+        "no",
+        variable="ACCELERATE_MIXED_PRECISION",
+        in_file=lambda context: not (on_accelerator(context) and context.zero),  # beside DeepSpeed's file an error
+        source=_precision_source,
+    ),
+    Setting("num_machines", ("nodes.count",), lambda context: context.topology.nodes, whole_number("nodes.count")),
+    Setting("num_processes", RANKS, lambda context: context.topology.world_size),
+    Setting(
+        "rdzv_backend",
+        encode=fixed("static"),
+        source=rule("also given as a flag, because accelerate ignores it here"),
+        idle=("static",),
+    ),
+    Setting("same_network", encode=fixed(False), source=DEFAULT, switch=True, idle=(True,)),
+    Setting("use_cpu", ("devices.type",), chooses_cpu, switched("devices.type", "cpu"), flag=False),
+    Setting("use_mps_device", decode=switched("devices.type", "mps"), switch=True),
+    Setting("tpu_use_sudo", switch=True, idle=()),
+    Setting("main_process_ip", ("nodes.rendezvous",)),
+    Setting("main_process_port", ("nodes.rendezvous",)),
+    Setting("max_restarts", decode=whole_number("launcher.max_restarts")),
+    Setting("num_cpu_threads_per_process", decode=plain("env.OMP_NUM_THREADS")),
+    Setting("fp16", decode=switched("precision.dtype", "fp16"), flag=False),
+    Setting(
+        "cpu",
+        ("devices.type",),
+        when(chooses_cpu, fixed(True)),
+        variable="ACCELERATE_USE_CPU",
+        in_file=never,
+        source=lambda context: Source(("devices.type",), "accelerate's own --cpu would start one process only"),
+        switch=True,
+    ),
+)
+
+# ---- torch.compile
+
+
+def _compiles(context: Context) -> bool:
+    return on_accelerator(context) and context.recipe.efficiency.compile.enabled
+
+
+def _by_blocks(context: Context) -> bool:
+    scope = context.recipe.efficiency.compile.scope
+    return scope == "blocks" or (scope == "auto" and context.recipe.strategy.kind in ("fsdp", "zero3"))
+
+
+def _dynamo(name: str, key: str, encode: Encoder, decode: Callable[[Any], Settings], **more: Any) -> Setting:
+    variable = f"ACCELERATE_DYNAMO_{name.upper()}"
+    keys = (f"{COMPILE}.{key}",)
+    return Setting(f"dynamo_config.dynamo_{name}", keys, when(_compiles, encode), decode, variable=variable, **more)
+
+
+def _read_backend(value: Any) -> Settings:
+    return {} if value in OFF else {f"{COMPILE}.enabled": True, f"{COMPILE}.backend": str(value).lower()}
+
+
+_COMPILATION: tuple[Setting, ...] = (
+    _dynamo("backend", "backend", lambda context: context.recipe.efficiency.compile.backend.upper(), _read_backend,
+            default="NO", aliases=("dynamo_backend",)),
+    _dynamo("mode", "mode", lambda context: context.recipe.efficiency.compile.mode, plain(f"{COMPILE}.mode"),
+            default="default"),
+    _dynamo("use_dynamic", "dynamic", lambda context: bool(context.recipe.efficiency.compile.dynamic),
+            plain(f"{COMPILE}.dynamic"), default=False, switch=True),
+    _dynamo("use_regional_compilation", "scope", _by_blocks,
+            lambda value: {f"{COMPILE}.scope": "blocks" if value else "model"}, default=False, switch=True),
+    Setting("dynamo_config.dynamo_use_fullgraph", default=False, variable="ACCELERATE_DYNAMO_USE_FULLGRAPH",
+            switch=True),
+)  # fmt: skip
+
+# ---- DeepSpeed: the plan gives it one file, because accelerate's own keys lose the paths and are errors beside a file
+
+
+def _on_several_nodes(context: Context) -> bool:
+    return is_zero(context) and context.topology.nodes > 1
+
+
+def _read_stage(value: Any) -> Settings | Unsupported:
+    kinds = {"0": "ddp", "1": "zero1", "2": "zero2", "3": "zero3"}
+    kind = kinds.get(str(value))
+    return {"strategy.kind": kind} if kind else Unsupported("", "write 0, 1, 2 or 3")
+
+
+def _offload(place: str) -> tuple[Setting, Setting]:
+    """Where a state is kept: the recipe's path is for both."""
+    start = f"deepspeed_config.offload_{place}"
     return (
-        *_device(context),
-        *_precision(context),
-        *_accumulation(context),
-        *_compilation(context),
-        *fsdp.settings(context),
-        *deepspeed.settings(context),
+        Setting(f"{start}_device", decode=plain(f"strategy.offload_{place}", "none")),
+        Setting(f"{start}_nvme_path", decode=plain("strategy.nvme_path")),
     )
 
 
-def distributed_type(context: Context) -> str:
-    """What accelerate's file calls the strategy. DDP of one process needs only the rank environment."""
-    if context.topology.device == "xla":
-        return "XLA"
-    if context.recipe.strategy.kind == "fsdp":
-        return "FSDP"
-    if context.zero:
-        return "DEEPSPEED"
-    return "MULTI_GPU" if context.topology.world_size > 1 else "NO"
-
-
-def _device(context: Context) -> Iterator[Setting]:
-    """Accelerator() leaves DeepSpeed out where it is told to use the CPU; DeepSpeed is told by DS_ACCELERATOR."""
-    if context.topology.device == "cpu" and not context.zero:
-        rule = "accelerate's own --cpu would start one process only"
-        yield Setting("ACCELERATE_USE_CPU", ("True",), "use_cpu", True, ("devices.type",), rule)
-
-
-def _precision(context: Context) -> Iterator[Setting]:
-    """Under DeepSpeed its file says it, and accelerate ends with an error where its own does too."""
-    if context.zero:
-        yield Setting("ACCELERATE_MIXED_PRECISION", ("no",), rule="DeepSpeed's file has the number format")
-    else:
-        value = MIXED[context.dtype]
-        yield Setting("ACCELERATE_MIXED_PRECISION", (value,), "mixed_precision", value, ("precision.dtype",))
-
-
-def _accumulation(context: Context) -> Iterator[Setting]:
-    """Accelerator() lets this variable win over the argument that the script gives it."""
-    key = "batch.accumulation"
-    if given(context, key):
-        yield Setting("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", (str(context.batch.accumulation),), keys=(key,))
-
-
-def _compilation(context: Context) -> Iterator[Setting]:
-    chosen = context.recipe.efficiency.compile
-    if not chosen.enabled:
-        return
-    blocks = chosen.scope == "blocks" or (chosen.scope == "auto" and context.recipe.strategy.kind in ("fsdp", "zero3"))
-    backend = chosen.backend.upper()
-    rows = (
-        ("backend", "BACKEND", backend, backend, "backend"),
-        ("mode", "MODE", chosen.mode, chosen.mode, "mode"),
-        ("use_dynamic", "USE_DYNAMIC", str(bool(chosen.dynamic)), bool(chosen.dynamic), "dynamic"),
-        ("use_regional_compilation", "USE_REGIONAL_COMPILATION", str(blocks), blocks, "scope"),
-    )
-    for name, variable, value, written, key in rows:
-        keys = (f"{COMPILE}.{key}",)
-        yield Setting(f"ACCELERATE_DYNAMO_{variable}", (value,), f"dynamo_config.dynamo_{name}", written, keys)
+_DEEPSPEED: tuple[Setting, ...] = (
+    Setting("use_deepspeed", ("strategy.kind",), when(is_zero, fixed(True)), variable="ACCELERATE_USE_DEEPSPEED",
+            text=word, in_file=never, switch=True),
+    Setting("deepspeed_config.deepspeed_config_file", ("strategy.kind",),
+            when(is_zero, fixed((Variable.RUN_DIR, f"/{DEEPSPEED}"))), variable="ACCELERATE_DEEPSPEED_CONFIG_FILE",
+            in_file=never),
+    Setting("deepspeed_config.zero3_init_flag", ("strategy.kind",),
+            when(is_zero, lambda context: context.recipe.strategy.kind == "zero3"),
+            variable="ACCELERATE_DEEPSPEED_ZERO3_INIT", text=word),
+    Setting("deepspeed_config.deepspeed_multinode_launcher", (), when(_on_several_nodes, fixed("standard")),
+            nothing_but("standard", "pdsh"),
+            source=rule("accelerate would start the ranks with pdsh; this is torchrun on each node")),
+    # Accelerator() lets this variable win over the argument that the script gives it.
+    Setting("deepspeed_config.gradient_accumulation_steps", ("batch.accumulation",),
+            when(lambda context: on_accelerator(context) and given(context, "batch.accumulation"),
+                  lambda context: context.batch.accumulation),
+            plain("batch.accumulation", "auto", "none"), variable="ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+            in_file=never),
+    Setting("deepspeed_config.zero_stage", decode=_read_stage),
+    Setting("deepspeed_config.gradient_clipping", decode=plain("train.max_grad_norm", "auto", "none")),
+    Setting("deepspeed_config.zero3_save_16bit_model", decode=plain("strategy.gather_16bit")),
+    *_offload("optimizer"),
+    *_offload("param"),
+    *(Setting(f"deepspeed_config.deepspeed_{name}")
+      for name in ("hostfile", "exclusion_filter", "inclusion_filter", "moe_layer_cls_names")),
+)  # fmt: skip
+SETTINGS: tuple[Setting, ...] = (*_LAUNCH, *_COMPILATION, *FSDP, *_DEEPSPEED)

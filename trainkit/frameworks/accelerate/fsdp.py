@@ -2,71 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import Any
 
-from trainkit.frameworks.accelerate.setting import Setting, Written, given, word
+from trainkit.frameworks.accelerate.setting import Encoder, Setting, given, never, shards, when, word
+from trainkit.frameworks.base.fields import UNSET, by_name, setting
+from trainkit.frameworks.base.fsdp import FIELDS, FIRST_VERSION
+from trainkit.frameworks.base.launcher_flags import fixed
 from trainkit.plan.context import Context
-from trainkit.recipe.schema import Fsdp
+from trainkit.plan.provenance import Source
 
-STATE_DICTS = {"full": "FULL_STATE_DICT", "sharded": "SHARDED_STATE_DICT"}
-POLICIES = {"transformer": "TRANSFORMER_BASED_WRAP", "size": "SIZE_BASED_WRAP", "none": "NO_WRAP"}
-CHECKPOINTING = "efficiency.gradient_checkpointing.every"
-# accelerate launch's own; a script that another launcher starts would have others.
-FIRST_DEFAULTS = {"forward_prefetch": False, "use_orig_params": True, "sync_module_states": True}
 LAUNCHED = "accelerate launch's own default, whatever the launcher"
-
-Entry = tuple[str, Written, str]  # name after `fsdp_`, its value, the recipe key that decides it
-
-
-def settings(context: Context) -> Iterator[Setting]:
-    """FSDP's settings; none under other strategies."""
-    strategy = context.recipe.strategy
-    if not isinstance(strategy, Fsdp):
-        return
-    yield Setting("ACCELERATE_USE_FSDP", ("true",), keys=("strategy.kind",))
-    for name, value, key in entries(context, strategy):
-        variable = f"FSDP_{VARIABLES.get(name, name.upper())}"
-        rule = "" if given(context, key) or name not in (*FIRST_DEFAULTS, "cpu_ram_efficient_loading") else LAUNCHED
-        yield Setting(variable, (word(value),), f"fsdp_config.fsdp_{name}", value, (key,), rule)
+_SHARED = by_name(FIELDS)
 
 
-VARIABLES = {"transformer_layer_cls_to_wrap": "TRANSFORMER_CLS_TO_WRAP"}
+def _is_version(number: int) -> Callable[[Context], bool]:
+    return lambda context: shards(context) and setting(context, "strategy.version") == number
 
 
-def entries(context: Context, strategy: Fsdp) -> Iterator[Entry]:
-    """Name by name, as accelerate's config file has them."""
-    yield "version", strategy.version, "strategy.version"
-    yield from _sharding(strategy)
-    yield "offload_params", strategy.offload, "strategy.offload"
-    yield "auto_wrap_policy", POLICIES[strategy.auto_wrap], "strategy.auto_wrap"
-    if strategy.auto_wrap == "size":
-        yield "min_num_params", strategy.min_params, "strategy.min_params"
-    if strategy.auto_wrap == "transformer" and strategy.wrap_classes:
-        yield "transformer_layer_cls_to_wrap", ",".join(strategy.wrap_classes), "strategy.wrap_classes"
-    if strategy.state_dict_type is not None:
-        yield "state_dict_type", STATE_DICTS[strategy.state_dict_type], "strategy.state_dict_type"
-    if strategy.version == 1:
-        yield from _first_version(strategy)
-    yield "cpu_ram_efficient_loading", _loads_once(strategy), "strategy.cpu_ram_efficient_loading"
-    yield "activation_checkpointing", bool(context.recipe.efficiency.gradient_checkpointing.every), CHECKPOINTING
+def _wraps(policy: str) -> Callable[[Context], bool]:
+    return lambda context: shards(context) and setting(context, "strategy.auto_wrap") == policy
 
 
-def _sharding(strategy: Fsdp) -> Iterator[Entry]:
-    if strategy.version == 1:
-        yield "sharding_strategy", strategy.sharding.upper(), "strategy.sharding"
-    else:
-        yield "reshard_after_forward", strategy.sharding == "full_shard", "strategy.sharding"
+def _fsdp(name: str, encode: Encoder | None = None, default: Any = UNSET, variable: str = "", **more: Any) -> Setting:
+    """A key that transformers' file has too, and what accelerate makes of it."""
+    shared = _SHARED[name]
+    return Setting(
+        f"fsdp_config.fsdp_{name}",
+        shared.keys,
+        encode or when(shards, shared.encode),
+        shared.decode,
+        default,
+        variable=f"FSDP_{variable or name.upper()}",
+        text=word,
+        **more,
+    )
 
 
-def _first_version(strategy: Fsdp) -> Iterator[Entry]:
-    if strategy.backward_prefetch is not None:
-        yield "backward_prefetch", strategy.backward_prefetch.upper(), "strategy.backward_prefetch"
-    for name, default in FIRST_DEFAULTS.items():
-        value = getattr(strategy, name)
-        yield name, default if value is None else value, f"strategy.{name}"
+def _first(name: str) -> Setting:
+    """A switch of version 1; its default is accelerate launch's own, which a script under torchrun would not have."""
+    key, default = f"strategy.{name}", FIRST_VERSION[name]
+
+    def value(context: Context) -> Any:
+        found = setting(context, key)
+        return default if found is None else found
+
+    return _fsdp(name, when(_is_version(1), value), default, source=_or_launched(key))
 
 
-def _loads_once(strategy: Fsdp) -> bool:
+def _or_launched(key: str) -> Callable[[Context], Source]:
+    return lambda context: Source((key,), "" if given(context, key) else LAUNCHED)
+
+
+def _loads_once(context: Context) -> bool:
     """Whether rank 0 alone loads; the others get its weights only where module states are sent."""
-    chosen = strategy.cpu_ram_efficient_loading
-    return strategy.sync_module_states is not False if chosen is None else chosen
+    chosen = setting(context, "strategy.cpu_ram_efficient_loading")
+    return setting(context, "strategy.sync_module_states") is not False if chosen is None else chosen
+
+
+def _prefetch(context: Context) -> Any:
+    chosen = setting(context, "strategy.backward_prefetch")
+    return UNSET if chosen is None else chosen.upper()
+
+
+FSDP: tuple[Setting, ...] = (
+    Setting("use_fsdp", ("strategy.kind",), when(shards, fixed(True)), variable="ACCELERATE_USE_FSDP", text=word,
+            in_file=never, switch=True),
+    _fsdp("version", default=1),
+    _fsdp("sharding_strategy", when(_is_version(1), lambda context: setting(context, "strategy.sharding").upper()),
+          "FULL_SHARD"),
+    _fsdp("reshard_after_forward",
+          when(_is_version(2), lambda context: setting(context, "strategy.sharding") == "full_shard"), True),
+    _fsdp("offload_params", default=False),
+    _fsdp("auto_wrap_policy"),
+    _fsdp("min_num_params", when(_wraps("size"), lambda context: setting(context, "strategy.min_params")),
+          100_000_000),
+    _fsdp("transformer_layer_cls_to_wrap",
+          when(_wraps("transformer"), lambda context: ",".join(setting(context, "strategy.wrap_classes")) or UNSET),
+          variable="TRANSFORMER_CLS_TO_WRAP"),
+    _fsdp("state_dict_type"),
+    _fsdp("backward_prefetch", when(_is_version(1), _prefetch),
+          aliases=("fsdp_config.fsdp_backward_prefetch_policy",)),
+    *map(_first, ("forward_prefetch", "use_orig_params", "sync_module_states")),
+    _fsdp("cpu_ram_efficient_loading", when(shards, _loads_once), True,
+          source=_or_launched("strategy.cpu_ram_efficient_loading")),
+    _fsdp("activation_checkpointing", default=False),
+    Setting("fsdp_config.fsdp_activation_checkpointing_offload", default=False, since="1.15",
+            variable="FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD", text=word),
+)  # fmt: skip

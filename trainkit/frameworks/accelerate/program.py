@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from trainkit.errors import Diagnostic
-from trainkit.frameworks.accelerate import deepspeed, refusals, remarks
-from trainkit.frameworks.accelerate.fields import settings
-from trainkit.frameworks.accelerate.setting import Setting
-from trainkit.frameworks.accelerate.support import REACH
+from trainkit.frameworks.accelerate.fields import DEEPSPEED, SETTINGS
+from trainkit.frameworks.accelerate.setting import given
+from trainkit.frameworks.accelerate.support import REACH, unsupported
 from trainkit.frameworks.base import own_scripts, verbosity
+from trainkit.frameworks.base.fields import UNSET
 from trainkit.frameworks.deepspeed import ops
+from trainkit.frameworks.deepspeed.readers import ACCELERATOR
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice, Preparation
-from trainkit.plan.provenance import SourcedFile, SourcedVariable, Token, variable
+from trainkit.plan.provenance import Source, SourcedFile, SourcedVariable, Token, variable
+from trainkit.recipe.layers.merge import value_at
+from trainkit.recipe.schema import Fsdp
 
 if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
 
-__all__ = [
-    "REACH",
-    "argv",
-    "check",
-    "environment",
-    "files",
-    "notices",
-    "preparations",
-    "problems",
-    "reason",
-    "wrapper",
-]
+__all__ = ["REACH"]
 
 READ = "Accelerator() reads it"
 LOGS = (*verbosity.LIBRARIES, "ACCELERATE_LOG_LEVEL")
@@ -41,8 +35,8 @@ def check(resolved: Resolved) -> tuple[Diagnostic, ...]:
 
 
 def problems(context: Context) -> tuple[Diagnostic, ...]:
-    """Settings that Accelerator() cannot be told."""
-    return tuple(refusals.problems(context))
+    """Settings that do not reach Accelerator()."""
+    return tuple(unsupported(context))
 
 
 def reason(context: Context) -> str:
@@ -62,12 +56,34 @@ def wrapper(context: Context) -> tuple[Token, ...]:
 
 def files(context: Context) -> tuple[SourcedFile, ...]:
     """DeepSpeed's settings, for the zero strategies."""
-    return (deepspeed.file(context),) if context.zero else ()
+    return (deepspeed_file(context),) if context.zero else ()
+
+
+def deepspeed_file(context: Context) -> SourcedFile:
+    """DeepSpeed's file, from the recipe or with the user's as base."""
+    from trainkit.frameworks.deepspeed.config import deepspeed_config
+
+    resolved = context.resolved
+    base = resolved.attachments.get("strategy.config")
+    content, made_by = deepspeed_config(
+        resolved.recipe, context.batch, context.dtype, base, resolved.given, reader=ACCELERATOR
+    )
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    return SourcedFile(DEEPSPEED, text, {key: Source(tuple(keys)) for key, keys in made_by})
 
 
 def environment(context: Context) -> tuple[SourcedVariable, ...]:
-    """All that Accelerator() is told. accelerate launch writes the same from its file, which has the same values."""
-    return (*verbosity.environment(context, LOGS), *(_variable(context, each) for each in settings(context)))
+    """The settings of Accelerator(). accelerate launch writes the same from its file, which has the same values."""
+    variables = list(verbosity.environment(context, LOGS))
+    for each in SETTINGS:
+        value = each.encode(context) if each.variable else UNSET
+        if value is UNSET:
+            continue
+        parts = value if isinstance(value, tuple) else (each.text(value),)
+        source = each.made_by(context)
+        keys = tuple(key for key in source.keys if given(context, key))
+        variables.append(variable(each.variable, *parts, keys=keys, rule=source.rule or ("" if keys else READ)))
+    return tuple(variables)
 
 
 def preparations(context: Context) -> tuple[Preparation, ...]:
@@ -76,11 +92,39 @@ def preparations(context: Context) -> tuple[Preparation, ...]:
 
 
 def notices(context: Context) -> tuple[Notice, ...]:
-    """What stays the script's own."""
-    return tuple(remarks.notices(context))
+    """What stays the script's own, and what accelerate does by itself."""
+    return tuple(_notices(context))
 
 
-def _variable(context: Context, setting: Setting) -> SourcedVariable:
-    keys = tuple(key for key in setting.keys if context.resolved.given(key))
-    rule = setting.rule or ("" if keys else READ)
-    return variable(setting.variable, *setting.value, keys=keys, rule=rule)
+def _notices(context: Context) -> Iterator[Notice]:
+    what = (
+        "Model, data, optimizer and the loop are the script's own; its DataLoader decides the micro batch, and the "
+        f"sizes in this plan only count with {context.batch.micro}."
+    )
+    yield Notice("note", what, "Pass the script's own settings in program.args.")
+    strategy = context.recipe.strategy
+    if isinstance(strategy, Fsdp) and strategy.auto_wrap == "transformer" and not strategy.wrap_classes:
+        what = "strategy.wrap_classes is empty: a model that does not name its blocks (_no_split_modules) is one unit."
+        yield Notice("note", what, "Name the class of its blocks.")
+    if context.zero:
+        yield from _zero_notices(context)
+    chosen = context.recipe.efficiency.compile
+    if chosen.enabled and chosen.dynamic is None:
+        what = "accelerate compiles for the sizes that it sees (dynamic=False): other sizes are compiled again."
+        yield Notice("note", what, "Set efficiency.compile.dynamic to true where sizes change.")
+
+
+def _zero_notices(context: Context) -> Iterator[Notice]:
+    if not given(context, "train.max_grad_norm"):
+        base = context.resolved.attachments.get("strategy.config")
+        found = value_at(base.tree, "gradient_clipping") if base else None
+        norm = "1, which accelerate fills in" if found in (None, "auto") else f"{found}, as its file says"
+        what = f"DeepSpeed scales gradients down to a norm of {norm}: clip_grad_norm_ does nothing then."
+        yield Notice("note", what, "Set train.max_grad_norm to the script's own.")
+    if context.topology.device == "cpu" and context.topology.world_size > 1:
+        what = (
+            "On a CPU, Accelerator() counts one process under DeepSpeed unless it is given the backend: the run would "
+            "end with `Check batch related parameters`."
+        )
+        hint = 'In the script: Accelerator(kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")]).'
+        yield Notice("warning", what, hint)

@@ -5,32 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from trainkit.frameworks import torchrun
-from trainkit.frameworks.accelerate.fields import distributed_type
+from trainkit.frameworks.accelerate.fields import SETTINGS
+from trainkit.frameworks.accelerate.setting import Setting, distributed_type
+from trainkit.frameworks.base.fields import UNSET
 from trainkit.frameworks.deepspeed.launcher import by_import
 from trainkit.machine.versions import at_least, has
 from trainkit.plan.context import Context
 from trainkit.plan.provenance import AddedVariable, SourcedVariable, added_variable, variable
 
 RULE = "accelerate launch sets it for every rank, whatever the program"
-# What accelerate's own flags say where its file and the plan's flags say nothing.
-ALWAYS: Mapping[str, str] = {
-    "ACCELERATE_MIXED_PRECISION": "no",
-    "ACCELERATE_DYNAMO_BACKEND": "NO",
-    "ACCELERATE_DYNAMO_MODE": "default",
-    "ACCELERATE_DYNAMO_USE_FULLGRAPH": "False",
-    "ACCELERATE_DYNAMO_USE_DYNAMIC": "False",
-    "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": "False",
-}
 THREADS_OF_INTEL: Mapping[str, str] = {"KMP_AFFINITY": "granularity=fine,compact,1,0", "KMP_BLOCKTIME": "1"}
-FSDP: Mapping[str, str] = {
-    "FSDP_SHARDING_STRATEGY": "FULL_SHARD",
-    "FSDP_RESHARD_AFTER_FORWARD": "true",
-    "FSDP_MIN_NUM_PARAMS": "100000000",
-    "FSDP_FORWARD_PREFETCH": "false",
-    "FSDP_USE_ORIG_PARAMS": "true",
-    "FSDP_SYNC_MODULE_STATES": "true",
-}
-RECOMPUTED = "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD"
 # Cards that cannot reach one another directly, and the first driver that knows it (accelerate, utils/environment.py).
 UNLINKED, NEW_ENOUGH = "RTX 40", "550.40.07"
 
@@ -49,7 +33,7 @@ def unlinked(context: Context) -> tuple[SourcedVariable, ...]:
 
 def alone(context: Context) -> Iterator[AddedVariable]:
     """To a single process that is started directly."""
-    yield from (added_variable(name, value, rule=RULE) for name, value in ALWAYS.items())
+    yield from _defaults(context, "")
     on_cpu = context.topology.device == "cpu"
     yield added_variable("ACCELERATE_USE_CPU", str(on_cpu), rule=RULE)
     if on_cpu or not has(context.facts, "accelerate sets KMP_* on a CPU only"):
@@ -61,20 +45,33 @@ def several(context: Context) -> Iterator[AddedVariable]:
     """To ranks that it starts with torchrun."""
     yield from torchrun.of_agent(context)
     yield from (added_variable(f"TORCHELASTIC_{name}", rule=torchrun.ITS_OWN) for name in ("RUN_ID", "USE_AGENT_STORE"))
-    kind = distributed_type(context) if context.recipe.program.kind == "accelerate" else "MULTI_GPU"
+    kind = distributed_type(context)
     if kind == "DEEPSPEED":
         yield from _deepspeed(context)
         return
-    yield from (added_variable(name, value, rule=RULE) for name, value in ALWAYS.items())
+    yield from _defaults(context, "")
     if kind == "FSDP":
-        yield from (added_variable(name, value, rule=f"{RULE} under FSDP") for name, value in FSDP.items())
-        if has(context.facts, f"accelerate sets {RECOMPUTED}"):
-            yield added_variable(RECOMPUTED, "false", rule=f"{RULE} under FSDP")
+        yield from _defaults(context, "FSDP_")
+
+
+def _defaults(context: Context, start: str) -> Iterator[AddedVariable]:
+    """What its own flags say where its file and the plan's flags say nothing. start: of FSDP's variables, or none."""
+    installed = context.facts.packages.get("accelerate") or "0"
+    rule = f"{RULE} under FSDP" if start else RULE
+    for each in SETTINGS:
+        of_fsdp = each.variable.startswith("FSDP_")
+        if each.variable and each.default is not UNSET and of_fsdp is bool(start) and each.known_to(installed):
+            yield added_variable(each.variable, each.text(each.default), rule=rule)
 
 
 def _deepspeed(context: Context) -> Iterator[AddedVariable]:
-    fields = ["zero3_init_flag", *(["deepspeed_multinode_launcher"] if context.topology.nodes > 1 else [])]
+    names = sorted(each.name.rpartition(".")[2] for each in SETTINGS if _says_deepspeed(context, each))
     rule = "the keys of its own file that say something about DeepSpeed"
-    yield added_variable("ACCELERATE_CONFIG_DS_FIELDS", ",".join(sorted(fields)), rule=rule)
+    yield added_variable("ACCELERATE_CONFIG_DS_FIELDS", ",".join(names), rule=rule)
     yield added_variable("PYTHONPATH", rule="yours, and the working folder after it", yields=True)
     yield from by_import(context)
+
+
+def _says_deepspeed(context: Context, setting: Setting) -> bool:
+    in_section = setting.name.startswith("deepspeed_config.") and setting.in_file(context)
+    return in_section and setting.encode(context) is not UNSET

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from trainkit.frameworks.accelerate.deepspeed import CONFIG
+from collections.abc import Iterator
+
+from trainkit.errors import Diagnostic
+from trainkit.frameworks.accelerate.fields import DEEPSPEED, SETTINGS
+from trainkit.frameworks.accelerate.setting import given
+from trainkit.frameworks.base.fsdp import CHECKPOINTING, FIRST_VERSION
+from trainkit.plan.context import Context
 from trainkit.plan.support import LAUNCHED, Reach, Table
+from trainkit.recipe.layers.merge import value_at
+from trainkit.recipe.schema import Ddp, Fsdp
 
 ENVIRONMENT = Reach("the environment of Accelerator()")
-FSDP = (
-    *("version", "sharding", "offload", "auto_wrap", "wrap_classes", "min_params", "backward_prefetch"),
-    *("forward_prefetch", "use_orig_params", "sync_module_states", "cpu_ram_efficient_loading", "state_dict_type"),
-)
+# Keys whose values are variables of Accelerator(); the kind of strategy is decided before.
+VARIABLES = {key for each in SETTINGS if each.variable for key in each.keys} - LAUNCHED.keys()
 ZERO = ("offload_optimizer", "offload_param", "overlap_comm", "config", "nvme_path", "bucket_mb", "gather_16bit")
 
 
@@ -34,7 +40,7 @@ REACH: Table = {
     "optimizer": _own("makes its own optimizer", "learning_rate"),
     "schedule": _own("makes its own schedule", "lr_scheduler_type"),
     "train": _own("has its own loop", "num_train_epochs, max_train_steps or seed"),
-    "train.max_grad_norm": Reach(CONFIG),
+    "train.max_grad_norm": Reach(DEEPSPEED),
     "eval": _own("evaluates by itself", "eval_steps"),
     "predict": _own("predicts by itself", "do_predict"),
     "sample": _own("generates by itself", "prompt"),
@@ -46,10 +52,9 @@ REACH: Table = {
         anyway=("never",),
     ),
     "logging": _own("writes its own metrics", "report_to"),
-    **dict.fromkeys(("logging.level", "logging.replica_level", "logging.each_node"), ENVIRONMENT),
+    **dict.fromkeys(("logging.level", "logging.replica_level", "logging.each_node", *VARIABLES), ENVIRONMENT),
+    "efficiency.compile": ENVIRONMENT,
     "batch": _own("makes its own DataLoader", "per_device_train_batch_size"),
-    "batch.accumulation": ENVIRONMENT,
-    "precision.dtype": ENVIRONMENT,
     "precision.weights": _own("loads its own weights", "torch_dtype"),
     "precision.eval": Reach(
         why="Accelerator() evaluates in the format of the training.",
@@ -62,13 +67,10 @@ REACH: Table = {
         anyway=(None,),
     ),
     "efficiency.attention": _own("makes its own model", "attn_implementation"),
-    "efficiency.compile": ENVIRONMENT,
-    "efficiency.gradient_checkpointing.every": ENVIRONMENT,
     "efficiency.gradient_checkpointing.selective": Reach(
         why="accelerate recomputes whole units.", instead="Leave it out.", anyway=(False,)
     ),
     "strategy.find_unused_parameters": Reach(why=f"{_KWARGS}.", instead="Give it there.", anyway=(False,)),
-    **dict.fromkeys((f"strategy.{name}" for name in FSDP), ENVIRONMENT),
     "strategy.limit_all_gathers": Reach(why=_PLUGIN, instead="Leave it out.", anyway=(True, None)),
     "strategy.prefetch": Reach(why=_PLUGIN, instead="Leave it out.", anyway=(1,)),
     "strategy.reduce_dtype": Reach(
@@ -76,5 +78,105 @@ REACH: Table = {
         instead="Leave it out, or write same.",
         anyway=("same",),
     ),
-    **dict.fromkeys((f"strategy.{name}" for name in ZERO), Reach(CONFIG)),
+    **dict.fromkeys((f"strategy.{name}" for name in ZERO), Reach(DEEPSPEED)),
 }
+
+# accelerate, utils/dataclasses.py: DynamoBackend
+BACKENDS = (
+    *("eager", "aot_eager", "inductor", "aot_ts_nvfuser", "nvprims_nvfuser", "cudagraphs", "ofi", "fx2trt", "onnxrt"),
+    *("tensorrt", "aot_torchxla_trace_once", "torchxla_trace_once", "tvm", "hpu_backend", "neuron"),
+)
+# Variables that the plan sets, or accelerate launch from its file; and those of such names that both leave alone.
+DECIDED = (
+    *(f"ACCELERATE_{name}_" for name in ("USE", "MIXED", "GRADIENT", "DYNAMO", "DEEPSPEED")),
+    "FSDP_",
+)
+FREE = ("FSDP_IGNORED_MODULES", "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES")
+
+
+def unsupported(context: Context) -> Iterator[Diagnostic]:
+    """Every given value that would be dropped, though others of the same key reach the program."""
+    yield from _by_strategy(context)
+    yield from _compilation(context)
+    yield from _sharding(context)
+    yield from _whole_batch(context)
+    yield from _variables(context)
+
+
+def _by_strategy(context: Context) -> Iterator[Diagnostic]:
+    strategy, every = context.recipe.strategy, context.recipe.efficiency.gradient_checkpointing.every
+    if given(context, "train.max_grad_norm") and not context.zero:
+        why = "Only DeepSpeed clips by itself; otherwise the script calls clip_grad_norm_."
+        yield _error(context, "train.max_grad_norm", why, "Pass what the script takes in program.args.")
+    if given(context, "data.pin_memory") and context.topology.device == "cuda":
+        why = "The script makes its own DataLoader."
+        yield _error(context, "data.pin_memory", why, "Pass what the script takes in program.args.")
+    if given(context, "strategy.bucket_mb") and isinstance(strategy, Ddp):
+        why = "Accelerator() takes it from a DistributedDataParallelKwargs that the script hands it."
+        yield _error(context, "strategy.bucket_mb", why, "Give it there, as bucket_cap_mb.")
+    if every and not isinstance(strategy, Fsdp):
+        why = "accelerate recomputes activations under fsdp only."
+        yield _error(
+            context, CHECKPOINTING, why, "Switch it on in the script, as model.gradient_checkpointing_enable()."
+        )
+    elif every and every is not True:
+        why = "accelerate recomputes every wrapped unit or none."
+        yield _error(context, CHECKPOINTING, why, f"Set {CHECKPOINTING} to true.")
+
+
+def _compilation(context: Context) -> Iterator[Diagnostic]:
+    chosen, key = context.recipe.efficiency.compile, "efficiency.compile"
+    if chosen.enabled and chosen.backend.lower() not in BACKENDS:
+        why = f"accelerate takes {', '.join(BACKENDS)}."
+        yield _error(context, f"{key}.backend", why, "Choose one of these, or compile in the script.")
+    if chosen.enabled and chosen.dynamic is None and given(context, f"{key}.dynamic"):
+        why = "accelerate launch knows yes and no only, and takes no for nothing."
+        yield _error(context, f"{key}.dynamic", why, "Write true or false.")
+
+
+def _sharding(context: Context) -> Iterator[Diagnostic]:
+    strategy = context.recipe.strategy
+    if not isinstance(strategy, Fsdp):
+        return
+    for name, anyway in FIRST_VERSION.items():
+        if strategy.version == 2 and getattr(strategy, name) not in (None, anyway):
+            key = f"strategy.{name}"
+            yield _error(
+                context, key, "Version 2 has no such setting.", f"Leave {key} out, or set strategy.version to 1."
+            )
+    if strategy.version == 1 and strategy.cpu_ram_efficient_loading and strategy.sync_module_states is False:
+        key = "strategy.cpu_ram_efficient_loading"
+        why = "Weights that rank 0 alone loads reach the others by sync_module_states, which is false."
+        yield _error(context, key, why, "Leave one of the two out.")
+
+
+def _whole_batch(context: Context) -> Iterator[Diagnostic]:
+    """On a CPU accelerate may count one process; where it fills in the whole batch, DeepSpeed notices."""
+    base, key = context.resolved.attachments.get("strategy.config"), "train_batch_size"
+    said = value_at(base.tree, key) if base and context.topology.device == "cpu" and context.zero else None
+    if base and said not in (None, "auto"):
+        what = f'{key} in the DeepSpeed file is {said}, and on a CPU it has to be "auto"'
+        why = "Accelerator() may take each rank for the only one there, and only the sum of the batch would show it."
+        origin = base.origins.get(key)
+        yield Diagnostic(
+            "error", what, key="strategy.config", origin=origin, why=why, hint='Write "auto", or remove it.'
+        )
+
+
+def _variables(context: Context) -> Iterator[Diagnostic]:
+    """Variables of the recipe's that would say something beside the plan."""
+    named = [(name, f"env.{name}") for name in context.recipe.env]
+    named += [(name, "env_from") for name in context.recipe.env_from]
+    for name, key in named:
+        if name.startswith(DECIDED) and name not in FREE:
+            what = f"{key.partition('.')[0]} names {name}, which the plan decides"
+            hint = "Use strategy, precision, efficiency or batch.accumulation."
+            yield Diagnostic("error", what, key=key, origin=context.resolved.origin(key), hint=hint)
+
+
+def _error(context: Context, key: str, why: str, hint: str) -> Diagnostic:
+    value = context.recipe
+    for name in key.split("."):
+        value = getattr(value, name)
+    what = f"{key} {value} cannot reach a program of kind accelerate"
+    return Diagnostic("error", what, key=key, origin=context.resolved.origin(key), why=why, hint=hint)

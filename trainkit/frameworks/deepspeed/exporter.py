@@ -29,6 +29,10 @@ def notes(context: Context) -> tuple[str, ...]:
     return ()
 
 
+def combination(context: Context) -> None:
+    """What the plan starts."""
+
+
 def files(context: Context, folder: str) -> dict[str, str]:
     """The file that the program gets in a run; for one that gets none, all that the recipe says to DeepSpeed.
 

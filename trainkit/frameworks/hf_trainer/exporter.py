@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from trainkit.frameworks import torch_xla
 from trainkit.frameworks.accelerate import launcher
+from trainkit.frameworks.accelerate.flags import CONFIG
 from trainkit.frameworks.base.own_scripts import PYTHON
 from trainkit.frameworks.hf_trainer import fsdp_config, program
 from trainkit.frameworks.hf_trainer.fields import OUTPUT
@@ -34,6 +35,10 @@ def unfit(context: Context) -> str:
 def notes(context: Context) -> tuple[str, ...]:
     """None."""
     return ()
+
+
+def combination(context: Context) -> None:
+    """What the plan starts."""
 
 
 def files(context: Context, folder: str) -> dict[str, str]:
@@ -90,7 +95,7 @@ def _launcher(context: Context, folder: str) -> tuple[str, ...]:
     host, _, port = context.recipe.nodes.rendezvous.rpartition(":")
     if context.launcher == "accelerate":
         several = (f"--machine_rank={_RANK}", f"--main_process_ip={host}", f"--main_process_port={port}")
-        config = f"--config_file={shlex.quote(f'{folder}/{launcher.CONFIG}')}"
+        config = f"--config_file={shlex.quote(f'{folder}/{CONFIG}')}"
         return ("accelerate", "launch", config, *(several if nodes > 1 else ("--main_process_port=0",)), *more)
     if context.launcher == "torchrun":
         place = (f"--nnodes={nodes}", f"--node_rank={_RANK}", f"--master_addr={host}", f"--master_port={port}")
