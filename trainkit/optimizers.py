@@ -242,3 +242,68 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
 def optimizer(name: str) -> Optimizer:
     """The optimizer of a name, or what is known of a class by its import path: nothing but that."""
     return OPTIMIZERS.get(name) or Optimizer(name, {}, "whatever the class keeps", "that of the class", hf=MOMENTS)
+
+
+_ANY_CLASS = "name its class by import path, as in optimizer.name: pkg.mod:Class, with optimizer.args"
+_LITTLE_MEMORY = "write adamw_bnb_8bit, adafactor, or the class itself as pkg.mod:Class"
+_OTHER_HARDWARE = "it is for hardware that trainkit does not drive"
+# Names of Trainer's (transformers, training_args.OptimizerNames) that stand for a class: what to write instead.
+_CLASSES: Mapping[str, str] = {
+    "adamw_torch_4bit": "torchao.optim:AdamW4bit, or adamw_bnb_8bit",
+    "adamw_torch_8bit": "torchao.optim:AdamW8bit, or adamw_bnb_8bit",
+    "paged_adamw_8bit": "bitsandbytes.optim:PagedAdamW8bit, or adamw_bnb_8bit",
+    "paged_adamw_32bit": "bitsandbytes.optim:PagedAdamW, or adamw_torch",
+    "lion_8bit": "bitsandbytes.optim:Lion8bit",
+    "lion_32bit": "bitsandbytes.optim:Lion",
+    "paged_lion_8bit": "bitsandbytes.optim:PagedLion8bit",
+    "paged_lion_32bit": "bitsandbytes.optim:PagedLion",
+    "ademamix": "bitsandbytes.optim:AdEMAMix",
+    "ademamix_8bit": "bitsandbytes.optim:AdEMAMix8bit",
+    "paged_ademamix_32bit": "bitsandbytes.optim:PagedAdEMAMix",
+    "paged_ademamix_8bit": "bitsandbytes.optim:PagedAdEMAMix8bit",
+    "rmsprop": "torch.optim:RMSprop",
+    "rmsprop_bnb": "bitsandbytes.optim:RMSprop",
+    "rmsprop_bnb_8bit": "bitsandbytes.optim:RMSprop8bit",
+    "rmsprop_bnb_32bit": "bitsandbytes.optim:RMSprop32bit",
+    "stable_adamw": "optimi:StableAdamW",
+}
+# Names of Trainer's that are not names here: why, and what to write instead.
+OTHER_NAMES: Mapping[str, tuple[str, str]] = {
+    **{name: ("it is a class like any other", f"write {path}") for name, path in _CLASSES.items()},
+    **{
+        alias: ("it is Trainer's other name for one of these", f"write {name}")
+        for name, each in OPTIMIZERS.items()
+        for alias in each.hf_aliases
+    },
+    "adamw_hf": ("transformers' own AdamW was removed in transformers 5; PyTorch's does the same", "write adamw_torch"),
+    "adamw": ("which AdamW is meant decides speed and memory", "write adamw_torch or adamw_torch_fused"),
+    "multi_tensor": ("PyTorch calls it foreach", "write adamw_torch_foreach"),
+    "adamw_torch_xla": (_OTHER_HARDWARE, "write adamw_torch"),
+    "adamw_torch_npu_fused": (_OTHER_HARDWARE, "write adamw_torch_fused"),
+    "grokadamw": ("it is a class of the package grokadamw", _ANY_CLASS),
+    **dict.fromkeys(
+        ("galore_adamw", "galore_adamw_8bit", "galore_adafactor", "apollo_adamw"),
+        (
+            "it projects the gradients of chosen layers, which needs parameter groups that no recipe key describes",
+            _LITTLE_MEMORY,
+        ),
+    ),
+    **dict.fromkeys(
+        (
+            *(
+                f"{name}_layerwise"
+                for name in ("galore_adamw", "galore_adamw_8bit", "galore_adafactor", "apollo_adamw")
+            ),
+            "lomo",
+            "adalomo",
+        ),
+        (
+            "it updates weights inside the backward pass, where neither clipping nor accumulation can be done",
+            _LITTLE_MEMORY,
+        ),
+    ),
+    **dict.fromkeys(
+        ("schedule_free_radam", "schedule_free_adamw", "schedule_free_sgd"),
+        ("it must know of training and evaluation, which the loop says to no optimizer", "write adamw_torch"),
+    ),
+}

@@ -15,12 +15,11 @@ from tests.made_up_recipes import MemoryFiles
 from trainkit.errors import RecipeError, TrainingError
 from trainkit.flags.resolve import resolve
 from trainkit.machine.facts import Facts
-from trainkit.optimizers import MOMENTS, OPTIMIZERS
+from trainkit.optimizers import MOMENTS, OPTIMIZERS, OTHER_NAMES
 from trainkit.plan.model import Notice
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Request, Resolved
 from trainkit.recipe.schema.training import OptimizerName
-from trainkit.recipe.validation.refused_values import REFUSED_VALUES
 
 Layered = Callable[..., Resolved]
 Machine = Callable[..., Facts]
@@ -165,7 +164,7 @@ def test_every_name_of_the_installed_transformers_is_taken_or_refused_with_a_rea
         timeout=120,
         check=True,
     )
-    known = {*NAMES, *REFUSED_VALUES["optimizer.name"]}
+    known = {*NAMES, *OTHER_NAMES}
     assert set(done.stdout.split()) <= known
 
 
@@ -175,7 +174,7 @@ def test_the_classes_that_refusals_recommend_exist() -> None:
         pytest.importorskip(package)
     from trainkit.trainer.optim.build import imported
 
-    for _, hint in REFUSED_VALUES["optimizer.name"].values():
+    for _, hint in OTHER_NAMES.values():
         for word in hint.replace(",", " ").split():
             if ":" in word and not word.startswith(("pkg.mod", "torchao")) and word != "optimizer.name:":
                 assert inspect.isclass(imported(word, "optimizer.name")), word

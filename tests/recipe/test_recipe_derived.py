@@ -18,7 +18,7 @@ from trainkit.recipe.resolved import Request, Resolved
 from trainkit.recipe.schema.fields import members, open_keys, schema, short_forms, tagged_sections
 from trainkit.recipe.schema.json_schema import json_schema
 from trainkit.recipe.schema.reference import reference_text
-from trainkit.recipe.validation.type_errors import PATTERN_WORDS, wanted
+from trainkit.recipe.validation.type_errors import PATTERN_WORDS, expected
 from trainkit.recipe.yaml.writer import recipe_yaml, resolved_yaml
 
 Solve = Callable[..., Resolved]
@@ -153,7 +153,7 @@ def test_the_reference_names_every_setting_with_its_description() -> None:
 def test_every_setting_is_described_and_every_pattern_has_words() -> None:
     for setting in schema().all_settings():
         assert setting.description.endswith("."), setting.key
-        assert "a value" not in wanted(setting), setting.key
+        assert "a value" not in expected(setting), setting.key
         metadata = [each for _, found in members(setting.annotation, setting.metadata) for each in found]
         patterned = any(getattr(each, "pattern", None) for each in metadata)
         assert (setting.key in PATTERN_WORDS) == patterned, setting.key

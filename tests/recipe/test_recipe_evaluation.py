@@ -1,4 +1,4 @@
-"""Runs that only evaluate, and what goes by the evaluation loss."""
+"""Runs that only evaluate, and what compares evaluation losses."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ def test_what_goes_by_the_evaluation_loss_needs_evaluations(
     refuse: Callable[..., list[Diagnostic]], solve: Solve, setting: str
 ) -> None:
     (error,) = refuse(f"{SHORT}{setting}\n")
-    assert "goes by the evaluation loss, and eval.every_steps is 0" in error.what
+    assert "requires eval.every_steps > 0" in error.what
     assert solve(f"{SHORT}{setting}\n", overrides=("eval.every_steps=2",)).recipe.eval.every_steps == 2

@@ -150,7 +150,7 @@ def test_a_wrong_value_is_one_error_at_its_place(refuse: Refuse, line: str, colu
 @pytest.mark.parametrize(
     ("text", "place", "words"),
     [
-        ("program: {kind: torch}\n", "r.yaml:1:17", "needs a script or a module"),
+        ("program: {kind: torch}\n", "r.yaml:1:17", "requires a script or a module"),
         ("program: {kind: torch, script: t.py, module: m}\n", "r.yaml:1:46", "both given"),
         ("program: {kind: torch, script: gone.py}\n", "r.yaml:1:32", "there is no file gone.py"),
         ("program: {kind: torch, module: pkg/train.py}\n", "r.yaml:1:32", "takes a dotted name"),

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 from trainkit.errors import Diagnostic, Origin, RecipeError
 from trainkit.plan.model import BatchArithmetic
+from trainkit.recipe.validation.batch_conflicts import GIVES_WAY
 from trainkit.text import counted
 
 if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
 
 DEFAULT_MICRO = 8
-# Where layers of equal strength disagree, the first of these gives way.
-GIVES_WAY = ("accumulation", "global", "micro")
 # What a DeepSpeed file of the user's calls them: it counts where no layer says anything.
 IN_FILE = {
     "global": "train_batch_size",

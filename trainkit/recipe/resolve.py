@@ -44,7 +44,7 @@ def resolve_with(words: Words, request: Request, files: Files) -> Resolved:
     for layer in (*layers, *others):
         found += validate_layer(layer, kinds, interpolated)
     locate = partial(place_of, state.places)
-    found += contradictions(layers, state)
+    found += contradictions(state)
     attachments, diagnostics = attach(state, _bases(layers), request.cwd, files)
     found += diagnostics
     broken = frozenset(each.key for each in found if each.severity == "error")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
-from trainkit.recipe.validation.refused_values import refused
+from trainkit.recipe.validation.type_errors import refused
 
 KEY = "efficiency.compile.backend"
 _DEBUG = (
@@ -47,7 +47,7 @@ def backend_in_use(asked: str) -> str:
 
 
 def compile_notices(context: Context) -> Iterator[Notice]:
-    """What is to be said of the backend; those for inference only are refused (recipe.validation.refused_values)."""
+    """What is to be said of the backend; those for inference only are refused (recipe.validation.type_errors)."""
     settings = context.recipe.efficiency.compile
     if not settings.enabled or context.recipe.program.kind != "builtin":
         return

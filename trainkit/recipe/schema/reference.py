@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainkit.recipe.schema.fields import SectionEntry, Setting, schema, short_forms
-from trainkit.recipe.validation.type_errors import wanted
+from trainkit.recipe.validation.type_errors import expected
 from trainkit.recipe.yaml.writer import scalar
 
 _VARIANTS = (
@@ -51,4 +51,4 @@ def _line(setting: Setting) -> str:
     shown = "[]" if default == [] else "{}" if default == {} else scalar(default)
     unit = f" [{setting.unit}]" if setting.unit else ""
     flag = f" Flag `--{setting.flag}`." if setting.flag else ""
-    return f"- `{setting.key}`: {wanted(setting)}{unit}; default `{shown}`. {setting.description}{flag}"
+    return f"- `{setting.key}`: {expected(setting)}{unit}; default `{shown}`. {setting.description}{flag}"

@@ -10,7 +10,7 @@ from trainkit.errors import Diagnostic, Origin
 from trainkit.recipe.layers.layer import Layer, secret_keys
 from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.layers.paths import Files
-from trainkit.recipe.validation.refused_values import refused
+from trainkit.recipe.validation.type_errors import refused
 from trainkit.recipe.validation.validate import Locate
 
 
@@ -54,39 +54,28 @@ def _program(context: Context) -> Iterator[Diagnostic]:
     kind = context.get("program.kind")
     given = [name for name in ("script", "module") if context.get(f"program.{name}") is not None]
     if kind == "builtin" and given and not context.unknown("program.kind"):
-        key = f"program.{given[0]}"
-        yield context.error(
-            key,
-            f"program.kind builtin takes no {given[0]}",
-            "set program.kind: hf, accelerate, deepspeed or torch to run it, or remove it",
-        )
+        hint = "set program.kind: hf, accelerate, deepspeed or torch to run it, or remove it"
+        yield context.error(f"program.{given[0]}", f"program.kind builtin takes no {given[0]}", hint)
     if kind != "builtin" and not given and not context.incomplete:
-        yield context.error(
-            "program.kind",
-            f"program.kind {kind} needs a script or a module",
-            "add program.script: train.py, or program.module: pkg.mod",
-        )
+        hint = "add program.script: train.py, or program.module: pkg.mod"
+        yield context.error("program.kind", f"program.kind {kind} requires a script or a module", hint)
     if kind != "builtin" and len(given) > 1:
         yield context.error("program.module", "program.script and program.module are both given", "keep one of the two")
     module = context.get("program.module")
     if isinstance(module, str) and ("/" in module or module.endswith(".py")):
         dotted = module.removesuffix(".py").strip("./").replace("/", ".")
         hint = f"write program.script: {module}, or program.module: {dotted}"
-        yield context.error("program.module", f"{module} is a path, and program.module takes a dotted name", hint)
+        yield context.error("program.module", f"program.module takes a dotted name, and {module} is a path", hint)
 
 
 def _script(context: Context) -> Iterator[Diagnostic]:
     script = context.get("program.script")
     if not isinstance(script, str) or "${" in script or _is_shipped(context, context.locate("program.script")):
         return  # a shipped recipe is for a script that its user brings; the plan says where it is not there
-    if not context.files.exists(context.absolute(script)):
-        where = context.absolute(script)
-        yield context.error(
-            "program.script",
-            f"there is no file {script}",
-            "check the path; it starts from the current folder",
-            why=f"it would be {where}",
-        )
+    path = context.absolute(script)
+    if not context.files.exists(path):
+        hint = "check the path; it starts from the current folder"
+        yield context.error("program.script", f"there is no file {script}", hint, why=f"it would be {path}")
 
 
 def _is_shipped(context: Context, origin: Origin | None) -> bool:
@@ -124,10 +113,10 @@ def _profile(context: Context) -> Iterator[Diagnostic]:
 
 
 def _evaluation(context: Context) -> Iterator[Diagnostic]:
-    for key, wish in (("eval.patience", "stopping early"), ("checkpoint.keep_best", "keeping the best checkpoint")):
+    for key in ("eval.patience", "checkpoint.keep_best"):
         if context.get(key) and context.whole("eval.every_steps") == 0 and not context.incomplete:
             hint = "set eval.every_steps, for example to 100"
-            yield context.error(key, f"{wish} goes by the evaluation loss, and eval.every_steps is 0", hint)
+            yield context.error(key, f"{key} requires eval.every_steps > 0", hint, why="it compares evaluation losses")
 
 
 def _compile(context: Context) -> Iterator[Diagnostic]:
@@ -143,15 +132,10 @@ def _compile(context: Context) -> Iterator[Diagnostic]:
 
 
 def _wrapping(context: Context) -> Iterator[Diagnostic]:
-    if (
-        context.get("strategy.kind") == "fsdp"
-        and context.get("strategy.auto_wrap") != "transformer"
-        and context.get("strategy.wrap_classes")
-    ):
-        what = f"strategy.wrap_classes counts only with auto_wrap: transformer, not {context.get('strategy.auto_wrap')}"
-        yield context.error(
-            "strategy.wrap_classes", what, "set strategy.auto_wrap: transformer, or remove wrap_classes"
-        )
+    key, wrap = "strategy.wrap_classes", context.get("strategy.auto_wrap")
+    if context.get("strategy.kind") == "fsdp" and wrap != "transformer" and context.get(key):
+        what = f"{key} counts only with auto_wrap: transformer, not {wrap}"
+        yield context.error(key, what, "set strategy.auto_wrap: transformer, or remove wrap_classes")
 
 
 def _nvme(context: Context) -> Iterator[Diagnostic]:
@@ -174,11 +158,8 @@ def _devices(context: Context) -> Iterator[Diagnostic]:
     if isinstance(select, list) and len({str(each) for each in select}) < len(select):
         yield context.error("devices.select", "devices.select names a card twice", "list each card once")
     if kind == "cuda" and select == "none":
-        yield context.error(
-            "devices.select",
-            "devices.type cuda with devices.select none leaves no card",
-            "choose devices.type: cpu, or select cards",
-        )
+        what = "devices.type cuda with devices.select none leaves no card"
+        yield context.error("devices.select", what, "choose devices.type: cpu, or select cards")
 
 
 def _nodes(context: Context) -> Iterator[Diagnostic]:
@@ -223,11 +204,8 @@ def _of_section(tree: Mapping[str, Any], section: str) -> Any:
     """What a layer gives at a dotted key, with or without a modifier."""
     below: Any = tree
     for part in section.split("."):
-        below = (
-            next((below[name] for name in (part, f"{part}!", f"{part}+") if name in below), {})
-            if isinstance(below, Mapping)
-            else {}
-        )
+        given = below if isinstance(below, Mapping) else {}
+        below = next((given[name] for name in (part, f"{part}!", f"{part}+") if name in given), {})
     return below
 
 
@@ -267,9 +245,7 @@ def _labels(context: Context) -> Iterator[Diagnostic]:
     if context.get("data.label_field") and not labelled and context.get("program.kind") == "builtin":
         what = "data.label_field is for model.task sequence_classification, which this model is not for"
         yield context.error("data.label_field", what, "remove it, or choose model.kind: hf and that task")
-    if context.get("model.kind") != "hf" or context.get("model.task") != "sequence_classification":
-        return
-    kind = context.get("data.kind")
+    kind = context.get("data.kind") if labelled else None
     if kind in ("text", "tokens"):
         hint = "choose model.task: causal_lm, or data.kind: jsonl with data.label_field"
         yield context.error("model.task", f"model.task sequence_classification needs labels, and {kind} has none", hint)

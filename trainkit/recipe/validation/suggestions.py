@@ -7,19 +7,14 @@ from collections.abc import Iterable
 
 from trainkit.recipe.schema.fields import schema
 
-# Names that people bring from other tools, and the recipe's key for each.
+# Names that people bring from other tools, and the recipe's key for each; those of flags are in the schema.
 _FAMILIAR = {
     "batch_size": "batch.micro",
-    "per_device_train_batch_size": "batch.micro",
     "micro_batch": "batch.micro",
     "micro_batch_size": "batch.micro",
     "global_batch_size": "batch.global",
     "gradient_accumulation": "batch.accumulation",
-    "gradient_accumulation_steps": "batch.accumulation",
     "grad_accum": "batch.accumulation",
-    "learning_rate": "optimizer.lr",
-    "max_steps": "train.steps",
-    "num_train_epochs": "train.epochs",
     "num_epochs": "train.epochs",
     "dtype": "precision.dtype",
     "mixed_precision": "precision.dtype",
@@ -28,7 +23,6 @@ _FAMILIAR = {
     "num_nodes": "nodes.count",
     "nproc_per_node": "nodes.processes_per_node",
     "num_processes": "nodes.processes_per_node",
-    "output_dir": "output.root",
     "num_workers": "data.workers",
     "seq_length": "data.sequence_length",
     "seq_len": "data.sequence_length",
@@ -57,7 +51,7 @@ def nearest_key(key: str) -> str | None:
     close = nearest(name, siblings, 0.7)
     if close:
         return siblings[close]
-    familiar = _FAMILIAR.get(name.lower())
+    familiar = {**{each.flag: each.key for each in table.all_settings()}, **_FAMILIAR}.get(name.lower())
     if familiar:
         return familiar
     elsewhere = {each.rpartition(".")[2]: each for each in reversed(table.keys)}

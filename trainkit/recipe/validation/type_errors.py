@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, get_args, get_origin
 
 import annotated_types
 
+from trainkit.optimizers import OTHER_NAMES
 from trainkit.recipe.layers.secrets import MASK, is_secret_name
 from trainkit.recipe.schema.fields import Setting, members
-from trainkit.recipe.validation.refused_values import refused
 from trainkit.recipe.validation.suggestions import nearest
 from trainkit.recipe.yaml.scalars import read_scalar
 
@@ -35,8 +35,29 @@ _BOUNDS = {
     annotated_types.Lt: ("lt", "below {}"),
 }
 
+# Values that people know from other tools: why they are not taken, and what to write instead.
+_REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "optimizer.name": OTHER_NAMES,
+    "efficiency.compile.backend": dict.fromkeys(
+        ("openxla_eval", "tvm", "ofi", "fx2trt", "onnxrt", "ipex", "tensorrt", "torch_tensorrt", "torchxla_trace_once"),
+        ("it compiles for inference: there is no backward pass to train with", "write inductor"),
+    ),
+    # Reached by zero1 and zero2 alone: zero3 takes the value.
+    "strategy.offload_optimizer": {
+        "nvme": (
+            "DeepSpeed keeps the optimizer state of stages 1 and 2 in CPU memory, whatever its file says of NVMe",
+            "choose strategy.kind: zero3, or write cpu",
+        )
+    },
+}
 
-def wanted(setting: Setting) -> str:
+
+def refused(key: str, value: object) -> tuple[str, str] | None:
+    """Why a known value is not taken, and what to do; None for a value that nothing is known of."""
+    return _REFUSED.get(key, {}).get(value) if isinstance(value, str) else None
+
+
+def expected(setting: Setting) -> str:
     """What the setting takes: ``auto, all, none, a whole number (1 or more) or a list of whole numbers or texts``."""
     if setting.key in PATTERN_WORDS:
         return _either([*map(str, choices(setting.annotation)), PATTERN_WORDS[setting.key]])
@@ -75,7 +96,7 @@ def takes_switch(setting: Setting) -> bool:
 
 def complain(setting: Setting, key: str, value: Any) -> tuple[str, str, str]:
     """What, why and hint for a value of the wrong type or outside its bounds."""
-    want = wanted(setting)
+    want = expected(setting)
     what = f"{key} must be {want}, not {shown(key, value)}"
     default = f"; the default is {_WRITTEN.get(str(setting.default), setting.default)}" if setting.key == key else ""
     why, hint = refused(key, value) or (setting.description, _remedy(setting, value))
@@ -108,37 +129,29 @@ def shown(key: str, value: Any) -> str:
 def _remedy(setting: Setting, value: Any) -> str:
     options = [str(choice) for choice in choices(setting.annotation)]
     if isinstance(value, str) and value in options:
-        return "a list is wanted: write it as [a, b]"
+        return "write a list: [a, b]"
     if isinstance(value, str):
         close = nearest(value, options)
         if close:
             return f"did you mean {close}?"
-        read = _read(value)
+        try:
+            read: object = read_scalar(value)
+        except ValueError:
+            read = value
         if isinstance(read, bool) and accepts(setting.annotation, bool):
-            return "true or false is wanted, this is a text: remove the quotes"
+            return "remove the quotes: expected true or false"
         if isinstance(read, (int, float)) and accepts(setting.annotation, int, float):
-            whole = isinstance(read, int) or accepts(setting.annotation, float)
-            return (
-                "a number is wanted, this is a text: remove the quotes"
-                if whole
-                else "write a whole number without quotes"
-            )
+            fits = isinstance(read, int) or accepts(setting.annotation, float)
+            return "remove the quotes: expected a number" if fits else "write a whole number without quotes"
     if value is None:
         return "write a value, or remove the line to take the default"
     if isinstance(value, (bool, int, float)) and accepts(setting.annotation, str):
-        return "a text is wanted: put it in quotes"
+        return "put it in quotes: expected a text"
     if isinstance(value, float) and value.is_integer() and accepts(setting.annotation, int):
         return f"write {int(value)}"
     if isinstance(value, (str, int)) and accepts(setting.annotation, list) and not options:
-        return "a list is wanted: write it as [a, b]"
+        return "write a list: [a, b]"
     return ""
-
-
-def _read(text: str) -> Any:
-    try:
-        return read_scalar(text)
-    except ValueError:
-        return text
 
 
 def _words(annotation: Any, metadata: Iterable[Any] = ()) -> list[str]:
