@@ -8,12 +8,12 @@ and starts small processes, `torch` imports torch and the libraries around it, `
 
 from __future__ import annotations
 
+import contextlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
+import psutil
 import pytest
 
 TIERS = ("unit", "cli", "torch", "e2e", "campaign")
@@ -135,8 +136,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     )
 
     def end() -> None:
-        if build.poll() is None:
-            os.killpg(build.pid, signal.SIGKILL)
+        if build.poll() is None:  # ninja gives each compiler a group of its own, so the tree is ended one by one
+            for process in (*psutil.Process(build.pid).children(recursive=True), psutil.Process(build.pid)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
             build.wait()
         folder.cleanup()
 
