@@ -12,11 +12,11 @@ from typing import Any, get_args
 import pytest
 
 from trainkit.errors import RecipeError
-from trainkit.frameworks.registry import LAUNCHERS
+from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS
 from trainkit.machine.facts import Facts
 from trainkit.machine.versions import at_least
 from trainkit.planner.build import build_plan
-from trainkit.planner.requirements import REQUIREMENTS, of_launcher
+from trainkit.planner.requirements import REQUIREMENTS, of_launcher, of_program
 from trainkit.planner.rules.compatibility import (
     DEVICES,
     REFUSALS,
@@ -261,7 +261,8 @@ def test_the_trainer_wants_a_newer_deepspeed_than_programs_that_choose_theirs(
 
 def test_what_an_extra_installs_is_new_enough_for_every_choice_that_names_it() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    rows = (*REQUIREMENTS, *(each for name in LAUNCHERS for each in of_launcher(name)))
+    tools = (*map(of_launcher, LAUNCHERS), *map(of_program, PROGRAMS))
+    rows = (*REQUIREMENTS, *(each for tool in tools for each in tool))
     wanted = [each for each in rows if not each.install]
     assert len(wanted) > 10
     for each in wanted:

@@ -10,13 +10,12 @@ from typing import get_args
 
 from trainkit.convert.command_environment import read_variables, take_variables
 from trainkit.errors import UsageError
-from trainkit.frameworks.base.argv_reader import as_arguments, script_flags, without_secrets
-from trainkit.frameworks.base.detection import FLAG, DetectedKind, program_kind
-from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, argv_origin, read_flag
+from trainkit.frameworks.base.argv_reader import as_arguments, without_secrets
+from trainkit.frameworks.base.detection import DetectedKind, program_kind
+from trainkit.frameworks.base.draft import Draft, ImportContext, argv_origin
 from trainkit.frameworks.base.launcher import LauncherCommand
 from trainkit.frameworks.hf_trainer.argv_reader import flags_in_file
-from trainkit.frameworks.hf_trainer.importer import read_program
-from trainkit.frameworks.registry import LAUNCHERS, launcher_of
+from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS, launcher_of
 from trainkit.recipe.layers.secrets import mask_words
 from trainkit.recipe.schema import Program
 
@@ -83,34 +82,15 @@ def read_target(
     built = DetectedKind(kind) if kind else program_kind(context, given, otherwise, module=module)
     if built.remark:
         draft.remark(built.remark)
-    reason = f"a script on {_LIBRARY[built.kind]}, as {built.by} tells" if built.by else ""
+    reason = f"a script on {PROGRAMS[built.kind].DETECTION.library}, as {built.by} tells" if built.by else ""
     draft.name = re.sub(r"\.py$", "", posixpath.basename(target))
     draft.set("program.kind", built.kind, origin, reason)
     draft.set("program.module" if module else "program.script", target, origin)
-    reader = _READERS.get(draft.get("program.kind"))
-    kept, secrets = without_secrets(reader(draft, context, words) if reader else words)
+    kept, secrets = without_secrets(PROGRAMS[draft.get("program.kind")].read(draft, context, words))
     for flag in secrets:
         draft.remark(f"{flag} is a secret and not written down: give it to the script in its environment (env_from).")
     if kept:
         draft.set("program.args", as_arguments(kept), origin)
-
-
-def _own_engine(draft: Draft, context: ImportContext, words: Sequence[str]) -> list[str]:
-    """Words of a script that calls deepspeed.initialize: the plan passes the file itself."""
-    found = list(script_flags(words))
-    said = next((each for each in found if each.name == FLAG), None)
-    if said is None:
-        return list(words)
-    assignments, problems = read_flag(draft, context, FlagUse("deepspeed", next(iter(said.values), ""), said.origin))
-    draft.problems += problems
-    for each in assignments:
-        draft.put(each)
-    more = said.values[1:]  # words behind the file are the script's own
-    return [word for each in found for word in (more if each is said else each.words)]
-
-
-_LIBRARY = {"hf": "transformers' Trainer", "accelerate": "Accelerator()", "deepspeed": "DeepSpeed's engine"}
-_READERS = {"hf": read_program, "deepspeed": _own_engine}
 
 
 def _several(draft: Draft, command: LauncherCommand) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import Diagnostic
+from trainkit.frameworks.base.program import Detection, all_own, nothing
 from trainkit.plan.context import Context
 from trainkit.plan.interpreter import module
-from trainkit.plan.model import Notice, Preparation, Variable, text
-from trainkit.plan.provenance import Source, SourcedFile, SourcedVariable, Token, texts, token
+from trainkit.plan.model import Preparation, Variable, text
+from trainkit.plan.provenance import Source, SourcedFile, Token, texts, token
 from trainkit.plan.support import Reach, Table
 
 if TYPE_CHECKING:
@@ -21,6 +23,10 @@ DEEPSPEED = "deepspeed.json"
 _OLD = "The built-in trainer uses fully_shard, which is version 2."
 _SAME = "Every rank builds the same weights from the seed."
 _LEAVE = "Leave it out."
+REQUIRES: Mapping[str, str] = {"torch": "2.6", "numpy": "1.26"}
+DETECTION = Detection()
+read = all_own
+problems = wrapper = environment = notices = nothing
 REACH: Table = {
     "": Reach(SETTINGS),
     "strategy.version": Reach(why=_OLD, instead="Write 2.", anyway=(2,)),
@@ -61,11 +67,6 @@ def check(resolved: Resolved) -> tuple[Diagnostic, ...]:
     )
 
 
-def problems(context: Context) -> tuple[Diagnostic, ...]:
-    """None."""
-    return ()
-
-
 def reason(context: Context) -> str:
     """For people."""
     return "trainkit's own trainer"
@@ -78,16 +79,6 @@ def argv(context: Context) -> tuple[Token, ...]:
         token("--settings", rule="the trainer reads the plan's decisions from one file"),
         token(Variable.RUN_DIR, f"/{SETTINGS}", rule="the trainer reads the plan's decisions from one file"),
     )
-
-
-def wrapper(context: Context) -> tuple[Token, ...]:
-    """None."""
-    return ()
-
-
-def environment(context: Context) -> tuple[SourcedVariable, ...]:
-    """None."""
-    return ()
 
 
 def files(context: Context) -> tuple[SourcedFile, ...]:
@@ -103,11 +94,6 @@ def preparations(context: Context) -> tuple[Preparation, ...]:
         return ()
     argv = (*texts(module(context, "trainkit.trainer.perf.build_ops")), text("--ops"), text(",".join(ops)))
     return (Preparation("build DeepSpeed ops", argv, "deepspeed-ops"),)
-
-
-def notices(context: Context) -> tuple[Notice, ...]:
-    """None."""
-    return ()
 
 
 def deepspeed_ops(context: Context) -> tuple[str, ...]:

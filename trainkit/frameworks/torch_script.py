@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from trainkit.errors import Diagnostic
 from trainkit.frameworks.base import own_scripts
+from trainkit.frameworks.base.program import Detection, all_own, nothing
 from trainkit.plan.context import Context
-from trainkit.plan.model import Notice, Preparation
-from trainkit.plan.provenance import SourcedFile, SourcedVariable, Token
+from trainkit.plan.model import Notice
+from trainkit.plan.provenance import Token
 from trainkit.plan.support import LAUNCHED, Reach, Table
 
 if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
 
+REQUIRES: Mapping[str, str] = {}
+DETECTION = Detection()
+read = all_own
+problems = wrapper = files = environment = preparations = nothing
 REACH: Table = {
     **LAUNCHED,
     "": Reach("the file that TRAINKIT_RECIPE names"),
@@ -30,11 +36,6 @@ def check(resolved: Resolved) -> tuple[Diagnostic, ...]:
     return own_scripts.check_target(resolved)
 
 
-def problems(context: Context) -> tuple[Diagnostic, ...]:
-    """None."""
-    return ()
-
-
 def reason(context: Context) -> str:
     """For people."""
     return own_scripts.described(context)
@@ -43,26 +44,6 @@ def reason(context: Context) -> str:
 def argv(context: Context) -> tuple[Token, ...]:
     """Interpreter, script or module, and the arguments word for word."""
     return own_scripts.command(context, own_scripts.own_argv(context))
-
-
-def wrapper(context: Context) -> tuple[Token, ...]:
-    """None."""
-    return ()
-
-
-def files(context: Context) -> tuple[SourcedFile, ...]:
-    """None: the resolved recipe lies in the run directory anyway."""
-    return ()
-
-
-def environment(context: Context) -> tuple[SourcedVariable, ...]:
-    """None."""
-    return ()
-
-
-def preparations(context: Context) -> tuple[Preparation, ...]:
-    """None."""
-    return ()
 
 
 def notices(context: Context) -> tuple[Notice, ...]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trainkit.frameworks.hf_trainer.versions import OLDEST
-from trainkit.frameworks.registry import LAUNCHERS
+from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS
 from trainkit.frameworks.torch_xla import is_spmd
 from trainkit.machine.versions import at_least
 from trainkit.optimizers import OPTIMIZERS
@@ -27,11 +27,6 @@ class Requirement:
 
 TORCH_XLA = "pip install 'torch_xla[tpu]', in the release of the installed torch"
 REQUIREMENTS: tuple[Requirement, ...] = (
-    Requirement("program", ("builtin",), "torch", "2.6"),
-    Requirement("program", ("builtin",), "numpy", "1.26"),
-    Requirement("program", ("hf",), "transformers", OLDEST, extra="hf"),
-    Requirement("program", ("hf", "accelerate"), "torch", "2.6"),
-    Requirement("program", ("hf", "accelerate"), "accelerate", "1.9"),
     # accelerate makes transformers' description of the file before DeepSpeed sees it
     Requirement("strategy of Accelerator()", ("zero1", "zero2", "zero3"), "transformers", "4.50", extra="hf"),
     # SPMD of Trainer: transformers, trainer.py (XLA_FSDPV2_MIN_VERSION)
@@ -63,14 +58,24 @@ REQUIREMENTS: tuple[Requirement, ...] = (
 
 def of_launcher(name: str) -> tuple[Requirement, ...]:
     """What a launcher itself needs."""
-    return tuple(Requirement("launcher", (name,), *each) for each in LAUNCHERS[name].REQUIRES.items())
+    return _of_tool("launcher", name, LAUNCHERS[name].REQUIRES)
+
+
+def of_program(kind: str) -> tuple[Requirement, ...]:
+    """What programs of a kind need."""
+    return _of_tool("program", kind, PROGRAMS[kind].REQUIRES)
+
+
+def _of_tool(choice: str, name: str, packages: Mapping[str, str]) -> tuple[Requirement, ...]:
+    extras = {"transformers": "hf"}
+    return tuple(Requirement(choice, (name,), *each, extras.get(each[0], "train")) for each in packages.items())
 
 
 def missing_packages(context: Context) -> tuple[Notice, ...]:
     """One blocker for each package that is absent or too old."""
     chosen = _choices(context)
     found: dict[str, Notice] = {}
-    for requirement in (*REQUIREMENTS, *of_launcher(context.launcher)):
+    for requirement in (*of_program(context.recipe.program.kind), *REQUIREMENTS, *of_launcher(context.launcher)):
         choice = next((value for value in chosen[requirement.of] if value in requirement.values), None)
         if choice is None or requirement.package in found:
             continue

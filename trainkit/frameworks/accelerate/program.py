@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from trainkit.errors import Diagnostic
@@ -12,6 +12,7 @@ from trainkit.frameworks.accelerate.setting import given
 from trainkit.frameworks.accelerate.support import REACH, unsupported
 from trainkit.frameworks.base import own_scripts, verbosity
 from trainkit.frameworks.base.fields import UNSET
+from trainkit.frameworks.base.program import Detection, all_own
 from trainkit.frameworks.deepspeed import ops
 from trainkit.frameworks.deepspeed.readers import ACCELERATOR
 from trainkit.plan.context import Context
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
 
 __all__ = ["REACH"]
+
+REQUIRES: Mapping[str, str] = {"torch": "2.6", "accelerate": "1.9"}
+DETECTION = Detection("Accelerator()", frozenset({"accelerate.Accelerator"}))
+read = all_own
 
 READ = "Accelerator() reads it"
 LOGS = (*verbosity.LIBRARIES, "ACCELERATE_LOG_LEVEL")

@@ -8,29 +8,8 @@ from dataclasses import dataclass
 
 from trainkit.frameworks.base.argv_reader import script_flags
 from trainkit.frameworks.base.draft import ImportContext
+from trainkit.frameworks.registry import PROGRAMS
 from trainkit.recipe.layers.paths import absolute
-
-FLAG = "deepspeed_config"
-# Flags that only scripts on Trainer have: one of them tells the kind of the program.
-MARKS = frozenset({
-    "do_train", "do_eval", "do_predict", "fsdp_config", "fsdp_transformer_layer_cls_to_wrap", "eval_strategy",
-    "evaluation_strategy", "save_strategy", "logging_strategy", "save_total_limit", "overwrite_output_dir",
-    "per_device_train_batch_size", "predict_with_generate", "lr_scheduler_kwargs", "load_best_model_at_end",
-    "torch_compile_backend", "ddp_find_unused_parameters", "group_by_length", "logging_first_step",
-})  # fmt: skip
-# Trainer's too, and common in scripts of other kinds: they tell nothing.
-SHARED_MARKS = frozenset({
-    "fsdp", "torch_compile", "gradient_checkpointing", "activation_checkpointing", "optim", "use_cpu", "no_cuda",
-    "warmup_ratio",
-})  # fmt: skip
-PARSERS = frozenset({"HfArgumentParser", "TrlParser"})  # which make TrainingArguments of a command line
-BUILT_ON = {  # name in a library -> the kind of program that uses it
-    **{f"transformers.{name}": "hf" for name in ("Trainer", "Seq2SeqTrainer")},
-    **{f"transformers.{name}": "hf" for name in ("TrainingArguments", "Seq2SeqTrainingArguments")},
-    "accelerate.Accelerator": "accelerate",
-    "deepspeed.initialize": "deepspeed",
-}
-ORDER = ("hf", "accelerate", "deepspeed")  # the outermost first: Trainer uses the others by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +41,16 @@ def kind_by_source(context: ImportContext, script: str) -> DetectedKind:
     except (OSError, SyntaxError, ValueError):
         return DetectedKind()
     used = set(_used(tree))
-    kinds = {BUILT_ON[name]: name for name in sorted(used & BUILT_ON.keys(), reverse=True)}
-    if "hf" in kinds and not {name.rpartition(".")[2] for name in used} & PARSERS:
-        name = kinds["hf"]
-        return DetectedKind(remark=f"{script} uses {name} without HfArgumentParser: Trainer's flags do not reach it.")
-    kind = next((each for each in ORDER if each in kinds), "")
-    return DetectedKind(kind, kinds.get(kind, ""))
+    # The registry's order is from the outermost library: Trainer uses the others by itself.
+    for kind, program in PROGRAMS.items():
+        found = sorted(used & program.DETECTION.imports)
+        parsers = program.DETECTION.parsers
+        if found and parsers and not {name.rpartition(".")[2] for name in used} & parsers:
+            one = min(parsers)
+            return DetectedKind(remark=f"{script} uses {found[0]} without {one}: Trainer's flags do not reach it.")
+        if found:
+            return DetectedKind(kind, found[0])
+    return DetectedKind()
 
 
 def _used(tree: ast.AST) -> Iterator[str]:
@@ -86,17 +69,22 @@ def _used(tree: ast.AST) -> Iterator[str]:
 def _kind_by_flags(argv: Sequence[str]) -> tuple[str, str]:
     """The kind and the flag that tells; empty where none does."""
     flags = {each.name: each for each in script_flags(argv[1:]) if each.name}
-    marks = sorted(MARKS & flags.keys())
-    if marks and "no_trainer" not in argv[0]:
-        return "hf", marks[0]
-    if "deepspeed" in flags and flags["deepspeed"].values:  # Trainer's takes a file, DeepSpeed's own is a switch
-        return "hf", "deepspeed"
-    return ("deepspeed", FLAG) if FLAG in flags else ("", "")
+    for kind, program in PROGRAMS.items():
+        found = sorted(program.DETECTION.flags & flags.keys())
+        if found and (kind != "hf" or "no_trainer" not in argv[0]):
+            return kind, found[0]
+        if kind == "hf" and "deepspeed" in flags and flags["deepspeed"].values:
+            return "hf", "deepspeed"  # Trainer's takes a file, DeepSpeed's own is a switch
+    return "", ""
 
 
 def _doubt(argv: Sequence[str]) -> str:
-    """A remark on a flag that Trainer has too; empty without one."""
-    name = next((each.name for each in script_flags(argv) if each.name in SHARED_MARKS), "")
-    return (
-        name and f"--{name} is also a flag of transformers' Trainer: import with --kind hf where the script is on it."
-    )
+    """A remark on a flag that a library has too; empty without one."""
+    for flag in script_flags(argv):
+        for kind, program in PROGRAMS.items():
+            if flag.name in program.DETECTION.shared:
+                library = program.DETECTION.library
+                return (
+                    f"--{flag.name} is also a flag of {library}: import with --kind {kind} where the script is on it."
+                )
+    return ""

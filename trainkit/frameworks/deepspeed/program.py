@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trainkit.errors import Diagnostic
 from trainkit.frameworks.base import own_scripts
+from trainkit.frameworks.base.argv_reader import script_flags
+from trainkit.frameworks.base.draft import FlagUse, read_flag
+from trainkit.frameworks.base.program import Detection
 from trainkit.frameworks.deepspeed.ops import preparations
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice, Variable
@@ -15,20 +18,10 @@ from trainkit.plan.provenance import Source, SourcedFile, SourcedVariable, Token
 from trainkit.plan.support import LAUNCHED, Reach, Table
 
 if TYPE_CHECKING:
+    from trainkit.frameworks.base.draft import Draft, ImportContext
     from trainkit.recipe.resolved import Resolved
 
-__all__ = [
-    "REACH",
-    "argv",
-    "check",
-    "environment",
-    "files",
-    "notices",
-    "preparations",
-    "problems",
-    "reason",
-    "wrapper",
-]
+__all__ = ["REACH", "preparations"]
 
 FILE = "deepspeed.json"
 FLAG = "--deepspeed_config"
@@ -37,6 +30,10 @@ GIVEN = "deepspeed.add_config_arguments names the flag, and deepspeed.initialize
 OPTIMIZERS = ("adamw_torch", "sgd")
 SHORTEST_WARMUP = 2  # steps; DeepSpeed makes two of one, and refuses none (deepspeed/runtime/lr_schedules.py)
 
+REQUIRES: Mapping[str, str] = {}
+DETECTION = Detection(
+    "DeepSpeed's engine", frozenset({"deepspeed.initialize"}), flags=frozenset({FLAG.removeprefix("--")})
+)
 _OWN = "The script does this itself."
 _CALLED = Reach(
     why="DeepSpeed recomputes what the script hands to deepspeed.checkpointing.",
@@ -172,3 +169,17 @@ def has_schedule(context: Context) -> bool:
     schedule = context.recipe.schedule
     endless = schedule.name in ("linear", "cosine") and context.recipe.train.steps is None
     return not endless and not (schedule.name == "linear" and schedule.min_lr_ratio)
+
+
+def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> list[str]:
+    """Import the flag of the file, which the plan passes itself."""
+    found = list(script_flags(argv))
+    given = next((each for each in found if f"--{each.name}" == FLAG), None)
+    if given is None:
+        return list(argv)
+    assignments, problems = read_flag(draft, context, FlagUse("deepspeed", next(iter(given.values), ""), given.origin))
+    draft.problems += problems
+    for each in assignments:
+        draft.put(each)
+    more = given.values[1:]  # words behind the file are the script's own
+    return [word for each in found for word in (more if each is given else each.words)]

@@ -8,13 +8,25 @@ from dataclasses import replace
 from typing import Any
 
 from trainkit.frameworks.base.argv_reader import ScriptFlag, script_flags
-from trainkit.frameworks.base.detection import MARKS
 from trainkit.frameworks.base.draft import Draft, ImportContext
 from trainkit.frameworks.base.fields import UNSET
 from trainkit.frameworks.hf_trainer.fields import BY_NAME
 from trainkit.plan.context import Context
 from trainkit.recipe.layers.paths import absolute
 from trainkit.recipe.schema.launching import program_argv
+
+# Flags that only scripts on Trainer have: one of them tells the kind of the program.
+MARKS = frozenset({
+    "do_train", "do_eval", "do_predict", "fsdp_config", "fsdp_transformer_layer_cls_to_wrap", "eval_strategy",
+    "evaluation_strategy", "save_strategy", "logging_strategy", "save_total_limit", "overwrite_output_dir",
+    "per_device_train_batch_size", "predict_with_generate", "lr_scheduler_kwargs", "load_best_model_at_end",
+    "torch_compile_backend", "ddp_find_unused_parameters", "group_by_length", "logging_first_step",
+})  # fmt: skip
+# Trainer's too, and common in scripts of other kinds: they tell nothing.
+SHARED_MARKS = frozenset({
+    "fsdp", "torch_compile", "gradient_checkpointing", "activation_checkpointing", "optim", "use_cpu", "no_cuda",
+    "warmup_ratio",
+})  # fmt: skip
 
 
 def newest(flag: ScriptFlag) -> ScriptFlag:

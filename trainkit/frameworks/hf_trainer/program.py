@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trainkit.errors import Diagnostic
 from trainkit.frameworks.base import own_scripts, verbosity
 from trainkit.frameworks.base.fields import UNSET, Unsupported, said_below
+from trainkit.frameworks.base.program import Detection
 from trainkit.frameworks.deepspeed.ops import preparations as deepspeed_preparations
 from trainkit.frameworks.hf_trainer import deepspeed, fsdp_config, refusals, remarks, xla
 from trainkit.frameworks.hf_trainer.argument import Argument
-from trainkit.frameworks.hf_trainer.argv_reader import own_flags, words
+from trainkit.frameworks.hf_trainer.argv_reader import MARKS, SHARED_MARKS, own_flags, words
 from trainkit.frameworks.hf_trainer.fields import DEEPSPEED, FIELDS, OUTPUT
 from trainkit.frameworks.hf_trainer.support import REACH
-from trainkit.frameworks.hf_trainer.versions import version
+from trainkit.frameworks.hf_trainer.versions import OLDEST, version
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice, Preparation, Variable
 from trainkit.plan.provenance import Source, SourcedFile, SourcedVariable, Token, token
 
 if TYPE_CHECKING:
+    from trainkit.frameworks.base.draft import Draft, ImportContext
     from trainkit.recipe.resolved import Resolved
 
-__all__ = [
-    "REACH",
-    "argv",
-    "check",
-    "environment",
-    "files",
-    "notices",
-    "preparations",
-    "problems",
-    "reason",
-    "wrapper",
-]
+__all__ = ["REACH"]
 
+REQUIRES: Mapping[str, str] = {"transformers": OLDEST, "torch": "2.6", "accelerate": "1.9"}
+DETECTION = Detection(
+    "transformers' Trainer",
+    frozenset(
+        f"transformers.{name}"
+        for name in ("Trainer", "Seq2SeqTrainer", "TrainingArguments", "Seq2SeqTrainingArguments")
+    ),
+    frozenset({"HfArgumentParser", "TrlParser"}),  # which make TrainingArguments of a command line
+    MARKS,
+    SHARED_MARKS,
+)
 IMPLIED = "the plan decides it, so the program is told"
 
 
@@ -136,3 +138,10 @@ def _paths(context: Context) -> Iterator[tuple[str, str]]:
         yield "fsdp_config", fsdp_config.CONFIG
     if context.zero:
         yield "deepspeed", DEEPSPEED
+
+
+def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> list[str]:
+    """Import Trainer's flags; the others stay the script's own."""
+    from trainkit.frameworks.hf_trainer.importer import read_program
+
+    return read_program(draft, context, argv)
