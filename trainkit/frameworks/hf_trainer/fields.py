@@ -5,20 +5,61 @@ What is not in it reaches no program of kind hf. Names and defaults are held aga
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from trainkit.frameworks.base import fsdp as sharding
-from trainkit.frameworks.base.fields import UNSET, Policy, Settings, Unsupported, by_name, chosen
+from trainkit.frameworks.base.fields import UNSET, Field, Policy, Settings, Unsupported, by_name, chosen, said
 from trainkit.frameworks.hf_trainer import fsdp_config, optimizer
-from trainkit.frameworks.hf_trainer.argument import Argument, plain, switch
 from trainkit.frameworks.torch_xla import on_xla
-from trainkit.optimizers import MOMENTS
 from trainkit.plan.context import Context
 
 OUTPUT = "output"  # folder in the run directory
 DEEPSPEED = "deepspeed.json"
 REPORTERS = ("tensorboard", "wandb")
+
+
+def _nowhere(context: Context) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Argument(Field):
+    """One field of TrainingArguments, and with it one flag of the script's.
+
+    switch: whether it takes yes or no. needed: where it is given though no layer says it, as policy ALWAYS does it
+    everywhere. owned: the program's own arguments may not say otherwise, whether a layer says it or not.
+    """
+
+    switch: bool = False
+    needed: Callable[[Context], bool] = _nowhere
+    owned: bool = False
+
+    def is_given(self, context: Context) -> bool:
+        """Whether the plan speaks of the field; its value may still be UNSET."""
+        return self.policy is Policy.ALWAYS or self.needed(context) or said(context, *self.keys)
+
+    def name_in(self, version: str) -> str:
+        """What a version calls the field: before `since` by the name that it had."""
+        return self.name if self.known_to(version) or not self.aliases else self.aliases[0]
+
+
+def plain(name: str, keys: str | tuple[str, ...], default: Any = None, **columns: Any) -> Argument:
+    """A field with the value of one key, the first, as it is."""
+    names = (keys,) if isinstance(keys, str) else keys
+    codec = {"encode": lambda context: chosen(context, names[0]), "decode": lambda value: {names[0]: value}}
+    return Argument(name, names, default=default, **{**codec, **columns})
+
+
+def switch(
+    name: str, keys: str | tuple[str, ...], default: Any = False, *, means: Any = True, **columns: Any
+) -> Argument:
+    """A field that takes yes or no. means: the value of the key that yes stands for; no then says nothing."""
+    key = keys if isinstance(keys, str) else keys[0]
+    decode = (lambda on: {key: on}) if means is True else (lambda on: {key: means} if on else {})
+    return plain(name, keys, default, **{"decode": decode, "switch": True, **columns})
 
 
 def _on_cpu(context: Context) -> bool:
@@ -33,14 +74,8 @@ def _micro(context: Context) -> Any:
 
 def _format(dtype: str) -> Argument:
     """Under ZeRO both formats are always given: Trainer compares them with DeepSpeed's file."""
-    return switch(
-        dtype,
-        "precision.dtype",
-        means=dtype,
-        encode=lambda context: context.dtype == dtype,
-        needed=lambda context: context.zero,
-        owned=True,
-    )
+    columns = {"encode": lambda context: context.dtype == dtype, "needed": lambda context: context.zero}
+    return switch(dtype, "precision.dtype", means=dtype, owned=True, **columns)
 
 
 def _eval_format(dtype: str) -> Argument:
@@ -76,12 +111,12 @@ def _recomputing(context: Context) -> Any:
 
 def _compiling(name: str) -> Argument:
     """Naming a backend or a mode switches compilation on in Trainer."""
-    key = f"efficiency.compile.{name}"
+    on, key = "efficiency.compile.enabled", f"efficiency.compile.{name}"
     return plain(
         f"torch_compile_{name}",
         key,
-        encode=lambda context: chosen(context, key) if context.recipe.efficiency.compile.enabled else UNSET,
-        decode=lambda value: {"efficiency.compile.enabled": True, key: value},
+        encode=lambda context: chosen(context, key) if chosen(context, on) else UNSET,
+        decode=lambda value: {on: True, key: value},
     )
 
 
@@ -96,7 +131,7 @@ def _read_steps(value: Any) -> Settings:
     return {"train.steps": None if value == -1 else value}
 
 
-def _positive(name: str, key: str, default: Any) -> Argument:
+def _every(name: str, key: str, default: Any) -> Argument:
     """Steps between two events; 0 is said by the strategy beside it."""
     return plain(name, key, default, encode=lambda context: chosen(context, key) or UNSET)
 
@@ -114,23 +149,12 @@ def _save_strategy(context: Context) -> Any:
 
 
 def _of_the_best(name: str, value: Any) -> Argument:
-    return plain(
-        name,
-        "checkpoint.keep_best",
-        encode=lambda context: value if context.recipe.checkpoint.keep_best else UNSET,
-    )
-
-
-def _resume(context: Context) -> Any:
-    return context.resume.path or UNSET
+    key = "checkpoint.keep_best"
+    return plain(name, key, encode=lambda context: value if chosen(context, key) else UNSET)
 
 
 def _read_resume(value: Any) -> Settings:
     return {"checkpoint.resume": {"true": "auto", "false": "never"}.get(str(value).lower(), value)}
-
-
-def _report_to(context: Context) -> Any:
-    return list(context.recipe.logging.report_to) or "none"
 
 
 def _read_report_to(value: Any) -> Settings | Unsupported:
@@ -141,12 +165,13 @@ def _read_report_to(value: Any) -> Settings | Unsupported:
     return {"logging.report_to": names}
 
 
+DECIDED: dict[str, Any] = {"policy": Policy.ALWAYS, "owned": True}
+
 FIELDS: tuple[Argument, ...] = (
     switch(
         "use_cpu",
-        "devices.type",
+        ("devices.type", "devices.select"),
         means="cpu",
-        keys=("devices.type", "devices.select"),
         encode=lambda context: True if _on_cpu(context) else UNSET,
         needed=_on_cpu,
         owned=True,
@@ -154,28 +179,24 @@ FIELDS: tuple[Argument, ...] = (
     ),
     plain(
         "per_device_train_batch_size",
-        "batch.micro",
+        ("batch.micro", "batch.global"),
         8,
-        keys=("batch.micro", "batch.global"),
         encode=_micro,
-        policy=Policy.ALWAYS,
-        owned=True,
         aliases=("per_gpu_train_batch_size",),
+        **DECIDED,
     ),
     plain(
         "gradient_accumulation_steps",
-        "batch.accumulation",
+        ("batch.accumulation", "batch.global"),
         1,
-        keys=("batch.accumulation", "batch.global"),
         encode=lambda context: context.batch.accumulation,
-        policy=Policy.ALWAYS,
-        owned=True,
+        **DECIDED,
     ),
     plain(
         "per_device_eval_batch_size",
         "batch.eval_micro",
         8,
-        encode=lambda context: context.batch.eval_micro or UNSET,
+        encode=lambda context: context.batch.eval_micro,
         aliases=("per_gpu_eval_batch_size",),
     ),
     _format("bf16"),
@@ -204,29 +225,15 @@ FIELDS: tuple[Argument, ...] = (
         "adamw_torch_fused",
         encode=optimizer.encode_name,
         decode=optimizer.decode_name,
-        needed=on_xla,  # Trainer's own default has no step for XLA
+        needed=on_xla,  # where the default has no step
     ),
     plain("learning_rate", "optimizer.lr", 5e-5),
     plain("weight_decay", "optimizer.weight_decay", 0.0),
-    *(
-        plain(name, f"optimizer.{which}", default, encode=partial(optimizer.encode_moment, which=which))
-        for which, name, default in zip(
-            MOMENTS, ("adam_beta1", "adam_beta2", "adam_epsilon"), (0.9, 0.999, 1e-8), strict=True
-        )
-    ),
-    plain(
-        "optim_args",
-        "optimizer.args",
-        keys=("optimizer.args", "optimizer.beta1", "optimizer.eps"),
-        encode=optimizer.encode_arguments,
-    ),
-    plain(
-        "lr_scheduler_type",
-        "schedule.name",
-        "linear",
-        keys=("schedule.name", "schedule.min_lr_ratio"),
-        encode=optimizer.encode_schedule,
-    ),
+    plain("adam_beta1", "optimizer.beta1", 0.9, encode=partial(optimizer.encode_moment, which="beta1")),
+    plain("adam_beta2", "optimizer.beta2", 0.999, encode=partial(optimizer.encode_moment, which="beta2")),
+    plain("adam_epsilon", "optimizer.eps", 1e-8, encode=partial(optimizer.encode_moment, which="eps")),
+    plain("optim_args", ("optimizer.args", "optimizer.beta1", "optimizer.eps"), encode=optimizer.encode_arguments),
+    plain("lr_scheduler_type", ("schedule.name", "schedule.min_lr_ratio"), "linear", encode=optimizer.encode_schedule),
     plain("lr_scheduler_kwargs", "schedule.min_lr_ratio", encode=optimizer.encode_schedule_settings),
     plain("warmup_steps", "schedule.warmup_steps", 0),
     plain("max_steps", "train.steps", -1, encode=_steps, decode=_read_steps),
@@ -235,19 +242,19 @@ FIELDS: tuple[Argument, ...] = (
     switch("full_determinism", "train.deterministic"),
     plain("max_grad_norm", "train.max_grad_norm", 1.0),
     plain("eval_strategy", "eval.every_steps", "no", encode=_eval_strategy, aliases=("evaluation_strategy",)),
-    _positive("eval_steps", "eval.every_steps", None),
-    plain(
-        "save_strategy",
-        "checkpoint.every_steps",
-        "steps",
-        keys=("checkpoint.every_steps", "checkpoint.keep_best"),
-        encode=_save_strategy,
-    ),
-    _positive("save_steps", "checkpoint.every_steps", 500),
+    _every("eval_steps", "eval.every_steps", None),
+    plain("save_strategy", ("checkpoint.every_steps", "checkpoint.keep_best"), "steps", encode=_save_strategy),
+    _every("save_steps", "checkpoint.every_steps", 500),
     plain("save_total_limit", "checkpoint.keep"),
     _of_the_best("metric_for_best_model", "loss"),
     _of_the_best("greater_is_better", False),
-    plain("resume_from_checkpoint", "checkpoint.resume", encode=_resume, decode=_read_resume, owned=True),
+    plain(
+        "resume_from_checkpoint",
+        "checkpoint.resume",
+        encode=lambda context: context.resume.path or UNSET,
+        decode=_read_resume,
+        owned=True,
+    ),
     plain("dataloader_num_workers", "data.workers", 0),
     switch("dataloader_persistent_workers", "data.persistent_workers"),
     switch("dataloader_pin_memory", "data.pin_memory", True),
@@ -257,29 +264,32 @@ FIELDS: tuple[Argument, ...] = (
     switch("log_on_each_node", "logging.each_node", True),
     plain("logging_strategy", "logging.every_steps", "steps", encode=lambda context: "steps"),
     plain("logging_steps", "logging.every_steps", 500),
-    plain("report_to", "logging.report_to", "none", encode=_report_to, decode=_read_report_to),
+    plain(
+        "report_to",
+        "logging.report_to",
+        "none",
+        encode=lambda context: list(context.recipe.logging.report_to) or "none",
+        decode=_read_report_to,
+    ),
 )
-
-
 _SHARDING = by_name(sharding.FIELDS)
 
 
-def _read_classes(value: Any) -> Settings | Unsupported:
-    """As a flag, names are divided by commas, by spaces, or by both."""
-    return _SHARDING["transformer_layer_cls_to_wrap"].decode(str(value).replace(",", " ").split())
+def _gone(until: str, name: str, instead: str) -> Argument:
+    return Argument(name, until=until, help=instead)
 
 
-# Names that TrainingArguments no longer has; `help` is what to write instead. Those that are an alias above are read as
-# that field, and some say what a recipe has a key for.
+# Names that TrainingArguments no longer has, with what to write instead. Those that are an alias above are read as that
+# field, and some say what a recipe has a key for.
 GONE: tuple[Argument, ...] = (
-    Argument("evaluation_strategy", until="4.53", help="eval_strategy, or eval.every_steps in the recipe"),
-    Argument("no_cuda", until="5.0", help="devices.type: cpu in the recipe"),
+    _gone("4.53", "evaluation_strategy", "eval_strategy, or eval.every_steps in the recipe"),
+    _gone("5.0", "no_cuda", "devices.type: cpu in the recipe"),
     switch("use_mps_device", "devices.type", means="mps", until="5.0", help="devices.type: mps in the recipe"),
-    Argument("overwrite_output_dir", until="5.0", help="nothing: every run has a folder of its own"),
-    Argument("per_gpu_train_batch_size", until="5.0", help="batch.micro in the recipe"),
-    Argument("per_gpu_eval_batch_size", until="5.0", help="batch.eval_micro in the recipe"),
+    _gone("5.0", "overwrite_output_dir", "nothing: every run has a folder of its own"),
+    _gone("5.0", "per_gpu_train_batch_size", "batch.micro in the recipe"),
+    _gone("5.0", "per_gpu_eval_batch_size", "batch.eval_micro in the recipe"),
     *(
-        Argument(name, until="5.0", help="precision: fp16 in the recipe")
+        _gone("5.0", name, "precision: fp16 in the recipe")
         for name in ("fp16_backend", "half_precision_backend", "fp16_opt_level")
     ),
     Argument(
@@ -293,26 +303,23 @@ GONE: tuple[Argument, ...] = (
     Argument(
         "fsdp_transformer_layer_cls_to_wrap",
         ("strategy.wrap_classes", "strategy.auto_wrap"),
-        decode=_read_classes,
+        # as a flag, with commas, spaces or both between the names
+        decode=lambda value: _SHARDING["transformer_layer_cls_to_wrap"].decode(str(value).replace(",", " ").split()),
         owned=True,
         until="5.0",
         help="strategy.wrap_classes in the recipe",
     ),
     switch("adafactor", "optimizer.name", means="adafactor", until="5.0", help="optimizer.name in the recipe"),
-    Argument("torchdynamo", until="5.0", help="efficiency.compile in the recipe"),
-    Argument("save_safetensors", until="5.0", help="nothing: weights are always saved so"),
-    Argument("push_to_hub_model_id", until="5.0", help="hub_model_id"),
-    Argument("push_to_hub_organization", until="5.0", help="hub_model_id, with the organization before a slash"),
-    Argument("include_inputs_for_metrics", until="5.0", help="include_for_metrics: [inputs]"),
-    Argument("group_by_length", until="5.5", help="train_sampling_strategy: group_by_length"),
-    Argument("warmup_ratio", until="5.18", help="warmup_steps: a number below 1 is a share of the steps"),
-    Argument("tpu_num_cores", until="5.0", help="nothing: one process has every chip"),
-    Argument("tpu_metrics_debug", until="5.0", help="debug: tpu_metrics_debug"),
-    Argument(
-        "logging_dir",
-        until="5.18",
-        help="nothing: TENSORBOARD_LOGGING_DIR under env says where TensorBoard's files go",
-    ),
+    _gone("5.0", "torchdynamo", "efficiency.compile in the recipe"),
+    _gone("5.0", "save_safetensors", "nothing: weights are always saved so"),
+    _gone("5.0", "push_to_hub_model_id", "hub_model_id"),
+    _gone("5.0", "push_to_hub_organization", "hub_model_id, with the organization before a slash"),
+    _gone("5.0", "include_inputs_for_metrics", "include_for_metrics: [inputs]"),
+    _gone("5.5", "group_by_length", "train_sampling_strategy: group_by_length"),
+    _gone("5.18", "warmup_ratio", "warmup_steps: a number below 1 is a share of the steps"),
+    _gone("5.0", "tpu_num_cores", "nothing: one process has every chip"),
+    _gone("5.0", "tpu_metrics_debug", "debug: tpu_metrics_debug"),
+    _gone("5.18", "logging_dir", "nothing: TENSORBOARD_LOGGING_DIR under env says where TensorBoard's files go"),
 )
 BY_NAME = by_name(FIELDS)  # older names included
 BY_GONE_NAME = by_name(GONE)

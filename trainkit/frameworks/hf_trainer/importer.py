@@ -13,10 +13,9 @@ from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, read_f
 from trainkit.frameworks.base.fields import Settings, Unsupported
 from trainkit.frameworks.base.fsdp import only_by_size
 from trainkit.frameworks.hf_trainer import optimizer
-from trainkit.frameworks.hf_trainer.argument import Argument
 from trainkit.frameworks.hf_trainer.argv_reader import newest, shown
 from trainkit.frameworks.hf_trainer.deepspeed import import_base
-from trainkit.frameworks.hf_trainer.fields import BY_GONE_NAME, BY_NAME, FIELDS, GONE
+from trainkit.frameworks.hf_trainer.fields import BY_GONE_NAME, BY_NAME, FIELDS, GONE, Argument
 from trainkit.frameworks.hf_trainer.fsdp_config import read_fsdp_config
 from trainkit.recipe.layers.assignment import Assignment, read_value
 from trainkit.recipe.layers.paths import absolute

@@ -11,9 +11,8 @@ from trainkit.frameworks.base.fields import UNSET, Unsupported, said_below
 from trainkit.frameworks.base.program import Detection
 from trainkit.frameworks.deepspeed.ops import preparations as deepspeed_preparations
 from trainkit.frameworks.hf_trainer import deepspeed, fsdp_config, refusals, remarks, xla
-from trainkit.frameworks.hf_trainer.argument import Argument
 from trainkit.frameworks.hf_trainer.argv_reader import MARKS, SHARED_MARKS, own_flags, words
-from trainkit.frameworks.hf_trainer.fields import DEEPSPEED, FIELDS, OUTPUT
+from trainkit.frameworks.hf_trainer.fields import DEEPSPEED, FIELDS, OUTPUT, Argument
 from trainkit.frameworks.hf_trainer.support import REACH
 from trainkit.frameworks.hf_trainer.versions import OLDEST, version
 from trainkit.plan.context import Context
