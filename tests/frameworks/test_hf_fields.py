@@ -102,7 +102,7 @@ def decided(layered: Layered, machine: Machine) -> Callable[[Mapping[str, Any]],
     def build(recipe: Mapping[str, Any]) -> Context:
         resolved = layered(HF, {"strategy": {"kind": "ddp"}, "data": {"workers": 2}}, recipe)
         batch, chosen = resolved.recipe.batch, resolved.recipe.precision.dtype
-        sizes = {name: getattr(batch, name) or 1 for name in ("micro", "accumulation", "eval_micro")}
+        sizes: dict[str, Any] = {name: getattr(batch, name) or 1 for name in ("micro", "accumulation", "eval_micro")}
         resume = replace(base.resume, path=None if (path := resolved.recipe.checkpoint.resume) == "never" else path)
         dtype = "fp32" if chosen == "auto" else chosen
         return replace(base, resolved=resolved, dtype=dtype, batch=replace(base.batch, **sizes), resume=resume)
@@ -140,10 +140,10 @@ def test_fields_that_depend_on_one_another_are_read_together(decided: Decided, r
         assert read["schedule.min_lr_ratio"] == pytest.approx(schedule.min_lr_ratio)
     arguments = BY_NAME["optim_args"].encode(context)
     if isinstance(arguments, str):
-        read = optimizer.decode_arguments(arguments, optim.name)
-        assert not isinstance(read, Unsupported)
+        decoded = optimizer.decode_arguments(arguments, optim.name)
+        assert not isinstance(decoded, Unsupported)
         own = {f"optimizer.args.{key}": value for key, value in optim.args.items()}
-        assert read == own | {key: setting(context, key) for key in read.keys() - own.keys()}
+        assert decoded == own | {key: setting(context, key) for key in decoded.keys() - own.keys()}
 
 
 @given(strategy=any_of(FSDP))

@@ -13,7 +13,7 @@ from trainkit.frameworks.hf_trainer import fsdp_config, program
 from trainkit.frameworks.hf_trainer.fields import OUTPUT
 from trainkit.machine.selection import ORDER
 from trainkit.plan.context import Context
-from trainkit.plan.model import Text, Variable, text
+from trainkit.plan.model import Variable, text
 from trainkit.text import counted
 
 COMMAND = "command.sh"
@@ -55,11 +55,14 @@ def files(context: Context, folder: str) -> dict[str, str]:
 
 def _variables(context: Context) -> Iterator[str]:
     """Assignments in front of the command, as the shell reads them."""
-    told = {name: value for name, value in _devices(context) if context.launcher != "deepspeed" or "CUDA" not in name}
-    more = (*fsdp_config.environment(context), *(torch_xla.environment(context) if torch_xla.on_xla(context) else ()))
-    told |= {each.name: str(each.value) for each in more}
+    set_by_plan = [*fsdp_config.environment(context)]
+    if torch_xla.on_xla(context):
+        set_by_plan += torch_xla.environment(context)
     own = {name: str(value) for name, value in context.recipe.env.items()}
-    for name, value in ({name: value for name, value in told.items() if name not in own} | own).items():
+    # DeepSpeed's launcher ignores CUDA_VISIBLE_DEVICES beside --include and --num_gpus (launcher/runner.py).
+    devices = {name: each for name, each in _devices(context) if context.launcher != "deepspeed" or "CUDA" not in name}
+    planned = devices | {each.name: str(each.value) for each in set_by_plan}
+    for name, value in ({name: each for name, each in planned.items() if name not in own} | own).items():
         yield f"{name}={shlex.quote(value) if value else ''}"
 
 
@@ -122,11 +125,8 @@ def _program(context: Context, folder: str) -> Iterator[str]:
         words = words[1:]  # the interpreter, which launchers add by themselves
     if context.launcher == "deepspeed" and str(words[0]) == "-m":
         words[0] = text("--module")
-    yield from (_bound(word, context.recipe.output.root, folder) for word in words)
-
-
-def _bound(word: Text, root: str, folder: str) -> str:
-    return root if word == _PLACE else word.bind({Variable.RUN_DIR: folder})
+    for word in words:
+        yield context.recipe.output.root if word == _PLACE else word.bind({Variable.RUN_DIR: folder})
 
 
 def _groups(words: list[str]) -> Iterator[str]:

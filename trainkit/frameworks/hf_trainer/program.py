@@ -10,10 +10,9 @@ from trainkit.frameworks.base import own_scripts, verbosity
 from trainkit.frameworks.base.fields import UNSET, Unsupported, said_below
 from trainkit.frameworks.base.program import Detection
 from trainkit.frameworks.deepspeed.ops import preparations as deepspeed_preparations
-from trainkit.frameworks.hf_trainer import deepspeed, fsdp_config, refusals, remarks, xla
+from trainkit.frameworks.hf_trainer import deepspeed, fsdp_config, refusals, remarks, support, xla
 from trainkit.frameworks.hf_trainer.argv_reader import MARKS, SHARED_MARKS, own_flags, words
 from trainkit.frameworks.hf_trainer.fields import DEEPSPEED, FIELDS, OUTPUT, Argument
-from trainkit.frameworks.hf_trainer.support import REACH
 from trainkit.frameworks.hf_trainer.versions import OLDEST, version
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice, Preparation, Variable
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
     from trainkit.frameworks.base.draft import Draft, ImportContext
     from trainkit.recipe.resolved import Resolved
 
-__all__ = ["REACH"]
-
+REACH = support.REACH
 REQUIRES: Mapping[str, str] = {"transformers": OLDEST, "torch": "2.6", "accelerate": "1.9"}
 DETECTION = Detection(
     "transformers' Trainer",

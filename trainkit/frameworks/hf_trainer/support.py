@@ -6,55 +6,48 @@ from trainkit.frameworks.hf_trainer.fields import DEEPSPEED, FIELDS
 from trainkit.frameworks.hf_trainer.fsdp_config import CONFIG, TORCH, XLA
 from trainkit.plan.support import LAUNCHED, Reach, Table
 
-_ALONE = "Only the built-in trainer"
+
+def _no(why: str, instead: str, *anyway: object) -> Reach:
+    return Reach(why=why, instead=instead, anyway=anyway)
 
 
-def _own(what: str, example: str) -> Reach:
-    return Reach(why=f"The script {what}.", instead=f"Pass what the script takes in program.args{example}.")
-
-
+_LOSS = _no(
+    "The loss is computed by the script's model or Trainer.",
+    "Leave it out, and give Trainer the function in the script, as compute_loss_func.",
+)
 # Sections and keys that no field stands for.
 REFUSED: Table = {
-    "model": _own("makes its own model", ", as model_name_or_path"),
-    "data": _own("reads its own data", ", as task_name"),
-    "peft": _own("makes its own adapters", ""),
-    **dict.fromkeys(
-        ("train.loss", "train.loss_reduction"),
-        Reach(
-            why="The loss is computed by the script's model or Trainer.",
-            instead="Leave it out, and give Trainer the function in the script, as compute_loss_func.",
-        ),
+    "model": _no("The script makes its own model.", "Pass what it takes in program.args, as model_name_or_path."),
+    "data": _no("The script reads its own data.", "Pass what it takes in program.args, as task_name."),
+    "peft": _no("The script makes its own adapters.", "Pass what the script takes in program.args."),
+    "train.loss": _LOSS,
+    "train.loss_reduction": _LOSS,
+    "predict": _no("Trainer writes no predictions by itself.", "Leave predict out."),
+    "batch.memory_mib": _no(
+        "Only the built-in trainer tries what fits.", "Set batch.micro to a number, and leave this out."
     ),
-    "predict": Reach(why="Trainer writes no predictions by itself.", instead="Leave predict out."),
-    "batch.memory_mib": Reach(
-        why=f"{_ALONE} tries what fits.", instead="Set batch.micro to a number, and leave this out."
+    "profile": _no("Only the built-in trainer profiles its steps.", "Profile in the script, and leave profile out."),
+    "sample": _no("Trainer generates no sample.", "Leave sample out."),
+    "precision.weights": _no(
+        "The script loads its own weights, in the format that it chooses.",
+        "Leave precision.weights out, or pass the script's own setting, as torch_dtype.",
     ),
-    "profile": Reach(why=f"{_ALONE} profiles its steps.", instead="Profile in the script, and leave profile out."),
-    "sample": Reach(why="Trainer generates no sample.", instead="Leave sample out."),
-    "precision.weights": Reach(
-        why="The script loads its own weights, in the format that it chooses.",
-        instead="Leave precision.weights out, or pass the script's own setting, as torch_dtype.",
+    "efficiency.attention": _no(
+        "The script makes its own model.", "Pass the script's own setting in program.args, as attn_implementation."
     ),
-    "efficiency.attention": _own("makes its own model", ", as attn_implementation"),
-    "efficiency.compile.dynamic": Reach(why="Trainer lets torch find out.", instead="Leave it out.", anyway=(None,)),
-    "efficiency.compile.scope": Reach(
-        why="Trainer compiles the model as a whole.", instead="Leave it out.", anyway=("auto", "model")
+    "efficiency.compile.dynamic": _no("Trainer lets torch find out.", "Leave it out.", None),
+    "efficiency.compile.scope": _no("Trainer compiles the model as a whole.", "Leave it out.", "auto", "model"),
+    "efficiency.gradient_checkpointing.selective": _no("transformers recomputes whole blocks.", "Leave it out.", False),
+    "eval.batches": _no(
+        "Trainer evaluates on the whole data set.",
+        "Pass the script's own limit in program.args, as max_eval_samples.",
     ),
-    "efficiency.gradient_checkpointing.selective": Reach(
-        why="transformers recomputes whole blocks.", instead="Leave it out.", anyway=(False,)
+    "eval.patience": _no(
+        "Stopping early is a callback, which the script adds.",
+        "Add EarlyStoppingCallback in the script, and leave eval.patience out.",
+        0,
     ),
-    "eval.batches": Reach(
-        why="Trainer evaluates on the whole data set.",
-        instead="Pass the script's own limit in program.args, as max_eval_samples.",
-    ),
-    "eval.patience": Reach(
-        why="Stopping early is a callback, which the script adds.",
-        instead="Add EarlyStoppingCallback in the script, and leave eval.patience out.",
-        anyway=(0,),
-    ),
-    "checkpoint.asynchronous": Reach(
-        why="Trainer waits for its checkpoints.", instead="Leave it out.", anyway=(False,)
-    ),
+    "checkpoint.asynchronous": _no("Trainer waits for its checkpoints.", "Leave it out.", False),
 }
 _ZERO = ("offload_optimizer", "offload_param", "overlap_comm", "config", "nvme_path", "gather_16bit")
 

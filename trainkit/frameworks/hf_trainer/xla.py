@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from trainkit.errors import Diagnostic
 from trainkit.frameworks.base.fields import setting
-from trainkit.frameworks.base.fsdp import CHECKPOINTING, FIRST_VERSION
+from trainkit.frameworks.base.fsdp import CHECKPOINTING
+from trainkit.frameworks.hf_trainer.fsdp_config import TORCH, XLA
 from trainkit.frameworks.hf_trainer.refusals import error
 from trainkit.frameworks.hf_trainer.versions import UNTIL, can, version
 from trainkit.frameworks.torch_xla import is_spmd, on_xla
@@ -16,12 +17,8 @@ from trainkit.recipe.schema import Fsdp
 
 OPTIMIZER = "an optimizer for torch_xla's FSDP"
 SETTINGS = "strategy.xla_settings"
-# Settings of torch's FSDP that reach no other, and the value that says nothing.
-ABSENT: Mapping[str, object] = {
-    "sharding": "full_shard",
-    "offload": False,
-    **dict.fromkeys((*FIRST_VERSION, "cpu_ram_efficient_loading", "state_dict_type")),
-}
+# Keys of torch's FSDP that reach no other
+ABSENT = {field.keys[0] for field in TORCH if field.keys} - {key for field in XLA for key in field.keys}
 # Trainer looks these up in torch by name.
 DTYPE_KEYS = ("compute_dtype", "buffer_dtype")
 DTYPES = ("float32", "float", "bfloat16", "float16", "half", "float64", "double")
@@ -33,9 +30,8 @@ def problems(context: Context) -> Iterator[Diagnostic]:
     strategy = context.recipe.strategy
     if not on_xla(context) or not isinstance(strategy, Fsdp):
         return
-    for name, silent in ABSENT.items():
-        key = f"strategy.{name}"
-        if setting(context, key) != silent:
+    for key in sorted(ABSENT):
+        if setting(context, key) != Fsdp.model_fields[key.removeprefix("strategy.")].default:
             yield _error(context, key, "Trainer hands torch_xla's FSDP no such setting", f"leave {key} out")
     yield from _settings(context, strategy)
     if context.recipe.efficiency.gradient_checkpointing.every and strategy.auto_wrap == "none":
