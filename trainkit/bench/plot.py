@@ -1,4 +1,4 @@
-"""The plot of a comparison: memory and throughput side by side, told apart without colour."""
+"""The plot of a comparison: memory and throughput side by side, distinguishable without colour."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("png", "svg")
 _ROW_INCHES = 0.42
-# White behind the words: the lines of the grid and of the base pass below them.
+# White behind the text: the lines of the grid and of the base pass below them.
 _LABEL: dict[str, Any] = {
     "va": "center",
     "zorder": 5,

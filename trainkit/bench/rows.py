@@ -94,7 +94,7 @@ class Row:
 
 
 def measure(summary: Mapping[str, Any], kind: MemoryKind, errors: str, run_directory: str) -> Measurement:
-    """What a run's summary says. errors: the end of the ranks' standard error, which tells what a failure was."""
+    """What a run's summary says. errors: the end of the ranks' standard error, which shows what a failure was."""
     outcome, reason = _outcome(summary, errors)
     seconds = _number(summary.get("train_seconds"))
     return Measurement(
@@ -138,8 +138,8 @@ def _outcome(summary: Mapping[str, Any], errors: str) -> tuple[Outcome, str]:
         return "ok", ""
     if summary.get("failure") == "signal":
         return "interrupted", why
-    told = (line.strip() for line in reversed(errors.splitlines()) if any(trace in line for trace in OUT_OF_MEMORY))
-    if line := next(told, ""):
+    traces = (line.strip() for line in reversed(errors.splitlines()) if any(trace in line for trace in OUT_OF_MEMORY))
+    if line := next(traces, ""):
         return "out of memory", line
     if code == KILLED:
         return "out of memory", f"{why} (exit code {KILLED}: most likely the kernel's, when memory ran out)"

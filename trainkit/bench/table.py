@@ -17,7 +17,7 @@ _REASON = 100  # characters of a failure's reason in the table; files hold all o
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A bench as far as it has come. machine: what it ran on, in words; not_run: variants without a run."""
+    """A bench as far as it has come. machine: a description of what it ran on; not_run: variants without a run."""
 
     recipe: str
     machine: str

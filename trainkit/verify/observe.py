@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 NOT_AS_PLANNED = 1  # exit code of a rank that runs something else than the plan says
 OPTIMIZERS = "torch.optim.optimizer"
-# Class of a wrapper -> the strategy that it is, the first that fits; a wrapper that shards stands before one that does
+# Class of a wrapper -> the strategy that it is, the first that fits; wrappers that shard come before those that do
 # not. FSDP2's own class is no proof of sharding: torch's replicate is made of it.
 WRAPPERS = {
     "torch.distributed._composable.replicate_with_fsdp:ReplicateModule": "ddp",
@@ -36,7 +36,7 @@ ORDER = ("fsdp", "ddp", "dataparallel")
 ENGINE = "deepspeed.runtime.engine:DeepSpeedEngine"
 ARGUMENTS = "transformers.training_args:TrainingArguments"
 DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "no": "fp32"}
-WORDS = {
+MEANING = {
     "single": "this rank trains a model of its own, which nothing keeps in step with other ranks",
     "dataparallel": "this process spreads its batch over several cards with nn.DataParallel",
 }
@@ -60,7 +60,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         self._paths = expected, shown
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The module's own spec, whose loader goes on to ask for the hook."""
+        """The module's own spec, whose loader then asks for the hook."""
         if name != OPTIMIZERS:
             return None
         with contextlib.suppress(ValueError):  # the program may have put the finders behind one of its own
@@ -90,7 +90,7 @@ class Observer:
             register(self._at_step)
 
     def _at_step(self, optimizer: Any, _args: object, _kwargs: object) -> None:
-        # The hook stays: torch goes through its hooks just now, and would fall over one that goes.
+        # The hook stays: torch is iterating over its hooks, and would fail if one were removed.
         if self._is_over or os.getpid() != self._process:
             return
         self._is_over = True
@@ -98,10 +98,10 @@ class Observer:
             with open(self._expected, encoding="utf-8") as file:
                 expected = json.load(file)
             seen = observe(optimizer)
-            if told := expected.get("arguments"):
-                seen["arguments"] = arguments(told)
+            if given := expected.get("arguments"):
+                seen["arguments"] = arguments(given)
             seen["differences"] = differences(expected, seen)
-        except Exception as error:  # noqa: BLE001 - the program must not fall over its observer; the account says why
+        except Exception as error:  # noqa: BLE001 - the program must not fail with its observer; the account says why
             seen = {"error": f"{type(error).__name__}: {error}"}
         _write(self._shown, seen)
         if seen.get("differences"):
@@ -132,10 +132,11 @@ class Wrappers(NamedTuple):
 
 
 def observe(optimizer: Any) -> dict[str, Any]:
-    """What this process trains with, at an optimizer step. What cannot be told is None."""
+    """What this process trains with, at an optimizer step. What is unknown is None."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     wrappers = _wrappers(optimizer, parameters)
-    sharded = [each for each in parameters if _is_sharded(each)]
+    # FSDP2's DTensors, of which each rank has a part.
+    sharded = [each for each in parameters if any(part.is_shard() for part in getattr(each, "placements", ()))]
     return {
         "strategy": _strategy(wrappers, sharded),
         "world_size": _world_size(),
@@ -175,14 +176,14 @@ def _wrappers(optimizer: Any, parameters: Sequence[Any]) -> Wrappers:
 
 
 def _instances(classes: Mapping[type, str]) -> list[tuple[Any, str]]:
-    """Every living object of these classes, with the word for its class."""
-    found, things = [], gc.get_objects()
-    words = dict[int, str | None]()
+    """Every living object of these classes, with the name of its class."""
+    found, names = [], dict[int, str | None]()
+    things = gc.get_objects()
     for thing in things:
         kind = type(thing)  # never isinstance, which asks the object; by its id, because a class may have no hash
-        if id(kind) not in words:
-            words[id(kind)] = next((name for cls, name in classes.items() if issubclass(kind, cls)), None)
-        if (name := words[id(kind)]) is not None:
+        if id(kind) not in names:
+            names[id(kind)] = next((name for cls, name in classes.items() if issubclass(kind, cls)), None)
+        if (name := names[id(kind)]) is not None:
             found.append((thing, name))
     return found
 
@@ -191,11 +192,6 @@ def _loaded(name: str) -> Any:
     """A class of a module that the program has imported, else None. name: ``module:Class``."""
     module, _, attribute = name.partition(":")
     return getattr(sys.modules.get(module), attribute, None)
-
-
-def _is_sharded(parameter: Any) -> bool:
-    """Whether it is a DTensor that lies in parts over ranks: FSDP2 makes such."""
-    return any(place.is_shard() for place in getattr(parameter, "placements", ()))
 
 
 def _world_size() -> int:
@@ -215,19 +211,15 @@ def _device(parameters: Sequence[Any], wrappers: Wrappers, sharded: Sequence[Any
     if computes is not None:
         return str(computes).partition(":")[0]
     kinds = {str(parameter.device.type) for parameter in parameters}
-    if len(kinds) != 1 or (kinds == {"cpu"} and _uses_card()):
+    cuda = sys.modules.get("torch.cuda")
+    uses_card = cuda is not None and cuda.is_initialized() and cuda.memory_allocated() > 0
+    if len(kinds) != 1 or (kinds == {"cpu"} and uses_card):  # the optimizer may keep copies of them on the CPU
         return None
     return kinds.pop()
 
 
-def _uses_card() -> bool:
-    """Whether something of this process lies on a CUDA card: the optimizer may keep copies of it on the CPU."""
-    cuda = sys.modules.get("torch.cuda")
-    return cuda is not None and cuda.is_initialized() and cuda.memory_allocated() > 0
-
-
 def _dtype(parameters: Sequence[Any], engine: Any) -> str | None:
-    """Format of the computation: DeepSpeed and accelerate know it; else only weights kept in 16 bits tell."""
+    """Format of the computation: DeepSpeed and accelerate know it; else only weights kept in 16 bits show it."""
     if engine is not None:
         return "bf16" if engine.bfloat16_enabled() else "fp16" if engine.fp16_enabled() else "fp32"
     state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
@@ -239,38 +231,33 @@ def _dtype(parameters: Sequence[Any], engine: Any) -> str | None:
     return kept if mixed is not None or kept != "fp32" else None  # autocast may be at work beside fp32 weights
 
 
-def arguments(told: Mapping[str, float]) -> dict[str, Any] | None:
-    """What the process's TrainingArguments hold of the fields told; None where there are none of them.
+def arguments(given: Mapping[str, float]) -> dict[str, Any] | None:
+    """What the process's TrainingArguments hold of the fields given; None where there are no TrainingArguments.
 
     Of several, those that differ least: a script may train something else beside.
     """
     cls = _loaded(ARGUMENTS)
     made = [thing for thing, _ in _instances({cls: ""})] if cls is not None else []
-    held = [{name: getattr(each, name, None) for name in told} for each in made]
-    return min(held, key=lambda each: sum(each[name] != told[name] for name in told), default=None)
+    held = [{name: getattr(each, name, None) for name in given} for each in made]
+    return min(held, key=lambda each: sum(each[name] != given[name] for name in given), default=None)
 
 
 def differences(expected: Mapping[str, Any], seen: Mapping[str, Any]) -> list[str]:
-    """What was planned and is not so, in words. What was not promised, or cannot be told, is no difference."""
+    """What differs from the plan, in sentences. What the plan does not promise, or what is unknown, does not differ."""
     found = []
     for name in ("world_size", "strategy", "device", "dtype"):
         promised, actual = expected.get(name), seen.get(name)
         if promised is None or actual is None or promised == actual:
             continue
         if {promised, actual} == {"ddp", "single"} and expected.get("world_size") == 1:
-            continue  # one rank has nobody to average with
-        is_what = WORDS.get(actual, f"{actual} is in force") if name == "strategy" else f"it is {actual}"
+            continue  # one rank has no other to average with
+        is_what = MEANING.get(actual, f"{actual} is in force") if name == "strategy" else f"it is {actual}"
         found.append(f"{name.replace('_', ' ')} {promised} was planned, and {is_what}")
-    return found + _other_arguments(expected.get("arguments") or {}, seen.get("arguments") or {})
-
-
-def _other_arguments(told: Mapping[str, float], held: Mapping[str, Any]) -> list[str]:
-    """Settings that were given on the command line and are not in force."""
+    given, held = expected.get("arguments") or {}, seen.get("arguments") or {}
+    other = [name for name in held if held[name] != given[name]]
     where = "the script's TrainingArguments hold"
-    other = [f"{name} {told[name]} was planned, and {where} {held[name]}" for name in held if held[name] != told[name]]
-    if other:
-        other.append("for a script that makes them itself, set program.kind to torch")
-    return other
+    found += [f"{name} {given[name]} was planned, and {where} {held[name]}" for name in other]
+    return found + (["for a script that makes them itself, set program.kind to torch"] if other else [])
 
 
 def _write(path: str, content: Mapping[str, Any]) -> None:

@@ -29,7 +29,7 @@ class Copier:
         except BlockingIOError:
             return True
         except OSError as error:
-            if error.errno != errno.EIO:  # how a pseudo-terminal says that nobody holds its other side
+            if error.errno != errno.EIO:  # a pseudo-terminal's end of file
                 raise
             return False
         if data:
@@ -45,12 +45,12 @@ class Copier:
         if self._console is not None:
             try:
                 write_all(self._console, data)
-            except OSError:  # the reader has gone away: the log goes on
+            except OSError:  # the reader has gone away: the log continues
                 self._console = None
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write every byte, also to a descriptor that somebody made non-blocking."""
+    """Write every byte, also to a non-blocking descriptor."""
     view = memoryview(data)
     while view:
         try:
@@ -88,7 +88,7 @@ def copy_window_size(source: int, target: int) -> None:
 
 
 def holds_input(fd: int) -> bool:
-    """Whether somebody has put something there to be read: a file that is not empty, or bytes in a pipe."""
+    """Whether there is something to be read: a file that is not empty, or bytes in a pipe."""
     import fcntl
     import termios
 

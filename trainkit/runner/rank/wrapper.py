@@ -1,6 +1,6 @@
 """The life of one rank: logs by global rank, exit record, signals, no survivor when the wrapper is killed.
 
-Standard library only, and quick to load: it stands before every rank's start.
+Standard library only, and quick to load: every rank's start waits for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainkit.runner.rank.streams import Copier, copy_window_size, open_channel
 from trainkit.runner.rundir.records import RankRecord, log_path, shown_path, write_last_record, write_record
 from trainkit.runner.supervisor.process_tree import exit_of_child
 from trainkit.runner.supervisor.signals import PASSED_ON, STOP, wakeup
-from trainkit.runner.supervisor.spawn import Standing, Streams, spawn
+from trainkit.runner.supervisor.spawn import SpawnOptions, Streams, spawn
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 HOOK = os.path.join(_PACKAGE, "verify", "hook")
@@ -137,8 +137,8 @@ class Wrapper:
         # but who reads from the terminal must stay in the terminal's foreground group.
         group = None if self._shares_terminal else 0
         keep_to(self._options.cores, self._record.local_rank)
-        standing = Standing(group=group, dies_with_parent=True, ignore=self._ignored)
-        pid = spawn(self._options.program, self._program_environ(), Streams(0, *channels), standing)
+        options = SpawnOptions(group=group, dies_with_parent=True, ignore=self._ignored)
+        pid = spawn(self._options.program, self._program_environ(), Streams(0, *channels), options)
         self._record = self._record._replace(pid=pid)
         with contextlib.suppress(OSError):  # a full disk: the program runs, and its end will be tried again
             write_record(self._options.attempt_dir, self._record)
@@ -228,7 +228,7 @@ class Wrapper:
             os.waitpid(self._record.pid, 0)
         lost = sum(copier.lost for copier in self._copiers)
         seen = differences(self._shown) if self._options.expected else ""
-        if seen and self._exit == 0:  # a shell script may go on after a part of it that failed
+        if seen and self._exit == 0:  # a shell script may continue after a part of it that failed
             self._exit = NOT_AS_PLANNED
         return self._end(
             exit_code=self._exit if self._exit >= 0 else None,
@@ -262,5 +262,5 @@ def observed(environ: Mapping[str, str], expected: str, shown: str) -> dict[str,
 
 
 def differences(shown: str) -> str:
-    """How the program differed from the plan, in words; empty where it did not, or where no optimizer has stepped."""
+    """How the program differed from the plan; empty where it did not, or where no optimizer has stepped."""
     return "; ".join(read_json(shown).get("differences") or [])

@@ -92,7 +92,7 @@ class CardWatch:
     def _run(self) -> None:
         if not self.open():
             return
-        with contextlib.suppress(OSError), self._file.open("a", encoding="utf-8") as lines:  # the run itself goes on
+        with contextlib.suppress(OSError), self._file.open("a", encoding="utf-8") as lines:  # the run itself continues
             while True:
                 self.record(lines)
                 if self._ending.wait(EVERY_SECONDS):

@@ -36,7 +36,7 @@ class Terminal:
         self._fds: dict[Stream, int] = {"out": out, "err": err}
         self._is_terminal: dict[Stream, bool] = {"out": os.isatty(out), "err": os.isatty(err)}
         self._can_redraw = self._is_terminal["err"] and environ.get("TERM", "dumb") not in ("dumb", "")
-        self._at_start = True  # nothing stands on the terminal's current line but perhaps the live line
+        self._at_start = True  # the terminal's current line is empty but for the live line
         self._drawn = ""
         self._broken: set[Stream] = set()
         self._patient_until = float("inf")
@@ -89,7 +89,7 @@ class Terminal:
                 view = view[os.write(self._fds[stream], view[:CHUNK]) :]
             except BlockingIOError:
                 continue
-            except OSError:  # the reader has gone (`| head`): the run goes on, its logs are complete
+            except OSError:  # the reader has gone (`| head`): the run continues, its logs are complete
                 self._broken.add(stream)
 
     def _is_writable(self, fd: int) -> bool:

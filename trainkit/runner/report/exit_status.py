@@ -57,14 +57,14 @@ def judge(seen: Observed) -> Verdict:
 
 
 def first_failure(records: Sequence[RankRecord], vanished: Mapping[int, float]) -> tuple[float, int] | None:
-    """When, and which, the first rank failed by itself: not because it was told to stop."""
+    """When, and which, the first rank failed by itself, not because it was stopped."""
     failures = [(r.ended, r.rank) for r in records if r.failed and not r.told_to_stop and r.ended is not None]
     return min([*failures, *((at, rank) for rank, at in vanished.items())], default=None)
 
 
 def _first_failure(seen: Observed) -> Verdict | None:
     first = first_failure(seen.records, seen.vanished)
-    if first is None or (seen.stop is not None and first[0] > seen.stop.at):  # it fell because the run was being ended
+    if first is None or (seen.stop is not None and first[0] > seen.stop.at):  # the end was under way
         return None
     rank = first[1]
     if rank in seen.vanished:
@@ -115,7 +115,7 @@ def _abandoned(seen: Observed) -> Verdict | None:
 def _stopped_elsewhere(seen: Observed) -> Verdict | None:
     stopped = [record for record in seen.records if record.told_to_stop]
     incomplete = bool(seen.launcher_exit) or any(record.failed for record in stopped)
-    # On several nodes a failure elsewhere looks the same from here: the launcher tells this node's ranks to stop.
+    # On several nodes a failure elsewhere looks the same from here: the launcher stops this node's ranks.
     if not stopped or not incomplete or seen.nodes > 1:
         return None
     first = min(stopped, key=lambda record: record.ended or float("inf"))

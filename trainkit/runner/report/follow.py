@@ -90,7 +90,7 @@ class Relay:
             data = os.read(fd, 1 << 16)
         except BlockingIOError:
             return 0
-        except OSError:  # EIO: nobody holds the other side any more
+        except OSError:  # EIO: the other side is closed
             return None
         self.shown_rank = 0
         self._console.program("out", data)

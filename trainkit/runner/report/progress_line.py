@@ -12,13 +12,13 @@ NEWEST = 0.1  # weight of the latest pace in the smoothed one
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the metrics have said so far. Times are seconds; seen is a monotonic clock's."""
+    """What the metrics show so far. Times are seconds; seen is a monotonic clock's."""
 
     total: int | None = None
     step: int = 0
     latest: Mapping[str, Any] | None = None
     seconds_per_step: float | None = None  # smoothed: the first records count alike, later ones a tenth each
-    paces: int = 0  # records that have told it
+    paces: int = 0  # records that it was computed from
     seen: float = 0.0
 
     def take(self, record: Mapping[str, Any], now: float) -> Progress:

@@ -103,7 +103,7 @@ def user_name() -> str:
 
 
 def taken_by(uuid: str, environ: Mapping[str, str]) -> str:
-    """Who holds a card, in words."""
+    """Who holds a card, for a message."""
     held = holder(uuid, environ)
     return f"the run {held.run or 'that pid ' + str(held.pid) + ' starts'} ({held.user})" if held else "another run"
 

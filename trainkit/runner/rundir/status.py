@@ -1,4 +1,4 @@
-"""status.json: how a run stands, or who ended it and why. Written by the guardian, so that it outlives trainkit."""
+"""status.json: the state of a run, or who ended it and why. Written by the guardian, so that it outlives trainkit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write_status(
 ) -> None:
     """Write the file. state: starting, running or ended; with a verdict it has ended.
 
-    failure tells a program's exit code 2, 3 or 4 (`program`) from trainkit's own (`trainkit`).
+    failure distinguishes a program's exit code 2, 3 or 4 (`program`) from trainkit's own (`trainkit`).
     """
     outcome = dict.fromkeys(Verdict._fields) if verdict is None else verdict._asdict()
     status = {
@@ -44,7 +44,7 @@ def write_status(
         "survivors": list(survivors),
     }
     text = json.dumps(status, indent=2) + "\n"
-    with contextlib.suppress(OSError):  # the run goes on, or ends, also where its folder is gone
+    with contextlib.suppress(OSError):  # the run continues, or ends, also where its folder is gone
         try:
             # Only the end is worth the wait for the disk.
             (publish if verdict is None else write_atomically)(attempt.path, text)

@@ -53,7 +53,7 @@ def send(pids: Iterable[int], number: int) -> None:
 def kill_descendants(groups: Iterable[int] = (), spare: frozenset[int] = frozenset()) -> Ended:
     """KILL everything below this process until nothing is left but zombies.
 
-    groups: process groups that are killed where the system does not tell who descends from whom.
+    groups: process groups that are killed where the system does not say who descends from whom.
     spare: descendants that do not belong to the run.
     """
     begin = time.monotonic()

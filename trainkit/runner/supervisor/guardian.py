@@ -22,7 +22,7 @@ from trainkit.runner.supervisor.channel import Channel, Preparation, Spec
 from trainkit.runner.supervisor.process_tree import become_subreaper, descendants
 from trainkit.runner.supervisor.ranks import Ranks
 from trainkit.runner.supervisor.signals import PASSED_ON, wakeup
-from trainkit.runner.supervisor.spawn import Standing, Streams, spawn
+from trainkit.runner.supervisor.spawn import SpawnOptions, Streams, spawn
 from trainkit.runner.supervisor.termination import Action, Situation, Termination
 
 IGNORED = ("INT", "TERM", "HUP", "QUIT", "TSTP", "TTIN", "TTOU", "USR1", "USR2", "PIPE")
@@ -87,8 +87,8 @@ class Guardian:
         nothing = os.open(os.devnull, os.O_RDONLY)
         try:
             # The child holds the lock too: it stays locked while the child lives, even if the guardian does not.
-            standing = Standing(new_session=True, ignore=PASSED_ON)
-            pid = self._spawn(preparation.argv, Streams(nothing, *streams), standing, (lock.fd,))
+            options = SpawnOptions(new_session=True, ignore=PASSED_ON)
+            pid = self._spawn(preparation.argv, Streams(nothing, *streams), options, (lock.fd,))
         finally:
             for fd in (*streams, nothing):
                 os.close(fd)
@@ -98,13 +98,13 @@ class Guardian:
         group = self._spec.foreground_group
         # A scheduler may send USR1 to every process of a job (scancel --signal). torchrun and the other launchers would
         # die of it, with all ranks; ignored, it stays so through exec, and each rank's wrapper takes it up again.
-        standing = Standing(new_session=group is None, group=group, ignore=(*self._spec.ignore, *PASSED_ON))
-        self._launcher_pid = self._spawn(self._spec.argv, Streams(0, 1, 2), standing)
+        options = SpawnOptions(new_session=group is None, group=group, ignore=(*self._spec.ignore, *PASSED_ON))
+        self._launcher_pid = self._spawn(self._spec.argv, Streams(0, 1, 2), options)
         self._save("running")
 
-    def _spawn(self, argv: Sequence[str], streams: Streams, standing: Standing, inherit: Sequence[int] = ()) -> int:
+    def _spawn(self, argv: Sequence[str], streams: Streams, options: SpawnOptions, inherit: Sequence[int] = ()) -> int:
         try:
-            return spawn(argv, os.environ, streams, standing, inherit)
+            return spawn(argv, os.environ, streams, options, inherit)
         except OSError as error:
             os.write(streams.stderr, f"cannot start {argv[0]}: {error.strerror}\n".encode("utf-8", "surrogateescape"))
             self._exits[NOT_FOUND] = 127
@@ -172,7 +172,7 @@ class Guardian:
             self._exits.update(cleanup.reap())
             self._held |= ended.held
             self._survivors = ended.survivors
-            for pid in (self._launcher_pid, *ended.survivors):  # nobody waits for what even KILL does not end
+            for pid in (self._launcher_pid, *ended.survivors):  # what even KILL does not end is not waited for
                 self._exits.setdefault(pid, -signal.SIGKILL)
 
     def _end_rest(self) -> None:

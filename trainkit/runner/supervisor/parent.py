@@ -25,7 +25,7 @@ from trainkit.runner.supervisor.channel import Channel, Spec
 from trainkit.runner.supervisor.cleanup import kill_descendants, remove_leftovers, send
 from trainkit.runner.supervisor.process_tree import become_subreaper, descendants, is_alive
 from trainkit.runner.supervisor.signals import PASSED_ON, STOP, Orders, handled, signal_name
-from trainkit.runner.supervisor.spawn import Standing, Streams, spawn
+from trainkit.runner.supervisor.spawn import SpawnOptions, Streams, spawn
 
 TURN_SECONDS = 0.1
 STALLED_SECONDS = 2.0  # after a stop, for a reader that does not take the output
@@ -92,7 +92,7 @@ class Supervisor:
             (sys.executable, "-I", "-S", "-c", BOOT, root, str(self._far.fileno())),
             self._job.environment,
             Streams(0 if self._job.keeps_stdin else nothing, out, err),
-            Standing(new_session=not foreground, group=0 if foreground else None),
+            SpawnOptions(new_session=not foreground, group=0 if foreground else None),
             inherit=(self._far.fileno(), *self._locks),
         )
         self._far.close()

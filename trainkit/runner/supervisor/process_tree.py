@@ -96,7 +96,7 @@ def exit_of_child(pid: int) -> int | None:
     """Exit code of a child that has ended (minus the signal that killed it), None while it runs.
 
     The zombie stays where the system allows (not on macOS before Python 3.13): until it is reaped, its pid and its
-    group's id belong to nobody else.
+    group's id are not given to another process.
     """
     if hasattr(os, "waitid"):
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)

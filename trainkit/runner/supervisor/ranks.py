@@ -69,7 +69,7 @@ class Ranks:
         # A rename into the folder changes its time stamp: nothing is opened while nothing happens.
         try:
             stamp = os.stat(os.path.join(self._attempt_dir, "ranks")).st_mtime_ns
-        except FileNotFoundError:  # somebody has removed the run directory: what is known stays known
+        except FileNotFoundError:  # the run directory was removed: what is known stays known
             return
         if stamp == self._stamp:
             return

@@ -19,8 +19,8 @@ class Streams(NamedTuple):
     stderr: int
 
 
-class Standing(NamedTuple):
-    """The new process's place: its session, its process group (0: its own), what its parent's end does to it."""
+class SpawnOptions(NamedTuple):
+    """The new process's session, its process group (0: its own), and what reaches it from outside."""
 
     new_session: bool = False
     group: int | None = None
@@ -32,7 +32,7 @@ def spawn(
     argv: Sequence[str],
     environment: Mapping[str, str],
     streams: Streams,
-    standing: Standing = Standing(),  # noqa: B008  immutable
+    options: SpawnOptions,
     inherit: Sequence[int] = (),
 ) -> int:
     """The pid of the started program. Raises the OSError that exec met in the child (not found, not executable).
@@ -43,10 +43,16 @@ def spawn(
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _become(argv, environment, streams, standing, inherit, parent, writer)
+        try:
+            _set_up(streams, options, inherit, parent)
+            os.execvpe(argv[0], list(argv), dict(environment))
+        except OSError as error:
+            os.write(writer, str(error.errno).encode())
+        finally:
+            os._exit(127)
     os.close(writer)
     with os.fdopen(reader, "rb") as report:
-        failure = report.read()
+        failure = report.read()  # empty when exec closed the pipe
     if not failure:
         return pid
     os.waitpid(pid, 0)
@@ -54,40 +60,23 @@ def spawn(
     raise OSError(number, os.strerror(number), argv[0])
 
 
-def _become(
-    argv: Sequence[str],
-    environment: Mapping[str, str],
-    streams: Streams,
-    standing: Standing,
-    inherit: Sequence[int],
-    parent: int,
-    report: int,
-) -> None:
-    try:
-        if standing.new_session:
-            os.setsid()
-        elif standing.group is not None:
-            os.setpgid(0, standing.group)
-        if standing.dies_with_parent:
-            die_with_parent(signal.SIGKILL)
-            if os.getppid() != parent:  # it ended before the request was in place
-                os._exit(128 + signal.SIGKILL)
-        # Copies above 2 first: a source may itself be 0, 1 or 2.
-        for target, copy in enumerate([os.dup(fd) for fd in streams]):
-            os.dup2(copy, target)
-        for fd in inherit:
-            os.set_inheritable(fd, True)
-        _default_signals(standing.ignore)
-        os.execvpe(argv[0], list(argv), dict(environment))
-    except OSError as error:
-        os.write(report, str(error.errno).encode())
-    finally:
-        os._exit(127)
-
-
-def _default_signals(ignore: Sequence[int]) -> None:
+def _set_up(streams: Streams, options: SpawnOptions, inherit: Sequence[int], parent: int) -> None:
+    """In the child, before exec."""
+    if options.new_session:
+        os.setsid()
+    elif options.group is not None:
+        os.setpgid(0, options.group)
+    if options.dies_with_parent:
+        die_with_parent(signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before the request was in place
+            os._exit(128 + signal.SIGKILL)
+    # Copies above 2 first: a source may itself be 0, 1 or 2.
+    for target, copy in enumerate([os.dup(fd) for fd in streams]):
+        os.dup2(copy, target)
+    for fd in inherit:
+        os.set_inheritable(fd, True)
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         with contextlib.suppress(OSError, ValueError):  # KILL and STOP take no action but their own
-            signal.signal(number, signal.SIG_IGN if number in ignore else signal.SIG_DFL)
+            signal.signal(number, signal.SIG_IGN if number in options.ignore else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

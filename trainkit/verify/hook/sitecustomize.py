@@ -1,6 +1,6 @@
-"""Starts the observation inside a program, which Python runs this file before; then gives way to what it hides.
+"""Python runs this file before the program: starts the observation, then loads the sitecustomize that it hides.
 
-`trainkit.runner.rank` puts its folder first on PYTHONPATH. Processes that the program starts find nothing of it.
+`trainkit.runner.rank` puts its folder first on PYTHONPATH. Processes that the program starts are not observed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def _step_aside() -> None:
-    """Wherever the folder stands by now: a shell script may have put others before it."""
+    """Remove this folder, wherever it is by now: a shell script may have put others before it."""
     path = [folder for folder in os.environ.pop("PYTHONPATH", "").split(os.pathsep) if folder != _HERE]
     if path:
         os.environ["PYTHONPATH"] = os.pathsep.join(path)
