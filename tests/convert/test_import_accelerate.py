@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from tests.convert.reading import comments, imported, settings
-from tests.convert.test_import_commands import unlisted
 from trainkit.errors import RecipeError
-from trainkit.frameworks.accelerate.flags import FLAGS
 
 # (a) to (d) as `accelerate config` wrote them at the time of the guides.
 TWO_MACHINES = """\
@@ -247,13 +245,6 @@ def test_flags_win_over_the_file_and_the_programs_flags_over_both() -> None:
     assert (found["nodes.processes_per_node"], found["devices.select"]) == (4, [3, 1, 2, 0])
     assert (found["program.kind"], found["launcher.kind"], found["precision.dtype"]) == ("hf", "accelerate", "fp16")
     assert "precision.dtype bf16 (a.yaml:14:18) gives way to fp16" in comments(text)
-
-
-@pytest.mark.torch
-def test_the_installed_accelerate_has_no_flag_that_is_not_in_the_table() -> None:
-    from accelerate.commands.launch import launch_command_parser
-
-    assert not unlisted(FLAGS, launch_command_parser())
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from tests.convert.reading import comments, imported, read, settings
 from trainkit.errors import RecipeError, UsageError
-from trainkit.frameworks import torchrun
-from trainkit.frameworks.base.launcher_flags import LauncherFlag, find_flag
-from trainkit.frameworks.deepspeed import launcher as deepspeed
 from trainkit.recipe.schema.launching import program_argv
 
 GLUE = "run_glue.py --model_name_or_path bert-base-cased --task_name mrpc --do_train --do_eval --max_seq_length 128"
@@ -264,53 +259,3 @@ def test_what_cannot_be_taken_over_is_an_error_with_a_next_step(line: str, what:
 def test_a_line_without_a_known_launcher_or_program_is_wrong_usage(line: str) -> None:
     with pytest.raises(UsageError):
         imported(line)
-
-
-def parsed_flags(parser: argparse.ArgumentParser) -> tuple[set[str], set[str]]:
-    """Switches and flags with a value of an argument parser, with underscores."""
-    switches: set[str] = set()
-    values: set[str] = set()
-    for action in parser._actions:
-        names = {name[2:].replace("-", "_") for name in action.option_strings if name.startswith("--")}
-        (switches if action.nargs == 0 else values).update(names)
-    return switches - {"help"}, values
-
-
-def unlisted(flags: Sequence[LauncherFlag], parser: argparse.ArgumentParser) -> set[str]:
-    """Flags of the installed tool that the table lacks, or has as a switch where they take a value."""
-    found = [
-        (name, switch) for switch, names in zip((True, False), parsed_flags(parser), strict=True) for name in names
-    ]
-    return {name for name, switch in found if not (flag := find_flag(flags, name)) or flag.switch is not switch}
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("tool", ["torchrun", "deepspeed"])
-def test_the_installed_launcher_has_no_flag_that_is_not_in_the_table(
-    tool: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if tool == "torchrun":
-        assert not unlisted(torchrun.FLAGS, torchrun_parser())
-    else:
-        assert not unlisted(deepspeed.FLAGS, deepspeed_parser(monkeypatch))
-
-
-def torchrun_parser() -> argparse.ArgumentParser:
-    from torch.distributed.run import get_args_parser
-
-    return get_args_parser()
-
-
-def deepspeed_parser(monkeypatch: pytest.MonkeyPatch) -> argparse.ArgumentParser:
-    from deepspeed.launcher import runner
-
-    caught: list[argparse.ArgumentParser] = []
-
-    def keep(self: argparse.ArgumentParser, *args: object, **kwargs: object) -> None:
-        caught.append(self)
-        raise SystemExit
-
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", keep)
-    with pytest.raises(SystemExit):
-        runner.parse_args([])
-    return caught[0]
