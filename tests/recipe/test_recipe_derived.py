@@ -33,7 +33,7 @@ RECIPES = [
     SHORT + "env: {E: \"x\\ny\\t\\u00e9\\x01\", F: '', 'no': x, '1': y, G: '${H}'}\n",
     SHORT + "program: {args: {a: 1.10, b: true, c: [1, on, null], d: null, 'e f': \"'\\\"\", g: '${x}'}}\n",
     SHORT + "program: {args: [--a, '1 2', '', '#', '${x}', '-', 'é', '\\n']}\nenv_from: [A]\n",
-    "optimizer: {eps: 1e-30, lr: 1e+20}\ntrain!: {epochs: 0.5}\ndata: {path: [a, 'b c'], cache: '~'}\n",
+    "optimizer: {eps: 1e-30, args: {x: 1e+20}}\ntrain!: {epochs: 0.5}\ndata: {path: [a, 'b c'], cache: '~'}\n",
     SHORT + "sample: {prompt: 'def \\${x}'}\nefficiency: {compile: true}\ndevices: {select: [GPU-1, 2]}\n",
 ]
 
@@ -135,9 +135,9 @@ def test_three_corners_from_several_layers_are_written_so_that_they_cannot_contr
 
 
 def test_a_written_recipe_means_the_same_to_other_yaml_readers(solve: Solve) -> None:
-    recipe = solve(SHORT + "optimizer: {eps: 1e-30, lr: 1e+20}\n").recipe
+    recipe = solve(SHORT + "optimizer: {eps: 1e-30, args: {x: 1e+20}}\n").recipe
     read = yaml.safe_load(recipe_yaml(recipe))
-    assert (read["optimizer"]["eps"], read["optimizer"]["lr"]) == (1e-30, 1e20)
+    assert (read["optimizer"]["eps"], read["optimizer"]["args"]) == (1e-30, {"x": 1e20})
     assert validator().is_valid(read)
 
 

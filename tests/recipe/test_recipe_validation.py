@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import annotated_types
 import pytest
 
 from trainkit.errors import Diagnostic
 from trainkit.recipe.resolved import Resolved
-from trainkit.recipe.schema.fields import schema, tagged_sections
+from trainkit.recipe.schema.fields import members, schema, tagged_sections
 
 Solve = Callable[..., Resolved]
 Refuse = Callable[..., list[Diagnostic]]
@@ -21,7 +22,7 @@ Places = Callable[..., list[tuple[str, str]]]
         (
             "devices: {select: foo}",
             19,
-            "devices.select must be auto, all, free, none, a whole number (1 or more) or a list of whole numbers or",
+            "devices.select must be auto, all, free, none, a whole number (1 or more, at most 4096) or a list of",
             "",
         ),
         ("devices: {select: 0}", 19, "devices.select must be auto, all, free, none,", ""),
@@ -323,3 +324,28 @@ def test_a_kind_without_its_section_is_answered_with_the_section(refuse: Refuse)
 def test_a_variable_cannot_be_given_and_taken_at_once(refuse: Refuse) -> None:
     (error,) = refuse("train: {steps: 3}\nenv: {X: '1'}\nenv_from: [X]\n")
     assert error.what == "X is under env and under env_from"
+
+
+def test_every_number_has_an_upper_bound() -> None:
+    for setting in schema().all_settings():
+        for kind, constraints in members(setting.annotation, setting.metadata):
+            if kind in (int, float):
+                bounds = [each for each in constraints if isinstance(each, annotated_types.Le | annotated_types.Lt)]
+                assert bounds, setting.key
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "devices: {select: 2147483648}\n",
+        f"model: {{layers: {10**30}}}\n",
+        f"model: {{hidden_size: {10**30}}}\n",
+        f"batch: {{global: {10**30}}}\n",
+        "optimizer: {lr: 1.0e308}\n",
+        "strategy: {kind: ddp, bucket_mb: 1.0e308}\n",
+        "launcher: {grace_seconds: 1.0e308}\n",
+    ],
+)
+def test_a_number_beyond_all_sense_is_one_error_that_says_the_bound(refuse: Refuse, text: str) -> None:
+    (error,) = refuse(text + "train: {steps: 1}\n")
+    assert "at most" in error.what or "at most" in error.hint

@@ -8,7 +8,7 @@ from functools import partial
 
 from trainkit.errors import Diagnostic, Origin, RecipeError
 from trainkit.recipe.layers.environment import environment_layer
-from trainkit.recipe.layers.extends import Stack
+from trainkit.recipe.layers.extends import Sources
 from trainkit.recipe.layers.interpolation import interpolate, interpolated
 from trainkit.recipe.layers.layer import Layer, place_of
 from trainkit.recipe.layers.merge import Merge, merge
@@ -19,24 +19,23 @@ from trainkit.recipe.validation.batch_conflicts import contradictions
 from trainkit.recipe.validation.rules import Context, check, written_secrets
 from trainkit.recipe.validation.validate import default_kind, unknown_keys, validate, validate_layer, without_unknown
 
-# The request, the strength of its words, the files, and the layers below -> the layers of the words, what is wrong.
-Words = Callable[[Request, int, Files, Sequence[Layer]], tuple[list[Layer], list[Diagnostic]]]
+# The request, the strength of its command line, the files, the layers below -> its layers, and what is wrong with it.
+Arguments = Callable[[Request, int, Files, Sequence[Layer]], tuple[list[Layer], list[Diagnostic]]]
 
 
-def resolve_with(words: Words, request: Request, files: Files) -> Resolved:
-    """The recipe that a request means, its command line read by `words` (see `flags.resolve`).
+def resolve_with(arguments: Arguments, request: Request, files: Files) -> Resolved:
+    """The recipe that a request means, its command line read by `arguments` (see `flags.resolve`).
 
     Raises RecipeError with every error that can be known at once.
     """
-    layers, found, stack = _layers(words, request, files)
-    incomplete = stack.incomplete
-    others = stack.other_variants(request.variant)
+    layers, found, sources = _layers(arguments, request, files)
+    others = sources.other_variants(request.variant)
     state = merge(layers)
     found += state.errors
     for layer in (*layers, *others):
         found += [*unknown_keys(layer), *written_secrets(layer)]
     state.tree = without_unknown(state.tree)
-    if incomplete:
+    if sources.incomplete:
         _assume_kinds(state)
     unresolved = interpolate(state, request.environ, defaults(_kinds(state)))
     found += unresolved
@@ -45,11 +44,11 @@ def resolve_with(words: Words, request: Request, files: Files) -> Resolved:
         found += validate_layer(layer, kinds, interpolated)
     locate = partial(place_of, state.places)
     found += contradictions(state)
-    attachments, diagnostics = attach(state, _bases(layers), request.cwd, files)
+    attachments, diagnostics = attach(state, {each.strength: each.base for each in layers}, request.cwd, files)
     found += diagnostics
     broken = frozenset(each.key for each in found if each.severity == "error")
     on_disk = partial(absolute, base=request.cwd)
-    found += check(Context(state.tree, defaults(kinds), locate, files, on_disk, broken, incomplete))
+    found += check(Context(state.tree, defaults(kinds), locate, files, on_disk, broken, sources.incomplete))
     recipe, wrong = validate(state.tree, locate)
     # The text of a reference that leads nowhere is no value, so nothing is said about its type.
     silent = {each.key for each in unresolved if each.severity == "error"}
@@ -61,28 +60,30 @@ def resolve_with(words: Words, request: Request, files: Files) -> Resolved:
     assert recipe is not None, "a recipe is refused without a word"
     history = {key: tuple(entries) for key, entries in state.history.items()}
     absent = absent_inputs(recipe, files, on_disk)
-    return Resolved(recipe, state.tree, history, attachments, tuple(found), state.places, absent, stack.descriptions())
+    return Resolved(
+        recipe, state.tree, history, attachments, tuple(found), state.places, absent, sources.descriptions()
+    )
 
 
-def _layers(words: Words, request: Request, files: Files) -> tuple[list[Layer], list[Diagnostic], Stack]:
+def _layers(arguments: Arguments, request: Request, files: Files) -> tuple[list[Layer], list[Diagnostic], Sources]:
     """All layers, weakest first: what the recipe extends, the recipe, presets, a variant, the environment, flags.
 
     Also what is wrong with them, and the files that they are from.
     """
-    stack = Stack(files, request.cwd)
+    sources = Sources(files, request.cwd)
     if request.recipe is not None:
-        stack.add_recipe(request.recipe)
+        sources.add_recipe(request.recipe)
     for preset in request.presets:
-        stack.add_preset(preset)
+        sources.add_preset(preset)
     if request.variant is not None:
-        stack.add_variant(request.variant)
-    found = [*stack.errors, *stack.warnings]
-    strength = len(stack.layers)
+        sources.add_variant(request.variant)
+    found = [*sources.errors, *sources.warnings]
+    strength = len(sources.layers)
     environment, diagnostics = environment_layer(request.environ, strength, request.cwd)
     found += diagnostics
-    layers = [*stack.layers, environment]
-    typed, diagnostics = words(request, strength + 1, files, layers)
-    return [*layers, *typed], [*found, *diagnostics], stack
+    layers = [*sources.layers, environment]
+    typed, diagnostics = arguments(request, strength + 1, files, layers)
+    return [*layers, *typed], [*found, *diagnostics], sources
 
 
 def _kinds(state: Merge) -> Mapping[str, str]:
@@ -99,10 +100,6 @@ def _assume_kinds(state: Merge) -> None:
             kinds = schema().sections[section].kinds.items()
             fitting = (kind for kind, model in kinds if given.keys() <= model.model_fields.keys())
             given["kind"] = next(fitting, default_kind(section))
-
-
-def _bases(layers: Iterable[Layer]) -> Mapping[int, str]:
-    return {layer.strength: layer.base for layer in layers}
 
 
 def _distinct(found: Iterable[Diagnostic]) -> list[Diagnostic]:

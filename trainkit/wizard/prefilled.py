@@ -8,7 +8,7 @@ from typing import Any
 
 from trainkit.errors import Diagnostic, Origin, RecipeError
 from trainkit.flags.overrides import override_layers
-from trainkit.recipe.layers.extends import Stack
+from trainkit.recipe.layers.extends import Sources
 from trainkit.recipe.layers.interpolation import interpolated
 from trainkit.recipe.layers.layer import VARIANTS, Layer
 from trainkit.recipe.layers.merge import Merge, merge
@@ -25,7 +25,7 @@ def read_given(answers: str | None, words: Sequence[str], files: Files, cwd: str
 
     Raises RecipeError with all errors that do not depend on the answers.
     """
-    stack = Stack(files, cwd)
+    stack = Sources(files, cwd)
     if answers is not None:
         stack.add_recipe(answers)
     flags, found = override_layers(words, len(stack.layers), cwd, files, lambda key: None)
@@ -39,7 +39,7 @@ def read_given(answers: str | None, words: Sequence[str], files: Files, cwd: str
     return dict(flatten(state.tree)), state
 
 
-def _variants(stack: Stack) -> Iterator[Diagnostic]:
+def _variants(stack: Sources) -> Iterator[Diagnostic]:
     """An error for each: the new recipe has no place for them, and nothing is dropped silently."""
     hint = "start from the file with --from, which keeps its variants, or write them into the new recipe"
     for name, (given, *_) in stack.variants.items():

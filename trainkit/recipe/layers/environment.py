@@ -25,7 +25,9 @@ def environment_layer(environ: Mapping[str, str], strength: int, cwd: str) -> tu
         if not variable.startswith(PREFIX):
             continue
         key = _key(variable)
-        origin = _origin(variable, environ[variable], key, strength)
+        secret = is_secret_name(key.rpartition(".")[2])
+        text = mask_line(f"{variable}={MASK if secret else environ[variable]}")
+        origin = Origin("environment", strength, variable, length=len(variable), text=text[:200])
         problem = _problem(key, variable, named)
         if problem:
             found.append(Diagnostic("error", problem[0], key, origin, hint=problem[1]))
@@ -45,12 +47,6 @@ def _key(variable: str) -> str:
         if ".".join(parts[:depth]).lower() == prefix and len(parts) > depth:
             return f"{prefix}.{'__'.join(parts[depth:])}"
     return ".".join(parts).lower()
-
-
-def _origin(variable: str, value: str, key: str, strength: int) -> Origin:
-    secret = is_secret_name(key.rpartition(".")[2])
-    text = mask_line(f"{variable}={MASK if secret else value}")
-    return Origin("environment", strength, variable, length=len(variable), text=text[:200])
 
 
 def _problem(key: str, variable: str, named: Mapping[str, str]) -> tuple[str, str] | None:

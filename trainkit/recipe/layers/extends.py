@@ -29,8 +29,8 @@ class _Source:
 
 
 @dataclass
-class Stack:
-    """Files read so far, weakest first, and what was wrong with them."""
+class Sources:
+    """The files of a recipe read so far, as layers, weakest first, and what was wrong with them."""
 
     files: Files
     cwd: str
@@ -43,12 +43,11 @@ class Stack:
     def add_recipe(self, recipe: str) -> None:
         """Add a recipe file as the user typed it, with all that it extends."""
         origin = Origin("command line", 0, recipe, text=recipe)
-        path = absolute(recipe, self.cwd)
-        name = _without_suffix(recipe)
-        if not self.files.exists(path) and name in self.files.shipped():
-            self._add(_Source(self.files.shipped()[name], recipe, f"shipped {name}"), (), origin, set())
-        else:
-            self._add(_Source(path, recipe, f"file {recipe}"), (), origin, set())
+        source = _Source(absolute(recipe, self.cwd), recipe, f"file {recipe}")
+        name, shipped = _without_suffix(recipe), self.files.shipped()
+        if not self.files.exists(source.path) and name in shipped:
+            source = _Source(shipped[name], recipe, f"shipped {name}")
+        self._add(source, (), origin, set())
 
     def add_preset(self, word: str) -> None:
         """Add what ``--with`` names, on top of everything so far."""
@@ -149,14 +148,12 @@ class Stack:
             path = absolute(word, base)
             if not self.files.exists(path) and (known := _meant(name, shipped)):
                 hint = f"the preset is named `{known}`, without ending"
-                return Problem(mark, f"there is no file {word}", f"it would be {path}", hint, "extends")
+                return _problem(mark, f"there is no file {word}", hint, f"it would be {path}")
             shown = seen_from(self.cwd, path)
             return _Source(path, shown, f"file {shown}")
         close = _meant(name, shipped) or nearest(word, shipped)
-        hint = (
-            f"did you mean {close}?" if close else "a file is named with ./ or .yaml; `trainkit ls` lists the presets"
-        )
-        return Problem(mark, f"there is no preset {word!r}"[:200], hint=hint, key="extends")
+        listed = "start a path with ./ or end it with .yaml; `trainkit ls` lists the presets"
+        return _problem(mark, f"there is no preset {word!r}"[:200], f"did you mean {close}?" if close else listed)
 
 
 def _meant(name: str, shipped: Iterable[str]) -> str | None:
@@ -166,44 +163,40 @@ def _meant(name: str, shipped: Iterable[str]) -> str | None:
 
 
 def _extends(document: Document, problems: list[Problem]) -> list[tuple[str, Mark]]:
+    """What the document extends, each with its mark; what is wrong with it is added to the problems."""
     value = document.tree.get("extends")
     mark = document.values.get("extends", Mark(1, 1))
     at = document.keys.get("extends", mark)
     modified = [raw for raw in ("extends+", "extends!") if raw in document.tree]
-    problems += [Problem(at, f"`{raw}` means nothing", hint="write `extends`", key="extends") for raw in modified]
+    problems += [_problem(at, f"`{raw}` means nothing", "write `extends`") for raw in modified]
     if value is None:
+        return []
+    if not isinstance(value, (str, list)):
+        hint = "write `extends: strategy/fsdp`, or a list of presets and paths"
+        problems.append(_problem(mark, "`extends` must be a preset, a path, or a list of them", hint))
         return []
     if isinstance(value, str):
         return [(value, mark)]
-    if isinstance(value, list):
-        marks = [document.values.get(f"extends.{index}", mark) for index in range(len(value))]
-        wrong = [index for index, each in enumerate(value) if not isinstance(each, str) or not each]
-        problems += [
-            Problem(marks[index], "a preset or a path is wanted here", hint="write a text", key="extends")
-            for index in wrong
-        ]
-        return [(each, marks[index]) for index, each in enumerate(value) if index not in wrong]
-    hint = "write `extends: strategy/fsdp`, or a list of presets and paths"
-    problems.append(Problem(mark, "`extends` must be a preset, a path, or a list of them", hint=hint, key="extends"))
-    return []
+    marked = [(each, document.values.get(f"extends.{index}", mark)) for index, each in enumerate(value)]
+    wrong = [where for each, where in marked if not isinstance(each, str) or not each]
+    problems += [_problem(where, "expected a preset or a path", "write a text") for where in wrong]
+    return [(each, where) for each, where in marked if where not in wrong]
 
 
 def _chain_problem(found: _Source, chain: tuple[_Source, ...], seen: set[str], mark: Mark) -> Problem | None:
     paths = [each.path for each in chain]
     if found.path in paths:
         circle = [each.shown for each in chain[paths.index(found.path) :]] + [found.shown]
-        return Problem(
-            mark, f"`extends` goes in a circle: {' → '.join(circle)}", hint="remove one of these", key="extends"
-        )
+        return _problem(mark, f"`extends` goes in a circle: {' → '.join(circle)}", "remove one of these")
     if found.path in seen:
-        return Problem(
-            mark, f"{found.shown} is extended twice in one list", hint="keep the one that shall count", key="extends"
-        )
+        return _problem(mark, f"{found.shown} is extended twice in one list", "keep the one that shall count")
     if len(chain) >= MAX_EXTENDS_DEPTH:
-        return Problem(
-            mark, f"`extends` is more than {MAX_EXTENDS_DEPTH} files deep", hint="extend fewer files", key="extends"
-        )
+        return _problem(mark, f"`extends` is more than {MAX_EXTENDS_DEPTH} files deep", "extend fewer files")
     return None
+
+
+def _problem(mark: Mark, what: str, hint: str, why: str = "") -> Problem:
+    return Problem(mark, what, why, hint, "extends")
 
 
 def _unreadable(error: OSError, shown: str, meant: str | None) -> tuple[str, str]:
@@ -218,4 +211,4 @@ def _unreadable(error: OSError, shown: str, meant: str | None) -> tuple[str, str
 
 
 def _without_suffix(word: str) -> str:
-    return next((word[: -len(suffix)] for suffix in _SUFFIXES if word.endswith(suffix)), word)
+    return word.removesuffix(".yaml").removesuffix(".yml")

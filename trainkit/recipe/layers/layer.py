@@ -64,7 +64,7 @@ def read_document(data: bytes) -> Document:
         return document
     kind = "a list" if isinstance(document.tree, list) else "a single value"
     problem = Problem(document.values.get("", Mark(1, 1)), f"the recipe is {kind}", hint="write `section: value` lines")
-    return Document({}, {}, {}, document.lines, (*document.errors, problem), document.warnings)
+    return replace(document, tree={}, values={}, keys={}, errors=(*document.errors, problem))
 
 
 @dataclass(frozen=True)

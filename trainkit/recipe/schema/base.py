@@ -1,9 +1,14 @@
 """How a recipe section and its settings are declared: once, with everything that is derived from the declaration."""
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
+
+# The upper bound of every number that declares none: what is larger only overflows, or fills the memory.
+MOST = 10**12
+Count = Annotated[int, Field(ge=1, le=MOST)]
+ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
 
 
 class Section(BaseModel):
@@ -46,4 +51,6 @@ def setting(
     constraints: pydantic's (``ge``, ``le``, ``pattern``, ``min_length``, …).
     """
     extra: JsonDict = {name: value for name, value in (("unit", unit), ("flag", flag), ("file", file)) if value}
+    if constraints.keys() & {"ge", "gt"} and not constraints.keys() & {"le", "lt"}:
+        constraints["le"] = MOST
     return Field(default, description=description, alias=alias, json_schema_extra=extra or None, **constraints)

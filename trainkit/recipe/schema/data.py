@@ -1,10 +1,10 @@
 """The data section: a tagged union on `kind`, one class per source of samples."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainkit.recipe.schema.base import Section, setting
+from trainkit.recipe.schema.base import Count, ImportPath, Section, setting
 from trainkit.recipe.schema.launching import Scalar
 
 _TOKENIZER = (
@@ -15,6 +15,9 @@ _TOKENIZER = (
 
 class _Loaded(Section):
     """Settings that every source has: the length of its samples, and how they are brought to the device."""
+
+    # The setting that a source is nothing without, and what it must name.
+    required: ClassVar[tuple[str, str]] = ("", "")
 
     sequence_length: int = setting(128, "Tokens per sample.", unit="tokens", ge=2)
     workers: int = setting(
@@ -28,7 +31,7 @@ class _Loaded(Section):
         "Loader processes are started once and read on from epoch to epoch; there is no other way here.",
         flag="dataloader_persistent_workers",
     )
-    prefetch_factor: Annotated[int, Field(ge=1)] | None = setting(
+    prefetch_factor: Count | None = setting(
         None,
         "Optimizer steps that each worker reads ahead; null is torch's default, 2.",
         unit="steps",
@@ -37,7 +40,10 @@ class _Loaded(Section):
     pin_memory: bool = setting(True, "Page-locked host memory for faster copies to CUDA.", flag="dataloader_pin_memory")
 
     @model_validator(mode="after")
-    def _workers_prefetch(self) -> Self:
+    def _is_whole(self) -> Self:
+        name, what = self.required
+        if name and not getattr(self, name):
+            raise ValueError(f"{name} must name {what}")
         if self.prefetch_factor is not None and not self.workers:
             raise ValueError(f"prefetch_factor {self.prefetch_factor} is for loader processes, and workers is 0")
         return self
@@ -82,6 +88,8 @@ class RandomData(_Loaded):
 class TokensData(_Loaded):
     """Token ids in one NumPy (.npy) or raw binary file, memory-mapped."""
 
+    required = ("path", "the file of token ids")
+
     kind: Literal["tokens"] = setting("tokens", "Token ids in a NumPy or raw binary file.")
     path: str = setting("", "The file, from the working folder: one row of whole numbers, samples end to end.")
     dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] | None = setting(
@@ -91,8 +99,6 @@ class TokensData(_Loaded):
 
     @model_validator(mode="after")
     def _format_is_known(self) -> Self:
-        if not self.path:
-            raise ValueError("path must name the file of token ids")
         if self.path.endswith(".npy") and self.dtype:
             raise ValueError(f"dtype {self.dtype} is for raw files, and a .npy file says its own")
         if not self.path.endswith(".npy") and not self.dtype:
@@ -160,20 +166,18 @@ class _Rows(_Loaded):
 class JsonlData(_Rows):
     """Rows in JSON lines: texts, prompts with answers, chats, or labelled texts. Held in memory as tokens."""
 
+    required = ("path", "a file of JSON lines")
+
     kind: Literal["jsonl"] = setting("jsonl", "Rows in JSON lines: texts, prompts with answers, chats, labelled texts.")
     path: str | Annotated[list[str], Field(min_length=1)] = setting(
         "", "A file with an object in each line, or a list of such files, from the working folder."
     )
 
-    @model_validator(mode="after")
-    def _path_is_given(self) -> Self:
-        if not self.path:
-            raise ValueError("path must name a file of JSON lines")
-        return self
-
 
 class DatasetData(_Rows):
     """A Hugging Face data set in a local folder. Held in memory as tokens."""
+
+    required = ("path", "the folder of the data set")
 
     kind: Literal["dataset"] = setting("dataset", "A Hugging Face data set in a local folder.")
     path: str = setting(
@@ -186,45 +190,30 @@ class DatasetData(_Rows):
         min_length=1,
     )
 
-    @model_validator(mode="after")
-    def _folder_is_given(self) -> Self:
-        if not self.path:
-            raise ValueError("path must name the folder of the data set")
-        return self
-
-
-_IMPORT_PATH = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
-
 
 class TargetData(_Loaded):
     """A data set of the user's own, by import path; the working folder is searched after installed packages."""
+
+    required = ("target", "the data set as pkg.mod:name")
 
     kind: Literal["target"] = setting("target", "A data set of the user's own.")
     sequence_length: int = setting(
         128, "Tokens of the longest sample; the context of the native model.", unit="tokens", ge=2
     )
-    target: str = setting(
+    target: ImportPath = setting(
         "",
         "What makes the data set, `pkg.mod:name`, called with `args`: something with `len()` and samples by number, or "
         "a pair of them, for training and for validation.",
-        pattern=_IMPORT_PATH,
     )
     args: dict[str, Scalar | list[Scalar]] = setting({}, "Arguments of the target, by name.")
-    collate: str | None = setting(
+    collate: ImportPath | None = setting(
         None,
         "What makes a batch, a mapping of tensors by the names of the model's arguments, out of a list of samples, "
         "`pkg.mod:name`; null stacks samples that are such mappings themselves.",
-        pattern=_IMPORT_PATH,
     )
     validation_fraction: float = setting(
         0.05, "Share of the samples held out for evaluation, from their end, where there is no pair.", gt=0, lt=1
     )
-
-    @model_validator(mode="after")
-    def _target_is_named(self) -> Self:
-        if not self.target:
-            raise ValueError("target must name the data set as pkg.mod:name")
-        return self
 
 
 Data = Annotated[TextData | RandomData | TokensData | JsonlData | DatasetData | TargetData, Field(discriminator="kind")]

@@ -56,7 +56,7 @@ class Devices(Section):
         "Kind of device; `auto` takes CUDA, then MPS, then CPU. `xla` is a TPU through torch_xla, for scripts of your "
         "own: one process, over every chip of the machine with `strategy.kind: fsdp`.",
     )
-    select: Literal["auto", "all", "free", "none"] | Annotated[int, Field(ge=1)] | list[int | str] = setting(
+    select: Literal["auto", "all", "free", "none"] | Annotated[int, Field(ge=1, le=4096)] | list[int | str] = setting(
         "auto",
         "Which cards: `auto` (as many as the strategy needs), `all`, `free` (idle ones: as many as "
         "nodes.processes_per_node says), `none`, a count, or a list of indices, UUIDs, their beginnings or MIG ids in "
@@ -83,7 +83,7 @@ class Devices(Section):
 class Nodes(Section):
     """How many machines, and how many processes on each."""
 
-    count: int = setting(1, "Number of machines.", ge=1)
+    count: int = setting(1, "Number of machines.", ge=1, le=100_000)
     processes_per_node: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = setting(
         "auto", "Processes on each machine; `auto` is one per selected card, on CPU one for `single` and two otherwise."
     )
@@ -103,7 +103,9 @@ class Launcher(Section):
     max_restarts: int = setting(
         0, "How often the launcher restarts all ranks after a failure (torchrun and accelerate).", ge=0
     )
-    grace_seconds: float = setting(30.0, "Time between TERM and KILL when a run is ended.", unit="seconds", ge=0)
+    grace_seconds: float = setting(
+        30.0, "Time between TERM and KILL when a run is ended.", unit="seconds", ge=0, le=86_400
+    )
     numa_binding: Literal["none", "node"] = setting(
         "none",
         "`node` keeps each rank, under any launcher, on the cores near to its card (Linux; without cards ranks are "

@@ -4,10 +4,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainkit.recipe.schema.base import Section, section, setting
+from trainkit.recipe.schema.base import MOST, Count, ImportPath, Section, section, setting
 from trainkit.recipe.schema.launching import Scalar
-
-Count = Annotated[int, Field(ge=1)]
 
 
 class Moe(Section):
@@ -36,7 +34,7 @@ class GptModel(Section):
     kind: Literal["gpt"] = setting(
         "gpt", "Decoder-only transformer with learned positions, pre-norm blocks and tied embeddings."
     )
-    layers: Count = setting(4, "Transformer blocks.")
+    layers: int = setting(4, "Transformer blocks.", ge=1, le=100_000)
     heads: Count = setting(4, "Attention heads; must divide `hidden_size`.")
     hidden_size: Count = setting(128, "Width of the residual stream.")
     vocab_size: Count = setting(256, "Number of token ids; bytes need 256.")
@@ -66,7 +64,7 @@ class HfModel(Section):
         gt=0,
         lt=1,
     )
-    mask_token: Annotated[int, Field(ge=0)] | None = setting(
+    mask_token: Annotated[int, Field(ge=0, le=MOST)] | None = setting(
         None, "Token id that hides others from a masked model; null is the tokenizer's mask token."
     )
     path: str | None = setting(
@@ -93,11 +91,10 @@ class TargetModel(Section):
     """A model of the user's own, by import path; the working folder is searched after installed packages."""
 
     kind: Literal["target"] = setting("target", "A model of the user's own.")
-    target: str = setting(
+    target: ImportPath = setting(
         "",
         "What makes the model, a torch.nn.Module, `pkg.mod:name`, called with `args`. It is called with the inputs of "
         "a batch by name and returns its loss (alone, first of a tuple or as `loss`), or what train.loss takes.",
-        pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$",
     )
     args: dict[str, Scalar | list[Scalar]] = setting({}, "Arguments of the target, by name.")
 

@@ -5,11 +5,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from trainkit.optimizers import OPTIMIZERS
-from trainkit.recipe.schema.base import Section, section, setting
+from trainkit.recipe.schema.base import MOST, Count, ImportPath, Section, section, setting
 from trainkit.recipe.schema.launching import Scalar
 
-Count = Annotated[int, Field(ge=1)]
-ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
 if TYPE_CHECKING:
     OptimizerName = str
 else:
@@ -169,13 +167,13 @@ class Train(Section):
         "What that number, or the one that a model of the user's own returns, is over the counted targets of the "
         "batch: `targets` that are not -1, `labels` that are not -100, or without either its samples.",
     )
-    steps: Annotated[int, Field(ge=0)] | None = setting(
+    steps: Annotated[int, Field(ge=0, le=MOST)] | None = setting(
         None,
         "Optimizer steps; wins over `epochs`; 0 only evaluates what is resumed, or the untrained model.",
         unit="steps",
         flag="max_steps",
     )
-    epochs: Annotated[float, Field(gt=0)] | None = setting(
+    epochs: Annotated[float, Field(gt=0, le=MOST)] | None = setting(
         None, "Passes over the data; the built-in trainer needs `steps` or `epochs`.", flag="num_train_epochs"
     )
     seed: int = setting(0, "Seed of weights, data order and dropout.", ge=0, lt=2**63, flag="seed")

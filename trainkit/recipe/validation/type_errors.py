@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -11,6 +12,7 @@ import annotated_types
 
 from trainkit.optimizers import OTHER_NAMES
 from trainkit.recipe.layers.secrets import MASK, is_secret_name
+from trainkit.recipe.schema.base import MOST
 from trainkit.recipe.schema.fields import Setting, members
 from trainkit.recipe.validation.suggestions import nearest
 from trainkit.recipe.yaml.scalars import read_scalar
@@ -96,7 +98,11 @@ def takes_switch(setting: Setting) -> bool:
 
 def complain(setting: Setting, key: str, value: Any) -> tuple[str, str, str]:
     """What, why and hint for a value of the wrong type or outside its bounds."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{key} must be a finite number, not {value}", setting.description, "write a number"
     want = expected(setting)
+    if isinstance(value, (int, float)) and value > MOST:
+        want += f", at most {MOST:.0e}"
     what = f"{key} must be {want}, not {shown(key, value)}"
     default = f"; the default is {_WRITTEN.get(str(setting.default), setting.default)}" if setting.key == key else ""
     why, hint = refused(key, value) or (setting.description, _remedy(setting, value))
@@ -175,7 +181,7 @@ def _bounds(constraints: Iterable[Any]) -> str:
         text.format(getattr(each, name))
         for each in constraints
         for kind, (name, text) in _BOUNDS.items()
-        if isinstance(each, kind)
+        if isinstance(each, kind) and getattr(each, name) != MOST
     ]
     said += ["not empty" for each in constraints if isinstance(each, annotated_types.MinLen)]
     return f" ({', '.join(said)})" if said else ""

@@ -33,10 +33,10 @@ def unknown_keys(layer: Layer) -> list[Diagnostic]:
             continue
         close = nearest_key(key) if len(found) < _MAX_SUGGESTIONS else None
         section, _, name = key.rpartition(".")
-        where = f"{section} has no setting {name!r}" if section else f"there is no section or setting {name!r}"
-        found.append(
-            Diagnostic("error", where, key, origin, hint=f"did you mean {close}?" if close else _known(section))
-        )
+        what = f"{section} has no setting {name!r}" if section else f"there is no section or setting {name!r}"
+        siblings = sorted(each.rpartition(".")[2] for each in schema().keys if each.rpartition(".")[0] == section)
+        hint = f"did you mean {close}?" if close else f"known are: {', '.join(siblings)}"
+        found.append(Diagnostic("error", what, key, origin, hint=hint))
     return found
 
 
@@ -46,11 +46,6 @@ def _dotted(key: str, written: str, origin: Origin | None) -> Diagnostic:
     nested = "".join(f"{section}: {{" for section in sections) + f"{last}: …" + "}" * len(sections)
     what = f"{written} is written as one name, and the settings of a file are nested"
     return Diagnostic("error", what, key, origin, hint=f"write `{nested}`; only flags have dots: {key}=VALUE")
-
-
-def _known(section: str) -> str:
-    names = sorted({key.rpartition(".")[2] for key in schema().keys if key.rpartition(".")[0] == section})
-    return f"known are: {', '.join(names)}"
 
 
 def _unknown(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
@@ -182,17 +177,11 @@ def _wrong(
     if setting is None:
         if error["type"] == "value_error":
             return _contradiction(key, error["msg"].removeprefix("Value error, "), tree, locate)
+        section = schema().sections[key]
+        kind = isinstance(value, str) and value in section.kinds
+        hint = f"write `{key}: {{kind: {value}}}`" if kind else f"write `{key}:` and its settings indented below"
         what = f"{key} must be a mapping, not {shown(key, value)}"
-        return Diagnostic(
-            "error",
-            what,
-            key,
-            locate(key),
-            schema().sections[key].description,
-            f"write `{key}: {{kind: {value}}}`"
-            if isinstance(value, str) and value in schema().sections[key].kinds
-            else f"write `{key}:` and its settings indented below",
-        )
+        return Diagnostic("error", what, key, locate(key), section.description, hint)
     element = _element(value, rest)
     if element:
         key, setting, value = f"{key}.{element[0]}", inside(setting, type(value)), element[1]
@@ -247,9 +236,8 @@ def _foreign(key: str, rest: tuple[int | str, ...], tree: Mapping[str, Any], loc
 
 def _not_finite(value: Any, key: str, locate: Locate) -> Iterator[Diagnostic]:
     if isinstance(value, float) and not math.isfinite(value):
-        yield Diagnostic(
-            "error", f"{key} must be a finite number, not {value}", key, locate(key), hint="write a number"
-        )
+        what = f"{key} must be a finite number, not {value}"
+        yield Diagnostic("error", what, key, locate(key), hint="write a number")
     elif isinstance(value, (dict, list)):
         for name, each in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _not_finite(each, f"{key}.{name}" if key else str(name), locate)

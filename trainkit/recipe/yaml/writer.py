@@ -6,9 +6,10 @@ What is written by hand here keeps keys in order, one section a line and a comme
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from trainkit.recipe.layers.layer import VERBATIM
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.schema.fields import open_keys, schema, short_forms
@@ -52,16 +53,16 @@ def flow(value: Any, key: str) -> str:
         return f"[{', '.join(flow(each, key) for each in value)}]"
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{scalar(name)}: {flow(each, key)}' for name, each in value.items())}}}"
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and _is_verbatim(key):
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and _lies_in(key, VERBATIM):
         return str(value)
-    if isinstance(value, str) and not _is_verbatim(key):
+    if isinstance(value, str) and not _lies_in(key, open_keys()):
         # A recipe that has been resolved holds no interpolation any more: what looks like one is a literal text.
         value = value.replace("${", "\\${")
     return scalar(value)
 
 
-def _is_verbatim(key: str) -> bool:
-    return any(key == prefix or key.startswith(f"{prefix}.") for prefix in open_keys())
+def _lies_in(key: str, mappings: Iterable[str]) -> bool:
+    return any(key == each or key.startswith(f"{each}.") for each in mappings)
 
 
 def block(tree: Mapping[str, Any], leaf: Leaf | None = None, key: str = "", indent: str = "") -> Iterator[str]:
