@@ -59,7 +59,7 @@ def shown(flag: ScriptFlag) -> str:
     return " ".join(flag.words)
 
 
-def words(value: Any) -> tuple[str, ...]:
+def rendered(value: Any) -> tuple[str, ...]:
     """A value as HfArgumentParser reads it."""
     if isinstance(value, list):
         return tuple(value)
@@ -74,7 +74,7 @@ def agrees(flag: ScriptFlag, value: Any) -> bool:
         return flag.switch is value
     if isinstance(value, int | float):
         return len(flag.values) == 1 and _number(flag.values[0]) == value
-    return flag.values == words(value)
+    return flag.values == rendered(value)
 
 
 def _number(word: str) -> float | None:
@@ -91,9 +91,9 @@ def flags_in_file(draft: Draft, context: ImportContext, argv: Sequence[str]) -> 
     try:
         fields = json.loads(context.files.read(absolute(argv[0], context.cwd)))
     except (OSError, ValueError):
-        return list(argv)  # a word of the script's own
+        return list(argv)  # an argument of the script's own
     if not isinstance(fields, dict) or not MARKS & fields.keys():
         return list(argv)
     draft.remark(f"{argv[0]} is taken apart: its values stand here, and reach the script as flags.")
-    values = {name: words(list(map(str, each)) if isinstance(each, list) else each) for name, each in fields.items()}
+    values = {name: rendered(list(map(str, each)) if isinstance(each, list) else each) for name, each in fields.items()}
     return [word for name, each in fields.items() if each is not None for word in (f"--{name}", *values[name])]

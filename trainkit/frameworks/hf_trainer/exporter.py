@@ -18,7 +18,7 @@ from trainkit.text import counted
 
 COMMAND = "command.sh"
 _PLACE = text(Variable.RUN_DIR, f"/{OUTPUT}")
-# The shell ends the script with these words where the variable is not set.
+# The shell ends the script with this message where the variable is not set.
 _RANK = '"${NODE_RANK:?number of this machine, from 0}"'
 
 
@@ -91,7 +91,7 @@ def _chosen(context: Context) -> tuple[int | str, ...]:
 
 
 def _launcher(context: Context, folder: str) -> tuple[str, ...]:
-    """The launcher's own words, as its documentation writes them, ready for the shell."""
+    """The launcher's own arguments, as its documentation writes them, ready for the shell."""
     nodes, processes = context.topology.nodes, context.processes
     restarts = context.recipe.launcher.max_restarts
     more = (f"--max_restarts={restarts}",) if restarts else ()
@@ -117,7 +117,7 @@ def _itself(context: Context) -> bool:
 
 
 def _program(context: Context, folder: str) -> Iterator[str]:
-    """Script or module and its words. Places in the run directory become places in the folder."""
+    """Script or module and its arguments. Places in the run directory become places in the folder."""
     words = [token.text for token in program.argv(context)]
     if _itself(context):
         words = [text("--no_python"), *words] if context.launcher != "python" else words
@@ -130,7 +130,7 @@ def _program(context: Context, folder: str) -> Iterator[str]:
 
 
 def _groups(words: list[str]) -> Iterator[str]:
-    """The words, quoted, in lines: each flag with what follows it."""
+    """The quoted arguments in lines: each flag with what follows it."""
     line: list[str] = []
     for word in words:
         if word.startswith("--") and line:

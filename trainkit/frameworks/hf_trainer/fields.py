@@ -38,7 +38,7 @@ class Argument(Field):
     owned: bool = False
 
     def is_given(self, context: Context) -> bool:
-        """Whether the plan speaks of the field; its value may still be UNSET."""
+        """Whether the plan decides the field; its value may still be UNSET."""
         return self.policy is Policy.ALWAYS or self.needed(context) or said(context, *self.keys)
 
     def name_in(self, version: str) -> str:

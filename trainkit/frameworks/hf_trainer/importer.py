@@ -31,21 +31,22 @@ TOGETHER = {
     *("fsdp", "lr_scheduler_kwargs", "metric_for_best_model", "greater_is_better"),
     *(each.name for each in STRATEGIES),
 }
+UNREADABLE = Unsupported("", "write what transformers documents for it")
 REPLICAS_ONLY = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb")
 
 
 @dataclass
 class Reading:
-    """The flags on their way into the draft. said: by name, the last use of each; taken: what leaves the argv."""
+    """The flags on their way into the draft. flags: by newest name, the last use of each; taken: those that leave."""
 
     draft: Draft
     context: ImportContext
-    said: dict[str, ScriptFlag]
+    flags: dict[str, ScriptFlag]
     taken: set[str] = field(default_factory=set)
 
     def take(self, name: str, settings: Settings, reason: str = "") -> None:
         """Set what a flag says; it leaves the program's arguments."""
-        origin = self.said[name].origin
+        origin = self.flags[name].origin
         self.put(name, (Assignment(key, value, origin) for key, value in settings.items()), reason)
 
     def put(self, name: str, assignments: Iterable[Assignment], reason: str = "") -> None:
@@ -56,7 +57,7 @@ class Reading:
 
     def value(self, name: str) -> str | None:
         """What follows a flag, None where it was not used."""
-        return " ".join(self.said[name].values) if name in self.said else None
+        return " ".join(self.flags[name].values) if name in self.flags else None
 
 
 def read_program(draft: Draft, context: ImportContext, argv: Sequence[str]) -> list[str]:
@@ -64,10 +65,10 @@ def read_program(draft: Draft, context: ImportContext, argv: Sequence[str]) -> l
     found = list(script_flags(argv))
     reading = Reading(draft, context, {newest(each).name: newest(each) for each in found if each.name})
     for name, read in FILES.items():
-        if name in reading.said:
+        if name in reading.flags:
             read(reading, name)
     for each in (*FIELDS, *GONE):
-        if each.name in reading.said and each.keys and each.name not in TOGETHER:
+        if each.name in reading.flags and each.keys and each.name not in TOGETHER:
             _by_field(reading, each)
     _fsdp_config(reading, "fsdp_config")
     for strategy in STRATEGIES:
@@ -82,23 +83,23 @@ def read_program(draft: Draft, context: ImportContext, argv: Sequence[str]) -> l
 def _by_field(reading: Reading, argument: Argument) -> None:
     """What a flag says by itself, as the table decodes it."""
     name, draft = argument.name, reading.draft
-    flag, text, problems = reading.said[name], reading.value(name) or "", list[Diagnostic]()
+    flag, text, problems = reading.flags[name], reading.value(name) or "", list[Diagnostic]()
     if name in REPLICAS_ONLY and (draft.get("strategy.kind") or ("ddp" if draft.replicas else "")) != "ddp":
         return
     value: Any = flag.switch if argument.switch else None
     if text and not argument.switch:
         value, problems = read_value(argument.keys[0], text, flag.origin)
-    settings = Unsupported("") if value is None else _decoded(reading, argument, value)
-    if not isinstance(settings, Unsupported):
-        # What a flag only implies gives way to the flag that says it.
-        settings = {key: each for key, each in settings.items() if key in argument.keys or draft.get(key) is None}
-        replicas = {"strategy.kind": "ddp"} if name in REPLICAS_ONLY else {}
-        checked = {**replicas, **settings}
-        problems = wrong_values([Assignment(key, each, flag.origin) for key, each in checked.items()], draft)
-        if not problems:
-            reading.take(name, settings)
-            return
-    _leave(reading, name, problems, argument.owned)
+    settings = UNREADABLE if value is None else _decoded(reading, argument, value)
+    if isinstance(settings, Unsupported):
+        _leave(reading, name, argument.owned, problems, settings)
+        return
+    # What a flag only implies gives way to the flag that says it.
+    settings = {key: each for key, each in settings.items() if key in argument.keys or draft.get(key) is None}
+    checked = {**settings, **({"strategy.kind": "ddp"} if name in REPLICAS_ONLY else {})}
+    if problems := wrong_values([Assignment(key, each, flag.origin) for key, each in checked.items()], draft):
+        _leave(reading, name, argument.owned, problems)
+    else:
+        reading.take(name, settings)
 
 
 def _decoded(reading: Reading, argument: Argument, value: Any) -> Settings | Unsupported:
@@ -123,23 +124,30 @@ def _mapping(text: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _leave(reading: Reading, name: str, problems: Sequence[Diagnostic], owned: bool) -> None:
+def _leave(
+    reading: Reading,
+    name: str,
+    owned: bool,
+    problems: Sequence[Diagnostic] = (),
+    reason: Unsupported = UNREADABLE,
+) -> None:
     """What the recipe cannot say stays with the program, unless the plan decides it."""
-    flag = reading.said[name]
+    flag = reading.flags[name]
     errors = [each for each in problems if each.severity == "error"]
     if not owned:
         reading.draft.remark(f"{shown(flag)} stays the program's own argument: the recipe has no such value.")
     elif errors:
         reading.draft.problems += errors
     else:
-        reading.draft.fail(f"{shown(flag)} cannot be read", flag.origin, "write what transformers documents for it")
+        hint = reason.instead or UNREADABLE.instead
+        reading.draft.fail(f"{shown(flag)} cannot be read", flag.origin, hint, reason.why)
 
 
 def _by_own_flag(reading: Reading, name: str) -> None:
     """A place or a file, as trainkit's own flag of this name reads it."""
-    value, draft, origin = reading.value(name) or "", reading.draft, reading.said[name].origin
+    value, draft, origin = reading.value(name) or "", reading.draft, reading.flags[name].origin
     if not value:
-        _leave(reading, name, [], owned=True)
+        _leave(reading, name, owned=True)
     elif name == "deepspeed" and value.lstrip().startswith("{"):
         hint = "write these settings to a file, and name that"
         draft.fail("--deepspeed holds settings, where a recipe names a file", origin, hint)
@@ -150,7 +158,7 @@ def _by_own_flag(reading: Reading, name: str) -> None:
 
 
 def _fsdp(reading: Reading, name: str) -> None:
-    flag, value, draft = reading.said[name], reading.value(name) or "", reading.draft
+    flag, value, draft = reading.flags[name], reading.value(name) or "", reading.draft
     words = value.replace(",", " ").split()
     if (flag.values and not words) or value in ("False", "false"):
         reading.taken.add(name)
@@ -177,13 +185,13 @@ FILES: Mapping[str, Callable[[Reading, str], None]] = {
 
 def _fsdp_config(reading: Reading, name: str) -> None:
     """A file, or its content in its place."""
-    if name not in reading.said:
+    if name not in reading.flags:
         return
-    flag, draft, value = reading.said[name], reading.draft, reading.value(name) or ""
+    flag, draft, value = reading.flags[name], reading.draft, reading.value(name) or ""
     if draft.get("strategy.kind") != "fsdp":
         without = f"Trainer does not read {shown(flag)} without --fsdp; it is left out."
         replicas = f"{shown(flag)} says nothing of plain data parallelism."
-        draft.remark(replicas if "fsdp" in reading.said else without)
+        draft.remark(replicas if "fsdp" in reading.flags else without)
         reading.taken.add(name)
         return
     if value.lstrip().startswith("{"):
@@ -209,7 +217,7 @@ def _strategy(reading: Reading, argument: Argument) -> None:
     """`eval_strategy` and its like decide whether `eval_steps` counts at all."""
     draft, name, key = reading.draft, argument.name, argument.keys[0]
     steps = name.replace("strategy", "steps")
-    strategy, said = reading.value(name), reading.said.get(steps)
+    strategy, said = reading.value(name), reading.flags.get(steps)
     effective = strategy or argument.default
     if effective == "steps" and said is not None and draft.get(key) is not None:
         reading.taken.add(name)
@@ -230,7 +238,7 @@ def _strategy(reading: Reading, argument: Argument) -> None:
 
 def _best(reading: Reading) -> None:
     """`--save_strategy best` by the loss, which is what the recipe calls the best."""
-    greater = reading.said.get("greater_is_better")
+    greater = reading.flags.get("greater_is_better")
     by_loss = reading.value("metric_for_best_model") in ("loss", "eval_loss")
     if reading.value("save_strategy") == "best" and by_loss and (greater is None or greater.switch is False):
         reading.take("save_strategy", {"checkpoint.keep_best": True})
@@ -239,13 +247,13 @@ def _best(reading: Reading) -> None:
 
 def _plain_format(reading: Reading) -> None:
     """`--bf16 False` and `--fp16 False` say that neither is used."""
-    denied = [name for name in ("bf16", "fp16") if name in reading.said and reading.said[name].switch is False]
+    denied = [name for name in ("bf16", "fp16") if name in reading.flags and reading.flags[name].switch is False]
     if denied and reading.draft.get("precision.dtype") is None:
         reading.take(denied[0], {"precision.dtype": "fp32"})
 
 
 def _gone(reading: Reading) -> None:
-    for name, flag in reading.said.items():
+    for name, flag in reading.flags.items():
         old = BY_GONE_NAME.get(flag.words[0].removeprefix("--").partition("=")[0].replace("-", "_"))
         if old and name not in reading.taken:
             reading.draft.remark(f"transformers {old.until} and later have no --{old.name}: write {old.help}.")

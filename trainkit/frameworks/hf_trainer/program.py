@@ -11,7 +11,7 @@ from trainkit.frameworks.base.fields import UNSET, Unsupported, said_below
 from trainkit.frameworks.base.program import Detection
 from trainkit.frameworks.deepspeed.ops import preparations as deepspeed_preparations
 from trainkit.frameworks.hf_trainer import deepspeed, fsdp_config, refusals, remarks, support, xla
-from trainkit.frameworks.hf_trainer.argv_reader import MARKS, SHARED_MARKS, own_flags, words
+from trainkit.frameworks.hf_trainer.argv_reader import MARKS, SHARED_MARKS, own_flags, rendered
 from trainkit.frameworks.hf_trainer.fields import DEEPSPEED, FIELDS, OUTPUT, Argument
 from trainkit.frameworks.hf_trainer.versions import OLDEST, version
 from trainkit.plan.context import Context
@@ -34,7 +34,7 @@ DETECTION = Detection(
     MARKS,
     SHARED_MARKS,
 )
-IMPLIED = "the plan decides it, so the program is told"
+IMPLIED = "the plan decides it, so the program is given it"
 
 
 def check(resolved: Resolved) -> tuple[Diagnostic, ...]:
@@ -116,12 +116,12 @@ def _flags(context: Context) -> Iterator[Token]:
     own = own_flags(context)
     for field, value in _given(context):
         keys = _keys(context, field)
-        for word in (f"--{field.name_in(version(context))}", *words(value)):
+        for word in (f"--{field.name_in(version(context))}", *rendered(value)):
             yield token(word, keys=keys, rule="" if keys else IMPLIED)
     ours = {field.name for field in FIELDS if field.is_given(context)} | own.keys()
     for name, number in deepspeed.implied(context).items():
         if name not in ours:
-            yield from (token(word, keys=("strategy.config",)) for word in (f"--{name}", *words(number)))
+            yield from (token(word, keys=("strategy.config",)) for word in (f"--{name}", *rendered(number)))
     for name, path in _paths(context):
         if name not in own:
             yield token(f"--{name}", rule=IMPLIED)
