@@ -93,17 +93,11 @@ class FlagUse:
     origin: Origin
 
 
-def read_flag(
-    draft: Draft, context: ImportContext, flag: FlagUse, others: frozenset[str] = frozenset()
-) -> tuple[list[Assignment], list[Diagnostic]]:
-    """What trainkit's own flag of this name makes of a value; nothing is set yet. The errors include wrong types.
-
-    others: the names of all flags beside it.
-    """
+def read_flag(draft: Draft, context: ImportContext, flag: FlagUse) -> tuple[list[Assignment], list[Diagnostic]]:
+    """What trainkit's own flag of this name makes of a value; nothing is set yet. The errors include wrong types."""
     current: Callable[[str], Any] = draft.get
-    assignments, found = flags()[flag.name].read(
-        Use(flag.name, flag.value, flag.origin, context.cwd, context.files, current, others)
-    )
+    use = Use(flag.name, flag.value, flag.origin, context.cwd, context.files, current, frozenset())
+    assignments, found = flags()[flag.name].read(use)
     kept = [each for each in found if each.severity == "error"]
     return assignments, kept or wrong_values(assignments, draft)
 
