@@ -54,6 +54,11 @@ def local_rank(context: Context) -> str:
     return "0"
 
 
+def shell_words(context: Context, folder: str) -> tuple[str, ...]:
+    """The interpreter."""
+    return ("python",)
+
+
 def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherCommand:
     """Import Python's own flags, up to a script or `-m module`, which may be a launcher's."""
     if argv[0].endswith(".py"):

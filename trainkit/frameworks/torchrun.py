@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, argv_origin, read_flag
 from trainkit.frameworks.base.fields import UNSET, Settings, Unsupported
-from trainkit.frameworks.base.launcher import ALWAYS_A_GROUP, LauncherCommand, no_files
+from trainkit.frameworks.base.launcher import ALWAYS_A_GROUP, NODE_RANK, LauncherCommand, no_files, restarts
 from trainkit.frameworks.base.launcher_flags import (
     LauncherFlag,
     fixed,
@@ -210,6 +210,14 @@ def escape(word: str, context: Context) -> str:
 def local_rank(context: Context) -> str:
     """torchrun's macro (torch/distributed/elastic/agent/server/api.py)."""
     return "${local_rank}"
+
+
+def shell_words(context: Context, folder: str) -> tuple[str, ...]:
+    """A run of one node by itself, or with node 0 as the place to meet."""
+    nodes, (host, _, port) = context.topology.nodes, context.recipe.nodes.rendezvous.rpartition(":")
+    place = (f"--nnodes={nodes}", f"--node_rank={NODE_RANK}", f"--master_addr={host}", f"--master_port={port}")
+    several = place if nodes > 1 else ("--standalone",)
+    return ("torchrun", f"--nproc_per_node={context.processes}", *several, *restarts(context))
 
 
 def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherCommand:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from trainkit.frameworks.accelerate.flags import CONFIG, FLAGS
 from trainkit.frameworks.accelerate.setting import chooses_cpu, through_torchrun
 from trainkit.frameworks.base.draft import argv_origin
 from trainkit.frameworks.base.fields import UNSET
-from trainkit.frameworks.base.launcher import LauncherCommand
+from trainkit.frameworks.base.launcher import NODE_RANK, LauncherCommand, restarts
 from trainkit.frameworks.base.launcher_flags import flag_tokens, parse_flags
 from trainkit.machine.versions import has
 from trainkit.plan.combination import Refusal
@@ -104,6 +105,15 @@ def escape(word: str, context: Context) -> str:
 def local_rank(context: Context) -> str:
     """As torchrun where accelerate goes through it."""
     return torchrun.local_rank(context) if through_torchrun(context) else "0"
+
+
+def shell_words(context: Context, folder: str) -> tuple[str, ...]:
+    """The config file, and where several nodes meet."""
+    host, _, port = context.recipe.nodes.rendezvous.rpartition(":")
+    place = (f"--machine_rank={NODE_RANK}", f"--main_process_ip={host}", f"--main_process_port={port}")
+    several = place if context.topology.nodes > 1 else ("--main_process_port=0",)
+    config = f"--config_file={shlex.quote(f'{folder}/{CONFIG}')}"
+    return ("accelerate", "launch", config, *several, *restarts(context))
 
 
 def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherCommand:

@@ -43,6 +43,10 @@ ALWAYS_A_GROUP: tuple[Refusal, ...] = (
 )
 
 
+# The shell ends a script with these words where the variable is not set.
+NODE_RANK = '"${NODE_RANK:?number of this machine, from 0}"'
+
+
 @dataclass
 class LauncherCommand:
     """What a launcher's part of a command says besides settings.
@@ -86,6 +90,9 @@ class Launcher(Protocol):
     def local_rank(self, context: Context) -> str:
         """What becomes each rank's local rank in a program's words; empty where the launcher has no such mark."""
 
+    def shell_words(self, context: Context, folder: str) -> tuple[str, ...]:
+        """The launcher as one starts it without trainkit, ready for the shell. folder: where its files lie."""
+
     def read(self, draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherCommand:
         """Import a command: the launcher's flags become settings, and errors are noted in the draft."""
 
@@ -98,3 +105,15 @@ def no_files(context: Context) -> tuple[SourcedFile, ...]:
 def unchanged(word: str, context: Context) -> str:
     """For launchers that hand words on as they are."""
     return word
+
+
+def chosen_cards(context: Context) -> tuple[int | str, ...]:
+    """The cards as the recipe names them, else by what the plan found."""
+    select = context.recipe.devices.select
+    return tuple(select) if isinstance(select, list) else context.devices
+
+
+def restarts(context: Context) -> tuple[str, ...]:
+    """The flag that torchrun and accelerate have for restarts."""
+    count = context.recipe.launcher.max_restarts
+    return (f"--max_restarts={count}",) if count else ()

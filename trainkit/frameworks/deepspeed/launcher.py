@@ -9,7 +9,7 @@ from typing import Any
 
 from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, argv_origin, card, read_flag
 from trainkit.frameworks.base.fields import UNSET, Settings, Unsupported
-from trainkit.frameworks.base.launcher import ALWAYS_A_GROUP, LauncherCommand, no_files, unchanged
+from trainkit.frameworks.base.launcher import ALWAYS_A_GROUP, LauncherCommand, chosen_cards, no_files, unchanged
 from trainkit.frameworks.base.launcher_flags import (
     LauncherFlag,
     fixed,
@@ -203,6 +203,13 @@ def by_import(context: Context) -> tuple[AddedVariable, ...]:
 def local_rank(context: Context) -> str:
     """None: the deepspeed launcher says it only to scripts that it starts through no wrapper."""
     return ""
+
+
+def shell_words(context: Context, folder: str) -> tuple[str, ...]:
+    """The cards by number, or a count of processes on a CPU."""
+    cards = ",".join(map(str, chosen_cards(context)))
+    which = f"--include=localhost:{cards}" if context.cards else f"--num_gpus={context.processes}"
+    return ("deepspeed", "--no_local_rank", which)
 
 
 def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherCommand:

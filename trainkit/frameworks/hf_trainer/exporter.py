@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Iterator
 
 from trainkit.frameworks import torch_xla
-from trainkit.frameworks.accelerate import launcher
-from trainkit.frameworks.accelerate.flags import CONFIG
+from trainkit.frameworks.base.launcher import chosen_cards
 from trainkit.frameworks.base.own_scripts import PYTHON
 from trainkit.frameworks.hf_trainer import fsdp_config, program
 from trainkit.frameworks.hf_trainer.fields import OUTPUT
+from trainkit.frameworks.registry import LAUNCHERS
 from trainkit.machine.selection import ORDER
 from trainkit.plan.context import Context
 from trainkit.plan.model import Variable, text
@@ -18,8 +18,6 @@ from trainkit.text import counted
 
 COMMAND = "command.sh"
 _PLACE = text(Variable.RUN_DIR, f"/{OUTPUT}")
-# The shell ends the script with this message where the variable is not set.
-_RANK = '"${NODE_RANK:?number of this machine, from 0}"'
 
 
 def unfit(context: Context) -> str:
@@ -47,9 +45,7 @@ def files(context: Context, folder: str) -> dict[str, str]:
     ranks = counted(context.topology.world_size, "rank")
     head = f"# {context.recipe.name}: strategy {context.recipe.strategy.kind}, {ranks}. Run it where it was exported."
     line = " \\\n    ".join(_groups([*_variables(context), *words]))
-    made = {file.path: file.content for file in program.files(context)}
-    if context.launcher == "accelerate":
-        made |= {file.path: file.content for file in launcher.files(context)}
+    made = {each.path: each.content for tool in (program, LAUNCHERS[context.launcher]) for each in tool.files(context)}
     return {COMMAND: f"#!/bin/sh\n{head}\n{line}\n", **made}
 
 
@@ -79,35 +75,15 @@ def _devices(context: Context) -> Iterator[tuple[str, str]]:
     elif context.topology.device == "mps":
         yield "PYTORCH_ENABLE_MPS_FALLBACK", "1"
     elif context.topology.device == "cuda" and (isinstance(devices.select, list) or context.processes < len(there)):
-        yield shows, ",".join(map(str, _chosen(context)))
+        yield shows, ",".join(map(str, chosen_cards(context)))
         if not amd:
             yield "CUDA_DEVICE_ORDER", ORDER[devices.order if isinstance(devices.select, list) else "pci"][0]
 
 
-def _chosen(context: Context) -> tuple[int | str, ...]:
-    """The cards as the recipe names them, else by what the plan found."""
-    select = context.recipe.devices.select
-    return tuple(select) if isinstance(select, list) else context.devices
-
-
 def _launcher(context: Context, folder: str) -> tuple[str, ...]:
-    """The launcher's own arguments, as its documentation writes them, ready for the shell."""
-    nodes, processes = context.topology.nodes, context.processes
-    restarts = context.recipe.launcher.max_restarts
-    more = (f"--max_restarts={restarts}",) if restarts else ()
-    host, _, port = context.recipe.nodes.rendezvous.rpartition(":")
-    if context.launcher == "accelerate":
-        several = (f"--machine_rank={_RANK}", f"--main_process_ip={host}", f"--main_process_port={port}")
-        config = f"--config_file={shlex.quote(f'{folder}/{CONFIG}')}"
-        return ("accelerate", "launch", config, *(several if nodes > 1 else ("--main_process_port=0",)), *more)
-    if context.launcher == "torchrun":
-        place = (f"--nnodes={nodes}", f"--node_rank={_RANK}", f"--master_addr={host}", f"--master_port={port}")
-        return ("torchrun", f"--nproc_per_node={processes}", *(place if nodes > 1 else ("--standalone",)), *more)
-    if context.launcher == "deepspeed":
-        cards = ",".join(map(str, _chosen(context)))
-        which = f"--include=localhost:{cards}" if context.cards else f"--num_gpus={processes}"
-        return ("deepspeed", "--no_local_rank", which)
-    return () if _itself(context) else ("python",)
+    """The launcher's own arguments, ready for the shell."""
+    alone = context.launcher == "python" and _itself(context)
+    return () if alone else LAUNCHERS[context.launcher].shell_words(context, folder)
 
 
 def _itself(context: Context) -> bool:
