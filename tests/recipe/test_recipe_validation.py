@@ -74,7 +74,7 @@ Places = Callable[..., list[tuple[str, str]]]
         (
             "strategy: {kind: zero3, offload_param: nvme}",
             40,
-            "strategy.offload_param is nvme, and nothing says where",
+            "strategy.offload_param nvme requires strategy.nvme_path",
             "add strategy.nvme_path",
         ),
         (
@@ -156,7 +156,7 @@ def test_a_wrong_value_is_one_error_at_its_place(refuse: Refuse, line: str, colu
         ("program: {kind: torch, script: gone.py}\n", "r.yaml:1:32", "there is no file gone.py"),
         ("program: {kind: torch, module: pkg/train.py}\n", "r.yaml:1:32", "takes a dotted name"),
         ("train: {steps: 1}\nprogram: {script: t.py}\n", "r.yaml:2:19", "builtin takes no script"),
-        ("train: {seed: 1}\n", "r.yaml:1:8", "how long to train"),
+        ("train: {seed: 1}\n", "r.yaml:1:8", "train requires steps or epochs"),
         ("train: {steps: 5}\nschedule: {name: constant, warmup_steps: 2}\n", "r.yaml:2:42", "constant has no warm-up"),
         (
             "train: {steps: 5}\nstrategy: {kind: fsdp, auto_wrap: size, wrap_classes: [A]}\n",

@@ -49,7 +49,7 @@ def override_layers(
     found: list[Diagnostic] = []
     used = _in_order(list(_split(words, strength, found)))
     given = frozenset(each.flag.name for each in used if each.flag)
-    # They decide whom a flag is for, and stand as typed.
+    # They decide whom a flag is for, and are read as typed.
     typed = {each.key: each.value for each in used if each.key in ("program.kind", ARGUMENTS)}
     found += _rivals(used, strength)
     layers = []
@@ -83,7 +83,7 @@ def takes_next_word(word: str, following: str) -> bool:
 
 
 def argument_layer(arguments: Sequence[str], strength: int, cwd: str, current: Callable[[str], Any]) -> Layer:
-    """The layer of the words for the program: they follow what the weaker layers give under `program.args`."""
+    """The layer of the arguments for the program: they follow what the weaker layers give under `program.args`."""
     given = current(ARGUMENTS)
     before = program_argv(given) if isinstance(given, Mapping) else given if isinstance(given, list) else []
     shown = mask_line(" ".join(arguments))
@@ -128,7 +128,7 @@ def _flag(word: str, remaining: list[str], strength: int, found: list[Diagnostic
     if flag is None:
         found.append(_unknown_flag(word, name, strength))
         if remaining and _belongs_to_unknown(remaining[0]):
-            remaining.pop(0)  # most likely its value, which shall not be reported a second time
+            remaining.pop(0)  # most likely its value: not to be reported a second time
         return
     value: str | None = "false" if negated else text if equals else _next(flag, remaining)
     typed = word if equals or value is None or negated else f"{word} {value}"
@@ -163,12 +163,12 @@ def _unknown_flag(word: str, name: str, strength: int) -> Diagnostic:
     close = nearest(name, flags())
     key = None if close else nearest_key(name)
     hint = f"did you mean --{close}?" if close else f"did you mean {key}=…?" if key in schema().settings else ""
-    hint = hint or "`trainkit run --help` lists the flags; what belongs to your program stands behind `--`"
+    hint = hint or "`trainkit run --help` lists the flags; what belongs to your program goes behind `--`"
     return _error(word, strength, f"unknown flag --{name[:80]}", hint)
 
 
 def _in_order(words: list[_Word]) -> list[_Word]:
-    """`--fsdp_config` refines `--fsdp`, so it counts behind it wherever it stands."""
+    """`--fsdp_config` refines `--fsdp`, so it counts after it wherever it is."""
     names = [each.flag.name if each.flag else "" for each in words]
     if "fsdp" in names and "fsdp_config" in names and names.index("fsdp_config") < names.index("fsdp"):
         words = list(words)

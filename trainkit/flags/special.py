@@ -136,12 +136,12 @@ def _for_script(use: Use) -> bool:
 
 
 def _to_script(use: Use) -> Outcome:
-    """The flag as one of the program's own words, where these are given by name."""
+    """The flag as an argument of the program, where these are given by name."""
     args = use.current(ARGUMENTS)
     if args is None or isinstance(args, Mapping):
         return [use.assign(f"{ARGUMENTS}.{use.name}", use.on)], []
     hint = f"write it behind the end of trainkit's own: -- --{use.name}"
-    return [], [use.error(f"--{use.name} is for the program, whose words are given as a list", hint, key=ARGUMENTS)]
+    return [], [use.error(f"--{use.name} is for the program, whose arguments are given as a list", hint, key=ARGUMENTS)]
 
 
 def _do_train(use: Use) -> Outcome:

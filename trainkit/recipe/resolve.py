@@ -50,7 +50,7 @@ def resolve_with(arguments: Arguments, request: Request, files: Files) -> Resolv
     on_disk = partial(absolute, base=request.cwd)
     found += check(Context(state.tree, defaults(kinds), locate, files, on_disk, broken, sources.incomplete))
     recipe, wrong = validate(state.tree, locate)
-    # The text of a reference that leads nowhere is no value, so nothing is said about its type.
+    # The text of a reference that leads nowhere is no value, so its type is not judged.
     silent = {each.key for each in unresolved if each.severity == "error"}
     whole = Origin("the recipe as a whole", len(layers), request.recipe or "command line")
     found += [each for each in wrong if each.key not in silent]

@@ -60,7 +60,7 @@ class Resolved:
     attachments: by the key of the setting that names the file (``strategy.config``).
     places: the strongest origin of every key, sections and list elements included.
     variants: the variants that the recipe has, in its order, each with its description.
-    absent: by key, the paths that the trainer is to read and where nothing stands; another machine may have them.
+    absent: by key, the paths without a file that the run will read; another machine may have them.
     """
 
     recipe: Recipe

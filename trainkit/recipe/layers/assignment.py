@@ -31,7 +31,7 @@ def read_value(key: str, text: str, origin: Origin) -> tuple[Any, list[Diagnosti
     in_env = key.startswith("env.")
     document = compose(text, Dialect(root=key, modifiers=True, open=open_keys(), verbatim=VERBATIM))
     if document.errors:
-        # Behind a name of the user's own stands a text that the program reads, whatever YAML thinks of it.
+        # A value under a name of the user's own is a text that the program reads, whatever YAML thinks of it.
         if in_env or key.startswith(f"{ARGUMENTS}."):
             return text, []
         problem = document.errors[0]

@@ -189,7 +189,7 @@ def _chain_problem(found: _Source, chain: tuple[_Source, ...], seen: set[str], m
         circle = [each.shown for each in chain[paths.index(found.path) :]] + [found.shown]
         return _problem(mark, f"`extends` goes in a circle: {' → '.join(circle)}", "remove one of these")
     if found.path in seen:
-        return _problem(mark, f"{found.shown} is extended twice in one list", "keep the one that shall count")
+        return _problem(mark, f"{found.shown} is extended twice in one list", "keep the one that counts")
     if len(chain) >= MAX_EXTENDS_DEPTH:
         return _problem(mark, f"`extends` is more than {MAX_EXTENDS_DEPTH} files deep", "extend fewer files")
     return None

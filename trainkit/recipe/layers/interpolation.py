@@ -155,7 +155,7 @@ class _Session:
                     continue
                 except Exception as error:  # noqa: BLE001 - OmegaConf lets through whatever its parser or a resolver raises
                     found.append(self._explain(path, expression, error))
-                    # What refers to this value shall not be reported as well.
+                    # So that what refers to this value is not reported as well.
                     _set(self.config, path, "")
                 del waiting[path]
                 progress = True
@@ -182,7 +182,7 @@ class _Session:
         return value
 
     def _ask(self, path: Path, expression: str) -> Any:
-        """What OmegaConf makes of a text that stands at the path."""
+        """What OmegaConf makes of a text at the path."""
         from omegaconf import OmegaConf
 
         _set(self.config, path, _ENVIRONMENT.sub(f"${{{_RESOLVER}:", expression))

@@ -95,7 +95,7 @@ def page(name: str, strength: int, source: str, document: Document) -> Page:
 def file_layer(page: Page, base: str, document: Document) -> Layer:
     """The layer that a file makes."""
     values = {key: page.at(mark) for key, mark in document.values.items() if key}
-    # The caret under a secret is as long as its mask: the length of a secret is nobody's business either.
+    # The caret under a secret is as long as its mask, so that it does not show the secret's length.
     values |= {key: replace(values[key], length=len(MASK)) for key in secret_keys(document.tree) if key in values}
     keys = {key: page.at(mark) for key, mark in document.keys.items()}
     tree = {key: value for key, value in document.tree.items() if key.rstrip("+!") not in _NO_SETTINGS}

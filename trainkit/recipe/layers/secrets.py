@@ -17,10 +17,10 @@ def _set(words: str) -> frozenset[str]:
 _STRONG = _set(
     "secret secrets password passwd passphrase pwd credential credentials apikey apikeys apitoken authtoken accesskey"
 )
-# These words are also said of harmless things, so they count only at the end of a name.
+# These words also name harmless things, so they count only at the end of a name.
 _WEAK = _set("key token keys auth bearer")
 _POINTERS = _set("file path dir directory name id url uri length len size count num type field column")
-# `HF_TOKEN_2`, `API_KEY_PROD`: what may stand behind the word that counts.
+# `HF_TOKEN_2`, `API_KEY_PROD`: what may follow the word that counts.
 _TRAILING = _set("prod production dev test staging value b64 base64 ci main default")
 # Words before `token` and `key` that make them vocabulary or column names (`--pad_token`, `text_key`).
 _HARMLESS = _set(
@@ -71,7 +71,7 @@ def mask_line(line: str) -> str:
         if value is None:
             continue
         shown += [line[position : match.end()], MASK]
-        # What an unquoted value runs on to cannot be told from a line alone: outside brackets it is the whole rest.
+        # What an unquoted value runs on to cannot be seen from a line alone: outside brackets it is the whole rest.
         quoted = line[match.end() : match.end() + 1] in "\"'"
         position = value.end() if quoted or bracketed else len(line)
     return "".join([*shown, line[position:]])

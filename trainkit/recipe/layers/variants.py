@@ -80,7 +80,7 @@ def _wrong(name: str, body: object, document: Document) -> Iterator[Problem]:
 
 
 def _mark(marks: Mapping[str, Mark], key: str) -> Mark:
-    """The mark at the key; what came in by `<<` has none of its own, and stands where the variants do."""
+    """The mark at the key; what came in by `<<` has none of its own, and gets that of the variants."""
     return marks.get(key) or marks.get(key.rpartition(".")[0]) or marks.get(VARIANTS, Mark(1, 1))
 
 

@@ -53,7 +53,7 @@ class Recipe(Section):
     eval: Eval = section(Eval, "Evaluation on held-out data.")
     predict: Predict = section(Predict, "Predictions for single samples.")
     checkpoint: Checkpoint = section(Checkpoint, "Saving and resuming.")
-    logging: Logging = section(Logging, "What is said, by which rank, and how often.")
+    logging: Logging = section(Logging, "What is logged, by which rank, and how often.")
     profile: Profile = section(Profile, "Where the time of a step goes.")
     sample: Sample = section(Sample, "Text generated at the end of a run.")
     env: dict[str, str | int] = setting({}, "Environment variables for the ranks, as literal values; never secrets.")

@@ -19,7 +19,7 @@ class Section(BaseModel):
         extra="forbid", frozen=True, strict=True, populate_by_name=True, protected_namespaces=(), defer_build=True
     )
 
-    # The setting that a single value stands for where the section is not written as a mapping (`precision: bf16`).
+    # The setting that a single value sets where the section is not written as a mapping (`precision: bf16`).
     short_form: ClassVar[str] = ""
 
     @model_validator(mode="before")

@@ -71,10 +71,10 @@ class RandomData(_Loaded):
     sequence_length: int = setting(512, "Tokens per sample.", unit="tokens", ge=2)
     samples: int = setting(512, "Training samples; an eighth as many are held out besides.", unit="samples", ge=1)
     low: int = setting(100, "Lowest token id.", ge=0)
-    high: int = setting(30000, "All token ids lie below this.", ge=1)
+    high: int = setting(30000, "All token ids are below this.", ge=1)
     classes: int = setting(
         1,
-        "Labels of classification lie below this; with 1 all of them are 0, as the guides' `randint(0, 1)` draws them.",
+        "Labels of classification are below this; with 1 all of them are 0, as the guides' `randint(0, 1)` draws them.",
         ge=1,
     )
 
@@ -155,9 +155,9 @@ class _Rows(_Loaded):
         if self.messages_field and not self.tokenizer:
             raise ValueError("messages_field needs the chat template of a tokenizer: name its folder in tokenizer")
         if self.targets_field and not self.tokens_field:
-            raise ValueError("targets_field stands beside tokens_field, which is not given")
+            raise ValueError("targets_field requires tokens_field")
         if self.labels and not self.label_field:
-            raise ValueError("labels are the names of what stands in label_field, which is not given")
+            raise ValueError("labels requires label_field, whose values they name")
         if self.label_field and (self.prompt_field or self.messages_field or self.targets_field):
             raise ValueError("label_field labels a text or its token ids: it goes with field or tokens_field alone")
         return self

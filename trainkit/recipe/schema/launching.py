@@ -11,7 +11,7 @@ from trainkit.recipe.schema.base import Section, setting
 
 Scalar = str | int | float | bool | None
 Reporter = Literal["tensorboard", "wandb"]
-# Programs that keep their own defaults: what a recipe leaves out is not said to them.
+# Programs that keep their own defaults: what a recipe leaves out is not given to them.
 OWN_DEFAULTS = ("hf", "accelerate", "deepspeed")
 _PORT = r"(?:[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5])"  # 1 to 65535
 
@@ -43,7 +43,7 @@ class Program(Section):
     verify: bool | Literal["auto"] = setting(
         "auto",
         "End the run when the first optimizer step shows another strategy, world size, device or number format than "
-        "planned, or (`hf`) other numbers in TrainingArguments than they were told; `auto` does for programs whose "
+        "planned, or (`hf`) other numbers in TrainingArguments; `auto` does for programs whose "
         "libraries set the strategy up (`hf`, `accelerate`).",
     )
 
@@ -122,7 +122,7 @@ class Output(Section):
 
 
 class Logging(Section):
-    """What is said, by which rank, and how often."""
+    """What is logged, by which rank, and how often."""
 
     level: Literal["debug", "info", "warning", "error", "critical"] = setting(
         "info", "Level of the main rank's log.", flag="log_level"

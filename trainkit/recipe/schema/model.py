@@ -120,7 +120,8 @@ class Peft(Section):
     rslora: bool = setting(False, "Scale by alpha / sqrt(rank) instead, for high ranks (rsLoRA).")
     dora: bool = setting(False, "Learn magnitude and direction apart (DoRA); slower.")
     path: str | None = setting(
-        None, "Folder with adapters to start from, as peft or `trainkit export --adapter` writes it; null starts anew."
+        None,
+        "Folder with adapters to start from, as peft or `trainkit export --adapter` writes it; null starts new",
     )
 
     @model_validator(mode="after")

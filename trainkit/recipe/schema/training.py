@@ -81,7 +81,7 @@ class Compile(Section):
         "default", "Trade of compile time for speed, with the backend `inductor`.", flag="torch_compile_mode"
     )
     dynamic: bool | None = setting(
-        None, "Whether sizes may change without compiling anew; null lets torch find out by compiling a second time."
+        None, "Whether sizes may change without compiling again; null lets torch find out by compiling a second time."
     )
     scope: Literal["auto", "model", "blocks"] = setting(
         "auto",

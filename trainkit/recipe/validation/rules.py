@@ -88,7 +88,7 @@ def _length(context: Context) -> Iterator[Diagnostic]:
         return  # the missing file, or the typo in `train.stepz`, is the better message
     given = [key for key in ("train.steps", "train.epochs") if context.get(key) is not None]
     if context.get("program.kind") == "builtin" and not given:
-        yield context.error("train", "nothing says how long to train", "add train.steps: 300, or train.epochs: 1")
+        yield context.error("train", "train requires steps or epochs", "add train.steps: 300, or train.epochs: 1")
 
 
 def _warmup(context: Context) -> Iterator[Diagnostic]:
@@ -146,7 +146,7 @@ def _nvme(context: Context) -> Iterator[Diagnostic]:
     if swapped and path is None and not context.incomplete:
         key = f"strategy.{swapped[0]}"
         hint = "add strategy.nvme_path: a folder on a fast local disk"
-        yield context.error(key, f"{key} is nvme, and nothing says where", hint)
+        yield context.error(key, f"{key} nvme requires strategy.nvme_path", hint)
     if path is not None and not swapped:
         what = "strategy.nvme_path is for what is offloaded to nvme, and nothing is"
         hint = "set strategy.offload_optimizer or strategy.offload_param to nvme, or remove nvme_path"
@@ -218,7 +218,7 @@ def _masking(context: Context) -> Iterator[Diagnostic]:
             yield context.error(key, what, "remove it, or choose model.task: causal_lm")
     known = context.get("model.mask_token") is not None or context.get("data.tokenizer") is not None
     if not known and context.get("data.kind") != "target" and context.get("program.kind") == "builtin":
-        what = "model.mask_token: nothing says which token id hides others"
+        what = "model.task masked_lm requires model.mask_token"
         hint = "set it, or name a tokenizer that has a mask token in data.tokenizer"
         yield context.error("model.mask_token", what, hint)
 
@@ -250,7 +250,7 @@ def _labels(context: Context) -> Iterator[Diagnostic]:
         hint = "choose model.task: causal_lm, or data.kind: jsonl with data.label_field"
         yield context.error("model.task", f"model.task sequence_classification needs labels, and {kind} has none", hint)
     if kind in ("jsonl", "dataset") and not context.get("data.label_field"):
-        what = "model.task sequence_classification needs labels, and data.label_field does not say where they stand"
+        what = "model.task sequence_classification requires data.label_field"
         yield context.error("model.task", what, "set data.label_field, or choose model.task: causal_lm")
 
 

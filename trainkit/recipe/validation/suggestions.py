@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 from trainkit.recipe.schema.fields import schema
@@ -35,6 +34,8 @@ _FAMILIAR = {
 
 def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str | None:
     """The known word most like the given one, if any is alike enough (difflib's ratio, 0 to 1)."""
+    import difflib  # 3 ms, for messages alone
+
     found = difflib.get_close_matches(word.lower()[:100], list(known), n=1, cutoff=alike)
     return found[0] if found else None
 

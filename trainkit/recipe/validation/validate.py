@@ -80,7 +80,7 @@ def validate_layer(layer: Layer, kinds: Mapping[str, str], skip: Callable[[Any],
     """Errors in the values that one layer gives, even where a stronger layer replaces them.
 
     kinds: the kind of each tagged section, for a layer that does not say it.
-    skip: tells values that are not final (interpolations).
+    skip: whether a value is not final (an interpolation).
     """
     tree = _final(layer.tree, "", kinds, skip)
     try:
@@ -209,7 +209,7 @@ def _wrong_kind(section: str, value: Any, locate: Locate) -> Diagnostic:
 
 
 def _contradiction(section: str, message: str, tree: Mapping[str, Any], locate: Locate) -> Diagnostic:
-    """A rule over several settings of a section; it stands where the strongest layer gives one of them."""
+    """A rule over several settings of a section, at the place where the strongest layer gives one of them."""
     given = value_at(tree, section)
     named = [name for name in given if name in message.split()] if isinstance(given, Mapping) else []
     places = {f"{section}.{name}": locate(f"{section}.{name}") for name in named}

@@ -21,7 +21,7 @@ class Dialect:
     modifiers: whether `name+` and `name!` address `name`.
     open: paths of mappings whose keys are the user's own words, taken literally.
     verbatim: paths below which plain scalars of the given types keep the characters as written (`1.10`).
-    root: the path at which the whole text stands.
+    root: the path of the whole text.
     nested: path of a mapping each of whose entries is such a text again, with paths of its own.
     """
 
@@ -43,7 +43,7 @@ PLAIN = Dialect()
 
 @dataclass(frozen=True)
 class Document:
-    """A text as read. `values` and `keys` hold positions by dotted path; list elements stand under their index."""
+    """A text as read. `values` and `keys` hold positions by dotted path; list elements are under their index."""
 
     tree: Any
     values: Mapping[str, Mark]
