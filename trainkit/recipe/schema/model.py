@@ -120,8 +120,7 @@ class Peft(Section):
     rslora: bool = setting(False, "Scale by alpha / sqrt(rank) instead, for high ranks (rsLoRA).")
     dora: bool = setting(False, "Learn magnitude and direction apart (DoRA); slower.")
     path: str | None = setting(
-        None,
-        "Folder with adapters to start from, as peft or `trainkit export --adapter` writes it; null starts new",
+        None, "Folder with adapters to start from, as peft or `trainkit export --adapter` writes it; null for new ones."
     )
 
     @model_validator(mode="after")
