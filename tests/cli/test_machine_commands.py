@@ -188,8 +188,8 @@ def test_a_profile_names_its_sources_and_what_it_is(trainkit: Trainkit) -> None:
     ("content", "words"),
     [
         (None, "there is no file and no machine profile 'other'"),
-        ("{", "other.json is no JSON"),
-        ("[" * 100000, "other.json is no JSON"),
+        ("{", "other.json is not JSON"),
+        ("[" * 100000, "other.json is not JSON"),
         ("[]", "these are not the facts of a machine"),
         ('{"facts_version": 7}', "facts are of version 7"),
         ('{"facts_version": 1}', "`platform` is missing"),

@@ -199,7 +199,7 @@ def test_cards_in_good_order_pass(machine: Machine) -> None:
         ({"compute_mode": "prohibited"}, "problem", "nvidia-smi -i 1 -c DEFAULT"),
         ({"processes": (GpuProcess(4711, "ada", "python old.py", 10 * GIB),)}, "warning", "pid 4711 ada, 10 GiB"),
         ({"processes": (GpuProcess(99, "ada", "Xorg", GIB, graphics=True),), "memory_free": 70 * GIB}, "ok", "card"),
-        ({"memory_free": 40 * GIB}, "warning", "40 GiB of card 1 (NVIDIA H100) are taken"),
+        ({"memory_free": 40 * GIB}, "warning", "40 GiB of card 1 (NVIDIA H100) are in use"),
     ],
 )
 def test_a_card_that_is_not_well_is_found(machine: Machine, changes: dict[str, object], level: str, words: str) -> None:

@@ -241,7 +241,7 @@ def test_an_nvcc_that_fails_is_named(good: Machine) -> None:
 
 
 def test_an_nvcc_that_hangs_holds_nobody(good: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainkit.doctor.cuda.ASK_SECONDS", 0.3)
+    monkeypatch.setattr("trainkit.doctor.checks.cuda_toolkits.ASK_SECONDS", 0.3)
     good.program("usr/local/cuda-12.8/bin/nvcc", "exec /bin/sleep 60")
     assert "did not end within 0.3 s" in text_of(good.examine("toolkits"))
 

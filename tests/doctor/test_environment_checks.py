@@ -27,9 +27,9 @@ def test_a_version_that_a_package_does_not_take_is_found(machine: Machine) -> No
     result = machine.examine("packages")
     assert result.level == "problem"
     said = text_of(result)
-    assert "torchvision 0.26.0 needs torch==2.11.0, and 2.5.1 is installed" in said
+    assert "torchvision 0.26.0 requires torch==2.11.0, and 2.5.1 is installed" in said
     assert "pip install 'torchvision' 'torch==2.11.0'" in said
-    assert "torch 2.5.1 is too old: trainkit needs 2.6" in said
+    assert "torch 2.5.1 is too old: trainkit requires 2.6" in said
 
 
 def test_a_local_version_is_that_version(machine: Machine) -> None:
@@ -42,7 +42,9 @@ def test_a_package_that_another_needs_and_nobody_installed_is_found(machine: Mac
     machine.package("torch", "2.13.0")
     machine.package("accelerate", "1.15.0", "psutil", 'sagemaker ; extra == "sagemaker"', 'x ; python_version < "3"')
     result = machine.examine("packages")
-    assert [finding.what for finding in result.findings] == ["accelerate 1.15.0 needs psutil, which is not installed"]
+    assert [finding.what for finding in result.findings] == [
+        "accelerate 1.15.0 requires psutil, which is not installed"
+    ]
 
 
 def test_only_packages_that_the_plan_imports_are_judged(machine: Machine) -> None:

@@ -10,7 +10,6 @@ import typer
 
 from trainkit import __version__
 from trainkit.cli.options import Command, CommandGroup, ImportCommand, LaunchCommand, RecipeCommand
-from trainkit.cli.pipeline import Invocation
 from trainkit.errors import UsageError
 from trainkit.lazy import load
 
@@ -96,7 +95,7 @@ def invoke(arguments: Sequence[str]) -> int:
     """
     words, program = split_program(arguments)
     try:
-        code = app(list(words), prog_name="trainkit", obj=Invocation(program), standalone_mode=False)
+        code = app(list(words), prog_name="trainkit", obj=program, standalone_mode=False)
     except typer.Abort as abort:  # Ctrl-C or Ctrl-D at a question
         raise KeyboardInterrupt from abort
     except WRONG_USAGE as error:

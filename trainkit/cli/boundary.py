@@ -1,16 +1,17 @@
-"""The one place where errors become messages, exit codes, and a report file where the error is a bug of ours."""
+"""The one place where errors become messages and exit codes, and where the standard streams are made safe."""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from trainkit import __version__
-from trainkit.cli.streams import prepare
 from trainkit.errors import Diagnostic, ExitCode, TrainkitError
 
 # System errors that are neither a bug nor a wrong recipe, wherever they happen: those of the machine,
@@ -19,6 +20,17 @@ _OF_THE_MACHINE = frozenset(
 )
 # and those of the path that was given.
 _OF_THE_PATH = frozenset({errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP})
+# What a terminal that knows only ASCII shows for the characters that trainkit itself writes.
+_PLAIN = {
+    "\N{MULTIPLICATION SIGN}": "x",
+    "\N{RIGHTWARDS ARROW}": "->",
+    "\N{HORIZONTAL ELLIPSIS}": "...",
+    "·": "-",
+    "\N{FULL BLOCK}": "#",
+    "\N{LIGHT SHADE}": ".",
+    "\N{DEGREE SIGN}": "",
+}
+_HANDLER = "trainkit"
 
 
 def run_command_line(arguments: Sequence[str]) -> int:
@@ -28,7 +40,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
     written, its path printed, and the code is 3.
     """
     try:
-        prepare()
+        prepare_streams()
         from trainkit.cli.app import invoke
 
         code = invoke(arguments)
@@ -107,3 +119,23 @@ def write_report(error: BaseException, arguments: Sequence[str]) -> Path:
             continue
     sys.stderr.write(text)
     return Path("-")
+
+
+def prepare_streams() -> None:
+    """Make both streams safe to write to, whatever the locale and the caller's redirections."""
+    codecs.register_error(_HANDLER, _encodable)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the caller (`>&-`)
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - lives as long as we do
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=_HANDLER)
+
+
+def _encodable(error: UnicodeError) -> tuple[str | bytes, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    char = error.object[error.start]
+    if "\udc80" <= char <= "\udcff":  # a byte of a file's name that is no UTF-8: Python keeps it so
+        return bytes((ord(char) - 0xDC00,)), error.start + 1
+    return _PLAIN.get(char, char.encode("ascii", "backslashreplace").decode("ascii")), error.start + 1

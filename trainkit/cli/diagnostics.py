@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from trainkit.errors import Diagnostic, Origin
 
-_COLOURS: Mapping[str, str] = {
-    "error": "\x1b[1;31m",
-    "warning": "\x1b[1;33m",
-    "note": "\x1b[1;36m",
-    "strong": "\x1b[1m",
-}
+_COLOURS = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "note": "\x1b[1;36m", "strong": "\x1b[1m"}
 _RESET = "\x1b[0m"
 _WIDTH = 110  # of a shown source line; a longer one is cut around the caret
-# A file of nothing but mistakes is not read to its end.
-_MOST_SHOWN = 100
+_MOST_SHOWN = 100  # diagnostics; the rest is counted
 
 
 def show_diagnostics(diagnostics: Iterable[Diagnostic]) -> None:
@@ -48,7 +42,10 @@ def render_diagnostic(diagnostic: Diagnostic, *, colour: bool = False) -> str:
       next: write a number
     """
     origin = diagnostic.origin
-    paint = _paint if colour else _plain
+
+    def paint(text: str, style: str) -> str:
+        return f"{_COLOURS[style]}{text}{_RESET}" if colour else text
+
     place = f"{paint(one_line(origin.place), 'strong')}: " if origin else ""
     lines = [f"{place}{paint(diagnostic.severity, diagnostic.severity)}: {one_line(diagnostic.what)}"]
     if origin:
@@ -79,11 +76,3 @@ def _source_lines(origin: Origin, caret: str) -> list[str]:
         f"  {number} | {''.join(c if c.isprintable() or c == chr(9) else '�' for c in shown)}",
         f"  {' ' * len(number)} | {lead}{caret}",
     ]
-
-
-def _paint(text: str, style: str) -> str:
-    return f"{_COLOURS[style]}{text}{_RESET}"
-
-
-def _plain(text: str, style: str) -> str:
-    return text

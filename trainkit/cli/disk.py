@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 
 from trainkit.errors import MachineError, UsageError
 from trainkit.files import write_atomically
 
-# One more byte than is read of a recipe tells that it is too long; a device or a huge file must not be read to its end.
+# One byte more than a recipe may have shows that it is too long; a device or a huge file must not be read to its end.
 _READ_LIMIT = 4 * 1024 * 1024 + 1
 MACHINES = "machines"  # profiles to plan for (`--on`), which no recipe extends
 _SUFFIXES = (".yaml", ".yml")
@@ -31,22 +31,19 @@ class Disk:
             raise FileNotFoundError(path) from error
 
     def exists(self, path: str) -> bool:
-        """Whether something stands at the path, as far as the system lets us look."""
+        """Whether there is something at the path, as far as the system lets us look."""
         try:
             return Path(path).exists()
         except (OSError, ValueError):  # a closed folder, a name that is too long, a NUL byte in it
             return False
 
     def is_folder(self, path: str) -> bool:
-        """Whether a folder stands at the path."""
+        """Whether there is a folder at the path."""
         return self.exists(path) and Path(path).is_dir()
 
+    @cache  # noqa: B019 - there is one for each command
     def shipped(self) -> Mapping[str, str]:
         """Presets as ``strategy/fsdp``, recipes as ``recipes/quickstart``."""
-        return self._shipped
-
-    @cached_property
-    def _shipped(self) -> dict[str, str]:
         configs, recipes = self._root / "configs", self._root / "recipes"
         presets = (path for path in _yaml_files(configs) if path.parent.name != MACHINES)
         found = {_name(path, configs): str(path) for path in presets}

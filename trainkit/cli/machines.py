@@ -13,7 +13,7 @@ from trainkit.errors import UsageError
 from trainkit.machine.facts import FACTS_VERSION, Facts
 
 LONGEST = 16 * 1024 * 1024  # bytes; the facts of the largest machine take a hundredth
-# What a profile's machine is taken to have where this one lacks it: the newest versions that trainkit is tested with.
+# Versions of a profile's machine where this one lacks the package: the newest that trainkit is tested with.
 VERSIONS: Mapping[str, str] = {
     "accelerate": "1.15.0",
     "bitsandbytes": "0.50.2",
@@ -27,17 +27,25 @@ VERSIONS: Mapping[str, str] = {
 
 
 def machine_facts(word: str | None) -> Facts:
-    """The facts of this machine for None, else of the machine that a file of facts or a profile's name tells of.
+    """The facts of this machine for None, else those of a file of facts or of a profile by its name.
 
     Raises UsageError for what is neither.
     """
+    import yaml
+
     from trainkit.machine.probe import probe
+    from trainkit.recipe.validation.suggestions import nearest
 
     if word is None:
         return probe()
     if word.endswith(".json") or Path(word).is_file():
         return replace(Facts.from_json(_read(word)), origin=word)
-    return _profile(word)
+    found = profiles()
+    if word not in found:
+        near = nearest(word, found)
+        hint = f"did you mean {near}?" if near else f"the profiles are: {', '.join(found)}"
+        raise UsageError(f"there is no file and no machine profile {word!r}", hint=hint)
+    return profile_facts(word, yaml.safe_load(found[word].read_text(encoding="utf-8")))
 
 
 def profiles() -> dict[str, Path]:
@@ -59,30 +67,17 @@ def _read(word: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{word} is no JSON: {error}", hint="`trainkit facts > FACTS.json` makes it") from error
+        raise UsageError(f"{word} is not JSON: {error}", hint="`trainkit facts > FACTS.json` makes it") from error
 
 
-def _profile(name: str) -> Facts:
-    import yaml
-
-    found = profiles()
-    if name not in found:
-        import difflib
-
-        near = difflib.get_close_matches(name, found, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"the profiles are: {', '.join(found)}"
-        raise UsageError(f"there is no file and no machine profile {name!r}", hint=hint)
-    return profile_facts(name, yaml.safe_load(found[name].read_text(encoding="utf-8")))
-
-
-def profile_facts(name: str, told: Mapping[str, Any]) -> Facts:
+def profile_facts(name: str, profile: Mapping[str, Any]) -> Facts:
     """Facts from a profile: its hardware, and software as here, or what VERSIONS says where it is not installed here.
 
     A profile is {cards: {count, …as a Gpu, memory_gib}, cpu_cores, memory_gib, and any field of Facts}.
     """
     from trainkit.machine.probes import packages
 
-    data = {key: value for key, value in told.items() if key not in {"cards", "memory_gib"}}
+    data = {key: value for key, value in profile.items() if key not in {"cards", "memory_gib"}}
     here = {key: value.partition("+")[0] for key, value in packages.probe()["packages"].items()}
     return Facts.from_json(
         {
@@ -92,16 +87,16 @@ def profile_facts(name: str, told: Mapping[str, Any]) -> Facts:
             "hostname": name,
             "python": ".".join(map(str, sys.version_info[:3])),
             "executable": "python",
-            "memory_total": int(told["memory_gib"] * 2**30),
+            "memory_total": int(profile["memory_gib"] * 2**30),
             "packages": {**VERSIONS, **here},
-            "gpus": [_card(index, told["cards"]) for index in range(told.get("cards", {}).get("count", 0))],
+            "gpus": [_card(index, profile["cards"]) for index in range(profile.get("cards", {}).get("count", 0))],
             "origin": f"profile {name}",
             **data,
         }
     )
 
 
-def _card(index: int, told: Mapping[str, Any]) -> dict[str, Any]:
-    memory = int(told["memory_gib"] * 2**30)
-    card = {key: value for key, value in told.items() if key not in {"count", "memory_gib"}}
+def _card(index: int, profile: Mapping[str, Any]) -> dict[str, Any]:
+    memory = int(profile["memory_gib"] * 2**30)
+    card = {key: value for key, value in profile.items() if key not in {"count", "memory_gib"}}
     return {"index": index, "uuid": f"profile-{index}", "memory_total": memory, "memory_free": memory, **card}

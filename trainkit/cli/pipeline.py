@@ -17,19 +17,13 @@ if TYPE_CHECKING:
     from trainkit.machine.facts import Facts
     from trainkit.plan.model import Planned
     from trainkit.recipe.resolved import Resolved
+    from trainkit.runner.execute import RunRequest
 
 # Imported at first use: `check` never plans, and the help of a command resolves nothing.
 resolve: Callable[..., Resolved] = call("trainkit.flags.resolve:resolve")
 build_plan: Callable[..., Planned] = call("trainkit.planner.build:build_plan")
 
 PROGRAM = ("program.script=", "program.module=")  # settings that make a run without a recipe
-
-
-@dataclass(frozen=True, slots=True)
-class Invocation:
-    """What the command line held besides a command's own options: the words after `--`."""
-
-    program: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +67,8 @@ def resolve_line(
     line = split_words(words, most=1, what="one recipe")
     if not line.positional and not replaces_recipe(line.overrides, presets):
         raise no_recipe(f"{command} RECIPE")
-    return resolve_words(line.positional[0] if line.positional else None, line.overrides, presets, program, variant)
+    recipe = line.positional[0] if line.positional else None
+    return show_warnings(resolve_request(recipe, line.overrides, presets, program, variant))
 
 
 def no_recipe(usage: str) -> UsageError:
@@ -86,15 +81,8 @@ def replaces_recipe(overrides: Sequence[str], presets: Sequence[str]) -> bool:
     return bool(presets) or any(each.startswith(PROGRAM) for each in overrides)
 
 
-def resolve_words(
-    recipe: str | None,
-    overrides: Sequence[str],
-    presets: Sequence[str],
-    program: Sequence[str] = (),
-    variant: str | None = None,
-) -> Resolved:
-    """Resolve what a command line asks for and show the warnings. Raises RecipeError with everything that is wrong."""
-    resolved = resolve_request(recipe, overrides, presets, program, variant)
+def show_warnings(resolved: Resolved) -> Resolved:
+    """Write the warnings of a recipe to standard error."""
     show_diagnostics(resolved.warnings)
     return resolved
 
@@ -106,7 +94,10 @@ def resolve_request(
     program: Sequence[str] = (),
     variant: str | None = None,
 ) -> Resolved:
-    """Resolve what a command line asks for; program: the words after `--`, appended to program.args."""
+    """Resolve what a command line asks for; program: the words after `--`, appended to program.args.
+
+    Raises RecipeError with everything that is wrong.
+    """
     from trainkit.recipe.resolved import Request
 
     disk = Disk()
@@ -152,3 +143,15 @@ def plan_words(resolved: Resolved, facts: Facts | None = None) -> Planned:
     else:
         saved = saved_checkpoints(recipe.output.root, recipe.name) if resume == "auto" else named_checkpoint(resume)
     return build_plan(resolved, facts or probe(), saved)
+
+
+def run_request(
+    planned: Planned, resolved: Resolved, again: Callable[[], RunRequest], node_rank: int | None = None
+) -> RunRequest:
+    """What the runner executes. again: plans anew where a card was taken meanwhile; node_rank: as given."""
+    from trainkit.plan.render import shell
+    from trainkit.recipe.yaml.writer import resolved_yaml
+    from trainkit.runner.execute import RunRequest
+
+    text = resolved_yaml(resolved)
+    return RunRequest(planned, text, shell.render(planned.plan, text), dict(os.environ), node_rank, again=again)

@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def unreachable() -> str:
-    """Why the ranks cannot meet over the loopback interface; torch would try again until time is over."""
+    """Why the loopback interface does not answer; empty where it does. torch would try again until time is over."""
     try:
         with socket.create_server((LOOPBACK, 0)) as server:
             socket.create_connection(server.getsockname(), timeout=2).close()
@@ -62,7 +62,7 @@ def unreachable() -> str:
 
 
 def start(rank: int, backend: str, port_reader: int, seconds: float) -> tuple[int, int]:
-    """Fork a rank; its pid, and the pipe in which it tells how far it is."""
+    """Fork a rank; its pid, and the pipe in which it reports how far it is."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -73,8 +73,8 @@ def start(rank: int, backend: str, port_reader: int, seconds: float) -> tuple[in
         try:
             port = int.from_bytes(os.read(port_reader, 2), "big")
             code = take_part(rank, backend, port, seconds, writer)
-        except Exception as error:  # noqa: BLE001 - a backend raises anything; the parent tells it
-            tell(writer, f"failed: {type(error).__name__}: {first_words(str(error))}")
+        except Exception as error:  # noqa: BLE001 - a backend raises anything; the parent reports it
+            report(writer, f"failed: {type(error).__name__}: {first_words(str(error))}")
         finally:
             os._exit(code)  # the parent's own clean-up is not a rank's business
     os.close(writer)
@@ -88,19 +88,18 @@ def take_part(rank: int, backend: str, port: int, seconds: float, writer: int) -
     dist: Any = torch.distributed
     limit = timedelta(seconds=seconds)
     store = dist.TCPStore(LOOPBACK, port, is_master=False, timeout=limit)
-    tell(writer, CONNECTED)
+    report(writer, CONNECTED)
     device = torch.device("cpu")
     if backend == "nccl":
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
     dist.init_process_group(backend, store=store, rank=rank, world_size=RANKS, timeout=limit)
-    tell(writer, JOINED)
+    report(writer, JOINED)
     numbers = torch.full((1024,), float(rank + 1), device=device)
     dist.all_reduce(numbers)
-    total = float(numbers.sum())
-    wanted = 1024.0 * sum(range(1, RANKS + 1))
-    tell(writer, REDUCED if total == wanted else f"has {total} in place of {wanted}")
-    return 0 if total == wanted else 1
+    total, expected = float(numbers.sum()), 1024.0 * sum(range(1, RANKS + 1))
+    report(writer, REDUCED if total == expected else f"has {total} in place of {expected}")
+    return 0 if total == expected else 1
 
 
 def first_words(text: str) -> str:
@@ -109,21 +108,21 @@ def first_words(text: str) -> str:
     return line.partition("] ")[2] if line.startswith("[enforce fail at ") else line
 
 
-def tell(writer: int, stage: str) -> None:
+def report(writer: int, stage: str) -> None:
     """Hand a line to the parent."""
     os.write(writer, f"{stage}\n".encode())
 
 
 def follow(ranks: list[tuple[int, int]], deadline: float) -> list[list[str]]:
-    """Read what the ranks tell until both have ended or time is over; then end them, by pid, and reap them."""
+    """Read the ranks' reports until both have ended or time is over; then kill them, by pid, and reap them."""
     import select
 
-    told: dict[int, bytes] = {reader: b"" for _, reader in ranks}
-    open_pipes = list(told)
+    reports: dict[int, bytes] = {reader: b"" for _, reader in ranks}
+    open_pipes = list(reports)
     while open_pipes and (left := deadline - time.monotonic()) > 0:
         for reader in select.select(open_pipes, [], [], left)[0]:
             data = os.read(reader, 4096)
-            told[reader] += data
+            reports[reader] += data
             if not data:
                 open_pipes.remove(reader)
     for pid, reader in ranks:
@@ -131,7 +130,7 @@ def follow(ranks: list[tuple[int, int]], deadline: float) -> list[list[str]]:
             os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         os.close(reader)
-    return [told[reader].decode(errors="replace").splitlines() for _, reader in ranks]
+    return [reports[reader].decode(errors="replace").splitlines() for _, reader in ranks]
 
 
 def summary(answer: Any) -> str:

@@ -6,6 +6,7 @@ Writes one JSON object: op -> {compatible, said}. A process of its own, because 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import re
@@ -21,19 +22,12 @@ def main() -> int:
     """Exit code 1, and why, where DeepSpeed cannot even be imported."""
     die_with_parent(9)
     try:
-        builders, _ = overheard(imported)
+        builders, _ = overheard(lambda: importlib.import_module("deepspeed.ops.op_builder"))
     except Exception as error:  # noqa: BLE001 - whatever its libraries raise is the answer
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 1
     sys.stdout.write(json.dumps({name: asked(builders, name) for name in sys.argv[1:]}) + "\n")
     return 0
-
-
-def imported() -> Any:
-    """The module of builders."""
-    import deepspeed.ops.op_builder as builders
-
-    return builders
 
 
 def asked(builders: Any, name: str) -> dict[str, Any]:

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trainkit.doctor.check import Check
-from trainkit.doctor.checks.build_tools import BUILD_TOOLS
+from trainkit.doctor.checks.build_tools import BUILD_TOOLS, DEEPSPEED_OPS
 from trainkit.doctor.checks.collectives import COLLECTIVES
-from trainkit.doctor.checks.cuda_libraries import CUDA_LIBRARIES
 from trainkit.doctor.checks.cuda_toolkits import TOOLKIT_VERSION, TOOLKITS
-from trainkit.doctor.checks.deepspeed_ops import DEEPSPEED_OPS
 from trainkit.doctor.checks.disk import DISK_SPACE, WRITE_SPEED
-from trainkit.doctor.checks.driver import DRIVER
-from trainkit.doctor.checks.gpu_health import GPU_HEALTH
+from trainkit.doctor.checks.gpus import DRIVER, GPU_HEALTH
 from trainkit.doctor.checks.host_compiler import HOST_COMPILER
 from trainkit.doctor.checks.interpreter import INTERPRETER
 from trainkit.doctor.checks.limits import PROCESS_LIMITS, SHARED_MEMORY
 from trainkit.doctor.checks.network import HOST_NAMES, PORTS
-from trainkit.doctor.checks.packages import PACKAGES
+from trainkit.doctor.checks.packages import CUDA_LIBRARIES, PACKAGES
 from trainkit.doctor.checks.plan_blockers import PLAN_BLOCKERS
-from trainkit.doctor.checks.settings import STALE_SETTINGS
+from trainkit.doctor.checks.stale_settings import STALE_SETTINGS
 from trainkit.doctor.host import Target
 
 _ORDER = (

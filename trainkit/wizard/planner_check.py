@@ -1,9 +1,9 @@
-"""What the planner says of the answers so far: they are resolved and planned as a recipe that is not written yet."""
+"""What the planner says of the answers so far, and of each choice before it is taken: a plan without a file."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +13,14 @@ from trainkit.machine.selection import allocation
 from trainkit.recipe.layers.paths import Files, absolute
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.validation.type_errors import choices, takes_switch
-from trainkit.wizard.settings import nest
+from trainkit.wizard.question import Choice, Rejection
+from trainkit.wizard.recipe_values import Settings, nest
 from trainkit.wizard.view import View
 
 if TYPE_CHECKING:
     from trainkit.plan.model import Plan
     from trainkit.recipe.resolved import Resolved
+
 
 _NAME = ".answers-so-far.yaml"
 # How a blocker's hint begins where installing something is the fix: such a choice is offered all the same.
@@ -137,3 +139,35 @@ def reaches(view: View, key: str) -> bool:
     switch = takes_switch(setting) or isinstance(setting.default, bool)
     sample = literals[0] if literals else True if switch else 8
     return not any(each.key == key for each in check(view.supposing({key: sample})).errors)
+
+
+def validated(view: View, keys: Sequence[str], offered: Iterable[Choice]) -> tuple[Choice, ...]:
+    """The choices with what the planner says of each: those that can be taken, then those that cannot.
+
+    keys: settings of the topic that offers them.
+    """
+    before = check(view)
+    found = []
+    for choice in offered:
+        result = check(view.supposing(choice.sets))
+        against = _rejections(result, before, view.pending - {*keys})
+        new = [each for each in result.packages if each not in before.packages]
+        refused = (against[0].why or against[0].what) if against else ""
+        found.append(replace(choice, refused=refused, remark=new[0] if new else ""))
+    return tuple(sorted(found, key=lambda choice: bool(choice.refused)))
+
+
+def rejections(view: View, keys: Sequence[str], sets: Settings) -> list[Rejection]:
+    """What the planner has against an answer that sets these values. keys: settings of its own topic."""
+    return _rejections(check(view.supposing(sets)), check(view), view.pending - {*keys})
+
+
+def _rejections(result: PlannerResult, before: PlannerResult, later: frozenset[str]) -> list[Rejection]:
+    """What is wrong or missing now and was not before, except where a later question settles it."""
+    known = {(each.key, each.why or each.what) for each in before.errors}
+    errors = [
+        Rejection(each.what, each.why, each.hint)
+        for each in result.errors
+        if each.key not in later and (each.key, each.why or each.what) not in known
+    ]
+    return errors + [Rejection(what, hint=hint) for what, hint in result.missing if (what, hint) not in before.missing]

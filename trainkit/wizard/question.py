@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainkit.wizard.settings import Settings
+from trainkit.wizard.recipe_values import Settings
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from trainkit.recipe.yaml.writer import comment, flow, shortened
 from trainkit.text import counted
 from trainkit.wizard.planner_check import resolve_text
 from trainkit.wizard.prefilled import placed
-from trainkit.wizard.settings import Settings, flatten, nest, same
+from trainkit.wizard.recipe_values import Settings, flatten, nest, same
 from trainkit.wizard.topics import TOPICS
 from trainkit.wizard.topics.place import described
 from trainkit.wizard.view import View
@@ -39,18 +39,23 @@ def compose(view: View, path: str, schema_uri: str = "") -> str:
     wanted = {key: value for key, value in view.chosen.items() if view.written(key) and key not in _OWN}
     used = fitting(presets(view.files), wanted, effective)
     kept = {key: value for key, value in wanted.items() if not any(key in each.sets for each in used)}
-    tree = nest(kept)
     used = tuple(sorted(used, key=lambda each: min(map(list(schema().settings).index, each.sets))))
     reasons = _Reasons(view)
+    facts = view.facts
+    found = (described(facts.gpus), "Apple MPS" if facts.mps else "", counted(facts.cpu_cores, "CPU core"))
     lines = [
         *([f"# yaml-language-server: $schema={schema_uri}"] if schema_uri else []),
-        *_head(view),
+        *comment(f"Made by `trainkit config` for {facts.hostname}: {', '.join(filter(None, found))}.", WIDTH),
         "version: 1",
         f"name: {flow(name, 'name')}",
         *_extends(view, path, used, wanted, reasons),
-        *(line for section in _in_order(tree) for line in _section(section, tree[section], kept, reasons)),
-        *_left(view, {*wanted, *(key for each in used for key in each.sets)}),
     ]
+    for section, value in _in_order(nest(kept)):
+        keys = [key for key in kept if key == section or key.startswith(f"{section}.")]
+        lines += _with_comment(f"{section}: {flow(shortened(value, section), section)}", reasons.take(keys), "")
+    said = {*wanted, *(key for each in used for key in each.sets), *_OWN}
+    if left := [f"{key} {flow(value, key)}" for key, value in view.chosen.items() if key not in said]:
+        lines += comment(f"As it would be anyway: {', '.join(left)}.", WIDTH)
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -83,50 +88,22 @@ def _choices_given(view: View) -> Iterator[tuple[str, str]]:
                 yield from ((key, choice.reason) for key in agreeing)
 
 
-def _head(view: View) -> Iterator[str]:
-    cores = counted(view.facts.cpu_cores, "CPU core")
-    machine = ", ".join(
-        each for each in (described(view.facts.gpus), "Apple MPS" if view.facts.mps else "", cores) if each
-    )
-    yield from comment(f"Made by `trainkit config` for {view.facts.hostname}: {machine}.", WIDTH)
-
-
 def _extends(view: View, path: str, used: Sequence[Preset], wanted: Settings, reasons: _Reasons) -> Iterator[str]:
     if not view.base.path and not used:
         return
     yield "extends:"
-    if view.base.path:
-        yield from _with_comment(
-            f"  - {flow(_reference(view.base.path, path), '')}", "where this recipe starts from", "  "
-        )
+    if base := view.base.path:
+        if base.startswith("/"):  # a file is named from the recipe's own folder, a shipped recipe by its name
+            base = posixpath.relpath(base, posixpath.dirname(path))
+            base = base if base.startswith("../") else f"./{base}"
+        yield from _with_comment(f"  - {flow(base, '')}", "where this recipe starts from", "  ")
     for preset in used:
         yield from _with_comment(f"  - {preset.name}", reasons.take(key for key in preset.sets if key in wanted), "  ")
 
 
-def _reference(base: str, path: str) -> str:
-    """How the recipe at a path names its base: a shipped one by name, a file from its own folder."""
-    if not base.startswith("/"):
-        return base
-    relative = posixpath.relpath(base, posixpath.dirname(path))
-    return relative if relative.startswith("../") else f"./{relative}"
-
-
-def _in_order(tree: Mapping[str, Any]) -> list[str]:
+def _in_order(tree: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """The sections as the schema declares them."""
-    declared = list(Recipe.model_fields)
-    return sorted(tree, key=declared.index)
-
-
-def _section(name: str, value: Any, kept: Settings, reasons: _Reasons) -> Iterator[str]:
-    keys = [key for key in kept if key == name or key.startswith(f"{name}.")]
-    yield from _with_comment(f"{name}: {flow(shortened(value, name), name)}", reasons.take(keys), "")
-
-
-def _left(view: View, said: set[str]) -> Iterator[str]:
-    """What was chosen and is not written, because it is so anyway."""
-    left = [f"{key} {flow(value, key)}" for key, value in view.chosen.items() if key not in said and key not in _OWN]
-    if left:
-        yield from comment(f"As it would be anyway: {', '.join(left)}.", WIDTH)
+    return [(name, tree[name]) for name in Recipe.model_fields if name in tree]
 
 
 def _with_comment(line: str, reason: str, indent: str) -> Iterator[str]:
@@ -143,14 +120,14 @@ ANSWERS = "# Answers of `trainkit config`, written like a recipe."
 
 def answers_text(view: View, command: str) -> str:
     """What has been answered so far, for a later call. command: how to go on."""
-    tree = nest(view.chosen)
-    lines = [ANSWERS, f"# Go on with: {command}", *(f"{name}: {flow(tree[name], name)}" for name in _in_order(tree))]
+    sections = (f"{name}: {flow(value, name)}" for name, value in _in_order(nest(view.chosen)))
+    lines = [ANSWERS, f"# Go on with: {command}", *sections]
     return "".join(f"{line}\n" for line in lines)
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A recipe that resolves, what it would run, and what is to be said about it."""
+    """A recipe that resolves, the plan of it, and its warnings."""
 
     text: str
     plan: Plan
@@ -195,17 +172,14 @@ def fitting(offered: tuple[Preset, ...], wanted: Settings, effective: Settings) 
 
     wanted: settings that must be written; effective: every setting's value in the recipe to be.
     """
+    agreeing = [each for each in offered if all(same(effective.get(key), value) for key, value in each.sets.items())]
     chosen: list[Preset] = []
     left = dict(wanted)
     while left:
-        useful = [each for each in offered if each.sets.keys() & left.keys() and _agrees(each, effective)]
+        useful = [each for each in agreeing if each.sets.keys() & left.keys()]
         if not useful:
             break
         best = max(useful, key=lambda each: (len(each.sets.keys() & left.keys()), -len(each.sets)))
         chosen.append(best)
         left = {key: value for key, value in left.items() if key not in best.sets}
     return tuple(chosen)
-
-
-def _agrees(preset: Preset, effective: Settings) -> bool:
-    return all(same(effective.get(key), value) for key, value in preset.sets.items())

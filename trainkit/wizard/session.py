@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from trainkit.wizard.planner_check import rejections
 from trainkit.wizard.question import Answer, AnswerError, Question, Rejection
 from trainkit.wizard.topics import TOPICS
-from trainkit.wizard.topics.topic import Topic
-from trainkit.wizard.validation import rejections
+from trainkit.wizard.topics.topic import Topic, explained
 from trainkit.wizard.view import View
 
 
@@ -47,6 +47,7 @@ class Session:
         if topic is None:
             return None
         question = topic.ask(self.seen())
+        question = replace(question, why=(*question.why, *explained(topic, self.view)))
         last = self.before.get(topic.name)
         known = {choice.word: not choice.refused for choice in question.choices}
         if last is None or not known.get(last, bool(question.expected)):
@@ -86,13 +87,11 @@ def _read(topic: Topic, question: Question, view: View, typed: str) -> Answer:
     if found:
         choice = found[0]
         if choice.refused:
-            raise AnswerError(
-                f"{choice.word} cannot be chosen here: {choice.refused}", "choose another, or go back with <"
-            )
+            what = f"{choice.word} cannot be chosen here: {choice.refused}"
+            raise AnswerError(what, "choose another, or go back with <")
         return Answer(topic.name, choice.word, choice.sets, choice.reason)
     if len(begun) > 1 and not question.expected:
-        raise AnswerError(
-            f"{typed!r} is short for {' and '.join(choice.word for choice in begun)}", "type one more letter"
-        )
+        words = " and ".join(choice.word for choice in begun)
+        raise AnswerError(f"{typed!r} is short for {words}", "type one more letter")
     sets, reason = topic.read(view, typed)
     return Answer(topic.name, typed, sets, reason)

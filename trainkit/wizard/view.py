@@ -12,7 +12,7 @@ from trainkit.machine.selection import allocation
 from trainkit.recipe.layers.paths import Files
 from trainkit.recipe.schema.fields import schema, tagged_sections
 from trainkit.wizard.question import Answer
-from trainkit.wizard.settings import Settings, belongs, same, section_kind
+from trainkit.wizard.recipe_values import Settings, belongs, same, section_kind
 
 
 @dataclass(frozen=True)

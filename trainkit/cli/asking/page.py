@@ -1,4 +1,4 @@
-"""What the wizard writes, as text: questions, reasons, complaints and answers, within the width of the terminal."""
+"""What the wizard writes, as text: questions, reasons, rejections and answers, within the width of the terminal."""
 
 from __future__ import annotations
 

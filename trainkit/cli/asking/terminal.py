@@ -23,8 +23,8 @@ _STYLE = questionary.Style(
 )
 
 
-class _Row(str):
-    """A choice's line, which is found by its word alone when one types."""
+class _Line(str):
+    """A choice's line, which typing finds by the choice's word alone."""
 
     word: str
 
@@ -38,7 +38,7 @@ class TerminalAsker:
 
     def __init__(self, width: int) -> None:
         self.width = width
-        # Terminals that never answer where the cursor is would get a warning; nothing here depends on it.
+        # No cursor position requests: terminals that never answer them would get a warning.
         size = shutil.get_terminal_size
         output = Vt100_Output(
             sys.stdout, lambda: Size(size().lines, size().columns), os.environ.get("TERM"), enable_cpr=False
@@ -66,7 +66,11 @@ class TerminalAsker:
         )  # fmt: skip
         application = prompt.application
         control = next(each for each in application.layout.find_all_controls() if isinstance(each, InquirerControl))
-        own = _leaving()
+        own = KeyBindings()
+
+        @own.add("c-d", eager=True)
+        def _leave(event: Any) -> None:
+            event.app.exit(exception=EOFError)  # Ctrl-D leaves a list as it leaves a line
 
         @own.add("enter", eager=True)
         def _accept(event: Any) -> None:
@@ -79,8 +83,8 @@ class TerminalAsker:
         application.key_bindings = merge_key_bindings([application.key_bindings or KeyBindings(), own])
         return str(prompt.unsafe_ask())
 
-    def _row(self, choice: Choice, question: Question) -> _Row:
-        row = _Row(page.cut(page.row(choice, page.columns(question)), self.width - 5))
+    def _row(self, choice: Choice, question: Question) -> _Line:
+        row = _Line(page.cut(page.row(choice, page.columns(question)), self.width - 5))
         row.word = choice.word
         return row
 
@@ -98,19 +102,5 @@ class TerminalAsker:
         return str(prompt.unsafe_ask())
 
 
-def _leaving() -> KeyBindings:
-    """Ctrl-D leaves a list as it leaves a line."""
-    bindings = KeyBindings()
-
-    @bindings.add("c-d", eager=True)
-    def _end(event: Any) -> None:
-        event.app.exit(exception=EOFError)
-
-    return bindings
-
-
 def _giving(text: str) -> Any:
-    def give(event: Any) -> None:
-        event.app.exit(result=text)
-
-    return give
+    return lambda event: event.app.exit(result=text)

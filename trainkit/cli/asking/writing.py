@@ -1,4 +1,4 @@
-"""From the first question to the file: the conversation, the plan, the recipe, and the answers of who leaves early."""
+"""From the first question to the file: the conversation, the plan, the recipe, and answers kept for a later call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainkit.cli.asking import page
-from trainkit.cli.asking.conversation import BACK, Asker, confirm, converse, say
+from trainkit.cli.asking.conversation import BACK, Asker, LineAsker, confirm, converse, say
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.disk import schema_uri, write_file
 from trainkit.errors import RecipeError, UsageError
@@ -26,7 +26,7 @@ _INTERRUPTED = 130  # as a shell names the end by Ctrl-C
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be written. places: of what was given; again: the call that goes on with kept answers."""
+    """What is to be written. places: of the given settings; again: the call that goes on with kept answers."""
 
     target: Path
     places: Merge
@@ -62,16 +62,13 @@ def ask_and_write(session: Session, job: Job) -> int:
             for reached in converse(session, asker):
                 session = reached
             finished = _finished(session, job)
-            word = _decision(finished, session, job, asker) if finished else BACK
-            while word == "yes" and finished:
-                if _is_written(finished, session, job):
-                    return 0
-                word = _confirmed(session, job, asker)
-            if word == "no":
-                _keep(session, job)
-                return 0
+            word = _decide(finished, session, job, asker) if finished else BACK
             if word == BACK:
                 session = session.back() or session
+            elif word in ("yes", "no"):
+                if word == "no":
+                    _keep(session, job)
+                return 0
             else:
                 renamed = replace(job, target=Path(word))
                 job = renamed if _finished(session, renamed) else job
@@ -84,7 +81,7 @@ def ask_and_write(session: Session, job: Job) -> int:
 
 
 def _finished(session: Session, job: Job) -> Finished | None:
-    """The recipe; None where something is wrong that another answer may mend."""
+    """The recipe; None where something is wrong that another answer may correct."""
     try:
         return job.finish(session)
     except RecipeError as error:
@@ -94,26 +91,26 @@ def _finished(session: Session, job: Job) -> Finished | None:
         return None
 
 
-def _decision(finished: Finished, session: Session, job: Job, asker: Asker) -> str:
+def _decide(finished: Finished, session: Session, job: Job, asker: Asker) -> str:
+    """Show recipe and plan, and write the recipe when the user says so; what they said.
+
+    Where it cannot be written another name may do, so they are asked again and no answer is lost.
+    """
     from trainkit.plan.render import table
 
     show_diagnostics(finished.warnings)
     say(["", finished.text.partition("\n")[2], table.render(finished.plan, asker.width)])
-    return _confirmed(session, job, asker)
-
-
-def _confirmed(session: Session, job: Job, asker: Asker) -> str:
-    return confirm(asker, str(job.target), _stands(job.target) and not job.force, session.asked + 1)
-
-
-def _is_written(finished: Finished, session: Session, job: Job) -> bool:
-    """Write the recipe; where that cannot be, say so: another name may do, and the answers are not lost."""
-    try:
-        write(finished, job.target, _elsewhere(session))
-    except UsageError as error:
-        show_diagnostics(error.diagnostics)
-        return False
-    return True
+    while True:
+        exists = _exists(job.target) and not job.force
+        word = confirm(asker, str(job.target), exists, session.asked + 1)
+        if word != "yes":
+            return word
+        try:
+            write(finished, job.target, _elsewhere(session))
+        except UsageError as error:
+            show_diagnostics(error.diagnostics)
+        else:
+            return word
 
 
 def write(finished: Finished, target: Path, elsewhere: str) -> None:
@@ -133,7 +130,7 @@ def _elsewhere(session: Session) -> str:
 
 
 def _keep(session: Session, job: Job) -> None:
-    """Write down the answers of someone who leaves, and how to go on."""
+    """Keep the answers of a user who leaves, and show how to go on."""
     if not session.asked:
         say(["", "Nothing was answered, and nothing is written."])
         return
@@ -151,17 +148,17 @@ def _keep(session: Session, job: Job) -> None:
 
 
 def _free(target: Path) -> Path:
-    """The path, or the next one with a number where somebody else's file stands."""
+    """The path, or the next one with a number where another file is."""
     number = 1
     found = target
-    while _stands(found) and not _is_ours(found):
+    while _exists(found) and not _is_ours(found):
         number += 1
         found = target.with_name(f"{target.name.removesuffix('.yaml')}-{number}.yaml")
     return found
 
 
-def _stands(target: Path) -> bool:
-    return os.path.exists(target)  # noqa: PTH110 - what can't be looked at can't be written, which is said in its turn
+def _exists(target: Path) -> bool:
+    return os.path.exists(target)  # noqa: PTH110 - Path.exists raises where it may not look; writing reports that
 
 
 def _is_ours(found: Path) -> bool:
@@ -177,6 +174,4 @@ def _asker() -> Asker:
         from trainkit.cli.asking.terminal import TerminalAsker
 
         return TerminalAsker(width)
-    from trainkit.cli.asking.lines import LineAsker
-
     return LineAsker(width)

@@ -14,7 +14,7 @@ import typer
 
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.options import Json, Presets
-from trainkit.cli.pipeline import Invocation, no_recipe, plan_words, resolve_request, resolve_words, split_words
+from trainkit.cli.pipeline import no_recipe, plan_words, resolve_request, run_request, show_warnings, split_words
 from trainkit.errors import ExitCode, MachineError, RecipeError, UsageError
 
 if TYPE_CHECKING:
@@ -82,15 +82,14 @@ def prepare(
     from trainkit.bench.bench import Setup
     from trainkit.recipe.layers.variants import BASE
 
-    invocation: Invocation = context.obj
     line = split_words(context.args, most=1, what="one recipe")
     if not line.positional:
         raise no_recipe("bench RECIPE")
     word = line.positional[0]
     overrides = (AFRESH, *line.overrides)
-    base = resolve_words(word, overrides, presets, invocation.program)
+    base = show_warnings(resolve_request(word, overrides, presets, context.obj))
     names = chosen(only, base.variants)
-    resolved = [(name, resolve_request(word, overrides, presets, invocation.program, name)) for name in names]
+    resolved = [(name, resolve_request(word, overrides, presets, context.obj, name)) for name in names]
     # The base's warnings have been shown; each variant repeats them.
     added = (each for _, variant in resolved for each in variant.warnings if each not in base.warnings)
     show_diagnostics(dict.fromkeys(added))
@@ -100,15 +99,14 @@ def prepare(
         raise UsageError("nothing is left to run", hint="leave out --no-base, or name variants with --only")
     candidates = [candidate(name, base.variants.get(name, ""), each) for name, each in resolved]
     plan = next((each.request.planned.plan for each in candidates if each.request), None)
-    on_cuda = plan is not None and plan.topology.device == "cuda"
-    memory: MemoryKind = "gpu" if on_cuda else "rss"
+    memory: MemoryKind = "gpu" if plan and plan.topology.device == "cuda" else "rss"
     setup = Setup(base.recipe.name, machine(plan), memory, BASE, candidates, repeat)
     return setup, Path(base.recipe.output.root, base.recipe.name)
 
 
 def chosen(only: str | None, variants: Mapping[str, str]) -> list[str]:
     """The variants to run, in the recipe's order. Raises UsageError for a name that it does not have."""
-    import difflib
+    from trainkit.recipe.validation.suggestions import nearest
 
     if not variants:
         raise UsageError("the recipe has no variants to compare", hint="give it some below `variants:`")
@@ -117,8 +115,8 @@ def chosen(only: str | None, variants: Mapping[str, str]) -> list[str]:
     wanted = [name.strip() for name in only.split(",") if name.strip()]
     for name in wanted:
         if name not in variants:
-            near = difflib.get_close_matches(name, variants, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"its variants are: {', '.join(variants)}"
+            near = nearest(name, variants)
+            hint = f"did you mean {near}?" if near else f"its variants are: {', '.join(variants)}"
             raise UsageError(f"the recipe has no variant {name!r}", hint=hint)
     return [name for name in variants if name in wanted]
 
@@ -126,9 +124,6 @@ def chosen(only: str | None, variants: Mapping[str, str]) -> list[str]:
 def candidate(name: str, description: str, resolved: Resolved) -> Candidate:
     """One recipe, planned; what cannot be planned, or not run here, is refused with the reason."""
     from trainkit.bench.bench import Candidate
-    from trainkit.plan.render import shell
-    from trainkit.recipe.yaml.writer import resolved_yaml
-    from trainkit.runner.execute import RunRequest
 
     try:
         planned = plan_words(resolved)
@@ -137,11 +132,9 @@ def candidate(name: str, description: str, resolved: Resolved) -> Candidate:
     blockers = [notice.what for notice in planned.plan.notices if notice.severity == "blocker"]
     if blockers:
         return Candidate(name, description, None, " ".join(blockers))
-    text = resolved_yaml(resolved)
 
     def request(planned: Planned) -> RunRequest:
-        script = shell.render(planned.plan, text)
-        return RunRequest(planned, text, script, dict(os.environ), again=lambda: request(plan_words(resolved)))
+        return run_request(planned, resolved, lambda: request(plan_words(resolved)))
 
     return Candidate(name, description, request(planned))
 

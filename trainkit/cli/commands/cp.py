@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -27,13 +26,12 @@ def cp(
     shipped = Disk().shipped()
     path = shipped.get(f"recipes/{name}") or shipped.get(name)
     if path is None:
-        near = difflib.get_close_matches(name, [*shipped, *(key.removeprefix("recipes/") for key in shipped)], n=1)
-        raise UsageError(
-            f"nothing shipped is named {name!r}",
-            hint=f"did you mean {near[0]!r}?" if near else "`trainkit ls` shows the names",
-        )
-    source = Path(path)
-    target = Path(destination)
+        from trainkit.recipe.validation.suggestions import nearest
+
+        near = nearest(name, [*shipped, *(key.removeprefix("recipes/") for key in shipped)])
+        hint = f"did you mean {near!r}?" if near else "`trainkit ls` shows the names"
+        raise UsageError(f"nothing shipped is named {name!r}", hint=hint)
+    source, target = Path(path), Path(destination)
     if destination.endswith("/") or target.is_dir():
         target = target / source.name
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -14,13 +15,12 @@ import typer
 
 from trainkit.cli.disk import working_folder
 from trainkit.cli.options import Json, Presets, Variant
-from trainkit.cli.pipeline import Invocation, plan_words, resolve_line, split_words
+from trainkit.cli.pipeline import plan_words, resolve_line, split_words
 from trainkit.errors import ExitCode, MachineError
 
 if TYPE_CHECKING:
     from trainkit.doctor.host import Target
     from trainkit.machine.facts import Facts
-    from trainkit.plan.model import Plan
 
 # Seconds: for cards that a sleeping driver wakes, and for everything but loading and printing.
 PROBE_LIMITS = {"gpus": 8.0}
@@ -66,21 +66,14 @@ def doctor(context: typer.Context, presets: Presets = None, variant: Variant = N
 def target_of(context: typer.Context, presets: Sequence[str], variant: str | None, facts: Facts) -> Target:
     """The plan of what the line names, on a machine; without a recipe, preset or override, anything."""
     from trainkit.doctor.host import Target
-
-    invocation: Invocation = context.obj
-    line = split_words(context.args, most=1, what="one recipe")
-    if not (line.positional or line.overrides or presets or variant or invocation.program):
-        return Target()
-    resolved = resolve_line("doctor", context.args, presets, invocation.program, variant)
-    plan = plan_words(resolved, facts).plan
-    return Target(plan, resolved.recipe, scheduled_rank(plan))
-
-
-def scheduled_rank(plan: Plan) -> int:
-    """This machine's number as a scheduler tells it; that of node 0, which listens, where none does."""
     from trainkit.runner.nodes import node_rank
 
-    try:
-        return node_rank(plan, None, os.environ)
-    except MachineError:
-        return 0
+    line = split_words(context.args, most=1, what="one recipe")
+    if not (line.positional or line.overrides or presets or variant or context.obj):
+        return Target()
+    resolved = resolve_line("doctor", context.args, presets, context.obj, variant)
+    plan = plan_words(resolved, facts).plan
+    rank = 0  # where no scheduler says otherwise: node 0 is the one that listens
+    with contextlib.suppress(MachineError):
+        rank = node_rank(plan, None, os.environ)
+    return Target(plan, resolved.recipe, rank)

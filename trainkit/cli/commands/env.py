@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from trainkit import __version__
 from trainkit.cli.options import Json
+from trainkit.text import GIB
 
 if TYPE_CHECKING:
     from trainkit.machine.facts import Facts, Gpu
 
 Sections = dict[str, dict[str, str]]
-GIB = 2**30
 # Variables that change a launch: their names, or how these begin.
 LAUNCH_VARIABLES = (
     "ACCELERATE_", "BNB_", "CC", "CONDA_PREFIX", "CUBLAS_", "CUDA_", "CUDNN_", "CXX", "DEEPSPEED_", "DS_", "FSDP_",
@@ -44,6 +44,7 @@ def report(facts: Facts, environ: Mapping[str, str]) -> Sections:
     """Everything, by section; secret values are masked."""
     build = facts.torch
     limit = "" if facts.cpu_limit is None else f", {facts.cpu_limit:g} by the control group"
+    available = "" if facts.memory_available is None else f", {facts.memory_available / GIB:.1f} available"
     job = facts.allocation
     sections: Sections = {
         "trainkit": {
@@ -56,7 +57,7 @@ def report(facts: Facts, environ: Mapping[str, str]) -> Sections:
         "processor": {
             "name": facts.cpu_name or "?",
             "cores": f"{facts.cpu_cores} to be used, {facts.cpu_total or '?'} in all{limit}",
-            "memory": f"{facts.memory_total / GIB:.1f} GiB{_available(facts)}",
+            "memory": f"{facts.memory_total / GIB:.1f} GiB{available}",
             "NUMA nodes": str(len(facts.numa) or "?"),
         },
         "cards": {f"card {gpu.index}": _card(gpu) for gpu in facts.gpus} or {"none": _why(facts)},
@@ -90,10 +91,6 @@ def shown(name: str, value: str) -> str:
     from trainkit.recipe.layers.secrets import is_secret_name, mask, mask_line
 
     return mask(value) if is_secret_name(name) else _IN_URL.sub("***@", mask_line(value))
-
-
-def _available(facts: Facts) -> str:
-    return "" if facts.memory_available is None else f", {facts.memory_available / GIB:.1f} available"
 
 
 def _card(gpu: Gpu) -> str:

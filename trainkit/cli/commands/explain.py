@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from trainkit.cli.options import On, Presets, Variant
-from trainkit.cli.pipeline import Invocation, no_recipe, plan_words, replaces_recipe, resolve_words, split_words
+from trainkit.cli.pipeline import no_recipe, plan_words, replaces_recipe, resolve_request, show_warnings, split_words
 
 
 def explain(
@@ -34,7 +34,6 @@ def explain(
     from trainkit.plan.render import explain as renderer
     from trainkit.recipe.schema.fields import schema
 
-    invocation: Invocation = context.obj
     words = split_words(context.args, most=2, what="a recipe and a key")
     recipe, *queries = words.positional or [""]
     without = replaces_recipe(words.overrides, presets or ())
@@ -44,7 +43,8 @@ def explain(
         raise no_recipe("explain RECIPE [KEY]")
     if token is not None:
         queries.append(token)
-    resolved = resolve_words(recipe or None, words.overrides, presets or (), invocation.program, variant)
+    request = resolve_request(recipe or None, words.overrides, presets or (), context.obj, variant)
+    resolved = show_warnings(request)
     if not queries:
         sys.stdout.write(renderer.render_all(resolved))
         return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,11 +44,12 @@ def export(
 
     Example: trainkit export quickstart weights/
     """
-    checkpoint = find_checkpoint(source, root, best_step if best else newest_step)
-    target = Path(destination) if destination else default_folder(checkpoint, adapter)
+    checkpoint = find_checkpoint(source, root, best=best)
+    beside = checkpoint.parents[1] / "exports" / (checkpoint.name + ("-adapter" if adapter else ""))
+    target = Path(destination) if destination else beside
     if target.exists():
         raise UsageError(f"{target} exists", hint="give another destination, or remove it")
-    # torch is imported over there: this process starts fast, and never needs it.
+    # torch is imported by a process of its own: this one starts fast, and never needs it.
     words = ["--checkpoint", str(checkpoint), "--destination", str(target.absolute())]
     words += ["--adapter"] if adapter else []
     code = subprocess.run([sys.executable, *WORKER, *words], check=False).returncode
@@ -58,31 +58,16 @@ def export(
     sys.stdout.write(f"{target}\n")
 
 
-def default_folder(checkpoint: Path, adapter: bool) -> Path:
-    """Beside the run's checkpoints: `exports/step-<8 digits>`, with `-adapter` behind it for adapters alone."""
-    return checkpoint.parents[1] / "exports" / (checkpoint.name + ("-adapter" if adapter else ""))
-
-
-def newest_step(saved: Sequence[SavedCheckpoint]) -> int | None:
-    """The step of the newest checkpoint of a run."""
-    return saved[0].step
-
-
-def best_step(saved: Sequence[SavedCheckpoint]) -> int | None:
-    """The step with the lowest evaluation loss of a run, as its newest checkpoint knows it."""
-    return saved[0].best_step
-
-
-def find_checkpoint(word: str, root: str, wanted: Callable[[Sequence[SavedCheckpoint]], int | None]) -> Path:
-    """The checkpoint folder that a word means; of a run, the one of the wanted step. UsageError where there is none."""
+def find_checkpoint(word: str, root: str, *, best: bool) -> Path:
+    """The checkpoint folder that a word means; of a run, the newest or the best one. UsageError where there is none."""
     from trainkit.runner.rundir.checkpoints import named_checkpoint
 
     if named_checkpoint(word):
-        if wanted is best_step:
+        if best:
             raise UsageError(f"--best chooses among the checkpoints of a run, and {word} is one", hint="name the run")
         return Path(word).absolute()
     run, saved = saved_by(word, root)
-    step = wanted(saved)
+    step = saved[0].best_step if best else saved[0].step  # the newest checkpoint knows the best one
     found = [Path(each.path) for each in saved if each.step == step]
     if not found:
         lost = "nothing was evaluated" if step is None else f"that of step {step} is no longer there"

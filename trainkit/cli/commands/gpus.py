@@ -13,14 +13,13 @@ import typer
 
 from trainkit.cli.options import Json, On
 from trainkit.errors import UsageError
-from trainkit.text import counted
+from trainkit.text import GIB, counted
 
 if TYPE_CHECKING:
-    from trainkit.machine.facts import Facts, Gpu, GpuProcess, Hold, MigInstance
+    from trainkit.machine.facts import Facts, Gpu, GpuProcess, Hold
 
 EVERY_SECONDS = 1.0
 NARROWEST, WIDEST = 60, 140  # columns
-GIB = 2**30
 BAR = 16  # cells of the memory bar
 
 
@@ -44,7 +43,7 @@ def gpus(
         return
     try:
         if sys.stdout.isatty() and not as_json:
-            _live()
+            _watch_on_terminal()
         while True:
             sys.stdout.write(_page(None, as_json=as_json) + ("" if as_json else "\n"))
             sys.stdout.flush()
@@ -65,14 +64,13 @@ def _page(machine: str | None, *, as_json: bool) -> str:
     return json.dumps({name: data[name] for name in names}) + "\n"
 
 
-def _live() -> None:
-    """On a terminal the page is drawn over itself."""
+def _watch_on_terminal() -> None:
+    """Draw the page over itself."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
-    console = Console(highlight=False)
-    with Live(console=console, auto_refresh=False, screen=False) as live:
+    with Live(console=Console(highlight=False), auto_refresh=False, screen=False) as live:
         while True:
             live.update(Text(_page(None, as_json=False).rstrip("\n")), refresh=True)
             time.sleep(EVERY_SECONDS)
@@ -80,24 +78,18 @@ def _live() -> None:
 
 def render(facts: Facts, width: int) -> str:
     """One block a card: what it is and how full, then who holds it and which processes use it. width: columns."""
+    machine = facts.origin or facts.hostname
     if not facts.gpus:
-        return "\n".join(_none(facts)) + "\n"
-    width = max(width, NARROWEST)
+        lines = [f"{machine}: no CUDA or ROCm card can be used here"]
+        lines += ["  Apple's GPU (MPS) can be used"] if facts.mps else []
+        lines += [f"  {facts.notes[name]}" for name in ("gpus", "nvidia", "amd") if name in facts.notes]
+        return "".join(f"{line}\n" for line in lines)
     driver = f", driver {facts.driver} (CUDA {facts.cuda_driver})" if facts.driver else ""
-    lines = [f"{facts.origin or facts.hostname}: {counted(len(facts.gpus), 'card')}{driver}"]
+    lines = [f"{machine}: {counted(len(facts.gpus), 'card')}{driver}"]
     for gpu in facts.gpus:
         lines += ["", *_card(gpu)]
     lines += [f"note: {name}: {note}" for name, note in facts.notes.items() if name in {"gpus", "amd"}]
-    return "".join(f"{_cut(line, width)}\n" for line in lines)
-
-
-def _none(facts: Facts) -> Iterator[str]:
-    yield f"{facts.origin or facts.hostname}: no CUDA or ROCm card can be used here"
-    if facts.mps:
-        yield "  Apple's GPU (MPS) can be used"
-    for name in ("gpus", "nvidia", "amd"):
-        if name in facts.notes:
-            yield f"  {facts.notes[name]}"
+    return "".join(f"{_cut(line, max(width, NARROWEST))}\n" for line in lines)
 
 
 def _card(gpu: Gpu) -> Iterator[str]:
@@ -107,14 +99,9 @@ def _card(gpu: Gpu) -> Iterator[str]:
     yield from _warnings(gpu)
     yield from _users(gpu.held_by, gpu.processes, idle=not gpu.mig)
     for part in gpu.instances:
-        yield from _part(part)
-
-
-def _part(part: MigInstance) -> Iterator[str]:
-    yield f"    MIG {part.profile:<9} {_memory(part.memory_total, part.memory_free)}"
-    yield f"      {part.uuid}"
-    for line in _users(part.held_by, part.processes, idle=True):
-        yield f"  {line}"
+        yield f"    MIG {part.profile:<9} {_memory(part.memory_total, part.memory_free)}"
+        yield f"      {part.uuid}"
+        yield from (f"  {line}" for line in _users(part.held_by, part.processes, idle=True))
 
 
 def _memory(total: int, free: int) -> str:
@@ -127,12 +114,12 @@ def _memory(total: int, free: int) -> str:
 
 def _state(gpu: Gpu) -> str:
     limit = f" of {gpu.power_limit:.0f}" if gpu.power_limit else ""
-    told = (
+    known = (
         None if gpu.utilization is None else f"{gpu.utilization} % busy",
         None if gpu.temperature is None else f"{gpu.temperature} \N{DEGREE SIGN}C",
         None if gpu.power is None else f"{gpu.power:.0f}{limit} W",
     )
-    return "".join(f" · {word}" for word in told if word)
+    return "".join(f" · {word}" for word in known if word)
 
 
 def _warnings(gpu: Gpu) -> Iterator[str]:

@@ -12,7 +12,6 @@ import typer
 
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.disk import Disk, schema_uri, working_folder, write_file
-from trainkit.cli.pipeline import Invocation
 from trainkit.errors import UsageError
 
 
@@ -45,7 +44,6 @@ def import_(
     from trainkit.convert.importing import import_words, is_file
     from trainkit.frameworks.base.draft import ImportContext
 
-    invocation: Invocation = context.obj
     words = list(context.args)
     if not any(word.strip() for word in words[:1]):
         raise UsageError("nothing to import is named", hint="name a file, or a command: trainkit import torchrun …")
@@ -62,9 +60,7 @@ def import_(
     if output is not None and is_file(words[0]) and Path(output).resolve() == Path(words[0]).resolve():
         raise UsageError(f"{output} is what is imported", hint="give another --output")
     uri = schema_uri() if output is not None else ""
-    imported = import_words(
-        words, ImportContext(Disk(), cwd), target, program=invocation.program, kind=kind, schema_uri=uri
-    )
+    imported = import_words(words, ImportContext(Disk(), cwd), target, program=context.obj, kind=kind, schema_uri=uri)
     show_diagnostics(imported.warnings)
     if output is None:
         sys.stdout.write(imported.text)

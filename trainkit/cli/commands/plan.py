@@ -13,8 +13,7 @@ import typer
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.disk import write_file
 from trainkit.cli.options import Json, On, Presets, Variant
-from trainkit.cli.pipeline import Invocation, plan_words, resolve_line, resolve_words
-from trainkit.cli.streams import write_script
+from trainkit.cli.pipeline import plan_words, resolve_line, resolve_request, show_warnings
 from trainkit.errors import Diagnostic, ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -61,8 +60,7 @@ def plan(
         raise UsageError("--json, --shell, --diff and --export exclude one another", hint="give one of them")
     if output is not None and export is None:
         raise UsageError("--output is where --export writes", hint="add --export accelerate, deepspeed or hf")
-    invocation: Invocation = context.obj
-    resolved = resolve_line("plan", context.args, presets or (), invocation.program, variant)
+    resolved = resolve_line("plan", context.args, presets or (), context.obj, variant)
     facts = machine_facts(machine)
     planned = plan_words(resolved, facts)
     # Each way to show the plan is imported for itself: starting takes longer than planning.
@@ -74,7 +72,9 @@ def plan(
         from trainkit.plan.render import shell as shell_renderer
         from trainkit.recipe.yaml.writer import resolved_yaml
 
-        write_script(shell_renderer.render(planned.plan, resolved_yaml(resolved)))
+        script = shell_renderer.render(planned.plan, resolved_yaml(resolved))
+        sys.stdout.flush()
+        sys.stdout.buffer.write(script.encode("utf-8", "surrogateescape"))  # names of files byte for byte
     elif export is not None:
         write_export(resolved, facts, export, output)
     elif diff is not None:
@@ -107,7 +107,7 @@ def other_plan(word: str) -> Plan:
         except (ValueError, KeyError, TypeError, OSError) as error:
             what = f"{stored} is not a plan of this trainkit: {error}"
             raise UsageError(what, hint="name a recipe or a run directory") from error
-    return plan_words(resolve_words(word, (), ())).plan
+    return plan_words(show_warnings(resolve_request(word, (), ()))).plan
 
 
 def write_export(resolved: Resolved, facts: Facts, tool: str, folder: str | None) -> None:

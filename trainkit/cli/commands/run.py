@@ -9,13 +9,14 @@ import typer
 
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.options import Presets, Variant
-from trainkit.cli.pipeline import Invocation, plan_words, resolve_line
+from trainkit.cli.pipeline import plan_words, resolve_line, run_request
 from trainkit.errors import Diagnostic, MachineError, UsageError
 
 if TYPE_CHECKING:
     from trainkit.machine.facts import Facts
     from trainkit.plan.model import Plan
     from trainkit.recipe.schema import Recipe
+    from trainkit.runner.execute import RunRequest
 
 
 def run(
@@ -35,22 +36,17 @@ def run(
     Example: trainkit run quickstart train.steps=50 --bf16
     """
     from trainkit.machine.probe import probe
-    from trainkit.plan.render import shell
-    from trainkit.recipe.yaml.writer import resolved_yaml
-    from trainkit.runner.execute import RunRequest, execute
+    from trainkit.runner.execute import execute
 
     if machine is not None:
         raise UsageError(f"a run is on this machine, not on {machine}", hint="`trainkit plan RECIPE --on` plans for it")
-    invocation: Invocation = context.obj
-    resolved = resolve_line("run", context.args, presets or (), invocation.program, variant)
-    text = resolved_yaml(resolved)
+    resolved = resolve_line("run", context.args, presets or (), context.obj, variant)
 
     def request() -> RunRequest:
         facts = probe()
         planned = plan_words(resolved, facts)
         refuse_unfit(planned.plan, resolved.recipe, facts, node_rank)
-        script = shell.render(planned.plan, text)
-        return RunRequest(planned, text, script, dict(os.environ), node_rank, again=request)
+        return run_request(planned, resolved, request, node_rank)
 
     raise typer.Exit(execute(request()))
 

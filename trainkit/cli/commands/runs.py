@@ -81,7 +81,7 @@ def prune(
     keep: Annotated[int, typer.Option("--keep", min=0, help="How many of the newest runs of each name stay.")] = 5,
     yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
 ) -> None:
-    """Remove old run directories; a run that is still on is never removed.
+    """Remove old run directories; a run that is still running is never removed.
 
     Example: trainkit runs prune --keep 3
     """
@@ -92,7 +92,14 @@ def prune(
         sys.stdout.write("nothing to remove\n")
         return
     sys.stdout.writelines(f"{run.layout.root}\n" for run in chosen)
-    if not yes and not confirmed(len(chosen)):
+    if not yes:
+        what = "this run" if len(chosen) == 1 else f"these {len(chosen)} runs"
+        try:
+            yes = typer.confirm(f"remove {what} with all checkpoints?")
+        except typer.Abort as abort:
+            sys.stdout.write("\n")
+            raise UsageError("nothing is removed without an answer", hint="--yes removes without asking") from abort
+    if not yes:
         sys.stdout.write("nothing removed\n")
         return
     removed = sum(listing.remove(run) for run in chosen)
@@ -108,22 +115,15 @@ def find_run(word: str, root: str) -> RunInfo:
             return listing.read_run(Path(word))
     named = [run for run in listing.list_runs(root) if word in (run.layout.id, run.layout.name)]
     if not named:
-        raise UsageError(f"{word} is no run directory, and no run in {root}", hint="`trainkit runs list` shows them")
+        raise UsageError(
+            f"{word} is neither a run directory nor a run in {root}", hint="`trainkit runs list` shows them"
+        )
     return named[-1]
-
-
-def confirmed(count: int) -> bool:
-    """Whether the user agrees to the removal. Raises UsageError where nobody is there to answer."""
-    try:
-        return typer.confirm(f"remove {'this run' if count == 1 else f'these {count} runs'} with all checkpoints?")
-    except typer.Abort as abort:
-        sys.stdout.write("\n")
-        raise UsageError("nothing is removed without an answer", hint="--yes removes without asking") from abort
 
 
 def row(run: RunInfo) -> tuple[str, ...]:
     """What the list shows of a run."""
-    started = datetime.fromtimestamp(run.started).strftime("%Y-%m-%d %H:%M:%S") if run.started else "-"
+    started = f"{datetime.fromtimestamp(run.started):%Y-%m-%d %H:%M:%S}" if run.started else "-"
     loss = run.summary.get("final_loss")
     return (
         started,

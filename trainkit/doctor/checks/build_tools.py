@@ -1,23 +1,37 @@
-"""What building extensions and compiled code takes besides CUDA: a C++ compiler, ninja, Python's headers, libaio."""
+"""What compiling takes besides CUDA: a C++ compiler, ninja, Python's headers, libaio; what DeepSpeed can build."""
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from trainkit.doctor.check import Check, Finding, Level, ok, requirement_level
+from trainkit.doctor.check import Check, Finding, Level, ok, requirement_level, skipped
 from trainkit.doctor.host import Host, Target
 
 ASK_SECONDS = 10.0
+OPS_LIMIT = 16.0
+# The ops that trainkit's plans build, and what for.
+USES: Mapping[str, str] = {
+    "async_io": "offload to NVMe",
+    "cpu_adam": "AdamW on the CPU",
+    "shm_comm": "collectives of ranks on the CPU",
+    "fused_adam": "AdamW on cards",
+}
+ANYWHERE = ("async_io", "cpu_adam")  # the others exist for one kind of device only
+OPS_FIX: Mapping[str, tuple[str, ...]] = {
+    "async_io": ("sudo apt-get install libaio-dev      # dnf: libaio-devel", "ds_report      # DeepSpeed's own account")
+}
 # What DeepSpeed's async_io is checked with by DeepSpeed itself (ops/op_builder/async_io.py): a call that must link.
 LIBAIO = "#include <libaio.h>\nint main() { io_context_t context = 0; return io_setup(1, &context); }\n"
 PLAIN = "#include <vector>\nint main() { return std::vector<int>(1)[0]; }\n"
 
 
-def run(host: Host, target: Target) -> list[Finding]:
+def build_tools(host: Host, target: Target) -> list[Finding]:
     """Each tool that is missing or does not work, else their list."""
     level = requirement_level(target)
     compiler = _compiler(host, level)
@@ -107,9 +121,45 @@ def _ninja(host: Host, level: Level) -> Iterator[Finding]:
     yield Finding(level, "ninja is not installed; extensions are built with it", _path(host), (fix,))
 
 
-def _unneeded(target: Target) -> str:
+def deepspeed_ops(host: Host, target: Target) -> list[Finding]:
+    """What DeepSpeed cannot build, each op for itself; what it can, together."""
+    version = host.facts.packages.get("deepspeed")
+    if version is None:
+        return [skipped("DeepSpeed is not installed")]
+    ops = target.ops or ANYWHERE
+    level = requirement_level(target)
+    environ = dict(host.environ)
+    if target.plan is not None and not target.cuda:
+        environ["DS_ACCELERATOR"] = "cpu"  # as the plan sets it
+    program = (host.facts.executable, "-P", "-m", "trainkit.doctor.ask_deepspeed", *ops)
+    done = host.run(program, OPS_LIMIT - 1, environ=environ)
+    if not done.fine:
+        look = f"{host.python} -c 'import deepspeed'"
+        return [Finding(level, f"DeepSpeed {version} cannot be imported", (done.said,), (look,))]
+    return list(_judged_ops(json.loads(done.output), version, level))
+
+
+def _judged_ops(found: Mapping[str, Any], version: str, level: Level) -> Iterator[Finding]:
+    names = {op: f"{op} ({USES[op]})" if op in USES else op for op in found}
+    fine = [names[op] for op, answer in found.items() if answer["compatible"]]
+    if fine:
+        yield ok(f"DeepSpeed {version} can build {', '.join(fine)}; compiled before the first run that needs it")
+    for op, answer in found.items():
+        if not answer["compatible"]:
+            said = (answer["said"],) if answer["said"] else ()
+            what = f"DeepSpeed {version} cannot build {names[op]}"
+            yield Finding(level, what, said, OPS_FIX.get(op, ("ds_report",)))
+
+
+def _builds_no_ops(target: Target) -> str:
+    """Only some offloads compile ops."""
+    return "" if target.anything or target.ops else "the plan compiles none of DeepSpeed's ops"
+
+
+def _builds_nothing(target: Target) -> str:
     """DeepSpeed's ops and torch.compile build; nothing else does."""
     return "" if target.anything or target.ops or target.compiles else "the plan builds nothing"
 
 
-BUILD_TOOLS = Check("build-tools", "build tools", 15.0, run, _unneeded)
+BUILD_TOOLS = Check("build-tools", "build tools", 15.0, build_tools, _builds_nothing)
+DEEPSPEED_OPS = Check("deepspeed-ops", "DeepSpeed ops", OPS_LIMIT, deepspeed_ops, _builds_no_ops)

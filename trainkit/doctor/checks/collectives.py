@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from trainkit.doctor.all_reduce import summary
 from trainkit.doctor.check import Check, Finding, Level, ok, skipped
-from trainkit.doctor.checks.settings import matching
+from trainkit.doctor.checks.stale_settings import matching
 from trainkit.doctor.host import Host, Target
 from trainkit.machine.selection import allocation
 from trainkit.planner.env import LEAKS
@@ -60,13 +60,9 @@ def _tried(host: Host, target: Target, backend: str) -> Finding:
         return ok(f"2 processes reduced a tensor with {backend} in {answer['seconds']:.1f} s")
     what = f"2 processes on this machine cannot reduce a tensor with {backend}"
     evidence = (summary(answer), f"after {answer['seconds']:.1f} s of at most {SECONDS:g} s")
-    return Finding("problem", what, evidence, (*_own_settings(host, backend), *FIX[backend]))
-
-
-def _own_settings(host: Host, backend: str) -> tuple[str, ...]:
-    """What the environment says to the backend may be what is wrong."""
     names = sorted(name for name in host.environ if name.startswith(f"{backend.upper()}_"))
-    return (f"unset {' '.join(names)}",) if names else ()
+    unset = (f"unset {' '.join(names)}",) if names else ()  # the backend's own settings may be what is wrong
+    return Finding("problem", what, evidence, (*unset, *FIX[backend]))
 
 
 def _environment(host: Host, target: Target) -> dict[str, str]:

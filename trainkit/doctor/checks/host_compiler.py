@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainkit.doctor.check import Check, Finding, ok, requirement_level, skipped, without_cuda_builds
-from trainkit.doctor.cuda import Toolkit, find_toolkits, torch_pick
+from trainkit.doctor.checks.cuda_toolkits import Toolkit, find_toolkits, torch_pick
 from trainkit.doctor.host import Host, Target
 
 SOURCE = "https://docs.nvidia.com/cuda/cuda-installation-guide-linux/#host-compiler-support-policy"
@@ -17,26 +17,12 @@ SOURCE = "https://docs.nvidia.com/cuda/cuda-installation-guide-linux/#host-compi
 # CUDA version -> newest major version of gcc and of clang. The guide's policy: nvcc looks at the major version alone.
 # Where the guide of a first release says less than the header of a later update, this is what nvcc enforces.
 NEWEST: Mapping[str, tuple[int, int]] = {
-    "11.0": (9, 9),
-    "11.1": (10, 10),
-    "11.2": (10, 11),
-    "11.3": (10, 11),
-    "11.4": (11, 12),
-    "11.5": (11, 12),
-    "11.6": (11, 13),
-    "11.7": (11, 13),
-    "11.8": (11, 14),
-    "12.0": (12, 14),
-    "12.1": (12, 15),
-    "12.2": (12, 16),
-    "12.3": (12, 16),
-    "12.4": (13, 17),
-    "12.5": (13, 17),
-    "12.6": (13, 18),
-    "12.8": (14, 19),
-    "12.9": (14, 19),
+    "11.0": (9, 9), "11.1": (10, 10), "11.2": (10, 11), "11.3": (10, 11), "11.4": (11, 12),
+    "11.5": (11, 12), "11.6": (11, 13), "11.7": (11, 13), "11.8": (11, 14),
+    "12.0": (12, 14), "12.1": (12, 15), "12.2": (12, 16), "12.3": (12, 16), "12.4": (13, 17),
+    "12.5": (13, 17), "12.6": (13, 18), "12.8": (14, 19), "12.9": (14, 19),
     "13.0": (15, 20),
-}
+}  # fmt: skip
 
 _GNU = re.compile(r"#if\s+__GNUC__\s*>\s*(\d+)")
 _CLANG = re.compile(r"#if\s+\(__clang_major__\s*>=\s*(\d+)\)")

@@ -1,4 +1,4 @@
-"""Whether the interpreter is the one that the user means: its version, the active environment, packages found twice."""
+"""The interpreter: its version, whether its environment is the active one, and packages that are there twice."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainkit.doctor.check import Check, Finding, Level, ok
+from trainkit.doctor.checks.packages import every_version
 from trainkit.doctor.host import Host, Target
-from trainkit.doctor.installed import every_version
 from trainkit.machine.versions import at_least
 
 OLDEST = "3.11"
@@ -16,18 +16,12 @@ OLDEST = "3.11"
 
 def run(host: Host, target: Target) -> list[Finding]:
     """What is odd, else its version and path."""
-    facts = host.facts
-    found = [*_version(host), *_reach(host), *_environment(host), *_twice(host)]
-    return found or [ok(f"Python {facts.python}", facts.executable)]
-
-
-def _version(host: Host) -> Iterator[Finding]:
-    facts = host.facts
+    facts, found = host.facts, []
     if not at_least(facts.python, OLDEST):
-        evidence = (facts.executable,)
-        yield Finding(
-            "problem", f"Python {facts.python}; trainkit needs {OLDEST} or newer", evidence, ("uv venv -p 3.12",)
-        )
+        what = f"Python {facts.python}; trainkit requires {OLDEST} or newer"
+        found.append(Finding("problem", what, (facts.executable,), ("uv venv -p 3.12",)))
+    found += [*_reach(host), *_environment(host), *_twice(host)]
+    return found or [ok(f"Python {facts.python}", facts.executable)]
 
 
 def _reach(host: Host) -> Iterator[Finding]:
@@ -45,16 +39,13 @@ def _environment(host: Host) -> Iterator[Finding]:
     executable = Path(host.facts.executable)
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         active = host.environ.get(name)
-        if not active or Path(active) in executable.parents or _inside_other(host, name):
+        if not active or Path(active) in executable.parents:
             continue
+        if name == "CONDA_PREFIX" and host.environ.get("VIRTUAL_ENV"):
+            continue  # a venv inside a conda environment sets both, and the venv is the active one
         evidence = (f"{name}={active}", f"this interpreter: {executable}")
         fix = (f"{shlex.quote(str(Path(active, 'bin', 'python')))} -m trainkit doctor",)
         yield Finding("note", "another environment is active than the one that trainkit runs in", evidence, fix)
-
-
-def _inside_other(host: Host, name: str) -> bool:
-    """A venv that was made inside a conda environment has both names, and the venv is the active one."""
-    return name == "CONDA_PREFIX" and bool(host.environ.get("VIRTUAL_ENV"))
 
 
 def _twice(host: Host) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from trainkit.doctor.check import Check, Finding, Level, ok, skipped
 from trainkit.doctor.host import Host, Target
 from trainkit.text import GIB, MIB, format_size
 
-# What a container gets when nobody asks for more (https://docs.docker.com/reference/cli/docker/container/run/):
+# The default of a container (https://docs.docker.com/reference/cli/docker/container/run/):
 # NCCL and torch's loader processes fail there with "Bus error" or "No space left on device".
 CONTAINER_SHM = 64 * MIB
 SHM_FULL = 8 * MIB  # not even one segment of NCCL's or of a loader process
@@ -19,8 +19,6 @@ SHM_FIX = (
     "docker run --ipc=host …      # or --shm-size=8g; Kubernetes: an emptyDir with medium: Memory",
     "sudo mount -o remount,size=8G /dev/shm      # outside a container",
 )
-
-
 # A rank with torch holds a few dozen files; each loader process hands over its batches in files of its own.
 FEWEST_FILES, FEW_FILES = 64, 1024
 # torch starts a thread per core and library in each rank; launcher, guardian and rank are processes themselves.
@@ -61,9 +59,8 @@ def _processes(host: Host, target: Target) -> Iterator[Finding]:
     for folder, left in _groups(host):
         if left < FEW_THREADS_PER_RANK * target.ranks:
             evidence = (f"{folder}/pids.max and pids.current: {left} left",)
-            yield _few(
-                left, target.ranks, evidence, "docker run --pids-limit=-1 …      # or your container's own setting"
-            )
+            fix = "docker run --pids-limit=-1 …      # or your container's own setting"
+            yield _few(left, target.ranks, evidence, fix)
 
 
 def _few(left: int, ranks: int, evidence: tuple[str, ...], fix: str) -> Finding:
@@ -96,11 +93,9 @@ def _locked(host: Host) -> Iterator[Finding]:
     """RDMA pins the buffers that cards of other machines write to."""
     soft, hard = host.limits.get("locked memory", (-1, -1))
     adapters = host.under("/sys/class/infiniband")
-    if soft >= 0 and adapters.is_dir() and any(adapters.iterdir()):
-        evidence = (
-            f"ulimit -l: {soft // 1024} KiB",
-            f"{adapters}: {', '.join(sorted(p.name for p in adapters.iterdir()))}",
-        )
+    names = sorted(path.name for path in adapters.iterdir()) if adapters.is_dir() else []
+    if soft >= 0 and names:
+        evidence = (f"ulimit -l: {soft // 1024} KiB", f"{adapters}: {', '.join(names)}")
         fix = "ulimit -l unlimited" if hard < 0 else "docker run --ulimit memlock=-1 …      # or limits.conf: memlock"
         yield Finding("warning", "memory cannot be locked without limit, which InfiniBand requires", evidence, (fix,))
 
@@ -120,9 +115,8 @@ def shared_memory(host: Host, target: Target) -> list[Finding]:
         what = "too small for many cards or for loader processes"
         return [Finding("problem" if target.anything else "warning", what, evidence, SHM_FIX)]
     if space.free < SHM_LOW:
-        return [
-            Finding("warning", "little room for loader processes with large batches", evidence, (listing, *SHM_FIX))
-        ]
+        what = "little room for loader processes with large batches"
+        return [Finding("warning", what, evidence, (listing, *SHM_FIX))]
     return [ok(f"{format_size(space.free)} free in {path}")]
 
 

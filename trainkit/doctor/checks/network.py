@@ -8,6 +8,7 @@ import json
 import socket
 from collections.abc import Iterator
 
+from trainkit.doctor.all_reduce import LOOPBACK, unreachable
 from trainkit.doctor.check import Check, Finding, Level, ok
 from trainkit.doctor.host import Host, Target
 from trainkit.errors import MachineError
@@ -16,7 +17,6 @@ from trainkit.runner.ports import free_port
 RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
 FEW, FEWEST = 1000, 50  # ranks of one machine connect to each other pairwise, for every process group anew
 NAMES_LIMIT = 6.0
-SLOW = 2.0
 # A name service that hangs can hold a process for minutes: it is asked by one that can be killed.
 ASK = """
 import json, socket, sys
@@ -114,13 +114,17 @@ def _range(host: Host) -> Iterator[Finding]:
 
 def host_names(host: Host, target: Target) -> list[Finding]:
     """Each name that does not resolve, and a loopback that does not answer."""
-    found = [*_names(host, target), *_loopback()]
+    found = list(_names(host, target))
+    if why := unreachable():
+        evidence, fix = (f"{LOOPBACK}: {why}",), ("sudo ip link set lo up",)
+        found.append(Finding("problem", "the loopback interface does not answer", evidence, fix))
     return found or [ok("this machine's name and localhost resolve, the loopback interface answers")]
 
 
 def _names(host: Host, target: Target) -> Iterator[Finding]:
-    own = host.facts.hostname
-    wanted = [name for name in dict.fromkeys((own, "localhost", _node_0(target))) if name]
+    own, plan = host.facts.hostname, target.plan
+    node_0 = plan.rendezvous.rpartition(":")[0].strip("[]") if plan and plan.rendezvous != "auto" else ""
+    wanted = [name for name in dict.fromkeys((own, "localhost", node_0)) if name]
     done = host.run((host.facts.executable, "-c", ASK, *wanted), NAMES_LIMIT - 1)
     if not done.fine:
         what = f"the name service does not answer for {' and '.join(wanted)}"
@@ -138,21 +142,6 @@ def _unresolved(name: str, why: str, local: bool) -> Finding:
         return Finding("problem", f"the name {name} does not resolve; gloo looks itself up by it", (why,), (fix,))
     fix = f"getent hosts {name}      # then set nodes.rendezvous to an address, or add it to /etc/hosts"
     return Finding("problem", f"node 0 is called {name}, and that does not resolve here", (why,), (fix,))
-
-
-def _node_0(target: Target) -> str:
-    if target.plan is None or target.plan.rendezvous == "auto":
-        return ""
-    return target.plan.rendezvous.rpartition(":")[0].strip("[]")
-
-
-def _loopback() -> Iterator[Finding]:
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            socket.create_connection(server.getsockname(), timeout=SLOW).close()
-    except OSError as error:
-        evidence = (f"127.0.0.1: {error.strerror or error}",)
-        yield Finding("problem", "the loopback interface does not answer", evidence, ("sudo ip link set lo up",))
 
 
 def _meets_no_rank(target: Target) -> str:

@@ -1,4 +1,4 @@
-"""What the plan itself says that this machine lacks: cards, packages, whatever stops `trainkit run`."""
+"""What the plan itself finds missing on this machine: cards, packages, whatever stops `trainkit run`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ def run(host: Host, target: Target) -> list[Finding]:
     """One problem for each blocker of the plan."""
     assert target.plan is not None
     blockers = [notice for notice in target.plan.notices if notice.severity == "blocker"]
+    fixes = [notice.hint.removeprefix("Run: ").rstrip(".") for notice in blockers]
     found = [
-        Finding("problem", notice.what.rstrip("."), (), (_pasted(notice.hint),) if notice.hint else ())
-        for notice in blockers
+        Finding("problem", notice.what.rstrip("."), (), (fix,) if fix else ())
+        for notice, fix in zip(blockers, fixes, strict=True)
     ]
     return found or [ok("this machine can run it, as far as the plan can tell")]
-
-
-def _pasted(hint: str) -> str:
-    return hint.removeprefix("Run: ").rstrip(".")
 
 
 def _unneeded(target: Target) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from trainkit.machine.facts import Gpu
@@ -10,11 +11,10 @@ from trainkit.machine.occupancy import is_idle, occupants
 from trainkit.machine.selection import allocation, restriction, usable
 from trainkit.recipe.schema.fields import schema
 from trainkit.text import GIB, MIB, counted
-from trainkit.wizard.planner_check import ENGINES
+from trainkit.wizard.planner_check import ENGINES, validated
 from trainkit.wizard.question import AnswerError, Choice, Question
-from trainkit.wizard.settings import Settings
-from trainkit.wizard.topics.topic import Topic, choose, explained, values_of
-from trainkit.wizard.validation import validated
+from trainkit.wizard.recipe_values import Settings
+from trainkit.wizard.topics.topic import Topic, choose
 from trainkit.wizard.view import View
 
 KEYS = ("devices.type", "devices.select", "nodes.processes_per_node", "nodes.count", "nodes.rendezvous")
@@ -37,7 +37,6 @@ def _where(view: View) -> Question:
         *(f"Just now {each}." for each in busy),
         *(f"What could not be found out ({name}: {note})" for name, note in view.facts.notes.items()),
         "Every process uses one card. A list such as 2,0 gives the first process card 2 and the second card 0.",
-        *explained("devices.type", "devices.select", "nodes.count", "nodes.processes_per_node", view=view),
     )
     expected = "a number of cards, a list (0,2), or free 2" if cards else "a number of processes"
     default, source = _usual(view, offered)
@@ -46,10 +45,7 @@ def _where(view: View) -> Question:
 
 def described(gpus: Sequence[Gpu]) -> str:
     """`2 x NVIDIA A100 (80 GiB), 1 x Tesla T4 (16 GiB)`."""
-    kinds: dict[tuple[str, int], int] = {}
-    for gpu in gpus:
-        kind = (gpu.name, round(gpu.memory_total / GIB))
-        kinds[kind] = kinds.get(kind, 0) + 1
+    kinds = Counter((gpu.name, round(gpu.memory_total / GIB)) for gpu in gpus)
     return ", ".join(
         f"{f'{count} x ' if len(gpus) > 1 else ''}{name} ({size} GiB)" for (name, size), count in kinds.items()
     )
@@ -63,14 +59,9 @@ def _places(view: View) -> Iterator[Choice]:
     if len(cards) > 1:
         sets = {"devices.type": "cuda", "devices.select": len(cards)}
         yield Choice("all", f"{described(cards)}, a process on each", sets, f"all of {described(cards)}")
-    if "free" in values_of("devices.select") and len(cards) > 1:
         sets = {"devices.type": "cuda", "devices.select": "free", **_alone(view), **ONE}
-        yield Choice(
-            "free",
-            "one card that is idle when the run starts, whichever it is",
-            sets,
-            "a card that is idle when the run starts",
-        )
+        reason = "a card that is idle when the run starts"
+        yield Choice("free", "one card that is idle when the run starts, whichever it is", sets, reason)
     if cards:
         sets = {"devices.type": "cuda", "devices.select": 1, **_alone(view), **ONE}
         yield Choice("one", f"one process on {described(cards[:1])}", sets, f"one process on {described(cards[:1])}")
@@ -131,18 +122,17 @@ def _number(view: View, count: int) -> tuple[Settings, str]:
 
 def _machines(view: View) -> Question:
     why = (
-        (
-            "How many machines take part, and where they meet: a port of the first machine, by a name that all of them "
-            "know. Start the same command on each; a scheduler's variables or --node-rank say which is which."
-        ),
-        *explained("nodes.count", "nodes.rendezvous", view=view),
+        "How many machines take part, and where they meet: a port of the first machine, by a name that all of them "
+        "know. Start the same command on each; a scheduler's variables or --node-rank say which is which."
     )
     count, address = view.get("nodes.count"), view.get("nodes.rendezvous")
     if count > 1 and address != "auto":
         default, source = f"{count} {address}", view.base.name
     else:
         default, source = f"{max(count, 2)} {view.facts.hostname}:{PORT}", "this machine as the first"
-    return Question("machines", "How many machines, and where do they meet?", why, (), default, source, "4 host:29500")
+    return Question(
+        "machines", "How many machines, and where do they meet?", (why,), (), default, source, "4 host:29500"
+    )
 
 
 def _read_machines(view: View, text: str) -> tuple[Settings, str]:
@@ -155,7 +145,7 @@ def _read_machines(view: View, text: str) -> tuple[Settings, str]:
     return sets, f"start it on each of the {count} machines; they meet at {address.strip()}"
 
 
-WHERE = Topic("where", KEYS, lambda view: True, _where, _read_where)
+WHERE = Topic("where", KEYS, lambda view: True, _where, _read_where, KEYS[:-1])
 MACHINES = Topic(
-    "machines", ("nodes.rendezvous",), lambda view: int(view.get("nodes.count")) > 1, _machines, _read_machines
+    "machines", KEYS[-1:], lambda view: int(view.get("nodes.count")) > 1, _machines, _read_machines, KEYS[-2:]
 )

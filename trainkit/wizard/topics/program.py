@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from trainkit.recipe.layers.paths import absolute
 from trainkit.wizard.question import AnswerError, Choice, Question
-from trainkit.wizard.settings import Settings
-from trainkit.wizard.topics.topic import Topic, choose, explained, meaning, values_of
+from trainkit.wizard.recipe_values import Settings
+from trainkit.wizard.topics.topic import Topic, choose, meaning, values_of
 from trainkit.wizard.view import View
 
 # By the ending of a file: the kind of data that reads it.
@@ -23,15 +23,12 @@ def _kinds(view: View) -> Question:
     notes = {value: meaning("program.kind", value) for value in values_of("program.kind")}
     offered = [Choice(value, note, {"program.kind": value}, note) for value, note in notes.items()]
     why = (
-        (
-            "trainkit's own trainer reads the whole recipe. A script of yours is started unedited, in as many "
-            "processes as you choose, and gets what its kind says."
-        ),
-        *explained("program.kind", view=view),
+        "trainkit's own trainer reads the whole recipe. A script of yours is started unedited, in as many "
+        "processes as you choose, and gets what its kind says."
     )
     source = view.base.name or "no script needed"
     text, default = "What do the processes execute?", str(view.get("program.kind"))
-    return choose(PROGRAM, text, offered, why=why, default=default, source=source)
+    return choose(PROGRAM, text, offered, why=(why,), default=default, source=source)
 
 
 def _command(view: View) -> Question:
@@ -39,14 +36,11 @@ def _command(view: View) -> Question:
     target = [script] if script else ["-m", module] if module else []
     written = shlex.join([*target, *(args if isinstance(args, list) else ())]) if target else ""
     why = (
-        (
-            "What you would type behind `python`: train.py --epochs 3, or -m package.module. The words reach the "
-            "program exactly as they are; quote them as in a shell."
-        ),
-        *explained("program.script", "program.module", "program.args", view=view),
+        "What you would type behind `python`: train.py --epochs 3, or -m package.module. The words reach the "
+        "program exactly as they are; quote them as in a shell."
     )
     text = "Which script, with which arguments?"
-    return Question("command", text, why, (), written, view.base.name if written else "", "train.py --lr 0.1")
+    return Question("command", text, (why,), (), written, view.base.name if written else "", "train.py --lr 0.1")
 
 
 def _read_command(view: View, text: str) -> tuple[Settings, str]:
@@ -72,15 +66,12 @@ def _read_command(view: View, text: str) -> tuple[Settings, str]:
 
 def _data(view: View) -> Question:
     why = (
-        (
-            "A text file, a folder with a pattern (corpus/**/*.txt), rows in JSON lines (*.jsonl), a folder of rows "
-            "(rows/*.parquet), or token ids (*.npy). python-stdlib is 12 MB of source code that every Python brings "
-            "along: good for a first try."
-        ),
-        *explained("data.path", "data.include", view=view),
+        "A text file, a folder with a pattern (corpus/**/*.txt), rows in JSON lines (*.jsonl), a folder of rows "
+        "(rows/*.parquet), or token ids (*.npy). python-stdlib is 12 MB of source code that every Python brings "
+        "along: good for a first try."
     )
     source = view.base.name or "always there"
-    return Question("data", "What text does it train on?", why, (), str(view.get("data.path")), source, "corpus.txt")
+    return Question("data", "What text does it train on?", (why,), (), str(view.get("data.path")), source, "corpus.txt")
 
 
 def _read_data(view: View, text: str) -> tuple[Settings, str]:
@@ -114,10 +105,13 @@ def _is_folder(view: View, text: str) -> bool:
     return False
 
 
-def _text_data(view: View) -> bool:
+def _is_text(view: View) -> bool:
     return view.builtin and view.get("data.kind") == "text" and not isinstance(view.get("data.path"), list)
 
 
 PROGRAM = Topic("program", ("program.kind",), lambda view: True, _kinds)
-COMMAND = Topic("command", ("program.script", "program.module"), lambda view: not view.builtin, _command, _read_command)
-DATA = Topic("data", ("data.path", "data.kind", "data.target"), _text_data, _data, _read_data)
+COMMAND_KEYS = ("program.script", "program.module", "program.args")
+COMMAND = Topic("command", COMMAND_KEYS[:-1], lambda view: not view.builtin, _command, _read_command, COMMAND_KEYS)
+DATA = Topic(
+    "data", ("data.path", "data.kind", "data.target"), _is_text, _data, _read_data, ("data.path", "data.include")
+)

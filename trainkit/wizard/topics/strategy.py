@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from trainkit.frameworks.registry import LAUNCHERS
 from trainkit.machine.facts import Gpu
 from trainkit.planner.advice.model_states import in_words, largest, parameters
-from trainkit.recipe.schema.fields import schema
 from trainkit.text import counted
-from trainkit.wizard.planner_check import UNCONFIGURED, needs_strategy, reaches, used_cards
+from trainkit.wizard.planner_check import UNCONFIGURED, needs_strategy, reaches, used_cards, validated
 from trainkit.wizard.question import AnswerError, Choice, Question
-from trainkit.wizard.settings import Settings
-from trainkit.wizard.topics.topic import Topic, choose, declared, explained, meaning, values_of
-from trainkit.wizard.validation import validated
+from trainkit.wizard.recipe_values import Settings
+from trainkit.wizard.topics.topic import Topic, choose, declared, meaning, values_of
 from trainkit.wizard.view import View
 
 OFFLOADS = ("strategy.offload_optimizer", "strategy.offload_param")
@@ -74,10 +72,10 @@ def _sharding(view: View) -> Question:
     note = f"{names[0]}, with the shards in CPU memory; slower"
     reason = "shards live in CPU memory: the least device memory, slower steps"
     choices.append(Choice("offload", note, {"strategy.sharding": names[0], "strategy.offload": True}, reason))
-    text, why = "What is sharded, and where is it kept?", explained("strategy.sharding", "strategy.offload", view=view)
     default = "offload" if view.get("strategy.offload") else str(view.get("strategy.sharding"))
     offered = validated(view, SHARDING.keys, choices)
-    return choose(SHARDING, text, offered, why=why, default=default, source=view.base.name)
+    text = "What is sharded, and where is it kept?"
+    return choose(SHARDING, text, offered, default=default, source=view.base.name)
 
 
 def _wrapping(view: View) -> Question:
@@ -87,17 +85,14 @@ def _wrapping(view: View) -> Question:
     notes["size"] = f"modules of {floor:,} parameters or more" if isinstance(floor, int) else ""
     choices = [Choice(name, notes.get(name, ""), {"strategy.auto_wrap": name}, notes.get(name, "")) for name in names]
     why = (
-        (
-            "A unit is gathered, used and freed as a whole: blocks are a good size. Type class names (BertLayer, "
-            "LlamaDecoderLayer) for a model whose blocks are not known, or a number for the smallest unit."
-        ),
-        *explained("strategy.auto_wrap", "strategy.wrap_classes", "strategy.min_params", view=view),
+        "A unit is gathered, used and freed as a whole: blocks are a good size. Type class names (BertLayer, "
+        "LlamaDecoderLayer) for a model whose blocks are not known, or a number for the smallest unit."
     )
     classes = view.get("strategy.wrap_classes")
     default = ",".join(classes) if classes else str(view.get("strategy.auto_wrap"))
     offered = validated(view, WRAPPING.keys, choices)
     text, expected = "Which modules are units?", "class names, or a number"
-    return choose(WRAPPING, text, offered, why=why, default=default, source=view.base.name, expected=expected)
+    return choose(WRAPPING, text, offered, why=(why,), default=default, source=view.base.name, expected=expected)
 
 
 def _read_wrapping(view: View, text: str) -> tuple[Settings, str]:
@@ -113,15 +108,12 @@ def _read_wrapping(view: View, text: str) -> tuple[Settings, str]:
 def _offload(view: View) -> Question:
     offered = validated(view, OFFLOAD.keys, _offloads(view.kind("strategy")))
     why = (
-        (
-            "State that lives outside the card makes room for a larger model; each step then moves it. First the "
-            "optimizer's, then the parameters."
-        ),
-        *explained(*OFFLOADS, view=view),
+        "State that lives outside the card makes room for a larger model; each step then moves it. First the "
+        "optimizer's, then the parameters."
     )
     found = next((each.word for each in offered if all(view.get(key) == value for key, value in each.sets.items())), "")
     source = view.base.name if found not in ("", "none") else "the fastest"
-    return choose(OFFLOAD, "What leaves the cards?", offered, why=why, default=found or "none", source=source)
+    return choose(OFFLOAD, "What leaves the cards?", offered, why=(why,), default=found or "none", source=source)
 
 
 def _offloads(kind: str) -> Iterator[Choice]:
@@ -141,9 +133,9 @@ def _offloads(kind: str) -> Iterator[Choice]:
 
 
 def _nvme(view: View) -> Question:
-    why = ("A folder on a local NVMe disk, the same path on every machine.", *explained(NVME, view=view))
+    why = "A folder on a local NVMe disk, the same path on every machine."
     default = str(view.get(NVME) or "")
-    return Question("nvme", "In which folder on a fast disk?", why, (), default, view.base.name, "/local_nvme")
+    return Question("nvme", "In which folder on a fast disk?", (why,), (), default, view.base.name, "/local_nvme")
 
 
 def _read_nvme(view: View, text: str) -> tuple[Settings, str]:
@@ -154,14 +146,11 @@ def _launcher(view: View) -> Question:
     helps = {name: launcher.HELP for name, launcher in LAUNCHERS.items()}
     notes = {name: meaning("launcher.kind", name) or helps.get(name, "") for name in values_of("launcher.kind")}
     choices = [Choice(name, note, {"launcher.kind": name}, f"{name} {note}".strip()) for name, note in notes.items()]
-    why = (
-        "auto is right unless a program or a habit requires another; the same processes start under each.",
-        *explained("launcher.kind", view=view),
-    )
+    why = "auto is right unless a program or a habit requires another; the same processes start under each."
     source = view.base.name or "nothing requires another"
     offered = validated(view, LAUNCHER.keys, choices)
     default = str(view.get("launcher.kind"))
-    return choose(LAUNCHER, "Who starts the processes?", offered, why=why, default=default, source=source)
+    return choose(LAUNCHER, "Who starts the processes?", offered, why=(why,), default=default, source=source)
 
 
 def _has(key: str) -> Callable[[View], bool]:
@@ -174,19 +163,10 @@ def _launchable(view: View) -> bool:
     return view.ranks > 1 and int(view.get("nodes.count")) == 1
 
 
-def _on_nvme(view: View) -> bool:
-    return bool(schema().settings.get(NVME)) and "nvme" in (view.get(key) for key in OFFLOADS)
-
-
 STRATEGY = Topic("strategy", ("strategy.kind",), needs_strategy, _strategy)
 SHARDING = Topic("sharding", ("strategy.sharding", "strategy.offload"), _has("strategy.sharding"), _sharding)
-WRAPPING = Topic(
-    "wrapping",
-    ("strategy.auto_wrap", "strategy.wrap_classes"),
-    _has("strategy.auto_wrap"),
-    _wrapping,
-    _read_wrapping,
-)
+WRAPPED = ("strategy.auto_wrap", "strategy.wrap_classes", "strategy.min_params")
+WRAPPING = Topic("wrapping", WRAPPED[:2], _has(WRAPPED[0]), _wrapping, _read_wrapping, WRAPPED)
 OFFLOAD = Topic("offload", OFFLOADS, _has(OFFLOADS[0]), _offload)
-NVME_PATH = Topic("nvme", (NVME,), _on_nvme, _nvme, _read_nvme)
+NVME_PATH = Topic("nvme", (NVME,), lambda view: "nvme" in map(view.get, OFFLOADS), _nvme, _read_nvme)
 LAUNCHER = Topic("launcher", ("launcher.kind",), _launchable, _launcher)

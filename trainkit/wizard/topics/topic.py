@@ -10,7 +10,7 @@ from typing import Any
 from trainkit.recipe.schema.fields import Setting, schema, tagged_sections
 from trainkit.recipe.validation.type_errors import choices
 from trainkit.wizard.question import AnswerError, Choice, Question
-from trainkit.wizard.settings import Settings
+from trainkit.wizard.recipe_values import Settings
 from trainkit.wizard.view import View
 
 
@@ -25,6 +25,7 @@ class Topic:
     """One thing to settle. keys: the settings that settle it; where one of them is given, nothing is asked.
 
     open: whether the answers so far leave it open; ask: the question; read: what a typed text sets, with the reason.
+    explains: the settings that `?` describes; the keys, where none are named.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Topic:
     open: Callable[[View], bool]
     ask: Callable[[View], Question]
     read: Callable[[View, str], tuple[Settings, str]] = _no_text
+    explains: tuple[str, ...] = ()
 
 
 def choose(
@@ -39,7 +41,7 @@ def choose(
     text: str,
     offered: Sequence[Choice],
     *,
-    why: tuple[str, ...],
+    why: tuple[str, ...] = (),
     default: str,
     source: str = "",
     expected: str = "",
@@ -78,7 +80,8 @@ def meaning(key: str, value: Any, kind: str = "") -> str:
     return found[1].replace("`", "").removeprefix("is ") if found else ""
 
 
-def explained(*keys: str, view: View) -> tuple[str, ...]:
-    """A line for each setting: its key and the schema's description."""
+def explained(topic: Topic, view: View) -> tuple[str, ...]:
+    """A line for each setting that the topic explains: its key and the schema's description."""
+    keys = topic.explains or topic.keys
     settings = {key: declared(key, view.kind(key.rpartition(".")[0])) for key in keys}
     return tuple(f"{key}: {setting.description}" for key, setting in settings.items() if setting)

@@ -7,11 +7,10 @@ import re
 from trainkit.planner.dtype import AMPERE
 from trainkit.recipe.validation.type_errors import takes_switch
 from trainkit.text import counted
-from trainkit.wizard.planner_check import check, reaches, used_cards
+from trainkit.wizard.planner_check import check, reaches, used_cards, validated
 from trainkit.wizard.question import AnswerError, Choice, Question
-from trainkit.wizard.settings import Settings
-from trainkit.wizard.topics.topic import Topic, choose, declared, explained, values_of
-from trainkit.wizard.validation import validated
+from trainkit.wizard.recipe_values import Settings
+from trainkit.wizard.topics.topic import Topic, choose, declared, values_of
 from trainkit.wizard.view import View
 
 EVERY = "efficiency.gradient_checkpointing.every"
@@ -31,16 +30,13 @@ def _precision(view: View) -> Question:
     names = values_of("precision.dtype")
     choices = [Choice(name, FORMATS.get(name, ""), {"precision.dtype": name}, FORMATS.get(name, "")) for name in names]
     why = (
-        (
-            "The format of forward and backward. 16 bits are about twice as fast on cards that have units for them; "
-            "weights and the optimizer's state stay in fp32. bf16 needs compute capability 8.0 (Ampere) or newer."
-        ),
-        *explained("precision.dtype", view=view),
+        "The format of forward and backward. 16 bits are about twice as fast on cards that have units for them; "
+        "weights and the optimizer's state stay in fp32. bf16 needs compute capability 8.0 (Ampere) or newer."
     )
     offered = validated(view, PRECISION.keys, choices)
     default, source = _usual_format(view)
     text = "Which number format does it compute in?"
-    return choose(PRECISION, text, offered, why=why, default=default, source=source)
+    return choose(PRECISION, text, offered, why=(why,), default=default, source=source)
 
 
 def _usual_format(view: View) -> tuple[str, str]:
@@ -55,15 +51,12 @@ def _usual_format(view: View) -> tuple[str, str]:
 
 def _batch(view: View) -> Question:
     why = (
-        (
-            "64/8 means 64 samples per optimizer step, in passes of 8 samples on each process; the passes that are "
-            "still missing are accumulated. The first number is for the model's sake, the second for the memory's: "
-            "make it as large as fits. 64/auto finds that out at the start, and 64 alone is passes of at most 8."
-        ),
-        *explained("batch.global", "batch.micro", view=view),
+        "64/8 means 64 samples per optimizer step, in passes of 8 samples on each process; the passes that are "
+        "still missing are accumulated. The first number is for the model's sake, the second for the memory's: "
+        "make it as large as fits. 64/auto finds that out at the start, and 64 alone is passes of at most 8."
     )
     text = f"How many samples per step/per pass, on {counted(view.ranks, 'process', 'es')}?"
-    return Question("batch", text, why, (), *_usual_batch(view), "64/8, 64/auto, or 64")
+    return Question("batch", text, (why,), (), *_usual_batch(view), "64/8, 64/auto, or 64")
 
 
 def _usual_batch(view: View) -> tuple[str, str]:
@@ -81,9 +74,8 @@ def _read_batch(view: View, text: str) -> tuple[Settings, str]:
         raise AnswerError(f"{text!r} is not a batch", "write samples per step/samples per pass: 64/8")
     total, micro = found["only"] or found["first"], found["second"]
     if micro == "auto":
-        hint = "write 64/auto"
         if not total:
-            raise AnswerError("nothing says how many samples a step takes", hint)
+            raise AnswerError("nothing says how many samples a step takes", "write 64/auto")
         sets: Settings = {"batch.global": int(total), "batch.micro": "auto"}
         return sets, "the largest pass that fits in memory is found at the start"
     if not micro:
@@ -91,19 +83,13 @@ def _read_batch(view: View, text: str) -> tuple[Settings, str]:
     if not total:
         return {"batch.micro": int(micro)}, f"{micro} samples in one pass"
     passes, rest = divmod(int(total), max(int(micro) * view.ranks, 1))
-    if rest == 0 and passes > 0:
-        product = (
-            f"{total} = {micro} per pass x {counted(passes, 'pass', 'es')} x {counted(view.ranks, 'process', 'es')}"
-        )
-        return {"batch.global": int(total), "batch.micro": int(micro)}, product
-    return {"batch.global": int(total), "batch.micro": int(micro)}, ""
+    factors = f"{micro} per pass x {counted(passes, 'pass', 'es')} x {counted(view.ranks, 'process', 'es')}"
+    product = f"{total} = {factors}" if rest == 0 and passes > 0 else ""
+    return {"batch.global": int(total), "batch.micro": int(micro)}, product
 
 
 def _checkpointing(view: View) -> Question:
-    why = (
-        "A batch that fits needs no technique that saves memory. Where it does not fit, this is the first one to try.",
-        *explained(EVERY, "efficiency.gradient_checkpointing.selective", view=view),
-    )
+    why = "A batch that fits needs no technique that saves memory. Where it does not fit, this is the first one to try."
     reason = "activations are computed again in backward: less memory, about a quarter more time"
     choices = (
         Choice("no", "the fastest while the batch fits", {EVERY: False}, "the batch fits"),
@@ -113,16 +99,13 @@ def _checkpointing(view: View) -> Question:
     setting = declared(EVERY)
     default = "yes" if setting and not takes_switch(setting) and view.get(EVERY) else "no"
     text, source = "Is memory so tight that activations are computed twice?", view.base.name or "the fastest"
-    return choose(CHECKPOINTING, text, offered, why=why, default=default, source=source)
+    return choose(CHECKPOINTING, text, offered, why=(why,), default=default, source=source)
 
 
 def _length(view: View) -> Question:
     why = (
-        (
-            "500/250 trains 500 steps and saves after 250 and at the end; 3 epochs/1000 counts passes over the data. 0 "
-            "behind the slash saves nothing."
-        ),
-        *explained("train.steps", "train.epochs", SAVE, view=view),
+        "500/250 trains 500 steps and saves after 250 and at the end; 3 epochs/1000 counts passes over the data. 0 "
+        "behind the slash saves nothing."
     )
     steps, epochs, save = (view.get(key) for key in ("train.steps", "train.epochs", SAVE))
     if steps is not None or epochs is not None:
@@ -130,7 +113,7 @@ def _length(view: View) -> Question:
     else:
         default, source = f"{STEPS}/{STEPS // 2}", "a first try"
     text = "How long does it train, and how often is it saved (steps)?"
-    return Question("length", text, why, (), default, source, "500/250, or 3 epochs/1000")
+    return Question("length", text, (why,), (), default, source, "500/250, or 3 epochs/1000")
 
 
 def _read_length(view: View, text: str) -> tuple[Settings, str]:
@@ -153,7 +136,7 @@ def _read_length(view: View, text: str) -> tuple[Settings, str]:
 
 
 def _saving(view: View) -> Question:
-    why = ("0 leaves it to the program.", *explained(SAVE, "checkpoint.keep", "checkpoint.resume", view=view))
+    why = ("0 leaves it to the program.",)
     default = str(view.get(SAVE)) if view.base.path else str(STEPS)
     return Question("saving", "Save after how many steps?", why, (), default, view.base.name or "usual", "500, or 0")
 
@@ -169,13 +152,13 @@ def _saved(steps: int | None) -> str:
 
 
 PRECISION = Topic("precision", ("precision.dtype",), lambda v: reaches(v, "precision.dtype"), _precision)
-BATCH = Topic(
-    "batch",
-    ("batch.global", "batch.micro", "batch.accumulation"),
-    lambda v: reaches(v, "batch.micro"),
-    _batch,
-    _read_batch,
+BATCHES = ("batch.global", "batch.micro", "batch.accumulation")
+BATCH = Topic("batch", BATCHES, lambda v: reaches(v, "batch.micro"), _batch, _read_batch, BATCHES[:2])
+SELECTIVE = "efficiency.gradient_checkpointing.selective"
+CHECKPOINTING = Topic(
+    "checkpointing", (EVERY,), lambda v: reaches(v, EVERY), _checkpointing, explains=(EVERY, SELECTIVE)
 )
-CHECKPOINTING = Topic("checkpointing", (EVERY,), lambda v: reaches(v, EVERY), _checkpointing)
-LENGTH = Topic("length", ("train.steps", "train.epochs"), lambda v: v.builtin, _length, _read_length)
-SAVING = Topic("saving", (SAVE,), lambda v: not v.builtin and reaches(v, SAVE), _saving, _read_saving)
+LENGTHS = ("train.steps", "train.epochs")
+LENGTH = Topic("length", LENGTHS, lambda v: v.builtin, _length, _read_length, (*LENGTHS, SAVE))
+SAVES = (SAVE, "checkpoint.keep", "checkpoint.resume")
+SAVING = Topic("saving", (SAVE,), lambda v: not v.builtin and reaches(v, SAVE), _saving, _read_saving, SAVES)

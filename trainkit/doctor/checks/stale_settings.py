@@ -1,4 +1,4 @@
-"""Settings left in the environment and in files of the home folder that change a launch without a word."""
+"""Settings left in the environment and in files of the home folder that silently change a launch."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ STRAYS: tuple[Stray, ...] = (
     Stray("PYTHONPATH", "note", "packages in these folders hide installed ones of the same name"),
     Stray("TRAINKIT__*", "note", "it sets a key of every recipe; `trainkit explain` shows which"),
 )
-# The plan sets these from what the caller's hold, or in their place: worth a word in any case.
+# The plan sets these from the caller's values or in their place, and reports them in any case.
 OWN = frozenset({"CUDA_VISIBLE_DEVICES"})
 
 
@@ -95,22 +95,16 @@ def _strays(host: Host, target: Target) -> Iterator[Finding]:
     met: dict[Stray, list[str]] = {}
     for name, value in sorted(host.environ.items()):
         row = next((row for row in STRAYS if matching(name, row.pattern)), None)
-        if row and value not in row.harmless and name not in decided - OWN and not _kept_out(name):
+        leaks = any(matching(name, pattern) for pattern in LEAKS)
+        if row and value not in row.harmless and name not in decided - OWN and not leaks:
             met.setdefault(row, []).append(name)
+    affected = {"any": True, "cuda": target.cuda, "several": target.ranks > 1}
     for row, names in met.items():
-        if _concerns(row, target):
+        if affected[row.on]:
             evidence = tuple(_shown(name, host.environ[name]) for name in names)
             keep = f"      # or, if wanted, in the recipe: env_from: [{', '.join(names)}]"
             fix = f"unset {' '.join(names)}{keep if row.level == 'warning' else ''}"
             yield Finding(row.level, f"{', '.join(names)}: {row.effect}", evidence, (fix,))
-
-
-def _kept_out(name: str) -> bool:
-    return any(matching(name, pattern) for pattern in LEAKS)
-
-
-def _concerns(row: Stray, target: Target) -> bool:
-    return row.on == "any" or (row.on == "cuda" and target.cuda) or (row.on == "several" and target.ranks > 1)
 
 
 def _files(host: Host, target: Target) -> Iterator[Finding]:
