@@ -160,7 +160,7 @@ def test_a_plan_made_elsewhere_from_facts_is_the_plan_made_there(
     there = json.loads(trainkit(*words, environ=environ).stdout)
     here = json.loads(trainkit(*words, "--on", "there.json").stdout)
     notices = [each["what"] for each in here.pop("notices")]
-    assert any("Planned for another machine (there.json)" in what for what in notices)
+    assert any("planned for another machine (there.json)" in what for what in notices)
     there.pop("notices")
     assert here == there
     assert [each["index"] for each in here["cards"]] == [3, 1]
@@ -172,7 +172,7 @@ def test_every_profile_can_be_planned_for_and_shown(trainkit: Trainkit, tiny_rec
     assert Facts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
     done = trainkit("plan", str(tiny_recipe), "devices.type=auto", "--on", name)
     assert done.returncode == 0, done.stderr
-    assert f"Planned for another machine (profile {name})" in " ".join(done.stdout.split())
+    assert f"planned for another machine (profile {name})" in " ".join(done.stdout.split())
     assert "profile-" not in done.stdout
     assert render(facts, 80)
 
@@ -217,4 +217,4 @@ def test_a_plan_for_another_machine_does_not_ask_this_one_for_files(trainkit: Tr
     assert trainkit("plan", str(recipe)).returncode == 4
     done = trainkit("plan", str(recipe), "--on", "8xh100")
     assert done.returncode == 0, done.stderr
-    assert "Whether that machine has /data/of/the/cluster.txt is not known" in " ".join(done.stdout.split())
+    assert "whether that machine has /data/of/the/cluster.txt is not known" in " ".join(done.stdout.split())

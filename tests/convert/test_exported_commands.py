@@ -15,7 +15,7 @@ from trainkit.convert.export_formats import export
 from trainkit.errors import RecipeError
 from trainkit.flags.resolve import resolve
 from trainkit.plan.context import Context
-from trainkit.planner.decisions import decide
+from trainkit.planner.build import decide
 from trainkit.recipe.resolved import Request
 
 DDP = "strategy: {kind: ddp}\n"

@@ -22,7 +22,7 @@ from trainkit.flags.resolve import resolve
 from trainkit.frameworks.base.draft import ImportContext
 from trainkit.machine.facts import Facts
 from trainkit.plan.context import Context
-from trainkit.planner.decisions import decide
+from trainkit.planner.build import decide
 from trainkit.recipe.resolved import Request, Resolved
 from trainkit.recipe.schema.launching import program_argv
 

@@ -17,8 +17,7 @@ from trainkit.convert.export_formats import export
 from trainkit.errors import Origin
 from trainkit.machine.facts import Facts, Gpu
 from trainkit.plan.model import Plan
-from trainkit.planner.build import build_plan
-from trainkit.planner.decisions import decide
+from trainkit.planner.build import build_plan, decide
 from trainkit.recipe.resolved import Entry, Resolved
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.validation.validate import with_kinds

@@ -87,5 +87,5 @@ def test_a_missing_wandb_blocks_the_run_with_the_command_that_installs_it(
     path = os.pathsep.join([str(shadow.parent), str(Path(__file__).parents[2])])
     done = trainkit("run", str(tiny_recipe), "logging.report_to=[wandb]", environ={"PYTHONPATH": path})
     assert done.returncode == 4
-    assert "logging.report_to wandb needs wandb >= 0.19; 0.12.0 is installed." in done.stderr
+    assert "logging.report_to wandb requires wandb >= 0.19; 0.12.0 is installed" in done.stderr
     assert "pip install 'trainkit[report]'" in done.stderr

@@ -16,7 +16,7 @@ from trainkit.frameworks.accelerate.launcher import entries
 from trainkit.frameworks.base.fields import UNSET
 from trainkit.machine.facts import Facts
 from trainkit.plan.context import Context
-from trainkit.planner.decisions import decide
+from trainkit.planner.build import decide
 from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.resolved import Resolved
 

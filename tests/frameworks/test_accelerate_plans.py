@@ -117,7 +117,7 @@ def test_deepspeed_needs_transformers_beside_accelerate(layered: Layered, machin
     packages = {name: version for name, version in PACKAGES.items() if name != "transformers"}
     plan = build_plan(layered(SCRIPT, CPU, {"strategy": {"kind": "zero2"}}), machine(packages=packages)).plan
     assert [notice.what for notice in plan.notices if notice.severity == "blocker"] == [
-        "strategy of Accelerator() zero2 needs transformers >= 4.50; it is not installed."
+        "strategy of Accelerator() zero2 requires transformers >= 4.50; it is not installed"
     ]
     assert "deepspeed.json" in files(plan)
 

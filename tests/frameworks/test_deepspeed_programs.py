@@ -127,9 +127,13 @@ def test_a_disagreement_between_file_and_recipe_names_both(layered: Layered, mac
             "schedule.min_lr_ratio",
             "ends at 0",
         ),
-        ({"strategy": {"kind": "ddp"}}, "strategy.kind", "not sound"),
+        ({"strategy": {"kind": "ddp"}}, "strategy.kind", "unsupported combination"),
         ({"program": {"args": ["--deepspeed_config=x.json"]}}, "program.args", "the plan's to pass"),
-        ({"program": {"local_rank": True}, "launcher": {"kind": "deepspeed"}}, "program.local_rank", "not sound"),
+        (
+            {"program": {"local_rank": True}, "launcher": {"kind": "deepspeed"}},
+            "program.local_rank",
+            "unsupported combination",
+        ),
     ],
 )
 def test_what_cannot_reach_the_program_is_refused(

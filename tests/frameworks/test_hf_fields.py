@@ -24,7 +24,7 @@ from trainkit.frameworks.hf_trainer.fsdp_config import file, read_fsdp_config
 from trainkit.machine.facts import Facts
 from trainkit.optimizers import OPTIMIZERS
 from trainkit.plan.context import Context
-from trainkit.planner.decisions import decide
+from trainkit.planner.build import decide
 from trainkit.recipe.resolved import Resolved
 
 Layered = Callable[..., Resolved]

@@ -16,7 +16,7 @@ from trainkit.frameworks.base.launcher_flags import LauncherFlag, find_flag
 from trainkit.frameworks.deepspeed import launcher as deepspeed
 from trainkit.machine.facts import Facts
 from trainkit.plan.context import Context
-from trainkit.planner.decisions import decide
+from trainkit.planner.build import decide
 from trainkit.recipe.resolved import Resolved
 
 FLAGS = {"torchrun": torchrun.FLAGS, "accelerate": accelerate.FLAGS, "deepspeed": deepspeed.FLAGS}

@@ -13,8 +13,7 @@ from trainkit.errors import RecipeError
 from trainkit.frameworks.registry import PROGRAMS
 from trainkit.machine.facts import Facts
 from trainkit.plan.model import Plan
-from trainkit.planner.build import build_plan
-from trainkit.planner.decisions import decide
+from trainkit.planner.build import build_plan, decide
 from trainkit.recipe.resolved import Resolved
 
 Layered = Callable[..., Resolved]
@@ -188,19 +187,19 @@ def test_further_settings_that_trainer_could_not_hand_over_are_refused(
 @pytest.mark.parametrize("kind", ["builtin", "hf", "torch"])
 def test_settings_of_xla_are_refused_off_xla(refused: Callable[..., dict[str, str]], kind: str) -> None:
     layer = {"devices": {"type": "cuda"}, "strategy": {"kind": "fsdp", "xla_settings": {"compute_dtype": "bfloat16"}}}
-    assert "Only torch_xla's FSDP" in refused(layer, kind=kind, cards=2)["strategy.xla_settings"]
+    assert "only torch_xla's FSDP" in refused(layer, kind=kind, cards=2)["strategy.xla_settings"]
 
 
 @pytest.mark.parametrize(
     ("layer", "packages", "says"),
     [
-        ({}, {"torch_xla": None}, "needs torch-xla >= 2.0; it is not installed. Run: pip install 'torch_xla[tpu]'"),
-        (FSDP, {"torch_xla": None}, "needs torch-xla >= 2.2; it is not installed."),
-        (FSDP, {"torch_xla": "2.1.0"}, "needs torch-xla >= 2.2; 2.1.0 is installed."),
-        ({}, {"torch_xla": "1.13"}, "needs torch-xla >= 2.0; 1.13 is installed."),
+        ({}, {"torch_xla": None}, "requires torch-xla >= 2.0; it is not installed Run: pip install 'torch_xla[tpu]'"),
+        (FSDP, {"torch_xla": None}, "requires torch-xla >= 2.2; it is not installed"),
+        (FSDP, {"torch_xla": "2.1.0"}, "requires torch-xla >= 2.2; 2.1.0 is installed"),
+        ({}, {"torch_xla": "1.13"}, "requires torch-xla >= 2.0; 1.13 is installed"),
         (FSDP, {"transformers": "5.3.0"}, "lacks an optimizer for torch_xla's FSDP"),
         (FSDP, {"transformers": "5.23.0"}, "Run: pip install 'transformers<5.3'"),
-        ({}, {"torch": "2.13.0"}, "torch_xla 2.9.0 is made for torch 2.9, and torch 2.13.0 is installed."),
+        ({}, {"torch": "2.13.0"}, "torch_xla 2.9.0 is made for torch 2.9, and torch 2.13.0 is installed"),
     ],
 )
 def test_the_torch_xla_that_a_run_needs_is_a_blocker(

@@ -78,7 +78,7 @@ def test_the_page_shows_batch_topology_reasons_and_remarks(layered: Layered, mac
         "rank 1 on card 1",
         "DeepSpeed partitions optimizer state and gradients",
         "deepspeed.json",
-        "blocker: program builtin under zero2 needs deepspeed >= 0.19.4; it is not installed.",
+        "blocker: program builtin under zero2 requires deepspeed >= 0.19.4; it is not installed",
         "pip install 'trainkit[train]'",
     ):
         assert words in page

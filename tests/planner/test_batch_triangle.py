@@ -47,7 +47,7 @@ def test_any_two_sides_give_the_third(
     ("batch", "ranks", "nearest"),
     [
         ({"global": 63, "micro": 4}, 2, "56 or 64"),
-        ({"global": 3, "micro": 4}, 2, "batch.global 8."),
+        ({"global": 3, "micro": 4}, 2, "set batch.global to 8"),
         ({"global": 10, "accumulation": 4}, 2, "8 or 16"),
         ({"global": 7}, 2, "6 or 8"),
     ],

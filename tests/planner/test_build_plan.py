@@ -101,7 +101,7 @@ def test_a_program_section_that_contradicts_itself_is_an_error(
 
 def test_several_nodes_need_a_place_to_meet(layered: Layered, machine: Machine) -> None:
     plan = build_plan(layered({"strategy": {"kind": "ddp"}, "nodes": {"count": 2}}), machine()).plan
-    assert any("2 nodes need a place to meet" in notice.what for notice in plan.notices)
+    assert any("2 nodes require a place to meet" in notice.what for notice in plan.notices)
     placed = {"strategy": {"kind": "ddp"}, "nodes": {"count": 2, "rendezvous": "[::1]:29400"}}
     plan = build_plan(layered(placed), machine()).plan
     assert plan.notices == ()

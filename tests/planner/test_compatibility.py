@@ -15,14 +15,13 @@ from trainkit.errors import RecipeError
 from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS
 from trainkit.machine.facts import Facts
 from trainkit.machine.versions import at_least
+from trainkit.plan.combination import Amount, Combination
 from trainkit.planner.build import build_plan
 from trainkit.planner.requirements import REQUIREMENTS, of_launcher, of_program
 from trainkit.planner.rules.compatibility import (
     DEVICES,
     REFUSALS,
     STRATEGIES,
-    Amount,
-    Combination,
     refusals,
     table_rows,
 )
@@ -222,7 +221,7 @@ def test_all_that_is_unsound_is_said_at_once(layered: Layered, machine: Machine)
         (
             {"launcher": {"kind": "accelerate"}},
             {"torch": "2.13.0", "numpy": "2.0"},
-            ["launcher accelerate needs accelerate >= 1.9"],
+            ["launcher accelerate requires accelerate >= 1.9"],
         ),
         ({"program": {"kind": "torch", "script": "t.py"}}, {}, []),
     ],
@@ -241,13 +240,13 @@ def test_a_missing_package_blocks_the_run_and_says_how_to_install_it(
 @pytest.mark.parametrize(
     ("program", "version", "blocked"),
     [
-        ({}, "0.18.0", "program builtin under zero2 needs deepspeed >= 0.19.4; 0.18.0 is installed."),
+        ({}, "0.18.0", "program builtin under zero2 requires deepspeed >= 0.19.4; 0.18.0 is installed"),
         ({}, "0.19.4", None),
         ({"kind": "deepspeed", "script": "t.py"}, "0.18.0", None),
         (
             {"kind": "deepspeed", "script": "t.py"},
             "0.15.4",
-            "strategy zero2 needs deepspeed >= 0.16; 0.15.4 is installed.",
+            "strategy zero2 requires deepspeed >= 0.16; 0.15.4 is installed",
         ),
     ],
 )
@@ -277,8 +276,12 @@ def test_what_an_extra_installs_is_new_enough_for_every_choice_that_names_it() -
 @pytest.mark.parametrize(
     ("program", "installed", "blocked"),
     [
-        ({}, {}, "logging.report_to tensorboard needs tensorboard >= 2.15; it is not installed."),
-        ({}, {"tensorboard": "2.9.1"}, "logging.report_to tensorboard needs tensorboard >= 2.15; 2.9.1 is installed."),
+        ({}, {}, "logging.report_to tensorboard requires tensorboard >= 2.15; it is not installed"),
+        (
+            {},
+            {"tensorboard": "2.9.1"},
+            "logging.report_to tensorboard requires tensorboard >= 2.15; 2.9.1 is installed",
+        ),
         ({}, {"tensorboard": "2.21.0"}, None),
         ({"kind": "torch", "script": "t.py"}, {}, None),
     ],
@@ -307,9 +310,9 @@ def test_bf16_needs_a_card_that_has_it(
 @pytest.mark.parametrize(
     ("precision", "words", "remedy"),
     [
-        ({"dtype": "bf16"}, "bf16 needs compute capability 8.0; NVIDIA V100 has 7.0.", "Set precision to fp16."),
-        ({"dtype": "fp16", "eval": "bf16"}, "precision.eval bf16 needs", "Set precision.eval to same."),
-        ({"tf32": True}, "tf32 needs compute capability 8.0; NVIDIA V100 has 7.0.", "Leave precision.tf32 out."),
+        ({"dtype": "bf16"}, "bf16 requires compute capability 8.0; NVIDIA V100 has 7.0", "set precision to fp16"),
+        ({"dtype": "fp16", "eval": "bf16"}, "precision.eval bf16 requires", "set precision.eval to same"),
+        ({"tf32": True}, "tf32 requires compute capability 8.0; NVIDIA V100 has 7.0", "leave precision.tf32 out"),
     ],
 )
 def test_one_old_card_among_new_ones_blocks_the_formats_of_ampere(

@@ -71,7 +71,7 @@ def test_a_missing_package_blocks_the_run_with_the_command_that_installs_it(
 ) -> None:
     (found,) = notices(layered, machine(1), name=name)
     assert found.severity == "blocker"
-    assert f"optimizer.name {name} needs {package}" in found.what
+    assert f"optimizer.name {name} requires {package}" in found.what
     assert remedy in found.hint
     assert not notices(layered, machine(1, packages={**EVERYTHING, "apex": "0.1"}), name=name)
 
@@ -122,7 +122,7 @@ def test_an_optimizer_is_refused_where_it_cannot_do_its_work(
         build_plan(layered(recipe), machine(packages=EVERYTHING, **facts))
     (found,) = caught.value.diagnostics
     assert (found.key, reason in found.why) == ("optimizer.name", True)
-    assert found.hint.startswith("Nearest sound choice: optimizer.name: ")
+    assert found.hint.startswith("closest supported choice: optimizer.name: ")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def test_settings_that_went_with_their_strategy_are_named(machine: Machine) -> N
         "/w/weak.yaml": "train: {steps: 1}\nstrategy: {kind: fsdp, sharding: shard_grad_op, offload: true}\n",
     }
     plan = build_plan(resolve(Request("r.yaml", "/w"), MemoryFiles(files)), machine()).plan
-    what = "strategy.sharding, strategy.offload are dropped: strategy.kind changed from fsdp to ddp at r.yaml:2:18."
+    what = "strategy.sharding, strategy.offload are dropped: strategy.kind changed from fsdp to ddp at r.yaml:2:18"
     assert what in [notice.what for notice in plan.notices if notice.severity == "note"]
     unchanged = build_plan(resolve(Request("weak.yaml", "/w"), MemoryFiles(files)), machine()).plan
     assert not any("dropped" in notice.what for notice in unchanged.notices)
@@ -43,7 +43,7 @@ def test_settings_that_went_with_their_strategy_are_named(machine: Machine) -> N
             0,
             {"cores": 1},
             "warning",
-            "3 ranks share 1 CPU core.",
+            "3 ranks share 1 CPU core",
         ),
         (
             {**CPU, "strategy": {"kind": "ddp"}, "launcher": {"kind": "deepspeed"}},

@@ -61,7 +61,7 @@ def test_a_plan_says_who_saved_what_it_resumes_from(plan_with: Callable[..., Pla
     assert plan.resume.path == PATH
     assert plan.resume.reason.endswith("saved by ddp on 4 ranks")
     (said,) = [notice.what for notice in plan.notices if "saved by" in notice.what]
-    assert said.startswith("The checkpoint was saved by ddp on 4 ranks, and fsdp on 2 ranks goes on from it: ")
+    assert said.startswith("the checkpoint was saved by ddp on 4 ranks, and fsdp on 2 ranks goes on from it: ")
 
 
 def test_the_same_strategy_on_as_many_ranks_is_no_news(plan_with: Callable[..., Plan]) -> None:
@@ -88,5 +88,5 @@ def test_a_run_that_is_over_before_its_first_step_is_warned_of(layered: Layered,
         plan = build_plan(resolved, machine(), [SavedCheckpoint(PATH, 4, digest, "r", "single", 1)]).plan
         return [notice.what for notice in plan.notices if "nothing is left to train" in notice.what]
 
-    assert warnings(4) == ["The checkpoint stands at step 4, and train.steps is 4: nothing is left to train."]
+    assert warnings(4) == ["the checkpoint is of step 4, and train.steps is 4: nothing is left to train"]
     assert warnings(5) == []

@@ -31,8 +31,8 @@ def advised(layered: Layered, facts: Facts, strategy: Any, model: Any, **recipe:
 def test_what_fits_on_one_card_needs_no_dividing(layered: Layered, machine: Machine, strategy: str) -> None:
     (found,) = advised(layered, machine(2, V100), strategy, MEDIUM)
     assert found.severity == "note"
-    assert f"The model's 303 M parameters fit on one card with gradients and optimizer state: {strategy}" in found.what
-    assert found.hint == "strategy.kind: ddp is faster."
+    assert f"the model's 303 M parameters fit on one card with gradients and optimizer state: {strategy}" in found.what
+    assert found.hint == "set strategy.kind to ddp, which is faster"
     assert advised(layered, machine(2, V100), "ddp", MEDIUM) == []
 
 
@@ -45,8 +45,8 @@ def test_offload_of_what_fits_is_said_to_be_slow(layered: Layered, machine: Mach
     ("strategy", "cards", "model", "hint"),
     [
         ("single", 1, LARGE, "zero3 with offload_optimizer and offload_param cpu"),
-        ("ddp", 2, {**LARGE, "layers": 32}, "Choose strategy.kind: fsdp."),
-        ("ddp", 2, LARGE, "Choose strategy.kind: zero2."),
+        ("ddp", 2, {**LARGE, "layers": 32}, "set strategy.kind to fsdp"),
+        ("ddp", 2, LARGE, "set strategy.kind to zero2"),
         ("zero3", 2, HUGE, "zero3 with offload_optimizer and offload_param cpu"),
     ],
 )

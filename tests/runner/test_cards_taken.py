@@ -126,7 +126,7 @@ def test_a_card_that_another_run_has_is_refused_also_by_name(
     seen(tmp_path, 1)
     done = trainkit("run", str(recipe), f"devices.select={select}", environ=environ)
     assert done.returncode == 4
-    assert "Card 0 is busy: held by the trainkit run" in done.stderr
+    assert "card 0 is busy: held by the trainkit run" in done.stderr
 
 
 def test_a_run_may_share_a_card_when_the_recipe_says_so(tmp_path: Path, started: Any, cards: Cards) -> None:
@@ -305,7 +305,7 @@ def test_what_the_plan_warns_of_is_said_before_the_start(
     done = trainkit("run", str(recipe), "devices.select=1", environ=environ)
     assert done.returncode == 0, done.stderr
     text = done.stdout + done.stderr
-    assert text.index("warning: Card 0 (Tesla T4) is slower than card 1") < text.index("run directory:")
+    assert text.index("warning: card 0 (Tesla T4) is slower than card 1") < text.index("run directory:")
 
 
 def test_a_driver_that_hangs_during_a_run_does_not_hold_it_up(

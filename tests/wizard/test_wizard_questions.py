@@ -10,7 +10,7 @@ import pytest
 
 from tests.wizard.conftest import Machine, Start, answered
 from trainkit.machine.facts import GpuProcess
-from trainkit.planner.advice.model_states import in_words, largest
+from trainkit.planner.advice.memory import in_words, largest
 from trainkit.recipe.schema import StrategyKind
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.validation.type_errors import choices

@@ -71,7 +71,7 @@ def read_variables(draft: Draft, variables: Mapping[str, str]) -> None:
         elif _leaks(name):
             draft.remark(f"{name} is not taken over: {_leaks(name)}. What it is for has to stand in the recipe.")
         elif name in DECIDED:
-            draft.remark(f"{name} is not taken over: the plan decides it. {DECIDED[name]}")
+            draft.remark(f"{name} is not taken over: the plan decides it; {DECIDED[name]}")
         else:
             draft.set(f"env.{name}", value, origin)
     if isinstance(draft.get("devices.select"), list) and draft.get("devices.order") is None:

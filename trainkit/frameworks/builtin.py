@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from trainkit.errors import Diagnostic
 from trainkit.frameworks.base.program import Detection, all_own, nothing
 from trainkit.plan.context import Context
-from trainkit.plan.interpreter import module
 from trainkit.plan.model import Preparation, Variable, text
-from trainkit.plan.provenance import Source, SourcedFile, Token, texts, token
+from trainkit.plan.provenance import Source, SourcedFile, Token, module, texts, token
 from trainkit.plan.support import Reach, Table
 
 if TYPE_CHECKING:

@@ -25,9 +25,17 @@ from trainkit.frameworks.base.launcher_flags import (
 )
 from trainkit.machine.versions import has
 from trainkit.plan.context import Context
-from trainkit.plan.interpreter import OWN_INTERPRETER, module
 from trainkit.plan.model import Variable
-from trainkit.plan.provenance import AddedVariable, Source, SourcedVariable, Token, added_variable, token
+from trainkit.plan.provenance import (
+    OWN_INTERPRETER,
+    AddedVariable,
+    Source,
+    SourcedVariable,
+    Token,
+    added_variable,
+    module,
+    token,
+)
 
 # The wrapper kills its program after the grace time, then writes the exit record; torchrun kills the wrapper later.
 RECORD_SECONDS = 5

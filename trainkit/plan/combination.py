@@ -1,18 +1,19 @@
-"""What the table of refusals is asked about, and what one row of it says."""
+"""What decides whether a recipe can run as a whole, and one corner of it that cannot."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+from trainkit.optimizers import ZERO
+
 Amount = Literal["one", "several"]
-ZERO = ("zero1", "zero2", "zero3")
 SHARED = ("ddp", "fsdp", *ZERO)  # strategies that need a process group
 
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """What the table is asked about. ranks: over all nodes. order: of the chosen cards' indices."""
+    """The choices that may not go together. ranks: over all nodes. order: of the chosen cards' indices."""
 
     strategy: str
     launcher: str
@@ -41,7 +42,7 @@ class Combination:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One unsound corner of the table. when: field of Combination -> values; all must match."""
+    """One unsupported corner. when: field of Combination -> values; all must match."""
 
     when: dict[str, tuple[str, ...]]
     key: str  # the recipe key to point at

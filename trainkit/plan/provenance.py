@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from trainkit.plan.context import Context
 from trainkit.plan.model import Text, Variable, text
+
+INTERPRETER = "the interpreter that plans is the interpreter that runs"
+SAFE_PATH = "a logging.py or json.py in the working folder must not be taken for the standard library's"
+OWN_INTERPRETER = "the program brings its own interpreter, so the command works with and without the wrapper"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,5 +78,15 @@ def added_variable(
 
 
 def texts(tokens: tuple[Token, ...]) -> tuple[Text, ...]:
-    """The words alone, as the plan keeps them."""
+    """The texts alone, as the plan keeps them."""
     return tuple(item.text for item in tokens)
+
+
+def module(context: Context, name: str, *, keys: tuple[str, ...] = (), rule: str = "") -> tuple[Token, ...]:
+    """`python -P -m NAME` with the interpreter that plans; keys and rule say what made the name."""
+    return (
+        token(context.facts.executable, rule=INTERPRETER),
+        token("-P", rule=SAFE_PATH),
+        token("-m", rule=INTERPRETER),
+        token(name, keys=keys, rule=rule),
+    )

@@ -13,8 +13,8 @@ from trainkit.text import counted
 if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
 
-DEFAULT_MICRO = 8
-# What a DeepSpeed file of the user's calls them: it counts where no layer says anything.
+DEFAULT_MICRO = 8  # samples, where neither the recipe nor a DeepSpeed file sets batch.micro; less where it must divide
+# What a DeepSpeed file of the user's calls them; it counts where no layer gives a value.
 IN_FILE = {
     "global": "train_batch_size",
     "micro": "train_micro_batch_size_per_gpu",
@@ -30,8 +30,9 @@ def solve_batch(resolved: Resolved, ranks: int) -> BatchArithmetic:
     note = ""
     if len(given) == 3 and given["global"] != given["micro"] * given["accumulation"] * ranks:
         loser = _loser(resolved, given, ranks)
-        beaten = given.pop(loser)
-        note = f"batch.{loser} gives way: it was {beaten} in {_layer(resolved, loser)}, the weakest of the three"
+        beaten, origin = given.pop(loser), _origin(resolved, loser)
+        layer = origin.layer if origin else "the defaults"
+        note = f"batch.{loser} gives way: it was {beaten} in {layer}, the weakest of the three"
     global_, micro, accumulation = _complete(resolved, given, ranks)
     eval_micro = resolved.recipe.batch.eval_micro
     return BatchArithmetic(global_, micro, accumulation, ranks, micro if eval_micro == "auto" else eval_micro, note)
@@ -40,23 +41,18 @@ def solve_batch(resolved: Resolved, ranks: int) -> BatchArithmetic:
 def _searched(resolved: Resolved, given: dict[str, int], ranks: int) -> BatchArithmetic:
     """The micro batches to choose from: all that divide a rank's share, so that the global batch stays what it is."""
     if "global" not in given:
-        raise RecipeError(_boundless(resolved))
+        problem = resolved.error(
+            "batch.micro",
+            "batch.micro is auto, and batch.global is not given",
+            f"set batch.global; or leave batch.micro out, which makes it {DEFAULT_MICRO}",
+            why="the course of training must not depend on what fits in memory, so the global batch has to be given",
+        )
+        raise RecipeError(problem)
     total, least, share = _complete(resolved, {**given, "micro": 1}, ranks)
     sizes = tuple(size for size in range(1, share + 1) if share % size == 0)
     asked = resolved.recipe.batch.eval_micro
     eval_micro = max(size for size in sizes if size <= DEFAULT_MICRO) if asked == "auto" else asked
     return BatchArithmetic(total, least, share, ranks, eval_micro, search=sizes if len(sizes) > 1 else ())
-
-
-def _boundless(resolved: Resolved) -> Diagnostic:
-    return Diagnostic(
-        "error",
-        "batch.micro is auto, and batch.global is not given",
-        key="batch.micro",
-        origin=resolved.origin("batch.micro"),
-        why="The course of training must not hang on what fits in memory, so the global batch has to be said.",
-        hint=f"Set batch.global; or leave batch.micro out, which makes it {DEFAULT_MICRO}.",
-    )
 
 
 def _sides(resolved: Resolved) -> dict[str, int | None]:
@@ -105,13 +101,12 @@ def _indivisible(resolved: Resolved, total: int, divisor: int, factor: str, rank
     below, above = total // divisor * divisor, (total // divisor + 1) * divisor
     nearest = f"{below} or {above}" if below else str(above)
     by = f"{factor} x {counted(ranks, 'rank')} = {divisor}" if factor else counted(ranks, "rank")
-    return Diagnostic(
-        "error",
+    return resolved.error(
+        "batch.global",
         f"batch.global {total} cannot be divided by {by}",
-        key="batch.global",
-        origin=_origin(resolved, "global"),
-        why="Each rank must see the same number of whole samples in each optimizer step.",
-        hint=f"Nearest values that fit: batch.global {nearest}.",
+        f"set batch.global to {nearest}",
+        why="each rank must see the same number of whole samples in each optimizer step",
+        at=_origin(resolved, "global"),
     )
 
 
@@ -127,14 +122,14 @@ def _loser(resolved: Resolved, given: dict[str, int], ranks: int) -> str:
 def _contradiction(resolved: Resolved, given: dict[str, int], ranks: int) -> Diagnostic:
     micro, accumulation = given["micro"], given["accumulation"]
     product = micro * accumulation * ranks
-    places = ", ".join(f"batch.{name} {value} ({_place(resolved, name)})" for name, value in given.items())
-    return Diagnostic(
-        "error",
+    origins = {name: _origin(resolved, name) for name in given}
+    places = ", ".join(f"batch.{name} {given[name]} ({at.place if at else 'default'})" for name, at in origins.items())
+    return resolved.error(
+        "batch.global",
         f"the batch triangle contradicts itself: {places}",
-        key="batch.global",
-        origin=_origin(resolved, "global"),
-        why=f"micro {micro} x accumulation {accumulation} x {ranks} ranks is {product}, not {given['global']}.",
-        hint=f"Leave one of the three out, or set batch.global to {product}.",
+        f"leave one of the three out, or set batch.global to {product}",
+        why=f"micro {micro} x accumulation {accumulation} x {ranks} ranks is {product}, not {given['global']}",
+        at=_origin(resolved, "global"),
     )
 
 
@@ -149,13 +144,3 @@ def _origin(resolved: Resolved, name: str) -> Origin | None:
     if base and not resolved.given(key) and (in_file := base.origins.get(IN_FILE[name])):
         return in_file
     return resolved.origin(key)
-
-
-def _place(resolved: Resolved, name: str) -> str:
-    origin = _origin(resolved, name)
-    return origin.place if origin else "default"
-
-
-def _layer(resolved: Resolved, name: str) -> str:
-    origin = _origin(resolved, name)
-    return origin.layer if origin else "the defaults"

@@ -5,43 +5,45 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from trainkit.errors import Diagnostic, RecipeError
 from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS
 from trainkit.machine.facts import Facts
 from trainkit.machine.occupancy import is_made_up
 from trainkit.plan.context import Context
-from trainkit.plan.interpreter import module
-from trainkit.plan.model import PLAN_VERSION, Card, Choice, Command, Plan, Planned, PlannedFile, Provenance, Variable
-from trainkit.plan.provenance import Source, SourcedFile, Token, texts, token
-from trainkit.planner import verification
-from trainkit.planner.decisions import decide
-from trainkit.planner.env import plan_environment
-from trainkit.planner.fingerprint import recipe_digest
-from trainkit.planner.notices import remarks
-from trainkit.planner.numa import core_words
-from trainkit.planner.resume import SavedCheckpoint
+from trainkit.plan.model import (
+    PLAN_VERSION,
+    BatchArithmetic,
+    Card,
+    Choice,
+    Command,
+    Notice,
+    Plan,
+    Planned,
+    PlannedFile,
+    Provenance,
+    Variable,
+)
+from trainkit.plan.provenance import Source, SourcedFile, Token, module, texts, token
+from trainkit.plan.support import unreached
+from trainkit.planner import expected
+from trainkit.planner.batch import solve_batch
+from trainkit.planner.choices import choose_launcher, strategy_choice
+from trainkit.planner.dtype import choose_dtype
+from trainkit.planner.env import check_environment, overwritten, plan_environment
+from trainkit.planner.fingerprint import recipe_digest, training_digest
+from trainkit.planner.notices import plan_notices
+from trainkit.planner.numa import core_argv
+from trainkit.planner.placement import name_cards, place
+from trainkit.planner.resume import Reader, SavedCheckpoint, choose_resume
+from trainkit.planner.rules.compatibility import unsupported
 from trainkit.planner.techniques import techniques_in_force
-from trainkit.recipe.schema import Fsdp, Recipe
 
 if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
 
-__all__ = ["SavedCheckpoint", "build_plan"]
+__all__ = ["SavedCheckpoint", "build_plan", "decide"]
 
-STRATEGY_REASON = {
-    "single": "one process trains on one device",
-    "ddp": "each rank holds the whole model; gradients are averaged",
-    "fsdp": "parameters, gradients and optimizer state are sharded over the ranks (FSDP2)",
-    "zero1": "DeepSpeed partitions the optimizer state",
-    "zero2": "DeepSpeed partitions optimizer state and gradients",
-    "zero3": "DeepSpeed partitions optimizer state, gradients and parameters",
-}
-# Kind of program -> who sees to the strategy there; the built-in trainer does by itself.
-DONE_BY = {
-    "hf": "done by Trainer, which is told: ",
-    "accelerate": "done by Accelerator(), which is told: ",
-    "deepspeed": "done by DeepSpeed, which is told in its file: ",
-    "torch": "your program's own part: ",
-}
+WRAPPER = "trainkit.runner.rank keeps each rank's log, exit record and signals; the bare command runs without it"
 
 
 def build_plan(resolved: Resolved, facts: Facts, saved: Sequence[SavedCheckpoint] = ()) -> Planned:
@@ -53,65 +55,93 @@ def build_plan(resolved: Resolved, facts: Facts, saved: Sequence[SavedCheckpoint
     recipe, program = context.recipe, PROGRAMS[context.recipe.program.kind]
     command, command_sources = _command(context)
     environment, environment_sources = plan_environment(context)
-    files = LAUNCHERS[context.launcher].files(context) + program.files(context) + verification.files(context)
+    files = LAUNCHERS[context.launcher].files(context) + program.files(context) + expected.files(context)
     plan = Plan(
         plan_version=PLAN_VERSION,
         name=recipe.name,
         recipe_digest=recipe_digest(recipe),
         training_digest=context.training_digest,
-        strategy=Choice(recipe.strategy.kind, _strategy_reason(recipe, context.topology.device)),
+        strategy=strategy_choice(recipe, context.topology.device),
         launcher=launcher,
         program=Choice(recipe.program.kind, program.reason(context)),
         device=device,
         topology=context.topology,
+        cards=tuple(Card(gpu.index, "" if is_made_up(gpu) else gpu.uuid, gpu.name) for gpu in context.cards),
+        shares_cards=recipe.devices.when_busy == "warn",
         batch=context.batch,
         commands=(command,),
         preparations=program.preparations(context),
         environment=environment,
         files=tuple(PlannedFile(file.path, file.content) for file in sorted(files, key=lambda file: file.path)),
         resume=context.resume,
+        rendezvous=recipe.nodes.rendezvous,
         output_root=recipe.output.root,
         max_restarts=recipe.launcher.max_restarts,
         grace_seconds=recipe.launcher.grace_seconds,
         techniques=techniques_in_force(context),
-        notices=notices + remarks(context),
-        cards=tuple(Card(gpu.index, "" if is_made_up(gpu) else gpu.uuid, gpu.name) for gpu in context.cards),
-        shares_cards=recipe.devices.when_busy == "warn",
-        rendezvous=recipe.nodes.rendezvous,
+        notices=notices + plan_notices(context),
     )
     return Planned(plan, _provenance(command_sources, environment_sources, files))
 
 
-def _strategy_reason(recipe: Recipe, device: str) -> str:
-    reason = STRATEGY_REASON[recipe.strategy.kind]
-    if isinstance(recipe.strategy, Fsdp) and device == "xla":
-        reason = reason.replace("ranks (FSDP2)", "chips (torch_xla's FSDP)")
-    elif isinstance(recipe.strategy, Fsdp) and recipe.strategy.version == 1:
-        reason = reason.replace("FSDP2", "FSDP1")
-    return f"{DONE_BY.get(recipe.program.kind, '')}{reason}"
+def decide(
+    resolved: Resolved, facts: Facts, saved: Sequence[SavedCheckpoint] = ()
+) -> tuple[Context, Choice, Choice, tuple[Notice, ...]]:
+    """Every decision, the launcher and the device with their reasons, and the notices of placement and resuming.
+
+    Raises RecipeError with all that can be known at once.
+    """
+    recipe = resolved.recipe
+    program = PROGRAMS[recipe.program.kind]
+    problems = [*program.check(resolved), *unreached(resolved, program.REACH, recipe.program.kind)]
+    problems += check_environment(resolved)
+    try:
+        placement = place(resolved, facts)
+    except RecipeError as error:  # nothing else can be known without it
+        raise RecipeError([*problems, *error.diagnostics]) from error
+    launcher = choose_launcher(recipe, placement.topology)
+    base = None if resolved.given("precision.dtype") else resolved.attachments.get("strategy.config")
+    dtype = choose_dtype(recipe, placement.topology.device, placement.cards, base.tree if base else None)
+    problems += unsupported(resolved, placement.topology, placement.cards, launcher.kind, dtype)
+    batch = _batch(resolved, placement.topology.world_size, problems)
+    topology = name_cards(placement, launcher.kind, recipe.strategy.kind)
+    digest = training_digest(recipe, batch, dtype)
+    reader = Reader(digest, recipe.strategy.kind, topology.world_size, recipe.program.kind)
+    resume, notices = choose_resume(resolved, reader, saved)
+    context = Context(resolved, facts, topology, launcher.kind, placement.cards, batch, dtype, digest, resume)
+    if found := program.problems(context) or tuple(overwritten(context)):
+        raise RecipeError(found)
+    return context, launcher, Choice(topology.device, placement.device_reason), placement.notices + notices
+
+
+def _batch(resolved: Resolved, ranks: int, problems: list[Diagnostic]) -> BatchArithmetic:
+    """The solved triangle. Raises RecipeError for its own problems and for those found before it, together."""
+    try:
+        batch = solve_batch(resolved, ranks)
+    except RecipeError as error:
+        raise RecipeError([*problems, *error.diagnostics]) from error
+    if problems:
+        raise RecipeError(problems)
+    return batch
 
 
 def _command(context: Context) -> tuple[Command, tuple[Source, ...]]:
-    launcher = LAUNCHERS[context.launcher].argv(context)
+    """What starts the ranks, with the wrapper that every rank's program runs in."""
     kind = PROGRAMS[context.recipe.program.kind]
-    wrapper = _wrapper(context, kind.wrapper(context) + verification.wrapper(context))
-    program = kind.argv(context)
+    launcher, program = LAUNCHERS[context.launcher].argv(context), kind.argv(context)
+    wrapper: tuple[Token, ...] = (
+        *module(context, "trainkit.runner.rank", rule=WRAPPER),
+        token("--attempt", rule=WRAPPER),
+        token(Variable.ATTEMPT_DIR, rule=WRAPPER),
+        token("--grace", rule=WRAPPER),
+        token(f"{context.recipe.launcher.grace_seconds:g}", keys=("launcher.grace_seconds",)),
+        *core_argv(context),
+        *kind.wrapper(context),
+        *expected.wrapper(context),
+        token("--", rule=WRAPPER),
+    )
     sources = tuple(item.source for item in (*launcher, *wrapper, *program))
     return Command(texts(launcher), texts(wrapper), texts(program)), sources
-
-
-def _wrapper(context: Context, more: tuple[Token, ...]) -> tuple[Token, ...]:
-    rule = "trainkit.runner.rank keeps each rank's log, exit record and signals; the bare command runs without it"
-    return (
-        *module(context, "trainkit.runner.rank", rule=rule),
-        token("--attempt", rule=rule),
-        token(Variable.ATTEMPT_DIR, rule=rule),
-        token("--grace", rule=rule),
-        token(f"{context.recipe.launcher.grace_seconds:g}", keys=("launcher.grace_seconds",)),
-        *core_words(context),
-        *more,
-        token("--", rule=rule),
-    )
 
 
 def _provenance(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from trainkit.machine.facts import Gpu
 from trainkit.optimizers import optimizer
-from trainkit.plan.context import Dtype
+from trainkit.plan.context import Context, Dtype
 from trainkit.plan.model import Notice
 from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.schema import Recipe
@@ -29,34 +29,30 @@ def choose_dtype(recipe: Recipe, device: str, cards: Sequence[Gpu], in_file: obj
     return "bf16" if device == "cuda" and cards and all(gpu.compute_capability >= AMPERE for gpu in cards) else "fp32"
 
 
-def precision_notices(recipe: Recipe, device: str, dtype: Dtype, cards: Sequence[Gpu]) -> tuple[Notice, ...]:
+def precision_notices(context: Context) -> Iterator[Notice]:
     """What the chosen cards lack for the chosen formats, and settings that do nothing or little on this device."""
-    return (*_old_cards(recipe, dtype, cards), *_elsewhere(recipe, device, dtype), *_rounding(recipe))
+    precision, device, dtype = context.recipe.precision, context.topology.device, context.dtype
+    yield from _old_cards(context)
+    if precision.tf32 is not None and device != "cuda":
+        yield Notice("warning", f"precision.tf32 does nothing on {device}", "leave it out: only CUDA cards have it")
+    if dtype == "fp16" and device == "cpu":
+        yield Notice("warning", "fp16 on a CPU is slower than fp32", "set precision to fp32 or bf16")
+    # bf16 has 8 bits of mantissa: an update below 1/512 of a weight leaves it as it is.
+    builtin, name = context.recipe.program.kind == "builtin", context.recipe.optimizer.name
+    if builtin and precision.weights == "bf16" and not optimizer(name).keeps_rounding:
+        what = f"precision.weights bf16 rounds small updates of {name} away: training may not progress"
+        yield Notice("warning", what, "set optimizer.name to adamw_anyprecision, which keeps what rounding loses")
 
 
-def _old_cards(recipe: Recipe, dtype: Dtype, cards: Sequence[Gpu]) -> Iterator[Notice]:
-    old = next((gpu for gpu in cards if gpu.compute_capability < AMPERE), None)
+def _old_cards(context: Context) -> Iterator[Notice]:
+    precision = context.recipe.precision
+    old = next((gpu for gpu in context.cards if gpu.compute_capability < AMPERE), None)
     if old is None:
         return
-    has = f"needs compute capability 8.0; {old.name} has {'.'.join(map(str, old.compute_capability))}."
-    if dtype == "bf16":
-        yield Notice("blocker", f"bf16 {has}", "Set precision to fp16.")
-    elif recipe.precision.eval == "bf16":
-        yield Notice("blocker", f"precision.eval bf16 {has}", "Set precision.eval to same.")
-    if recipe.precision.tf32:
-        yield Notice("blocker", f"tf32 {has}", "Leave precision.tf32 out.")
-
-
-def _elsewhere(recipe: Recipe, device: str, dtype: Dtype) -> Iterator[Notice]:
-    if recipe.precision.tf32 is not None and device != "cuda":
-        yield Notice("warning", f"precision.tf32 does nothing on {device}.", "It is a format of CUDA cards.")
-    if dtype == "fp16" and device == "cpu":
-        yield Notice("warning", "fp16 on a CPU is slower than fp32.", "Set precision to fp32 or bf16.")
-
-
-def _rounding(recipe: Recipe) -> Iterator[Notice]:
-    """bf16 has 8 bits of mantissa: an update below 1/512 of a weight leaves it as it is."""
-    builtin = recipe.program.kind == "builtin"
-    if builtin and recipe.precision.weights == "bf16" and not optimizer(recipe.optimizer.name).keeps_rounding:
-        what = f"precision.weights bf16 rounds small updates of {recipe.optimizer.name} away: training may stand still."
-        yield Notice("warning", what, "Set optimizer.name to adamw_anyprecision, which keeps what rounding loses.")
+    has = f"requires compute capability 8.0; {old.name} has {'.'.join(map(str, old.compute_capability))}"
+    if context.dtype == "bf16":
+        yield Notice("blocker", f"bf16 {has}", "set precision to fp16")
+    elif precision.eval == "bf16":
+        yield Notice("blocker", f"precision.eval bf16 {has}", "set precision.eval to same")
+    if precision.tf32:
+        yield Notice("blocker", f"tf32 {has}", "leave precision.tf32 out")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trainkit.machine.facts import Facts
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
 from trainkit.plan.provenance import Token, token
@@ -12,18 +11,18 @@ from trainkit.plan.provenance import Token, token
 KEY = "launcher.numa_binding"
 
 
-def core_words(context: Context) -> tuple[Token, ...]:
-    """What tells trainkit.runner.rank its cores; nothing where no binding is wanted, or where it cannot be had."""
+def core_argv(context: Context) -> tuple[Token, ...]:
+    """The argv that gives trainkit.runner.rank its cores; empty where no binding is asked for or none is possible."""
     if context.recipe.launcher.numa_binding == "none" or isinstance(found := _shares(context), str):
         return ()
-    rule = "the cores of the NUMA node that each local rank's card hangs on, less those that this process may not use"
+    rule = "the cores of the NUMA node that each local rank's card is on, less those that this process may not use"
     return (token("--cores", keys=(KEY,), rule=rule), token(":".join(map(ranges, found)), keys=(KEY,), rule=rule))
 
 
 def core_notices(context: Context) -> Iterator[Notice]:
     """Why ranks cannot be bound here."""
     if context.recipe.launcher.numa_binding != "none" and isinstance(found := _shares(context), str):
-        yield Notice("blocker", f"Ranks cannot be bound to NUMA nodes: {found}.", f"Set {KEY} to none.")
+        yield Notice("blocker", f"ranks cannot be bound to NUMA nodes: {found}", f"set {KEY} to none")
 
 
 def ranges(cores: Sequence[int]) -> str:
@@ -41,21 +40,19 @@ def _shares(context: Context) -> tuple[tuple[int, ...], ...] | str:
     """The cores of each local rank, or why they are not known."""
     facts = context.facts
     if not facts.numa:
-        return "this system does not tell its NUMA nodes"
+        return "the system does not tell its NUMA nodes"
     if context.topology.device == "cuda":
         nodes = [gpu.numa_node for gpu in context.cards]
-        unknown = next((gpu for gpu in context.cards if gpu.numa_node is None), None)
-        if unknown is not None or not nodes:
-            return (
-                f"the system does not tell on which node card {unknown.index} hangs" if unknown else "no card is there"
-            )
+        if not nodes:
+            return "there is no card"
+        if unknown := next((gpu for gpu in context.cards if gpu.numa_node is None), None):
+            return f"the system does not tell on which node card {unknown.index} is"
     else:  # without cards ranks are spread over the nodes in order
         nodes = [facts.numa[rank * len(facts.numa) // context.processes].index for rank in range(context.processes)]
-    found = tuple(_cores(facts, node) for node in nodes)
+    usable: dict[int | None, tuple[int, ...]] = {
+        node.index: tuple(core for core in node.cpus if not facts.cpu_affinity or core in facts.cpu_affinity)
+        for node in facts.numa
+    }
+    found = tuple(usable.get(node, ()) for node in nodes)
     empty = next((node for node, cores in zip(nodes, found, strict=True) if not cores), None)
     return found if empty is None else f"this process may use no core of node {empty}"
-
-
-def _cores(facts: Facts, node: int | None) -> tuple[int, ...]:
-    own = next((each.cpus for each in facts.numa if each.index == node), ())
-    return tuple(core for core in own if not facts.cpu_affinity or core in facts.cpu_affinity)

@@ -1,14 +1,18 @@
-"""Nodes, processes and devices: how many ranks there are, and which rank sits on which device."""
+"""Nodes, processes and devices: how many ranks there are, which rank uses which card, and what that choice means.
+
+What is to know of the chosen cards is said here too: who already uses them (a busy card blocks the run), which are
+slower, and whose CUDA_VISIBLE_DEVICES limited the choice.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from trainkit.errors import Diagnostic, RecipeError
+from trainkit.errors import RecipeError
 from trainkit.machine.facts import Facts, Gpu
-from trainkit.machine.occupancy import is_made_up, is_part
+from trainkit.machine.occupancy import is_idle, is_made_up, is_part, occupants
 from trainkit.machine.selection import (
     Selection,
     allocation,
@@ -16,17 +20,18 @@ from trainkit.machine.selection import (
     ordered,
     pick,
     restriction,
+    speed,
     take,
     take_free,
+    unread,
 )
 from trainkit.plan.model import NodeGroup, Notice, Topology
-from trainkit.planner.card_notices import card_remarks, idle_below
-from trainkit.text import counted
+from trainkit.planner.choices import Device, choose_device
 
 if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
 
-Device = Literal["cpu", "cuda", "mps", "xla"]
+MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,87 +44,67 @@ class Placement:
     notices: tuple[Notice, ...] = ()
 
 
-def choose_device(resolved: Resolved, facts: Facts) -> tuple[Device, str]:
-    """The kind of device and why: as asked for, else CUDA, then MPS, then CPU; never XLA by itself."""
-    devices = resolved.recipe.devices
-    if devices.select == "none":
-        if devices.type in {"cuda", "mps", "xla"}:
-            raise RecipeError(
-                Diagnostic(
-                    "error",
-                    f"devices.type is {devices.type}, but devices.select is none",
-                    key="devices.select",
-                    origin=resolved.origin("devices.select"),
-                    hint="Leave devices.select out to use a card, or set devices.type to cpu.",
-                )
-            )
-        return "cpu", "devices.select is none"
-    if devices.type != "auto":
-        return devices.type, f"devices.type is {devices.type}"
-    if not isinstance(devices.select, str) or devices.select == "free":
-        return "cuda", "devices.select asks for cards"
-    if allocation(facts):
-        return "cuda", f"{counted(len(allocation(facts)), 'GPU')} can be used here"
-    if facts.gpus:
-        return "cpu", f"{restriction(facts) or 'MIG'} hides every GPU"
-    if facts.mps:
-        return "mps", "Apple silicon without a CUDA card"
-    return "cpu", "there is no GPU here"
-
-
 def place(resolved: Resolved, facts: Facts) -> Placement:
     """Decide device, processes per node and cards. Raises RecipeError for what is wrong on any machine."""
     device, reason = choose_device(resolved, facts)
     if device == "cuda":
         return _place_on_cards(resolved, facts, reason)
-    _refuse_selection_off_cuda(resolved, device)
-    processes = resolved.recipe.nodes.processes_per_node
+    recipe = resolved.recipe
+    if not isinstance(recipe.devices.select, str):
+        what = f"devices.select chooses CUDA cards, but the run uses {device}"
+        hint = "set devices.type to cuda, or leave devices.select out"
+        raise RecipeError(resolved.error("devices.select", what, hint))
+    processes = recipe.nodes.processes_per_node
     if processes == "auto":
-        processes = 1 if device in ("mps", "xla") or resolved.recipe.strategy.kind == "single" else 2
-    notices = _off_cards(resolved, facts, device, reason)
+        processes = 1 if device in ("mps", "xla") or recipe.strategy.kind == "single" else 2
+    notices = tuple(_off_cards(resolved, facts, device, reason))
     return Placement(_topology(resolved, device, (device,) * processes), (), reason, notices)
 
 
-def _off_cards(resolved: Resolved, facts: Facts, device: Device, reason: str) -> tuple[Notice, ...]:
+def _off_cards(resolved: Resolved, facts: Facts, device: Device, reason: str) -> Iterator[Notice]:
     """What a run that uses no CUDA card should know; the empty variable hides cards on purpose, others may be stale."""
-    if device == "mps" and not facts.mps:
-        return (Notice("blocker", "This machine has no MPS device.", "Set devices.type to auto or cpu."),)
     devices = resolved.recipe.devices
+    if device == "mps" and not facts.mps:
+        yield Notice("blocker", "this machine has no MPS device", "set devices.type to auto or cpu")
     if device != "cpu" or devices.type != "auto" or devices.select == "none":
-        return ()
-    if not facts.gpus and devices.select != "all":
-        return ()
-    severity: Literal["note", "warning"] = "note" if facts.visible_devices == "" else "warning"
-    hint = "Set devices.type to cpu if that is meant, else see `trainkit gpus`."
-    return (Notice(severity, f"The run uses the CPU: {reason}.", hint),)
+        return
+    if facts.gpus or devices.select == "all":
+        severity: Literal["note", "warning"] = "note" if facts.visible_devices == "" else "warning"
+        hint = "set devices.type to cpu if that is meant, else see `trainkit gpus`"
+        yield Notice(severity, f"the run uses the CPU: {reason}", hint)
 
 
 def _place_on_cards(resolved: Resolved, facts: Facts, reason: str) -> Placement:
-    recipe = resolved.recipe
+    select, explicit = resolved.recipe.devices.select, resolved.recipe.nodes.processes_per_node
     selection, wanted = _select(resolved, facts)
-    explicit = recipe.nodes.processes_per_node
     if explicit not in {"auto", wanted}:
-        raise RecipeError(
-            Diagnostic(
-                "error",
-                f"{wanted} cards are selected for {explicit} processes on each node",
-                key="nodes.processes_per_node",
-                origin=resolved.origin("nodes.processes_per_node") or resolved.origin("devices.select"),
-                why="Each process uses exactly one card.",
-                hint=f"Set nodes.processes_per_node to {wanted}, or devices.select to {explicit}.",
-            )
+        key = "nodes.processes_per_node"
+        problem = resolved.error(
+            key,
+            f"{wanted} cards are selected for {explicit} processes on each node",
+            f"set nodes.processes_per_node to {wanted}, or devices.select to {explicit}",
+            why="each process uses exactly one card",
+            at=resolved.origin(key) or resolved.origin("devices.select"),
         )
-    notices = tuple(
-        Notice("blocker", f"Not on this machine: {what}{_why_none(facts)}.", _hint(recipe.devices.select, facts))
-        for what in selection.missing
+        raise RecipeError(problem)
+    if not selection.missing:
+        topology = _topology(resolved, "cuda", tuple(gpu.uuid for gpu in selection.cards))
+        notices = _card_notices(resolved, selection.cards, facts)
+        return Placement(topology, selection.cards, reason, tuple(notices))
+    # The plan is written all the same, so that it can be read: with the recipe's list, or with indices.
+    names = select if isinstance(select, list) else range(wanted)
+    waiting = select == "free" and allocation(facts)
+    hint = (
+        "wait, or name cards and set devices.when_busy: warn"
+        if waiting
+        else "`devices.select: auto` takes what is there"
     )
-    if selection.missing:
-        return Placement(_topology(resolved, "cuda", _names_without_cards(resolved, wanted)), (), reason, notices)
+    missing = (f"not on this machine: {what}{_why_none(facts)}" for what in selection.missing)
     return Placement(
-        _topology(resolved, "cuda", tuple(gpu.uuid for gpu in selection.cards)),
-        selection.cards,
+        _topology(resolved, "cuda", tuple(map(str, names))),
+        (),
         reason,
-        card_remarks(resolved, selection.cards, facts),
+        tuple(Notice("blocker", what, hint) for what in missing),
     )
 
 
@@ -129,107 +114,120 @@ def _why_none(facts: Facts) -> str:
         return ""
     if facts.gpus:
         return f": {restriction(facts) or 'MIG'} hides every card"
-    told = next((facts.notes[name] for name in ("gpus", "amd", "nvidia") if name in facts.notes), "")
-    return f": {told}" if told else ""
-
-
-def _hint(select: object, facts: Facts) -> str:
-    return (
-        "Wait, or name cards and set devices.when_busy: warn."
-        if select == "free" and allocation(facts)
-        else "`devices.select: auto` takes what is there."
-    )
+    note = next((facts.notes[name] for name in ("gpus", "amd", "nvidia") if name in facts.notes), "")
+    return f": {note}" if note else ""
 
 
 def _select(resolved: Resolved, facts: Facts) -> tuple[Selection, int]:
     """The cards, and how many were asked for."""
     recipe = resolved.recipe
-    select, allowed = recipe.devices.select, ordered(allocation(facts), recipe.devices.order)
+    select, count = recipe.devices.select, recipe.nodes.processes_per_node
     if isinstance(select, list):
         _check_list(resolved, facts, select)
         return pick(select, facts, recipe.devices.order), len(select)
-    count = recipe.nodes.processes_per_node
+    allowed = ordered(allocation(facts), recipe.devices.order)
+    single = recipe.strategy.kind == "single"
     if select == "free":
         _check_one_node(resolved)
-        amount = count if count != "auto" else 1 if recipe.strategy.kind == "single" else None
+        amount = count if count != "auto" else 1 if single else None
         selection = take_free(amount, allowed, idle_below(resolved))
         return selection, amount or max(len(selection.cards), 1)
-    if select == "all":
-        wanted = max(len(allowed), 1)
-    elif isinstance(select, int):
+    if isinstance(select, int):
         wanted = select
-    elif recipe.nodes.processes_per_node != "auto":
-        wanted = recipe.nodes.processes_per_node
+    elif select != "all" and count != "auto":
+        wanted = count
     else:
-        wanted = 1 if recipe.strategy.kind == "single" else max(len(allowed), 1)
+        wanted = 1 if single and select != "all" else max(len(allowed), 1)
     return take(wanted, allowed), wanted
 
 
 def _check_list(resolved: Resolved, facts: Facts, select: list[int | str]) -> None:
     problems = []
     if not select:
-        problems.append(("devices.select is an empty list", "Use `none` for no card, or name at least one."))
-    own = "Name each card once; a process needs a card of its own."
+        problems.append(("devices.select is an empty list", "use `none` for no card, or name at least one"))
+    own = "name each card once; a process needs a card of its own"
+    order, nodes = resolved.recipe.devices.order, resolved.recipe.nodes.count
+    problems += [(f"devices.select names card `{name}` twice", own) for name in duplicates(select, facts, order)]
     problems += [
-        (f"devices.select names card `{name}` twice", own)
-        for name in duplicates(select, facts, resolved.recipe.devices.order)
-    ]
-    problems += [
-        (f"devices.select names `{name}`, which no card can be", "Name cards by index (from 0), UUID or MIG id.")
+        (f"devices.select names `{name}`, which no card can be", "name cards by index (from 0), UUID or MIG id")
         for name in select
         if not str(name).strip() or (isinstance(name, int) and name < 0)
     ]
     by_name = [name for name in select if not str(name).isdecimal()]
-    if by_name and resolved.recipe.nodes.count > 1:
-        problems.append(
-            (
-                f"devices.select names `{by_name[0]}`, but the run has {resolved.recipe.nodes.count} nodes",
-                "Use indices or a count.",
-            )
-        )
+    if by_name and nodes > 1:
+        what = f"devices.select names `{by_name[0]}`, but the run has {nodes} nodes"
+        problems.append((what, "use indices or a count"))
     if problems:
-        origin = resolved.origin("devices.select")
-        raise RecipeError(
-            Diagnostic("error", what, key="devices.select", origin=origin, hint=hint) for what, hint in problems
-        )
+        raise RecipeError(resolved.error("devices.select", what, hint) for what, hint in problems)
 
 
 def _check_one_node(resolved: Resolved) -> None:
     if resolved.recipe.nodes.count > 1:
-        raise RecipeError(
-            Diagnostic(
-                "error",
-                f"devices.select is free, but the run has {resolved.recipe.nodes.count} nodes",
-                key="devices.select",
-                origin=resolved.origin("devices.select"),
-                why="Which cards are idle differs from machine to machine, and one plan serves all nodes.",
-                hint="Let the scheduler choose, or use a count.",
-            )
+        problem = resolved.error(
+            "devices.select",
+            f"devices.select is free, but the run has {resolved.recipe.nodes.count} nodes",
+            "let the scheduler choose, or use a count",
+            why="which cards are idle differs from machine to machine, and one plan serves all nodes",
         )
+        raise RecipeError(problem)
 
 
-def _refuse_selection_off_cuda(resolved: Resolved, device: Device) -> None:
-    if isinstance(resolved.recipe.devices.select, str):
+def idle_below(resolved: Resolved) -> int:
+    """The recipe's threshold of an idle card, in bytes."""
+    return resolved.recipe.devices.idle_below * MIB
+
+
+def _card_notices(resolved: Resolved, cards: Sequence[Gpu], facts: Facts) -> Iterator[Notice]:
+    yield from _whose_choice(facts)
+    yield from _busy(resolved, cards, facts)
+    yield from _uneven(resolved, cards, facts)
+    # CUDA counts fastest first unless the environment says otherwise, nvidia-smi and schedulers by PCI address.
+    by_number = any(part.strip().isdecimal() for part in (facts.visible_devices or "").split(","))
+    if by_number and facts.device_order is None and len({gpu.name for gpu in facts.gpus}) > 1:
+        what = f"CUDA_VISIBLE_DEVICES={facts.visible_devices} is read as nvidia-smi counts; CUDA alone would count the "
+        hint = "export CUDA_DEVICE_ORDER=PCI_BUS_ID, or name cards by UUID"
+        yield Notice("warning", f"{what}fastest card as 0, and the cards here differ", hint)
+
+
+def _whose_choice(facts: Facts) -> Iterator[Notice]:
+    if not restriction(facts):
         return
-    raise RecipeError(
-        Diagnostic(
-            "error",
-            f"devices.select chooses CUDA cards, but the run uses {device}",
-            key="devices.select",
-            origin=resolved.origin("devices.select"),
-            hint="Set devices.type to cuda, or leave devices.select out.",
-        )
-    )
+    job = facts.allocation
+    giver = f", the allocation of {job.scheduler} job {job.job}" if job and job.job else ""
+    yield Notice("note", f"cards were chosen inside the caller's {restriction(facts)}{giver}")
+    if wrong := unread(facts):
+        what = f"`{wrong}` in {restriction(facts)} matches no single GPU; CUDA ignores it and all later entries"
+        yield Notice("warning", what, "export the cards that `trainkit gpus` shows")
 
 
-def _names_without_cards(resolved: Resolved, wanted: int) -> tuple[str, ...]:
-    """What to write where this machine lacks the cards, so that the plan can be read: the recipe's list, or indices."""
-    select = resolved.recipe.devices.select
-    return (
-        tuple(str(name) for name in select)
-        if isinstance(select, list)
-        else tuple(str(index) for index in range(wanted))
-    )
+def _busy(resolved: Resolved, cards: Sequence[Gpu], facts: Facts) -> Iterator[Notice]:
+    """A busy card blocks the run. Facts from a file are a snapshot, which says nothing of the moment of the start."""
+    for gpu in cards:
+        if is_idle(gpu, idle_below(resolved)):
+            continue
+        if facts.origin:
+            yield Notice("note", f"when the facts were taken: {occupants(gpu)}")
+        elif resolved.recipe.devices.when_busy == "warn" and gpu.compute_mode == "default":
+            yield Notice("warning", occupants(gpu), "devices.when_busy: warn starts the run all the same")
+        else:
+            hint = "`devices.select: free` takes idle cards; `devices.when_busy: warn` starts beside them"
+            yield Notice("blocker", occupants(gpu), hint)
+
+
+def _uneven(resolved: Resolved, cards: Sequence[Gpu], facts: Facts) -> Iterator[Notice]:
+    names = sorted({gpu.name for gpu in cards})
+    if len(names) > 1:
+        what = f"the cards differ ({', '.join(names)}): every step waits for the slowest"
+        yield Notice("warning", what, "select cards of one kind")
+    if isinstance(resolved.recipe.devices.select, list) or any(map(is_part, cards)):
+        return
+    best, first = max(allocation(facts), key=speed), cards[0]
+    if speed(best) > max(map(speed, cards)):
+        what = f"card {first.index} ({first.name}) is slower than card {best.index} ({best.name}), left out here"
+        yield Notice("warning", what, "`devices.order: fastest` takes the fastest first; a list names cards outright")
+    elif len(names) > 1 and speed(first) < speed(best):
+        what = f"rank 0 is on the slower card {first.index} ({first.name})"
+        yield Notice("warning", what, "`devices.order: fastest` puts the fastest first")
 
 
 def _topology(resolved: Resolved, device: Device, devices: tuple[str, ...]) -> Topology:
@@ -237,21 +235,20 @@ def _topology(resolved: Resolved, device: Device, devices: tuple[str, ...]) -> T
 
 
 def name_cards(placement: Placement, launcher: str, strategy: str) -> Topology:
-    """The topology with each card named as is sound for those who read CUDA_VISIBLE_DEVICES.
+    """The topology with each card named as all who read CUDA_VISIBLE_DEVICES understand it.
 
     A UUID is the same card whatever the order of counting. Other nodes have other UUIDs, HIP counts, and
     DeepSpeed reads the variable as integers (its launcher: https://github.com/deepspeedai/DeepSpeed/issues/5278;
     its runtime: cuda_accelerator.py, _get_nvml_gpu_id).
     """
-    group = placement.topology.groups[0]
-    if not placement.cards or kind_of_cards(placement.cards) == "mig":
-        return placement.topology
-    counts = launcher == "deepspeed" or strategy.startswith("zero") or group.count > 1
-    counts = counts or any(is_made_up(gpu) for gpu in placement.cards)
-    if not counts and kind_of_cards(placement.cards) == "nvidia":
-        return placement.topology
-    devices = tuple(str(gpu.index) for gpu in placement.cards)
-    return Topology(placement.topology.device, (NodeGroup(group.count, group.processes, devices),))
+    topology, cards = placement.topology, placement.cards
+    group, kind = topology.groups[0], kind_of_cards(cards)
+    counts = launcher == "deepspeed" or strategy.startswith("zero") or group.count > 1 or kind == "amd"
+    counts = counts or any(is_made_up(gpu) for gpu in cards)
+    if not cards or kind == "mig" or not counts:
+        return topology
+    devices = tuple(str(gpu.index) for gpu in cards)
+    return Topology(topology.device, (NodeGroup(group.count, group.processes, devices),))
 
 
 def kind_of_cards(cards: Sequence[Gpu]) -> Literal["nvidia", "mig", "amd"]:

@@ -83,13 +83,13 @@ def missing_packages(context: Context) -> tuple[Notice, ...]:
         if at_least(installed, requirement.minimum):
             continue
         state = f"{installed} is installed" if installed else "it is not installed"
-        what = f"{requirement.of} {choice} needs {requirement.package} >= {requirement.minimum}; {state}."
+        what = f"{requirement.of} {choice} requires {requirement.package} >= {requirement.minimum}; {state}"
         install = requirement.install or f"pip install 'trainkit[{requirement.extra}]'"
         found[requirement.package] = Notice("blocker", what, f"Run: {install}")
     torch = context.facts.packages.get("torch", "")
     if context.topology.device == "cuda" and torch.endswith("+cpu"):
-        what = f"torch {torch} is a build for CPUs, and the run uses CUDA."
-        found["torch"] = Notice("blocker", what, "Install a CUDA build of torch, or set devices.type to cpu.")
+        what = f"torch {torch} is a build for CPUs, and the run uses CUDA"
+        found["torch"] = Notice("blocker", what, "install a CUDA build of torch, or set devices.type to cpu")
     return tuple(found.values())
 
 
@@ -110,6 +110,6 @@ def _choices(context: Context) -> dict[str, tuple[str, ...]]:
         "data.kind": (recipe.data.kind,) if builtin else (),
         "model.kind": (recipe.model.kind,) if builtin else (),
         "efficiency.attention": (recipe.efficiency.attention,) if builtin else (),
-        # what a program of the user's reports, and with what, is its own affair
+        # a program of the user's decides by itself what it reports, and with what
         "logging.report_to": tuple(recipe.logging.report_to) if recipe.program.kind == "builtin" else (),
     }

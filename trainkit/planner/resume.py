@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 
 FOLDER = re.compile(r"^step-(\d{8})$")
 TRAINER_FOLDER = re.compile(r"^checkpoint-(\d+)$")
+NAMED = "named by checkpoint.resume"
 WHOLE = frozenset({"single", "ddp"})
-# torch.distributed.checkpoint writes whole tensors and shards alike, and cuts them anew for whoever reads them.
+# torch.distributed.checkpoint writes whole tensors and shards alike, and cuts them again for each reader.
 RESHARDING = frozenset({"single", "ddp", "fsdp"})
 
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
-    """A complete checkpoint of an earlier run. strategy and world_size: who saved it; "" and 0 where it is not said.
+    """A complete checkpoint of an earlier run. strategy and world_size: who saved it; "" and 0 where unknown.
 
     best_step: where the evaluation loss was the lowest by then; None where nothing was evaluated.
     """
@@ -70,72 +71,77 @@ def unreadable(saved_strategy: str, saved_ranks: int, strategy: str, ranks: int)
 def choose_resume(
     resolved: Resolved, reader: Reader, saved: Sequence[SavedCheckpoint]
 ) -> tuple[Resume, tuple[Notice, ...]]:
-    """The starting point and what is to be said about it. saved: newest first."""
-    wanted = resolved.recipe.checkpoint.resume
-    if wanted == "never":
+    """The starting point and the notices about it. saved: newest first."""
+    asked = resolved.recipe.checkpoint.resume
+    if asked == "never":
         return Resume(None, 0, "checkpoint.resume is never"), ()
-    if wanted in resolved.absent.get("checkpoint.resume", ()):
-        what = f"Not on this machine: there is nothing at {wanted}, which checkpoint.resume names."
-        notice = Notice("blocker", what, "`auto` takes the newest checkpoint that fits.")
-        return Resume(wanted, 0, "named by checkpoint.resume"), (notice,)
-    if wanted == "auto":
+    if asked in resolved.absent.get("checkpoint.resume", ()):
+        what = f"checkpoint.resume {asked} does not exist on this machine"
+        notice = Notice("blocker", what, "set it to auto, which takes the newest checkpoint that fits")
+        return Resume(asked, 0, NAMED), (notice,)
+    if asked == "auto":
         resume, notices = _newest(reader, saved)
+    elif reader.program == "hf":  # a folder that only transformers' Trainer reads
+        folder = TRAINER_FOLDER.match(posixpath.basename(posixpath.normpath(asked)))
+        resume, notices = Resume(asked, int(folder[1]) if folder else 0, f"{NAMED}, for the program to read"), ()
     else:
-        resume, notices = _for_trainer(wanted) if reader.program == "hf" else _named(wanted, reader, saved)
-    return resume, notices + _spent(resume, resolved.recipe.train.steps)
-
-
-def _spent(resume: Resume, steps: int | None) -> tuple[Notice, ...]:
-    """A run that is over before its first step."""
-    if resume.path is None or not steps or resume.step < steps:
-        return ()
-    what = f"The checkpoint stands at step {resume.step}, and train.steps is {steps}: nothing is left to train."
-    return (Notice("warning", what, "Set train.steps higher to go on."),)
-
-
-def _for_trainer(path: str) -> tuple[Resume, tuple[Notice, ...]]:
-    """A folder that only transformers' Trainer reads."""
-    folder = TRAINER_FOLDER.match(posixpath.basename(posixpath.normpath(path)))
-    return Resume(path, int(folder[1]) if folder else 0, "named by checkpoint.resume, for the program to read"), ()
+        resume, notices = _named(asked, reader, saved)
+    steps = resolved.recipe.train.steps
+    if resume.path is not None and steps and resume.step >= steps:
+        what = f"the checkpoint is of step {resume.step}, and train.steps is {steps}: nothing is left to train"
+        notices += (Notice("warning", what, "set train.steps higher to go on"),)
+    return resume, notices
 
 
 def _newest(reader: Reader, saved: Sequence[SavedCheckpoint]) -> tuple[Resume, tuple[Notice, ...]]:
-    same = [checkpoint for checkpoint in saved if checkpoint.training_digest == reader.training_digest]
-    for checkpoint in same:
-        if not _obstacle(checkpoint, reader):
-            reason = f"the newest complete checkpoint with these training settings, of run {checkpoint.run}"
-            return Resume(checkpoint.path, checkpoint.step, _with_writer(reason, checkpoint)), _changed(
-                checkpoint, reader
-            )
     if not saved:
         return Resume(None, 0, "no earlier run of this name left a complete checkpoint"), ()
+    same = [checkpoint for checkpoint in saved if checkpoint.training_digest == reader.training_digest]
+    readable = next((checkpoint for checkpoint in same if not _obstacle(checkpoint, reader)), None)
+    if readable:
+        reason = f"the newest complete checkpoint with these training settings, of run {readable.run}"
+        return _start(readable, reason), _changed(readable, reader)
     reason = f"none of the {len(saved)} complete checkpoints of this name has these training settings"
     if same:
         reason = f"{same[0].path} cannot be read: {_obstacle(same[0], reader)}"
-    return Resume(None, 0, reason), (
-        Notice("warning", f"checkpoint.resume is auto, but {reason}: the run starts at step 0."),
-    )
+    what = f"checkpoint.resume is auto, but {reason}: the run starts at step 0"
+    return Resume(None, 0, reason), (Notice("warning", what),)
+
+
+def _named(path: str, reader: Reader, saved: Sequence[SavedCheckpoint]) -> tuple[Resume, tuple[Notice, ...]]:
+    cleaned = posixpath.normpath(path)
+    known = next((checkpoint for checkpoint in saved if posixpath.normpath(checkpoint.path) == cleaned), None)
+    if known is None:
+        if folder := FOLDER.match(posixpath.basename(cleaned)):
+            return Resume(path, int(folder[1]), NAMED), ()
+        hint = "name a folder `<run>/checkpoints/step-<8 digits>`; `auto` takes the newest that fits"
+        return Resume(path, 0, NAMED), (Notice("blocker", f"{path} is not a checkpoint folder", hint),)
+    if obstacle := _obstacle(known, reader):
+        hint = "resume with the strategy and the number of ranks that saved it"
+        return _start(known, NAMED), (Notice("blocker", f"{path} cannot be resumed from: {obstacle}", hint),)
+    notices = _changed(known, reader)
+    if known.training_digest != reader.training_digest:
+        what = f"{path} was saved under other training settings than the recipe's"
+        notices = (Notice("warning", what), *notices)
+    return _start(known, NAMED), notices
+
+
+def _start(checkpoint: SavedCheckpoint, reason: str) -> Resume:
+    by = f", {checkpoint.saved_by}" if checkpoint.strategy else ""
+    return Resume(checkpoint.path, checkpoint.step, f"{reason}{by}")
 
 
 def _obstacle(checkpoint: SavedCheckpoint, reader: Reader) -> str | None:
     """Why the run cannot read the checkpoint, if that is known and so."""
+    writer, now = (checkpoint.strategy, checkpoint.world_size), (reader.strategy, reader.world_size)
     if not checkpoint.strategy:
         return None
-    if reader.program == "hf":
-        return _not_for_trainer(checkpoint, reader)
-    return unreadable(checkpoint.strategy, checkpoint.world_size, reader.strategy, reader.world_size)
-
-
-def _not_for_trainer(checkpoint: SavedCheckpoint, reader: Reader) -> str | None:
-    """Why Trainer cannot go on: whole models and optimizers it reads anywhere, sharded ones only as they were."""
-    writer, now = (checkpoint.strategy, checkpoint.world_size), (reader.strategy, reader.world_size)
+    if reader.program != "hf":
+        return unreadable(*writer, *now)
+    # Trainer reads whole models and optimizers anywhere, sharded ones only as they were.
     if writer == now or {checkpoint.strategy, reader.strategy} <= WHOLE:
         return None
     return f"{spread(*writer)} saved it, and Trainer goes on from sharded state only with the same strategy and ranks"
-
-
-def _with_writer(reason: str, checkpoint: SavedCheckpoint) -> str:
-    return f"{reason}, {checkpoint.saved_by}" if checkpoint.strategy else reason
 
 
 def _changed(checkpoint: SavedCheckpoint, reader: Reader) -> tuple[Notice, ...]:
@@ -143,28 +149,7 @@ def _changed(checkpoint: SavedCheckpoint, reader: Reader) -> tuple[Notice, ...]:
     if not checkpoint.strategy or (checkpoint.strategy, checkpoint.world_size) == (reader.strategy, reader.world_size):
         return ()
     what = (
-        f"The checkpoint was {checkpoint.saved_by}, and {spread(reader.strategy, reader.world_size)} goes on from it: "
-        "the same training up to rounding, no longer bit for bit."
+        f"the checkpoint was {checkpoint.saved_by}, and {spread(reader.strategy, reader.world_size)} goes on from it: "
+        "the same training up to rounding, no longer bit for bit"
     )
     return (Notice("note", what),)
-
-
-def _named(path: str, reader: Reader, saved: Sequence[SavedCheckpoint]) -> tuple[Resume, tuple[Notice, ...]]:
-    cleaned = posixpath.normpath(path)
-    for checkpoint in saved:
-        if posixpath.normpath(checkpoint.path) != cleaned:
-            continue
-        resume = Resume(checkpoint.path, checkpoint.step, _with_writer("named by checkpoint.resume", checkpoint))
-        if obstacle := _obstacle(checkpoint, reader):
-            hint = "Resume with the strategy and the number of ranks that saved it."
-            return resume, (Notice("blocker", f"{path} cannot be resumed from: {obstacle}.", hint),)
-        differs = Notice("warning", f"{path} was saved under other training settings than the recipe's.")
-        notices = () if checkpoint.training_digest == reader.training_digest else (differs,)
-        return resume, notices + _changed(checkpoint, reader)
-    folder = FOLDER.match(posixpath.basename(cleaned))
-    if folder:
-        return Resume(path, int(folder[1]), "named by checkpoint.resume"), ()
-    hint = "A checkpoint is a folder `<run>/checkpoints/step-<8 digits>`; `auto` takes the newest that fits."
-    return Resume(path, 0, "named by checkpoint.resume"), (
-        Notice("blocker", f"{path} is not a checkpoint folder.", hint),
-    )

@@ -80,3 +80,7 @@ class Resolved:
     def origin(self, key: str) -> Origin | None:
         """Where the key's value came from; for a key that no layer gives, the nearest enclosing mapping's place."""
         return self.given(key) or place_of(self.places, key)
+
+    def error(self, key: str, what: str, hint: str = "", *, why: str = "", at: Origin | None = None) -> Diagnostic:
+        """An error about a key, at the place that gave it."""
+        return Diagnostic("error", what, key, at or self.origin(key), why, hint)

@@ -113,7 +113,7 @@ def other_plan(word: str) -> Plan:
 def write_export(resolved: Resolved, facts: Facts, tool: str, folder: str | None) -> None:
     """Export the plan of a recipe that has been found sound. Raises UsageError where it cannot be written."""
     from trainkit.convert.export_formats import EXPORTS, export
-    from trainkit.planner.decisions import decide
+    from trainkit.planner.build import decide
 
     if tool not in EXPORTS:
         raise UsageError(f"there is no export to {tool!r}", hint=f"choose one of: {', '.join(EXPORTS)}")

@@ -10,9 +10,8 @@ from trainkit.frameworks.base.fields import UNSET
 from trainkit.frameworks.base.launcher_flags import LauncherFlag, families, fixed, rule, switches, values
 from trainkit.frameworks.torchrun import OWN_FILES
 from trainkit.plan.context import Context
-from trainkit.plan.interpreter import OWN_INTERPRETER
 from trainkit.plan.model import Variable
-from trainkit.plan.provenance import Source
+from trainkit.plan.provenance import OWN_INTERPRETER, Source
 
 CONFIG = "accelerate.yaml"
 

@@ -21,8 +21,7 @@ from trainkit.frameworks.base.launcher_flags import flag_tokens, parse_flags
 from trainkit.machine.versions import has
 from trainkit.plan.combination import Refusal
 from trainkit.plan.context import Context
-from trainkit.plan.interpreter import module
-from trainkit.plan.provenance import AddedVariable, Source, SourcedFile, SourcedVariable, Token, token, variable
+from trainkit.plan.provenance import AddedVariable, Source, SourcedFile, SourcedVariable, Token, module, token, variable
 from trainkit.recipe.yaml.writer import block, scalar
 
 if TYPE_CHECKING:

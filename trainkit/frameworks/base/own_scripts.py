@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from trainkit.errors import Diagnostic
 from trainkit.frameworks.registry import LAUNCHERS
 from trainkit.plan.context import Context
-from trainkit.plan.interpreter import INTERPRETER
 from trainkit.plan.model import Text
-from trainkit.plan.provenance import Token, token
+from trainkit.plan.provenance import INTERPRETER, Token, token
 from trainkit.recipe.schema.launching import Scalar
 
 if TYPE_CHECKING:

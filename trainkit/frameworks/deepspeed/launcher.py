@@ -25,9 +25,18 @@ from trainkit.frameworks.torchrun import END_OF_FLAGS, read_rendezvous
 from trainkit.machine.versions import has
 from trainkit.plan.combination import Refusal
 from trainkit.plan.context import Context
-from trainkit.plan.interpreter import OWN_INTERPRETER, module
 from trainkit.plan.model import Variable
-from trainkit.plan.provenance import AddedVariable, Source, SourcedVariable, Token, added_variable, token, variable
+from trainkit.plan.provenance import (
+    OWN_INTERPRETER,
+    AddedVariable,
+    Source,
+    SourcedVariable,
+    Token,
+    added_variable,
+    module,
+    token,
+    variable,
+)
 
 OF_RANK = "the deepspeed launcher tells each rank its place"
 ITS_OWN = "the deepspeed launcher sets it for every rank"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from trainkit.plan.context import Context
-from trainkit.plan.interpreter import module
 from trainkit.plan.model import Preparation, text
-from trainkit.plan.provenance import texts
+from trainkit.plan.provenance import module, texts
 from trainkit.recipe.layers.merge import value_at
 
 

@@ -31,12 +31,12 @@ LISTED: Mapping[str, frozenset[str]] = {"2.13": frozenset((*_TRAINING, *_DEBUG, 
 # Of the listed ones, those that search for compiler bugs by failing.
 NOT_FOR_RUNNING = ("minifier", "TESTING_ONLY")
 
-# Names that are gone -> what stands in for each, and why it is gone.
+# Names that are gone -> what stands in for each, and why.
 GONE: Mapping[str, tuple[str, str]] = {
-    "nvfuser": ("inductor", "PyTorch has nvFuser no more"),
-    "aot_nvfuser": ("inductor", "PyTorch has nvFuser no more"),
-    "nvprims_nvfuser": ("inductor", "PyTorch has nvFuser no more"),
-    "aot_ts_nvfuser": ("inductor", "PyTorch has nvFuser no more"),
+    "nvfuser": ("inductor", "PyTorch no longer has nvFuser"),
+    "aot_nvfuser": ("inductor", "PyTorch no longer has nvFuser"),
+    "nvprims_nvfuser": ("inductor", "PyTorch no longer has nvFuser"),
+    "aot_ts_nvfuser": ("inductor", "PyTorch no longer has nvFuser"),
     "aot_cudagraphs": ("cudagraphs", "PyTorch calls it cudagraphs now"),
 }
 
@@ -47,18 +47,18 @@ def backend_in_use(asked: str) -> str:
 
 
 def compile_notices(context: Context) -> Iterator[Notice]:
-    """What is to be said of the backend; those for inference only are refused (recipe.validation.type_errors)."""
+    """Where a backend is gone, absent or of no use; those for inference only are refused with the recipe."""
     settings = context.recipe.efficiency.compile
     if not settings.enabled or context.recipe.program.kind != "builtin":
         return
     asked, used = settings.backend, backend_in_use(settings.backend)
     if asked != used:
-        yield Notice("note", f"efficiency.compile.backend {asked} is gone: {GONE[asked][1]}. {used} stands in for it.")
+        yield Notice("note", f"efficiency.compile.backend {asked} is gone: {GONE[asked][1]}, and {used} replaces it")
     version = ".".join(context.facts.packages.get("torch", "").split("+")[0].split(".")[:2])
     if version in LISTED and used not in LISTED[version]:
         known = ", ".join(sorted(name for name in LISTED[version] if refused(KEY, name) is None))
-        yield Notice("blocker", f"torch {version} lists no compile backend {used}.", f"Choose one of {known}.")
+        yield Notice("blocker", f"torch {version} has no compile backend {used}", f"choose one of {known}")
     if used == "cudagraphs" and context.topology.device != "cuda":
-        yield Notice("warning", f"cudagraphs records nothing on {context.topology.device}.", "Choose inductor.")
+        yield Notice("warning", f"cudagraphs records nothing on {context.topology.device}", "choose inductor")
     if used in _DEBUG:
-        yield Notice("note", f"efficiency.compile.backend {used} is for finding faults: it makes no step faster.")
+        yield Notice("note", f"efficiency.compile.backend {used} is for finding faults: it makes no step faster")

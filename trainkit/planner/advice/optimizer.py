@@ -1,4 +1,4 @@
-"""What a reader of the recipe may not expect of the optimizer that it names."""
+"""Settings that the chosen optimizer ignores, and what a reader may not expect of it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,14 @@ def optimizer_notices(context: Context) -> Iterator[Notice]:
     optimizer = context.recipe.optimizer
     if context.recipe.program.kind != "builtin":
         return
-    idle = [
-        f"optimizer.{name}" for name in MOMENTS if _given(context, name) and name not in known(optimizer.name).takes
-    ]
+    ignored = [f"optimizer.{name}" for name in MOMENTS if name not in known(optimizer.name).takes]
+    idle = [key for key in ignored if context.resolved.given(key)]
     if idle:
         verb = "does" if len(idle) == 1 else "do"
-        hint = "Leave it out, or give the class what it takes under optimizer.args."
-        yield Notice("warning", f"{' and '.join(idle)} {verb} nothing with {optimizer.name}.", hint)
+        hint = "leave it out, or give the class what it takes under optimizer.args"
+        yield Notice("warning", f"{' and '.join(idle)} {verb} nothing with {optimizer.name}", hint)
     if warning := known(optimizer.name).warning:
         yield Notice("warning", *warning)
     if ":" in optimizer.name and context.recipe.strategy.kind not in ("single", "ddp"):
-        what = f"{context.recipe.strategy.kind} hands {optimizer.name} shards of the parameters, not whole matrices."
-        yield Notice("warning", what, "An optimizer that looks at whole matrices needs strategy.kind: ddp.")
-
-
-def _given(context: Context, name: str) -> bool:
-    return context.resolved.given(f"optimizer.{name}") is not None
+        what = f"{context.recipe.strategy.kind} hands {optimizer.name} shards of the parameters, not whole matrices"
+        yield Notice("warning", what, "set strategy.kind to ddp for an optimizer that looks at whole matrices")

@@ -27,8 +27,8 @@ def padding_notices(context: Context) -> Iterator[Notice]:
     if recipe.efficiency.attention not in ("auto", "sdpa"):
         return
     what = (
-        f"Texts shorter than data.sequence_length {data.sequence_length} are filled up, which takes an attention mask, "
-        "and with a mask sdpa does not use its flash kernel."
+        f"texts shorter than data.sequence_length {data.sequence_length} are filled up, which takes an attention mask, "
+        "and with a mask sdpa does not use its flash kernel"
     )
-    remedy = "Set efficiency.attention: flash_attention_2, which leaves padding out"
-    yield Notice("warning", what, f"{remedy}." if labelled else f"{remedy}, or data.packing: true.")
+    remedy = "set efficiency.attention: flash_attention_2, which leaves padding out"
+    yield Notice("warning", what, remedy if labelled else f"{remedy}, or data.packing: true")

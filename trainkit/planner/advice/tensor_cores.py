@@ -34,10 +34,10 @@ SIDES = (
 HEADS = ("heads", "num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads")
 
 TILE = 128  # a usual side of the tiles that a product is cut into (QUANTIZATION)
-WASTE = 0.25  # idle share of the tiles, above which it is worth a word
+WASTE = 0.25  # idle share of the tiles, above which a notice is worth it
 
 
-def advice(context: Context) -> Iterator[Notice]:
+def tensor_core_advice(context: Context) -> Iterator[Notice]:
     """Sizes that leave tensor cores idle, where the built-in trainer computes on them."""
     used = _format(context)
     if used is None or context.recipe.program.kind != "builtin":
@@ -49,14 +49,14 @@ def advice(context: Context) -> Iterator[Notice]:
     missed = [f"{key} {size} (next {_up(size, multiple)})" for key, size in sizes.items() if size % multiple]
     missed += _heads(context, MULTIPLES[used][0])
     if missed:
-        what = f"{card.name} multiplies {used} fastest in multiples of {multiple}; not so: {', '.join(missed)}."
-        yield Notice("warning", what, f"Sizes that fit are faster at the same cost: {REQUIREMENTS}")
+        what = f"{card.name} multiplies {used} fastest in multiples of {multiple}; not so: {', '.join(missed)}"
+        yield Notice("warning", what, f"use sizes that fit, which are faster at the same cost: {REQUIREMENTS}")
     wasteful = [f"{key} {size}" for key, size in sizes.items() if size > TILE and _idle(size) > WASTE]
     if wasteful:
         what = (
-            f"Products are cut into tiles of {TILE}, of which a quarter or more stays idle with {', '.join(wasteful)}."
+            f"products are cut into tiles of {TILE}, of which a quarter or more stays idle with {', '.join(wasteful)}"
         )
-        yield Notice("note", what, f"A multiple of {TILE} costs no more time: {QUANTIZATION}")
+        yield Notice("note", what, f"use a multiple of {TILE}, which costs no more time: {QUANTIZATION}")
 
 
 def _format(context: Context) -> str | None:
@@ -99,13 +99,13 @@ def _heads(context: Context, multiple: int) -> list[str]:
     widths, heads = list(_settings(context, SIDES[:4])), list(_settings(context, HEADS))
     given = list(_settings(context, ("head_dim",)))
     if given:
-        return [f"{key} {size} (wanted: a multiple of {multiple})" for key, size in given if size % multiple]
+        return [f"{key} {size} (expected a multiple of {multiple})" for key, size in given if size % multiple]
     if not widths or not heads or heads[0][1] < 1:
         return []
     (key, count), (_, width) = heads[0], widths[0]
     wide = width // count
     return (
-        [f"{key} {count}, which makes heads {wide} wide (wanted: a multiple of {multiple})"] if wide % multiple else []
+        [f"{key} {count}, which makes heads {wide} wide (expected a multiple of {multiple})"] if wide % multiple else []
     )
 
 

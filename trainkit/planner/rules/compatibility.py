@@ -2,38 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import get_args
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, get_args
 
+from trainkit.errors import Diagnostic
 from trainkit.frameworks.registry import LAUNCHERS
-from trainkit.plan.combination import SHARED, ZERO, Amount, Combination, Refusal
-from trainkit.planner.rules import REFUSALS
+from trainkit.machine.facts import Gpu
+from trainkit.plan.combination import Amount, Combination, Refusal
+from trainkit.plan.model import Topology
+from trainkit.planner.placement import kind_of_cards
+from trainkit.planner.rules import placement, programs, training
 from trainkit.recipe.schema import StrategyKind
+from trainkit.text import counted
 
-__all__ = [
-    "DEVICES",
-    "LAUNCHERS",
-    "REFUSALS",
-    "SHARED",
-    "STRATEGIES",
-    "ZERO",
-    "Amount",
-    "Combination",
-    "Refusal",
-    "Row",
-    "refusals",
-    "table_rows",
-]
+if TYPE_CHECKING:
+    from trainkit.recipe.resolved import Resolved
 
+REFUSALS: tuple[Refusal, ...] = (*placement.REFUSALS, *training.REFUSALS, *programs.REFUSALS)
 STRATEGIES: tuple[str, ...] = get_args(StrategyKind)
-DEVICES = ("cpu", "cuda", "mps")
+DEVICES = ("cpu", "cuda", "mps")  # of the built-in trainer
 
 
 def refusals(combination: Combination) -> tuple[Refusal, ...]:
-    """Every corner of the table that the combination lies in; none means that it is sound."""
+    """Every refusal that a combination meets, those of its launcher included; none means that it can run."""
     rows = (*REFUSALS, *LAUNCHERS[combination.launcher].UNSUPPORTED)
     return tuple(refusal for refusal in rows if refusal.matches(combination))
+
+
+def spread(strategy: str, launcher: str, program: str, topology: Topology, dtype: str) -> Combination:
+    """How a plan spreads its work; everything else as it is by default."""
+    ranks, nodes = (_amount(number) for number in (topology.world_size, topology.nodes))
+    return Combination(strategy, launcher, program, topology.device, ranks, nodes, dtype)
+
+
+def unsupported(
+    resolved: Resolved, topology: Topology, cards: Sequence[Gpu], launcher: str, dtype: str
+) -> list[Diagnostic]:
+    """An error for each reason why the recipe's choices cannot run together."""
+    recipe = resolved.recipe
+    indices = [gpu.index for gpu in cards]
+    combination = replace(
+        spread(recipe.strategy.kind, launcher, recipe.program.kind, topology, dtype),
+        eval_dtype="same" if recipe.precision.eval in ("same", dtype) else "other",
+        recompute="selective" if recipe.efficiency.gradient_checkpointing.selective else "whole",
+        restarts="yes" if recipe.launcher.max_restarts else "no",
+        order="ascending" if indices == sorted(indices) else "other",
+        cards=kind_of_cards(cards),
+        saving="asynchronous" if recipe.checkpoint.asynchronous else "waited for",
+        optimizer=recipe.optimizer.name,
+        weights=recipe.precision.weights,
+        compiled=recipe.efficiency.compile.scope if recipe.efficiency.compile.enabled else "no",
+        adapters="dora" if recipe.peft.dora else recipe.peft.kind,
+        swapping="nvme" if getattr(recipe.strategy, "nvme_path", None) else "no",
+        attention=recipe.efficiency.attention,
+        model=recipe.model.kind,
+        # with `accumulation` given, `micro: auto` follows from the triangle
+        micro="searched" if recipe.batch.micro == recipe.batch.accumulation == "auto" else "given",
+        local_rank="passed" if recipe.program.local_rank else "in the environment",
+        xla_settings="given" if getattr(recipe.strategy, "xla_settings", None) else "none",
+    )
+    ranks = counted(topology.world_size, "process", "es")
+    what = f"strategy {combination.strategy} with launcher {launcher}, {ranks} on {topology.device}, {dtype}"
+    return [
+        resolved.error(
+            refusal.key,
+            f"unsupported combination: {what}",
+            f"closest supported choice: {refusal.instead}",
+            why=refusal.reason,
+        )
+        for refusal in refusals(combination)
+    ]
+
+
+def _amount(number: int) -> Amount:
+    return "one" if number == 1 else "several"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +92,13 @@ def table_rows(program: str = "builtin") -> Iterator[Row]:
     """Strategy x launcher x device for a program, on one node; the README's table is made from this."""
     for strategy in STRATEGIES:
         for launcher in LAUNCHERS:
-            yield Row(
-                strategy, launcher, tuple((device, _cell(strategy, launcher, program, device)) for device in DEVICES)
-            )
+            cells = tuple((device, _cell(strategy, launcher, program, device)) for device in DEVICES)
+            yield Row(strategy, launcher, cells)
 
 
 def _cell(strategy: str, launcher: str, program: str, device: str) -> str:
     amounts: tuple[Amount, ...] = ("one", "several")
-    sound = [amount for amount in amounts if not refusals(Combination(strategy, launcher, program, device, amount))]
-    if len(sound) == 2:
+    found = [amount for amount in amounts if not refusals(Combination(strategy, launcher, program, device, amount))]
+    if len(found) == 2:
         return "yes"
-    if not sound:
-        return "no"
-    return "one process" if sound == ["one"] else "several processes"
+    return {"one": "one process", "several": "several processes"}[found[0]] if found else "no"

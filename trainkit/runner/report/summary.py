@@ -7,7 +7,7 @@ from typing import Any
 
 from trainkit.files import read_json
 from trainkit.plan.model import Plan
-from trainkit.planner.verification import EXPECTED
+from trainkit.planner.expected import EXPECTED
 from trainkit.runner.report.card_watch import CardWatch
 from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.progress_line import Progress

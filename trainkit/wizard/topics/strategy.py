@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from trainkit.frameworks.registry import LAUNCHERS
 from trainkit.machine.facts import Gpu
-from trainkit.planner.advice.model_states import in_words, largest, parameters
+from trainkit.planner.advice.memory import in_words, largest, parameters
 from trainkit.text import counted
 from trainkit.wizard.planner_check import UNCONFIGURED, needs_strategy, reaches, used_cards, validated
 from trainkit.wizard.question import AnswerError, Choice, Question

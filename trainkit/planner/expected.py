@@ -1,0 +1,49 @@
+"""What the run expects of a program of the user's own: the rank wrapper compares each rank with it."""
+
+from __future__ import annotations
+
+import json
+
+from trainkit.lazy import load
+from trainkit.plan.context import Context
+from trainkit.plan.model import Variable
+from trainkit.plan.provenance import Source, SourcedFile, Token, token
+
+EXPECTED = "expected.json"
+RULE = "the first optimizer step of each rank is compared with the plan, through a hook on PYTHONPATH"
+BY_DEFAULT = ("hf", "accelerate")  # kinds whose libraries set the strategy up themselves
+GIVEN_DTYPE = ("hf", "accelerate", "deepspeed")  # kinds that are given the number format
+
+
+def is_verified(context: Context) -> bool:
+    """Whether the run has to show what is in force."""
+    program = context.recipe.program
+    return program.kind in BY_DEFAULT if program.verify == "auto" else program.verify
+
+
+def wrapper(context: Context) -> tuple[Token, ...]:
+    """The argv for the rank wrapper."""
+    if not is_verified(context):
+        return ()
+    keys = ("program.verify",) if context.resolved.given("program.verify") else ()
+    return (token("--expect", keys=keys, rule=RULE), token(Variable.RUN_DIR, f"/{EXPECTED}", keys=keys, rule=RULE))
+
+
+def files(context: Context) -> tuple[SourcedFile, ...]:
+    """What the ranks are compared with; null for what is not known."""
+    if not is_verified(context):
+        return ()
+    program, given = context.recipe.program.kind, context.resolved.given("precision.dtype")
+    expected: dict[str, tuple[object, Source]] = {
+        "strategy": (context.recipe.strategy.kind, Source(("strategy.kind",))),
+        "world_size": (context.topology.world_size, Source(("nodes.processes_per_node", "nodes.count"))),
+        "device": (context.topology.device, Source(("devices.type",))),
+        "dtype": (context.dtype if program in GIVEN_DTYPE and given else None, Source(("precision.dtype",))),
+    }
+    content = {name: value for name, (value, _) in expected.items()}
+    sources = {name: source for name, (_, source) in expected.items()}
+    if program == "hf":
+        arguments = list(load("trainkit.frameworks.hf_trainer.program:numbers")(context))
+        content["arguments"] = {field: value for field, value, _ in arguments}
+        sources |= {f"arguments.{field}": source for field, _, source in arguments}
+    return (SourcedFile(EXPECTED, json.dumps(content, indent=2) + "\n", sources),)
