@@ -51,13 +51,11 @@ def files(context: Context, folder: str) -> dict[str, str]:
 
 def _variables(context: Context) -> Iterator[str]:
     """Assignments in front of the command, as the shell reads them."""
-    set_by_plan = [*fsdp_config.environment(context)]
-    if torch_xla.on_xla(context):
-        set_by_plan += torch_xla.environment(context)
-    own = {name: str(value) for name, value in context.recipe.env.items()}
     # DeepSpeed's launcher ignores CUDA_VISIBLE_DEVICES beside --include and --num_gpus (launcher/runner.py).
-    devices = {name: each for name, each in _devices(context) if context.launcher != "deepspeed" or "CUDA" not in name}
-    planned = devices | {each.name: str(each.value) for each in set_by_plan}
+    planned = {name: each for name, each in _devices(context) if context.launcher != "deepspeed" or "CUDA" not in name}
+    of_xla = torch_xla.environment(context) if torch_xla.on_xla(context) else ()
+    planned |= {each.name: str(each.value) for each in (*fsdp_config.environment(context), *of_xla)}
+    own = {name: str(value) for name, value in context.recipe.env.items()}
     for name, value in ({name: each for name, each in planned.items() if name not in own} | own).items():
         yield f"{name}={shlex.quote(value) if value else ''}"
 

@@ -67,6 +67,7 @@ def read_program(draft: Draft, context: ImportContext, argv: Sequence[str]) -> l
     for name, read in FILES.items():
         if name in reading.flags:
             read(reading, name)
+    # The table's order counts: an optimizer is known before its arguments, the learning rate before the schedule.
     for each in (*FIELDS, *GONE):
         if each.name in reading.flags and each.keys and each.name not in TOGETHER:
             _by_field(reading, each)
@@ -77,7 +78,7 @@ def read_program(draft: Draft, context: ImportContext, argv: Sequence[str]) -> l
     _plain_format(reading)
     import_base(draft, context)
     _gone(reading)
-    return [word for each in found if not each.name or newest(each).name not in reading.taken for word in each.words]
+    return [word for each in found if newest(each).name not in reading.taken for word in each.words]
 
 
 def _by_field(reading: Reading, argument: Argument) -> None:
@@ -108,11 +109,10 @@ def _decoded(reading: Reading, argument: Argument, value: Any) -> Settings | Uns
     if argument.name == "optim_args":
         return optimizer.decode_arguments(value, draft.get("optimizer.name"))
     if argument.name == "lr_scheduler_type":
-        both = optimizer.decode_schedule(
-            value, _mapping(reading.value("lr_scheduler_kwargs") or ""), draft.get("optimizer.lr")
-        )
-        reading.taken |= {"lr_scheduler_kwargs"} if both else set()
-        return both or argument.decode(value)
+        kwargs = _mapping(reading.value("lr_scheduler_kwargs") or "")
+        if both := optimizer.decode_schedule(value, kwargs, draft.get("optimizer.lr")):
+            reading.taken.add("lr_scheduler_kwargs")
+            return both
     return argument.decode(value)
 
 
