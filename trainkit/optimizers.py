@@ -109,7 +109,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         "the fused one is not to be had",
         state_bytes=8,
         fixed={"foreach": True},
-        hf_unsupported=("adamw_torch is foreach on CUDA by itself", "Set optimizer.name to adamw_torch."),
+        hf_unsupported=("adamw_torch is foreach on CUDA by itself", "set optimizer.name to adamw_torch"),
     ),
     "adamw_apex_fused": Optimizer(
         "apex.optimizers:FusedAdam",
@@ -128,7 +128,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
             ),
             Unsupported("apex's kernels run on CUDA only", "optimizer.name: adamw_torch_fused", devices=("cpu", "mps")),
         ),
-        hf_unsupported=("transformers 5 no longer has it", "Set optimizer.name to adamw_torch_fused."),
+        hf_unsupported=("transformers 5 no longer has it", "set optimizer.name to adamw_torch_fused"),
     ),
     "adamw_anyprecision": Optimizer(
         "optimi:AdamW",
@@ -147,7 +147,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         ),
         hf_unsupported=(
             "transformers takes it from torchdistx, which is no longer maintained",
-            "Set optimizer.name to adamw_torch.",
+            "set optimizer.name to adamw_torch",
         ),
         keeps_rounding=True,
     ),
