@@ -188,7 +188,7 @@ def test_formats_that_the_card_lacks_block_the_run(
     plan: Callable[..., Plan], setting: dict[str, Any], said: str
 ) -> None:
     (blocker,) = blockers(plan({"precision": setting}, cards=1, names=("NVIDIA V100",)))
-    assert blocker.what.startswith(f"{said} needs compute capability 8.0")
+    assert blocker.what.startswith(f"{said} requires compute capability 8.0")
 
 
 def test_a_hub_strategy_that_cannot_be_resumed_from_and_names_that_are_gone_are_warnings(
