@@ -24,12 +24,13 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """Strategies and devices with which the built-in trainer cannot use it. Both have to fit; empty fits all."""
+    """Strategies and devices with which programs cannot use it. Both have to fit; empty fits all."""
 
     reason: str
     instead: str
     strategies: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ("builtin",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,9 @@ class Optimizer:
 
 ADAM: Mapping[str, str | tuple[str, ...]] = {"betas": ("beta1", "beta2"), "eps": "eps"}
 _TWO_MOMENTS = "8 bytes of state per parameter"
+_XLA = Unsupported(
+    "this optimizer has no step for XLA", "optimizer.name: adamw_torch", devices=("xla",), programs=("hf",)
+)
 _APEX = (
     # the package of that name on PyPI is something else
     "APEX_CPP_EXT=1 APEX_CUDA_EXT=1 pip install --no-build-isolation git+https://github.com/NVIDIA/apex, "
@@ -99,6 +103,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         "always worth a try, on a CPU too",
         state_bytes=8,
         fixed={"fused": True},
+        unsupported=(_XLA,),
         hf=MOMENTS,
     ),
     "adamw_torch_foreach": Optimizer(
@@ -174,6 +179,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
                 "optimizer.name: adafactor, or adamw_torch",
                 devices=("mps",),
             ),
+            _XLA,
         ),
         hf=MOMENTS,
         hf_aliases=("adamw_8bit",),

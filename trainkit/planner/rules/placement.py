@@ -84,12 +84,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "precision.dtype: bf16 or fp32",
     ),
     Refusal(
-        {"device": XLA, "program": ("hf",), "optimizer": ("adamw_torch_fused", "adamw_bnb_8bit")},
-        "optimizer.name",
-        "this optimizer has no step for XLA",
-        "optimizer.name: adamw_torch",
-    ),
-    Refusal(
         {"device": ("cpu", "cuda", "mps"), "xla_settings": ("given",)},
         "strategy.xla_settings",
         "only torch_xla's FSDP has these settings",

@@ -7,7 +7,7 @@ from trainkit.plan.combination import Refusal
 
 
 def _optimizer(name: str, found: Unsupported) -> Refusal:
-    when: dict[str, tuple[str, ...]] = {"program": ("builtin",), "optimizer": (name,)}
+    when: dict[str, tuple[str, ...]] = {"program": found.programs, "optimizer": (name,)}
     when |= {"strategy": found.strategies} if found.strategies else {}
     when |= {"device": found.devices} if found.devices else {}
     return Refusal(when, "optimizer.name", found.reason, found.instead)
