@@ -94,7 +94,7 @@ def test_a_circle_is_shown_as_a_chain_at_the_line_that_closes_it(places: Places)
         ("extends: {a: 1}\n", "r.yaml:1:10", "must be a preset, a path, or a list", "strategy/fsdp"),
         ("extends: [a.yaml, a.yaml]\n", "r.yaml:1:19", "extended twice", "keep"),
         ("extends: strategy/fsdp.yaml\n", "r.yaml:1:10", "no file strategy/fsdp.yaml", "`strategy/fsdp`"),
-        ("extends+: strategy/fsdp\n", "r.yaml:1:1", "means nothing", "write `extends`"),
+        ("extends+: strategy/fsdp\n", "r.yaml:1:1", "no section or setting 'extends+'", "did you mean extends?"),
     ],
 )
 def test_a_wrong_extends_is_an_error_at_its_place(refuse: Refuse, text: str, place: str, words: str, hint: str) -> None:

@@ -79,6 +79,12 @@ def test_an_unknown_modifier_is_an_error_at_its_place(places: Places, text: str,
     assert places("train: {steps: 3}\n" + text) == [(place, f"`{name}` ends in an unknown modifier")]
 
 
+@pytest.mark.parametrize("name", ["extends+", "extends!", "variants+", "variants!"])
+def test_what_a_recipe_consists_of_takes_no_modifier_in_a_variant_either(places: Places, name: str) -> None:
+    text = "train: {steps: 3}\n" + f"variants: {{a: {{{name}: strategy/fsdp}}}}\n"
+    assert places(text) == [("r.yaml:2:16", f"there is no section or setting {name!r}")]
+
+
 def test_a_change_of_kind_drops_the_weaker_fields_of_the_old_kind(solve: Solve) -> None:
     weak = "strategy: {kind: zero3, offload_param: cpu, bucket_mb: 10.0}\n"
     resolved = solve(two(weak, "strategy: {kind: ddp}\n"))

@@ -73,7 +73,7 @@ def test_variants_of_extended_files_are_inherited_and_merge_by_name(solve: Solve
         ("variants: {base: {}}\n", "r.yaml:1:12", "without a variant"),
         ("variants: {a b: {}}\n", "r.yaml:1:12", "cannot name a variant"),
         ("variants: [a]\n", "r.yaml:1:11", "must be a mapping"),
-        ("variants+: {a: {}}\n", "r.yaml:1:1", "means nothing"),
+        ("variants+: {a: {}}\n", "r.yaml:1:1", "no section or setting 'variants+'"),
     ],
 )
 def test_a_mistake_in_a_variant_is_found_at_its_place_whichever_is_chosen(

@@ -166,9 +166,6 @@ def _extends(document: Document, problems: list[Problem]) -> list[tuple[str, Mar
     """What the document extends, each with its mark; what is wrong with it is added to the problems."""
     value = document.tree.get("extends")
     mark = document.values.get("extends", Mark(1, 1))
-    at = document.keys.get("extends", mark)
-    modified = [raw for raw in ("extends+", "extends!") if raw in document.tree]
-    problems += [_problem(at, f"`{raw}` means nothing", "write `extends`") for raw in modified]
     if value is None:
         return []
     if not isinstance(value, (str, list)):

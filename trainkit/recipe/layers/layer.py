@@ -98,7 +98,7 @@ def file_layer(page: Page, base: str, document: Document) -> Layer:
     # The caret under a secret is as long as its mask, so that it does not show the secret's length.
     values |= {key: replace(values[key], length=len(MASK)) for key in secret_keys(document.tree) if key in values}
     keys = {key: page.at(mark) for key, mark in document.keys.items()}
-    tree = {key: value for key, value in document.tree.items() if key.rstrip("+!") not in _NO_SETTINGS}
+    tree = {key: value for key, value in document.tree.items() if key not in _NO_SETTINGS}
     return Layer(page.name, page.strength, base, normalise(tree, values), values, keys)
 
 

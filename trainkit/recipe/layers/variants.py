@@ -35,18 +35,13 @@ class Variant:
 
 def read_variants(document: Document, page: Page, base: str) -> tuple[list[Variant], list[Problem]]:
     """The variants that a file gives, in its order, and what is wrong with how they are written."""
-    problems = [
-        Problem(document.keys[VARIANTS], f"`{raw}` means nothing", hint=f"write `{VARIANTS}`", key=VARIANTS)
-        for raw in (f"{VARIANTS}+", f"{VARIANTS}!")
-        if raw in document.tree
-    ]
     given = document.tree.get(VARIANTS)
     if given is None:
-        return [], problems
+        return [], []
     if not isinstance(given, Mapping):
-        mark = document.values[VARIANTS]
-        return [], [*problems, Problem(mark, "`variants` must be a mapping", hint=_HINT, key=VARIANTS)]
+        return [], [Problem(document.values[VARIANTS], "`variants` must be a mapping", hint=_HINT, key=VARIANTS)]
     found: list[Variant] = []
+    problems: list[Problem] = []
     for name, body in given.items():
         wrong = list(_wrong(name, body, document))
         problems += wrong

@@ -46,7 +46,7 @@ def nearest_key(key: str) -> str | None:
     table = schema()
     siblings = {
         each.rpartition(".")[2]: each
-        for each in (*table.keys, *([] if section else ["extends"]))
+        for each in (*table.keys, *([] if section else ["extends", "variants"]))
         if each.rpartition(".")[0] == section
     }
     close = nearest(name, siblings, 0.7)

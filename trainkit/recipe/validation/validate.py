@@ -33,6 +33,7 @@ def unknown_keys(layer: Layer) -> list[Diagnostic]:
             continue
         close = nearest_key(key) if len(found) < _MAX_SUGGESTIONS else None
         section, _, name = key.rpartition(".")
+        name = name if "." in written else written
         what = f"{section} has no setting {name!r}" if section else f"there is no section or setting {name!r}"
         siblings = sorted(each.rpartition(".")[2] for each in schema().keys if each.rpartition(".")[0] == section)
         hint = f"did you mean {close}?" if close else f"known are: {', '.join(siblings)}"
@@ -59,7 +60,7 @@ def _unknown(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
             if isinstance(value, Mapping):
                 yield from _unknown(value, key)
         elif key not in schema().settings:
-            yield key, name
+            yield key, raw
 
 
 def without_unknown(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
