@@ -107,10 +107,10 @@ def _distinct(found: Iterable[Diagnostic]) -> list[Diagnostic]:
     unique: dict[tuple[str, str, str], Diagnostic] = {}
     for each in found:
         unique.setdefault((each.what, each.key, each.origin.place if each.origin else ""), each)
-    return sorted(unique.values(), key=_position)
 
+    def position(found: Diagnostic) -> tuple[bool, int, str, int, int]:
+        origin = found.origin
+        assert origin is not None
+        return (found.severity != "error", origin.strength, origin.source, origin.line, origin.column)
 
-def _position(found: Diagnostic) -> tuple[bool, int, str, int, int]:
-    origin = found.origin
-    assert origin is not None
-    return (found.severity != "error", origin.strength, origin.source, origin.line, origin.column)
+    return sorted(unique.values(), key=position)

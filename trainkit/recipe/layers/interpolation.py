@@ -200,7 +200,8 @@ class _Session:
             return [self._error(path, what, f"list {secret[0]} under env_from; the ranks then find it there")]
         if isinstance(value, str) and len(value) > MAX_LENGTH:
             raise ValueError(f"the value grows to {len(value):,} characters")
-        if isinstance(value, str) and self.reader.asked and _wants_other_than_text(_dotted(path)):
+        setting = schema().setting(_dotted(path))
+        if isinstance(value, str) and self.reader.asked and setting and not accepts(setting.annotation, str):
             value = read_scalar(value)
         _set(self.config, path, _escape(value))
         _set(self.state.tree, path, value)
@@ -241,11 +242,6 @@ class _Session:
     def _error(self, path: Path, what: str, hint: str) -> Diagnostic:
         key = _dotted(path)
         return Diagnostic("error", f"{key}: {what}", key, place_of(self.state.places, key), hint=hint)
-
-
-def _wants_other_than_text(key: str) -> bool:
-    setting = schema().setting(key)
-    return setting is not None and not accepts(setting.annotation, str)
 
 
 def _dotted(path: Path) -> str:

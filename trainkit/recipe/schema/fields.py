@@ -125,7 +125,8 @@ def _walk(
 ) -> None:
     for name, info in model.model_fields.items():
         key = f"{prefix}{info.alias or name}"
-        models = _section_models(info.annotation)
+        types = (member for member, _ in members(info.annotation))
+        models = [each for each in types if isinstance(each, type) and issubclass(each, Section)]
         if not models:
             settings.setdefault(key, []).append(_setting(key, info, variant))
             continue
@@ -156,10 +157,6 @@ def _kind(model: type[Section]) -> str:
     info = model.model_fields.get("kind")
     choices = get_args(info.annotation) if info and get_origin(info.annotation) is Literal else ()
     return str(choices[0]) if len(choices) == 1 else ""
-
-
-def _section_models(annotation: Any) -> list[type[Section]]:
-    return [member for member, _ in members(annotation) if isinstance(member, type) and issubclass(member, Section)]
 
 
 def members(annotation: Any, metadata: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:

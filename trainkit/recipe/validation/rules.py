@@ -70,17 +70,16 @@ def _program(context: Context) -> Iterator[Diagnostic]:
 
 def _script(context: Context) -> Iterator[Diagnostic]:
     script = context.get("program.script")
-    if not isinstance(script, str) or "${" in script or _is_shipped(context, context.locate("program.script")):
+    if not isinstance(script, str) or "${" in script:
+        return
+    shipped = {context.absolute(path) for path in context.files.shipped().values()}
+    origin = context.locate("program.script")
+    if origin and (origin.layer.startswith("shipped ") or context.absolute(origin.source) in shipped):
         return  # a shipped recipe is for a script that its user brings; the plan says where it is not there
     path = context.absolute(script)
     if not context.files.exists(path):
         hint = "check the path; it starts from the current folder"
         yield context.error("program.script", f"there is no file {script}", hint, why=f"it would be {path}")
-
-
-def _is_shipped(context: Context, origin: Origin | None) -> bool:
-    shipped = {context.absolute(path) for path in context.files.shipped().values()}
-    return origin is not None and (origin.layer.startswith("shipped ") or context.absolute(origin.source) in shipped)
 
 
 def _length(context: Context) -> Iterator[Diagnostic]:
