@@ -11,7 +11,7 @@ import pytest
 
 from tests.convert.test_round_trip import CPU, GLUE, Trainkit, facts
 from trainkit.cli.disk import Disk
-from trainkit.convert.export_formats import export
+from trainkit.convert.exporting import export
 from trainkit.errors import RecipeError
 from trainkit.flags.resolve import resolve
 from trainkit.plan.context import Context

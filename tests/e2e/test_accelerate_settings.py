@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from trainkit.convert.export_formats import export
+from trainkit.convert.exporting import export
 from trainkit.errors import Origin
 from trainkit.machine.facts import Facts, Gpu
 from trainkit.plan.model import Plan

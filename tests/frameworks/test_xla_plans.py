@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainkit.convert.export_formats import export
+from trainkit.convert.exporting import export
 from trainkit.errors import RecipeError
 from trainkit.frameworks.registry import PROGRAMS
 from trainkit.machine.facts import Facts

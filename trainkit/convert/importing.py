@@ -5,15 +5,17 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from trainkit.convert.command import read_command, read_target, starts
-from trainkit.convert.import_formats import FORMATS
 from trainkit.convert.shell import read_shell
 from trainkit.convert.writing import recipe_text
 from trainkit.errors import Diagnostic, RecipeError, UsageError
 from trainkit.flags.resolve import resolve
+from trainkit.frameworks.accelerate import importer as accelerate
 from trainkit.frameworks.base.draft import Draft, ImportContext
 from trainkit.frameworks.base.foreign_file import SCRIPT, SUFFIXES, ForeignFile, open_foreign_file, script_text
+from trainkit.frameworks.deepspeed import importer as deepspeed
 from trainkit.frameworks.registry import PROGRAMS
 from trainkit.plan.support import unreached
 from trainkit.recipe.layers.paths import Files, absolute, seen_from
@@ -22,9 +24,22 @@ from trainkit.recipe.resolved import Request, Resolved
 NO_LENGTH = "the file does not say how long to train: set it"
 
 
+class Format(Protocol):
+    """What a module for files of one kind offers; both functions are pure."""
+
+    def recognises(self, tree: Mapping[str, Any]) -> bool:
+        """Whether a file that holds this mapping is of the kind."""
+
+    def read(self, draft: Draft, context: ImportContext, source: ForeignFile) -> None:
+        """Settings, remarks and problems out of the file."""
+
+
+FORMATS: dict[str, Format] = {"accelerate": accelerate, "deepspeed": deepspeed}
+
+
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """The recipe's text, and what is to be said besides."""
+    """The recipe's text, and warnings on it."""
 
     text: str
     warnings: tuple[Diagnostic, ...]
@@ -58,15 +73,15 @@ def import_words(
     if draft.problems:
         raise RecipeError(draft.problems)
     text = recipe_text(draft, posixpath.dirname(target), schema_uri)
-    resolved = _judge(draft, context, target, text)
+    resolved = _resolved(draft, context, target, text)
     if _leave_out(draft, resolved):
         text = recipe_text(draft, posixpath.dirname(target), schema_uri)
-        _judge(draft, context, target, text)
+        _resolved(draft, context, target, text)
     return Imported(text, _absent(draft, context))
 
 
 def _leave_out(draft: Draft, resolved: Resolved) -> bool:
-    """Take out what a launcher's file or flags say and the program cannot be told."""
+    """Take out what a launcher's file or flags set and what does not reach the program."""
     kind = resolved.recipe.program.kind
     found = [each for each in unreached(resolved, PROGRAMS[kind].REACH, kind) if each.key in draft.settings]
     for each in found:
@@ -102,24 +117,19 @@ def _read_file(draft: Draft, context: ImportContext, path: str, program: Sequenc
     source = open_foreign_file(context, path, program)
     draft.title = path
     draft.name = posixpath.splitext(posixpath.basename(path))[0]
-    _format(source, draft, context)
+    found = next((each for each in FORMATS.values() if each.recognises(source.tree)), None)
+    if found is None:
+        shown = ", ".join(sorted(map(str, source.tree))[:5])
+        what = f"{path} is of no known kind ({', '.join(sorted(FORMATS))}); it has {shown}"
+        raise UsageError(what, hint="check the file")
+    found.read(draft, context, source)
     if program:
         read_target(draft, context, program, kind or draft.get("program.kind"))
     elif draft.get("train.steps") is None:
         draft.set("train.epochs", 1, source.at(""), NO_LENGTH)
 
 
-def _format(source: ForeignFile, draft: Draft, context: ImportContext) -> None:
-    for each in FORMATS.values():
-        if each.recognises(source.tree):
-            each.read(draft, context, source)
-            return
-    known = ", ".join(sorted(FORMATS))
-    shown = ", ".join(sorted(map(str, source.tree))[:5])
-    raise UsageError(f"{source.path} is of no kind that is known ({known}); it has {shown}", hint="check the file")
-
-
-class _With:
+class _WrittenFiles:
     """The files as they will be once the recipe is written, and the program is there."""
 
     def __init__(self, files: Files, written: Mapping[str, str], there: Sequence[str]) -> None:
@@ -138,10 +148,10 @@ class _With:
         return self._files.shipped()
 
 
-def _judge(draft: Draft, context: ImportContext, target: str, text: str) -> Resolved:
+def _resolved(draft: Draft, context: ImportContext, target: str, text: str) -> Resolved:
     """The text as trainkit reads it. Raises RecipeError with what `trainkit check` would say, at its place."""
     script = draft.get("program.script")
-    files = _With(context.files, {target: text}, [absolute(script, context.cwd)] if script else [])
+    files = _WrittenFiles(context.files, {target: text}, [absolute(script, context.cwd)] if script else [])
     try:
         return resolve(Request(recipe=target, cwd=context.cwd), files)
     except RecipeError as error:

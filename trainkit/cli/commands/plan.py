@@ -112,7 +112,7 @@ def other_plan(word: str) -> Plan:
 
 def write_export(resolved: Resolved, facts: Facts, tool: str, folder: str | None) -> None:
     """Export the plan of a recipe that has been found sound. Raises UsageError where it cannot be written."""
-    from trainkit.convert.export_formats import EXPORTS, export
+    from trainkit.convert.exporting import EXPORTS, export
     from trainkit.planner.build import decide
 
     if tool not in EXPORTS:
