@@ -13,8 +13,16 @@ from collections.abc import Mapping
 from trainkit.files import cache_folder
 
 
+def try_lock(fd: int) -> bool:
+    """Lock an open file exclusively if it is free. It stays locked while any process has this descriptor."""
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
 class Lock:
-    """An exclusive flock on a file; held while any process has this descriptor."""
+    """A file to be locked; the lock is held while any process has its descriptor."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -30,10 +38,7 @@ class Lock:
 
     def acquire(self) -> bool:
         """Take the lock if it is free."""
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        return False
+        return try_lock(self.fd)
 
 
 def lock_folder(environ: Mapping[str, str], run_dir: str) -> str:

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -123,10 +124,8 @@ class Relay:
 
     def _show_logs(self, most: int | None) -> None:
         for stream, tail in self._tails.items():
-            left = most
-            while (left is None or left > 0) and (data := tail.read()):
+            for data in islice(iter(tail.read, b""), most):
                 self._console.program(stream, data)
-                left = None if left is None else left - 1
 
     def _draw(self) -> bool:
         now = time.monotonic()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import stat
@@ -13,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from trainkit.errors import MachineError
 from trainkit.machine.held_cards import folder, holder, open_lock, path
+from trainkit.runner.locks import try_lock
 
 # A reader of the lock (`trainkit gpus`, another run's probe) has it for an instant; a run has it for good.
 PATIENCE_SECONDS = 0.3
@@ -60,15 +60,13 @@ class Cards:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             fd = self._open(name)
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_only_name(fd, name):
-                    self.fds.append(fd)
-                    self._paths.append(name)
-                    return True
-                os.close(fd)  # its holder removed it just now: open the next one
-                continue
+            if (locked := try_lock(fd)) and _is_only_name(fd, name):
+                self.fds.append(fd)
+                self._paths.append(name)
+                return True
             os.close(fd)
+            if locked:  # its holder removed it just now: open the next one
+                continue
             if time.monotonic() > deadline:
                 return False
             time.sleep(STEP_SECONDS)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.files import read_json
+from trainkit.runner.locks import try_lock
 from trainkit.runner.rundir.layout import RunLayout
 
 STATES = ("starting", "running", "ended")
@@ -72,12 +73,9 @@ def is_running(layout: RunLayout) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not try_lock(fd)
     finally:
         os.close(fd)
-    return False
 
 
 def hold(layout: RunLayout) -> int:
