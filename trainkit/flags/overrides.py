@@ -49,7 +49,7 @@ def override_layers(
     found: list[Diagnostic] = []
     used = _in_order(list(_split(words, strength, found)))
     given = frozenset(each.flag.name for each in used if each.flag)
-    # They decide whom a flag is for, and are read as typed.
+    # Other words of this line that decide whom a flag is for: they are no layer yet, so they are read as typed.
     typed = {each.key: each.value for each in used if each.key in ("program.kind", ARGUMENTS)}
     found += _rivals(used, strength)
     layers = []
@@ -61,7 +61,7 @@ def override_layers(
         else:
             assignments, diagnostics = _dotted(each, origin)
         found += diagnostics
-        if assignments:
+        if assignments:  # a layer each, so that `explain` shows a flag that a later one on the line replaces
             layers.append(layer_of("flag", strength, cwd, assignments))
     return layers, found
 

@@ -29,18 +29,21 @@ def resolve_with(arguments: Arguments, request: Request, files: Files) -> Resolv
     Raises RecipeError with every error that can be known at once.
     """
     layers, found, sources = _layers(arguments, request, files)
-    others = sources.other_variants(request.variant)
+    # A mistake in a variant that is not chosen is reported too, before the day on which it is.
+    judged = [*layers, *sources.other_variants(request.variant)]
     state = merge(layers)
     found += state.errors
-    for layer in (*layers, *others):
+    for layer in judged:
         found += [*unknown_keys(layer), *written_secrets(layer)]
+    # Reported above at the place of each layer; interpolation and validation would report them once more.
     state.tree = without_unknown(state.tree)
     if sources.incomplete:
         _assume_kinds(state)
     unresolved = interpolate(state, request.environ, defaults(_kinds(state)))
     found += unresolved
     kinds = _kinds(state)
-    for layer in (*layers, *others):
+    # Each layer alone, before the whole: a wrong value that a stronger layer replaces is wrong all the same.
+    for layer in judged:
         found += validate_layer(layer, kinds, interpolated)
     locate = partial(place_of, state.places)
     found += contradictions(state)
@@ -52,17 +55,14 @@ def resolve_with(arguments: Arguments, request: Request, files: Files) -> Resolv
     recipe, wrong = validate(state.tree, locate)
     # The text of a reference that leads nowhere is no value, so its type is not judged.
     silent = {each.key for each in unresolved if each.severity == "error"}
-    whole = Origin("the recipe as a whole", len(layers), request.recipe or "command line")
     found += [each for each in wrong if each.key not in silent]
-    found = _distinct(each if each.origin else replace(each, origin=whole) for each in found)
+    found = _distinct(found, Origin("the recipe as a whole", len(layers), request.recipe or "command line"))
     if any(each.severity == "error" for each in found):
         raise RecipeError(found)
-    assert recipe is not None, "a recipe is refused without a word"
+    assert recipe is not None, "a recipe is refused without a diagnostic"
     history = {key: tuple(entries) for key, entries in state.history.items()}
-    absent = absent_inputs(recipe, files, on_disk)
-    return Resolved(
-        recipe, state.tree, history, attachments, tuple(found), state.places, absent, sources.descriptions()
-    )
+    absent, variants = absent_inputs(recipe, files, on_disk), sources.descriptions()
+    return Resolved(recipe, state.tree, history, attachments, tuple(found), state.places, absent, variants)
 
 
 def _layers(arguments: Arguments, request: Request, files: Files) -> tuple[list[Layer], list[Diagnostic], Sources]:
@@ -102,11 +102,12 @@ def _assume_kinds(state: Merge) -> None:
             given["kind"] = next(fitting, default_kind(section))
 
 
-def _distinct(found: Iterable[Diagnostic]) -> list[Diagnostic]:
-    """Each finding once, in the order of the layers and then of the lines."""
+def _distinct(found: Iterable[Diagnostic], whole: Origin) -> list[Diagnostic]:
+    """Each finding once, in the order of the layers and then of the lines. whole: the place of those without one."""
     unique: dict[tuple[str, str, str], Diagnostic] = {}
     for each in found:
-        unique.setdefault((each.what, each.key, each.origin.place if each.origin else ""), each)
+        placed = each if each.origin else replace(each, origin=whole)
+        unique.setdefault((placed.what, placed.key, placed.origin.place if placed.origin else ""), placed)
 
     def position(found: Diagnostic) -> tuple[bool, int, str, int, int]:
         origin = found.origin

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-MASK = "***"
+MASK = "***"  # the same for every value, so that not even a length is shown
 
 
 def _set(words: str) -> frozenset[str]:

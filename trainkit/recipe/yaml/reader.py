@@ -58,6 +58,7 @@ def printable(line: str) -> str:
     return "".join(char if char.isprintable() or char == "\t" else "\ufffd" for char in line[:500])
 
 
+# Bounds far above any recipe: a small file must not take minutes, or all memory, to be refused.
 MAX_DEPTH = 100
 MAX_VALUES = 100_000
 MAX_ALIASED = 20_000  # values that come into being by `*alias` alone
@@ -93,6 +94,7 @@ class _Composer:
 
     def __init__(self, text: str, dialect: Dialect, loader: Any) -> None:
         self.text, self.dialect = text, dialect
+        # Events, not nodes: they come as they are parsed, so that the bounds stop a file before it is in memory.
         self.events: Iterator[Any] = yaml.parse(text, Loader=loader)
         self.values: dict[str, Mark] = {}
         self.keys: dict[str, Mark] = {}
