@@ -199,7 +199,7 @@ def test_a_hub_strategy_that_cannot_be_resumed_from_and_names_that_are_gone_are_
 
     assert "no optimizer state" in warned({"push_to_hub": True})[0]
     assert warned({"push_to_hub": True, "hub_strategy": "checkpoint"}) == []
-    assert "no overwrite_output_dir any more" in warned(["--overwrite_output_dir"])[0]
+    assert "no longer have overwrite_output_dir" in warned(["--overwrite_output_dir"])[0]
     assert warned(["--overwrite_output_dir"], transformers="4.57.6") == []
 
 

@@ -20,19 +20,19 @@ def notices(context: Context) -> Iterator[Notice]:
     """Every notice."""
     installed, own = version(context), own_flags(context)
     if at_least(installed, BEYOND):  # one that is missing or too old is a missing package
-        what = f"transformers {installed} is newer than trainkit knows: its settings may have other names."
+        what = f"transformers {installed} is newer than trainkit knows: its settings may have other names"
         yield Notice("blocker", what, f"Run: pip install 'transformers<{BEYOND}'")
     yield from _gone(context)
     push, strategy = own.get("push_to_hub"), own.get("hub_strategy")
     chosen = strategy.values[0] if strategy and strategy.values else "every_save"
     if push and push.switch is not False and chosen not in RESUMABLE:
-        what = f"hub_strategy {chosen} pushes no optimizer state: training cannot be resumed from the hub."
-        yield Notice("warning", what, "Set hub_strategy: checkpoint in program.args to push a last-checkpoint too.")
+        what = f"hub_strategy {chosen} pushes no optimizer state: training cannot be resumed from the hub"
+        yield Notice("warning", what, "set hub_strategy to checkpoint in program.args to push a last-checkpoint too")
     if "output_dir" in own:
-        what = "program.args name an output_dir: the program's files lie there and not in the run directory."
-        yield Notice("note", what, "checkpoint.resume: auto does not look there.")
+        what = "program.args name an output_dir: the program's files lie there and not in the run directory"
+        yield Notice("note", what, "checkpoint.resume auto does not look there")
     if context.resume.path is not None:  # TrainingArguments only hold the path, as their documentation says
-        what = "Trainer leaves --resume_from_checkpoint to the script, which has to hand it to train()."
+        what = "Trainer leaves --resume_from_checkpoint to the script, which has to hand it to train()"
         yield Notice("note", what)
     yield from _abbreviated(context)
 
@@ -42,8 +42,8 @@ def _gone(context: Context) -> Iterator[Notice]:
         old = BY_GONE_NAME.get(flag.name)
         if old and not old.known_to(version(context)):
             name = written(flag).removeprefix("--")
-            what = f"TrainingArguments of transformers {version(context)} have no {name} any more."
-            yield Notice("warning", what, f"Unless the script declares it itself, write {old.help}.")
+            what = f"TrainingArguments of transformers {version(context)} no longer have {name}"
+            yield Notice("warning", what, f"unless the script declares it itself, write {old.help}")
 
 
 def _abbreviated(context: Context) -> Iterator[Notice]:
@@ -53,6 +53,6 @@ def _abbreviated(context: Context) -> Iterator[Notice]:
         meant = sorted(field for field in ours if field.startswith(name) and field != name)
         if meant and name not in ours:
             what = (
-                f"{written(flag)} may be read as short for --{meant[0]}; the plan gives that too, and its value counts."
+                f"{written(flag)} may be read as short for --{meant[0]}; the plan gives that too, and its value counts"
             )
-            yield Notice("warning", what, "Write the flag in full, unless the script has one of this very name.")
+            yield Notice("warning", what, "write the flag in full, unless the script has one of this very name")

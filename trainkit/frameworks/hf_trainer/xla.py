@@ -57,19 +57,19 @@ def notices(context: Context) -> Iterator[Notice]:
     if not on_xla(context) or not isinstance(strategy, Fsdp):
         return
     if not can(OPTIMIZER, context):
-        what = f"transformers {version(context)} lacks {OPTIMIZER}; Trainer fails before step 1."
+        what = f"transformers {version(context)} lacks {OPTIMIZER}; Trainer fails before step 1"
         yield Notice("blocker", what, f"Run: pip install 'transformers<{UNTIL[OPTIMIZER]}'")
     if is_spmd(context):
         what = (
             "Trainer shards the output of a causal language model, or a tensor or tuple of three dimensions; with "
-            "other outputs it ends with an error."
+            "other outputs it ends with an error"
         )
         yield Notice("note", what)
     else:
-        yield Notice("note", "FSDP's version 1 shards over processes, and one process keeps every shard.")
+        yield Notice("note", "FSDP's version 1 shards over processes, and one process keeps every shard")
     if strategy.auto_wrap == "transformer" and not strategy.wrap_classes:
-        what = "strategy.wrap_classes is empty: a model that does not name its blocks (_no_split_modules) is one unit."
-        yield Notice("note", what, "Name the class of its blocks.")
+        what = "strategy.wrap_classes is empty: a model that does not name its blocks (_no_split_modules) is one unit"
+        yield Notice("note", what, "name the class of its blocks")
 
 
 def _error(context: Context, key: str, why: str, hint: str, value: object = None) -> Diagnostic:
