@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.frameworks.deepspeed.config import deepspeed_config
-from trainkit.plan.model import BatchArithmetic
-from trainkit.recipe.resolved import Attachment
+from trainkit.machine.facts import Facts
+from trainkit.plan.context import Context
+from trainkit.plan.model import BatchArithmetic, NodeGroup, Resume, Topology
+from trainkit.recipe.resolved import Attachment, Resolved
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.validation.validate import with_kinds
 
@@ -98,11 +100,21 @@ def write_settings(run_dir: Path, case: Case, corpus: Path, *, resume: Path | No
         "deepspeed": "deepspeed.json" if zero else None,
     }
     if zero:
-        content, _ = deepspeed_config(recipe, batch, recipe.precision.dtype, _without_persistence(recipe))
+        content, _ = deepspeed_config(_decided(recipe, batch), "builtin")
         (run_dir / "deepspeed.json").write_text(json.dumps(content))
     path = run_dir / "trainer.json"
     path.write_text(json.dumps(settings))
     return path
+
+
+def _decided(recipe: Recipe, batch: BatchArithmetic) -> Context:
+    """As much of a plan's decisions as DeepSpeed's file follows from."""
+    base = _without_persistence(recipe)
+    resolved = Resolved(recipe, {}, {}, {} if base is None else {"strategy.config": base})
+    facts = Facts(sys.platform, "", "", "", sys.executable, batch.ranks, 0)
+    topology = Topology("cpu", (NodeGroup(1, batch.ranks, ("cpu",) * batch.ranks),))
+    dtype = "fp32" if recipe.precision.dtype == "auto" else recipe.precision.dtype
+    return Context(resolved, facts, topology, "torchrun", (), batch, dtype, "parity", Resume(None, 0, ""))
 
 
 def _without_persistence(recipe: Recipe) -> Attachment | None:

@@ -47,7 +47,7 @@ def test_a_file_of_known_keys_becomes_settings_and_is_not_needed_any_more() -> N
         "optimizer.lr": 0.00015,
         "optimizer.weight_decay": 0.01,
         "optimizer.beta2": 0.999,
-        "train.max_grad_norm": 0,
+        "train.max_grad_norm": 1.0,
         "train.epochs": 1,
     }
 

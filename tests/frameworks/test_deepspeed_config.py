@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 
+from tests.frameworks.deepspeed_contexts import HERE, base_of, context_of
 from trainkit.errors import Origin, RecipeError
-from trainkit.frameworks.deepspeed.config import deepspeed_config
-from trainkit.plan.model import BatchArithmetic
+from trainkit.frameworks.deepspeed.config import Sources, Tree, deepspeed_config
+from trainkit.plan.context import Dtype
 from trainkit.recipe.resolved import Attachment
-from trainkit.recipe.schema import Recipe
-
-BATCH = BatchArithmetic(32, 4, 4, 2, 4)
 
 # What HF's documentation shows for ZeRO-3 with offload, all "auto".
 HF_FILE: dict[str, Any] = {
@@ -39,22 +37,22 @@ HF_FILE: dict[str, Any] = {
 }
 
 
-def recipe_of(**strategy: Any) -> Recipe:
-    return Recipe.model_validate({"strategy": {"kind": "zero2", **strategy}})
+def strategy_of(**strategy: Any) -> dict[str, Any]:
+    return {"strategy": {"kind": "zero2", **strategy}}
 
 
-def base_of(tree: Any, **origins: Origin) -> Attachment:
-    return Attachment("/ds.json", tree, {key.replace("__", "."): origin for key, origin in origins.items()})
+def made(recipe: dict[str, Any], dtype: Dtype = "fp32", base: Attachment | None = None) -> tuple[Tree, Sources]:
+    return deepspeed_config(context_of(recipe, dtype, base), "builtin")
 
 
-def problems(recipe: Recipe, tree: Any, dtype: str = "fp32") -> list[str]:
+def problems(recipe: dict[str, Any], tree: Any) -> list[str]:
     with pytest.raises(RecipeError) as caught:
-        deepspeed_config(recipe, BATCH, dtype, base_of(tree))
+        made(recipe, base=base_of(tree))
     return [found.what for found in caught.value.diagnostics]
 
 
 def test_without_a_base_file_the_recipe_says_everything() -> None:
-    content, sources = deepspeed_config(recipe_of(bucket_mb=1.0), BATCH, "fp32")
+    content, sources = made(strategy_of(bucket_mb=1.0), "fp32")
     assert content == {
         "train_batch_size": 32,
         "train_micro_batch_size_per_gpu": 4,
@@ -72,8 +70,8 @@ def test_without_a_base_file_the_recipe_says_everything() -> None:
 
 
 def test_every_auto_of_a_usual_file_is_filled_and_the_rest_is_kept() -> None:
-    recipe = recipe_of(kind="zero3", offload_optimizer="cpu")
-    content, sources = deepspeed_config(recipe, BATCH, "bf16", base_of(HF_FILE))
+    recipe = strategy_of(kind="zero3", offload_optimizer="cpu")
+    content, sources = made(recipe, "bf16", base_of(HF_FILE))
     assert "auto" not in str(content)
     assert content["bf16"] == {"enabled": True}
     assert content["fp16"]["enabled"] is False
@@ -90,21 +88,21 @@ def test_every_auto_of_a_usual_file_is_filled_and_the_rest_is_kept() -> None:
 
 
 def test_swapping_to_nvme_is_written_out_with_what_makes_it_more_than_a_word() -> None:
-    recipe = recipe_of(kind="zero3", offload_optimizer="nvme", offload_param="nvme", nvme_path="/disk")
-    content, sources = deepspeed_config(recipe, BATCH, "bf16")
+    recipe = strategy_of(kind="zero3", offload_optimizer="nvme", offload_param="nvme", nvme_path="/disk")
+    content, sources = made(recipe, "bf16")
     zero = content["zero_optimization"]
     assert zero["offload_optimizer"] == {"device": "nvme", "nvme_path": "/disk", "buffer_count": 4}
     assert zero["offload_param"] == {"device": "nvme", "nvme_path": "/disk", "max_in_cpu": 0}
     assert content["aio"]["queue_depth"] == 32
     assert ("zero_optimization.offload_param.nvme_path", ("strategy.nvme_path",)) in sources
     base = base_of({"aio": {"queue_depth": 8}, "zero_optimization": {"offload_param": {"max_in_cpu": 5}}})
-    own, _ = deepspeed_config(recipe, BATCH, "bf16", base)
+    own, _ = made(recipe, "bf16", base)
     assert (own["aio"]["queue_depth"], own["zero_optimization"]["offload_param"]["max_in_cpu"]) == (8, 5)
 
 
 def test_the_base_file_is_not_changed() -> None:
     before = str(HF_FILE)
-    deepspeed_config(recipe_of(kind="zero3", offload_optimizer="cpu"), BATCH, "bf16", base_of(HF_FILE))
+    made(strategy_of(kind="zero3", offload_optimizer="cpu"), "bf16", base_of(HF_FILE))
     assert str(HF_FILE) == before
 
 
@@ -133,28 +131,27 @@ def test_the_base_file_is_not_changed() -> None:
     ],
 )
 def test_what_disagrees_with_the_recipe_is_an_error_that_names_it(tree: Any, named: str) -> None:
-    assert any(named in what for what in problems(recipe_of(), tree))
+    assert any(named in what for what in problems(strategy_of(), tree))
 
 
 def test_a_number_may_be_written_as_a_float() -> None:
-    content, _ = deepspeed_config(recipe_of(), BATCH, "fp32", base_of({"gradient_clipping": 1}))
+    content, _ = made(strategy_of(), "fp32", base_of({"gradient_clipping": 1}))
     assert content["gradient_clipping"] == 1
 
 
 def test_every_disagreement_is_reported_at_once_with_both_places() -> None:
     there = Origin("file ds.json", 0, "ds.json", 3, 5)
-    here = Origin("file run.yaml", 1, "run.yaml", 7, 2)
     base = base_of({"train_batch_size": 64, "gradient_clipping": 0.5}, train_batch_size=there)
     with pytest.raises(RecipeError) as caught:
-        deepspeed_config(recipe_of(), BATCH, "fp32", base, lambda key: here if key == "batch.global" else None)
+        made({**strategy_of(), "batch": {"global": 32}}, "fp32", base)
     batch, clipping = caught.value.diagnostics
     assert (batch.origin, batch.key) == (there, "batch.global")
-    assert "run.yaml:7:2" in batch.why
+    assert HERE.place in batch.why
     assert "default" in clipping.why
 
 
 def test_a_setting_of_speed_alone_yields_to_the_file_unless_the_recipe_states_it() -> None:
     tree = {"zero_optimization": {"reduce_bucket_size": 1000}}
-    content, _ = deepspeed_config(recipe_of(), BATCH, "fp32", base_of(tree))
+    content, _ = made(strategy_of(), "fp32", base_of(tree))
     assert content["zero_optimization"]["reduce_bucket_size"] == 1000
-    assert "reduce_bucket_size is 1000" in problems(recipe_of(bucket_mb=25.0), tree)[0]
+    assert "reduce_bucket_size is 1000" in problems(strategy_of(bucket_mb=25.0), tree)[0]

@@ -10,7 +10,8 @@ from trainkit.errors import RecipeError
 from trainkit.frameworks.accelerate import exporter as accelerate
 from trainkit.frameworks.accelerate.fields import SETTINGS
 from trainkit.frameworks.deepspeed import exporter as deepspeed
-from trainkit.frameworks.deepspeed.program import OPTIMIZERS, has_schedule
+from trainkit.frameworks.deepspeed.fields import CARRIED as OF_DEEPSPEED
+from trainkit.frameworks.deepspeed.optimizer import TYPES, has_schedule
 from trainkit.frameworks.hf_trainer import exporter as hf_trainer
 from trainkit.frameworks.hf_trainer.support import REACH
 from trainkit.frameworks.torch_xla import on_xla
@@ -49,11 +50,7 @@ CARRIED: Mapping[str, frozenset[str]] = {
         "launcher.kind", "launcher.max_restarts", "output.root", "env", "devices.type", "devices.select",
         "devices.order",
     }),
-    "deepspeed": frozenset({
-        *_ZERO, "batch.global", "batch.micro", "logging.every_steps", "train.steps",
-        *(f"optimizer.{name}" for name in ("name", "lr", "weight_decay", "beta1", "beta2", "eps")),
-        *(f"schedule.{name}" for name in ("name", "warmup_steps", "min_lr_ratio")),
-    }),
+    "deepspeed": frozenset({*_ZERO, *OF_DEEPSPEED}),
     "accelerate": frozenset({
         *_ZERO, *(key for each in SETTINGS for key in each.keys), "batch.global", "batch.micro", "efficiency.compile",
     }),
@@ -184,7 +181,7 @@ def _absent(context: Context, name: str) -> tuple[str, ...]:
     kind = context.recipe.program.kind
     if name != "deepspeed":
         return ()
-    makes = kind == "deepspeed" or (kind in _FILELESS and context.recipe.optimizer.name in OPTIMIZERS)
+    makes = kind == "deepspeed" or (kind in _FILELESS and context.recipe.optimizer.name in TYPES.values())
     if makes and has_schedule(context):
         return ()
     return ("schedule.", "train.steps") if makes else ("schedule.", "train.steps", "optimizer.", "logging.")

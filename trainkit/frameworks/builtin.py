@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import Diagnostic
 from trainkit.frameworks.base.program import Detection, all_own, nothing
+from trainkit.frameworks.deepspeed.fields import FILE
 from trainkit.plan.context import Context
 from trainkit.plan.model import Preparation, Variable, text
 from trainkit.plan.provenance import Source, SourcedFile, Token, module, texts, token
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
 
 SETTINGS = "trainer.json"
-DEEPSPEED = "deepspeed.json"
 
 _OLD = "The built-in trainer uses fully_shard, which is version 2."
 _SAME = "Every rank builds the same weights from the seed."
@@ -83,7 +83,11 @@ def argv(context: Context) -> tuple[Token, ...]:
 def files(context: Context) -> tuple[SourcedFile, ...]:
     """The trainer's settings, and DeepSpeed's for the zero strategies."""
     settings = SourcedFile(SETTINGS, _json(_settings(context)), _setting_sources(context))
-    return (settings, _deepspeed_file(context)) if context.zero else (settings,)
+    if not context.zero:
+        return (settings,)
+    from trainkit.frameworks.deepspeed.config import config_file
+
+    return (settings, config_file(context, "builtin"))
 
 
 def preparations(context: Context) -> tuple[Preparation, ...]:
@@ -117,7 +121,7 @@ def _settings(context: Context) -> dict[str, Any]:
         "dtype": context.dtype,
         "training_digest": context.training_digest,
         "resume": {"path": context.resume.path, "step": context.resume.step},
-        "deepspeed": DEEPSPEED if context.zero else None,
+        "deepspeed": FILE if context.zero else None,
     }
 
 
@@ -138,15 +142,6 @@ def _setting_sources(context: Context) -> dict[str, Source]:
         "resume": Source(("checkpoint.resume",)),
         "deepspeed": Source(("strategy.kind",)),
     }
-
-
-def _deepspeed_file(context: Context) -> SourcedFile:
-    from trainkit.frameworks.deepspeed.config import deepspeed_config
-
-    resolved = context.resolved
-    base = resolved.attachments.get("strategy.config")
-    content, made_by = deepspeed_config(resolved.recipe, context.batch, context.dtype, base, resolved.given)
-    return SourcedFile(DEEPSPEED, _json(content), {key: Source(tuple(keys)) for key, keys in made_by})
 
 
 def _json(value: Any) -> str:

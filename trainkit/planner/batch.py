@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from trainkit.errors import Diagnostic, Origin, RecipeError
+from trainkit.frameworks.deepspeed.fields import BATCH
 from trainkit.plan.model import BatchArithmetic
 from trainkit.recipe.validation.batch_conflicts import GIVES_WAY
 from trainkit.text import counted
@@ -15,11 +16,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MICRO = 8  # samples, where neither the recipe nor a DeepSpeed file sets batch.micro; less where it must divide
 # What a DeepSpeed file of the user's calls them; it counts where no layer gives a value.
-IN_FILE = {
-    "global": "train_batch_size",
-    "micro": "train_micro_batch_size_per_gpu",
-    "accumulation": "gradient_accumulation_steps",
-}
+IN_FILE = {row.keys[0].removeprefix("batch."): row.name for row in BATCH}
 
 
 def solve_batch(resolved: Resolved, ranks: int) -> BatchArithmetic:

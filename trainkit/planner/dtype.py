@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from trainkit.frameworks.deepspeed.strategy import formats
 from trainkit.machine.facts import Gpu
 from trainkit.optimizers import optimizer
 from trainkit.plan.context import Context, Dtype
 from trainkit.plan.model import Notice
-from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.schema import Recipe
 
 LOW: tuple[Dtype, ...] = ("bf16", "fp16")
@@ -21,7 +21,7 @@ def choose_dtype(recipe: Recipe, device: str, cards: Sequence[Gpu], in_file: obj
     in_file: a DeepSpeed file of the user's, where no layer says a format.
     """
     for dtype in LOW:
-        if value_at(in_file, f"{dtype}.enabled") is True:
+        if dtype in formats(in_file):
             return dtype
     wanted = recipe.precision.dtype
     if wanted != "auto":

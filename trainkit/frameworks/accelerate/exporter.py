@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from trainkit.frameworks.accelerate import launcher
-from trainkit.frameworks.accelerate.fields import DEEPSPEED
 from trainkit.frameworks.accelerate.flags import CONFIG
 from trainkit.frameworks.accelerate.program import deepspeed_file
+from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
 from trainkit.frameworks.torch_xla import on_xla
 from trainkit.machine.selection import ORDER
 from trainkit.plan.combination import Combination

@@ -27,11 +27,11 @@ from trainkit.frameworks.accelerate.setting import (
 from trainkit.frameworks.base.draft import card
 from trainkit.frameworks.base.fields import Settings, Unsupported
 from trainkit.frameworks.base.launcher_flags import fixed, rule, whole_number
+from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
 from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
 from trainkit.plan.provenance import Source
 
-DEEPSPEED = "deepspeed.json"
 MIXED = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 COMPILE = "efficiency.compile"
 RANKS = ("nodes.count", "nodes.processes_per_node", "devices.select", "strategy.kind")

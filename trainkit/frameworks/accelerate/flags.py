@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainkit.frameworks.accelerate.fields import DEEPSPEED, SETTINGS
+from trainkit.frameworks.accelerate.fields import SETTINGS
 from trainkit.frameworks.accelerate.setting import is_zero, through_torchrun, when
 from trainkit.frameworks.base.fields import UNSET
 from trainkit.frameworks.base.launcher_flags import LauncherFlag, families, fixed, rule, switches, values
+from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
 from trainkit.frameworks.torchrun import OWN_FILES
 from trainkit.plan.context import Context
 from trainkit.plan.model import Variable

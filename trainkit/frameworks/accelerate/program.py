@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from trainkit.errors import Diagnostic
-from trainkit.frameworks.accelerate.fields import DEEPSPEED, SETTINGS
+from trainkit.frameworks.accelerate.fields import SETTINGS
 from trainkit.frameworks.accelerate.setting import given
 from trainkit.frameworks.accelerate.support import REACH, unsupported
 from trainkit.frameworks.base import own_scripts, verbosity
 from trainkit.frameworks.base.fields import UNSET
 from trainkit.frameworks.base.program import Detection, all_own
 from trainkit.frameworks.deepspeed import ops
-from trainkit.frameworks.deepspeed.readers import ACCELERATOR
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice, Preparation
-from trainkit.plan.provenance import Source, SourcedFile, SourcedVariable, Token, variable
+from trainkit.plan.provenance import SourcedFile, SourcedVariable, Token, variable
 from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.schema import Fsdp
 
@@ -66,15 +64,9 @@ def files(context: Context) -> tuple[SourcedFile, ...]:
 
 def deepspeed_file(context: Context) -> SourcedFile:
     """DeepSpeed's file, from the recipe or with the user's as base."""
-    from trainkit.frameworks.deepspeed.config import deepspeed_config
+    from trainkit.frameworks.deepspeed.config import config_file
 
-    resolved = context.resolved
-    base = resolved.attachments.get("strategy.config")
-    content, made_by = deepspeed_config(
-        resolved.recipe, context.batch, context.dtype, base, resolved.given, reader=ACCELERATOR
-    )
-    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    return SourcedFile(DEEPSPEED, text, {key: Source(tuple(keys)) for key, keys in made_by})
+    return config_file(context, "accelerate")
 
 
 def environment(context: Context) -> tuple[SourcedVariable, ...]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainkit.errors import Diagnostic
-from trainkit.frameworks.accelerate.fields import DEEPSPEED, SETTINGS
+from trainkit.frameworks.accelerate.fields import SETTINGS
 from trainkit.frameworks.accelerate.setting import given
 from trainkit.frameworks.base.fsdp import CHECKPOINTING, FIRST_VERSION
+from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
 from trainkit.plan.context import Context
 from trainkit.plan.support import LAUNCHED, Reach, Table
 from trainkit.recipe.layers.merge import value_at

@@ -1,137 +1,164 @@
-"""DeepSpeed's JSON: the user's base file, filled from the recipe and the one solution of the batch triangle."""
+"""The configuration file for a program: the user's base file, filled from the recipe and the plan's batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import replace
 from json import dumps
 from typing import TYPE_CHECKING, Any
 
-from trainkit.errors import Diagnostic, Origin, RecipeError
-from trainkit.frameworks.deepspeed.fields import Row, rows
-from trainkit.frameworks.deepspeed.optimizer import made_by_deepspeed, made_rows
-from trainkit.frameworks.deepspeed.readers import BUILTIN, OWN_AUTO, Reader
-from trainkit.frameworks.deepspeed.strategy import OUTDATED
-from trainkit.plan.model import BatchArithmetic
-from trainkit.recipe.schema import Recipe
+from trainkit.errors import Diagnostic, RecipeError
+from trainkit.frameworks.base.fields import UNSET, said, setting
+from trainkit.frameworks.deepspeed.fields import AUTO, FIELDS, FILE, OUTDATED
+from trainkit.frameworks.deepspeed.readers import AUTO_STAYS, Reader, Row, Rule, rule_of
+from trainkit.plan.context import Context
+from trainkit.plan.provenance import Source, SourcedFile
 
 if TYPE_CHECKING:
     from trainkit.recipe.resolved import Attachment
 
 Tree = dict[str, Any]
-OriginOf = Callable[[str], Origin | None]
 Sources = list[tuple[str, tuple[str, ...]]]
 
-AUTO = "auto"  # the mark of HF's files for "take it from the training settings"
-_MISSING = object()
+# Keys, and all below them, where "auto" is a word of DeepSpeed's own.
+OWN_AUTO = ("data_types.keep_in_fp32_modules", "expert_parallel.", "pipeline.", "zero_optimization.zenflow.")
+# What the built-in trainer does itself: these are compared with the recipe, and not passed on.
+HANDED_OVER = ("optimizer", "scheduler")
+# Sections of what a program has to call DeepSpeed for, and the built-in trainer does not -> what to do instead.
+UNCALLED: Mapping[str, str] = {
+    "activation_checkpointing": "Set efficiency.gradient_checkpointing instead.",
+    "compression_training": "Remove it.",
+    "data_efficiency": "Remove it: the trainer's data is its own.",
+    "expert_parallel": "Set model.moe instead.",
+}
 
 
-def deepspeed_config(
-    recipe: Recipe,
-    batch: BatchArithmetic,
-    dtype: str,
-    base: Attachment | None = None,
-    origin_of: OriginOf = lambda key: None,
-    *,
-    reader: Reader = BUILTIN,
-) -> tuple[Tree, Sources]:
+def config_file(context: Context, reader: Reader, name: str = FILE) -> SourcedFile:
+    """The file of a plan, for a program of this kind."""
+    content, sources = deepspeed_config(context, reader)
+    return SourcedFile(name, as_text(content), {key: Source(keys) for key, keys in sources})
+
+
+def as_text(content: Tree) -> str:
+    """The file's text."""
+    return dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def deepspeed_config(context: Context, reader: Reader, *, whole: bool = False) -> tuple[Tree, Sources]:
     """The complete configuration, and for each of its keys the recipe keys that made it.
 
-    origin_of: where a recipe key was set, for the messages. reader: what reads the file. RecipeError holds every
-    disagreement between the base file and the recipe, each with both places.
+    whole: whether it says what the recipe's defaults mean, too. RecipeError holds every disagreement between the base
+    file and the recipe, each with both places.
     """
+    base = context.resolved.attachments.get("strategy.config")
     tree, problems = _base_tree(base)
     sources: Sources = []
-    table = rows(recipe, batch, dtype)
-    if reader.makes:
-        table = [*(row for row in table if not made_by_deepspeed(row)), *made_rows(recipe, origin_of)]
-    known = [row for row in table if row.key not in reader.decides]
-    for row in known:
-        if row.key in reader.keeps and not any(map(origin_of, row.recipe_keys)):
+    rules = [(row, rule_of(row, reader, context, whole=whole)) for row in FIELDS]
+    known = {row.name for row, rule in rules if rule is not Rule.OWN and row.encode(context) is not UNSET}
+    for row, rule in rules:
+        value = _value(tree, row, rule, context, guesses=reader != "deepspeed")
+        found = _get(tree, row.name)
+        if value is UNSET or (found is not UNSET and found != AUTO and _same(found, value)):
             continue
-        found = _get(tree, row.key)
-        if row.key in reader.fills and not any(map(origin_of, row.recipe_keys)):
-            if found is not _MISSING:
-                continue
-            if row.key in reader.asks:
-                row = replace(row, value=AUTO)  # noqa: PLW2901 - the same row, left to the reader
-        if found is _MISSING and not row.emit:
-            continue
-        if found is _MISSING or found == AUTO:
-            problems += _fill(tree, row, base, sources)
-        elif not _same(found, row.value) and row.firm:
-            problems.append(_disagreement(row, found, base, origin_of))
-    problems += _strangers(tree, known, base, reader)
-    for section in reader.handed_over:
-        tree.pop(section, None)
-    problems += _unfilled(tree, base, reader)
-    problems += (
-        _problem(section, "does nothing: the built-in trainer does not call it", base, instead)
-        for section, instead in reader.uncalled.items()
-        if section in tree
-    )
+        if found is UNSET or found == AUTO:
+            problems += _fill(tree, row.name, value, base)
+            sources.append((row.name, _keys(row, context)))
+        else:
+            problems.append(_disagreement(row, found, value, context))
+    if reader == "builtin":
+        problems += _not_for_builtin(tree, known, base)
+    for key, value in leaves(tree):
+        if value == AUTO and not key.startswith(OWN_AUTO) and not _stays(key, rules):
+            hint = "Write a value, or remove it."
+            problems.append(_problem(key, 'is "auto", and no setting of the recipe fills it', base, hint))
     if problems:
         raise RecipeError(problems)
-    named = {key for key, _ in sources}
-    sources += [(key, ("strategy.config",)) for key, _ in _leaves(tree) if key not in named]
-    return tree, sorted(source for source in sources if _get(tree, source[0]) is not _MISSING)
+    made = {key for key, _ in sources}
+    sources += [(key, ("strategy.config",)) for key, _ in leaves(tree) if key not in made]
+    return tree, sorted(source for source in sources if _get(tree, source[0]) is not UNSET)
+
+
+def _value(tree: Tree, row: Row, rule: Rule, context: Context, *, guesses: bool) -> Any:
+    """What the file has to say at a key; UNSET where that is not the recipe's affair.
+
+    guesses: whether "auto" may be a setting's default. On DeepSpeed's own engine it is a mistake.
+    """
+    found, value = _get(tree, row.name), row.encode(context)
+    if value is UNSET or rule in (Rule.OWN, Rule.LEFT):
+        return UNSET
+    given, is_open = said(context, *row.keys), found is UNSET or found == AUTO
+    if not given and rule is Rule.ASKED:
+        # A file of the user's without the key has DeepSpeed's default, where there is one.
+        asks = "strategy.config" not in context.resolved.attachments or row.default is UNSET
+        return AUTO if found is UNSET and asks else UNSET
+    if not given and rule in (Rule.SAID, Rule.FILLED, Rule.AGREED):
+        return value if rule is Rule.SAID and found == AUTO and guesses else UNSET
+    if found is UNSET:
+        return value if row.written(context) and rule not in (Rule.COMPARED, Rule.AGREED) else UNSET
+    return value if is_open or not (rule is Rule.TUNED or (rule is Rule.KEPT and not given)) else UNSET
+
+
+def _stays(key: str, rules: list[tuple[Row, Rule]]) -> bool:
+    return any(row.name == key and rule in AUTO_STAYS for row, rule in rules)
+
+
+def _keys(row: Row, context: Context) -> tuple[str, ...]:
+    """The recipe keys that decide the value: the stage, of what it does not have."""
+    absent = any(key.startswith("strategy.") and setting(context, key) is UNSET for key in row.keys)
+    return ("strategy.kind",) if absent else row.keys
 
 
 def _base_tree(base: Attachment | None) -> tuple[Tree, list[Diagnostic]]:
     if base is None:
         return {}, []
-    if isinstance(base.tree, Mapping):
-        return deepcopy(dict(base.tree)), list(_outdated(base))
-    what = f"{base.path} holds {type(base.tree).__name__}, where DeepSpeed wants a mapping"
-    return {}, [Diagnostic("error", what, key="strategy.config", origin=base.origins.get(""))]
-
-
-def _outdated(base: Attachment) -> Iterator[Diagnostic]:
-    """Names of DeepSpeed's first versions: beside today's, which the recipe fills in, they are an error of its own."""
-    for key, instead in OUTDATED.items():
-        if _get(base.tree, key) is not _MISSING:
-            yield _problem(key, "is a name that DeepSpeed has replaced", base, f"Write {instead}.")
+    if not isinstance(base.tree, Mapping):
+        what = f"{base.path} holds {type(base.tree).__name__}, where DeepSpeed expects a mapping"
+        return {}, [Diagnostic("error", what, key="strategy.config", origin=base.origins.get(""))]
+    # Beside today's names, which the recipe fills in, the old ones are an error of DeepSpeed's own.
+    return deepcopy(dict(base.tree)), [
+        _problem(key, "is a name that DeepSpeed has replaced", base, f"Write {instead}.")
+        for key, instead in OUTDATED.items()
+        if _get(base.tree, key) is not UNSET
+    ]
 
 
 def _get(tree: Any, key: str) -> Any:
     for part in key.split("."):
         if not isinstance(tree, Mapping) or part not in tree:
-            return _MISSING
+            return UNSET
         tree = tree[part]
     return tree
 
 
-def _fill(tree: Tree, row: Row, base: Attachment | None, sources: Sources) -> list[Diagnostic]:
-    *parents, last = row.key.split(".")
+def _fill(tree: Tree, key: str, value: Any, base: Attachment | None) -> Iterator[Diagnostic]:
+    *parents, last = key.split(".")
     for depth, part in enumerate(parents):
         inner = tree.setdefault(part, {})
         if not isinstance(inner, dict):
-            return [_problem(".".join(parents[: depth + 1]), "must be a mapping", base)]
+            yield _problem(".".join(parents[: depth + 1]), "must be a mapping", base)
+            return
         tree = inner
-    tree[last] = row.value
-    sources.append((row.key, row.recipe_keys))
-    return []
+    tree[last] = value
 
 
-def _same(found: Any, wanted: Any) -> bool:
+def _same(found: Any, expected: Any) -> bool:
     """Equal, numbers by value; DeepSpeed takes a quoted number for a different thing, and so does this."""
-    if isinstance(found, bool) or isinstance(wanted, bool):
-        return found is wanted
-    return bool(found == wanted)
+    if isinstance(found, bool) or isinstance(expected, bool):
+        return found is expected
+    return bool(found == expected)
 
 
-def _disagreement(row: Row, found: Any, base: Attachment | None, origin_of: OriginOf) -> Diagnostic:
-    recipe_keys = " and ".join(row.recipe_keys)
-    places = [origin.place for key in row.recipe_keys if (origin := origin_of(key))]
-    where = f"set at {', '.join(places)}" if places else "trainkit's default or derived"
+def _disagreement(row: Row, found: Any, value: Any, context: Context) -> Diagnostic:
+    keys, base = _keys(row, context), context.resolved.attachments["strategy.config"]
+    recipe_keys = " and ".join(keys)
+    places = ", ".join(origin.place for key in keys if (origin := context.resolved.given(key)))
     return Diagnostic(
         "error",
-        f"{row.key} is {dumps(found)} in the DeepSpeed file, but the recipe makes it {dumps(row.value)}",
-        key=row.recipe_keys[0],
-        origin=base.origins.get(row.key) if base else None,
-        why=f"{recipe_keys}: {where}",
-        hint=f'Write "auto" for {row.key}, or bring {recipe_keys} into line with it.',
+        f"{row.name} is {dumps(found)} in the DeepSpeed file, but the recipe makes it {dumps(value)}",
+        key=keys[0],
+        origin=base.origins.get(row.name),
+        why=f"{recipe_keys}: {f'set at {places}' if places else 'a default or derived'}",
+        hint=f'Write "auto" for {row.name}, or bring {recipe_keys} into line with it.',
     )
 
 
@@ -140,26 +167,20 @@ def _problem(key: str, what: str, base: Attachment | None, hint: str = "") -> Di
     return Diagnostic("error", f"{key} in the DeepSpeed file {what}", key="strategy.config", origin=origin, hint=hint)
 
 
-def _strangers(tree: Tree, known: list[Row], base: Attachment | None, reader: Reader) -> Iterator[Diagnostic]:
+def _not_for_builtin(tree: Tree, known: set[str], base: Attachment | None) -> Iterator[Diagnostic]:
     """What the trainer does itself must have a counterpart in the recipe: it would be ignored otherwise."""
-    compared = {row.key for row in known}
-    for section in reader.handed_over:
-        for key, value in _leaves(tree.get(section, {}), section):
-            if key not in compared and value != AUTO:
+    for section in HANDED_OVER:
+        for key, value in leaves(tree.pop(section, {}), section):
+            if key not in known and value != AUTO:
                 yield _problem(key, f"is {dumps(value)}, and no setting of the recipe says that", base, "Remove it.")
+    for section in UNCALLED.keys() & tree.keys():
+        yield _problem(section, "does nothing: the built-in trainer does not call it", base, UNCALLED[section])
 
 
-def _unfilled(tree: Tree, base: Attachment | None, reader: Reader) -> Iterator[Diagnostic]:
-    for key, value in _leaves(tree):
-        if value == AUTO and key not in reader.fills and not key.startswith(OWN_AUTO):
-            yield _problem(
-                key, 'is "auto", and no setting of the recipe fills it', base, "Write a value, or remove it."
-            )
-
-
-def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value by its dotted key."""
     if not isinstance(tree, Mapping):
         yield prefix, tree
         return
     for key, value in tree.items():
-        yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
+        yield from leaves(value, f"{prefix}.{key}" if prefix else str(key))

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 from trainkit.errors import Origin
-from trainkit.frameworks.deepspeed.config import deepspeed_config
-from trainkit.frameworks.deepspeed.program import OPTIMIZERS, has_schedule
-from trainkit.frameworks.deepspeed.readers import OWN_PROGRAM
+from trainkit.frameworks.deepspeed.config import as_text, deepspeed_config
+from trainkit.frameworks.deepspeed.fields import FILE
+from trainkit.frameworks.deepspeed.optimizer import has_schedule
+from trainkit.frameworks.deepspeed.readers import OPTIMIZER_KEYS
 from trainkit.frameworks.registry import PROGRAMS
+from trainkit.optimizers import optimizer
 from trainkit.plan.context import Context
+from trainkit.recipe.resolved import Entry
 
-FILE = "deepspeed.json"
 _DEFAULTS = Origin("defaults", 0, "the recipe's defaults")
-# What the built-in trainer's defaults mean has to be said: DeepSpeed's own are others.
-_WHOLE = replace(OWN_PROGRAM, keeps=frozenset({"steps_per_print"}))
 
 
 def unfit(context: Context) -> str:
@@ -43,17 +42,14 @@ def files(context: Context, folder: str) -> dict[str, str]:
         made = {file.path: file.content for file in PROGRAMS[kind].files(context)}
         if FILE in made:
             return {FILE: made[FILE]}
-    base = context.resolved.attachments.get("strategy.config")
-    given = dict.fromkeys(_said(context), _DEFAULTS)
-    content, _ = deepspeed_config(context.recipe, context.batch, context.dtype, base, given.get, reader=_WHOLE)
-    return {FILE: json.dumps(content, indent=2, ensure_ascii=False) + "\n"}
+    content, _ = deepspeed_config(_with_defaults(context), "deepspeed", whole=True)
+    return {FILE: as_text(content)}
 
 
-def _said(context: Context) -> tuple[str, ...]:
-    """Recipe keys that the file says, where DeepSpeed has the like."""
-    recipe = context.recipe
-    adam = ("optimizer.beta1", "optimizer.beta2", "optimizer.eps")
-    known = recipe.optimizer.name in OPTIMIZERS
-    steps = ("logging.every_steps",) if context.resolved.given("logging.every_steps") else ()
-    optimizer = ("optimizer.name", "optimizer.lr", "optimizer.weight_decay", *adam) if known else ()
-    return (*steps, *optimizer, *(("schedule.name", "optimizer.lr") if known and has_schedule(context) else ()))
+def _with_defaults(context: Context) -> Context:
+    """The same plan, as if a layer gave what DeepSpeed makes: its own optimizers and schedules have other defaults."""
+    known = optimizer(context.recipe.optimizer.name).deepspeed
+    keys = (*(OPTIMIZER_KEYS if known else ()), *(("schedule.name",) if known and has_schedule(context) else ()))
+    others = (each for each in context.resolved.history.items() if not each[0].startswith(("optimizer.", "schedule.")))
+    history = {**dict(others), **dict.fromkeys(keys, (Entry(None, _DEFAULTS),))}
+    return replace(context, resolved=replace(context.resolved, history=history))

@@ -1,206 +1,250 @@
-"""Which key of DeepSpeed's JSON says the same as which setting of the recipe, as one table.
+"""DeepSpeed's configuration file as one table: which key says the same as which setting of the recipe.
 
-Keys: https://www.deepspeed.ai/docs/config-json/
+Keys and defaults are those of DeepSpeed 0.19.8: deepspeed/runtime/config.py, precision_config.py, zero/config.py,
+zero/offload_config.py, lr_schedules.py, and https://www.deepspeed.ai/docs/config-json/.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainkit.plan.model import BatchArithmetic
-from trainkit.recipe.schema import GptModel, Optimizer, Recipe, Zero1, Zero2, Zero3
+from trainkit.frameworks.base.fields import UNSET, Settings, Unsupported, same, setting
+from trainkit.frameworks.deepspeed import readers
+from trainkit.frameworks.deepspeed.optimizer import OPTIMIZER, SCHEDULER
+from trainkit.frameworks.deepspeed.readers import REACHES, Row, Rules, same_row
+from trainkit.plan.context import Context
+from trainkit.recipe.schema import GptModel
 
-STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
-# Every other name is an AdamW, or refused; a class by import path is no type of DeepSpeed's.
-OPTIMIZER_TYPES = {"sgd": "SGD"}
-SCHEDULER_TYPES = {
-    "cosine": "WarmupCosineLR",
-    "linear": "WarmupDecayLR",
-    "constant": "WarmupLR",
-    "constant_with_warmup": "WarmupLR",
-}
-
-
-# Asynchronous reads and writes of what is swapped to NVMe. The queue is four times as deep as DeepSpeed's default:
-# a drive that is read in parallel is fast only with many requests at once.
-AIO: dict[str, Any] = {
-    "block_size": 2**20,
-    "queue_depth": 32,
-    "intra_op_parallelism": 1,
-    "single_submit": False,
-    "overlap_events": True,
-}
+FILE = "deepspeed.json"  # in the run directory, and as an export
+AUTO = "auto"  # in files for transformers and accelerate: take it from the training settings
+ZERO = "zero_optimization"
+STAGES: Mapping[str, int] = {"zero1": 1, "zero2": 2, "zero3": 3}
+KINDS: Mapping[int, str] = {stage: kind for kind, stage in STAGES.items()}
+OFFLOADS = ("offload_optimizer", "offload_param")
+SILENT = 10**6  # steps: files say such numbers where DeepSpeed is to print nothing
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One key, the value that the recipe gives it, and the recipe keys that decide the value.
-
-    emit: whether the key is written when the base file lacks it; otherwise it is only compared, or filled where "auto".
-    firm: whether a base file that says otherwise is an error. It is not where the setting affects speed alone and the
-        recipe leaves it at its default.
-    """
-
-    key: str
-    value: Any
-    recipe_keys: tuple[str, ...]
-    emit: bool = True
-    firm: bool = True
+def elements(mebibytes: float, dtype: str) -> int:
+    """The size of a bucket as DeepSpeed counts it, for values in this format."""
+    return int(mebibytes * 2**20) // (4 if dtype == "fp32" else 2)
 
 
-def rows(recipe: Recipe, batch: BatchArithmetic, dtype: str) -> list[Row]:
-    """The whole table for one recipe."""
-    strategy = recipe.strategy
-    assert isinstance(strategy, Zero1 | Zero2 | Zero3), "only the zero strategies have a DeepSpeed configuration"
-    return [
-        *_batch(batch),
-        Row("gradient_clipping", recipe.train.max_grad_norm, ("train.max_grad_norm",)),
-        *_formats(dtype),
-        *_zero(strategy, dtype),
-        *_nvme(strategy, recipe.optimizer),
-        *_hf_auto(recipe, strategy.kind),
-        *_optimizer(recipe),
-        *_scheduler(recipe),
-        *_engine(recipe),
-    ]
+def mebibytes(elements: float, dtype: str) -> float:
+    """The size of a bucket as a recipe counts it."""
+    return elements * (4 if dtype == "fp32" else 2) / 2**20
 
 
-def _batch(batch: BatchArithmetic) -> list[Row]:
-    return [
-        Row("train_batch_size", batch.global_, ("batch.global",)),
-        Row("train_micro_batch_size_per_gpu", batch.micro, ("batch.micro",)),
-        Row("gradient_accumulation_steps", batch.accumulation, ("batch.accumulation",)),
-    ]
+def _switch(name: str, key: str, rules: Rules, **more: Any) -> Row:
+    """A field that is true or false; other values, as "auto", are left where they are."""
+    encode, decode = same(key)
+
+    def truth(value: Any) -> Settings | Unsupported:
+        return decode(value) if isinstance(value, bool) else Unsupported("true or false is expected")
+
+    return Row(name, (key,), encode, truth, rules=rules, **more)
 
 
-def _formats(dtype: str) -> list[Row]:
-    low = dtype != "fp32"
-    return [
-        Row("bf16.enabled", dtype == "bf16", ("precision.dtype",), emit=dtype == "bf16"),
-        Row("fp16.enabled", dtype == "fp16", ("precision.dtype",), emit=dtype == "fp16"),
-        # Micro steps add up in fp32 under every strategy.
-        Row("data_types.grad_accum_dtype", "fp32", ("precision.dtype",), emit=low, firm=False),
-    ]
+def _format(dtype: str, *aliases: str) -> Row:
+    def is_chosen(context: Context) -> bool:
+        return context.dtype == dtype
+
+    def decode(value: Any) -> Settings | Unsupported:
+        if not isinstance(value, bool):
+            return Unsupported("true or false is expected")
+        return {"precision.dtype": dtype} if value else {}
+
+    name, keys = f"{dtype}.enabled", ("precision.dtype",)
+    return Row(name, keys, is_chosen, decode, default=False, aliases=aliases, rules=readers.FORMAT, written=is_chosen)
 
 
-def _zero(strategy: Zero1 | Zero2 | Zero3, dtype: str) -> list[Row]:
-    stage, given = STAGES[strategy.kind], strategy.model_fields_set
-    bucket = int(strategy.bucket_mb * 2**20) // (4 if dtype == "fp32" else 2)  # DeepSpeed counts elements
-    sized = "bucket_mb" in given
-    offloads = strategy.offload_optimizer != "none"
-    found = [
-        Row("zero_optimization.stage", stage, ("strategy.kind",)),
-        Row("zero_optimization.reduce_bucket_size", bucket, ("strategy.bucket_mb",), firm=sized),
-        Row("zero_optimization.allgather_bucket_size", bucket, ("strategy.bucket_mb",), emit=stage < 3, firm=sized),
-        Row(
-            "zero_optimization.overlap_comm",
-            strategy.overlap_comm,
-            ("strategy.overlap_comm",),
-            firm="overlap_comm" in given,
-        ),
-        Row(
-            "zero_optimization.offload_optimizer.device",
-            strategy.offload_optimizer,
-            ("strategy.offload_optimizer",),
-            emit=offloads,
-        ),
-        # The optimizer stays the one that the recipe names; DeepSpeed's own is not forced on it.
-        Row("zero_force_ds_cpu_optimizer", False, ("optimizer.name", "strategy.offload_optimizer"), emit=offloads),
-    ]
-    parameters = strategy.offload_param if isinstance(strategy, Zero3) else "none"
-    found.append(
-        Row(
-            "zero_optimization.offload_param.device",
-            parameters,
-            ("strategy.offload_param",) if stage == 3 else ("strategy.kind",),
-            emit=parameters != "none",
-        )
+def _stage(value: Any) -> Settings | Unsupported:
+    if type(value) is not int or value not in (0, *KINDS):
+        return Unsupported("", "write 0, 1, 2 or 3")
+    return {"strategy.kind": KINDS.get(value, "ddp")}
+
+
+def _bucket(name: str, rules: Rules, stages: tuple[int, ...]) -> Row:
+    """The decoder needs the number format: see `mebibytes`."""
+    return Row(
+        f"{ZERO}.{name}",
+        ("strategy.bucket_mb",),
+        lambda context: elements(setting(context, "strategy.bucket_mb"), context.dtype),
+        default=500_000_000,
+        rules=rules,
+        stages=stages,
+        written=lambda context: STAGES[context.recipe.strategy.kind] in stages,
     )
-    if isinstance(strategy, Zero3):
-        key, gathers = "zero_optimization.stage3_gather_16bit_weights_on_model_save", strategy.gather_16bit
-        found.append(Row(key, gathers, ("strategy.gather_16bit",), emit=gathers, firm="gather_16bit" in given))
-    return found
 
 
-def _nvme(strategy: Zero1 | Zero2 | Zero3, optimizer: Optimizer) -> list[Row]:
-    """Where to swap, and how: what DeepSpeed would take by itself is written out to be seen, the rest is explained."""
-    if not isinstance(strategy, Zero3) or strategy.nvme_path is None:
-        return []
-    section = "zero_optimization"
-    chosen = [name for name in ("offload_optimizer", "offload_param") if getattr(strategy, name) == "nvme"]
-    keys = tuple(f"strategy.{name}" for name in chosen)
-    found = [Row(f"{section}.{name}.nvme_path", strategy.nvme_path, ("strategy.nvme_path",)) for name in chosen]
-    if "offload_optimizer" in chosen:
-        # Weights, gradients and two moments; a class of the user's own, or an argument, may ask for one more.
-        buffers = 5 if optimizer.args or ":" in optimizer.name else 4
-        found.append(Row(f"{section}.offload_optimizer.buffer_count", buffers, ("optimizer.name",), firm=False))
-    if "offload_param" in chosen:
-        # Without it the first 10^9 parameters of a rank would stay in memory, which is all of most models.
-        found.append(Row(f"{section}.offload_param.max_in_cpu", 0, ("strategy.offload_param",), firm=False))
-    # What is in memory at a time; DeepSpeed's 10^9 would be, again, all of most models.
-    found.append(Row(f"{section}.sub_group_size", 10**8, keys, firm=False))
-    return [*found, *(Row(f"aio.{name}", value, keys, firm=False) for name, value in AIO.items())]
+def _offload(name: str, stages: tuple[int, ...], *aliases: str) -> tuple[Row, ...]:
+    """Where a part lives, and its folder on a disk."""
 
+    def device(context: Context) -> Any:
+        return getattr(context.recipe.strategy, name, "none")
 
-def _hf_auto(recipe: Recipe, kind: str) -> list[Row]:
-    """What HF's integration puts where a stage-3 file says "auto" (transformers, integrations/deepspeed.py)."""
-    if not isinstance(recipe.model, GptModel):
-        return []  # the width is in the model's own configuration, which no plan reads
-    width, keys, section = recipe.model.hidden_size, ("model.hidden_size",), "zero_optimization"
-    return [
-        Row(f"{section}.stage3_prefetch_bucket_size", int(0.9 * width * width), keys, emit=False, firm=False),
-        Row(f"{section}.stage3_param_persistence_threshold", 10 * width, keys, emit=False, firm=False),
-    ]
-
-
-def _optimizer(recipe: Recipe) -> list[Row]:
-    optimizer = recipe.optimizer
-    kind = OPTIMIZER_TYPES.get(optimizer.name, optimizer.name if ":" in optimizer.name else "AdamW")
-    values: dict[str, tuple[Any, tuple[str, ...]]] = {
-        "type": (kind, ("optimizer.name",)),
-        "params.lr": (optimizer.lr, ("optimizer.lr",)),
-        "params.weight_decay": (optimizer.weight_decay, ("optimizer.weight_decay",)),
-    }
-    if kind == "AdamW":
-        values["params.betas"] = ([optimizer.beta1, optimizer.beta2], ("optimizer.beta1", "optimizer.beta2"))
-        values["params.eps"] = (optimizer.eps, ("optimizer.eps",))
-        values["params.torch_adam"] = (True, ("optimizer.name",))
-        values["params.adam_w_mode"] = (True, ("optimizer.name",))
-    elif kind == "SGD":
-        values["params.momentum"] = (optimizer.beta1, ("optimizer.beta1",))
-    return [Row(f"optimizer.{name}", value, keys, emit=False) for name, (value, keys) in values.items()]
-
-
-def _scheduler(recipe: Recipe) -> list[Row]:
-    schedule = recipe.schedule
-    values: dict[str, tuple[Any, tuple[str, ...]]] = {
-        "type": (SCHEDULER_TYPES[schedule.name], ("schedule.name",)),
-        "params.warmup_num_steps": (schedule.warmup_steps, ("schedule.warmup_steps",)),
-        "params.warmup_max_lr": (recipe.optimizer.lr, ("optimizer.lr",)),
-    }
-    if schedule.name == "cosine":
-        values["params.warmup_min_ratio"] = (0, ("schedule.name",))
-        values["params.cos_min_ratio"] = (schedule.min_lr_ratio, ("schedule.min_lr_ratio",))
-    else:
-        values["params.warmup_min_lr"] = (0, ("schedule.name",))
-    values["params.warmup_type"] = ("linear", ("schedule.name",))
-    if recipe.train.steps is not None:
-        values["params.total_num_steps"] = (recipe.train.steps, ("train.steps",))
-    return [Row(f"scheduler.{name}", value, keys, emit=False) for name, (value, keys) in values.items()]
-
-
-def _engine(recipe: Recipe) -> list[Row]:
-    """How the engine behaves inside the trainer."""
-    return [
-        # DeepSpeed's list has torch's AdamW only.
+    return (
         Row(
-            "zero_allow_untested_optimizer",
-            True,
-            ("optimizer.name",),
-            emit=not recipe.optimizer.name.startswith("adamw_torch"),
-            firm=False,
+            f"{ZERO}.{name}.device",
+            (f"strategy.{name}",),
+            device,
+            same(f"strategy.{name}")[1],
+            default="none",
+            aliases=tuple(f"{ZERO}.{each}" for each in aliases),
+            stages=stages,
+            written=lambda context: device(context) != "none",
         ),
-        # The trainer writes the metrics.
-        Row("steps_per_print", 2**31 - 1, ("logging.every_steps",), firm=False),
-    ]
+        Row(
+            f"{ZERO}.{name}.nvme_path",
+            ("strategy.nvme_path",),
+            lambda context: setting(context, "strategy.nvme_path") if _on_disk(context, name) else UNSET,
+            same("strategy.nvme_path")[1],
+            stages=stages,
+        ),
+    )
+
+
+def _on_disk(context: Context, *parts: str) -> bool:
+    strategy = context.recipe.strategy
+    swapped = any(getattr(strategy, part, "") == "nvme" for part in parts)
+    return swapped and getattr(strategy, "nvme_path", None) is not None
+
+
+def _of_swapping(name: str, value: Any, default: Any, *parts: str) -> Row:
+    """How swapping to a disk is done: what would otherwise leave most models in memory, or the disk idle."""
+
+    def encode(context: Context) -> Any:
+        return value if _on_disk(context, *parts) else UNSET
+
+    keys = tuple(f"strategy.{part}" for part in parts)
+    return Row(name, keys, encode, default=default, rules=readers.TUNED)
+
+
+def _buffers(context: Context) -> int:
+    """For weights, gradients and two moments; a class of the user's own, or an argument, may ask for one more."""
+    chosen = context.recipe.optimizer
+    return 5 if chosen.args or ":" in chosen.name else 4
+
+
+def _of_width(name: str, encode: Callable[[int], int], default: int) -> Row:
+    """What transformers puts in place of an "auto" at stage 3 (integrations/deepspeed.py)."""
+
+    def of_model(context: Context) -> Any:
+        model = context.recipe.model  # the width of others is in a configuration that no plan reads
+        return encode(model.hidden_size) if isinstance(model, GptModel) else UNSET
+
+    keys = ("model.hidden_size",)
+    return Row(f"{ZERO}.{name}", keys, of_model, default=default, rules=readers.WIDTH, written=lambda context: False)
+
+
+def _steps(value: Any) -> Settings:
+    silent = value in ("inf", "Infinity") or (isinstance(value, int | float) and value >= SILENT)
+    return {} if silent else {"logging.every_steps": value}
+
+
+BATCH = tuple(
+    Row(name, (key,), encode, same(key)[1], rules=readers.BATCH)
+    for name, key, encode in (
+        ("train_batch_size", "batch.global", lambda context: context.batch.global_),
+        ("train_micro_batch_size_per_gpu", "batch.micro", lambda context: context.batch.micro),
+        ("gradient_accumulation_steps", "batch.accumulation", lambda context: context.batch.accumulation),
+    )
+)
+FORMATS = (_format("bf16", "bfloat16.enabled"), _format("fp16"))
+BUCKETS = (
+    _bucket("reduce_bucket_size", readers.BUCKET, (1, 2, 3)),
+    _bucket("allgather_bucket_size", readers.OVERLAP, (1, 2)),
+)
+_ZERO = (
+    Row(f"{ZERO}.stage", ("strategy.kind",), lambda context: STAGES[context.recipe.strategy.kind], _stage, default=0),
+    *BUCKETS,
+    # DeepSpeed's default is true at stage 3
+    _switch(f"{ZERO}.overlap_comm", "strategy.overlap_comm", readers.OVERLAP, default=None),
+    *_offload("offload_optimizer", (1, 2, 3), "cpu_offload"),
+    # The optimizer stays the one that the recipe names; DeepSpeed's own is not forced on it.
+    Row(
+        "zero_force_ds_cpu_optimizer",
+        ("optimizer.name", "strategy.offload_optimizer"),
+        lambda context: False,
+        default=True,
+        written=lambda context: setting(context, "strategy.offload_optimizer") != "none",
+    ),
+    *_offload("offload_param", (3,), "cpu_offload_param", "cpu_offload_params"),
+    _switch(
+        f"{ZERO}.stage3_gather_16bit_weights_on_model_save",
+        "strategy.gather_16bit",
+        readers.GATHERING,
+        default=False,
+        stages=(3,),
+        written=lambda context: setting(context, "strategy.gather_16bit") is True,
+    ),
+)
+_SWAPPING = (
+    Row(
+        f"{ZERO}.offload_optimizer.buffer_count",
+        ("optimizer.name",),
+        lambda context: _buffers(context) if _on_disk(context, "offload_optimizer") else UNSET,
+        default=4,
+        rules=readers.TUNED,
+    ),
+    # Otherwise the first 10^9 parameters of a rank would stay in memory, which is all of most models.
+    _of_swapping(f"{ZERO}.offload_param.max_in_cpu", 0, 10**9, "offload_param"),
+    # What is in memory at a time; DeepSpeed's 10^9 would be, again, all of most models.
+    _of_swapping(f"{ZERO}.sub_group_size", 10**8, 10**9, *OFFLOADS),
+    # A drive that is read in parallel is fast only with many requests at once; the others are written out to be seen.
+    _of_swapping("aio.block_size", 2**20, 2**20, *OFFLOADS),
+    _of_swapping("aio.queue_depth", 32, 8, *OFFLOADS),
+    _of_swapping("aio.intra_op_parallelism", 1, 1, *OFFLOADS),
+    _of_swapping("aio.single_submit", False, False, *OFFLOADS),
+    _of_swapping("aio.overlap_events", True, True, *OFFLOADS),
+)
+# In the order in which a file is written.
+FIELDS: tuple[Row, ...] = (
+    *BATCH,
+    # 0 before DeepSpeed 0.19.3
+    same_row("gradient_clipping", "train.max_grad_norm", readers.CLIPPING, default=1.0),
+    *FORMATS,
+    # Micro steps add up in fp32 under every strategy of the built-in trainer.
+    Row(
+        "data_types.grad_accum_dtype",
+        ("precision.dtype",),
+        lambda context: "fp32",
+        default=None,
+        rules=readers.BUILTIN,
+        written=lambda context: context.dtype != "fp32",
+    ),
+    *_ZERO,
+    *_SWAPPING,
+    _of_width("stage3_prefetch_bucket_size", lambda width: int(0.9 * width * width), 50_000_000),
+    _of_width("stage3_param_persistence_threshold", lambda width: 10 * width, 100_000),
+    # DeepSpeed's list has torch's AdamW only.
+    Row(
+        "zero_allow_untested_optimizer",
+        ("optimizer.name",),
+        lambda context: True,
+        default=False,
+        rules=readers.TUNED,
+        written=lambda context: not context.recipe.optimizer.name.startswith("adamw_torch"),
+    ),
+    *OPTIMIZER,
+    Row(
+        "steps_per_print",
+        ("logging.every_steps",),
+        lambda context: context.recipe.logging.every_steps,
+        _steps,
+        rules=readers.ENGINE,
+    ),
+    *SCHEDULER,
+    # Elsewhere the trainer writes the metrics.
+    Row("steps_per_print", ("logging.every_steps",), lambda context: 2**31 - 1, _steps, rules=readers.QUIET),
+)
+ROWS: Mapping[str, Row] = {name: row for row in reversed(FIELDS) for name in (*row.aliases, row.name)}
+# Names of DeepSpeed's first versions, which it refuses beside today's -> what to write.
+OUTDATED: Mapping[str, str] = {
+    **{old.removesuffix(".enabled"): row.name.removesuffix(".enabled") for row in FIELDS for old in row.aliases},
+    f"{ZERO}.cpu_offload_use_pin_memory": "pin_memory in the section of what is offloaded",
+}
+# Settings that reach a script on DeepSpeed's own engine.
+CARRIED: frozenset[str] = frozenset(
+    key for row in FIELDS if row.rules.deepspeed in REACHES for key in row.keys if not key.startswith("strategy.")
+)

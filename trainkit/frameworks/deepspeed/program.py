@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,11 +9,15 @@ from trainkit.errors import Diagnostic
 from trainkit.frameworks.base import own_scripts
 from trainkit.frameworks.base.argv_reader import script_flags
 from trainkit.frameworks.base.draft import FlagUse, read_flag
-from trainkit.frameworks.base.program import Detection
+from trainkit.frameworks.base.fields import said
+from trainkit.frameworks.base.program import Detection, nothing
+from trainkit.frameworks.deepspeed.fields import CARRIED, FILE
 from trainkit.frameworks.deepspeed.ops import preparations
+from trainkit.frameworks.deepspeed.optimizer import TYPES
+from trainkit.frameworks.deepspeed.readers import SCHEDULE_KEYS
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice, Variable
-from trainkit.plan.provenance import Source, SourcedFile, SourcedVariable, Token, token
+from trainkit.plan.provenance import SourcedFile, Token, token
 from trainkit.plan.support import LAUNCHED, Reach, Table
 
 if TYPE_CHECKING:
@@ -23,13 +26,11 @@ if TYPE_CHECKING:
 
 __all__ = ["REACH", "preparations"]
 
-FILE = "deepspeed.json"
 FLAG = "--deepspeed_config"
 GIVEN = "deepspeed.add_config_arguments names the flag, and deepspeed.initialize reads the file"
-# What DeepSpeed can make itself, with the arguments that the recipe gives.
-OPTIMIZERS = ("adamw_torch", "sgd")
 SHORTEST_WARMUP = 2  # steps; DeepSpeed makes two of one, and refuses none (deepspeed/runtime/lr_schedules.py)
 
+wrapper = environment = nothing
 REQUIRES: Mapping[str, str] = {}
 DETECTION = Detection(
     "DeepSpeed's engine", frozenset({"deepspeed.initialize"}), flags=frozenset({FLAG.removeprefix("--")})
@@ -42,20 +43,7 @@ _CALLED = Reach(
 )
 REACH: Table = {
     **LAUNCHED,
-    **dict.fromkeys(
-        (
-            "strategy",
-            "batch.global",
-            "batch.micro",
-            "batch.accumulation",
-            "precision.dtype",
-            "train.max_grad_norm",
-            "logging.every_steps",
-            *(f"optimizer.{name}" for name in ("name", "lr", "weight_decay", "beta1", "beta2", "eps")),
-            *(f"schedule.{name}" for name in ("name", "warmup_steps", "min_lr_ratio")),
-        ),
-        Reach(FILE),
-    ),
+    **dict.fromkeys((*CARRIED, "strategy"), Reach(FILE)),
     "train.steps": Reach(f"{FILE}, as the length of the schedule"),
     "efficiency.gradient_checkpointing": _CALLED,
     "data.pin_memory": Reach(why=_OWN, instead="Leave it out.", anyway=(False,)),  # which the preset for CPUs says
@@ -82,11 +70,12 @@ def _problems(context: Context) -> Iterator[Diagnostic]:
         if word.partition("=")[0] == FLAG:
             hint = "Name the file in strategy.config: it is the base that the recipe fills."
             yield _error(context, f"{FLAG} is the plan's to pass", key, hint)
-    if given("optimizer.name") and recipe.optimizer.name not in OPTIMIZERS:
-        hint = f"Choose {' or '.join(OPTIMIZERS)}, or leave it out and describe it in the file of strategy.config."
+    if given("optimizer.name") and recipe.optimizer.name not in TYPES.values():
+        names = " or ".join(dict.fromkeys(TYPES.values()))
+        hint = f"Choose {names}, or leave it out and describe it in the file of strategy.config."
         yield _error(context, f"optimizer {recipe.optimizer.name} cannot be made by DeepSpeed", "optimizer.name", hint)
     schedule = recipe.schedule
-    if not any(given(f"schedule.{name}") for name in ("name", "warmup_steps", "min_lr_ratio")):
+    if not said(context, *SCHEDULE_KEYS):
         if given("train.steps"):
             hint = "Pass what the script takes in program.args, or give a schedule, whose length it is."
             yield _error(context, "train.steps cannot reach a program of kind deepspeed", "train.steps", hint)
@@ -120,55 +109,21 @@ def argv(context: Context) -> tuple[Token, ...]:
     return own_scripts.command(context, (*own[:end], *file, *own[end:]))
 
 
-def wrapper(context: Context) -> tuple[Token, ...]:
-    """None."""
-    return ()
-
-
 def files(context: Context) -> tuple[SourcedFile, ...]:
     """DeepSpeed's file, from the recipe or with the user's as base."""
-    from trainkit.frameworks.deepspeed.config import deepspeed_config
-    from trainkit.frameworks.deepspeed.readers import OWN_PROGRAM
+    from trainkit.frameworks.deepspeed.config import config_file
 
-    resolved = context.resolved
-    content, made_by = deepspeed_config(
-        resolved.recipe,
-        context.batch,
-        context.dtype,
-        resolved.attachments.get("strategy.config"),
-        resolved.given,
-        reader=OWN_PROGRAM,
-    )
-    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    return (SourcedFile(FILE, text, {key: Source(tuple(keys)) for key, keys in made_by}),)
-
-
-def environment(context: Context) -> tuple[SourcedVariable, ...]:
-    """None."""
-    return ()
+    return (config_file(context, "deepspeed"),)
 
 
 def notices(context: Context) -> tuple[Notice, ...]:
     """What the file says can be overruled in the script."""
     sections = {"optimizer": "optimizer", "schedule": "lr_scheduler"}
-    named = [section for section in sections if any(key.startswith(f"{section}.") for key in context.resolved.history)]
-    given = [section for section in named if context.resolved.given(section) or _given_below(context, section)]
     return tuple(
         Notice("note", f"A script that passes {sections[section]} to deepspeed.initialize overrules {section} here.")
-        for section in given
+        for section in sections
+        if said(context, section)
     )
-
-
-def _given_below(context: Context, section: str) -> bool:
-    keys = [key for key in context.resolved.history if key.startswith(f"{section}.")]
-    return any(context.resolved.given(key) for key in keys)
-
-
-def has_schedule(context: Context) -> bool:
-    """Whether DeepSpeed has this schedule: of a known length, and a line only down to 0."""
-    schedule = context.recipe.schedule
-    endless = schedule.name in ("linear", "cosine") and context.recipe.train.steps is None
-    return not endless and not (schedule.name == "linear" and schedule.min_lr_ratio)
 
 
 def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> list[str]:

@@ -1,122 +1,109 @@
-"""Who reads DeepSpeed's file, and what each does with it by itself."""
+"""Who reads DeepSpeed's file, and what each program needs in it: a rule for each field and program."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, Literal, NamedTuple
+
+from trainkit.frameworks.base.fields import Field, said, same
+from trainkit.plan.context import Context
+
+OPTIMIZER_KEYS = tuple(f"optimizer.{name}" for name in ("name", "lr", "weight_decay", "beta1", "beta2", "eps"))
+SCHEDULE_KEYS = tuple(f"schedule.{name}" for name in ("name", "warmup_steps", "min_lr_ratio"))
+
+Reader = Literal["builtin", "hf", "deepspeed", "accelerate"]  # kinds of programs
+
+
+class Rule(Enum):
+    """What becomes of a field in the file of one program. Where nothing else is said, an "auto" is filled."""
+
+    ALWAYS = "written; a user's file that says otherwise is an error"
+    KEPT = "written where the user's file is silent; what it says counts unless a layer of the recipe says otherwise"
+    TUNED = "written where the user's file is silent; what it says always counts, for it decides speed alone"
+    COMPARED = "never written; a user's file that says otherwise is an error"
+    SAID = "left to the user's file, or to DeepSpeed's default, unless a layer of the recipe says it"
+    FILLED = "as SAID, and the program replaces an auto by itself"
+    ASKED = "as FILLED, and written as auto where the program could not fill it otherwise"
+    AGREED = "as FILLED, but never written: where the file has no such section, the program does it itself"
+    MADE = "as ALWAYS or KEPT where layers describe the schedule or optimizer for DeepSpeed to make, else as OWN"
+    OWN = "the user's file alone says it"
+    LEFT = "as OWN, and the program replaces an auto by itself"
+
+
+AUTO_STAYS = (Rule.FILLED, Rule.ASKED, Rule.AGREED, Rule.LEFT)
+REACHES = (Rule.ALWAYS, Rule.KEPT, Rule.SAID, Rule.MADE)  # with which a setting of the recipe reaches the program
+
+
+class Rules(NamedTuple):
+    """The rule for each kind of program that reads the file."""
+
+    builtin: Rule
+    hf: Rule  # transformers, integrations/deepspeed.py: HfTrainerDeepSpeedConfig
+    deepspeed: Rule  # a script that calls deepspeed.initialize
+    accelerate: Rule  # accelerate, accelerator.py: _prepare_deepspeed
+
+
+EVERYWHERE: Final = Rules(*(Rule.ALWAYS,) * 4)
+TUNED: Final = Rules(*(Rule.TUNED,) * 4)
+# With Accelerator() the batch is that of the script's DataLoader.
+BATCH: Final = Rules(Rule.ALWAYS, Rule.ALWAYS, Rule.ALWAYS, Rule.ASKED)
+CLIPPING: Final = Rules(Rule.ALWAYS, Rule.ASKED, Rule.SAID, Rule.ASKED)
+FORMAT: Final = Rules(Rule.ALWAYS, Rule.ALWAYS, Rule.SAID, Rule.FILLED)
+BUCKET: Final = Rules(Rule.KEPT, Rule.FILLED, Rule.SAID, Rule.FILLED)
+OVERLAP: Final = Rules(Rule.KEPT, Rule.SAID, Rule.SAID, Rule.SAID)
+GATHERING: Final = Rules(Rule.KEPT, Rule.KEPT, Rule.KEPT, Rule.FILLED)
+WIDTH: Final = Rules(Rule.TUNED, Rule.LEFT, Rule.TUNED, Rule.LEFT)
+QUIET: Final = Rules(Rule.TUNED, Rule.TUNED, Rule.OWN, Rule.TUNED)
+BUILTIN: Final = Rules(Rule.TUNED, Rule.OWN, Rule.OWN, Rule.OWN)
+ENGINE: Final = Rules(Rule.OWN, Rule.OWN, Rule.SAID, Rule.OWN)
+# The built-in trainer and a script on Accelerator() make optimizer and schedule themselves.
+TYPE: Final = Rules(Rule.COMPARED, Rule.AGREED, Rule.MADE, Rule.OWN)
+ARGUMENT: Final = Rules(Rule.COMPARED, Rule.AGREED, Rule.SAID, Rule.LEFT)
+MOMENTS: Final = Rules(Rule.COMPARED, Rule.AGREED, Rule.SAID, Rule.OWN)
+MOMENTUM: Final = Rules(Rule.COMPARED, Rule.COMPARED, Rule.SAID, Rule.OWN)
+SWITCH: Final = Rules(Rule.COMPARED, Rule.OWN, Rule.SAID, Rule.OWN)
+UNUSED: Final = Rules(Rule.COMPARED, Rule.OWN, Rule.OWN, Rule.OWN)
+LENGTH: Final = Rules(Rule.COMPARED, Rule.AGREED, Rule.MADE, Rule.LEFT)
+START: Final = Rules(Rule.COMPARED, Rule.LEFT, Rule.MADE, Rule.LEFT)
+SHAPE: Final = Rules(Rule.COMPARED, Rule.OWN, Rule.MADE, Rule.OWN)
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
-    """A program that reads the file.
+class Row(Field):
+    """A field of DeepSpeed's file.
 
-    handed_over: sections that the program does itself; they are compared with the recipe and not passed on.
-    fills: keys where the program replaces "auto", and whose value in a base file stands unless a layer says otherwise.
-    asks: those of them that are written as "auto" where nothing says them, because DeepSpeed would leave them out.
-    decides: keys of the table that are the base file's affair alone.
-    keeps: keys that stay as the base file, or DeepSpeed, has them unless a layer says otherwise.
-    uncalled: sections of what a program has to call DeepSpeed for, and this one does not -> what does it there.
-    makes: whether DeepSpeed makes optimizer and schedule from the file, where the recipe describes them.
+    rules: in place of one policy, that of each program. stages: of ZeRO, at which DeepSpeed has it.
+    written: where it says no, the value is only compared with that of the user's file, or put in place of an "auto".
     """
 
-    handed_over: tuple[str, ...] = ()
-    fills: frozenset[str] = frozenset()
-    asks: frozenset[str] = frozenset()
-    decides: frozenset[str] = frozenset()
-    keeps: frozenset[str] = frozenset()
-    uncalled: Mapping[str, str] = field(default_factory=dict)
-    makes: bool = False
+    rules: Rules = EVERYWHERE
+    stages: tuple[int, ...] = (1, 2, 3)
+    written: Callable[[Context], bool] = lambda context: True
 
 
-ADAM_PARAMETERS = ("lr", "betas", "eps", "weight_decay", "momentum", "torch_adam", "adam_w_mode")
-SCHEDULER_PARAMETERS = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")
+def same_row(name: str, key: str, rules: Rules, **more: Any) -> Row:
+    """A field whose value is that of a setting."""
+    encode, decode = same(key)
+    return Row(name, (key,), encode, decode, rules=rules, **more)
 
-# Where "auto" is a word of DeepSpeed's own: a key, or all that stands below one.
-OWN_AUTO = ("data_types.keep_in_fp32_modules", "expert_parallel.", "pipeline.", "zero_optimization.zenflow.")
 
-SHAPE = ("warmup_min_ratio", "cos_min_ratio", "warmup_type")
+def rule_of(row: Row, reader: Reader, context: Context, *, whole: bool = False) -> Rule:
+    """The rule for a program. whole: for a file that says what the recipe's defaults mean too, as an export does."""
+    rule: Rule = getattr(row.rules, reader)
+    if whole and rule is Rule.SAID and row.rules.builtin in (Rule.ALWAYS, Rule.KEPT):
+        return row.rules.builtin
+    if rule is not Rule.MADE:
+        return rule
+    section = row.name.partition(".")[0]
+    if not is_made(context, section) or not row.written(context):
+        return Rule.OWN
+    return Rule.ALWAYS if section == "scheduler" else Rule.KEPT
 
-# The trainer brings its own optimizer and schedule.
-BUILTIN = Reader(
-    handed_over=("optimizer", "scheduler"),
-    uncalled={
-        "activation_checkpointing": "Set efficiency.gradient_checkpointing instead.",
-        "compression_training": "Remove it.",
-        "data_efficiency": "Remove it: the trainer's data is its own.",
-        "expert_parallel": "Set model.moe instead.",
-    },
-)
 
-# transformers, integrations/deepspeed.py: HfTrainerDeepSpeedConfig
-TRAINER_OF_HF = Reader(
-    fills=frozenset(
-        {
-            "gradient_clipping",
-            *(f"optimizer.params.{name}" for name in ("lr", "betas", "eps", "weight_decay")),
-            *(f"scheduler.params.{name}" for name in SCHEDULER_PARAMETERS),
-            *(
-                f"zero_optimization.{name}"
-                for name in (
-                    "reduce_bucket_size",
-                    "stage3_prefetch_bucket_size",
-                    "stage3_param_persistence_threshold",
-                )
-            ),
-            *("optimizer.type", "scheduler.type"),
-        }
-    ),
-    asks=frozenset({"gradient_clipping"}),
-    decides=frozenset(
-        {
-            "optimizer.params.torch_adam",
-            "optimizer.params.adam_w_mode",
-            *(f"scheduler.params.{each}" for each in (*SHAPE, "warmup_min_lr")),
-        }
-    ),
-)
-
-# A script that calls deepspeed.initialize.
-OWN_PROGRAM = Reader(
-    keeps=frozenset(
-        {
-            "gradient_clipping",
-            "bf16.enabled",
-            "fp16.enabled",
-            "steps_per_print",
-            *(f"zero_optimization.{name}" for name in ("reduce_bucket_size", "allgather_bucket_size", "overlap_comm")),
-        }
-    ),
-    decides=frozenset({"data_types.grad_accum_dtype"}),
-    makes=True,
-)
-
-# accelerate, accelerator.py: _prepare_deepspeed; the batch is the DataLoader's, optimizer and schedule the script's own
-ACCELERATOR = Reader(
-    fills=frozenset(
-        {
-            *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
-            *("bf16.enabled", "fp16.enabled"),
-            *(
-                f"zero_optimization.{name}"
-                for name in (
-                    "reduce_bucket_size",
-                    "stage3_prefetch_bucket_size",
-                    "stage3_param_persistence_threshold",
-                    "stage3_gather_16bit_weights_on_model_save",
-                )
-            ),
-            *(f"optimizer.params.{name}" for name in ("lr", "weight_decay")),
-            *(f"scheduler.params.{name}" for name in SCHEDULER_PARAMETERS),
-        }
-    ),
-    asks=frozenset(
-        {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"}
-    ),
-    keeps=frozenset({"bf16.enabled", "fp16.enabled"}),
-    decides=frozenset(
-        {
-            *(f"optimizer.{name}" for name in ("type", *(f"params.{each}" for each in ADAM_PARAMETERS))),
-            *("scheduler.type", *(f"scheduler.params.{each}" for each in (*SCHEDULER_PARAMETERS, *SHAPE))),
-        }
-    ),
-)
+def is_made(context: Context, section: str) -> bool:
+    """Whether layers describe the section's object, for DeepSpeed to make; a constant rate needs no schedule."""
+    if section == "optimizer":
+        return said(context, *OPTIMIZER_KEYS)
+    return said(context, *SCHEDULE_KEYS) and context.recipe.schedule.name != "constant"

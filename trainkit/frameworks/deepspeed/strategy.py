@@ -1,33 +1,16 @@
-"""What a DeepSpeed file says of the strategy: one reading for `--deepspeed`, and for files that are imported."""
+"""What a DeepSpeed file says of a recipe's strategy: one reading for `--deepspeed`, and for files that are imported."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
+from trainkit.frameworks.base.fields import Unsupported
+from trainkit.frameworks.deepspeed.fields import FIELDS, FORMATS, OFFLOADS, OUTDATED, ZERO
 from trainkit.recipe.layers.merge import value_at
 
-ZERO = "zero_optimization"
-KINDS: Mapping[int, str] = {1: "zero1", 2: "zero2", 3: "zero3"}  # by stage
-# Part of ZeRO's section -> the setting, and the stages at which DeepSpeed has it.
-OFFLOADS: Mapping[str, tuple[int, ...]] = {"offload_optimizer": (1, 2, 3), "offload_param": (3,)}
-# Names of the first versions, which DeepSpeed refuses beside today's: what to write.
-OUTDATED: Mapping[str, str] = {
-    f"{ZERO}.cpu_offload": '"offload_optimizer": {"device": "cpu"}',
-    f"{ZERO}.cpu_offload_param": '"offload_param": {"device": "cpu"}',
-    f"{ZERO}.cpu_offload_params": '"offload_param": {"device": "cpu"}',
-    f"{ZERO}.cpu_offload_use_pin_memory": '"pin_memory" in the section of what is offloaded',
-    "bfloat16": '"bf16"',
-}
 
-
-# Why a file cannot be the base of another, and what to do.
-_FOLDERS = "optimizer state and parameters are swapped to different folders"
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(NamedTuple):
     """A setting of the recipe, the key of the file that says it, and its value."""
 
     setting: str
@@ -42,24 +25,27 @@ def faults(tree: Any) -> Iterator[tuple[str, str, str]]:
             yield key, f"{key} is a name that DeepSpeed has replaced", f"write {instead}"
     swapped = [f"{ZERO}.{name}.nvme_path" for name in OFFLOADS if value_at(tree, f"{ZERO}.{name}.device") == "nvme"]
     if len({str(path) for key in swapped if (path := value_at(tree, key)) is not None}) > 1:
-        yield swapped[0], _FOLDERS, "write one path; each run swaps to folders of its own below it"
+        what = "optimizer state and parameters are swapped to different folders"
+        yield swapped[0], what, "write one path; each run swaps to folders of its own below it"
+
+
+def formats(tree: Any) -> tuple[str, ...]:
+    """The 16-bit formats that the file enables."""
+    rows = {row.name.partition(".")[0]: (row.name, *row.aliases) for row in FORMATS}
+    return tuple(name for name, keys in rows.items() if any(value_at(tree, key) is True for key in keys))
 
 
 def sharding(tree: Any, stage: int) -> Iterator[Said]:
-    """Everything that the file says and a recipe's strategy has a setting for, apart from sizes."""
-    if isinstance(overlap := value_at(tree, f"{ZERO}.overlap_comm"), bool):
-        yield Said("strategy.overlap_comm", f"{ZERO}.overlap_comm", overlap)
-    gathering = f"{ZERO}.stage3_gather_16bit_weights_on_model_save"
-    if stage == 3 and isinstance(gathers := value_at(tree, gathering), bool):
-        yield Said("strategy.gather_16bit", gathering, gathers)
-    swapped = ""
-    for name, stages in OFFLOADS.items():
-        section = f"{ZERO}.{name}"
-        device = value_at(tree, f"{section}.device")
-        if device is None or stage not in stages:
+    """Everything that the file says and a strategy of this stage has a setting for, apart from sizes."""
+    seen = {"strategy.kind"}  # of two folders for one setting, the second is a disagreement with the file
+    for row in FIELDS:
+        section, _, last = row.name.rpartition(".")
+        unused = last == "nvme_path" and value_at(tree, f"{section}.device") != "nvme"
+        value = value_at(tree, row.name)
+        if value is None or unused or stage not in row.stages or not section.startswith(ZERO):
             continue
-        yield Said(f"strategy.{name}", f"{section}.device", device)
-        if device == "nvme" and not swapped and value_at(tree, f"{section}.nvme_path") is not None:
-            swapped = f"{section}.nvme_path"
-    if swapped:  # one folder for both; a second one is a disagreement with the file
-        yield Said("strategy.nvme_path", swapped, value_at(tree, swapped))
+        found = row.decode(value)
+        if isinstance(found, Unsupported) or seen >= found.keys():
+            continue
+        seen |= found.keys()
+        yield from (Said(setting, row.name, each) for setting, each in found.items())

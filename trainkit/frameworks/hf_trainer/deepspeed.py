@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from trainkit.frameworks.base.draft import Draft, ImportContext
-from trainkit.frameworks.hf_trainer.fields import DEEPSPEED
+from trainkit.frameworks.deepspeed.fields import BATCH
+from trainkit.frameworks.deepspeed.strategy import formats
 from trainkit.plan.context import Context
-from trainkit.plan.provenance import Source, SourcedFile
+from trainkit.plan.provenance import SourcedFile
 from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.yaml.reader import compose_bytes
 
@@ -24,27 +24,13 @@ COMPARED: Mapping[str, str] = {
     "scheduler.params.warmup_max_lr": "learning_rate",
     "scheduler.params.warmup_num_steps": "warmup_steps",
 }
-# What the plan compares with the file, so that an import sets it in the recipe too.
-_FORMATS = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16"}
-_BATCH = {
-    "train_micro_batch_size_per_gpu": "batch.micro",
-    "gradient_accumulation_steps": "batch.accumulation",
-    "train_batch_size": "batch.global",
-}
 
 
 def file(context: Context) -> SourcedFile:
     """The file, from the recipe or with the user's as base."""
-    from trainkit.frameworks.deepspeed.config import deepspeed_config
-    from trainkit.frameworks.deepspeed.readers import TRAINER_OF_HF
+    from trainkit.frameworks.deepspeed.config import config_file
 
-    resolved = context.resolved
-    base = resolved.attachments.get("strategy.config")
-    content, made_by = deepspeed_config(
-        resolved.recipe, context.batch, context.dtype, base, resolved.given, reader=TRAINER_OF_HF
-    )
-    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    return SourcedFile(DEEPSPEED, text, {key: Source(tuple(keys)) for key, keys in made_by})
+    return config_file(context, "hf")
 
 
 def implied(context: Context) -> dict[str, float]:
@@ -72,12 +58,12 @@ def import_base(draft: Draft, context: ImportContext) -> None:
         return
     tree = compose_bytes(context.files.read(base.value)).tree
     reason = "the DeepSpeed file says it, and Trainer requires its own flag to say the same"
-    formats = [dtype for name, dtype in _FORMATS.items() if value_at(tree, f"{name}.enabled") is True]
-    if len(formats) == 1 and draft.get("precision.dtype") is None:
-        draft.set("precision.dtype", formats[0], base.origin, reason)
-    for name, key in _BATCH.items():
-        value = value_at(tree, name)
+    enabled = formats(tree)
+    if len(enabled) == 1 and draft.get("precision.dtype") is None:
+        draft.set("precision.dtype", enabled[0], base.origin, reason)
+    sizes = {row.keys[0]: value_at(tree, row.name) for row in (*BATCH[1:], BATCH[0])}
+    for key, value in sizes.items():
         # Two corners of the batch give the third.
-        is_open = sum(draft.get(each) is not None for each in _BATCH.values()) < 2
+        is_open = sum(draft.get(each) is not None for each in sizes) < 2
         if type(value) is int and value > 0 and draft.get(key) is None and is_open:
             draft.set(key, value, base.origin, reason)

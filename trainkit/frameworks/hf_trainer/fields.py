@@ -17,7 +17,6 @@ from trainkit.frameworks.torch_xla import on_xla
 from trainkit.plan.context import Context
 
 OUTPUT = "output"  # folder in the run directory
-DEEPSPEED = "deepspeed.json"
 REPORTERS = ("tensorboard", "wandb")
 
 

@@ -12,7 +12,8 @@ from trainkit.frameworks.base.program import Detection
 from trainkit.frameworks.deepspeed.ops import preparations as deepspeed_preparations
 from trainkit.frameworks.hf_trainer import deepspeed, fsdp_config, refusals, remarks, support, xla
 from trainkit.frameworks.hf_trainer.argv_reader import MARKS, SHARED_MARKS, own_flags, rendered
-from trainkit.frameworks.hf_trainer.fields import DEEPSPEED, FIELDS, OUTPUT, Argument
+from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
+from trainkit.frameworks.hf_trainer.fields import FIELDS, OUTPUT, Argument
 from trainkit.frameworks.hf_trainer.versions import OLDEST, version
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice, Preparation, Variable

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from trainkit.frameworks.hf_trainer.fields import DEEPSPEED, FIELDS
+from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
+from trainkit.frameworks.hf_trainer.fields import FIELDS
 from trainkit.frameworks.hf_trainer.fsdp_config import CONFIG, TORCH, XLA
 from trainkit.plan.support import LAUNCHED, Reach, Table
 
