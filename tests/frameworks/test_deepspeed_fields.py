@@ -17,15 +17,19 @@ from trainkit.frameworks.deepspeed.readers import Rule
 from trainkit.plan.context import Context
 from trainkit.plan.model import BatchArithmetic
 
-# What no setting says: the constants of the built-in trainer, and sizes that follow from several settings.
-CONSTANT = {
-    *(row.name for row in BUCKETS),
-    *("zero_force_ds_cpu_optimizer", "zero_allow_untested_optimizer", "data_types.grad_accum_dtype"),
-    *(row.name for row in FIELDS if row.name.startswith("aio.") or row.keys == ("model.hidden_size",)),
+# How swapping is done, where the recipe asks for it.
+SWAPPING = {
+    *(row.name for row in FIELDS if row.name.startswith("aio.")),
     *(f"{ZERO}.{name}" for name in ("offload_optimizer.buffer_count", "offload_param.max_in_cpu", "sub_group_size")),
 }
+# What no setting says: constants, and sizes that follow from several settings.
+CONSTANT = {
+    *SWAPPING,
+    *(row.name for row in FIELDS if row in BUCKETS or row.keys == ("model.hidden_size",)),
+    *("zero_force_ds_cpu_optimizer", "zero_allow_untested_optimizer", "data_types.grad_accum_dtype"),
+}
 # What a script's file gets beside that: its own optimizer is taken as it is, and DeepSpeed's AdamW is torch's.
-ADDED = {"zero_force_ds_cpu_optimizer", "zero_allow_untested_optimizer", "optimizer.params.torch_adam"}
+ADDED = SWAPPING | {"zero_force_ds_cpu_optimizer", "zero_allow_untested_optimizer", "optimizer.params.torch_adam"}
 
 # Keys of which a file has all or none, or must have.
 TOGETHER = (
