@@ -9,10 +9,10 @@ from trainkit.errors import Diagnostic
 from trainkit.frameworks.base import own_scripts, verbosity
 from trainkit.frameworks.base.fields import UNSET, Unsupported, said_below
 from trainkit.frameworks.base.program import Detection
+from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
 from trainkit.frameworks.deepspeed.ops import preparations as deepspeed_preparations
 from trainkit.frameworks.hf_trainer import deepspeed, fsdp_config, refusals, remarks, support, xla
 from trainkit.frameworks.hf_trainer.argv_reader import MARKS, SHARED_MARKS, own_flags, rendered
-from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
 from trainkit.frameworks.hf_trainer.fields import FIELDS, OUTPUT, Argument
 from trainkit.frameworks.hf_trainer.versions import OLDEST, version
 from trainkit.plan.context import Context
