@@ -9,7 +9,7 @@ from trainkit.optimizers import optimizer
 from trainkit.plan.context import Context
 from trainkit.plan.model import TechniqueInForce
 from trainkit.planner.techniques import on_a_device, over_ranks
-from trainkit.planner.techniques.technique import Technique, setting_of
+from trainkit.planner.techniques.technique import Technique, value_of
 
 __all__ = ["TECHNIQUES", "Technique", "techniques_in_force"]
 
@@ -20,14 +20,13 @@ def techniques_in_force(context: Context) -> tuple[TechniqueInForce, ...]:
     """What the plan lists. A program of the user's own has none that are known of."""
     if context.recipe.program.kind != "builtin":
         return ()
-    chosen = [row for row in TECHNIQUES if row.in_force(context)]
+    chosen = [row for row in TECHNIQUES if row.is_in_force(context)]
     found = [TechniqueInForce(row.key, _value(context, row.key), row.speed, row.memory) for row in chosen]
     kind = optimizer(context.recipe.optimizer.name)
     return (TechniqueInForce("optimizer.name", context.recipe.optimizer.name, kind.speed, kind.state), *found)
 
 
 def _value(context: Context, key: str) -> str:
-    """The value as a recipe writes it; the plan's own where the recipe leaves it open."""
-    decided = {"batch.accumulation": context.batch.accumulation, "precision.dtype": context.dtype}
-    value = decided[key] if key in decided else setting_of(context.recipe, key)
+    """The value as a recipe writes it."""
+    value = value_of(context, key)
     return str(value).lower() if isinstance(value, bool) else str(value)

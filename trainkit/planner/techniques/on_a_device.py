@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from trainkit.optimizers import OPTIMIZERS
 from trainkit.plan.context import Context
-from trainkit.planner.techniques.technique import Chosen, Technique, computes_in, has, on_cuda
+from trainkit.planner.techniques.technique import InForce, Technique, has
 
 
-def compiled_with(key: str, *values: object) -> Chosen:
+def compiled_with(key: str, *values: object) -> InForce:
     """Whether the model is compiled, with one of these values."""
     return lambda context: context.recipe.efficiency.compile.enabled and has(key, *values)(context)
 
@@ -20,210 +20,181 @@ def packs(context: Context) -> bool:
 ROWS: tuple[Technique, ...] = (
     Technique(
         "batch.micro: auto",
-        "--per_device_train_batch_size auto",
         "the largest products that fit; some seconds of trial steps at the first start",
         "fills what is free, or batch.memory_mib",
         "the global batch is settled and the card is new to you",
-        lambda context: bool(context.batch.search),
+        flag="--per_device_train_batch_size auto",
+        in_force=lambda context: bool(context.batch.search),
     ),
     Technique(
         "batch.accumulation: n",
-        "--gradient_accumulation_steps n",
         "slower than the same batch at once: smaller products, a little more work",
         "activations of one micro batch instead of the whole",
         "the wanted batch does not fit; fill the card with the micro batch first",
-        lambda context: context.batch.accumulation > 1 and not context.batch.search,
+        flag="--gradient_accumulation_steps n",
+        in_force=lambda context: context.batch.accumulation > 1 and not context.batch.search,
     ),
     Technique(
         "efficiency.gradient_checkpointing.every: true",
-        "--gradient_checkpointing",
         "about a quarter more time: the forward pass is done twice",
         "activations of one block instead of all",
         "activations are what does not fit",
-        has("efficiency.gradient_checkpointing.every"),
+        flag="--gradient_checkpointing",
     ),
     Technique(
         "efficiency.gradient_checkpointing.selective: true",
-        "",
         "less of the extra time: matrix products are not done twice",
         "more than with whole blocks, less than without",
         "whole blocks cost too much time",
-        has("efficiency.gradient_checkpointing.selective"),
     ),
     Technique(
         "precision.dtype: bf16",
-        "--bf16",
         "faster where the card has units for it (Ampere and later)",
         "half the activations; a 16-bit copy of the weights besides",
         "the card has it; it needs no loss scaling",
-        computes_in("bf16"),
+        flag="--bf16",
     ),
     Technique(
         "precision.dtype: fp16",
-        "--fp16",
         "faster on cards with tensor cores (Volta and later)",
         "half the activations; a 16-bit copy of the weights besides",
         "the card has no bf16; losses may overflow at 65504, and such steps are skipped",
-        computes_in("fp16"),
+        flag="--fp16",
     ),
     Technique(
         "precision.weights: bf16",
-        "",
         "no copies between formats, and half the traffic between ranks",
         "2 bytes per parameter each for weights, gradients and both moments",
         "weights and state do not fit; with adamw_anyprecision, which keeps what rounding would lose",
-        has("precision.weights", "bf16"),
     ),
     Technique(
         "precision.tf32: true",
-        "--tf32",
         "fp32 matrix products on tensor cores, up to 3 times as fast",
         "none",
         "Ampere and later, beside any format; products have 10 bits of mantissa",
-        on_cuda(has("precision.tf32", True)),
+        flag="--tf32",
+        device="cuda",
     ),
     Technique(
         "precision.eval: bf16",
-        "",
         "evaluation alone is faster",
         "none in training",
         "the weights are trained in fp32 and judged often",
-        lambda context: context.dtype == "fp32" and has("precision.eval", "bf16", "fp16")(context),
+        in_force=lambda context: context.dtype == "fp32" and has("precision.eval", "bf16", "fp16")(context),
     ),
     *(
-        # A plan has a line for its optimizer whatever it is, so none of these adds another.
-        Technique(
-            f"optimizer.name: {name}", f"--optim {name}", each.speed, each.state, each.when, lambda context: False
-        )
+        Technique(f"optimizer.name: {name}", each.speed, each.state, each.when, flag=f"--optim {name}")
         for name, each in OPTIMIZERS.items()
         if each.when
     ),
     Technique(
         "efficiency.attention: sdpa",
-        "",
         "one fused kernel",
         "no matrix of scores per head",
         "always; it is what auto means",
-        has("efficiency.attention", "auto", "sdpa"),
+        in_force=has("efficiency.attention", "auto", "sdpa"),
     ),
     Technique(
         "efficiency.attention: flash_attention_2",
-        "",
         "one fused kernel, which leaves padding out",
         "no matrix of scores per head",
         "models of transformers on CUDA, in 16 bits, with texts of uneven length",
-        has("efficiency.attention", "flash_attention_2"),
     ),
     Technique(
         "efficiency.attention: eager",
-        "",
         "slower: written out",
         "a score for each pair of places, per head",
         "to look inside",
-        has("efficiency.attention", "eager"),
     ),
     Technique(
         "efficiency.compile.enabled: true",
-        "--torch_compile",
         "faster steps after a first one of seconds to minutes",
         "fused operations keep fewer activations",
         "runs long enough to pay for the first step",
-        has("efficiency.compile.enabled"),
+        flag="--torch_compile",
     ),
     Technique(
         "efficiency.compile.scope: blocks",
-        "",
         "a shorter first step: one block is compiled for all; nothing is fused across blocks",
         "as with the whole model",
         "the model is deep, or sharded by fsdp or zero3",
-        compiled_with("efficiency.compile.scope", "blocks"),
+        in_force=compiled_with("efficiency.compile.scope", "blocks"),
     ),
     Technique(
         "efficiency.compile.mode: reduce-overhead",
-        "--torch_compile_mode reduce-overhead",
         "no time between kernels: CUDA graphs start them all at once",
         "what the graphs work in stays taken",
         "steps are short, with small models or batches",
-        compiled_with("efficiency.compile.mode", "reduce-overhead"),
+        flag="--torch_compile_mode reduce-overhead",
+        in_force=compiled_with("efficiency.compile.mode", "reduce-overhead"),
     ),
     Technique(
         "efficiency.compile.mode: max-autotune",
-        "--torch_compile_mode max-autotune",
         "faster kernels, chosen by trial in a first step of minutes",
         "copies of the inputs where CUDA graphs are recorded",
         "runs of hours on one kind of card",
-        compiled_with("efficiency.compile.mode", "max-autotune", "max-autotune-no-cudagraphs"),
+        flag="--torch_compile_mode max-autotune",
+        in_force=compiled_with("efficiency.compile.mode", "max-autotune", "max-autotune-no-cudagraphs"),
     ),
     Technique(
         "peft.kind: lora",
-        "",
         "a little faster: frozen weights need no gradient; adapters are extra products",
         "gradients and optimizer state of the adapters alone",
         "a trained model is to learn something more",
-        has("peft.kind", "lora"),
     ),
     Technique(
         "peft.dora: true",
-        "",
         "slower than LoRA: the norms of whole weights are computed anew in each pass",
         "a vector, and for a moment a copy, of each adapted matrix",
         "LoRA of the same rank learns too little",
-        has("peft.dora"),
     ),
     Technique(
         "model.moe.experts: n",
-        "",
         "the work of top_k feed-forward layers, and of choosing them",
         "weights, gradients and optimizer state of all experts",
         "more weights are wanted than every token can afford",
-        has("model.moe.experts"),
     ),
     Technique(
         "train.deterministic: true",
-        "--full_determinism",
         "slower: no kernel that adds in any order, no search for the fastest one",
         "some MiB of cuBLAS workspace",
         "two runs are to be compared bit by bit; on the same machine and versions only",
-        has("train.deterministic"),
+        flag="--full_determinism",
     ),
     Technique(
         "profile.steps: n",
-        "--profile n",
         "the watched steps are slower, the others as they are",
         "records of the watched steps' operators in the memory of rank 0",
         "you want to know what to make faster",
-        has("profile.steps"),
+        flag="--profile n",
     ),
     Technique(
         "data.workers: n",
-        "--dataloader_num_workers n",
         "batches are made while the device computes",
         "a process of host memory for each worker",
         "steps wait for data",
-        has("data.workers"),
+        flag="--dataloader_num_workers n",
     ),
     Technique(
         "data.prefetch_factor: n",
-        "--dataloader_prefetch_factor n",
         "evens out batches that take uneven time",
         "n optimizer steps of samples for each worker, in host memory",
         "steps wait for data now and then, though workers are enough",
-        has("data.prefetch_factor"),
+        flag="--dataloader_prefetch_factor n",
     ),
     Technique(
         "data.pin_memory: true",
-        "--dataloader_pin_memory",
         "copies to the card run beside the computation",
         "page-locked host memory",
         "always on CUDA",
-        on_cuda(has("data.pin_memory")),
+        flag="--dataloader_pin_memory",
+        device="cuda",
     ),
     Technique(
         "data.packing: true",
-        "",
         "nothing is computed for padding",
         "no activations of padding",
         "always for language models on rows, unless texts must not see one another",
-        packs,
+        in_force=packs,
     ),
 )

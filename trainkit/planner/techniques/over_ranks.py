@@ -2,134 +2,113 @@
 
 from __future__ import annotations
 
-from trainkit.plan.context import Context
-from trainkit.planner.techniques.technique import Technique, has, on_cuda
-
-
-def said_as_strategy(context: Context) -> bool:
-    """A plan has a line for its strategy whatever it is, so none of these adds another."""
-    return False
-
+from trainkit.planner.techniques.technique import Technique, has
 
 ROWS: tuple[Technique, ...] = (
     Technique(
         "strategy.kind: ddp",
-        "",
         "each rank computes its share of the batch; gradients are summed once a step",
         "a whole copy of everything on each rank",
         "the model with its optimizer state fits on one card",
-        said_as_strategy,
     ),
     Technique(
         "strategy.kind: fsdp",
-        '--fsdp "full_shard auto_wrap"',
         "weights are gathered before each use, beside the computation",
         "weights, gradients and optimizer state divided by the ranks",
         "the model with its optimizer state does not fit on one card",
-        said_as_strategy,
+        flag='--fsdp "full_shard auto_wrap"',
     ),
     Technique(
         "strategy.kind: zero1",
-        "--deepspeed FILE",
         "as ddp, and the update is shared",
         "optimizer state divided by the ranks",
         "the optimizer state is what does not fit",
-        said_as_strategy,
+        flag="--deepspeed FILE",
     ),
     Technique(
         "strategy.kind: zero2",
-        "--deepspeed FILE",
         "gradients are reduced in each micro step",
         "optimizer state and gradients divided by the ranks",
         "gradients do not fit besides",
-        said_as_strategy,
+        flag="--deepspeed FILE",
     ),
     Technique(
         "strategy.kind: zero3",
-        "--deepspeed FILE",
         "weights are gathered before each use",
         "weights, gradients and optimizer state divided by the ranks",
         "weights do not fit either, or are to live on the CPU or on NVMe",
-        said_as_strategy,
+        flag="--deepspeed FILE",
     ),
     Technique(
         "strategy.sharding: shard_grad_op",
-        '--fsdp "shard_grad_op"',
         "weights are gathered once a pass and not again in backward",
         "all weights whole between forward and backward",
         "weights fit, gradients and optimizer state do not",
-        has("strategy.sharding", "shard_grad_op"),
+        flag='--fsdp "shard_grad_op"',
     ),
     Technique(
         "strategy.auto_wrap: none",
-        "--fsdp full_shard",
         "slower: all weights are gathered at once, before anything is computed",
         "all weights whole while a pass lasts",
         "the model has no list of blocks",
-        has("strategy.auto_wrap", "none"),
+        flag="--fsdp full_shard",
     ),
     Technique(
         "strategy.prefetch: n",
-        "",
         "waits less for slow connections: n units are on their way at a time",
         "n whole units besides the one that computes",
         "the profile shows waiting for all-gather",
-        lambda context: getattr(context.recipe.strategy, "prefetch", 1) > 1,
+        in_force=lambda context: getattr(context.recipe.strategy, "prefetch", 1) > 1,
     ),
     Technique(
         "strategy.reduce_dtype: same",
-        "",
         "half the traffic of gradients in 16 bits",
         "half the gradients while they are reduced",
         "connections are slow, and losses stay as they are in a trial run",
-        lambda context: context.dtype != "fp32" and has("strategy.reduce_dtype", "same")(context),
+        in_force=lambda context: context.dtype != "fp32" and has("strategy.reduce_dtype", "same")(context),
     ),
     Technique(
         "strategy.offload: true",
-        '--fsdp "full_shard offload"',
         "slower: shards travel over the bus in each step",
         "weights, gradients and optimizer state leave the card",
         "shards on all cards do not fit",
-        on_cuda(has("strategy.offload")),
+        flag='--fsdp "full_shard offload"',
+        device="cuda",
     ),
     Technique(
         "strategy.offload_optimizer: cpu",
-        "--deepspeed FILE",
         "slower: the update is done on the CPU",
         "optimizer state leaves the card",
         "the optimizer state does not fit on all cards",
-        on_cuda(has("strategy.offload_optimizer", "cpu")),
+        flag="--deepspeed FILE",
+        device="cuda",
     ),
     Technique(
         "strategy.offload_optimizer: nvme",
-        "--deepspeed FILE",
         "slower still: the state is read from files and written back in each update",
         "of the optimizer state, only some buffers are in memory",
         "the optimizer state does not fit in main memory either",
-        has("strategy.offload_optimizer", "nvme"),
+        flag="--deepspeed FILE",
     ),
     Technique(
         "strategy.offload_param: cpu",
-        "--deepspeed FILE",
         "slowest: weights travel to the card for each use",
         "weights leave the card between uses",
         "one layer after another is all that fits",
-        on_cuda(has("strategy.offload_param", "cpu")),
+        flag="--deepspeed FILE",
+        device="cuda",
     ),
     Technique(
         "strategy.offload_param: nvme",
-        "--deepspeed FILE",
         "slowest of all: weights are read from files for each use",
         "matrices of a mebibyte and more are in memory only while they are used",
         "the weights do not fit in main memory either",
-        has("strategy.offload_param", "nvme"),
+        flag="--deepspeed FILE",
     ),
     Technique(
         "checkpoint.asynchronous: true",
-        "",
         "a checkpoint holds training up for a copy, not for the disk",
         "a copy of this rank's weights and optimizer state in host memory while it is written",
         "checkpoints are large or the disk is slow; not with ZeRO",
-        has("checkpoint.asynchronous"),
     ),
 )
