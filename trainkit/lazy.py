@@ -26,7 +26,7 @@ def call(place: str) -> Callable[..., Any]:
 
 
 class Registry(Mapping[str, T]):
-    """A dictionary from names to what stands at a place, imported at first use. The order is that of the places."""
+    """A dictionary from names to what is at a place, imported at first use. The order is that of the places."""
 
     def __init__(self, places: Mapping[str, str]) -> None:
         self._places = dict(places)

@@ -26,10 +26,10 @@ def answers(questions: Mapping[str, Question], seconds: Callable[[str], float]) 
     """
     left = dict(questions)
     while left:
-        with _asked(left) as told:
+        with _asked(left) as child:
             for name in tuple(left):
                 del left[name]
-                answer, alive = told.next(name, seconds(name))
+                answer, alive = child.next(name, seconds(name))
                 yield name, answer
                 if not alive:
                     break

@@ -65,7 +65,7 @@ class Gpu:
     memory_total: int  # bytes
     memory_free: int  # bytes
     compute_capability: tuple[int, int]
-    memory_reserved: int = 0  # bytes, the driver's own, never free and nobody's
+    memory_reserved: int = 0  # bytes, the driver's own, never free
     vendor: Literal["nvidia", "amd"] = "nvidia"
     pci_bus_id: str = ""  # domain:bus:device.function
     numa_node: int | None = None
@@ -89,7 +89,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class TorchBuild:
-    """What torch was built for, as its version file says. cuda, hip: the toolkit's version, if any."""
+    """What torch was built for, from its version file. cuda, hip: the toolkit's version, if any."""
 
     version: str
     cuda: str | None = None
@@ -117,7 +117,7 @@ class NumaNode:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What a scheduler gave to this process. variables: those of its environment that say so, as they stand."""
+    """What a scheduler gave to this process. variables: those of its environment that describe it, unchanged."""
 
     scheduler: Literal["slurm", "pbs", "lsf", "kubernetes"]
     job: str = ""

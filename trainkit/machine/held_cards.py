@@ -1,6 +1,6 @@
 """Which cards runs hold: a folder with a file for each card that a run has taken, locked as long as the run lasts.
 
-The holder locks the file and writes into it who it is; whoever can lock the file knows that nobody holds the card. A
+The holder locks the file and writes into it who it is; whoever can lock the file knows that the card is free. A
 holder removes its file before it lets go, so that nothing is left behind; one that is killed leaves an unlocked file.
 """
 
@@ -51,8 +51,8 @@ def path(uuid: str, environ: Mapping[str, str]) -> str:
 def open_lock(name: str, flags: int) -> int:
     """Open a lock file. Raises OSError for what is none: a link, a FIFO, a device; for writing, a second name too.
 
-    Anybody may put something into the folder, and nobody's own files may be reached by way of it. Who owns the file
-    says nothing: runs of all users take each other's unlocked files.
+    Anybody may put something into the folder, and no other file may be reached through it. The owner is not checked:
+    runs of all users take each other's unlocked files.
     """
     # O_NONBLOCK: opening a FIFO would wait for its other end.
     fd = os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -64,7 +64,7 @@ def open_lock(name: str, flags: int) -> int:
 
 
 def holder(uuid: str, environ: Mapping[str, str]) -> Hold | None:
-    """Who holds a card; None where nobody does."""
+    """Who holds a card; None for a free one."""
     try:
         fd = open_lock(path(uuid, environ), os.O_RDONLY)
     except OSError:
@@ -73,7 +73,7 @@ def holder(uuid: str, environ: Mapping[str, str]) -> Hold | None:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return read_hold(fd)
-    except OSError:  # a file system without locks: nobody can hold anything there
+    except OSError:  # a file system without locks: no card can be held there
         return None
     finally:
         os.close(fd)

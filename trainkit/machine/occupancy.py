@@ -18,7 +18,7 @@ def is_made_up(gpu: Gpu) -> bool:
 def computing(gpu: Gpu) -> tuple[str, ...]:
     """Who computes on a card, one phrase each; what only draws on it is left out."""
     return tuple(
-        f"pid {each.pid} ({': '.join(word for word in (each.user, each.command) if word) or 'not visible from here'})"
+        f"pid {each.pid} ({': '.join(filter(None, (each.user, each.command))) or 'not visible from here'})"
         for each in gpu.processes
         if not each.graphics
     )
@@ -37,7 +37,7 @@ def is_idle(gpu: Gpu, idle_below: int) -> bool:
 
 
 def occupants(gpu: Gpu) -> str:
-    """What keeps a card busy, in words."""
+    """What keeps a card busy, as a sentence."""
     name = gpu.uuid if is_part(gpu) else f"card {gpu.index}"
     if gpu.compute_mode == "prohibited":
         return f"{name} is closed to computing (nvidia-smi -c 0 opens it)"

@@ -67,7 +67,7 @@ def allocation(facts: Facts) -> tuple[Gpu, ...]:
 
 
 def unread(facts: Facts) -> str:
-    """The entry of the caller's variables that names no card, and so hides what stands behind it; empty for none."""
+    """The entry of the caller's variables that names no card: CUDA ignores it and all later ones; empty for none."""
     return _allocated(facts)[1]
 
 
@@ -84,13 +84,13 @@ def _allocated(facts: Facts) -> tuple[tuple[Gpu, ...], str]:
 def restriction(facts: Facts) -> str:
     """The caller's variable that limits the cards, as it would be written; empty where none does."""
     amd = any(gpu.vendor == "amd" for gpu in facts.gpus)
-    told = {"ROCR_VISIBLE_DEVICES": facts.rocr_devices, "HIP_VISIBLE_DEVICES": facts.hip_devices} if amd else {}
-    told["CUDA_VISIBLE_DEVICES"] = facts.visible_devices
-    return " ".join(f"{name}={value}" for name, value in told.items() if value is not None)
+    given = {"ROCR_VISIBLE_DEVICES": facts.rocr_devices, "HIP_VISIBLE_DEVICES": facts.hip_devices} if amd else {}
+    given["CUDA_VISIBLE_DEVICES"] = facts.visible_devices
+    return " ".join(f"{name}={value}" for name, value in given.items() if value is not None)
 
 
 def told_order(facts: Facts) -> str:
-    """How the caller's environment tells CUDA to count; where it says nothing, as nvidia-smi and schedulers do."""
+    """How the caller's environment tells CUDA to count; where it does not, as nvidia-smi and schedulers do."""
     return "fastest" if facts.device_order == "FASTEST_FIRST" else "pci"
 
 
@@ -151,16 +151,16 @@ def take(count: int, allowed: Sequence[Gpu]) -> Selection:
 
 
 def take_free(count: int | None, allowed: Sequence[Gpu], idle_below: int) -> Selection:
-    """Idle cards: first those that nobody computes on, then those with the most free memory.
+    """Idle cards: first those without computing processes, then those with the most free memory.
 
     count: how many; None for all that are idle. idle_below: bytes, as for :func:`is_idle`.
     """
     idle = [gpu for gpu in allowed if is_idle(gpu, idle_below)]
     idle.sort(key=lambda gpu: (bool(computing(gpu)), -gpu.memory_free))
-    wanted = max(len(idle), 1) if count is None else count
-    if wanted <= len(idle):
-        return Selection(tuple(idle[:wanted]))
-    asked = "1 idle GPU is" if wanted == 1 else f"{wanted} idle GPUs are"
+    number = max(len(idle), 1) if count is None else count
+    if number <= len(idle):
+        return Selection(tuple(idle[:number]))
+    asked = "1 idle GPU is" if number == 1 else f"{number} idle GPUs are"
     busy = [f"; {occupants(gpu)}" for gpu in allowed if not is_idle(gpu, idle_below)]
     return Selection(tuple(idle), (f"{asked} asked for, {len(idle)} of {len(allowed)} can be had{''.join(busy)}",))
 

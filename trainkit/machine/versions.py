@@ -28,12 +28,12 @@ def release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in found.group().split(".")) if found else ()
 
 
-def at_least(version: str | None, wanted: str) -> bool:
-    """Whether an installed version is `wanted` or newer; False where it is not installed."""
-    return version is not None and release(version) >= release(wanted)
+def at_least(version: str | None, minimum: str) -> bool:
+    """Whether an installed version is the minimum or newer; False where it is not installed."""
+    return version is not None and release(version) >= release(minimum)
 
 
 def has(facts: Facts, feature: str) -> bool:
     """Whether the installed libraries have a feature of the table."""
-    package, wanted = FEATURES[feature]
-    return at_least(facts.packages.get(package), wanted)
+    package, minimum = FEATURES[feature]
+    return at_least(facts.packages.get(package), minimum)

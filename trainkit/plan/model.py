@@ -107,7 +107,7 @@ class Topology:
 
 @dataclass(frozen=True, slots=True)
 class BatchArithmetic:
-    """The solved triangle: global_ = micro x accumulation x ranks, in samples. note says what gave way, if anything.
+    """The solved triangle: global_ = micro x accumulation x ranks, in samples. note: what gave way, if anything.
 
     search: the micro batches, ascending, of which the trainer takes the largest that fits; until then micro is the
         least of them. Empty where micro is decided.
@@ -178,7 +178,7 @@ class PlannedFile:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A remark on the plan. A `blocker` says why this machine cannot run it; `run` then exits 4."""
+    """A remark on the plan. A `blocker` is why this machine cannot run it; `run` then exits 4."""
 
     severity: Literal["note", "warning", "blocker"]
     what: str
@@ -187,7 +187,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class TechniqueInForce:
-    """A technique that the built-in trainer uses in this run, and what it does to speed and to memory, in words."""
+    """A technique that the built-in trainer uses in this run, and what it does to speed and to memory."""
 
     key: str  # the recipe key
     value: str
@@ -197,7 +197,7 @@ class TechniqueInForce:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """The checkpoint that the run starts from. path is None for `never` or when nothing fits; reason says why."""
+    """The checkpoint that the run starts from. path is None for `never` or when nothing fits; reason: why that one."""
 
     path: str | None
     step: int
@@ -245,7 +245,7 @@ class Provenance:
     """
 
     parts: Mapping[str, tuple[str, ...]]  # recipe keys (dotted)
-    rules: Mapping[str, str]  # in words, for parts that no recipe key made
+    rules: Mapping[str, str]  # for parts that no recipe key made
 
 
 @dataclass(frozen=True, slots=True)

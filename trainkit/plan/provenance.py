@@ -1,4 +1,4 @@
-"""Pieces of a plan together with what made each of them: recipe keys, or a rule of trainkit's in words."""
+"""Pieces of a plan together with what made each of them: recipe keys, or a rule of trainkit's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OWN_INTERPRETER = "the program brings its own interpreter, so the command works 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What made a piece of the plan. keys are dotted recipe keys; rule says why in words; one of them is not empty."""
+    """What made a piece of the plan: dotted recipe keys, or a rule that says why. One of the two is not empty."""
 
     keys: tuple[str, ...] = ()
     rule: str = ""

@@ -19,7 +19,7 @@ class Reach:
 
     by: what carries them, as people write it (`--learning_rate`, `deepspeed.json`, `the launch`); empty where nothing
         does, and then `why` and `instead` say so.
-    anyway: values that the program follows without being told.
+    anyway: values that the program follows by itself.
     """
 
     by: str = ""
@@ -38,7 +38,7 @@ LAUNCHED: Table = dict.fromkeys(
 
 
 def way(table: Table, key: str) -> Reach | None:
-    """What the table says of a key; None where it says nothing."""
+    """The table's entry for a key; None where it has none."""
     parts = key.split(".")
     prefixes = (".".join(parts[:length]) for length in range(len(parts), -1, -1))
     return next((table[prefix] for prefix in prefixes if prefix in table), None)
@@ -56,6 +56,6 @@ def unreached(resolved: Resolved, table: Table, kind: str) -> Iterator[Diagnosti
             f"{key} cannot reach a program of kind {kind}",
             key=key,
             origin=origin,
-            why=found.why if found else "There is no setting of its libraries that says the same.",
-            hint=(found and found.instead) or f"Leave {key} out, or pass what it means in program.args.",
+            why=found.why if found else "its libraries have no such setting",
+            hint=(found and found.instead) or f"leave {key} out, or pass what it means in program.args",
         )

@@ -55,13 +55,13 @@ def _searched(resolved: Resolved, given: dict[str, int], ranks: int) -> BatchAri
 def _sides(resolved: Resolved) -> dict[str, int | None]:
     batch = resolved.recipe.batch
     sides = {"global": batch.global_, "micro": batch.micro, "accumulation": batch.accumulation}
-    said: dict[str, int | None] = {name: None if value == "auto" else value for name, value in sides.items()}
+    given: dict[str, int | None] = {name: None if value == "auto" else value for name, value in sides.items()}
     if batch.micro == "auto":  # a search, which leaves its sides open
-        return said
-    said |= {name: value for name, value in _of_file(resolved).items() if said[name] is None}
-    if said["global"] and said["micro"] is None and said["accumulation"] is None and batch.global_ == "auto":
-        said["accumulation"] = 1  # as DeepSpeed reads a file that says train_batch_size alone
-    return said
+        return given
+    given |= {name: value for name, value in _of_file(resolved).items() if given[name] is None}
+    if given["global"] and given["micro"] is None and given["accumulation"] is None and batch.global_ == "auto":
+        given["accumulation"] = 1  # as DeepSpeed reads a file with train_batch_size alone
+    return given
 
 
 def _of_file(resolved: Resolved) -> dict[str, int]:

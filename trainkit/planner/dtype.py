@@ -18,14 +18,13 @@ AMPERE = (8, 0)  # first compute capability with bf16 and tf32 units (CUDA C pro
 def choose_dtype(recipe: Recipe, device: str, cards: Sequence[Gpu], in_file: object = None) -> Dtype:
     """The format of forward and backward; `auto` is bf16 where every card has units for it, else fp32.
 
-    in_file: a DeepSpeed file of the user's, where no layer says a format.
+    in_file: a DeepSpeed file of the user's, where no layer gives a format.
     """
     for dtype in LOW:
         if dtype in formats(in_file):
             return dtype
-    wanted = recipe.precision.dtype
-    if wanted != "auto":
-        return wanted
+    if recipe.precision.dtype != "auto":
+        return recipe.precision.dtype
     return "bf16" if device == "cuda" and cards and all(gpu.compute_capability >= AMPERE for gpu in cards) else "fp32"
 
 

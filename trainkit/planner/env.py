@@ -119,7 +119,7 @@ def _defaults(context: Context) -> Iterator[SourcedVariable]:
     share = f"{counted(cores, 'core')} / {counted(context.processes, 'rank')}; launchers differ in their defaults"
     yield variable("OMP_NUM_THREADS", str(max(cores // context.processes, 1)), rule=share)
     yield variable("PYTHONUNBUFFERED", "1", rule="a rank's output appears when it is written, also after a crash")
-    rule = "the resolved recipe, for programs that want to read it"
+    rule = "the resolved recipe, for programs that read it"
     yield variable("TRAINKIT_RECIPE", Variable.RUN_DIR, "/recipe.yaml", rule=rule)
     if recipe.program.kind != "builtin":
         return

@@ -1,4 +1,4 @@
-"""Which cores each rank stays on, where the recipe wants ranks near to their cards (NUMA)."""
+"""Which cores each rank stays on, where the recipe binds ranks near to their cards (NUMA)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Nodes, processes and devices: how many ranks there are, which rank uses which card, and what that choice means.
 
-What is to know of the chosen cards is said here too: who already uses them (a busy card blocks the run), which are
+The notices about the chosen cards are made here too: who already uses them (a busy card blocks the run), which are
 slower, and whose CUDA_VISIBLE_DEVICES limited the choice.
 """
 

@@ -21,17 +21,17 @@ def probe(root: Path = Path("/")) -> Mapping[str, Any]:
     nodes = sorted((root / TOPOLOGY).glob("[0-9]*"), key=lambda path: int(path.name))
     if not nodes:
         return {"amd": ()}
-    cards = [told for told in map(_properties, nodes) if int(told.get("simd_count", "0"))]
-    return {"amd": tuple(_card(root, index, told) for index, told in enumerate(cards))}
+    cards = [node for node in map(_properties, nodes) if int(node.get("simd_count", "0"))]
+    return {"amd": tuple(_card(root, index, node) for index, node in enumerate(cards))}
 
 
-def _card(root: Path, index: int, told: Mapping[str, str]) -> Gpu:
-    location, domain = int(told.get("location_id", "0")), int(told.get("domain", "0"))
+def _card(root: Path, index: int, node: Mapping[str, str]) -> Gpu:
+    location, domain = int(node.get("location_id", "0")), int(node.get("domain", "0"))
     bus = f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
     device = root / PCI / bus
     total, used = _number(device / "mem_info_vram_total"), _number(device / "mem_info_vram_used")
-    version = int(told.get("gfx_target_version", "0"))  # 90402 is gfx942: 9.4.2
-    unique = int(told.get("unique_id", "0"))
+    version = int(node.get("gfx_target_version", "0"))  # 90402 is gfx942: 9.4.2
+    unique = int(node.get("unique_id", "0"))
     numa = _number(device / "numa_node")
     return Gpu(
         index=index,
@@ -43,14 +43,14 @@ def _card(root: Path, index: int, told: Mapping[str, str]) -> Gpu:
         vendor="amd",
         pci_bus_id=bus,
         numa_node=numa if numa is not None and numa >= 0 else None,
-        clock_limit=int(told.get("max_engine_clk_fcompute", "0")) or None,
+        clock_limit=int(node.get("max_engine_clk_fcompute", "0")) or None,
         utilization=_number(device / "gpu_busy_percent"),
     )
 
 
 def _properties(node: Path) -> Mapping[str, str]:
-    words = (line.split() for line in _line(node / "properties", whole=True).splitlines())
-    return {pair[0]: pair[1] for pair in words if len(pair) == 2}
+    pairs = (line.split() for line in _line(node / "properties", whole=True).splitlines())
+    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
 
 
 def _line(path: Path, *, whole: bool = False) -> str:

@@ -21,7 +21,7 @@ def folders(root: Path, controller: str, mount: str = ROOT) -> tuple[Path, ...]:
 
 
 def values(path: Path) -> list[str]:
-    """The words of a cgroup's file; none where there is no such file."""
+    """The values in a cgroup's file; none where there is no such file."""
     try:
         return path.read_text().split()
     except OSError:

@@ -60,11 +60,11 @@ class Asked:
     def __init__(self, pynvml: Any) -> None:
         self._nvml = pynvml
 
-    def maybe(self, question: str, *words: Any, default: Any = None) -> Any:
+    def maybe(self, question: str, *arguments: Any, default: Any = None) -> Any:
         """The answer, or the default where card, driver or the installed nvidia-ml-py cannot give it."""
         ask = getattr(self._nvml, question, None)
         try:
-            return default if ask is None else _text(ask(*words))
+            return default if ask is None else _text(ask(*arguments))
         except self._nvml.NVMLError:
             return default
 
@@ -121,7 +121,7 @@ class Asked:
 
     def _throttling(self, handle: Any) -> tuple[str, ...]:
         bits = self.maybe("nvmlDeviceGetCurrentClocksThrottleReasons", handle, default=0)
-        return tuple(word for bit, word in THROTTLING.items() if bits & bit)
+        return tuple(reason for bit, reason in THROTTLING.items() if bits & bit)
 
     def _pending_repair(self, handle: Any) -> bool | None:
         """Rows (Ampere and later) or pages (before) that wait for a reset."""

@@ -50,7 +50,7 @@ def probe_torch(path: Iterable[str] | None = None) -> Mapping[str, TorchBuild | 
 def _distributions(folder: str) -> Iterable[tuple[str, str]]:
     try:
         names = os.listdir(folder)  # noqa: PTH208 - names are all that is needed, and a site folder has hundreds
-    except OSError:  # zip files and folders that are gone stand on sys.path too
+    except OSError:  # zip files and folders that are gone are on sys.path too
         return
     for entry in names:
         match = _FOLDER.match(entry)

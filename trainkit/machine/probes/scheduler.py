@@ -8,7 +8,7 @@ from typing import Literal
 
 from trainkit.machine.facts import Allocation
 
-# scheduler: the variable that only its jobs have and that names the job, then what else it says about the job
+# scheduler: the variable that only its jobs have and that names the job, then the others that describe the job
 SCHEDULERS: Mapping[Literal["slurm", "pbs", "lsf", "kubernetes"], str] = {
     "slurm": "SLURM_JOB_ID SLURM_JOB_NUM_NODES SLURM_NNODES SLURM_NODEID SLURM_PROCID SLURM_LOCALID SLURM_NTASKS "
     "SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_CPUS_ON_NODE SLURM_JOB_GPUS SLURM_STEP_GPUS "
@@ -28,6 +28,6 @@ def probe(environ: Mapping[str, str] | None = None) -> Mapping[str, Allocation |
     for scheduler, names in SCHEDULERS.items():
         own, *others = names.split()
         if own in environ:
-            told = {name: environ[name] for name in sorted([own, *others]) if name in environ}
-            return {"allocation": Allocation(scheduler, "" if scheduler == "kubernetes" else environ[own], told)}
+            given = {name: environ[name] for name in sorted([own, *others]) if name in environ}
+            return {"allocation": Allocation(scheduler, "" if scheduler == "kubernetes" else environ[own], given)}
     return {"allocation": None}

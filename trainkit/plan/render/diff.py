@@ -1,4 +1,4 @@
-"""Two plans side by side: what differs, in words."""
+"""Two plans side by side: what differs."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trainkit.recipe.resolved import Entry, Resolved
 
 
-# Settings whose last word the plan has: `auto`, and the corner of the batch triangle that gives way.
+# Settings that the plan decides: `auto`, and the corner of the batch triangle that gives way.
 DECIDED_BY_THE_PLAN: Mapping[str, Callable[[Plan], object]] = {
     "batch.global": lambda plan: plan.batch.global_,
     "batch.micro": lambda plan: _searched(plan) or plan.batch.micro,
@@ -86,7 +86,7 @@ def _history(key: str, resolved: Resolved, settings: Mapping[str, Any], plan: Pl
 
 
 def _place(entry: Entry) -> str:
-    """Layer and place; a file's layer names the file, which is not said twice."""
+    """Layer and place; a file's layer names the file, which is not repeated."""
     layer = entry.origin.layer.removesuffix(entry.origin.source).strip()
     return f"{layer} {entry.origin.place}".strip()
 

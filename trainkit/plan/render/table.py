@@ -15,7 +15,7 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def render(plan: Plan, width: int = WIDTH) -> str:
-    """Plain text of at most so many columns, but for words that are longer themselves."""
+    """Plain text of at most so many columns, except for longer single words."""
     sections = (_head, _topology, _batch, _techniques, _commands, _preparations, _environment, _files, _notices)
     return "\n".join("\n".join(section(plan, width)) + "\n" for section in sections if any(section(plan, width)))
 

@@ -31,7 +31,7 @@ LISTED: Mapping[str, frozenset[str]] = {"2.13": frozenset((*_TRAINING, *_DEBUG, 
 # Of the listed ones, those that search for compiler bugs by failing.
 NOT_FOR_RUNNING = ("minifier", "TESTING_ONLY")
 
-# Names that are gone -> what stands in for each, and why.
+# Names that are gone -> what replaces each, and why.
 GONE: Mapping[str, tuple[str, str]] = {
     "nvfuser": ("inductor", "PyTorch no longer has nvFuser"),
     "aot_nvfuser": ("inductor", "PyTorch no longer has nvFuser"),
@@ -42,7 +42,7 @@ GONE: Mapping[str, tuple[str, str]] = {
 
 
 def backend_in_use(asked: str) -> str:
-    """The backend that a name stands for."""
+    """The backend that a name means."""
     return GONE[asked][0] if asked in GONE else asked
 
 

@@ -74,7 +74,7 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         {"device": XLA, "strategy": ("fsdp",), "program": ("accelerate",)},
         "strategy.kind",
-        "under XLA accelerate takes its FSDP settings and shards nothing, without a word",
+        "under XLA accelerate takes its FSDP settings and silently shards nothing",
         "strategy.kind: single, or program.kind: hf, whose Trainer shards with torch_xla",
     ),
     Refusal(

@@ -1,4 +1,4 @@
-"""What transformers' Trainer and scripts on `Accelerator()` would do otherwise than asked, without a word."""
+"""What transformers' Trainer and scripts on `Accelerator()` would silently do otherwise than asked."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         {"program": ("hf",), "strategy": ("fsdp",), "device": ("cpu",)},
         "strategy.kind",
-        "on a CPU Trainer takes --fsdp and trains with DDP, without a word",
+        "on a CPU Trainer takes --fsdp and silently trains with DDP",
         "strategy.kind: ddp, or zero3, which shards on a CPU too",
     ),
     Refusal(
         {"program": ("hf",), "strategy": ("single", "ddp", "fsdp"), "device": ("cpu",), "dtype": ("fp16",)},
         "precision.dtype",
-        "on a CPU Trainer takes --fp16 and computes in fp32, without a word",
+        "on a CPU Trainer takes --fp16 and silently computes in fp32",
         "precision.dtype: bf16 or fp32",
     ),
     Refusal(
@@ -27,13 +27,13 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         {"program": ("accelerate",), "strategy": ("fsdp",), "device": ("cpu",)},
         "strategy.kind",
-        "on a CPU accelerate trains with DDP, or with copies that never talk to one another, without a word",
+        "on a CPU accelerate silently trains with DDP, or with copies that never talk to one another",
         "strategy.kind: ddp, or zero3, which shards on a CPU too",
     ),
     Refusal(
         {"program": ("accelerate",), "strategy": ("single", "ddp"), "device": ("cpu",), "dtype": ("fp16",)},
         "precision.dtype",
-        "on a CPU accelerate takes fp16 and computes in fp32, without a word",
+        "on a CPU accelerate takes fp16 and silently computes in fp32",
         "precision.dtype: bf16 or fp32",
     ),
 )

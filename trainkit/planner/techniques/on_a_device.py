@@ -144,7 +144,7 @@ ROWS: tuple[Technique, ...] = (
     ),
     Technique(
         "peft.dora: true",
-        "slower than LoRA: the norms of whole weights are computed anew in each pass",
+        "slower than LoRA: the norms of whole weights are computed again in each pass",
         "a vector, and for a moment a copy, of each adapted matrix",
         "LoRA of the same rank learns too little",
     ),
