@@ -101,7 +101,7 @@ def complain(setting: Setting, key: str, value: Any) -> tuple[str, str, str]:
     if isinstance(value, float) and not math.isfinite(value):
         return f"{key} must be a finite number, not {value}", setting.description, "write a number"
     want = expected(setting)
-    if isinstance(value, (int, float)) and value > MOST:
+    if isinstance(value, (int, float)) and value > MOST and "at most" not in want:
         want += f", at most {MOST:.0e}"
     what = f"{key} must be {want}, not {shown(key, value)}"
     default = f"; the default is {_WRITTEN.get(str(setting.default), setting.default)}" if setting.key == key else ""
