@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from trainkit.files import cache_folder, overwrite, publish, read_json, write_atomically, write_json
+from trainkit.files import cache_folder, publish, publish_or_overwrite, read_json, write_atomically, write_json
 
 Write = Callable[[Path, str], None]
 
@@ -59,15 +60,24 @@ def test_what_cannot_be_put_in_place_leaves_nothing_behind(tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
-def test_a_file_is_overwritten_in_its_place_but_never_through_a_link(tmp_path: Path) -> None:
+def test_on_a_full_disk_a_file_is_rewritten_in_its_place_but_never_through_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)
     file, link = tmp_path / "status.json", tmp_path / "link"
     file.write_text("a long line")
-    overwrite(file, "short")
+    publish_or_overwrite(file, "short")
     assert file.read_text() == "short"
     link.symlink_to(file)
     with pytest.raises(OSError, match="link"):
-        overwrite(link, "other")
+        publish_or_overwrite(link, "other")
+    with pytest.raises(FileNotFoundError):
+        publish_or_overwrite(tmp_path / "nowhere", "text")
     assert file.read_text() == "short"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "status.json"]
 
 
 def test_json_is_read_back_and_damage_reads_as_empty(tmp_path: Path) -> None:

@@ -21,13 +21,19 @@ def publish(path: PathLike, content: str | bytes) -> None:
     _replace(path, content, 0o666, flush=False)
 
 
-def overwrite(path: PathLike, content: str) -> None:
-    """Rewrite a file in its own place, which takes no room: the last resort on a full disk. Readers may see it torn."""
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+def publish_or_overwrite(path: PathLike, content: str, *, flush: bool = False) -> None:
+    """The same for a small file, also on a full disk: there it is rewritten in its own place, which takes no room.
+
+    Readers may then see it torn. OSError where there is no such file yet.
+    """
     try:
-        os.ftruncate(fd, os.pwrite(fd, content.encode("utf-8", "surrogateescape"), 0))
-    finally:
-        os.close(fd)
+        _replace(path, content, 0o666, flush=flush)
+    except OSError:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            os.ftruncate(fd, os.pwrite(fd, content.encode("utf-8", "surrogateescape"), 0))
+        finally:
+            os.close(fd)
 
 
 def write_json(path: PathLike, content: object, *, indent: int | None = 2) -> None:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from trainkit.files import overwrite, publish
+from trainkit.files import publish, publish_or_overwrite
 
 
 class RankRecord(NamedTuple):
@@ -57,19 +57,12 @@ def shown_path(attempt_dir: str, rank: int) -> str:
 
 def write_record(attempt_dir: str, record: RankRecord) -> None:
     """Put the record in place, whole."""
-    publish(record_path(attempt_dir, record.rank), _text(record))
+    publish(record_path(attempt_dir, record.rank), json.dumps(record._asdict()) + "\n")
 
 
 def write_last_record(attempt_dir: str, record: RankRecord) -> None:
     """The same for the end of a rank, also where the disk is full by now. OSError if the record is not there at all."""
-    try:
-        write_record(attempt_dir, record)
-    except OSError:
-        overwrite(record_path(attempt_dir, record.rank), _text(record))
-
-
-def _text(record: RankRecord) -> str:
-    return json.dumps(record._asdict()) + "\n"
+    publish_or_overwrite(record_path(attempt_dir, record.rank), json.dumps(record._asdict()) + "\n")
 
 
 def read_records(attempt_dir: str) -> Iterator[RankRecord]:

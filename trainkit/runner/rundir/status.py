@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from trainkit.files import overwrite, publish, write_atomically
+from trainkit.files import publish_or_overwrite
 from trainkit.runner.report.exit_status import Verdict
 
 
@@ -43,10 +43,6 @@ def write_status(
         "pids": pids,
         "survivors": list(survivors),
     }
-    text = json.dumps(status, indent=2) + "\n"
     with contextlib.suppress(OSError):  # the run continues, or ends, also where its folder is gone
-        try:
-            # Only the end is worth the wait for the disk.
-            (publish if verdict is None else write_atomically)(attempt.path, text)
-        except OSError:
-            overwrite(attempt.path, text)
+        # Only the end is worth the wait for the disk.
+        publish_or_overwrite(attempt.path, json.dumps(status, indent=2) + "\n", flush=verdict is not None)
