@@ -155,7 +155,7 @@ def test_a_config_becomes_a_recipe_that_says_the_same(name: str) -> None:
         (TWO_MACHINES.replace("processes: 8", "processes: 9"), "9 over 2 machines are 4 on each"),
         (TWO_MACHINES, "trainkit run --node-rank N"),
         (OLDEST, "fp16 is today mixed_precision: fp16"),
-        (OLDEST + "use_cpu: true\n", "accelerate does not tell several processes of use_cpu"),
+        (OLDEST + "use_cpu: true\n", "accelerate does not hand use_cpu to several processes"),
         (OLDEST.replace("GPU", "CPU") + "use_cpu: true\n", "accelerate starts one process on a CPU"),
         (OLDEST + "main_training_function: go\n", "main_training_function go is not taken over"),
         ("distributed_type: MPS\n", "distributed_type MPS is not valid any more"),

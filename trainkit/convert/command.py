@@ -27,7 +27,7 @@ _DATA_PARALLEL = (
 
 
 def read_command(draft: Draft, context: ImportContext, words: Sequence[str], kind: str | None = None) -> None:
-    """Everything that a command says. kind: of the program, where the caller knows it."""
+    """Import a command. kind: of the program, where the caller knows it."""
     shown = " ".join(shlex.quote(word) for word in mask_words(words))
     draft.title = f"{draft.title}: {shown}" if draft.title else shown
     variables, rest = take_variables(draft, words, starts)
@@ -66,12 +66,11 @@ def _program(draft: Draft, context: ImportContext, command: LauncherCommand, kin
 
 
 def read_target(
-    draft: Draft, context: ImportContext, given: Sequence[str], kind: str | None, *, module: bool = False
+    draft: Draft, context: ImportContext, argv: Sequence[str], kind: str | None, *, module: bool = False
 ) -> None:
-    """The script or module, what its words say, and those that stay its own."""
-    target = given[0]
-    words = flags_in_file(draft, context, given[1:])
-    given = (target, *words)
+    """Import a script or module: arguments with a recipe key become settings, and the others stay its own."""
+    target = argv[0]
+    words = flags_in_file(draft, context, argv[1:])
     origin = argv_origin(target)
     if posixpath.basename(target) == "xla_spawn.py":
         why = "it imports another script and starts that once for each chip, in processes of its own"
@@ -79,12 +78,12 @@ def read_target(
         draft.fail("xla_spawn.py cannot be run by trainkit", origin, hint, why)
         return
     otherwise = "accelerate" if draft.get("launcher.kind") == "accelerate" else "torch"
-    built = DetectedKind(kind) if kind else program_kind(context, given, otherwise, module=module)
-    if built.remark:
-        draft.remark(built.remark)
-    reason = f"a script on {PROGRAMS[built.kind].DETECTION.library}, as {built.by} tells" if built.by else ""
+    detected = DetectedKind(kind) if kind else program_kind(context, (target, *words), otherwise, module=module)
+    if detected.remark:
+        draft.remark(detected.remark)
+    reason = f"a script on {PROGRAMS[detected.kind].DETECTION.library}, as {detected.by} tells" if detected.by else ""
     draft.name = re.sub(r"\.py$", "", posixpath.basename(target))
-    draft.set("program.kind", built.kind, origin, reason)
+    draft.set("program.kind", detected.kind, origin, reason)
     draft.set("program.module" if module else "program.script", target, origin)
     kept, secrets = without_secrets(PROGRAMS[draft.get("program.kind")].read(draft, context, words))
     for flag in secrets:

@@ -56,7 +56,7 @@ def _started(draft: Draft, rest: list[str], starts: Callable[[str], bool]) -> No
 
 
 def read_variables(draft: Draft, variables: Mapping[str, str]) -> None:
-    """What the variables say, as settings and remarks."""
+    """Import the variables as settings and remarks."""
     for name, value in variables.items():
         origin = argv_origin(f"{name}={value}")
         if name in _READERS:
@@ -69,7 +69,7 @@ def read_variables(draft: Draft, variables: Mapping[str, str]) -> None:
             port = variables.get("MASTER_PORT", "29500")
             draft.remark(f"{origin.text} is where nodes meet: with several, set nodes.rendezvous to {value}:{port}.")
         elif _leaks(name):
-            draft.remark(f"{name} is not taken over: {_leaks(name)}. What it is for has to stand in the recipe.")
+            draft.remark(f"{name} is not taken over: {_leaks(name)}. Set what it is for in the recipe.")
         elif name in DECIDED:
             draft.remark(f"{name} is not taken over: the plan decides it; {DECIDED[name]}")
         else:

@@ -1,4 +1,4 @@
-"""Shell text that starts one program: its words as the shell would make them, and what stands around the command."""
+"""Shell text that starts one program: its words as the shell would make them, and what is around the command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _AROUND = frozenset({
     "pwd", "which", "sleep", "wait", "exit", "unset", "trap", "true", "umask", "printf", "touch", "rm", "cp", "ln",
     "ls", "pip", "df", "free",
 })  # fmt: skip
-_SILENT = ("set", "true", "wait", "exit")  # which say nothing of the program
+_SILENT = ("set", "true", "wait", "exit")  # which concern no program
 _FOLDERS = ("cd", "pushd", "popd")
 _CONTROL = frozenset({
     "if", "then", "else", "elif", "fi", "for", "while", "until", "do", "done", "case", "esac", "function", "select",
@@ -166,9 +166,9 @@ def _word(reader: _Reader) -> list[str]:
 
 
 def _all_given(reader: _Reader, before: str) -> list[str]:
-    """The script's arguments, word for word, the first behind what stands before them."""
+    """The script's arguments, word for word, the first behind what is in front of them."""
     if not reader.given:
-        reader.note("$@ is empty here: what the script is to be called with stands behind `--` after its name.")
+        reader.note("$@ is empty here: put the script's arguments behind `--` after its name.")
         return [before]
     return [before + reader.given[0], *reader.given[1:]]
 
@@ -190,7 +190,7 @@ def _letter(reader: _Reader, letter: str, *, first: bool) -> str:
 
 
 def _quoted(reader: _Reader, quote: str) -> str:
-    """What stands between quotes; within double ones variables have their values."""
+    """The text between quotes; within double ones variables have their values."""
     reader.place += 1
     made = ""
     while reader.place < len(reader.text):

@@ -40,7 +40,7 @@ FORM_GROUPS = ("hf", "accelerate")
 
 
 def argv(context: Context) -> tuple[Token, ...]:
-    """Nothing stands before the program."""
+    """No words in front of the program."""
     return ()
 
 

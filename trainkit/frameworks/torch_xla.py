@@ -1,4 +1,4 @@
-"""Runs on a TPU through torch_xla: what they need in the environment, and what they have to say."""
+"""Runs on a TPU through torch_xla: their environment, and the notices on them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def environment(context: Context) -> Iterator[SourcedVariable]:
     library, kind = context.recipe.program.kind in TAKEN_BY_ITSELF, ("devices.type",)
     if not on_xla(context):
         if library and "torch-xla" in context.facts.packages:
-            rule = "accelerate and transformers compute on XLA wherever torch_xla is installed, unless told not to"
+            rule = "accelerate and transformers compute on XLA wherever torch_xla is installed, unless this says no"
             yield variable("USE_TORCH_XLA", "0", keys=kind, rule=rule)
         return
     yield variable("PJRT_DEVICE", "TPU", keys=kind, rule="torch_xla's runtime and its device")

@@ -103,7 +103,7 @@ FLAGS: tuple[LauncherFlag, ...] = (
         encode=_endpoint,
         default="",
         source=_by_nodes(
-            Source(rule="port 0 is chosen by the kernel when it is used, so nobody else can take it before"),
+            Source(rule="port 0 is chosen by the kernel when it is used, so no other process can take it before"),
             Source(("nodes.rendezvous",)),
         ),
     ),
@@ -240,7 +240,7 @@ def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherC
         done |= {"rdzv_endpoint", "master_addr", "master_port"}
     processes = _read_processes(draft, context, named["nproc_per_node"]) if "nproc_per_node" in named else 1
     put_settings(draft, FLAGS, used, done | {"nnodes"})
-    # The launcher before torchrun adds --local-rank unless it is told otherwise; torchrun fills in a macro.
+    # torch.distributed.launch adds --local-rank unless it is given --use_env; torchrun fills in a macro.
     adds = posixpath.basename(argv[0]) == "torch.distributed.launch" and "use_env" not in named
     program = [word.replace("$$", "$") for word in program]
     kept = [word for word in program if not _LOCAL_RANK.fullmatch(word)]

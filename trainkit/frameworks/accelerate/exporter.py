@@ -17,8 +17,7 @@ from trainkit.plan.context import Context
 from trainkit.plan.provenance import Source
 
 CHIPS = (
-    "On a TPU accelerate launch imports the script and calls its main() once for each chip, "
-    "whatever num_processes it is told."
+    "On a TPU accelerate launch imports the script and calls its main() once for each chip, whatever num_processes is."
 )
 
 
@@ -68,25 +67,25 @@ def files(context: Context, folder: str) -> dict[str, str]:
 
 
 def notes(context: Context) -> tuple[str, ...]:
-    """What no config file can tell accelerate launch."""
+    """What accelerate launch takes from no config file."""
     if _cpu_by_variable(context):
         return ("accelerate launch starts several processes on a CPU only with ACCELERATE_USE_CPU=true before it",)
     return ()
 
 
 def _head(context: Context, path: str) -> Iterator[str]:
-    """How the launcher is called, with what no config file can tell it."""
+    """How the launcher is called, with what it takes from no config file."""
     if on_xla(context):
         yield CHIPS
     named = f"--config_file {shlex.quote(path)}"
     words = " ".join((*_variables(context), "accelerate launch", *_flags(context), named))
     yield f"{context.recipe.name}, for: {words} SCRIPT WORDS..."
     if _cpu_by_variable(context):
-        yield "Several processes are told of the CPU by ACCELERATE_USE_CPU alone; use_cpu does not reach them."
+        yield "Several processes read ACCELERATE_USE_CPU alone; use_cpu in this file does not reach them."
 
 
 def _cpu_by_variable(context: Context) -> bool:
-    """Whether the ranks learn of the CPU from a variable only: there the file alone starts something else."""
+    """Whether only a variable puts the ranks on the CPU: there the file alone starts something else."""
     return context.topology.device == "cpu" and not context.zero and context.topology.world_size > 1
 
 

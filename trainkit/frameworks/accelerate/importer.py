@@ -25,8 +25,8 @@ _CHIPS = (
 )
 _PODS = "it is for pods of several machines, and a run on xla is one process"
 _SINGLE = "accelerate starts one process on a CPU, whatever num_processes says; the recipe starts {}."
-_UNTOLD = (
-    "accelerate does not tell several processes of use_cpu: they take cards where there are some, and form no group "
+_UNREACHED = (
+    "accelerate does not hand use_cpu to several processes: they take cards where there are some, and form no group "
     "where there are none. The recipe starts {} on the CPU."
 )
 _NUMBERS = "as CUDA numbers cards where CUDA_DEVICE_ORDER is not set, which accelerate does not set"
@@ -38,7 +38,7 @@ def recognises(tree: Mapping[str, Any]) -> bool:
 
 
 def read(draft: Draft, context: ImportContext, source: ForeignFile) -> None:
-    """Settings of the file alone. What it says of processes counts with any launcher."""
+    """Settings of the file alone. Its processes count with any launcher."""
     interpret(ImportedConfig(draft, context, flattened(source.tree, source.at), bool(source.program)))
     if source.program and draft.get("devices.type") != "xla":
         draft.set("launcher.kind", "accelerate", source.at("distributed_type"))
@@ -167,13 +167,13 @@ def _processes(config: ImportedConfig, kind: str) -> int | None:
         return 1
     if config.get("use_cpu") is True and each > 1:
         single = config.by_flag("use_cpu") or kind == "MULTI_CPU"
-        config.remark("use_cpu", (_SINGLE if single else _UNTOLD).format(each))
+        config.remark("use_cpu", (_SINGLE if single else _UNREACHED).format(each))
     config.put("num_processes", "nodes.processes_per_node", each)
     return each
 
 
 def _rest(config: ImportedConfig) -> None:
-    """What the file says in vain, meshes, of which trainkit builds shards alone, and what has no key in a recipe."""
+    """What the file sets in vain, meshes, of which trainkit builds shards alone, and what has no key in a recipe."""
     for setting in SETTINGS:
         value = config.get(setting.name) if setting.idle is not None else None
         if value and value not in (setting.idle or ()) and not config.by_flag(setting.name):

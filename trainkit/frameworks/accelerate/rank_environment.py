@@ -55,7 +55,7 @@ def several(context: Context) -> Iterator[AddedVariable]:
 
 
 def _defaults(context: Context, start: str) -> Iterator[AddedVariable]:
-    """What its own flags say where its file and the plan's flags say nothing. start: of FSDP's variables, or none."""
+    """The defaults of its own flags, for what neither file nor flags set. start: of FSDP's variables, or empty."""
     installed = context.facts.packages.get("accelerate") or "0"
     rule = f"{RULE} under FSDP" if start else RULE
     for each in SETTINGS:
@@ -65,13 +65,13 @@ def _defaults(context: Context, start: str) -> Iterator[AddedVariable]:
 
 
 def _deepspeed(context: Context) -> Iterator[AddedVariable]:
-    names = sorted(each.name.rpartition(".")[2] for each in SETTINGS if _says_deepspeed(context, each))
-    rule = "the keys of its own file that say something about DeepSpeed"
+    names = sorted(each.name.rpartition(".")[2] for each in SETTINGS if _is_about_deepspeed(context, each))
+    rule = "the keys of its own file about DeepSpeed"
     yield added_variable("ACCELERATE_CONFIG_DS_FIELDS", ",".join(names), rule=rule)
     yield added_variable("PYTHONPATH", rule="yours, and the working folder after it", yields=True)
     yield from by_import(context)
 
 
-def _says_deepspeed(context: Context, setting: Setting) -> bool:
+def _is_about_deepspeed(context: Context, setting: Setting) -> bool:
     in_section = setting.name.startswith("deepspeed_config.") and setting.in_file(context)
     return in_section and setting.encode(context) is not UNSET

@@ -79,7 +79,7 @@ def through_torchrun(context: Context) -> bool:
 
 
 def chooses_cpu(context: Context) -> bool:
-    """Whether accelerate says that there is no card. Trainer is told by its own flag, and would leave DeepSpeed out."""
+    """Whether accelerate is to use no card. Trainer has a flag of its own for that, and would leave DeepSpeed out."""
     kind = context.recipe.program.kind
     return context.topology.device == "cpu" and kind != "hf" and not (kind == "accelerate" and context.zero)
 

@@ -154,9 +154,9 @@ def _sharding(context: Context) -> Iterator[Diagnostic]:
 def _whole_batch(context: Context) -> Iterator[Diagnostic]:
     """On a CPU accelerate may count one process; where it fills in the whole batch, DeepSpeed notices."""
     base, key = context.resolved.attachments.get("strategy.config"), "train_batch_size"
-    said = value_at(base.tree, key) if base and context.topology.device == "cpu" and context.zero else None
-    if base and said not in (None, "auto"):
-        what = f'{key} in the DeepSpeed file is {said}, and on a CPU it has to be "auto"'
+    size = value_at(base.tree, key) if base and context.topology.device == "cpu" and context.zero else None
+    if base and size not in (None, "auto"):
+        what = f'{key} in the DeepSpeed file is {size}, and on a CPU it has to be "auto"'
         why = "Accelerator() may take each rank for the only one there, and only the sum of the batch would show it."
         origin = base.origins.get(key)
         yield Diagnostic(
@@ -165,7 +165,7 @@ def _whole_batch(context: Context) -> Iterator[Diagnostic]:
 
 
 def _variables(context: Context) -> Iterator[Diagnostic]:
-    """Variables of the recipe's that would say something beside the plan."""
+    """Variables of the recipe that would contradict the plan."""
     named = [(name, f"env.{name}") for name in context.recipe.env]
     named += [(name, "env_from") for name in context.recipe.env_from]
     for name, key in named:

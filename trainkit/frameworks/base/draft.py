@@ -48,7 +48,7 @@ class Draft:
         return found.value if found else None
 
     def put(self, assignment: Assignment, reason: str = "") -> None:
-        """Set a key; a later source wins, and says so. A new kind of a section starts the section anew."""
+        """Set a key; a later source wins, and says so. A new kind of a section resets the section."""
         key, old = assignment.key, self.settings.get(assignment.key)
         if old and old.value != assignment.value:
             self.remark(f"{key} {old.value} ({old.origin.place}) gives way to {assignment.value}.")

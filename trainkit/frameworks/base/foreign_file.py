@@ -1,4 +1,4 @@
-"""A file to import: its values, and where each of them stands."""
+"""A file to import: its values, and the place of each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ForeignFile:
     program: tuple[str, ...] = ()
 
     def at(self, key: str) -> Origin:
-        """Where the value at a dotted key stands, or the nearest mapping around it."""
+        """The place of the value at a dotted key, or of the nearest mapping around it."""
         while key and key not in self.values:
             key = key.rpartition(".")[0]
         return self.page.at(self.values.get(key, Mark(1, 1)))

@@ -28,17 +28,17 @@ class LauncherFlag(Field):
 
 
 def switches(names: str) -> tuple[LauncherFlag, ...]:
-    """Flags without a value that no recipe key stands for."""
+    """Flags without a value and without a recipe key."""
     return tuple(LauncherFlag(name, switch=True) for name in names.split())
 
 
 def values(names: str) -> tuple[LauncherFlag, ...]:
-    """Flags with a value that no recipe key stands for."""
+    """Flags with a value and without a recipe key."""
     return tuple(LauncherFlag(name) for name in names.split())
 
 
 def families(names: str) -> tuple[LauncherFlag, ...]:
-    """Beginnings of names, all of flags with a value that no recipe key stands for."""
+    """What the names of several flags with a value and without a recipe key begin with."""
     return tuple(LauncherFlag(name, family=True) for name in names.split())
 
 
@@ -111,7 +111,7 @@ def parse_flags(
 
 
 def put_settings(draft: Draft, flags: Sequence[LauncherFlag], used: Sequence[FlagUse], done: Set[str]) -> None:
-    """Set what each flag means, and name those that no recipe key stands for. done: names of flags read already."""
+    """Set what each flag means, and name those without a recipe key. done: names of flags that have been read."""
     left: list[str] = []
     for use in used:
         flag = find_flag(flags, use.name)
