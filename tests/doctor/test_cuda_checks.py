@@ -253,7 +253,7 @@ def test_a_compiler_that_is_too_new_is_found_and_an_older_one_shown(good: Machin
     result = good.examine("host-compiler")
     said = text_of(result)
     assert result.level == "warning"
-    assert "gcc 15.1.0 is too new for CUDA 12.8, which takes 14 at most" in said
+    assert "gcc 15.1.0 is too new for CUDA 12.8, which accepts 14 at most" in said
     assert "docs.nvidia.com/cuda/cuda-installation-guide-linux" in said
     assert f"export CC={good.bin}/gcc-14 CXX={good.bin}/g++-14" in said
     assert f"sudo ln -s {good.bin}/gcc-14 {good.root}/usr/local/cuda-12.8/bin/gcc" in said

@@ -23,7 +23,7 @@ COMMANDS: Mapping[str, tuple[str, type[Command], str]] = {
     "explain": ("explain:explain", RecipeCommand, "RECIPE [KEY] [OVERRIDE]..."),
     "gpus": ("gpus:gpus", Command, ""),
     "env": ("env:env", Command, ""),
-    "facts": ("facts:facts", Command, ""),
+    "facts": ("env:facts", Command, ""),
     "ls": ("ls:ls", Command, ""),
     "cp": ("cp:cp", Command, ""),
     "config": ("config:config", Command, ""),

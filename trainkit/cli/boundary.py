@@ -136,6 +136,6 @@ def _encodable(error: UnicodeError) -> tuple[str | bytes, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     char = error.object[error.start]
-    if "\udc80" <= char <= "\udcff":  # a byte of a file's name that is no UTF-8: Python keeps it so
+    if "\udc80" <= char <= "\udcff":  # a byte of a file's name that is not UTF-8, as Python keeps it
         return bytes((ord(char) - 0xDC00,)), error.start + 1
     return _PLAIN.get(char, char.encode("ascii", "backslashreplace").decode("ascii")), error.start + 1

@@ -67,7 +67,7 @@ def _name(path: Path, folder: Path) -> str:
 
 
 def schema_uri() -> str:
-    """Where the installed JSON Schema lies, for the first line of a recipe that an editor checks."""
+    """Where the installed JSON Schema is, for the first line of a recipe that an editor checks."""
     return (shipped_root() / "configs" / "recipe.schema.json").as_uri()
 
 

@@ -1,4 +1,4 @@
-"""The machine that a command plans for: this one, one whose facts lie in a file, or a profile that is shipped."""
+"""The machine that a command plans for: this one, one with a file of facts, or a shipped profile."""
 
 from __future__ import annotations
 

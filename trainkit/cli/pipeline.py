@@ -17,7 +17,9 @@ from trainkit.lazy import call
 if TYPE_CHECKING:
     from trainkit.machine.facts import Facts
     from trainkit.plan.model import Planned
+    from trainkit.planner.resume import SavedCheckpoint
     from trainkit.recipe.resolved import Resolved
+    from trainkit.recipe.schema import Recipe
     from trainkit.runner.execute import RunRequest
 
 # Imported at first use: `check` never plans, and the help of a command resolves nothing.
@@ -79,7 +81,7 @@ def split_words(words: Sequence[str], *, most: int, what: str) -> Words:
 def resolve_line(
     command: str, words: Sequence[str], presets: Sequence[str], program: Sequence[str], variant: str | None = None
 ) -> Resolved:
-    """Resolve the words of a `run` or `plan` line: one recipe (presets or a program may stand for it) and overrides."""
+    """Resolve the words of a `run` or `plan` line: one recipe (or presets or a program in its place) and overrides."""
     line = split_words(words, most=1, what="one recipe")
     if not line.positional and not replaces_recipe(line.overrides, presets):
         raise no_recipe(f"{command} RECIPE")
@@ -150,21 +152,25 @@ def plan_words(resolved: Resolved, facts: Facts | None = None) -> Planned:
     facts: of this machine, where they are known already.
     """
     from trainkit.machine.probe import probe
+
+    return build_plan(resolved, facts or probe(), _earlier_checkpoints(resolved.recipe))
+
+
+def _earlier_checkpoints(recipe: Recipe) -> list[SavedCheckpoint]:
+    resume = recipe.checkpoint.resume
+    if resume == "never":  # the reader of run directories is not even imported
+        return []
     from trainkit.runner.rundir.checkpoints import named_checkpoint, saved_checkpoints, trainer_checkpoints
 
-    recipe = resolved.recipe
-    resume = recipe.checkpoint.resume
     if recipe.program.kind == "hf":
-        saved = trainer_checkpoints(recipe.output.root, recipe.name) if resume == "auto" else []
-    else:
-        saved = saved_checkpoints(recipe.output.root, recipe.name) if resume == "auto" else named_checkpoint(resume)
-    return build_plan(resolved, facts or probe(), saved)
+        return trainer_checkpoints(recipe.output.root, recipe.name) if resume == "auto" else []
+    return saved_checkpoints(recipe.output.root, recipe.name) if resume == "auto" else named_checkpoint(resume)
 
 
 def run_request(
     planned: Planned, resolved: Resolved, again: Callable[[], RunRequest], node_rank: int | None = None
 ) -> RunRequest:
-    """What the runner executes. again: plans anew where a card was taken meanwhile; node_rank: as given."""
+    """What the runner executes. again: plans once more when another run has taken a card; node_rank: as given."""
     from trainkit.plan.render import shell
     from trainkit.recipe.yaml.writer import resolved_yaml
     from trainkit.runner.execute import RunRequest

@@ -111,7 +111,7 @@ def this_host(facts: Facts, run: Run, folder: Path, environ: Mapping[str, str]) 
 
 
 def space(path: Path) -> Space:
-    """As statvfs tells it."""
+    """As statvfs reports it."""
     found = os.statvfs(path)
     files = found.f_favail if found.f_files else None
     return Space(found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail, files)

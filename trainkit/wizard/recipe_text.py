@@ -60,20 +60,20 @@ def compose(view: View, path: str, schema_uri: str = "") -> str:
 
 
 class _Reasons:
-    """Why each setting is as it is: the reason of the answer that set it, said once."""
+    """Why each setting is as it is: the reason of the answer that set it, given once."""
 
     def __init__(self, view: View) -> None:
         self._of: dict[str, str] = {}
-        self._said: set[str] = set()
+        self._given: set[str] = set()
         for answer in view.answers:
             self._of.update(dict.fromkeys(answer.sets, answer.reason))
         self._of.update(dict.fromkeys(view.given, "given"))
         self._of.update(_choices_given(view))
 
     def take(self, keys: Iterable[str]) -> str:
-        """The reasons of these settings that have not been said yet."""
-        found = [reason for key in keys if (reason := self._of.get(key, "")) and reason not in self._said]
-        self._said.update(found)
+        """The reasons of these settings that have not been given yet."""
+        found = [reason for key in keys if (reason := self._of.get(key, "")) and reason not in self._given]
+        self._given.update(found)
         return "; ".join(dict.fromkeys(found))
 
 
@@ -168,7 +168,7 @@ def presets(files: Files) -> tuple[Preset, ...]:
 
 
 def fitting(offered: tuple[Preset, ...], wanted: Settings, effective: Settings) -> tuple[Preset, ...]:
-    """The fewest presets that say the most of what is wanted and nothing else.
+    """The fewest presets that set the most of the wanted settings, and nothing to another value.
 
     wanted: settings that must be written; effective: every setting's value in the recipe to be.
     """

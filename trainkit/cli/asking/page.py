@@ -17,7 +17,7 @@ def head(question: Question, number: int) -> str:
 
 
 def proposal(question: Question) -> str:
-    """The default and where it is from, as they stand behind a question."""
+    """The default and where it is from, as shown after a question."""
     if not question.default:
         return ""
     return f"{question.default} ({question.source})" if question.source else question.default

@@ -61,7 +61,7 @@ def config(
     start = read_base(recipe, base or "", disk, cwd, environ) if recipe is not None else Base()
     machine = cache(partial(machine_facts, on))
     if on is not None:
-        machine()  # a wrong word is told before the first question
+        machine()  # so that an error is shown before the first question
     session = Session(View(machine, disk, cwd, start, settings, (), environ))
     check_given(session.seen(), places)
     job = Job(Path(output), places, force, again(output, base, on))

@@ -48,7 +48,7 @@ def cp(
 
 
 def with_schema(source: Path) -> str:
-    """The file's text with a modeline that leads editors to the installed JSON Schema, wherever the copy lies."""
+    """The file's text with a modeline that leads editors to the installed JSON Schema, wherever the copy is."""
     text = source.read_text(encoding="utf-8")
     lines = [line for line in text.splitlines(keepends=True) if not line.startswith(MODELINE)]
     return f"{MODELINE}{schema_uri()}\n{''.join(lines)}"

@@ -1,4 +1,4 @@
-"""`trainkit env`: everything that a bug report needs, ready to paste."""
+"""`trainkit env` and `trainkit facts`: this machine for a bug report, and as JSON that `plan --on` reads elsewhere."""
 
 from __future__ import annotations
 
@@ -38,6 +38,18 @@ def env(as_json: Json = False) -> None:
 
     sections = report(probe(), dict(os.environ))
     sys.stdout.write(json.dumps(sections, indent=2) + "\n" if as_json else render(sections))
+
+
+def facts() -> None:
+    """Print the facts of this machine as JSON: cards, cores, memory, versions, the scheduler's allocation.
+
+    Example: trainkit facts > FACTS.json
+
+    Example: trainkit plan ddp --on FACTS.json
+    """
+    from trainkit.machine.probe import probe
+
+    sys.stdout.write(json.dumps(probe().to_json(), indent=2) + "\n")
 
 
 def report(facts: Facts, environ: Mapping[str, str]) -> Sections:

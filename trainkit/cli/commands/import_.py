@@ -31,10 +31,10 @@ def import_(
 
     COMMAND is a line as you type it today, word for word or quoted as one:
     python, torchrun, python -m torch.distributed.launch, accelerate launch or
-    deepspeed, with variables in front of it. Options stand before it. FILE is
+    deepspeed, with variables in front of it. Options come before it. FILE is
     a DeepSpeed JSON, an accelerate config, or a shell script (.sh) with one
-    such command. What the other tool ignores or misreads stands in the recipe
-    as a comment; what has no key is named.
+    such command. What the other tool ignores or misreads becomes a comment in
+    the recipe; what has no key is named.
 
     Example: trainkit import torchrun --nproc_per_node 2 train.py --do_train --bf16 --output_dir out
 
@@ -48,11 +48,11 @@ def import_(
     if not any(word.strip() for word in words[:1]):
         raise UsageError("nothing to import is named", hint="name a file, or a command: trainkit import torchrun …")
     if is_file(words[0]) and len(words) > 1:
-        hint = f"the program's words stand behind `--`: trainkit import {words[0]} -- {shlex.join(words[1:])}"
+        hint = f"give the program's arguments after `--`: trainkit import {words[0]} -- {shlex.join(words[1:])}"
         raise UsageError(f"one word too many: {words[1]!r}", hint=hint)
     own = [each for each in KINDS if each != "builtin"]
     if kind is not None and kind not in own:
-        raise UsageError(f"there is no kind {kind!r} of programs of one's own", hint=f"choose one of: {', '.join(own)}")
+        raise UsageError(f"--kind {kind!r} is unknown", hint=f"choose one of: {', '.join(own)}")
     cwd = working_folder()
     target = posixpath.normpath(posixpath.join(cwd, output or "recipe.yaml"))
     if output is not None and Path(output).exists() and not force:

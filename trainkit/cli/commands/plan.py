@@ -111,7 +111,7 @@ def other_plan(word: str) -> Plan:
 
 
 def write_export(resolved: Resolved, facts: Facts, tool: str, folder: str | None) -> None:
-    """Export the plan of a recipe that has been found sound. Raises UsageError where it cannot be written."""
+    """Export the plan of a valid recipe. Raises UsageError where it cannot be written."""
     from trainkit.convert.exporting import EXPORTS, export
     from trainkit.planner.build import decide
 

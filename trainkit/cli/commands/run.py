@@ -25,7 +25,7 @@ def run(
     variant: Variant = None,
     node_rank: Annotated[
         int | None,
-        typer.Option("--node-rank", min=0, help="This machine's number among several, where no scheduler tells it."),
+        typer.Option("--node-rank", min=0, help="This machine's number among several, where no scheduler sets it."),
     ] = None,
     machine: Annotated[str | None, typer.Option("--on", hidden=True)] = None,
 ) -> None:

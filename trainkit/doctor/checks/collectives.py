@@ -40,7 +40,7 @@ def _backends(host: Host, target: Target) -> Iterator[str]:
     if target.cuda and cards > 1:
         yield "nccl"
     elif target.plan is not None and target.cuda:
-        yield "gloo"  # what stands in for the cards that are not here
+        yield "gloo"  # in place of the cards that are not here
 
 
 def _tried(host: Host, target: Target, backend: str) -> Finding:

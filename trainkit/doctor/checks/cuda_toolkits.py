@@ -140,7 +140,7 @@ class Toolkit:
 class Pick:
     """Which toolkit a setting leads to.
 
-    by: the setting; value: what stands there; folder: the toolkit's folder as torch would write it, links not followed.
+    by: the setting; value: its value; folder: the toolkit's folder as torch would write it, links not followed.
     toolkit: None where there is none.
     """
 
@@ -240,7 +240,7 @@ def _within(library: Path, toolkit: Toolkit) -> bool:
 
 
 def exports(toolkit: Toolkit) -> tuple[str, ...]:
-    """The lines that pick a toolkit in a shell; what stands in the variables stays behind it."""
+    """The lines that pick a toolkit in a shell; the variables' values are kept behind it."""
     root = shlex.quote(str(toolkit.home))
     libraries = next((name for name in ("lib64", "lib") if (toolkit.home / name).is_dir()), "lib64")
     return (

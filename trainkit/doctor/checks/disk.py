@@ -15,8 +15,6 @@ from trainkit.text import GIB, MIB, format_size
 BLOCK, MOST, SECONDS = 4 * MIB, 64 * MIB, 2.0
 SLOW = 30 * MIB  # bytes a second: 10 GB of checkpoint would take more than 5 minutes
 SPARE = 1024 * MIB  # a disk with less room than this is not filled further
-
-
 # A run directory with logs and plan takes about a megabyte; what a checkpoint takes is not known before the model is.
 LEAST, LITTLE = 4 * MIB, 10 * GIB
 FEWEST_FILES = 100
@@ -34,16 +32,13 @@ def usable(folder: Path) -> bool:
 
 def disk_space(host: Host, target: Target) -> list[Finding]:
     """The run root, and the plan's folder for what is offloaded where that cannot be used."""
-    return [*_nvme_folder(host, target), *_run_root(host, target)]
-
-
-def _nvme_folder(host: Host, target: Target) -> list[Finding]:
+    found = _run_root(host, target)
     path = getattr(target.recipe.strategy, "nvme_path", None) if target.recipe else None
     folder = existing(host.folder / path) if path else None
-    if folder is None or usable(folder):
-        return []
-    fix = ("trainkit run RECIPE strategy.nvme_path=/a/fast/folder", _whose(folder))
-    return [Finding("problem", f"{folder} cannot be written to", (f"strategy.nvme_path {path}",), fix)]
+    if folder is not None and not usable(folder):
+        fix = ("trainkit run RECIPE strategy.nvme_path=/a/fast/folder", _whose(folder))
+        found.insert(0, Finding("problem", f"{folder} cannot be written to", (f"strategy.nvme_path {path}",), fix))
+    return found
 
 
 def _whose(folder: Path) -> str:

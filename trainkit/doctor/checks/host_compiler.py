@@ -1,4 +1,4 @@
-"""Whether the C++ compiler that nvcc would use is one that the CUDA toolkit takes."""
+"""Whether the C++ compiler that nvcc would use is one that the CUDA toolkit accepts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Compiler:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The newest compiler that a toolkit takes, and where that stands."""
+    """The newest compiler that a toolkit accepts, and the source."""
 
     kind: str
     major: int
@@ -70,7 +70,7 @@ def ask(host: Host, path: Path) -> Compiler:
 
 
 def bound(toolkit: Toolkit, kind: str) -> Bound | None:
-    """The toolkit's own header, which nvcc enforces, else NVIDIA's table; None where neither tells."""
+    """The toolkit's own header, which nvcc enforces, else NVIDIA's table; None where neither has it."""
     header = toolkit.root / "include" / "crt" / "host_config.h"
     try:
         text = header.read_text(encoding="utf-8", errors="replace")
@@ -108,7 +108,7 @@ def run(host: Host, target: Target) -> list[Finding]:
         fine = f"{compiler.kind} {compiler.version} with CUDA {toolkit.version} (up to {limit.kind} {limit.major})"
         return [ok(fine, *evidence, limit.source)]
     what = (
-        f"{compiler.kind} {compiler.version} is too new for CUDA {toolkit.version}, which takes {limit.major} at most"
+        f"{compiler.kind} {compiler.version} is too new for CUDA {toolkit.version}, which accepts {limit.major} at most"
     )
     fix = tuple(_fix(host, limit, toolkit.root))
     return [Finding(level, what, (*evidence, f"limit: {limit.source}"), fix)]

@@ -29,7 +29,7 @@ def _reach(host: Host) -> Iterator[Finding]:
     own = Path(__file__).resolve().parents[3]
     if own == host.folder.resolve() and own not in (Path(each).resolve() for each in host.packages):
         pip = f"{host.pip} install -e {shlex.quote(str(own))}"
-        evidence = (f"trainkit lies in {own}, the working folder, and nowhere on the search path",)
+        evidence = (f"trainkit is in {own}, the working folder, and not on the search path",)
         fix = (f"export PYTHONPATH={shlex.quote(str(own))}${{PYTHONPATH:+:$PYTHONPATH}}", f"{pip}      # or for good")
         yield Finding("problem", "the ranks of a run could not import trainkit", evidence, fix)
 

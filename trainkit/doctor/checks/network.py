@@ -15,7 +15,7 @@ from trainkit.errors import MachineError
 from trainkit.runner.ports import free_port
 
 RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
-FEW, FEWEST = 1000, 50  # ranks of one machine connect to each other pairwise, for every process group anew
+FEW, FEWEST = 1000, 50  # ranks of one machine connect to each other pairwise, for every process group
 NAMES_LIMIT = 6.0
 # A name service that hangs can hold a process for minutes: it is asked by one that can be killed.
 ASK = """
@@ -53,9 +53,8 @@ def _rendezvous(host: Host, target: Target) -> Iterator[Finding]:
             f"ss -ltnp 'sport = :{port}'      # who listens there",
             f"trainkit run RECIPE nodes.rendezvous={node}:PORT",
         )
-        yield Finding(
-            "problem", f"port {port} of nodes.rendezvous cannot be used: {why}", (target.plan.rendezvous,), look
-        )
+        what = f"port {port} of nodes.rendezvous cannot be used: {why}"
+        yield Finding("problem", what, (target.plan.rendezvous,), look)
     first, last = _bounds(host)
     if first <= port <= last:
         what = "an outgoing connection may be given the rendezvous port before it is used"
@@ -65,7 +64,7 @@ def _rendezvous(host: Host, target: Target) -> Iterator[Finding]:
 
 
 def is_here(node: str, own_name: str) -> bool:
-    """Whether a host is this machine, as far as can be told without asking a name service."""
+    """Whether a host is this machine, as far as can be known without a name service."""
     if node in ("localhost", own_name):
         return True
     try:
@@ -131,17 +130,15 @@ def _names(host: Host, target: Target) -> Iterator[Finding]:
         yield Finding("problem", what, (done.said,), ('getent hosts "$(hostname)"      # should answer at once',))
         return
     for name, answer in json.loads(done.output).items():
-        if isinstance(answer, str):
-            yield _unresolved(name, answer, name in (own, "localhost"))
-
-
-def _unresolved(name: str, why: str, local: bool) -> Finding:
-    """gloo listens on the address of the machine's own name (torch.distributed, ProcessGroupGloo)."""
-    if local:
-        fix = f"echo '127.0.0.1 {name}' | sudo tee -a /etc/hosts"
-        return Finding("problem", f"the name {name} does not resolve; gloo looks itself up by it", (why,), (fix,))
-    fix = f"getent hosts {name}      # then set nodes.rendezvous to an address, or add it to /etc/hosts"
-    return Finding("problem", f"node 0 is called {name}, and that does not resolve here", (why,), (fix,))
+        if not isinstance(answer, str):
+            continue
+        if name in (own, "localhost"):  # gloo listens on the address of the machine's own name (ProcessGroupGloo)
+            what = f"the name {name} does not resolve; gloo looks itself up by it"
+            fix = f"echo '127.0.0.1 {name}' | sudo tee -a /etc/hosts"
+        else:
+            what = f"node 0 is called {name}, and that does not resolve here"
+            fix = f"getent hosts {name}      # then set nodes.rendezvous to an address, or add it to /etc/hosts"
+        yield Finding("problem", what, (answer,), (fix,))
 
 
 def _meets_no_rank(target: Target) -> str:

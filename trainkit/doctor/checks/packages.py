@@ -190,17 +190,17 @@ def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def every_version(folders: Iterable[str], wanted: Collection[str]) -> Mapping[str, list[tuple[str, str]]]:
-    """(version, folder) of each place where a distribution of the wanted names stands, in the order of the folders."""
+def every_version(folders: Iterable[str], names: Collection[str]) -> Mapping[str, list[tuple[str, str]]]:
+    """(version, folder) of each place with a distribution of these names, in the order of the folders."""
     found: dict[str, list[tuple[str, str]]] = {}
     for folder in dict.fromkeys(folders):
         try:
             entries = sorted(os.listdir(folder))  # noqa: PTH208 - names are all that is needed
-        except OSError:  # zip files and folders that are gone stand on sys.path too
+        except OSError:  # zip files and folders that are gone may be on sys.path
             continue
         for entry in entries:
             match = _FOLDER.match(entry)
-            if match and (name := canonical(match["name"])) in wanted:
+            if match and (name := canonical(match["name"])) in names:
                 found.setdefault(name, []).append((match["version"], folder))
     return found
 

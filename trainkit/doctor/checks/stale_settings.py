@@ -102,7 +102,7 @@ def _strays(host: Host, target: Target) -> Iterator[Finding]:
     for row, names in met.items():
         if affected[row.on]:
             evidence = tuple(_shown(name, host.environ[name]) for name in names)
-            keep = f"      # or, if wanted, in the recipe: env_from: [{', '.join(names)}]"
+            keep = f"      # or, if you need it, in the recipe: env_from: [{', '.join(names)}]"
             fix = f"unset {' '.join(names)}{keep if row.level == 'warning' else ''}"
             yield Finding(row.level, f"{', '.join(names)}: {row.effect}", evidence, (fix,))
 
@@ -119,7 +119,7 @@ def _files(host: Host, target: Target) -> Iterator[Finding]:
     for path in (host.home / ".nccl.conf", host.under("/etc/nccl.conf")):
         if target.cuda and path.is_file():
             what = "NCCL reads it in every rank, and trainkit cannot keep it out"
-            yield Finding("warning", what, (str(path),), (f"cat {shlex.quote(str(path))}      # still wanted?",))
+            yield Finding("warning", what, (str(path),), (f"cat {shlex.quote(str(path))}      # still needed?",))
 
 
 def accelerate_configs(host: Host) -> list[Path]:
@@ -132,7 +132,7 @@ def accelerate_configs(host: Host) -> list[Path]:
 
 def _aside(path: Path) -> str:
     quoted = shlex.quote(str(path))
-    return f"mv {quoted} {quoted}.off      # if it is not wanted"
+    return f"mv {quoted} {quoted}.off      # unless you need it"
 
 
 STALE_SETTINGS = Check("settings", "stale settings", 3.0, run, fast=True)
