@@ -36,6 +36,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "batch.memory_mib": {"batch": {"micro": "auto", "global": 16}},
     "strategy.wrap_classes": {"strategy": {"auto_wrap": "transformer"}},
     "strategy.min_params": {"strategy": {"auto_wrap": "size"}},
+    "strategy.nvme_path": {"strategy": {"offload_param": "nvme"}},
 }
 BESIDE |= {
     f"model.moe.{name}": {"model": {"moe": {"experts": 4}}} for name in ("top_k", "every", "balance_coef", "z_coef")
