@@ -95,3 +95,8 @@ class TrainingError(TrainkitError):
     """The built-in trainer cannot start or go on, for a reason that it can name."""
 
     exit_code = ExitCode.FAILED
+
+
+def in_words(error: TrainkitError) -> str:
+    """What a rank or a worker, which knows of no recipe file, writes of a failure: a line for each finding."""
+    return "".join(f"error: {each.what}{f' ({each.hint})' if each.hint else ''}\n" for each in error.diagnostics)

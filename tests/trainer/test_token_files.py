@@ -59,7 +59,7 @@ def test_an_id_outside_the_vocabulary_is_named_with_its_place(tmp_path: Path, mo
         ("empty.npy", b"", {}, "is not a sound .npy file"),
         ("odd.bin", b"abc", {"dtype": "uint16"}, "is not a raw file of uint16"),
         ("empty.bin", b"", {"dtype": "uint16"}, "is not a raw file of uint16"),
-        ("short.bin", bytes(8), {"dtype": "uint8"}, "holds 8 tokens, too few"),
+        ("short.bin", bytes(8), {"dtype": "uint8"}, "8 tokens are too few"),
         ("minus.bin", b"\xff" * 400, {"dtype": "int32"}, "token 0 is -1, outside the vocabulary"),
     ],
 )

@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from trainkit.errors import ExitCode, TrainkitError
+from trainkit.errors import ExitCode, TrainkitError, in_words
 from trainkit.recipe.schema import Logging
 from trainkit.trainer.settings import Settings, World, read_settings, restarted
 from trainkit.trainer.signals import SAVING, STOPPING, Requests
@@ -35,8 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure_logging(settings.recipe.logging, world)
         return run(settings, world, requests)
     except TrainkitError as error:
-        for found in error.diagnostics:
-            sys.stderr.write(f"error: {found.what}{f' ({found.hint})' if found.hint else ''}\n")
+        sys.stderr.write(in_words(error))
         return int(error.exit_code)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import TrainingError
+from trainkit.text import counted
 from trainkit.trainer.data.source import Source
 from trainkit.trainer.distributed import gather_from_ranks
 from trainkit.trainer.models.adapters import fingerprint
@@ -16,18 +17,18 @@ Terms = Mapping[str, object]
 
 
 def check_world(settings: Settings, world: World) -> None:
-    """TrainingError unless as many ranks run as were planned: the batch would be another one, and nobody would see."""
+    """TrainingError unless as many ranks run as were planned: the batch would be another one, unseen."""
     if settings.batch.ranks != world.size:
         raise TrainingError(
-            f"the plan is for {_ranks(settings.batch.ranks)}, and the launcher started {world.size}",
+            f"the plan is for {counted(settings.batch.ranks, 'rank')}, and the launcher started {world.size}",
             hint="plan again, with nodes.count and nodes.processes_per_node as they are to be",
         )
 
 
 def agree(settings: Settings, source: Source, steps: int, world: World) -> None:
     """TrainingError, the same on every rank, that names what differs from rank 0 and on which ranks."""
-    told: list[Terms] = gather_from_ranks(terms(settings, source, steps), world)
-    differences = [found for name in told[0] if (found := _difference(name, [every[name] for every in told]))]
+    given: list[Terms] = gather_from_ranks(terms(settings, source, steps), world)
+    differences = [found for name in given[0] if (found := _difference(name, [each[name] for each in given]))]
     if differences:
         raise TrainingError(
             f"the ranks were not given the same run: {'; '.join(differences)}",
@@ -58,7 +59,7 @@ def terms(settings: Settings, source: Source, steps: int) -> Terms:
 def checkpoint_folder(settings: Settings, world: World) -> Path | None:
     """Where every rank of the run saves: the run directory of rank 0. None where not every rank can see that.
 
-    TrainingError if the recipe wants checkpoints there all the same.
+    TrainingError if the recipe asks for checkpoints there all the same.
     """
     folder: Path = gather_from_ranks(settings.run_dir, world)[0]
     seen = gather_from_ranks(folder.is_dir(), world)
@@ -86,10 +87,6 @@ def _named(ranks: Sequence[int]) -> str:
         return f"rank {ranks[0]}"
     shown, hidden = ranks[:8], len(ranks) - 8
     return f"ranks {', '.join(map(str, shown))}{f' and {hidden} more' if hidden > 0 else ''}"
-
-
-def _ranks(count: int) -> str:
-    return "1 rank" if count == 1 else f"{count} ranks"
 
 
 def _words(section: Any, *names: str) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Fsdp, Recipe
+from trainkit.text import counted
 from trainkit.trainer.auto_batch.search import Found, settle_micro_batch
 from trainkit.trainer.checkpoint.loading import Identity
 from trainkit.trainer.checkpoint.saving import Checkpoints
@@ -197,8 +198,7 @@ def _checkpoints(settings: Settings, source: Source, world: World) -> Checkpoint
 
 def describe(parts: Parts) -> str:
     """One line on what is about to run."""
-    settings, world, count = parts.settings, parts.world, parts.measures.parameters
-    ranks = "1 rank" if world.size == 1 else f"{world.size} ranks"
+    settings, count = parts.settings, parts.measures.parameters
     parameters = f"{count.training:,} parameters"
     if count.frozen:
         total = count.training + count.frozen
@@ -206,9 +206,9 @@ def describe(parts: Parts) -> str:
     elif count.active < count.training:
         parameters += f" ({count.active:,} active)"
     model = f"{settings.recipe.model.kind} with {parameters} and {parts.model.attention} attention"
+    ranks = f"{counted(parts.world.size, 'rank')} ({parts.device.type}, {settings.dtype})"
     return (
-        f"{model} on {parts.source.description}, "
-        f"{settings.recipe.strategy.kind} on {ranks} ({parts.device.type}, {settings.dtype}), {parts.steps} steps of "
+        f"{model} on {parts.source.description}, {settings.recipe.strategy.kind} on {ranks}, {parts.steps} steps of "
         f"{settings.batch.global_} samples"
     )
 

@@ -93,11 +93,14 @@ def _search(settings: Settings, world: World, device: torch.device, make_copy: M
     tried: list[Tried] = []
 
     def fits(micro: int) -> bool:
+        # One decision for all ranks: a size that fails on any of them fails.
         attempts: list[Attempt] = gather_from_ranks(trial.attempt(micro), world)
-        tried.append(_judged(micro, attempts))
-        if not tried[-1].fits:
+        failed = [(rank, attempt) for rank, attempt in enumerate(attempts) if attempt.why]
+        why = next((f"{each.why} on rank {rank} ({each.peak / 2**20:.0f} MiB)" for rank, each in failed), "")
+        tried.append(Tried(micro, not failed, max(attempt.peak for attempt in attempts), why))
+        if failed:
             trial.start_over()
-        return tried[-1].fits
+        return not failed
 
     found = largest_fitting(sizes, fits)
     trial.start_over()
@@ -129,15 +132,6 @@ def largest_fitting(sizes: Sequence[int], fits: Callable[[int], bool]) -> int | 
         else:
             over = middle
     return sizes[best] if best >= 0 else None
-
-
-def _judged(micro: int, attempts: Sequence[Attempt]) -> Tried:
-    """One decision for all ranks: a size that fails on any of them fails."""
-    failed = next((rank for rank, attempt in enumerate(attempts) if attempt.why), None)
-    why = ""
-    if failed is not None:
-        why = f"{attempts[failed].why} on rank {failed} ({attempts[failed].peak / 2**20:.0f} MiB)"
-    return Tried(micro, failed is None, max(attempt.peak for attempt in attempts), why)
 
 
 def in_words(found: Found) -> str:

@@ -123,16 +123,13 @@ def memory_limit(device: torch.device, asked_mib: int | None, environ: Mapping[s
         used, free = torch.cuda.memory_reserved(device), torch.cuda.mem_get_info(device)[0]
     else:
         share = available() // max(1, int(environ.get("LOCAL_WORLD_SIZE", "1")))
-        used, free = resident(), min([share, *_left_of_limits()])
+        used, free = resident(), share
+        # what the process may still map, under `ulimit -v` and `ulimit -d`
+        for name, kind in (("VmSize", resource.RLIMIT_AS), ("VmData", resource.RLIMIT_DATA)):
+            limit = resource.getrlimit(kind)[0]
+            if limit != resource.RLIM_INFINITY and (mapped := status_bytes(name)):
+                free = min(free, limit - mapped[name])
     return MemoryLimit(asked_mib * 2**20 if asked_mib else used + int(SHARE * free), used + free)
-
-
-def _left_of_limits() -> list[int]:
-    """What the process may still map, under `ulimit -v` and `ulimit -d`."""
-    kinds = {"VmSize": resource.RLIMIT_AS, "VmData": resource.RLIMIT_DATA}
-    limits = {name: resource.getrlimit(kind)[0] for name, kind in kinds.items()}
-    used = status_bytes(*kinds)
-    return [limits[name] - size for name, size in used.items() if limits[name] != resource.RLIM_INFINITY]
 
 
 def give_back(device: torch.device) -> None:

@@ -8,19 +8,23 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
 
-from trainkit.errors import TrainingError, TrainkitError
+from trainkit.errors import TrainingError, TrainkitError, in_words
 from trainkit.recipe.schema import Recipe
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from trainkit.trainer.models.model import Model
+from trainkit.trainer.checkpoint.loading import read_manifest, refuse_damaged
+from trainkit.trainer.checkpoint.weights import load_weights
+from trainkit.trainer.models import MODELS
+from trainkit.trainer.models.adapters import add_adapters, merge_adapters, write_adapters
+from trainkit.trainer.models.model import Model
+from trainkit.trainer.randomness import seed_generators
+from trainkit.trainer.settings import World, read_settings
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
@@ -31,30 +35,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--checkpoint", type=Path, required=True, help="<run>/checkpoints/step-<8 digits>")
     parser.add_argument("--destination", type=Path, required=True, help="folder to make; it must not exist")
     parser.add_argument("--adapter", action="store_true", help="the adapters alone, as peft reads them")
-    words = parser.parse_args(argv)
+    given = parser.parse_args(argv)
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # transformers imports DeepSpeed, which would guess aloud
     try:
-        (export_adapters if words.adapter else export)(words.checkpoint, words.destination)
+        (export_adapters if given.adapter else export)(given.checkpoint, given.destination)
     except TrainkitError as error:
-        for found in error.diagnostics:
-            sys.stderr.write(f"error: {found.what}{f' ({found.hint})' if found.hint else ''}\n")
+        sys.stderr.write(in_words(error))
         return int(error.exit_code)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
-        sys.stderr.write(f"error: {words.destination} cannot be written: {reason}\n")
+        sys.stderr.write(f"error: {given.destination} cannot be written: {reason}\n")
         return 1
     return 0
 
 
 def export(checkpoint: Path, destination: Path) -> None:
     """Make the folder with the weights in 32 bits and the model's settings; it appears whole or not at all."""
-    from trainkit.trainer.models.adapters import merge_adapters
-
     model, recipe, manifest = trained_model(checkpoint)
     if recipe.peft.kind == "lora":
         merge_adapters(model)
+    inner: Any = getattr(model, "inner", model)  # by its own names: it knows nothing of what we put around it
     with _whole(destination) as folder:
-        WRITERS[recipe.model.kind](model, recipe, manifest, folder)
+        if recipe.model.kind == "hf":  # weights and config.json as `from_pretrained` reads them
+            inner.save_pretrained(folder)
+            return
+        metadata = {"format": "pt", "step": str(manifest["step"])}
+        save_file(_apart(inner.state_dict()), folder / WEIGHTS, metadata=metadata)
+        _write_config(recipe, manifest, folder)
 
 
 def export_adapters(checkpoint: Path, destination: Path) -> None:
@@ -62,9 +69,7 @@ def export_adapters(checkpoint: Path, destination: Path) -> None:
 
     TrainingError for a run without adapters.
     """
-    from trainkit.trainer.models.adapters import write_adapters
-
-    _, recipe = _described(checkpoint)
+    recipe = _recipe(checkpoint)
     if recipe.peft.kind != "lora":
         raise TrainingError(
             f"{checkpoint} is of a run without adapters (peft.kind: {recipe.peft.kind})",
@@ -82,14 +87,7 @@ def trained_model(checkpoint: Path) -> tuple[Model, Recipe, dict[str, Any]]:
 
     TrainingError if the checkpoint is damaged, or of another model than its run's.
     """
-    from trainkit.trainer.checkpoint.loading import refuse_damaged
-    from trainkit.trainer.checkpoint.weights import load_weights
-    from trainkit.trainer.models import MODELS
-    from trainkit.trainer.models.adapters import add_adapters
-    from trainkit.trainer.randomness import seed_generators
-    from trainkit.trainer.settings import World
-
-    manifest, recipe = _described(checkpoint)
+    manifest, recipe = read_manifest(checkpoint), _recipe(checkpoint)
     refuse_damaged(checkpoint, manifest, World())
     seed_generators(recipe.train.seed)
     model = MODELS[recipe.model.kind](recipe)
@@ -102,11 +100,8 @@ def trained_model(checkpoint: Path) -> tuple[Model, Recipe, dict[str, Any]]:
     return model, recipe, manifest
 
 
-def _described(checkpoint: Path) -> tuple[dict[str, Any], Recipe]:
-    from trainkit.trainer.checkpoint.loading import read_manifest
-    from trainkit.trainer.settings import read_settings
-
-    return read_manifest(checkpoint), read_settings(checkpoint.absolute().parents[1] / "trainer.json").recipe
+def _recipe(checkpoint: Path) -> Recipe:
+    return read_settings(checkpoint.absolute().parents[1] / "trainer.json").recipe
 
 
 @contextlib.contextmanager
@@ -120,18 +115,6 @@ def _whole(destination: Path) -> Iterator[Path]:
         scratch.rename(destination)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _write_plain(model: Any, recipe: Recipe, manifest: Mapping[str, Any], folder: Path) -> None:
-    from safetensors.torch import save_file
-
-    save_file(_apart(model.state_dict()), folder / WEIGHTS, metadata={"format": "pt", "step": str(manifest["step"])})
-    _write_config(recipe, manifest, folder)
-
-
-def _write_own(model: Any, recipe: Recipe, manifest: Mapping[str, Any], folder: Path) -> None:
-    """By the names of the user's own module, which knows nothing of what we put around it."""
-    _write_plain(model.inner, recipe, manifest, folder)
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -150,24 +133,11 @@ def _write_config(recipe: Recipe, manifest: Mapping[str, Any], folder: Path) -> 
         "model_type": f"trainkit-{recipe.model.kind}",
         "model": recipe.model.model_dump(mode="json", by_alias=True),
         "sequence_length": recipe.data.sequence_length,
-        "seed": recipe.train.seed,  # of which the weights were drawn that adapters stand beside
+        "seed": recipe.train.seed,  # of which the weights were drawn that adapters belong to
         "step": manifest["step"],
         "training_digest": manifest["training_digest"],
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-
-
-def _write_transformers(model: Any, recipe: Recipe, manifest: Mapping[str, Any], folder: Path) -> None:
-    """Weights and config.json as `from_pretrained` reads them."""
-    model.inner.save_pretrained(folder)
-
-
-# Kind of model -> how it is written.
-WRITERS: Mapping[str, Callable[[Any, Recipe, Mapping[str, Any], Path], None]] = {
-    "gpt": _write_plain,
-    "hf": _write_transformers,
-    "target": _write_own,
-}
 
 
 if __name__ == "__main__":

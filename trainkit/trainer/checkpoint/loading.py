@@ -24,7 +24,6 @@ from trainkit.trainer.settings import World
 log = logging.getLogger("trainkit.trainer")
 MANIFEST = "manifest.json"
 CONTENT = ("step", "training_digest", "world_size", "strategy", "files")
-_CHUNK = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +119,11 @@ def described_files(folder: Path, world: World, *, flushed: bool = False) -> dic
     for path in paths[world.rank :: world.size]:
         if flushed:
             flush(path)
-        mine[str(path.relative_to(folder))] = {"size": path.stat().st_size, "sha256": _sha256(path)}
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        mine[str(path.relative_to(folder))] = {"size": path.stat().st_size, "sha256": digest}
     shares: list[dict[str, dict[str, Any]]] = gather_from_ranks(mine, world)
     return dict(sorted((name, facts) for share in shares for name, facts in share.items()))
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def flush(path: Path) -> None:

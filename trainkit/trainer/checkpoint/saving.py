@@ -73,7 +73,7 @@ class Checkpoints:
             "strategy": self.identity.strategy,
             "best": best or {},
         }
-        put = partial(_put, strategy.save_later(), self._world.group) if self._asynchronous else strategy.save
+        put = partial(strategy.save_later(), group=self._world.group) if self._asynchronous else strategy.save
         later = partial(write, self.root, content, put, generator_states(), self._world, keep=self._keep, spared=spared)
         if not self._asynchronous:
             later()
@@ -109,10 +109,6 @@ class Checkpoints:
             raise
 
 
-def _put(write_copy: Callable[[Path, Any], None], group: Any, folder: Path) -> None:
-    write_copy(folder, group)
-
-
 def write(
     root: Path,
     content: Mapping[str, Any],
@@ -135,7 +131,10 @@ def write(
         return
     try:
         if world.rank == 0:
-            _make_room(root, scratch)
+            root.mkdir(parents=True, exist_ok=True)
+            for leftover in root.glob(".tmp-*"):  # of an attempt that was killed while it wrote
+                shutil.rmtree(leftover)
+            scratch.mkdir()
         barrier(world)
         put(scratch)
         generators_file(scratch, world.rank).write_bytes(generators)
@@ -152,13 +151,6 @@ def write(
             f"the checkpoint of step {step} cannot be written to {root} ({free:.0f} MiB free): {reason(error)}",
             hint="those saved before are whole; make room, or point output.root at another disk",
         ) from error
-
-
-def _make_room(root: Path, scratch: Path) -> None:
-    root.mkdir(parents=True, exist_ok=True)
-    for leftover in root.glob(".tmp-*"):  # of an attempt that was killed while it wrote
-        shutil.rmtree(leftover)
-    scratch.mkdir()
 
 
 def _flushed_files(folder: Path, world: World) -> dict[str, dict[str, Any]]:

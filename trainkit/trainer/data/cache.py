@@ -156,7 +156,7 @@ def _tokens(file: Path, encoder: Encoder) -> bytes:
         text = content.decode()
     except UnicodeDecodeError as error:
         raise TrainingError(
-            f"data.path: {file} is no text in UTF-8 (byte {error.start}), which a tokenizer wants",
+            f"data.path: {file} is no text in UTF-8 (byte {error.start}), which a tokenizer requires",
             hint="leave the file out with data.include",
         ) from error
     return array("I", [*encoder.opening(), *encoder.plain(text), *encoder.closing(final=True)]).tobytes()
@@ -169,8 +169,7 @@ def _entropy(counts: NDArray[np.int64]) -> float:
 
 def _load(ready: Path) -> Corpus:
     meta = json.loads((ready / "meta.json").read_text())
-    path = ready / "tokens.bin"
-    # an empty file cannot be mapped
     kind = np.dtype(meta["kind"])
-    tokens = np.memmap(path, dtype=kind, mode="r") if meta["bytes"] else np.zeros(0, dtype=kind)
+    # an empty file cannot be mapped
+    tokens = np.memmap(ready / "tokens.bin", dtype=kind, mode="r") if meta["bytes"] else np.zeros(0, dtype=kind)
     return Corpus(tokens, np.load(ready / "starts.npy"), meta["highest"], meta["unigram_entropy"], meta["unit"])

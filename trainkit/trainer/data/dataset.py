@@ -43,7 +43,7 @@ def open_source(recipe: Recipe, run_dir: Path) -> Source:
     train = _chosen(splits, first, "data.split", path)
     second = data.validation_split or ("validation" if "validation" in splits and first != "validation" else "")
     held_out = _chosen(splits, second, "data.validation_split", path) if second else None
-    columns = wanted_columns(data)
+    columns = _columns(data)
     for name, split in ((first, train), (second, held_out)):
         if split is not None:
             _check_columns(split, columns, f"{path} [{name}]")
@@ -58,7 +58,7 @@ def open_json_lines(recipe: Recipe, run_dir: Path) -> Source:
     return source_of_rows(recipe, json_lines([Path(path).absolute() for path in paths]))
 
 
-def wanted_columns(data: DatasetData) -> list[str]:
+def _columns(data: DatasetData) -> list[str]:
     """The columns that the recipe names."""
     text = None if data.messages_field or data.tokens_field else data.field
     named = (text, data.prompt_field, data.messages_field, data.tokens_field, data.targets_field, data.label_field)
@@ -74,21 +74,18 @@ def _chosen(splits: Mapping[str, Split], name: str, key: str, path: Path) -> Spl
     return splits[name]
 
 
-def _check_columns(split: Split, wanted: list[str], where: str) -> None:
-    if split.columns is None:
-        return
-    for name in wanted:
-        if name not in split.columns:
-            close = nearest(name, split.columns)
-            known = f"it has {', '.join(split.columns)}"
-            hint = f"did you mean {close}? {known}" if close else known
-            raise TrainingError(f"data.path: {where} has no column {name!r}", hint=hint)
+def _check_columns(split: Split, asked: list[str], where: str) -> None:
+    columns = split.columns or []
+    for name in [] if split.columns is None else [name for name in asked if name not in columns]:
+        close, known = nearest(name, columns), f"it has {', '.join(columns)}"
+        hint = f"did you mean {close}? {known}" if close else known
+        raise TrainingError(f"data.path: {where} has no column {name!r}", hint=hint)
 
 
 def _splits(path: Path) -> dict[str, Split]:
     if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
         return _saved(path)
-    for suffix, reader in (("parquet", _parquet), ("jsonl", _json_lines)):
+    for suffix, reader in (("parquet", _parquet), ("jsonl", lambda files: Split(lambda columns: json_lines(files)))):
         files: dict[str, list[Path]] = {}
         for file in sorted(path.rglob(f"*.{suffix}")):
             word = re.split(r"[-_.]", file.name.lower())[0]
@@ -115,11 +112,9 @@ def _saved(path: Path) -> dict[str, Split]:
         found = datasets.load_from_disk(str(path))
     except Exception as error:  # whatever Arrow, JSON or the file system say
         raise TrainingError(f"data.path: {path} is no sound data set: {_first_line(error)}") from error
-    return (
-        {name: _of_table(each, f"{path} [{name}]") for name, each in found.items()}
-        if hasattr(found, "items")
-        else {"train": _of_table(found, str(path))}
-    )
+    if hasattr(found, "items"):
+        return {name: _of_table(each, f"{path} [{name}]") for name, each in found.items()}
+    return {"train": _of_table(found, str(path))}
 
 
 def _parquet(files: list[Path]) -> Split:
@@ -139,10 +134,6 @@ def _parquet(files: list[Path]) -> Split:
         raise TrainingError(f"data.path: the files of {files[0].parent} have different columns") from error
     where = f"{files[0]} to {files[-1].name}" if len(files) > 1 else str(files[0])
     return _of_table(datasets.Dataset(datasets.table.InMemoryTable(table)), where)
-
-
-def _json_lines(files: list[Path]) -> Split:
-    return Split(lambda columns: json_lines(files))
 
 
 def _of_table(table: Any, where: str) -> Split:

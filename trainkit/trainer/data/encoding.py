@@ -12,16 +12,8 @@ from trainkit.errors import TrainingError
 from trainkit.trainer.data.chat_template import ChatError, chat_tokens
 
 # What decides how a tokenizer cuts text, among the files of a model's folder.
-_FILES = (
-    "tokenizer*",
-    "special_tokens*",
-    "added_tokens*",
-    "vocab*",
-    "merges*",
-    "chat_template*",
-    "*.model",
-    "*.tiktoken",
-)
+_FILES = ("tokenizer*", "special_tokens*", "added_tokens*", "vocab*", "merges*", "chat_template*", "*.model")
+_FILES += ("*.tiktoken",)
 
 
 class Encoder(Protocol):
@@ -39,9 +31,11 @@ class Encoder(Protocol):
 
     def opening(self) -> list[int]:
         """What goes before a text."""
+        return []
 
     def closing(self, *, final: bool) -> list[int]:
         """What goes after a text. final: and says that nothing follows, where language is to be learned."""
+        return []
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
         """A chat and which of its tokens are the assistant's. ChatError where that cannot be known."""
@@ -50,27 +44,18 @@ class Encoder(Protocol):
         """Text of ids."""
 
 
-class Bytes:
+class Bytes(Encoder):
     """One token per byte."""
 
     unit, size, padding, fingerprint = "bytes", 256, 0, "bytes"
-    special: frozenset[int] = frozenset()
-    mask: int | None = None
+    special = frozenset[int]()
+    mask = None
 
     def plain(self, text: str) -> list[int]:
         """UTF-8; half a surrogate pair, which JSON can hold, is kept."""
         return list(text.encode("utf-8", "surrogatepass"))
 
-    def opening(self) -> list[int]:
-        """Nothing."""
-        return []
-
-    def closing(self, *, final: bool) -> list[int]:
-        """Nothing."""
-        return []
-
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
-        """Bytes have no template."""
         raise ChatError("bytes have no chat template")
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -78,7 +63,7 @@ class Bytes:
         return bytes(each for each in ids if each < 256).decode("utf-8", errors="replace")
 
 
-class Tokenizer:
+class Tokenizer(Encoder):
     """A tokenizer of transformers."""
 
     unit = "tokens"
@@ -98,12 +83,10 @@ class Tokenizer:
         self._closing: list[int] = whole[start + len(alone) :]
 
     def plain(self, text: str) -> list[int]:
-        """The text alone."""
         ids: list[int] = self._inner(text, add_special_tokens=False)["input_ids"]
         return ids
 
     def opening(self) -> list[int]:
-        """What the tokenizer itself puts before a text."""
         return list(self._opening)
 
     def closing(self, *, final: bool) -> list[int]:
@@ -112,11 +95,9 @@ class Tokenizer:
         return self._closing or ([end] if final and end is not None else [])
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
-        """A chat by the tokenizer's template."""
         return chat_tokens(self._inner, messages)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text without special tokens."""
         text: str = self._inner.decode(list(ids), skip_special_tokens=True)
         return text
 

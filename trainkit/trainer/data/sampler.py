@@ -37,17 +37,14 @@ class Permutation:
         return cls(size, tuple(derived_seed(seed, "feistel", place) for place in range(_ROUNDS)), half_bits)
 
     def __getitem__(self, index: int) -> int:
+        mask = (1 << self.half_bits) - 1
         while True:  # the network permutes a power of 4 below 4 x size; walk until inside: under 4 rounds on average
-            index = self._round_trip(index)
+            left, right = index >> self.half_bits, index & mask
+            for key in self.keys:
+                left, right = right, left ^ (_mixed(right + key & _MASK) & mask)
+            index = left << self.half_bits | right
             if index < self.size:
                 return index
-
-    def _round_trip(self, index: int) -> int:
-        mask = (1 << self.half_bits) - 1
-        left, right = index >> self.half_bits, index & mask
-        for key in self.keys:
-            left, right = right, left ^ (_mixed(right + key & _MASK) & mask)
-        return left << self.half_bits | right
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from trainkit.errors import TrainingError
 from trainkit.trainer.data.encoding import Bytes, Encoder
 
 IGNORED = -1  # target id that is not predicted
@@ -35,6 +36,17 @@ def count_targets(inputs: Mapping[str, Tensor]) -> Tensor | int:
         if name in inputs:
             return torch.count_nonzero(inputs[name] != ignored)
     return len(next(iter(inputs.values()), ()))
+
+
+def held_out(size: int, length: int, fraction: float, unit: str, where: str = "") -> int:
+    """Where the validation samples begin in a row of tokens: the end is held out. TrainingError if it is too short."""
+    border = size - max(length + 1, int(size * fraction))
+    if border <= length:
+        raise TrainingError(
+            f"data.path: {where}{size} {unit} are too few for a training and a validation sample of {length}",
+            hint="lower data.sequence_length, or bring more text",
+        )
+    return border
 
 
 class Samples(Protocol):

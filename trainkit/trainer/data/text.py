@@ -11,7 +11,6 @@ from typing import cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from trainkit.errors import TrainingError
@@ -19,7 +18,7 @@ from trainkit.files import cache_folder
 from trainkit.recipe.schema import Recipe, TextData
 from trainkit.trainer.data.cache import Corpus, open_corpus
 from trainkit.trainer.data.encoding import Encoder, open_encoder
-from trainkit.trainer.data.source import IGNORED, Batch, Source
+from trainkit.trainer.data.source import IGNORED, Batch, Source, held_out
 
 STDLIB = "python-stdlib"
 # Installed packages and the interpreter's own tests differ between machines; without them it is 12 MB everywhere.
@@ -79,17 +78,14 @@ class TextSamples(Dataset[Batch]):
         targets = text[:, 1:].copy()
         if places[:, -1].max(initial=0) >= self._stop:
             targets[places[:, 1:] >= self._stop] = IGNORED
-        self._ignore_first_tokens(targets, starts)
-        counted = int(np.count_nonzero(targets != IGNORED))
-        inputs = {"tokens": torch.from_numpy(text[:, :-1].copy()), "targets": torch.from_numpy(targets)}
-        return Batch(inputs, counted)
-
-    def _ignore_first_tokens(self, targets: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
         files = self._corpus.starts
         lows = np.searchsorted(files, starts + 1, side="left")
         highs = np.searchsorted(files, starts + self._length, side="right")
-        for row in np.flatnonzero(highs > lows):
+        for row in np.flatnonzero(highs > lows):  # the first token of a file
             targets[row, files[lows[row] : highs[row]] - starts[row] - 1] = IGNORED
+        counted = int(np.count_nonzero(targets != IGNORED))
+        inputs = {"tokens": torch.from_numpy(text[:, :-1].copy()), "targets": torch.from_numpy(targets)}
+        return Batch(inputs, counted)
 
 
 def open_source(recipe: Recipe, run_dir: Path) -> Source:
@@ -106,13 +102,7 @@ def open_source(recipe: Recipe, run_dir: Path) -> Source:
 
 
 def split(corpus: Corpus, data: TextData) -> tuple[TextSamples, TextSamples]:
-    """Hold out the end of the corpus for validation. TrainingError if it is too short."""
+    """Training and validation samples. TrainingError if the corpus is too short for both."""
     length = data.sequence_length
-    held_out = max(length + 1, int(corpus.size * data.validation_fraction))
-    border = corpus.size - held_out
-    if border <= length:
-        raise TrainingError(
-            f"data.path: {corpus.size} {corpus.unit} are too few for a training and a validation sample of {length}",
-            hint="lower data.sequence_length, or bring more text",
-        )
+    border = held_out(corpus.size, length, data.validation_fraction, corpus.unit)
     return TextSamples(corpus, 0, border, length), TextSamples(corpus, border, corpus.size, length)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe, TokensData
-from trainkit.trainer.data.source import IGNORED, Batch, Source
+from trainkit.trainer.data.source import IGNORED, Batch, Source, held_out
 from trainkit.trainer.data.vocabulary import vocabulary_size
 
 _SCANNED = 1 << 26  # tokens: a file up to this size is looked through before the start, in well under a second
@@ -25,12 +25,7 @@ def open_source(recipe: Recipe, run_dir: Path) -> Source:
     data = cast("TokensData", recipe.data)
     path, length, vocabulary = Path(data.path).absolute(), data.sequence_length, vocabulary_size(recipe)
     ids = _mapped(path, data.dtype)
-    border = len(ids) - max(length + 1, int(len(ids) * data.validation_fraction))
-    if border <= length:
-        raise TrainingError(
-            f"data.path: {path} holds {len(ids)} tokens, too few for a training and a validation sample of {length}",
-            hint="lower data.sequence_length, or bring more tokens",
-        )
+    border = held_out(len(ids), length, data.validation_fraction, "tokens", f"{path}: ")
     if len(ids) <= _SCANNED:
         check_ids(ids, 0, vocabulary, path)
     train, validation = (

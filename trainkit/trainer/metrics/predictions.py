@@ -63,7 +63,11 @@ def records(parts: Parts) -> Iterator[dict[str, Any]]:
     for start in range(0, len(passes), world.size):
         # Ranks left over repeat the last pass and say nothing: with sharded weights every rank must take part.
         mine = min(start + world.rank, len(passes) - 1)
-        found = _of_pass(parts, passes[mine])
+        samples, numbers, first = passes[mine]
+        batch = samples[numbers]
+        with parts.eval_autocast:
+            made = list(_judged(parts, {name: values.to(parts.device) for name, values in batch.inputs.items()}))
+        found = [{"sample": first + number, **record} for number, record in zip(numbers, made, strict=True)]
         for each in gather_from_ranks(found if mine == start + world.rank else [], world):
             yield from each
     parts.strategy.model.train()
@@ -78,14 +82,6 @@ def _passes(parts: Parts) -> Iterator[Pass]:
         if split in (name, "all"):
             for start in range(0, len(samples), size):
                 yield Pass(samples, range(start, min(start + size, len(samples))), first)
-
-
-def _of_pass(parts: Parts, chosen: Pass) -> list[dict[str, Any]]:
-    batch = chosen.samples[chosen.numbers]
-    inputs = {name: values.to(parts.device) for name, values in batch.inputs.items()}
-    with parts.eval_autocast:
-        made = list(_judged(parts, inputs))
-    return [{"sample": chosen.first + number, **record} for number, record in zip(chosen.numbers, made, strict=True)]
 
 
 def _judged(parts: Parts, inputs: Mapping[str, Tensor]) -> Iterator[dict[str, Any]]:

@@ -28,7 +28,7 @@ class Reporter(Protocol):
         """Flush and let go."""
 
 
-class JsonLines:
+class JsonLines(Reporter):
     """`metrics.jsonl`: one object a line, in the file at once, appended to on a restart.
 
     A full disk costs lines and a warning, not the run.
@@ -54,7 +54,6 @@ class JsonLines:
             self._warned = True
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -63,64 +62,35 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-class TensorBoard:
+def numbers(record: Record) -> dict[str, float]:
+    """What of a record is drawn over the steps; nothing of one that has no step."""
+    values = record.items() if "step" in record else ()
+    return {name: value for name, value in values if name != "step" and isinstance(value, int | float)}
+
+
+class TensorBoard(Reporter):
     """Scalars for TensorBoard, under `<run directory>/tensorboard`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, run_dir: Path) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            message = "logging.report_to asks for tensorboard, which is not installed"
-            raise TrainingError(message, hint="pip install 'trainkit[report]'") from error
-        self._writer: Any = SummaryWriter(str(folder))
+            raise _not_installed("tensorboard") from error
+        self._writer: Any = SummaryWriter(str(run_dir / "tensorboard"))
 
     def write(self, record: Record) -> None:
-        """Add each number of the record as a scalar."""
-        for name, value in record.items():
-            if "step" in record and name != "step" and isinstance(value, int | float):
-                self._writer.add_scalar(name, value, record["step"])
+        for name, value in numbers(record).items():
+            self._writer.add_scalar(name, value, record["step"])
 
     def close(self) -> None:
-        """Flush and close the writer."""
         self._writer.close()
-
-
-def _weights_and_biases(run_dir: Path) -> Reporter:
-    from trainkit.trainer.metrics.writers import WeightsAndBiases
-
-    return WeightsAndBiases(run_dir)
-
-
-REPORTERS: Mapping[str, Callable[[Path], Reporter]] = {
-    "tensorboard": lambda run_dir: TensorBoard(run_dir / "tensorboard"),
-    "wandb": _weights_and_biases,
-}
-
-
-class Metrics:
-    """All reporters of the main rank as one; on every other rank it has none."""
-
-    def __init__(self, run_dir: Path, report_to: Sequence[str], *, main: bool) -> None:
-        self._reporters: list[Reporter] = []
-        if main:
-            self._reporters = [JsonLines(run_dir / "metrics.jsonl"), *(REPORTERS[name](run_dir) for name in report_to)]
-
-    def write(self, record: Record) -> None:
-        """Hand one record to every reporter."""
-        for reporter in self._reporters:
-            reporter.write(record)
-
-    def close(self) -> None:
-        """Close every reporter."""
-        for reporter in self._reporters:
-            reporter.close()
 
 
 # Where wandb would keep things of its own in the user's home.
 FOLDERS = ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR", "WANDB_ARTIFACT_DIR")
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(Reporter):
     """One run of theirs for a run directory: `wandb sync RUN/wandb/offline-run-…` uploads it later.
 
     A run that is started again after a failure writes a second folder under the same id, which syncing puts together.
@@ -142,7 +112,7 @@ class WeightsAndBiases:
             resume="allow" if mode == "online" else None,  # offline it is done when the folders are synced
             mode=mode,
             config=recipe,
-            # The rank's output is trainkit's to keep, and the folder of the code is nobody's business.
+            # trainkit keeps the rank's output, and where the code lies is no part of a run's metrics.
             settings=self._wandb.Settings(
                 console="off", silent=True, disable_git=True, save_code=False, x_disable_meta=True, x_disable_stats=True
             ),
@@ -155,20 +125,45 @@ class WeightsAndBiases:
         try:
             import wandb
         except ImportError as error:
-            message = "logging.report_to asks for wandb, which is not installed"
-            raise TrainingError(message, hint="pip install 'trainkit[report]'") from error
+            raise _not_installed("wandb") from error
         finally:
             tempfile.tempdir = before
         return wandb
 
-    def write(self, record: Mapping[str, Any]) -> None:
-        """Log each number of the record at its step."""
-        numbers = {name: value for name, value in record.items() if isinstance(value, int | float) and name != "step"}
+    def write(self, record: Record) -> None:
         if "step" in record:
-            self._run.log(numbers, step=record["step"])
+            self._run.log(numbers(record), step=record["step"])
 
     def close(self) -> None:
-        """Flush, and end wandb's own process."""
         self._run.finish()
-        self._wandb.teardown()
+        self._wandb.teardown()  # ends wandb's own process
         shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+def _not_installed(name: str) -> TrainingError:
+    return TrainingError(
+        f"logging.report_to asks for {name}, which is not installed", hint="pip install 'trainkit[report]'"
+    )
+
+
+REPORTERS: Mapping[str, Callable[[Path], Reporter]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+}
+
+
+class Metrics(Reporter):
+    """All reporters of the main rank as one; on every other rank it has none."""
+
+    def __init__(self, run_dir: Path, report_to: Sequence[str], *, main: bool) -> None:
+        self._reporters: list[Reporter] = []
+        if main:
+            self._reporters = [JsonLines(run_dir / "metrics.jsonl"), *(REPORTERS[name](run_dir) for name in report_to)]
+
+    def write(self, record: Record) -> None:
+        for reporter in self._reporters:
+            reporter.write(record)
+
+    def close(self) -> None:
+        for reporter in self._reporters:
+            reporter.close()

@@ -33,16 +33,11 @@ class Attention(nn.Module):
         if self.fused:
             mixed = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
         else:
-            mixed = _eager_attention(query, key, value, dropout)
+            scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
+            future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
+            weights = scores.masked_fill(future, -math.inf).softmax(dim=-1)
+            mixed = functional.dropout(weights, dropout) @ value
         return cast("Tensor", self.out(mixed.transpose(1, 2).reshape(batch, length, width)))
-
-
-def _eager_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
-    length = query.shape[-2]
-    scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
-    future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
-    weights = scores.masked_fill(future, -math.inf).softmax(dim=-1)
-    return functional.dropout(weights, dropout) @ value
 
 
 class Block(nn.Module):

@@ -18,6 +18,7 @@ from trainkit.trainer.data.source import IGNORED, NO_LABEL
 from trainkit.trainer.models.model import Model, Remarks, blocks_of, tied_modules
 from trainkit.trainer.models.moe import routers_loss, routers_of
 
+_CHANCES = ("drop", "jitter", "noise")  # parts of settings' names, by which training draws random numbers
 AUTO_CLASSES = {
     "causal_lm": "AutoModelForCausalLM",
     "masked_lm": "AutoModelForMaskedLM",
@@ -34,7 +35,10 @@ class Transformer(Model):
         self.blocks = blocks_of(inner)
         self.tied = tied_modules(inner)
         settings = inner.config.to_dict()
-        self.stochastic = any(_draws(name, value) for name, value in settings.items())
+        drawing = [
+            value for name, value in settings.items() if any(part in name for part in ("drop", "jitter", "noise"))
+        ]
+        self.stochastic = any(isinstance(value, float) and value > 0 for value in drawing)
         self.vocabulary = settings.get("vocab_size")
         self.padding = settings.get("pad_token_id")
         self.context = settings.get("max_position_embeddings") or settings.get("n_positions")
@@ -111,11 +115,6 @@ class Classifier(Labelled):
 
 
 WRAPPERS = {"causal_lm": Transformer, "masked_lm": Labelled, "sequence_classification": Classifier}
-
-
-def _draws(name: str, value: object) -> bool:
-    """Whether a setting of a configuration makes training draw random numbers."""
-    return any(word in name for word in ("drop", "jitter", "noise")) and isinstance(value, float) and value > 0
 
 
 def _summed(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:

@@ -45,8 +45,8 @@ class Strategy(Protocol):
     def save(self, folder: Path) -> None:
         """Write weights, optimizer state and loss scale. Called on every rank, with the same folder."""
 
-    def save_later(self) -> Callable[[Path, Any], None]:
-        """Copy the state to host memory; what is returned writes the copy, with a process group's collectives.
+    def save_later(self) -> Callable[..., None]:
+        """Copy the state to host memory; what is returned writes the copy to `folder`, with the collectives of `group`.
 
         TrainingError where the engine can only save while training waits.
         """

@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,11 @@ class Engine:
         self._skipped = 0
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add this micro step's gradients."""
         if self.scaler.is_enabled():
             loss = self.scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
 
     def update(self, learning_rate: float) -> Tensor:
-        """Clip, step and clear; returns the norm before clipping."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         if self.scaler.is_enabled():
@@ -66,11 +65,9 @@ class Engine:
         self._skipped += self.scaler.get_scale() < before
 
     def skipped_steps(self) -> int:
-        """Updates that fp16 loss scaling has skipped so far."""
         return self._skipped
 
     def held(self) -> Mapping[str, Iterable[Tensor]]:
-        """This rank's tensors by what they are for."""
         return {
             "parameters": self.model.parameters(),
             "gradients": [parameter.grad for parameter in self._parameters if parameter.grad is not None],
@@ -79,15 +76,12 @@ class Engine:
 
     def save(self, folder: Path) -> None:
         """Write the state with torch.distributed.checkpoint, each rank its own shards."""
-        _write(self._state(), folder, None)
+        _write(self._state(), folder)
 
-    def save_later(self) -> Callable[[Path, Any], None]:
-        """Copy the state to host memory; what is returned writes the copy, with a process group's collectives."""
-        state = _copied(self._state())
-        return lambda folder, group: _write(state, folder, group)
+    def save_later(self) -> Callable[..., None]:
+        return partial(_write, _copied(self._state()))
 
     def load(self, folder: Path) -> None:
-        """Read the state that :meth:`save` wrote."""
         state = self._state()
         with quiet():
             state_dict_loader.load(state, checkpoint_id=folder / STATE, no_dist=not dist.is_initialized())
@@ -109,11 +103,10 @@ class Single(Engine):
         super().__init__(model.to(device), settings, device)
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[object]:
-        """Nothing travels."""
         return nullcontext()
 
 
-def _write(state: dict[str, Any], folder: Path, group: Any) -> None:
+def _write(state: dict[str, Any], folder: Path, group: Any = None) -> None:
     alone = not dist.is_initialized()
     with quiet():
         state_dict_saver.save(state, checkpoint_id=folder / STATE, process_group=group, no_dist=alone)

@@ -50,7 +50,7 @@ def swap_space(settings: Settings) -> Iterator[None]:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         clear_abandoned(folder.parent)
-        held = _lock(_lock_file(folder), fcntl.LOCK_SH)
+        held = _lock(folder.with_name(f"{folder.name}.lock"), fcntl.LOCK_SH)
         folder.mkdir(exist_ok=True)
     except OSError as error:
         what = f"strategy.nvme_path: {error.filename or folder} cannot be used: {error.strerror}"
@@ -70,10 +70,6 @@ def clear_abandoned(root: Path) -> None:
             shutil.rmtree(lock_file.with_suffix(""), ignore_errors=True)
             lock_file.unlink()
             os.close(held)
-
-
-def _lock_file(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.lock")
 
 
 def _lock(path: Path, operation: int) -> int:

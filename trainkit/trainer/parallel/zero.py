@@ -65,7 +65,6 @@ class Zero:
             self._engine.step()
 
     def update(self, learning_rate: float) -> Tensor | float:
-        """Clip, step and clear, inside DeepSpeed."""
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
         self._engine.step()
@@ -73,7 +72,6 @@ class Zero:
         return norm
 
     def skipped_steps(self) -> int:
-        """Updates that fp16 loss scaling has skipped so far."""
         return int(self._engine.skipped_steps)
 
     def held(self) -> Mapping[str, Iterable[Tensor]]:
@@ -94,12 +92,11 @@ class Zero:
             return
         self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=False)
 
-    def save_later(self) -> Callable[[Path, Any], None]:
-        """DeepSpeed writes its files from the tensors that it trains."""
+    def save_later(self) -> Callable[..., None]:
+        # it writes its files from the tensors that it trains
         raise TrainingError("checkpoint.asynchronous: DeepSpeed saves only while training waits")
 
     def load(self, folder: Path) -> None:
-        """Read what :meth:`save` wrote."""
         if self._swaps:
             refuse_unswapped(folder)
         if (folder / FOLDER).is_dir():

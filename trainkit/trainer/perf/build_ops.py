@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from trainkit.errors import Diagnostic, MachineError, TrainingError, TrainkitError
+from trainkit.errors import Diagnostic, MachineError, TrainingError, TrainkitError, in_words
 
 # Op name in a recipe or plan -> class of its builder in deepspeed.ops.op_builder
 BUILDERS: Mapping[str, str] = {
@@ -46,8 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise TrainingError(f"no DeepSpeed op is named {', '.join(unknown)}", hint=f"known: {', '.join(BUILDERS)}")
         build_missing(names)
     except TrainkitError as error:
-        for found in error.diagnostics:
-            sys.stderr.write(f"error: {found.what}{f' ({found.hint})' if found.hint else ''}\n")
+        sys.stderr.write(in_words(error))
         return int(error.exit_code)
     return 0
 
