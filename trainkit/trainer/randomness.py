@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import pickle
 import random
 from typing import Any
 
 import numpy as np
 import torch
+
+from trainkit.trainer.checkpoint.safe_loading import unpickled
 
 
 def derived_seed(*parts: int | str) -> int:
@@ -59,32 +60,12 @@ def generator_states() -> bytes:
 
 def restore_generator_states(content: bytes) -> None:
     """The inverse of :func:`generator_states`. UnpicklingError for anything else, of which nothing is executed."""
-    states = _States(io.BytesIO(content)).load()
+    states = unpickled(content)
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.set_rng_state(states["torch"])
     if "cuda" in states and _cuda_is_used():
         torch.cuda.set_rng_state(states["cuda"])
-
-
-class _States(pickle.Unpickler):
-    """Reads arrays and tensors and nothing else: a pickle may name any function to be called with any arguments."""
-
-    # numpy 2 writes `numpy._core`, numpy 1 `numpy.core`
-    ALLOWED = frozenset(
-        (
-            *(("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode"), ("collections", "OrderedDict")),
-            *(("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct")),
-            *(("torch._utils", "_rebuild_tensor_v2"), ("torch", "device")),
-        )
-    )
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("torch.storage", "_load_from_bytes"):  # torch's own would unpickle whatever is in them
-            return lambda content: torch.load(io.BytesIO(content), weights_only=True)
-        if (module, name) not in self.ALLOWED:
-            raise pickle.UnpicklingError(f"{module}.{name} has no place among the states of generators")
-        return super().find_class(module, name)
 
 
 def _cuda_is_used() -> bool:

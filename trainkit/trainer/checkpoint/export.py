@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 from safetensors import SafetensorError
@@ -95,7 +96,7 @@ def trained_model(checkpoint: Path) -> tuple[Model, Recipe, dict[str, Any]]:
         add_adapters(model, recipe.peft)
     try:
         load_weights(model, checkpoint, manifest["world_size"])
-    except (RuntimeError, ValueError, KeyError) as error:
+    except (RuntimeError, ValueError, KeyError, UnpicklingError) as error:
         raise TrainingError(f"{checkpoint} does not hold the weights of its run's model: {error}") from error
     return model, recipe, manifest
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -85,20 +86,31 @@ def load(folder: Path, identity: Identity, strategy: Strategy, world: World) -> 
     refuse_damaged(folder, manifest, world)
     try:
         strategy.load(folder)
+        if manifest["world_size"] == world.size:
+            restore_generator_states(generators_file(folder, world.rank).read_bytes())
     except (RuntimeError, ValueError, KeyError, CheckpointException) as error:
         raise TrainingError(
             f"the checkpoint {folder} is of another model, optimizer or precision: {reason(error)}",
             hint="resume with the settings that saved it",
         ) from error
-    if manifest["world_size"] == world.size:
-        restore_generator_states(generators_file(folder, world.rank).read_bytes())
-    else:  # these ranks have no states to go on from; neither do they start over with those of step 0
+    except UnpicklingError as error:
+        raise TrainingError(
+            f"the checkpoint {folder} holds more than data, and is not read: {reason(error)}",
+            hint="take a checkpoint that trainkit has written, with an optimizer whose state is tensors and numbers",
+        ) from error
+    if manifest["world_size"] != world.size:
+        # These ranks have no states to go on from; neither do they start over with those of step 0.
         seed_generators(derived_seed(torch.initial_seed(), "resumed", manifest["step"], world.rank))
-    if manifest["training_digest"] != identity.training_digest and world.rank == 0:
-        log.warning("%s was saved under other training settings; training goes on with this run's", folder)
-    if manifest.get("tokenizer", identity.tokenizer) != identity.tokenizer and world.rank == 0:
-        log.warning("%s was saved with another tokenizer: its weights know other token ids", folder)
+    if world.rank == 0:
+        _warn(folder, manifest, identity)
     return manifest
+
+
+def _warn(folder: Path, manifest: Mapping[str, Any], identity: Identity) -> None:
+    if manifest["training_digest"] != identity.training_digest:
+        log.warning("%s was saved under other training settings; training goes on with this run's", folder)
+    if manifest.get("tokenizer", identity.tokenizer) != identity.tokenizer:
+        log.warning("%s was saved with another tokenizer: its weights know other token ids", folder)
 
 
 def refuse_damaged(folder: Path, manifest: Mapping[str, Any], world: World) -> None:

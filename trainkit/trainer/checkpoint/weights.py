@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader
 
+from trainkit.trainer.checkpoint.safe_loading import only_data
 from trainkit.trainer.parallel.native import STATE, quiet
 from trainkit.trainer.parallel.swapping import FOLDER, swapped_weights
 from trainkit.trainer.parallel.zero import TAG, import_deepspeed
@@ -23,22 +24,23 @@ MASTER = "single_partition_of_fp32_groups"
 def load_weights(model: nn.Module, checkpoint: Path, ranks: int) -> None:
     """Fill a model with what `ranks` ranks saved.
 
-    Raises RuntimeError, ValueError or KeyError for a checkpoint that is of another model.
+    Raises RuntimeError, ValueError or KeyError for a checkpoint that is of another model, and UnpicklingError for one
+    that holds more than data.
     """
     if (checkpoint / STATE).is_dir():
         weights = model.state_dict()
-        with quiet():  # torch puts the shards together itself
+        with quiet(), only_data(checkpoint / STATE):  # torch puts the shards together itself
             state_dict_loader.load({"model": weights}, checkpoint_id=checkpoint / STATE, no_dist=True)
-    elif (checkpoint / FOLDER).is_dir():
-        weights = swapped_weights(checkpoint, ranks)
     else:
-        weights = dict(zero_weights(checkpoint))
+        import_deepspeed(torch.device("cpu"), "warning")
+        with only_data():
+            swapped = (checkpoint / FOLDER).is_dir()
+            weights = swapped_weights(checkpoint, ranks) if swapped else dict(zero_weights(checkpoint))
     model.load_state_dict(weights)
 
 
 def zero_weights(checkpoint: Path) -> Mapping[str, Tensor]:
     """Every parameter and buffer by its name, in 32 bits, put together from DeepSpeed's own files."""
-    import_deepspeed(torch.device("cpu"), "warning")
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint, get_model_state_files
 
     saved = [_read(path)["optimizer_state_dict"] for path in _shards(checkpoint / TAG)]
@@ -75,4 +77,4 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> Any:
-    return torch.load(path, map_location="cpu", mmap=True, weights_only=False)
+    return torch.load(path, map_location="cpu", mmap=True, weights_only=True)

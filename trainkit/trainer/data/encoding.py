@@ -12,8 +12,10 @@ from trainkit.errors import TrainingError
 from trainkit.trainer.data.chat_template import ChatError, chat_tokens
 
 # What decides how a tokenizer cuts text, among the files of a model's folder.
-_FILES = ("tokenizer*", "special_tokens*", "added_tokens*", "vocab*", "merges*", "chat_template*", "*.model")
-_FILES += ("*.tiktoken",)
+_FILES = (
+    *("tokenizer*", "special_tokens*", "added_tokens*", "chat_template*"),
+    *("vocab*", "merges*", "*.model", "*.tiktoken"),
+)
 
 
 class Encoder(Protocol):

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 
+from trainkit.trainer.checkpoint.safe_loading import only_data
 from trainkit.trainer.metrics.memory import state_tensors
 from trainkit.trainer.models.model import Model
 from trainkit.trainer.optim.build import build_optimizer
@@ -83,7 +84,7 @@ class Engine:
 
     def load(self, folder: Path) -> None:
         state = self._state()
-        with quiet():
+        with quiet(), only_data(folder / STATE):
             state_dict_loader.load(state, checkpoint_id=folder / STATE, no_dist=not dist.is_initialized())
         set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Zero3
+from trainkit.trainer.checkpoint.safe_loading import only_data
 from trainkit.trainer.settings import Settings
 
 PREFIX = "trainkit-"
@@ -115,8 +116,7 @@ def load_swapped(engine: Any, folder: Path, rank: int) -> None:
     ValueError if it is of another model.
     """
     zero, place = engine.optimizer, folder / FOLDER
-    # Checksums were compared before, and the files are trainkit's own.
-    rest = torch.load(place / f"{rank}.pt", weights_only=False)
+    rest = _read(place / f"{rank}.pt")
     if rest["groups"] != len(zero.fp16_groups):
         raise ValueError(f"{rest['groups']} groups of parameters were saved, and there are {len(zero.fp16_groups)}")
     zero.checkpoint_event_prologue()
@@ -137,7 +137,7 @@ def load_swapped(engine: Any, folder: Path, rank: int) -> None:
 def swapped_weights(checkpoint: Path, ranks: int) -> dict[str, Tensor]:
     """The 32-bit weights by name, put together from the shards of all ranks."""
     place, found = checkpoint / FOLDER, {}
-    groups = torch.load(place / "0.pt", weights_only=False)["groups"]
+    groups = _read(place / "0.pt")["groups"]
     for index in range(groups):
         saved = [torch.load(place / f"{rank}-{index}.pt", weights_only=True) for rank in range(ranks)]
         lengths = [length for _, _, length in saved[0]["shards"]]
@@ -145,6 +145,11 @@ def swapped_weights(checkpoint: Path, ranks: int) -> dict[str, Tensor]:
         for (name, shape, _), parts in zip(saved[0]["shards"], zip(*pieces, strict=True), strict=True):
             found[name] = torch.cat(parts)[: torch.Size(shape).numel()].view(shape)  # the last shard is padded
     return found
+
+
+def _read(path: Path) -> Any:
+    with only_data():
+        return torch.load(path, weights_only=True)
 
 
 def refuse_unswapped(folder: Path) -> None:

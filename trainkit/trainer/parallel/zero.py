@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from trainkit.errors import TrainingError
+from trainkit.trainer.checkpoint.safe_loading import only_data
 from trainkit.trainer.metrics.memory import state_tensors
 from trainkit.trainer.models.model import Model
 from trainkit.trainer.optim.build import build_optimizer
@@ -102,7 +103,8 @@ class Zero:
         if (folder / FOLDER).is_dir():
             load_swapped(self._engine, folder, self._rank)
             return
-        path, _ = self._engine.load_checkpoint(str(folder), tag=TAG)
+        with only_data():
+            path, _ = self._engine.load_checkpoint(str(folder), tag=TAG)
         if path is None:
             raise TrainingError(f"DeepSpeed finds no checkpoint in {folder}")
 
