@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def configure_logging(settings: Logging, world: World) -> None:
-    """Main ranks speak at `level`, the others at `replica_level`; warnings and worse go to standard error."""
+    """Main ranks log at `level`, the others at `replica_level`; warnings and worse go to standard error."""
     main_rank = world.rank == 0 or (settings.each_node and world.local_rank == 0)
     news, trouble = logging.StreamHandler(sys.stdout), logging.StreamHandler(sys.stderr)
     news.addFilter(lambda record: record.levelno < logging.WARNING)

@@ -154,12 +154,6 @@ def evaluate(parts: Parts, progress: Progress, metrics: Metrics) -> None:
     metrics.write({"step": progress.step, "eval_loss": progress.eval_loss, "eval_seconds": seconds})
 
 
-def out_of_patience(parts: Parts) -> bool:
-    """Whether the latest evaluations bring nothing new. All ranks say the same: they have the same losses."""
-    patience = parts.settings.recipe.eval.patience
-    return 0 < patience <= parts.best.since
-
-
 def save_checkpoint(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor | float) -> None:
     """Save after the step just done. TrainingError as of :func:`refuse_lost_run`: the last good one must stay.
 

@@ -29,7 +29,7 @@ def device_of(kind: str, world: World) -> torch.device:
     if world.local_rank >= seen:
         shown = os.environ.get("CUDA_VISIBLE_DEVICES")
         raise TrainingError(
-            f"local rank {world.local_rank} wants a card of its own, and torch {torch.__version__} sees {seen} here "
+            f"local rank {world.local_rank} needs a card of its own, and torch {torch.__version__} sees {seen} here "
             f"(CUDA_VISIBLE_DEVICES={shown})",
             hint="compare with nvidia-smi; a build of torch for CPUs sees none",
         )
@@ -42,7 +42,7 @@ def device_of(kind: str, world: World) -> torch.device:
 def process_group(world: World, device: torch.device, *, needed: bool) -> Iterator[None]:
     """Hold a process group open: gloo on CPU; NCCL for CUDA tensors with gloo beside it for what lives on the host.
 
-    needed: FSDP and DeepSpeed want a group even for one rank; it then needs no server.
+    needed: FSDP and DeepSpeed need a group even for one rank; it then needs no server.
     """
     if world.size == 1 and not needed:
         yield

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from trainkit.trainer.callbacks import Progress, evaluate, out_of_patience, report_step, save_checkpoint
+from trainkit.trainer.callbacks import Progress, evaluate, report_step, save_checkpoint
 from trainkit.trainer.data.loader import timed, training_batches
 from trainkit.trainer.data.source import Batch
 from trainkit.trainer.distributed import sum_over_ranks
@@ -39,7 +39,8 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Pro
             report_step(parts, progress, loss, norm, metrics)
         if progress.is_due(recipe.eval.every_steps):
             evaluate(parts, progress, metrics)
-            progress.stopped_early = out_of_patience(parts)
+            # Without a word between ranks: they have the same losses.
+            progress.stopped_early = 0 < recipe.eval.patience <= parts.best.since
         # Several ranks obey only what all of them know of; one rank need not wait for the next step's votes.
         stop, save = requests.settle(votes if world.size > 1 else requests.votes())
         ends = (stop or progress.stopped_early) and recipe.checkpoint.every_steps

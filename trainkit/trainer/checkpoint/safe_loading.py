@@ -27,7 +27,7 @@ _DEEPSPEED = (
     "deepspeed.runtime.zero.config:ZeroStageEnum",
     "deepspeed.utils.tensor_fragment:fragment_address",
 )
-# Module -> names that stand for data: states of generators, and the metadata of torch.distributed.checkpoint.
+# Module -> names of data: states of generators, and the metadata of torch.distributed.checkpoint.
 _NAMES = {
     "_codecs": ("encode",),
     "collections": ("OrderedDict",),

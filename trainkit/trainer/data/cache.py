@@ -141,9 +141,8 @@ def _build(files: Sequence[Path], ready: Path, scratch: Path, encoder: Encoder) 
             with part.open("rb") as whole:
                 os.fsync(whole.fileno())
         scratch.rename(ready)
-    except BaseException:
+    finally:
         shutil.rmtree(scratch, ignore_errors=True)
-        raise
 
 
 def _tokens(file: Path, encoder: Encoder) -> bytes:

@@ -11,7 +11,7 @@ _MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 class ChatError(ValueError):
-    """Why a chat cannot be learned from, in a few words."""
+    """Why a chat cannot be learned from, in short."""
 
 
 def chat_tokens(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
@@ -48,7 +48,7 @@ def _by_prefixes(tokenizer: Any, messages: list[dict[str, Any]]) -> tuple[list[i
         upto = list(_applied(tokenizer, messages[: place + 1])["input_ids"])
         if ids[: len(before)] != before or ids[: len(upto)] != upto or len(upto) <= len(before):
             raise ChatError(
-                f"where the answer in message {place + 1} begins and ends cannot be told: the template writes the same "
+                f"where the answer in message {place + 1} begins and ends is not known: the template writes the same "
                 "messages differently with others after them, and it has no {% generation %} marks"
             )
         predicted[len(before) : len(upto)] = [True] * (len(upto) - len(before))

@@ -64,7 +64,7 @@ class _Guarded(Dataset[Batch | TrainingError]):
 
 
 def _obey_signals(worker: int) -> None:
-    """A worker inherits handlers that only take note; it has nothing to save and must end when told to."""
+    """A worker inherits handlers that only take note; it has nothing to save and must end on SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the trainer decides
@@ -76,7 +76,7 @@ _SHARE, _SECONDS = 0.2, 1.0  # less than a second is no loss, whatever share of 
 
 
 def timed(items: Iterator[Item], waited: Callable[[float], None]) -> Iterator[Item]:
-    """The same items; `waited` is told the seconds that each took to arrive."""
+    """The same items; `waited` gets the seconds that each took to arrive."""
     while True:
         began = time.monotonic()
         try:

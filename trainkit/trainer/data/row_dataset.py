@@ -161,14 +161,14 @@ def known_labels(parts: Sequence[Texts], names: Sequence[str]) -> tuple[Labels, 
     names: in order of their numbers; without any, those in the data in alphabetical order.
     """
     every = [(label, place) for texts in parts for label, place in zip(texts.labels, texts.label_places, strict=True)]
-    words = sorted({label for label, _ in every if isinstance(label, str)})
-    chosen = tuple(names or words)
+    found_names = sorted({label for label, _ in every if isinstance(label, str)})
+    chosen = tuple(names or found_names)
     numbers: dict[int | str, int] = {name: number for number, name in enumerate(chosen)}
     highest, where = -1, ""
     for label, place in every:
         if isinstance(label, str) and label not in numbers:
             raise TrainingError(f"data.path: {place}: label {label!r} is none of data.labels: {', '.join(chosen)}")
-        if isinstance(label, int) and words:
+        if isinstance(label, int) and found_names:
             other = next(place for word, place in every if isinstance(word, str))
             raise TrainingError(f"data.path: {place}: label {label} is a number, and that of {other} is a name")
         number = label if isinstance(label, int) else numbers[label]

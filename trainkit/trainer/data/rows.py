@@ -48,7 +48,7 @@ class Row(NamedTuple):
         """The label in a field, a number from 0 on or a name. TrainingError when there is none."""
         found = self._given(field)
         if isinstance(found, bool) or not isinstance(found, int | str) or found == "":
-            raise self.wrong(f"field {field!r} is no label: a whole number or a name is wanted, not {found!r}")
+            raise self.wrong(f"field {field!r} is no label: expected a whole number or a name, not {found!r}")
         if isinstance(found, int) and found < 0:
             raise self.wrong(f"field {field!r} has label {found}, and labels begin at 0")
         return found
@@ -58,7 +58,7 @@ class Row(NamedTuple):
         found = self.items(field)
         odd = next((each for each in found if not isinstance(each, int) or isinstance(each, bool)), None)
         if odd is not None:
-            raise self.wrong(f"field {field!r} holds {odd!r}, and whole numbers are wanted")
+            raise self.wrong(f"field {field!r} holds {odd!r}: expected whole numbers")
         return found
 
     def _given(self, field: str) -> Any:
@@ -68,9 +68,9 @@ class Row(NamedTuple):
 
 
 def _kind(value: Any) -> str:
-    """What a value is, in JSON's words."""
+    """What a value is, in JSON's terms."""
     kinds = ((bool, "true or false"), (int | float, "a number"), (str, "a text"), (list, "a list"), (dict, "an object"))
-    return next((words for kind, words in kinds if isinstance(value, kind)), "null")
+    return next((term for kind, term in kinds if isinstance(value, kind)), "null")
 
 
 def json_lines(paths: Sequence[Path]) -> Iterator[Row]:
@@ -165,7 +165,7 @@ class Reading:
     def _chat(self, row: Row, name: str) -> tuple[Sequence[int], bytes]:
         messages = row.items(name)
         if not all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages):
-            raise row.wrong(f"field {name!r} is no chat: a list of {{role, content}} is wanted")
+            raise row.wrong(f"field {name!r} is no chat: expected a list of {{role, content}}")
         try:
             ids, predicted = self.encoder.chat(messages)
         except ChatError as error:
@@ -180,7 +180,7 @@ class Reading:
             return ids[: self.limit], b"\1" * len(ids[: self.limit])
         targets = row.ids(self.data.targets_field)
         if len(targets) != len(ids):
-            raise row.wrong(f"{len(targets)} targets in {self.data.targets_field!r} stand beside {len(ids)} token ids")
+            raise row.wrong(f"{len(targets)} targets in {self.data.targets_field!r} for {len(ids)} token ids")
         for place, (target, token) in enumerate(zip(targets, ids, strict=True)):
             if target not in (token, NO_LABEL):
                 raise row.wrong(

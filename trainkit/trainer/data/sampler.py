@@ -49,7 +49,7 @@ class Permutation:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Which sample stands at which position of which global batch. Every epoch is a permutation of its own."""
+    """Which sample is at which position of which global batch. Every epoch is a permutation of its own."""
 
     seed: int
     samples: int

@@ -70,7 +70,7 @@ class Labels:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A data set, opened. description: in a few words (`12,345 bytes of text`). facts: for the summary."""
+    """A data set, opened. description: in short (`12,345 bytes of text`). facts: for the summary."""
 
     train: Samples
     validation: Samples

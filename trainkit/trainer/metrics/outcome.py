@@ -54,7 +54,7 @@ def result(parts: Parts, progress: Progress) -> dict[str, Any]:
         "frozen_parameters": parts.measures.parameters.frozen,
         "skipped_steps": parts.strategy.skipped_steps(),
         "stopped_by": stopped.name if stopped else None,
-        # A run that is told to stop has no time for it.
+        # A run that a signal has stopped has no time for it.
         "sample": "" if stopped else generate(parts),
     }
 

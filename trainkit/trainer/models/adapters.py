@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ def _linear(module: nn.Module) -> bool:
 
 
 def merge_adapters(model: nn.Module) -> None:
-    """Add the adapters to the weights beside which they stand, and take them out."""
+    """Add the adapters to the weights that they belong to, and take them out."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     adapted: list[tuple[str, Any]] = [
@@ -98,12 +98,7 @@ _PREFIX, _OWN = "base_model.model.", "inner."  # peft's name for the model, and 
 _TASKS = {"causal_lm": "CAUSAL_LM", "sequence_classification": "SEQ_CLS"}  # peft has no class for masked models
 
 # Key of the recipe -> peft's name, of what the recipe and the folder must agree on.
-_AGREED: Mapping[str, str] = {
-    "peft.rank": "r",
-    "peft.alpha": "lora_alpha",
-    "peft.rslora": "use_rslora",
-    "peft.dora": "use_dora",
-}
+_AGREED = {"peft.rank": "r", "peft.alpha": "lora_alpha", "peft.rslora": "use_rslora", "peft.dora": "use_dora"}
 # What else a folder may say: it is checked against the tensors, or does nothing to a model whose weights are given.
 _ALLOWED = frozenset(
     (
@@ -112,7 +107,7 @@ _ALLOWED = frozenset(
         *("eva_config", "runtime_config"),
     )
 )
-# The other ways of peft's change the weights beside which the adapters stand.
+# The other ways of peft's change the weights that the adapters belong to.
 _STARTS = (True, False, "gaussian", "orthogonal", "eva")
 
 
@@ -120,30 +115,34 @@ def write_adapters(model: Model, recipe: Recipe, folder: Path, step: int) -> Non
     """Write the adapters, and the head that trains beside them, so that `PeftModel.from_pretrained` reads them."""
     from safetensors.torch import save_file
 
-    tensors = {name: tensor.contiguous() for name, tensor in adapter_tensors(model).items()}
+    tensors = {_PREFIX + name: tensor.contiguous() for name, tensor in adapter_tensors(model).items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt", "step": str(step)})
     config = copy.copy(_config(model))
     asked = recipe.model
     if isinstance(asked, HfModel):
         config.base_model_name_or_path = str(Path(asked.path).absolute()) if asked.path else None
         config.task_type = _TASKS.get(asked.task)
-    config.target_modules = _portable(config.target_modules)
-    config.exclude_modules = _portable(config.exclude_modules or ()) or None
+    config.target_modules = sorted(name.removeprefix(_OWN) for name in config.target_modules)
+    config.exclude_modules = sorted(name.removeprefix(_OWN) for name in config.exclude_modules or ()) or None
     config.modules_to_save = sorted({name.partition(".")[0] for name in _head(model)}) or None
     config.inference_mode = True
     config.save_pretrained(str(folder))
 
 
 def load_adapters(model: Model, folder: Path) -> None:
-    """Fill a model's fresh adapters, and its head, from a folder. TrainingError if that is broken or does not fit."""
-    _check_config(_read_config(folder), _config(model), folder)
+    """Fill a model's fresh adapters, and its head, from a folder. TrainingError if that is broken or does not fit.
+
+    peft's own reader takes a pickle where there are no safetensors, asks the Hub where there is no folder, and leaves
+    out in silence what does not fit.
+    """
+    _check_config(_read_config(folder), _config(model).to_dict(), folder)
     saved, own = _read_weights(folder), adapter_tensors(model)
-    _check_layers(saved, own, folder)
+    _check_names(saved.keys(), own.keys(), folder)
     for name, tensor in own.items():
         if saved[name].shape != tensor.shape:
             sizes = f"{tuple(saved[name].shape)}, and this model's {tuple(tensor.shape)}"
             raise TrainingError(
-                f"peft.path: the adapters in {folder} are of another model: their {_short(name)} is {sizes}",
+                f"peft.path: the adapters in {folder} are of another model: their {name} is {sizes}",
                 hint="start from the model that they were trained on",
             )
     with torch.no_grad():
@@ -166,8 +165,7 @@ def adapter_tensors(model: Model) -> dict[str, Tensor]:
     from peft import get_peft_model_state_dict
 
     named: dict[str, Tensor] = get_peft_model_state_dict(model, save_embedding_layers=False)
-    adapters = {_PREFIX + name.removeprefix(_OWN): tensor for name, tensor in named.items()}
-    return {**adapters, **{_PREFIX + name: tensor for name, tensor in _head(model).items()}}
+    return {**{name.removeprefix(_OWN): tensor for name, tensor in named.items()}, **_head(model)}
 
 
 def _config(model: Any) -> Any:
@@ -180,15 +178,6 @@ def _head(model: Model) -> dict[str, Tensor]:
     return {name.removeprefix(_OWN): each.detach() for name, each in model.named_parameters() if each in head}
 
 
-def _portable(names: Iterable[str]) -> list[str]:
-    """Names of modules as they are in the model that we wrap."""
-    return sorted(name.removeprefix(_OWN) for name in names)
-
-
-def _short(name: str) -> str:
-    return name.removeprefix(_PREFIX)
-
-
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     try:
@@ -199,23 +188,23 @@ def _read_config(folder: Path) -> dict[str, Any]:
             hint="name a folder as peft or trainkit export --adapter writes it",
         ) from error
     except ValueError as error:
-        raise TrainingError(f"peft.path: {path} is no JSON: {error}", hint="write the adapters anew") from error
+        raise TrainingError(f"peft.path: {path} is no JSON: {error}", hint="write the adapters again") from error
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         raise TrainingError(f"peft.path: {path} does not describe LoRA adapters", hint="its peft_type must be LORA")
     return config
 
 
-def _check_config(saved: Mapping[str, Any], wanted: Any, folder: Path) -> None:
+def _check_config(saved: Mapping[str, Any], own: Mapping[str, Any], folder: Path) -> None:
     """TrainingError if the folder's adapters are others than the recipe's, or of a kind that the recipe cannot say."""
-    own = wanted.to_dict()
-    differing = [
-        f"{key} is {own[name]:g} in the recipe and {saved.get(name):g} there"
-        for key, name in _AGREED.items()
-        if isinstance(saved.get(name), int | float) and saved[name] != own[name]
-    ]
-    lacking = [name for name in ("r", "lora_alpha") if not isinstance(saved.get(name), int | float)]
+    numbers = {name: value for name, value in saved.items() if isinstance(value, int | float)}
+    lacking = [name for name in ("r", "lora_alpha") if name not in numbers]
     if lacking:
         raise TrainingError(f"peft.path: {folder / CONFIG} does not say {' and '.join(lacking)}")
+    differing = [
+        f"{key} is {own[name]:g} in the recipe and {numbers[name]:g} there"
+        for key, name in _AGREED.items()
+        if numbers.get(name, own[name]) != own[name]
+    ]
     if differing:
         raise TrainingError(
             f"peft.path: the adapters in {folder} are others than the recipe's: {'; '.join(differing)}",
@@ -226,9 +215,9 @@ def _check_config(saved: Mapping[str, Any], wanted: Any, folder: Path) -> None:
     if saved.get("init_lora_weights", True) not in _STARTS:
         foreign.append("init_lora_weights")
     if foreign:
-        told = ", ".join(f"{name} {json.dumps(saved[name])}" for name in foreign)
+        settings = ", ".join(f"{name} {json.dumps(saved[name])}" for name in foreign)
         raise TrainingError(
-            f"peft.path: the adapters in {folder} were made with {told}, of which a recipe knows nothing",
+            f"peft.path: the adapters in {folder} were made with {settings}, which no recipe can express",
             hint="merge them into their model with peft, and name that as model.path",
         )
 
@@ -239,16 +228,16 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
 
     path = folder / WEIGHTS
     try:
-        return load_file(path)
+        return {name.removeprefix(_PREFIX): tensor for name, tensor in load_file(path).items()}
     except FileNotFoundError as error:
         raise TrainingError(f"peft.path: there is no {path}", hint="peft writes it with safe_serialization") from error
     except (OSError, SafetensorError) as error:
-        raise TrainingError(f"peft.path: {path} is damaged: {error}", hint="write the adapters anew") from error
+        raise TrainingError(f"peft.path: {path} is damaged: {error}", hint="write the adapters again") from error
 
 
-def _check_layers(saved: Mapping[str, Tensor], own: Mapping[str, Tensor], folder: Path) -> None:
+def _check_names(saved: Set[str], own: Set[str], folder: Path) -> None:
     """TrainingError that names the layers which only one of both adapts, or what else only one of both trains."""
-    there, here = _layers(saved), _layers(own)
+    there, here = ({name.partition(".lora_")[0] for name in names if ".lora_" in name} for names in (saved, own))
     if there != here:
         kinds = ({name.rpartition(".")[2] for name in there}, {name.rpartition(".")[2] for name in here})
         theirs, ours = kinds if kinds[0] != kinds[1] else (there - here, here - there)
@@ -257,18 +246,13 @@ def _check_layers(saved: Mapping[str, Tensor], own: Mapping[str, Tensor], folder
             f"{_listed(theirs)}",
             hint="name the same layers, and start from the model that they were trained on",
         )
-    if saved.keys() != own.keys():
-        lacks = [_short(name) for name in own.keys() - saved.keys()]
-        more = [_short(name) for name in saved.keys() - own.keys()]
-        told = [f"lacks {_listed(lacks)}" if lacks else "", f"holds {_listed(more)} besides" if more else ""]
+    lacks, more = own - saved, saved - own
+    if lacks or more:
+        parts = [f"lacks {_listed(lacks)}" if lacks else "", f"holds {_listed(more)} besides" if more else ""]
         raise TrainingError(
-            f"peft.path: {folder / WEIGHTS} {' and '.join(filter(None, told))}",
+            f"peft.path: {folder / WEIGHTS} {' and '.join(filter(None, parts))}",
             hint="what trains must be the same: the adapters, and the head of a classifier",
         )
-
-
-def _layers(tensors: Iterable[str]) -> set[str]:
-    return {_short(name).partition(".lora_")[0] for name in tensors if ".lora_" in name}
 
 
 def _listed(names: Iterable[str]) -> str:

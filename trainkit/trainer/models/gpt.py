@@ -87,8 +87,12 @@ class Gpt(Model):
         self.positions = nn.Embedding(sequence_length, width)
         self.dropout = nn.Dropout(settings.dropout)
         self.moe = settings.moe
+        shape = (width, settings.heads, settings.dropout)
         self.blocks = nn.ModuleList(
-            _block(settings, number, fused=fused_attention) for number in range(1, settings.layers + 1)
+            MoeBlock(*shape, self.moe, fused=fused_attention)
+            if self.moe.experts and number % self.moe.every == 0
+            else Block(*shape, fused=fused_attention)
+            for number in range(1, settings.layers + 1)
         )
         self.norm = nn.LayerNorm(width)
         self.tied = (self.tokens,)  # the output layer reads its weight
@@ -141,14 +145,6 @@ class Gpt(Model):
         load = torch.stack([load for _, _, load in routings])
         self.expert_load = load if self.expert_load is None else self.expert_load + load
         return auxiliary_loss(routings, targets, self.moe, IGNORED)
-
-
-def _block(settings: GptModel, number: int, *, fused: bool) -> nn.Module:
-    """The n-th block, counted from 1."""
-    width, heads, dropout, moe = settings.hidden_size, settings.heads, settings.dropout, settings.moe
-    if moe.experts and number % moe.every == 0:
-        return MoeBlock(width, heads, dropout, moe, fused=fused)
-    return Block(width, heads, dropout, fused=fused)
 
 
 def build_gpt(recipe: Recipe) -> Gpt:

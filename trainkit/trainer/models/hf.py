@@ -158,7 +158,8 @@ def build_hf(recipe: Recipe) -> Transformer:
     except TrainingError:
         raise
     except Exception as error:  # whatever the settings or the files provoke, down to the Rust below them
-        raise TrainingError(f"model: transformers cannot build it{_of(asked)}: {_first_line(error)}") from error
+        folder = f" from {asked.path}" if asked.path else ""
+        raise TrainingError(f"model: transformers cannot build it{folder}: {_first_line(error)}") from error
     model = WRAPPERS[asked.task](inner)
     model.remarks = remarks
     if model.context and recipe.data.sequence_length > model.context:
@@ -186,16 +187,12 @@ def configuration(asked: HfModel) -> Any:
             close = nearest(name, sorted(known))
             hint = f"did you mean {close}?" if close else f"it has {', '.join(sorted(known))}"
             raise TrainingError(f"model.config.{name}: {config.model_type} has no such setting", hint=hint)
-    # Made anew, so that what the architecture derives from its settings is derived from these.
+    # Made again, so that what the architecture derives from its settings is derived from these.
     refused = getattr(huggingface_hub.errors, "StrictDataclassError", ValueError)
     try:
         return type(config)(**{**(config.to_dict() if asked.path else {}), **asked.config})
     except (refused, TypeError, ValueError) as error:
         raise TrainingError(f"model.config: {config.model_type} refuses it: {_first_line(error)}") from error
-
-
-def _of(asked: HfModel) -> str:
-    return f" from {asked.path}" if asked.path else ""
 
 
 def _first_line(error: Exception) -> str:

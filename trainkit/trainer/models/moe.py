@@ -111,7 +111,7 @@ class Routers:
 
 
 def routers_of(config: Any) -> Routers | None:
-    """The routers of a model whose loss is wanted, which `output_router_logits` says as in transformers; else None.
+    """The routers of a model that trains with their loss, by `output_router_logits` as in transformers; else None.
 
     TrainingError for an architecture that does not say what its routers' loss is.
     """

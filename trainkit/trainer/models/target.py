@@ -27,7 +27,7 @@ class OwnModel(Model):
         self.inner = inner.train()
         self.blocks = blocks_of(inner)
         self.tied = tied_modules(inner)
-        self.stochastic = True  # nobody can tell, and masks that nobody draws cost next to nothing
+        self.stochastic = True  # it may be, and a seed that is not used costs next to nothing
         self.vocabulary, self.attention = None, "its own"
         parameters = inspect.signature(inner.forward).parameters
         takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())

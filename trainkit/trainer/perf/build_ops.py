@@ -36,7 +36,7 @@ LIBRARIES: Mapping[str, tuple[str, str]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Build what is missing. Exit code 4, and what is missing or the compiler's words, when one cannot be built."""
+    """Build what is missing. Exit code 4, and what is missing or what the compiler says, when one cannot be built."""
     parser = argparse.ArgumentParser(prog="python -m trainkit.trainer.perf.build_ops", description=__doc__)
     parser.add_argument("--ops", required=True, help=f"comma-separated, of {', '.join(BUILDERS)}")
     names = [name for name in parser.parse_args(argv).ops.split(",") if name]
@@ -51,42 +51,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def extensions_folder(environ: Mapping[str, str]) -> Path:
-    """Where torch keeps compiled extensions (torch.utils.cpp_extension), without the part that names the build."""
-    folder = environ.get("TORCH_EXTENSIONS_DIR")
-    return Path(folder) if folder else Path.home() / ".cache" / "torch_extensions"
-
-
 def build_missing(names: Iterable[str]) -> None:
     """Build each op that no earlier call has built with these versions; MachineError when one cannot be."""
-    folder = extensions_folder(os.environ)
-    missing = [name for name in names if not _built(folder, name)]
+    # Where torch keeps compiled extensions (torch.utils.cpp_extension), without the part that names the build.
+    folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
+    markers = {name: _marker(folder, name) for name in names}
+    missing = {name: path for name, path in markers.items() if not (path.exists() and Path(path.read_text()).exists())}
     if not missing:
         return  # known without importing torch
     clear_stale_locks(folder)
-    for name in missing:
+    for name, marker in missing.items():
         library = _build(name)
-        marker = _marker(folder, name)
         marker.parent.mkdir(parents=True, exist_ok=True)
         marker.write_text(library)
 
 
 def _marker(folder: Path, name: str) -> Path:
+    """The file that says which library an op was built to, with these versions."""
     parts = (sys.version, sysconfig.get_platform(), version("torch"), version("deepspeed"), name)
     return folder / "trainkit" / f"{name}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
-
-
-def _built(folder: Path, name: str) -> bool:
-    marker = _marker(folder, name)
-    return marker.exists() and Path(marker.read_text()).exists()
 
 
 def _build(name: str) -> str:
     """Build one op and return the path of its library. The builder's chatter is shown only when it fails."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    with tempfile.TemporaryFile() as words:
+    with tempfile.TemporaryFile() as output:
         try:
-            with _going_to(words.fileno()):
+            with _going_to(output.fileno()):
                 import deepspeed.ops.op_builder as builders
 
                 builder: Any = getattr(builders, BUILDERS[name])()
@@ -95,8 +86,8 @@ def _build(name: str) -> str:
         except TrainkitError:
             raise
         except Exception as error:  # builders raise whatever their compiler's driver raises
-            words.seek(0)
-            heard = words.read().decode(errors="replace")
+            output.seek(0)
+            heard = output.read().decode(errors="replace")
             raise _cannot_be_built(name, f"{error}\n{heard}".strip()) from error
     return str(module.__file__)
 
@@ -149,15 +140,15 @@ def clear_stale_locks(folder: Path) -> None:
             Path(path).unlink()
 
 
-def _open_files(wanted: set[str]) -> set[str]:
+def _open_files(paths: set[str]) -> set[str]:
     """Which of these paths some process of ours has open; all of them where /proc cannot tell."""
     if not Path("/proc/self/fd").exists():
-        return wanted
+        return paths
     found = set()
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):  # the process has ended, or is somebody else's
             found.add(str(descriptor.readlink()))
-    return wanted & found
+    return paths & found
 
 
 if __name__ == "__main__":

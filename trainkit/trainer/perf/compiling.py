@@ -41,7 +41,7 @@ def compile_model(model: Model, settings: Compile, strategy: str) -> None:
 
 
 class CompileClock:
-    """Seconds that torch.compile has taken, in forward and backward, so that they can be told from those of steps."""
+    """Seconds that torch.compile has taken, in forward and backward, apart from those of steps."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
