@@ -105,7 +105,7 @@ def test_of_a_chat_only_the_answers_of_every_turn_are_learned(
         (FORGETFUL, CHAT, "where the answer in message 2 begins and ends is not known"),
         (None, CHAT, "the tokenizer has no chat template"),
         (CHATML, CHAT[:1], "it has no message of role assistant"),
-        (CHATML, [{"content": "hello"}], "is no chat: a list of"),
+        (CHATML, [{"content": "hello"}], "is no chat: expected a list of"),
         (CHATML, [], "is empty"),
         (CHATML, "hello", "is no list"),
         ("{{ raise_exception('roles must take turns') }}", CHAT, "the chat template fails: .*roles must take turns"),
