@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from tests.convert.reading import imported, settings
 from tests.frameworks.deepspeed_contexts import HERE, base_of, context_of
 from trainkit.errors import Origin, RecipeError
 from trainkit.frameworks.deepspeed.config import Sources, Tree, deepspeed_config
+from trainkit.frameworks.deepspeed.readers import Reader
 from trainkit.plan.context import Dtype
 from trainkit.recipe.resolved import Attachment
 
@@ -155,3 +157,25 @@ def test_a_setting_of_speed_alone_yields_to_the_file_unless_the_recipe_states_it
     content, _ = made(strategy_of(), "fp32", base_of(tree))
     assert content["zero_optimization"]["reduce_bucket_size"] == 1000
     assert "reduce_bucket_size is 1000" in problems(strategy_of(bucket_mb=25.0), tree)[0]
+
+
+@pytest.mark.parametrize("reader", ["hf", "deepspeed", "accelerate"])
+def test_where_file_and_recipe_are_silent_deepspeeds_own_default_holds(reader: Reader) -> None:
+    base = base_of({"zero_optimization": {"stage": 3}})
+    content, _ = deepspeed_config(context_of(strategy_of(kind="zero3"), "bf16", base), reader)
+    assert content["zero_optimization"] == {"stage": 3}
+    assert not {"data_types", "gradient_clipping", "optimizer", "scheduler"} & content.keys()
+
+
+@pytest.mark.parametrize("reader", ["hf", "accelerate"])
+def test_a_library_is_asked_for_the_clipping_where_there_is_no_file(reader: Reader) -> None:
+    content, _ = deepspeed_config(context_of(strategy_of()), reader)
+    assert content["gradient_clipping"] == "auto"
+
+
+def test_an_import_takes_deepspeeds_defaults_where_the_file_is_silent() -> None:
+    adam = {"zero_optimization": {"stage": 1}, "optimizer": {"type": "AdamW"}}
+    found = settings(imported("ds.json", {"ds.json": adam}))
+    assert (found["optimizer.weight_decay"], found["train.max_grad_norm"]) == (0, 1)
+    adam["optimizer"] = {"type": "AdamW", "params": {"torch_adam": True}}
+    assert settings(imported("ds.json", {"ds.json": adam}))["optimizer.weight_decay"] == 0.01

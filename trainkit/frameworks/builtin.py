@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 from trainkit.errors import Diagnostic
 from trainkit.frameworks.base.program import Detection, all_own, nothing
 from trainkit.frameworks.deepspeed.fields import FILE
+from trainkit.frameworks.deepspeed.ops import preparations
 from trainkit.plan.context import Context
-from trainkit.plan.model import Preparation, Variable, text
-from trainkit.plan.provenance import Source, SourcedFile, Token, module, texts, token
+from trainkit.plan.model import Variable
+from trainkit.plan.provenance import Source, SourcedFile, Token, module, token
 from trainkit.plan.support import Reach, Table
 
 if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
+
+__all__ = ["REACH", "preparations"]
 
 SETTINGS = "trainer.json"
 
@@ -44,10 +47,6 @@ REACH: Table = {
         why="Checkpoints of sharded models are written sharded.", instead=_LEAVE, anyway=("sharded", None)
     ),
 }
-
-# Where a zero strategy keeps its state -> the op that it needs for that. Offload to CPU needs none: the trainer hands
-# DeepSpeed torch's own optimizer.
-OPS = {"nvme": "async_io"}
 
 
 def check(resolved: Resolved) -> tuple[Diagnostic, ...]:
@@ -88,21 +87,6 @@ def files(context: Context) -> tuple[SourcedFile, ...]:
     from trainkit.frameworks.deepspeed.config import config_file
 
     return (settings, config_file(context, "builtin"))
-
-
-def preparations(context: Context) -> tuple[Preparation, ...]:
-    """DeepSpeed compiles its ops at first use; ranks killed meanwhile leave a lock that stops the next run."""
-    ops = deepspeed_ops(context)
-    if not ops:
-        return ()
-    argv = (*texts(module(context, "trainkit.trainer.perf.build_ops")), text("--ops"), text(",".join(ops)))
-    return (Preparation("build DeepSpeed ops", argv, "deepspeed-ops"),)
-
-
-def deepspeed_ops(context: Context) -> tuple[str, ...]:
-    """The ops that this run would compile, by the names of trainkit.trainer.perf.build_ops."""
-    chosen = {getattr(context.recipe.strategy, name, "none") for name in ("offload_optimizer", "offload_param")}
-    return tuple(op for place, op in OPS.items() if place in chosen)
 
 
 def _settings(context: Context) -> dict[str, Any]:

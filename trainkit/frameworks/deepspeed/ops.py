@@ -1,4 +1,7 @@
-"""Ops that DeepSpeed would compile at first use in the ranks of a user's program: they are built before the start."""
+"""Ops that DeepSpeed would compile at first use in the ranks: they are built before the start.
+
+Ranks killed meanwhile leave a lock that stops the next run.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,22 @@ from trainkit.recipe.layers.merge import value_at
 
 
 def preparations(context: Context) -> tuple[Preparation, ...]:
-    """Ops that DeepSpeed would compile in the ranks: where it exchanges data on a CPU, and its own optimizer there."""
-    base = context.resolved.attachments.get("strategy.config")
-    ops = ["shm_comm"] if context.topology.device == "cpu" else []
-    places = {getattr(context.recipe.strategy, name, "none") for name in ("offload_optimizer", "offload_param")}
-    if base is not None and value_at(base.tree, "optimizer") is not None:
-        ops += ["cpu_adam"] if context.topology.device == "cpu" or "cpu" in places else ["fused_adam"]
-    ops += ["async_io"] if "nvme" in places else []
+    """The command that builds what this run needs."""
+    ops = _ops(context)
     if not ops:
         return ()
     argv = (*texts(module(context, "trainkit.trainer.perf.build_ops")), text("--ops"), text(",".join(ops)))
     return (Preparation("build DeepSpeed ops", argv, "deepspeed-ops"),)
+
+
+def _ops(context: Context) -> list[str]:
+    """By the names of trainkit.trainer.perf.build_ops."""
+    places = {getattr(context.recipe.strategy, name, "none") for name in ("offload_optimizer", "offload_param")}
+    swapping = ["async_io"] if "nvme" in places else []
+    if context.recipe.program.kind == "builtin":
+        return swapping  # it hands DeepSpeed torch's own optimizer, and needs none of its collectives on a CPU
+    base, on_cpu = context.resolved.attachments.get("strategy.config"), context.topology.device == "cpu"
+    ops = ["shm_comm"] if on_cpu else []
+    if base is not None and value_at(base.tree, "optimizer") is not None:
+        ops += ["cpu_adam"] if on_cpu or "cpu" in places else ["fused_adam"]
+    return ops + swapping
