@@ -131,10 +131,7 @@ def write(
         return
     try:
         if world.rank == 0:
-            root.mkdir(parents=True, exist_ok=True)
-            for leftover in root.glob(".tmp-*"):  # of an attempt that was killed while it wrote
-                shutil.rmtree(leftover)
-            scratch.mkdir()
+            _make_room(root, scratch)
         barrier(world)
         put(scratch)
         generators_file(scratch, world.rank).write_bytes(generators)
@@ -151,6 +148,13 @@ def write(
             f"the checkpoint of step {step} cannot be written to {root} ({free:.0f} MiB free): {reason(error)}",
             hint="those saved before are whole; make room, or point output.root at another disk",
         ) from error
+
+
+def _make_room(root: Path, scratch: Path) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    for leftover in root.glob(".tmp-*"):  # of an attempt that was killed while it wrote
+        shutil.rmtree(leftover)
+    scratch.mkdir()
 
 
 def _flushed_files(folder: Path, world: World) -> dict[str, dict[str, Any]]:
