@@ -94,16 +94,13 @@ def _end(pid: int) -> None:
 def _answer(questions: Mapping[str, Question], fd: int) -> NoReturn:
     try:
         for question in questions.values():
-            body = pickle.dumps(_one(question))
+            try:
+                answer: Mapping[str, Any] | str = question()
+            except Exception as error:  # noqa: BLE001 - a driver's library may raise anything; the reason becomes a fact
+                answer = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            body = pickle.dumps(answer)
             message = len(body).to_bytes(8, "big") + body
             while message:
                 message = message[os.write(fd, message) :]
     finally:
         os._exit(0)
-
-
-def _one(question: Question) -> Mapping[str, Any] | str:
-    try:
-        return question()
-    except Exception as error:  # noqa: BLE001 - a library of a driver may raise anything; the reason is kept as a fact
-        return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -16,6 +16,7 @@ PARTS = (
     "name", "strategy.kind", "launcher.kind", "program.kind", "program.reason", "topology", "batch", "resume",
     "output_root", "rendezvous", "max_restarts", "grace_seconds", "preparations",
 )  # fmt: skip
+TRAINING = "The settings that decide training differ: neither resumes from the other's checkpoints on its own."
 _ABSENT = object()
 
 
@@ -28,7 +29,7 @@ def render(other: Plan, plan: Plan) -> str:
         "Environment": _values(_environment(before), _environment(after)),
         **{f"File {path}": _file(before, after, path) for path in sorted({*before["files"], *after["files"]})},
         "Remarks": _sequence(_notices(other), _notices(plan)),
-        "Training": _training(other, plan),
+        "Training": [] if other.training_digest == plan.training_digest else [TRAINING],
     }
     found = {title: lines for title, part in sections.items() if (lines := list(part))}
     if not found:
@@ -97,11 +98,6 @@ def _file(before: Mapping[str, Any], after: Mapping[str, Any], path: str) -> Ite
         yield from _values(_flat(json.loads(old)), _flat(json.loads(new)))
     else:
         yield from _sequence(old.splitlines(), new.splitlines())
-
-
-def _training(other: Plan, plan: Plan) -> Iterator[str]:
-    if other.training_digest != plan.training_digest:
-        yield "The settings that decide training differ: neither resumes from the other's checkpoints on its own."
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 # Settings that the plan decides: `auto`, and the corner of the batch triangle that gives way.
 DECIDED_BY_THE_PLAN: Mapping[str, Callable[[Plan], object]] = {
     "batch.global": lambda plan: plan.batch.global_,
-    "batch.micro": lambda plan: _searched(plan) or plan.batch.micro,
+    "batch.micro": lambda plan: (
+        f"the largest of {', '.join(map(str, plan.batch.search))} that fits" if plan.batch.search else plan.batch.micro
+    ),
     "batch.accumulation": lambda plan: "what micro leaves" if plan.batch.search else plan.batch.accumulation,
     "batch.eval_micro": lambda plan: plan.batch.eval_micro,
     "devices.type": lambda plan: plan.topology.device,
@@ -29,14 +31,10 @@ DECIDED_BY_THE_PLAN: Mapping[str, Callable[[Plan], object]] = {
 }
 
 
-def _searched(plan: Plan) -> str:
-    """What the plan has to say of a micro batch that is yet to be found."""
-    return f"the largest of {', '.join(map(str, plan.batch.search))} that fits" if plan.batch.search else ""
-
-
 def render_all(resolved: Resolved) -> str:
     """Every key that some layer gives, with its winner."""
-    return "".join(f"{line}\n" for key in resolved.history for line in _winner(key, resolved))
+    winners = ((key, entries[-1]) for key, entries in resolved.history.items() if entries and not entries[-1].dropped)
+    return "".join(f"{key} = {_shown(entry.value)}   {_place(entry)}\n" for key, entry in winners)
 
 
 def render(query: str, resolved: Resolved, planned: Planned) -> str:
@@ -61,12 +59,6 @@ def _near(query: str, known: Sequence[str]) -> list[str]:
     ends = [name for name in known if name.endswith(f".{query}")]
     familiar = nearest_key(query)
     return ends or ([familiar] if familiar and familiar in known else difflib.get_close_matches(query, known, n=3))
-
-
-def _winner(key: str, resolved: Resolved) -> Iterator[str]:
-    entries = resolved.history[key]
-    if entries and not entries[-1].dropped:
-        yield f"{key} = {_shown(entries[-1].value)}   {_place(entries[-1])}"
 
 
 def _history(key: str, resolved: Resolved, settings: Mapping[str, Any], plan: Plan) -> Iterator[str]:

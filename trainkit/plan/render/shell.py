@@ -58,16 +58,16 @@ def _run_time(plan: Plan) -> Iterator[str]:
     yield 'mkdir -p "$run_dir/attempts/1"'
     yield 'run_dir=$(CDPATH="" cd -- "$run_dir" && pwd)'
     yield "attempt_dir=$run_dir/attempts/1"
-    yield from _place(plan) if not one_node else _alone(plan)
-
-
-def _alone(plan: Plan) -> Iterator[str]:
-    if Variable.PORT in _variables(plan):
+    if not one_node:
+        yield from _rendezvous(plan)
+        return
+    texts = (*plan.commands[0].bare, *(value for _, value in plan.environment.set))
+    if any(Variable.PORT in text.parts for text in texts):
         python = quoted(plan.commands[0].program[0], _reference)
         yield f"port=${{PORT:-$({python} -c {shlex.quote(FREE_PORT)})}}"
 
 
-def _place(plan: Plan) -> Iterator[str]:
+def _rendezvous(plan: Plan) -> Iterator[str]:
     host, _, port = plan.rendezvous.rpartition(":")
     default = (
         (f"-{host.strip('[]')}", f"-{port}") if host else ("?host name or address of node 0", "?a free port of node 0")
@@ -113,16 +113,11 @@ def _files(files: tuple[PlannedFile, ...]) -> Iterator[str]:
         if not file.content.endswith("\n"):  # a here-document would add a line end
             yield f"printf %s {shlex.quote(file.content)} > {target}"
             continue
-        end = _delimiter(file.content)
+        end = "END_OF_FILE"
+        while end in file.content.splitlines():
+            end += "_"
         yield f"cat > {target} <<'{end}'"
         yield f"{file.content}{end}"
-
-
-def _delimiter(content: str) -> str:
-    end = "END_OF_FILE"
-    while end in content.splitlines():
-        end += "_"
-    return end
 
 
 def _commands(plan: Plan) -> Iterator[str]:
@@ -131,11 +126,6 @@ def _commands(plan: Plan) -> Iterator[str]:
         yield from lines((quoted(word, _reference) for word in item.argv), WIDTH, "    ")
     # Node groups differ only in number so far; the first one's command is that of every node.
     yield from lines(("exec", *(quoted(word, _reference) for word in plan.commands[0].bare)), WIDTH, "    ")
-
-
-def _variables(plan: Plan) -> set[Variable]:
-    words = (*plan.commands[0].bare, *(value for _, value in plan.environment.set))
-    return {part for word in words for part in word.parts if isinstance(part, Variable)}
 
 
 def _reference(variable: Variable) -> str:

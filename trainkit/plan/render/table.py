@@ -112,12 +112,9 @@ def _environment(plan: Plan, width: int) -> Iterator[str]:
     if plan.environment.added:
         added = ", ".join(name for name, _ in plan.environment.added)  # `trainkit explain NAME` has the values
         yield from _wrapped(f"added by {plan.launcher.kind} itself: {added}", width)
-    yield from _wrapped(f"removed: {', '.join(_removed(plan))}", width)
-
-
-def _removed(plan: Plan) -> Iterator[str]:
     kept = {name for name, _ in (*plan.environment.set, *plan.environment.added)} | set(plan.environment.take)
-    return (name for name in plan.environment.unset if name not in kept)
+    removed = (name for name in plan.environment.unset if name not in kept)
+    yield from _wrapped(f"removed: {', '.join(removed)}", width)
 
 
 def _files(plan: Plan, width: int) -> Iterator[str]:

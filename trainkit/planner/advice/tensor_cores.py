@@ -44,14 +44,19 @@ def tensor_core_advice(context: Context) -> Iterator[Notice]:
         return
     # The most demanding card decides: all ranks wait for each other.
     card = max(context.cards, key=lambda gpu: _multiple(used, gpu))
-    sizes = dict(_sizes(context))
+    # The feed-forward width of `gpt` is 4 hidden sizes, and fits if one does.
+    sizes = dict(_settings(context, SIDES))
+    if not context.batch.search:
+        length = getattr(context.recipe.data, "sequence_length", 1)
+        key = f"batch.micro {context.batch.micro} of {length} tokens:"
+        sizes = {key: context.batch.micro * length, **sizes}
     multiple = _multiple(used, card)
     missed = [f"{key} {size} (next {_up(size, multiple)})" for key, size in sizes.items() if size % multiple]
     missed += _heads(context, MULTIPLES[used][0])
     if missed:
         what = f"{card.name} multiplies {used} fastest in multiples of {multiple}; not so: {', '.join(missed)}"
         yield Notice("warning", what, f"use sizes that fit, which are faster at the same cost: {REQUIREMENTS}")
-    wasteful = [f"{key} {size}" for key, size in sizes.items() if size > TILE and _idle(size) > WASTE]
+    wasteful = [f"{key} {size}" for key, size in sizes.items() if size > TILE and 1 - size / _up(size, TILE) > WASTE]
     if wasteful:
         what = (
             f"products are cut into tiles of {TILE}, of which a quarter or more stays idle with {', '.join(wasteful)}"
@@ -71,15 +76,6 @@ def _format(context: Context) -> str | None:
 def _multiple(used: str, gpu: Gpu) -> int:
     usual, on_a100 = MULTIPLES[used]
     return on_a100 if gpu.compute_capability == A100 else usual
-
-
-def _sizes(context: Context) -> Iterator[tuple[str, int]]:
-    """The sides of the large products. The feed-forward width of `gpt` is 4 hidden sizes, and fits if one does."""
-    recipe = context.recipe
-    length = getattr(recipe.data, "sequence_length", 1)
-    if not context.batch.search:
-        yield f"batch.micro {context.batch.micro} of {length} tokens:", context.batch.micro * length
-    yield from _settings(context, SIDES)
 
 
 def _settings(context: Context, names: tuple[str, ...]) -> Iterator[tuple[str, int]]:
@@ -111,7 +107,3 @@ def _heads(context: Context, multiple: int) -> list[str]:
 
 def _up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
-
-
-def _idle(size: int) -> float:
-    return 1 - size / _up(size, TILE)

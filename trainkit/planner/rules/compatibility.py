@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
 from trainkit.errors import Diagnostic
@@ -30,20 +30,20 @@ def refusals(combination: Combination) -> tuple[Refusal, ...]:
     return tuple(refusal for refusal in rows if refusal.matches(combination))
 
 
-def spread(strategy: str, launcher: str, program: str, topology: Topology, dtype: str) -> Combination:
-    """How a plan spreads its work; everything else as it is by default."""
-    ranks, nodes = (_amount(number) for number in (topology.world_size, topology.nodes))
-    return Combination(strategy, launcher, program, topology.device, ranks, nodes, dtype)
-
-
 def unsupported(
     resolved: Resolved, topology: Topology, cards: Sequence[Gpu], launcher: str, dtype: str
 ) -> list[Diagnostic]:
     """An error for each reason why the recipe's choices cannot run together."""
     recipe = resolved.recipe
     indices = [gpu.index for gpu in cards]
-    combination = replace(
-        spread(recipe.strategy.kind, launcher, recipe.program.kind, topology, dtype),
+    combination = Combination(
+        strategy=recipe.strategy.kind,
+        launcher=launcher,
+        program=recipe.program.kind,
+        device=topology.device,
+        ranks="one" if topology.world_size == 1 else "several",
+        nodes="one" if topology.nodes == 1 else "several",
+        dtype=dtype,
         eval_dtype="same" if recipe.precision.eval in ("same", dtype) else "other",
         recompute="selective" if recipe.efficiency.gradient_checkpointing.selective else "whole",
         restarts="yes" if recipe.launcher.max_restarts else "no",
@@ -73,10 +73,6 @@ def unsupported(
         )
         for refusal in refusals(combination)
     ]
-
-
-def _amount(number: int) -> Amount:
-    return "one" if number == 1 else "several"
 
 
 @dataclass(frozen=True, slots=True)
