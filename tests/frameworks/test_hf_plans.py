@@ -50,8 +50,8 @@ def test_a_package_that_is_not_there_blocks_the_run(
 ) -> None:
     packages = {name: version for name, version in PACKAGES.items() if name != package}
     plan = build_plan(layered(recipe), machine(*gpus, packages=packages)).plan
-    (blocker,) = [notice for notice in plan.notices if notice.severity == "blocker" and "needs" in notice.what]
-    assert f"needs {package}" in blocker.what
+    (blocker,) = [notice for notice in plan.notices if notice.severity == "blocker" and "requires" in notice.what]
+    assert f"requires {package}" in blocker.what
     assert remedy in blocker.hint
 
 
@@ -60,7 +60,7 @@ def test_a_package_that_is_not_there_blocks_the_run(
     [
         (FLASH, (1, "NVIDIA A100"), "native model has sdpa"),
         ({**LLAMA, **FLASH}, (1, "NVIDIA A100"), "16 bits only"),
-        ({"model": {"kind": "target", "target": "a:b"}, **FLASH}, (1, "NVIDIA A100"), "its own affair"),
+        ({"model": {"kind": "target", "target": "a:b"}, **FLASH}, (1, "NVIDIA A100"), "is the model's own"),
         ({**LLAMA, **FLASH, **BF16}, (0,), "CUDA only"),
     ],
 )
