@@ -101,7 +101,7 @@ def test_a_run_that_fails_meanwhile_still_finishes_the_checkpoint_of_the_step_be
         return honest(*args, **options)
 
     monkeypatch.setattr(state_dict_saver, "save", slow)
-    exploding: dict[str, Any] = {"optimizer": {"lr": 1e30}, "schedule": {"warmup_steps": 0}}
+    exploding: dict[str, Any] = {"optimizer": {"lr": 1e12, "weight_decay": 1e12}, "schedule": {"warmup_steps": 0}}
     settings = make_settings(**SHORT, **exploding, checkpoint={"every_steps": 1, "asynchronous": True})
     with pytest.raises(TrainingError, match=r"at step 2"):
         train_and_report(settings, World(), torch.device("cpu"), Unasked())
