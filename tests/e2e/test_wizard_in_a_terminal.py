@@ -44,7 +44,7 @@ def test_reasons_the_way_back_refusals_and_leaving_without_loss(
     child.send(ENTER)
     child.expect(QUESTIONS["precision"])
     child.send("bf16" + ENTER)
-    child.expect(r"no: bf16 cannot be chosen here: bf16 needs compute\s+capability 8.0")
+    child.expect(r"no: bf16 cannot be chosen here: bf16\s+requires\s+compute\s+capability\s+8.0")
     child.expect(QUESTIONS["precision"])
     child.send(ENTER)
     child.expect(QUESTIONS["batch"])
