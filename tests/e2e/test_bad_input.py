@@ -23,7 +23,7 @@ def test_a_loss_that_is_no_number_names_its_step_and_leaves_the_last_checkpoint(
     trainkit: Trainkit, tiny_recipe: Path, tmp_path: Path
 ) -> None:
     done = trainkit(
-        "run", str(tiny_recipe), "optimizer.lr=1e30", "checkpoint.every_steps=1", "optimizer.weight_decay=0"
+        "run", str(tiny_recipe), "optimizer.lr=1e12", "checkpoint.every_steps=1", "optimizer.weight_decay=1e12"
     )
     assert done.returncode == 1
     told = done.stdout + done.stderr
