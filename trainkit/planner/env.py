@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from trainkit.errors import Diagnostic
-from trainkit.frameworks.accelerate.rank_environment import unlinked
 from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS
 from trainkit.frameworks.torch_xla import LEAKS as XLA_LEAKS
 from trainkit.frameworks.torch_xla import environment as xla_environment
+from trainkit.lazy import call
 from trainkit.machine.selection import ORDER
 from trainkit.plan.context import Context
 from trainkit.plan.model import EnvironmentDiff, Notice, Variable
@@ -19,6 +19,9 @@ from trainkit.text import counted
 
 if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
+
+# Imported where there are several cards, which it is about: accelerate's tables take a while.
+unlinked = call("trainkit.frameworks.accelerate.rank_environment:unlinked")
 
 # What a variable does that an outer launcher, a finished job or a shell profile left behind -> its names or prefixes.
 LEFT_BEHIND = {
@@ -89,7 +92,7 @@ def plan_environment(context: Context) -> tuple[EnvironmentDiff, Mapping[str, So
         *_defaults(context),
         *_devices(context),
         *xla_environment(context),
-        *unlinked(context),
+        *(unlinked(context) if len(context.facts.gpus) > 1 else ()),
         *LAUNCHERS[context.launcher].environment(context),
         *PROGRAMS[context.recipe.program.kind].environment(context),
         *(variable(name, str(value), keys=(f"env.{name}",)) for name, value in context.recipe.env.items()),
