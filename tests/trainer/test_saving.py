@@ -61,7 +61,10 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) ->
 
 
 def test_weights_that_are_no_numbers_take_no_good_checkpoints_place(make_settings: MakeSettings) -> None:
-    wild = {"optimizer": {"name": "sgd", "lr": 1e18}, "train": {"steps": 50, "max_grad_norm": 0.0}}
+    wild = {
+        "optimizer": {"name": "sgd", "lr": 1e12, "weight_decay": 1e12},
+        "train": {"steps": 50, "max_grad_norm": 0.0},
+    }
     settings = make_settings(**wild, **EVERY_STEP, logging={"every_steps": 1000})
     with pytest.raises(TrainingError, match=r"is (nan|inf) at step \d+") as caught:
         run(settings)
@@ -72,7 +75,7 @@ def test_weights_that_are_no_numbers_take_no_good_checkpoints_place(make_setting
 def test_steps_that_fp16_skips_for_a_loss_that_is_no_number_take_no_good_checkpoints_place(
     make_settings: MakeSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wild = {"optimizer": {"name": "sgd", "lr": 1e18}, "train": {"steps": 6, "max_grad_norm": 0.0}}
+    wild = {"optimizer": {"name": "sgd", "lr": 1e12, "weight_decay": 1e12}, "train": {"steps": 6, "max_grad_norm": 0.0}}
     settings = make_settings(**wild, checkpoint={"every_steps": 1, "keep": 1}, precision={"dtype": "fp16"})
     run(settings)
     lines = [json.loads(line) for line in (settings.run_dir / "metrics.jsonl").read_text().splitlines()]
@@ -83,7 +86,10 @@ def test_steps_that_fp16_skips_for_a_loss_that_is_no_number_take_no_good_checkpo
 
 
 def test_the_line_of_a_lost_step_is_in_the_metrics(make_settings: MakeSettings) -> None:
-    wild = {"optimizer": {"name": "sgd", "lr": 1e18}, "train": {"steps": 50, "max_grad_norm": 0.0}}
+    wild = {
+        "optimizer": {"name": "sgd", "lr": 1e12, "weight_decay": 1e12},
+        "train": {"steps": 50, "max_grad_norm": 0.0},
+    }
     settings = make_settings(**wild)
     with pytest.raises(TrainingError, match="at step") as caught:
         run(settings)
