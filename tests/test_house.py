@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -165,13 +166,35 @@ def test_arrows_go_down_only(module: str) -> None:
 
 
 def test_modules_import_each_other_in_no_circle() -> None:
-    uses = {
-        name: {found for each in reached(name, everywhere=True) if (found := module_of(each))} - {name}
-        for name in MODULES
-    }
+    """Imports for type checkers count: they too say that one module cannot be read without the other."""
+    uses = {name: {found for each in annotated(name) if (found := module_of(each))} - {name} for name in MODULES}
     while free := {name for name, used in uses.items() if not used & uses.keys()}:
         uses = {name: used for name, used in uses.items() if name not in free}
     assert not uses, f"a circle lies among {sorted(uses)}"
+
+
+# Modules that play the same part in sibling folders have the same name.
+ROLES = {"__init__.py", "__main__.py", "fields.py", "program.py", "launcher.py", "importer.py", "exporter.py",
+         "support.py", "registry.py"}  # fmt: skip
+LONGEST_MODULE, LONGEST_FUNCTION = 350, 40  # lines
+
+
+def test_modules_and_functions_stay_short() -> None:
+    long = [name for name, path in MODULES.items() if len(path.read_text().splitlines()) > LONGEST_MODULE]
+    for name, path in MODULES.items():
+        functions = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef))
+        long += [f"{name}.{each.name}" for each in functions if length(each) > LONGEST_FUNCTION]
+    assert not long
+
+
+def length(function: ast.FunctionDef) -> int:
+    assert function.end_lineno is not None
+    return function.end_lineno - function.lineno + 1
+
+
+def test_no_name_of_a_file_stands_for_three_things() -> None:
+    names = Counter(path.name for path in MODULES.values())
+    assert not {name for name, count in names.items() if count > 2} - ROLES
 
 
 def annotated(module: str) -> set[str]:

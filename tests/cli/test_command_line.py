@@ -81,6 +81,7 @@ def test_a_line_without_a_recipe_is_explained_as_it_is_planned(trainkit: Trainki
     assert "there is no file" in trainkit(*words, "no.such", cwd=tmp_path).stderr
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(("preset", "read"), [("strategy/single", True), ("strategy/ddp", False)])
 def test_input_that_reaches_no_rank_is_said_to(trainkit: Trainkit, tmp_path: Path, preset: str, read: bool) -> None:
     (tmp_path / "read.sh").write_text("#!/bin/sh\ncat\n")
@@ -174,6 +175,7 @@ def test_the_parent_never_imports_torch(
     assert loaded.isdisjoint(HEAVY)
 
 
+@pytest.mark.torch
 def test_plan_shows_the_decisions_and_starts_nothing(trainkit: Trainkit, tiny_recipe: Path, tmp_path: Path) -> None:
     done = trainkit("plan", "tiny.yaml")
     assert done.returncode == 0, done.stderr
@@ -193,6 +195,7 @@ def test_plan_json_is_the_same_each_time(trainkit: Trainkit, tiny_recipe: Path) 
     assert trainkit("plan", "tiny.yaml", "--json").stdout == trainkit("plan", "tiny.yaml", "--json").stdout
 
 
+@pytest.mark.torch
 def test_plan_diff_names_what_differs_from_another_recipe(trainkit: Trainkit, tiny_recipe: Path) -> None:
     done = trainkit("plan", "tiny.yaml", "batch.micro=1", "--diff", "tiny.yaml")
     assert done.returncode == 0
@@ -200,6 +203,7 @@ def test_plan_diff_names_what_differs_from_another_recipe(trainkit: Trainkit, ti
     assert "strategy" not in done.stdout
 
 
+@pytest.mark.torch
 def test_plan_diff_of_equal_recipes_says_so(trainkit: Trainkit, tiny_recipe: Path) -> None:
     done = trainkit("plan", "tiny.yaml", "--diff", "tiny.yaml")
     assert done.returncode == 0
@@ -268,6 +272,7 @@ def test_a_recipe_with_mistakes_is_answered_with_exit_code_2_and_places(trainkit
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.torch
 def test_the_recipe_may_stand_after_flags_and_their_values(trainkit: Trainkit, tiny_recipe: Path) -> None:
     done = trainkit("plan", "--fsdp", "full_shard auto_wrap", "--seed", "3", "tiny.yaml", "--json")
     assert done.returncode == 0, done.stderr
@@ -471,6 +476,7 @@ def test_a_bug_leaves_a_report_and_exit_code_3(tmp_path: Path, clean_environment
     assert "hunter2" not in text + done.stderr
 
 
+@pytest.mark.torch
 def test_runs_are_listed_shown_pruned_and_run_again(trainkit: Trainkit, tiny_recipe: Path, tmp_path: Path) -> None:
     for _ in range(2):
         done = trainkit("run", "tiny.yaml")

@@ -22,6 +22,7 @@ def two_cards(tmp_path: Path) -> str:
     return "two.json"
 
 
+@pytest.mark.torch
 def test_the_defaults_make_a_recipe_that_runs(trainkit: Trainkit, tmp_path: Path) -> None:
     done = trainkit("config", "--defaults", "--set", "train.steps=0", "--output", "sub/mine.yaml")
     assert done.returncode == 0, done.stderr

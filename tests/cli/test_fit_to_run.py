@@ -26,6 +26,7 @@ def test_a_port_that_is_taken_refuses_the_run(trainkit: Trainkit, tiny_recipe: P
     assert not (tiny_recipe.parent / "runs").exists()
 
 
+@pytest.mark.torch
 def test_what_the_plan_lacks_is_said_together_with_what_the_doctor_finds(trainkit: Trainkit, tiny_recipe: Path) -> None:
     (tiny_recipe.parent / "runs").write_text("a file where the run root should be")
     done = trainkit("run", str(tiny_recipe), "devices.type=mps")

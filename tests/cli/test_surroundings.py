@@ -33,6 +33,7 @@ def shell(tmp_path: Path, clean_environment: dict[str, str]) -> Callable[[str], 
     return call
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("environ", ASCII, ids=["streams", "locale"])
 @pytest.mark.parametrize(
     "words", [["plan", "tiny.yaml"], ["--help"], ["run", "--help"], ["ls"], ["check", "odd.yaml"]], ids=" ".join
@@ -83,6 +84,7 @@ def test_a_full_disk_under_the_output_is_the_machines_fault(
     assert not list(tmp_path.glob("trainkit-bug-*"))
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("line", "code"),
     [("$T ls >&-", 0), ("$T check nowhere.yaml 2>&-", 2), ("$T plan tiny.yaml >&- 2>&-", 0)],

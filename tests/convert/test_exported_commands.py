@@ -95,7 +95,7 @@ def test_a_torch_program_that_gets_no_file_in_a_run_can_have_one_written(tmp_pat
     assert "optimizer.lr" not in made.left
 
 
-@pytest.mark.cli
+@pytest.mark.torch
 def test_a_name_that_the_shell_would_take_apart_is_quoted(trainkit: Trainkit, tmp_path: Path) -> None:
     done = trainkit("plan", "ddp", "--export", "accelerate", "--output", "two words")
     assert done.returncode == 0, done.stderr

@@ -231,7 +231,7 @@ def test_an_import_of_the_export_is_the_recipe_and_is_exported_to_the_same_files
     assert not {key for key in promised if not any(below(each, {key}) for each in compared_keys)}
 
 
-@pytest.mark.cli
+@pytest.mark.torch
 def test_what_a_tool_is_not_told_is_named(trainkit: Trainkit) -> None:
     done = trainkit("plan", "zero2", "--export", "deepspeed")
     assert done.returncode == 0, done.stderr
@@ -260,7 +260,7 @@ def test_what_cannot_be_exported_is_refused_with_the_reason(
     assert what in done.stderr
 
 
-@pytest.mark.cli
+@pytest.mark.torch
 def test_an_export_replaces_no_file(trainkit: Trainkit, tmp_path: Path) -> None:
     first = trainkit("plan", "zero2", "--export", "accelerate", "--output", "out")
     assert first.returncode == 0, first.stderr

@@ -170,6 +170,7 @@ def test_minor_versions_mix_where_deepspeed_takes_them(machine: Machine, cuda: s
     assert machine.examine("toolkit-version").level == level
 
 
+@pytest.mark.torch
 def test_deepspeed_says_the_same_of_minor_versions() -> None:
     import deepspeed.ops.op_builder.builder as builder
 
@@ -310,6 +311,7 @@ def test_a_plan_that_compiles_for_cards_makes_it_a_problem(good: Machine) -> Non
         assert good.examine(name, target).level == "problem", name
 
 
+@pytest.mark.torch
 def test_the_table_is_that_of_the_installed_torch() -> None:
     """torch's has been taken from the toolkits' headers, which in places allow a clang less or a gcc more."""
     from torch.utils.cpp_extension import CUDA_CLANG_VERSIONS, CUDA_GCC_VERSIONS

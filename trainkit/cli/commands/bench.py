@@ -28,19 +28,20 @@ if TYPE_CHECKING:
 AFRESH = "checkpoint.resume=never"
 
 
+Only = Annotated[str | None, typer.Option("--only", metavar="NAME,NAME", help="Run only these variants, and the base.")]
+Output = Annotated[
+    Path | None, typer.Option("--output", metavar="FOLDER", help="Where table and plot go; default: beside the runs.")
+]
+
+
 def bench(
     context: typer.Context,
     *,
     presets: Presets = None,
-    only: Annotated[
-        str | None, typer.Option("--only", metavar="NAME,NAME", help="Run only these variants, and the base.")
-    ] = None,
+    only: Only = None,
     no_base: Annotated[bool, typer.Option("--no-base", help="Leave out the recipe without a variant.")] = False,
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Runs of each; the table shows the medians.")] = 1,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", metavar="FOLDER", help="Where table and plot go; default: beside the runs."),
-    ] = None,
+    output: Output = None,
     no_plot: Annotated[bool, typer.Option("--no-plot", help="Draw nothing (drawing needs matplotlib).")] = False,
     as_json: Json = False,
 ) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,21 +16,30 @@ from trainkit.cli.options import On
 from trainkit.cli.pipeline import find_recipe
 from trainkit.errors import UsageError
 
+if TYPE_CHECKING:
+    from trainkit.recipe.layers.merge import Merge
+    from trainkit.wizard.session import Session
+
+
+Output = Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="The recipe to write.")]
+From = Annotated[
+    str | None, typer.Option("--from", metavar="RECIPE", help="Start from this recipe; the new one extends it.")
+]
+Answers = Annotated[
+    str | None, typer.Option("--answers", metavar="FILE", help="Answers in YAML, by recipe key; not asked again.")
+]
+Given = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One answer, or any setting; may be repeated.")
+]
+
 
 def config(
     *,
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="The recipe to write.")] = "recipe.yaml",
-    base: Annotated[
-        str | None, typer.Option("--from", metavar="RECIPE", help="Start from this recipe; the new one extends it.")
-    ] = None,
+    output: Output = "recipe.yaml",
+    base: From = None,
     on: On = None,
-    answers: Annotated[
-        str | None, typer.Option("--answers", metavar="FILE", help="Answers in YAML, by recipe key; not asked again.")
-    ] = None,
-    given: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="One answer, or any setting; may be repeated."),
-    ] = None,
+    answers: Answers = None,
+    given: Given = None,
     defaults: Annotated[bool, typer.Option("--defaults", help="Ask nothing: take what is proposed.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file without asking.")] = False,
 ) -> None:
@@ -45,6 +55,22 @@ def config(
     Example: trainkit config --defaults --set strategy.kind=fsdp --output fsdp.yaml
     """
     from trainkit.cli.asking.writing import Job, ask_and_write, take_defaults
+
+    session, places = first_question(output, base, on, answers, given or ())
+    job = Job(Path(output), places, force, again(output, base, on))
+    if defaults:
+        take_defaults(session, job)
+    else:
+        raise typer.Exit(ask_and_write(session, job))
+
+
+def first_question(
+    output: str, base: str | None, on: str | None, answers: str | None, given: Sequence[str]
+) -> tuple[Session, Merge]:
+    """The conversation before its first question, with what is answered already, and where those answers are from.
+
+    Raises RecipeError or UsageError for what was given.
+    """
     from trainkit.cli.machines import machine_facts
     from trainkit.recipe.layers.paths import absolute
     from trainkit.wizard.prefilled import check_given, read_base, read_given
@@ -57,18 +83,14 @@ def config(
         raise UsageError(f"{output or '.'} is a folder", hint=f"name a file: --output {Path(output, 'recipe.yaml')}")
     if recipe is not None and absolute(recipe, cwd) == absolute(output, cwd):
         raise UsageError(f"{output} is what the new recipe is to extend", hint="name another file: --output FILE")
-    settings, places = read_given(answers, given or (), disk, cwd)
+    settings, places = read_given(answers, given, disk, cwd)
     start = read_base(recipe, base or "", disk, cwd, environ) if recipe is not None else Base()
     machine = cache(partial(machine_facts, on))
     if on is not None:
         machine()  # so that an error is shown before the first question
     session = Session(View(machine, disk, cwd, start, settings, (), environ))
     check_given(session.seen(), places)
-    job = Job(Path(output), places, force, again(output, base, on))
-    if defaults:
-        take_defaults(session, job)
-    else:
-        raise typer.Exit(ask_and_write(session, job))
+    return session, places
 
 
 def again(output: str, base: str | None, on: str | None) -> str:

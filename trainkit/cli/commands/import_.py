@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,17 +15,19 @@ from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.disk import Disk, schema_uri, working_folder, write_file
 from trainkit.errors import UsageError
 
+Output = Annotated[
+    str | None, typer.Option("--output", "-o", metavar="FILE", help="The recipe to write; default: standard output.")
+]
+Kind = Annotated[
+    str | None, typer.Option("--kind", metavar="KIND", help="What the program is (program.kind), where you know.")
+]
+
 
 def import_(
     context: typer.Context,
     *,
-    output: Annotated[
-        str | None,
-        typer.Option("--output", "-o", metavar="FILE", help="The recipe to write; default: standard output."),
-    ] = None,
-    kind: Annotated[
-        str | None, typer.Option("--kind", metavar="KIND", help="What the program is (program.kind), where you know.")
-    ] = None,
+    output: Output = None,
+    kind: Kind = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Write the recipe that another tool's command or file means.
@@ -40,25 +43,12 @@ def import_(
 
     Example: trainkit import ds_config.json --output recipe.yaml
     """
-    from trainkit.convert.command import KINDS
-    from trainkit.convert.importing import import_words, is_file
+    from trainkit.convert.importing import import_words
     from trainkit.frameworks.base.draft import ImportContext
 
-    words = list(context.args)
-    if not any(word.strip() for word in words[:1]):
-        raise UsageError("nothing to import is named", hint="name a file, or a command: trainkit import torchrun …")
-    if is_file(words[0]) and len(words) > 1:
-        hint = f"give the program's arguments after `--`: trainkit import {words[0]} -- {shlex.join(words[1:])}"
-        raise UsageError(f"one word too many: {words[1]!r}", hint=hint)
-    own = [each for each in KINDS if each != "builtin"]
-    if kind is not None and kind not in own:
-        raise UsageError(f"--kind {kind!r} is unknown", hint=f"choose one of: {', '.join(own)}")
-    cwd = working_folder()
+    words, cwd = list(context.args), working_folder()
+    refuse(words, output, kind, force=force)
     target = posixpath.normpath(posixpath.join(cwd, output or "recipe.yaml"))
-    if output is not None and Path(output).exists() and not force:
-        raise UsageError(f"{output} exists", hint="give another --output, or --force to replace it")
-    if output is not None and is_file(words[0]) and Path(output).resolve() == Path(words[0]).resolve():
-        raise UsageError(f"{output} is what is imported", hint="give another --output")
     uri = schema_uri() if output is not None else ""
     imported = import_words(words, ImportContext(Disk(), cwd), target, program=context.obj, kind=kind, schema_uri=uri)
     show_diagnostics(imported.warnings)
@@ -67,3 +57,22 @@ def import_(
     else:
         write_file(Path(output), imported.text, "give another --output")
         sys.stdout.write(f"{output} is written. Next: trainkit plan {shlex.quote(output)}\n")
+
+
+def refuse(words: Sequence[str], output: str | None, kind: str | None, *, force: bool) -> None:
+    """What is wrong with the call itself. Raises UsageError."""
+    from trainkit.convert.command import KINDS
+    from trainkit.convert.importing import is_file
+
+    if not any(word.strip() for word in words[:1]):
+        raise UsageError("nothing to import is named", hint="name a file, or a command: trainkit import torchrun …")
+    if is_file(words[0]) and len(words) > 1:
+        hint = f"give the program's arguments after `--`: trainkit import {words[0]} -- {shlex.join(words[1:])}"
+        raise UsageError(f"one word too many: {words[1]!r}", hint=hint)
+    own = [each for each in KINDS if each != "builtin"]
+    if kind is not None and kind not in own:
+        raise UsageError(f"--kind {kind!r} is unknown", hint=f"choose one of: {', '.join(own)}")
+    if output is not None and Path(output).exists() and not force:
+        raise UsageError(f"{output} exists", hint="give another --output, or --force to replace it")
+    if output is not None and is_file(words[0]) and Path(output).resolve() == Path(words[0]).resolve():
+        raise UsageError(f"{output} is what is imported", hint="give another --output")

@@ -22,6 +22,19 @@ if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
 
 NARROWEST = 60  # columns
+Shell = Annotated[
+    bool, typer.Option("--shell", help="Print a shell script that runs the plan without trainkit's command line.")
+]
+Diff = Annotated[
+    str | None,
+    typer.Option("--diff", metavar="OTHER", help="Show what differs from the plan of another recipe or run."),
+]
+Export = Annotated[
+    str | None, typer.Option("--export", metavar="TOOL", help="Write it for accelerate, deepspeed or hf (Trainer).")
+]
+Output = Annotated[
+    str | None, typer.Option("--output", metavar="FOLDER", help="Where --export writes; one file is printed.")
+]
 
 
 def plan(
@@ -31,20 +44,10 @@ def plan(
     variant: Variant = None,
     machine: On = None,
     as_json: Json = False,
-    shell: Annotated[
-        bool, typer.Option("--shell", help="Print a shell script that runs the plan without trainkit's command line.")
-    ] = False,
-    diff: Annotated[
-        str | None,
-        typer.Option("--diff", metavar="OTHER", help="Show what differs from the plan of another recipe or run."),
-    ] = None,
-    export: Annotated[
-        str | None,
-        typer.Option("--export", metavar="TOOL", help="Write it for accelerate, deepspeed or hf (Trainer)."),
-    ] = None,
-    output: Annotated[
-        str | None, typer.Option("--output", metavar="FOLDER", help="Where --export writes; one file is printed.")
-    ] = None,
+    shell: Shell = False,
+    diff: Diff = None,
+    export: Export = None,
+    output: Output = None,
 ) -> None:
     """Show what RECIPE would execute; nothing is started. Exit code 4 means that this machine cannot run it.
 
@@ -63,33 +66,39 @@ def plan(
     resolved = resolve_line("plan", context.args, presets or (), context.obj, variant)
     facts = machine_facts(machine)
     planned = plan_words(resolved, facts)
-    # Each way to show the plan is imported for itself: starting takes longer than planning.
-    if as_json:
-        from trainkit.plan.serialize import plan_to_json
-
-        sys.stdout.write(json.dumps(plan_to_json(planned.plan), indent=2) + "\n")
-    elif shell:
-        from trainkit.plan.render import shell as shell_renderer
-        from trainkit.recipe.yaml.writer import resolved_yaml
-
-        script = shell_renderer.render(planned.plan, resolved_yaml(resolved))
-        sys.stdout.flush()
-        sys.stdout.buffer.write(script.encode("utf-8", "surrogateescape"))  # names of files byte for byte
-    elif export is not None:
+    if export is not None:
         write_export(resolved, facts, export, output)
     elif diff is not None:
         from trainkit.plan.render import diff as diff_renderer
 
         sys.stdout.write(diff_renderer.render(other_plan(diff), planned.plan))
     else:
+        write_plan(planned.plan, resolved, as_json=as_json, shell=shell)
+    if any(notice.severity == "blocker" for notice in planned.plan.notices):
+        raise typer.Exit(ExitCode.MACHINE)
+
+
+def write_plan(plan: Plan, resolved: Resolved, *, as_json: bool, shell: bool) -> None:
+    """The plan on standard output: as JSON, as a script, or as a page."""
+    # Each way to show the plan is imported for itself: starting takes longer than planning.
+    if as_json:
+        from trainkit.plan.serialize import plan_to_json
+
+        sys.stdout.write(json.dumps(plan_to_json(plan), indent=2) + "\n")
+    elif shell:
+        from trainkit.plan.render import shell as shell_renderer
+        from trainkit.recipe.yaml.writer import resolved_yaml
+
+        script = shell_renderer.render(plan, resolved_yaml(resolved))
+        sys.stdout.flush()
+        sys.stdout.buffer.write(script.encode("utf-8", "surrogateescape"))  # names of files byte for byte
+    else:
         from trainkit.plan.render import table
 
         width = table.WIDTH
         if sys.stdout.isatty():
             width = max(min(shutil.get_terminal_size().columns, width), NARROWEST)
-        sys.stdout.write(table.render(planned.plan, width))
-    if any(notice.severity == "blocker" for notice in planned.plan.notices):
-        raise typer.Exit(ExitCode.MACHINE)
+        sys.stdout.write(table.render(plan, width))
 
 
 def other_plan(word: str) -> Plan:

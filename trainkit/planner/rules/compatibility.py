@@ -13,7 +13,7 @@ from trainkit.plan.combination import Amount, Combination, Refusal
 from trainkit.plan.model import Topology
 from trainkit.planner.placement import kind_of_cards
 from trainkit.planner.rules import placement, programs, training
-from trainkit.recipe.schema import StrategyKind
+from trainkit.recipe.schema import Recipe, StrategyKind
 from trainkit.text import counted
 
 if TYPE_CHECKING:
@@ -34,9 +34,24 @@ def unsupported(
     resolved: Resolved, topology: Topology, cards: Sequence[Gpu], launcher: str, dtype: str
 ) -> list[Diagnostic]:
     """An error for each reason why the recipe's choices cannot run together."""
-    recipe = resolved.recipe
+    combination = _combination(resolved.recipe, topology, cards, launcher, dtype)
+    ranks = counted(topology.world_size, "process", "es")
+    what = f"strategy {combination.strategy} with launcher {launcher}, {ranks} on {topology.device}, {dtype}"
+    return [
+        resolved.error(
+            refusal.key,
+            f"unsupported combination: {what}",
+            f"closest supported choice: {refusal.instead}",
+            why=refusal.reason,
+        )
+        for refusal in refusals(combination)
+    ]
+
+
+def _combination(recipe: Recipe, topology: Topology, cards: Sequence[Gpu], launcher: str, dtype: str) -> Combination:
+    """What the table of refusals is asked about."""
     indices = [gpu.index for gpu in cards]
-    combination = Combination(
+    return Combination(
         strategy=recipe.strategy.kind,
         launcher=launcher,
         program=recipe.program.kind,
@@ -62,17 +77,6 @@ def unsupported(
         local_rank="passed" if recipe.program.local_rank else "in the environment",
         xla_settings="given" if getattr(recipe.strategy, "xla_settings", None) else "none",
     )
-    ranks = counted(topology.world_size, "process", "es")
-    what = f"strategy {combination.strategy} with launcher {launcher}, {ranks} on {topology.device}, {dtype}"
-    return [
-        resolved.error(
-            refusal.key,
-            f"unsupported combination: {what}",
-            f"closest supported choice: {refusal.instead}",
-            why=refusal.reason,
-        )
-        for refusal in refusals(combination)
-    ]
 
 
 @dataclass(frozen=True, slots=True)
