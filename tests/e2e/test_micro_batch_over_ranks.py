@@ -20,7 +20,7 @@ TIGHT_ON_RANK_1 = """
 import os, sys
 from trainkit.trainer import loop, setup
 from trainkit.trainer.auto_batch import search, trial
-from trainkit.trainer.metrics.memory import resident
+from trainkit.trainer.metrics.memory_breakdown import resident
 if os.environ["RANK"] == "1":
     def tight(device, asked_mib):
         found = trial.memory_limit(device, asked_mib)

@@ -22,7 +22,7 @@ from trainkit.machine.probes.memory import available
 from trainkit.trainer.auto_batch.search import Found, in_words, largest_fitting
 from trainkit.trainer.auto_batch.trial import give_back
 from trainkit.trainer.loop import train
-from trainkit.trainer.metrics.memory import peak_resident, resident
+from trainkit.trainer.metrics.memory_breakdown import peak_resident, resident
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import Parts, assemble, start_record
@@ -162,7 +162,7 @@ from pathlib import Path
 import torch
 from trainkit.trainer import loop, setup
 from trainkit.trainer.auto_batch import search, trial
-from trainkit.trainer.metrics.memory import status_bytes
+from trainkit.trainer.metrics.memory_breakdown import status_bytes
 from trainkit.trainer.settings import World, read_settings
 limit = status_bytes("VmData")["VmData"] + int(sys.argv[1]) * 2**20
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))

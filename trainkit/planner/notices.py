@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 from trainkit.frameworks.registry import PROGRAMS
 from trainkit.frameworks.torch_xla import notices as xla_notices
 from trainkit.machine.versions import at_least
+from trainkit.optimizers import MOMENTS
+from trainkit.optimizers import optimizer as known
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
 from trainkit.planner.advice.compile_backends import compile_notices
 from trainkit.planner.advice.memory import memory_advice
-from trainkit.planner.advice.optimizer import optimizer_notices
 from trainkit.planner.advice.padding import padding_notices
 from trainkit.planner.advice.tensor_cores import tensor_core_advice
 from trainkit.planner.dtype import precision_notices
@@ -119,13 +120,31 @@ def _program(context: Context) -> Iterable[Notice]:
     return PROGRAMS[context.recipe.program.kind].notices(context)
 
 
+def _optimizer(context: Context) -> Iterator[Notice]:
+    """What a reader of the recipe may not expect of the optimizer that it names."""
+    optimizer = context.recipe.optimizer
+    if context.recipe.program.kind != "builtin":
+        return
+    ignored = [f"optimizer.{name}" for name in MOMENTS if name not in known(optimizer.name).takes]
+    idle = [key for key in ignored if context.resolved.given(key)]
+    if idle:
+        verb = "does" if len(idle) == 1 else "do"
+        hint = "leave it out, or give the class what it takes under optimizer.args"
+        yield Notice("warning", f"{' and '.join(idle)} {verb} nothing with {optimizer.name}", hint)
+    if warning := known(optimizer.name).warning:
+        yield Notice("warning", *warning)
+    if ":" in optimizer.name and context.recipe.strategy.kind not in ("single", "ddp"):
+        what = f"{context.recipe.strategy.kind} hands {optimizer.name} shards of the parameters, not whole matrices"
+        yield Notice("warning", what, "set strategy.kind to ddp for an optimizer that looks at whole matrices")
+
+
 SOURCES: tuple[Callable[[Context], Iterable[Notice]], ...] = (
     _other_machine,
     missing_packages,
     _absent_paths,
     _rendezvous,
     precision_notices,
-    optimizer_notices,
+    _optimizer,
     compile_notices,
     padding_notices,
     tensor_core_advice,

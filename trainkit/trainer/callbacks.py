@@ -15,9 +15,9 @@ from trainkit.errors import TrainingError
 from trainkit.trainer.checkpoint import loading
 from trainkit.trainer.distributed import gather_from_ranks, sum_float_over_ranks, sum_over_ranks
 from trainkit.trainer.metrics.flops import Work
-from trainkit.trainer.metrics.memory import memory_now
+from trainkit.trainer.metrics.memory_breakdown import memory_now
 from trainkit.trainer.metrics.writers import Metrics
-from trainkit.trainer.models.model import Model
+from trainkit.trainer.models.base import Model
 from trainkit.trainer.optim.precision import SkippedSteps
 from trainkit.trainer.perf.compiling import CompileClock
 from trainkit.trainer.settings import World

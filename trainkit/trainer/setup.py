@@ -25,10 +25,10 @@ from trainkit.trainer.data.source import Source
 from trainkit.trainer.data.vocabulary import fitting_source
 from trainkit.trainer.metrics.evaluation import Best, Evaluation
 from trainkit.trainer.metrics.flops import Work, work_of
-from trainkit.trainer.metrics.memory import MemoryBreakdown
+from trainkit.trainer.metrics.memory_breakdown import MemoryBreakdown
 from trainkit.trainer.models import MODELS
 from trainkit.trainer.models.adapters import add_adapters, load_adapters
-from trainkit.trainer.models.model import Model, Parameters
+from trainkit.trainer.models.base import Model, Parameters
 from trainkit.trainer.models.target import own_loss
 from trainkit.trainer.optim.precision import DTYPES, autocast, check_precision, set_tf32
 from trainkit.trainer.optim.schedules import learning_rate

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainkit.frameworks.accelerate.setting import Encoder, Setting, given, never, shards, when, word
 from trainkit.frameworks.base.fields import UNSET, by_name, setting
-from trainkit.frameworks.base.fsdp import FIELDS, FIRST_VERSION
+from trainkit.frameworks.base.fsdp_settings import FIELDS, FIRST_VERSION
 from trainkit.frameworks.base.launcher_flags import fixed
 from trainkit.plan.context import Context
 from trainkit.plan.provenance import Source

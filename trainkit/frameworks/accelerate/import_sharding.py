@@ -10,7 +10,7 @@ from trainkit.frameworks.accelerate.imported_config import ImportedConfig
 from trainkit.frameworks.base.draft import FlagUse, read_flag
 from trainkit.frameworks.base.fields import by_name
 from trainkit.frameworks.base.foreign_file import open_foreign_file
-from trainkit.frameworks.base.fsdp import FIELDS, FIRST_VERSION, only_by_size, read_settings
+from trainkit.frameworks.base.fsdp_settings import FIELDS, FIRST_VERSION, only_by_size, read_settings
 from trainkit.frameworks.deepspeed.importer import take_apart
 from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.layers.paths import absolute

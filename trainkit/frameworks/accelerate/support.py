@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from trainkit.errors import Diagnostic
 from trainkit.frameworks.accelerate.fields import SETTINGS
 from trainkit.frameworks.accelerate.setting import given
-from trainkit.frameworks.base.fsdp import CHECKPOINTING, FIRST_VERSION
+from trainkit.frameworks.base.fsdp_settings import CHECKPOINTING, FIRST_VERSION
 from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
 from trainkit.plan.context import Context
 from trainkit.plan.support import LAUNCHED, Reach, Table

@@ -10,7 +10,7 @@ from trainkit.frameworks.base.fields import Unsupported
 from trainkit.frameworks.base.foreign_file import ForeignFile
 from trainkit.frameworks.deepspeed.fields import AUTO, ROWS, STAGES
 from trainkit.frameworks.deepspeed.readers import Row
-from trainkit.frameworks.deepspeed.strategy import formats
+from trainkit.frameworks.deepspeed.sharding import formats
 from trainkit.recipe.layers.assignment import Assignment
 from trainkit.recipe.layers.merge import value_at
 

@@ -12,7 +12,7 @@ from trainkit.frameworks.base.foreign_file import ForeignFile
 from trainkit.frameworks.deepspeed.config import leaves
 from trainkit.frameworks.deepspeed.entries import Entries
 from trainkit.frameworks.deepspeed.fields import AUTO, BATCH, BUCKETS, FIELDS, OFFLOADS, OUTDATED, ROWS, ZERO, mebibytes
-from trainkit.frameworks.deepspeed.strategy import faults, formats, sharding
+from trainkit.frameworks.deepspeed.sharding import faults, formats, sharding
 from trainkit.recipe.layers.assignment import Assignment
 from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.layers.paths import absolute

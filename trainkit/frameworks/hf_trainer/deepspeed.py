@@ -7,7 +7,7 @@ from typing import Any
 
 from trainkit.frameworks.base.draft import Draft, ImportContext
 from trainkit.frameworks.deepspeed.fields import BATCH
-from trainkit.frameworks.deepspeed.strategy import formats
+from trainkit.frameworks.deepspeed.sharding import formats
 from trainkit.plan.context import Context
 from trainkit.plan.provenance import SourcedFile
 from trainkit.recipe.layers.merge import value_at

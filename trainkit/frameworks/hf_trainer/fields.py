@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from trainkit.frameworks.base import fsdp as sharding
+from trainkit.frameworks.base import fsdp_settings as sharding
 from trainkit.frameworks.base.fields import UNSET, Field, Policy, Settings, Unsupported, by_name, chosen, said
 from trainkit.frameworks.hf_trainer import fsdp_config, optimizer
 from trainkit.frameworks.torch_xla import on_xla

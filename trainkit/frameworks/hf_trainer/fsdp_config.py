@@ -14,7 +14,7 @@ from typing import Any
 
 from trainkit.errors import Diagnostic, Origin
 from trainkit.frameworks.base.fields import UNSET, Field, Settings, Unsupported, by_name, chosen, said, setting
-from trainkit.frameworks.base.fsdp import CHECKPOINTING, FIELDS, read_settings, recomputes, switch
+from trainkit.frameworks.base.fsdp_settings import CHECKPOINTING, FIELDS, read_settings, recomputes, switch
 from trainkit.frameworks.hf_trainer.versions import can, version
 from trainkit.frameworks.torch_xla import on_xla
 from trainkit.plan.context import Context

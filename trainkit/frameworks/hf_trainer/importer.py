@@ -11,7 +11,7 @@ from trainkit.errors import Diagnostic
 from trainkit.frameworks.base.argv_reader import ScriptFlag, script_flags
 from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, read_flag, wrong_values
 from trainkit.frameworks.base.fields import Settings, Unsupported
-from trainkit.frameworks.base.fsdp import only_by_size
+from trainkit.frameworks.base.fsdp_settings import only_by_size
 from trainkit.frameworks.hf_trainer import optimizer
 from trainkit.frameworks.hf_trainer.argv_reader import newest, shown
 from trainkit.frameworks.hf_trainer.deepspeed import import_base

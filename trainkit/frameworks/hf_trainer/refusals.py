@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from trainkit.errors import Diagnostic
 from trainkit.frameworks.base.fields import UNSET, Unsupported, said, setting
-from trainkit.frameworks.base.fsdp import FIRST_VERSION
+from trainkit.frameworks.base.fsdp_settings import FIRST_VERSION
 from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
 from trainkit.frameworks.hf_trainer import deepspeed, fsdp_config
 from trainkit.frameworks.hf_trainer.argv_reader import agrees, key_of, own_flags, shown, written

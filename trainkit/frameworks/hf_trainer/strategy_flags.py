@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from trainkit.errors import Diagnostic
 from trainkit.flags.flag import Outcome, Use
 from trainkit.frameworks.base.foreign_file import ForeignFile
-from trainkit.frameworks.base.fsdp import REFUSED, SHARDING
+from trainkit.frameworks.base.fsdp_settings import REFUSED, SHARDING
 from trainkit.frameworks.deepspeed.fields import KINDS, ZERO
-from trainkit.frameworks.deepspeed.strategy import faults, sharding
+from trainkit.frameworks.deepspeed.sharding import faults, sharding
 from trainkit.frameworks.hf_trainer.fsdp_config import read_fsdp_config
 from trainkit.recipe.layers.assignment import Assignment
 from trainkit.recipe.layers.layer import page

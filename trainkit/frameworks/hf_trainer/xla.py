@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from trainkit.errors import Diagnostic
 from trainkit.frameworks.base.fields import setting
-from trainkit.frameworks.base.fsdp import CHECKPOINTING
+from trainkit.frameworks.base.fsdp_settings import CHECKPOINTING
 from trainkit.frameworks.hf_trainer.fsdp_config import TORCH, XLA
 from trainkit.frameworks.hf_trainer.refusals import error
 from trainkit.frameworks.hf_trainer.versions import UNTIL, can, version

@@ -23,7 +23,7 @@ from trainkit.trainer.checkpoint.loading import read_manifest, refuse_damaged
 from trainkit.trainer.checkpoint.weights import load_weights
 from trainkit.trainer.models import MODELS
 from trainkit.trainer.models.adapters import add_adapters, merge_adapters, write_adapters
-from trainkit.trainer.models.model import Model
+from trainkit.trainer.models.base import Model
 from trainkit.trainer.randomness import seed_generators
 from trainkit.trainer.settings import World, read_settings
 

@@ -14,7 +14,7 @@ from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe
 from trainkit.trainer.data.mlm_masking import masked
 from trainkit.trainer.data.source import NO_LABEL, Batch, Samples, Source
-from trainkit.trainer.models.model import Model
+from trainkit.trainer.models.base import Model
 
 
 def vocabulary_size(recipe: Recipe) -> int | None:

@@ -9,7 +9,7 @@ from torch import nn
 
 from trainkit.machine.peaks import Format, peak
 from trainkit.trainer.data.source import Batch
-from trainkit.trainer.models.model import Model
+from trainkit.trainer.models.base import Model
 from trainkit.trainer.settings import Settings
 
 TOKENS = ("tokens", "input_ids")  # the inputs that hold tokens, by the models' names for them

@@ -9,7 +9,7 @@ from typing import Any
 from trainkit.files import write_json
 from trainkit.trainer.callbacks import Progress
 from trainkit.trainer.distributed import gather_from_ranks
-from trainkit.trainer.metrics.memory import memory_record
+from trainkit.trainer.metrics.memory_breakdown import memory_record
 from trainkit.trainer.metrics.predictions import generate
 from trainkit.trainer.metrics.writers import finite
 from trainkit.trainer.setup import Parts

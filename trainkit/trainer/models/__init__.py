@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from trainkit.lazy import Registry
 from trainkit.recipe.schema import Recipe
-from trainkit.trainer.models.model import Model
+from trainkit.trainer.models.base import Model
 
 # `model.kind` -> what builds it on the CPU, with weights drawn from torch's default generator or read from files.
 MODELS: Registry[Callable[[Recipe], Model]] = Registry(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import HfModel, Peft, Recipe
-from trainkit.trainer.models.model import Model
+from trainkit.trainer.models.base import Model
 
 
 def add_adapters(model: Model, settings: Peft) -> None:

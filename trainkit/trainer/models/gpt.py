@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from trainkit.recipe.schema import GptModel, Moe, Recipe
 from trainkit.trainer.data.source import IGNORED
-from trainkit.trainer.models.model import Model
+from trainkit.trainer.models.base import Model
 from trainkit.trainer.models.moe import MixtureOfExperts, Routed, Routing, auxiliary_loss
 
 

@@ -15,7 +15,7 @@ from trainkit.errors import TrainingError
 from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.recipe.validation.suggestions import nearest
 from trainkit.trainer.data.source import IGNORED, NO_LABEL
-from trainkit.trainer.models.model import Model, Remarks, blocks_of, tied_modules
+from trainkit.trainer.models.base import Model, Remarks, blocks_of, tied_modules
 from trainkit.trainer.models.moe import routers_loss, routers_of
 
 _CHANCES = ("drop", "jitter", "noise")  # parts of settings' names, by which training draws random numbers

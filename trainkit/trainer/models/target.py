@@ -12,7 +12,7 @@ from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe, TargetModel
 from trainkit.trainer.data.source import count_targets
 from trainkit.trainer.data.target import blaming
-from trainkit.trainer.models.model import Model, blocks_of, tied_modules
+from trainkit.trainer.models.base import Model, blocks_of, tied_modules
 from trainkit.trainer.optim.build import imported
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trainkit.lazy import load
-from trainkit.trainer.models.model import Model
+from trainkit.trainer.models.base import Model
 from trainkit.trainer.settings import Settings, World
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from trainkit.recipe.schema import Ddp as DdpSettings
-from trainkit.trainer.models.model import Model
+from trainkit.trainer.models.base import Model
 from trainkit.trainer.parallel.native import Engine
 from trainkit.trainer.settings import Settings, World
 

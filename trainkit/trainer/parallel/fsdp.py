@@ -14,7 +14,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Fsdp as FsdpSettings
-from trainkit.trainer.models.model import Model
+from trainkit.trainer.models.base import Model
 from trainkit.trainer.optim.precision import DTYPES
 from trainkit.trainer.parallel.native import Engine
 from trainkit.trainer.settings import Settings, World

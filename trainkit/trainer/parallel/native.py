@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.tensor import DTensor
 
 from trainkit.trainer.checkpoint.safe_loading import only_data
-from trainkit.trainer.metrics.memory import state_tensors
-from trainkit.trainer.models.model import Model
+from trainkit.trainer.metrics.memory_breakdown import state_tensors
+from trainkit.trainer.models.base import Model
 from trainkit.trainer.optim.build import build_optimizer
 from trainkit.trainer.optim.precision import gradient_scaler
 from trainkit.trainer.settings import Settings, World

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from trainkit.errors import TrainingError
 from trainkit.trainer.checkpoint.safe_loading import only_data
-from trainkit.trainer.metrics.memory import state_tensors
-from trainkit.trainer.models.model import Model
+from trainkit.trainer.metrics.memory_breakdown import state_tensors
+from trainkit.trainer.models.base import Model
 from trainkit.trainer.optim.build import build_optimizer
 from trainkit.trainer.parallel.swapping import FOLDER, load_swapped, refuse_unswapped, save_swapped, swap_folder
 from trainkit.trainer.settings import Settings, World

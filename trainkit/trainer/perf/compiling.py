@@ -12,7 +12,7 @@ from trainkit.errors import TrainingError
 from trainkit.files import cache_folder
 from trainkit.planner.advice.compile_backends import NOT_FOR_RUNNING, backend_in_use
 from trainkit.recipe.schema import Compile
-from trainkit.trainer.models.model import Model
+from trainkit.trainer.models.base import Model
 from trainkit.trainer.parallel import STRATEGIES
 
 
