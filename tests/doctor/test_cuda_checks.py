@@ -290,7 +290,7 @@ def test_clang_has_a_limit_of_its_own(good: Machine) -> None:
     good.program("usr/bin/clang", "echo 'Ubuntu clang version 20.1.2 (0ubuntu1)'")
     good.environ["CC"] = "ccache clang"
     result = good.examine("host-compiler")
-    assert result.level == "warning" and "clang 20.1.2 is too new for CUDA 12.8, which takes 19" in text_of(result)
+    assert result.level == "warning" and "clang 20.1.2 is too new for CUDA 12.8, which accepts 19" in text_of(result)
 
 
 def test_nothing_is_claimed_of_versions_that_are_not_known(good: Machine) -> None:

@@ -68,7 +68,7 @@ def test_accelerate_forms_a_group_on_the_cpu_with_the_file_and_the_command_in_it
     trainkit: Trainkit, tmp_path: Path, launch: Launch
 ) -> None:
     said = exported(trainkit, tmp_path, LOOP.format(strategy="ddp") + "precision: bf16\n", "accelerate")
-    assert "not told: devices.type" in said
+    assert "left out: devices.type" in said
     assert "ACCELERATE_USE_CPU=true" in said
     report = launch(
         f"{shown(tmp_path / 'out files/accelerate.yaml')} {PROGRAMS}/accelerate_loop.py --report report.json"

@@ -66,6 +66,12 @@ def of_program(kind: str) -> tuple[Requirement, ...]:
     return _of_tool("program", kind, PROGRAMS[kind].REQUIRES)
 
 
+def all_requirements() -> tuple[Requirement, ...]:
+    """What any plan may need: of every launcher, every kind of program and every choice."""
+    tools = (*map(of_launcher, LAUNCHERS), *map(of_program, PROGRAMS))
+    return (*(each for found in tools for each in found), *REQUIREMENTS)
+
+
 def _of_tool(choice: str, name: str, packages: Mapping[str, str]) -> tuple[Requirement, ...]:
     extras = {"transformers": "hf"}
     return tuple(Requirement(choice, (name,), *each, extras.get(each[0], "train")) for each in packages.items())

@@ -11,7 +11,7 @@ from trainkit.doctor.check import Check, Finding, ok, skipped, without_cuda
 from trainkit.doctor.host import Host, Target
 from trainkit.machine.versions import at_least
 from trainkit.optimizers import OPTIMIZERS
-from trainkit.planner.requirements import REQUIREMENTS
+from trainkit.planner.requirements import all_requirements
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
@@ -86,7 +86,7 @@ def unused(target: Target) -> frozenset[str]:
 
 def _too_old(found: Mapping[str, Distribution], pip: str) -> Iterator[Finding]:
     """What trainkit itself asks of a package that is there."""
-    for requirement in {each.package: each for each in REQUIREMENTS}.values():
+    for requirement in {each.package: each for each in all_requirements()}.values():
         distribution = found.get(requirement.package)
         if distribution is not None and not at_least(distribution.version, requirement.minimum):
             what = f"{requirement.package} {distribution.version} is too old: trainkit requires {requirement.minimum}"
