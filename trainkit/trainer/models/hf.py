@@ -35,9 +35,7 @@ class Transformer(Model):
         self.blocks = blocks_of(inner)
         self.tied = tied_modules(inner)
         settings = inner.config.to_dict()
-        drawing = [
-            value for name, value in settings.items() if any(part in name for part in ("drop", "jitter", "noise"))
-        ]
+        drawing = [value for name, value in settings.items() if any(part in name for part in _CHANCES)]
         self.stochastic = any(isinstance(value, float) and value > 0 for value in drawing)
         self.vocabulary = settings.get("vocab_size")
         self.padding = settings.get("pad_token_id")
