@@ -293,7 +293,7 @@ def test_a_reporter_of_the_trainer_needs_its_package(
     plan = build_plan(recipe, machine(packages={"torch": "2.13.0", "numpy": "2.0", **installed})).plan
     found = [notice for notice in plan.notices if notice.severity == "blocker"]
     assert [notice.what for notice in found] == ([blocked] if blocked else [])
-    assert all(notice.hint == "Run: pip install 'trainkit[report]'" for notice in found)
+    assert all(notice.hint == "pip install 'trainkit[report]'" for notice in found)
 
 
 @pytest.mark.parametrize(

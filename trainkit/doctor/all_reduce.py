@@ -1,6 +1,6 @@
 """A real all-reduce between two processes: ``python -m trainkit.doctor.all_reduce gloo|nccl SECONDS``.
 
-Writes one JSON object: {fine, seconds, stages}; stages: how far each rank came, in words. Both ranks are forked after
+Writes one JSON object: {fine, seconds, stages}; stages: how far each rank came, for people. Both ranks are forked after
 one import of torch, end with this process, and are killed when the time is over.
 """
 
@@ -62,7 +62,7 @@ def unreachable() -> str:
 
 
 def start(rank: int, backend: str, port_reader: int, seconds: float) -> tuple[int, int]:
-    """Fork a rank; its pid, and the pipe in which it reports how far it is."""
+    """Fork a rank; its pid, and the pipe that its reports come through."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -74,7 +74,10 @@ def start(rank: int, backend: str, port_reader: int, seconds: float) -> tuple[in
             port = int.from_bytes(os.read(port_reader, 2), "big")
             code = take_part(rank, backend, port, seconds, writer)
         except Exception as error:  # noqa: BLE001 - a backend raises anything; the parent reports it
-            report(writer, f"failed: {type(error).__name__}: {first_words(str(error))}")
+            line = next(iter(str(error).splitlines()), "")
+            # gloo begins with the place in its own source
+            line = line.partition("] ")[2] if line.startswith("[enforce fail at ") else line
+            report(writer, f"failed: {type(error).__name__}: {line}")
         finally:
             os._exit(code)  # the parent's own clean-up is not a rank's business
     os.close(writer)
@@ -102,12 +105,6 @@ def take_part(rank: int, backend: str, port: int, seconds: float, writer: int) -
     return 0 if total == expected else 1
 
 
-def first_words(text: str) -> str:
-    """The first line, without the place in the backend's source that it begins with."""
-    line = next(iter(text.splitlines()), "")
-    return line.partition("] ")[2] if line.startswith("[enforce fail at ") else line
-
-
 def report(writer: int, stage: str) -> None:
     """Hand a line to the parent."""
     os.write(writer, f"{stage}\n".encode())
@@ -131,14 +128,6 @@ def follow(ranks: list[tuple[int, int]], deadline: float) -> list[list[str]]:
         os.waitpid(pid, 0)
         os.close(reader)
     return [reports[reader].decode(errors="replace").splitlines() for _, reader in ranks]
-
-
-def summary(answer: Any) -> str:
-    """How far the ranks came, in words."""
-    said = [stages[-1] if stages else "has not reached the store" for stages in answer["stages"]]
-    if len(set(said)) == 1:
-        return f"each rank {said[0]}"
-    return "; ".join(f"rank {rank} {stage}" for rank, stage in enumerate(said))
 
 
 if __name__ == "__main__":

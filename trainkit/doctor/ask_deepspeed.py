@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import re
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from trainkit.runner.supervisor.process_tree import die_with_parent
 
 def main() -> int:
     """Exit code 1, and why, where DeepSpeed cannot even be imported."""
-    die_with_parent(9)
+    die_with_parent(signal.SIGKILL)
     try:
         builders, _ = overheard(lambda: importlib.import_module("deepspeed.ops.op_builder"))
     except Exception as error:  # noqa: BLE001 - whatever its libraries raise is the answer
@@ -35,10 +36,12 @@ def asked(builders: Any, name: str) -> dict[str, Any]:
     from trainkit.trainer.perf.build_ops import BUILDERS
 
     try:
-        compatible, words = overheard(lambda: getattr(builders, BUILDERS[name])().is_compatible(verbose=True))
+        compatible, output = overheard(lambda: getattr(builders, BUILDERS[name])().is_compatible(verbose=True))
     except Exception as error:  # noqa: BLE001 - builders raise whatever their compiler's driver raises
         return {"compatible": False, "said": f"{type(error).__name__}: {error}"}
-    return {"compatible": bool(compatible), "said": first_line(words)}
+    # DeepSpeed colours its remarks, and labels each line of them.
+    plain = (re.sub(r"\x1b\[[0-9;]*m", "", line).replace("[WARNING]", "").strip() for line in output.splitlines())
+    return {"compatible": bool(compatible), "said": next(filter(None, plain), "")}
 
 
 def overheard(call: Callable[[], Any]) -> tuple[Any, str]:
@@ -58,12 +61,6 @@ def overheard(call: Callable[[], Any]) -> tuple[Any, str]:
                 os.close(copy)
         file.seek(0)
         return result, file.read().decode(errors="replace")
-
-
-def first_line(words: str) -> str:
-    """The builder's own words, without colours and labels."""
-    plain = (re.sub(r"\x1b\[[0-9;]*m", "", line).replace("[WARNING]", "").strip() for line in words.splitlines())
-    return next((line for line in plain if line), "")
 
 
 if __name__ == "__main__":

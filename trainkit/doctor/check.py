@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,6 +35,10 @@ def skipped(why: str) -> Finding:
     return Finding("skipped", why)
 
 
+NO_CUDA = skipped("the plan uses no CUDA card")
+NO_CUDA_BUILDS = skipped("the plan compiles nothing for CUDA cards")
+
+
 def worst(levels: Iterable[Level]) -> Level:
     """The worst level; ok where there is none. A check that was skipped in part was not skipped."""
     found = set(levels)
@@ -63,26 +67,14 @@ class Check:
     """One independent check. title: what is examined, for people; limit: seconds after which it is given up.
 
     run: at least one finding; what the system refuses (OSError) becomes one.
-    unneeded: why a target does not need the check; empty where it does.
     fast: it takes milliseconds, so `trainkit run` calls it before the start.
     """
 
     name: str
     title: str
     limit: float
-    run: Callable[[Host, Target], Sequence[Finding]]
-    unneeded: Callable[[Target], str] = lambda target: ""
+    run: Callable[[Host, Target], Iterable[Finding]]
     fast: bool = False
-
-
-def without_cuda(target: Target) -> str:
-    """Why checks of cards are not needed."""
-    return "" if target.cuda else "the plan uses no CUDA card"
-
-
-def without_cuda_builds(target: Target) -> str:
-    """Why checks of what is compiled for cards are not needed."""
-    return "" if target.anything or target.compiles_cuda else "the plan compiles nothing for CUDA cards"
 
 
 def requirement_level(target: Target) -> Level:

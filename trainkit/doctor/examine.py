@@ -6,10 +6,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-from trainkit.doctor.check import Check, CheckResult, Finding, skipped
+from trainkit.doctor.check import Check, CheckResult, Finding
 from trainkit.doctor.commands import Commands
 from trainkit.doctor.host import Host, Target, this_host
 from trainkit.errors import Diagnostic
@@ -18,38 +18,31 @@ from trainkit.machine.facts import Facts
 LAST = 1.0  # seconds for checks that were given up to tidy
 
 
-@dataclass
-class _Call:
-    """One check that runs in a thread, which may be left behind: nothing can end a thread that hangs in the system."""
+class _Thread(threading.Thread):
+    """One check that runs beside the others. Daemonic: nothing can end a thread that hangs in the system."""
 
-    check: Check
-    host: Host
-    target: Target
-    found: CheckResult | None = None
-    error: BaseException | None = None
-    started: float = 0.0  # on the monotonic clock; 0.0 before the start
-    ended: threading.Event = field(default_factory=threading.Event)
+    def __init__(self, check: Check, host: Host, target: Target) -> None:
+        super().__init__(name=f"doctor: {check.name}", daemon=True)
+        self.check, self.host, self.target = check, host, target
+        self.started = 0.0  # on the monotonic clock
+        self.found: CheckResult | None = None
+        self.error: BaseException | None = None
 
     def start(self) -> None:
-        """Begin, in a thread."""
+        """Begin, and count the check's own limit from here."""
         self.started = time.monotonic()
-        threading.Thread(target=self._work, name=f"doctor: {self.check.name}", daemon=True).start()
+        super().start()
 
-    def _work(self) -> None:
+    def run(self) -> None:
+        """Called by the new thread."""
         try:
             self.found = apply(self.check, self.host, self.target)
         except BaseException as error:  # noqa: BLE001 - handed to the caller's thread, which raises it
             self.error = error
-        finally:
-            self.ended.set()
-
-    def wait(self, deadline: float) -> None:
-        """Until it has ended, but not beyond the deadline (on the monotonic clock)."""
-        self.ended.wait(max(deadline - time.monotonic(), 0))
 
     def result(self, deadline: float) -> CheckResult:
         """Wait for it, but not beyond its limit or the deadline."""
-        self.wait(min(self.started + self.check.limit, deadline))
+        self.join(max(min(self.started + self.check.limit, deadline) - time.monotonic(), 0))
         if self.error is not None:
             raise self.error
         if self.found is None:
@@ -71,25 +64,24 @@ def examine(
     close: ends the commands that checks are waiting for, when all is done or when the user interrupts it.
     """
     deadline = time.monotonic() + longest
-    calls = [_Call(check, host, target) for check in checks]
+    threads = [_Thread(check, host, target) for check in checks]
     try:
-        for call in calls:
-            call.start()
-        return tuple(call.result(deadline) for call in calls)
+        for thread in threads:
+            thread.start()
+        return tuple(thread.result(deadline) for thread in threads)
     finally:
         close()
         end = time.monotonic() + LAST
-        for call in calls:  # each may have a command to end and a file to remove
-            if call.started:
-                call.wait(end)
+        for thread in threads:  # each may have a command to end and a file to remove
+            if thread.started:
+                thread.join(max(end - time.monotonic(), 0))
 
 
 def apply(check: Check, host: Host, target: Target) -> CheckResult:
     """What one check finds; an error of the system is a finding too."""
     started = time.monotonic()
     try:
-        why = check.unneeded(target)
-        findings = (skipped(why),) if why else tuple(check.run(host, target))
+        findings = tuple(check.run(host, target))
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         findings = (Finding("warning", f"cannot be examined: {error.strerror or error}{where}"),)
@@ -99,23 +91,14 @@ def apply(check: Check, host: Host, target: Target) -> CheckResult:
 def examine_before_run(checks: Iterable[Check], facts: Facts, target: Target) -> tuple[Diagnostic, ...]:
     """Problems as errors, warnings as warnings; notes are the doctor's alone."""
     host = this_host(facts, Commands({}), Path.cwd(), dict(os.environ))
-    results = [apply(check, host, target) for check in checks]
-    return tuple(
-        Diagnostic(
-            "error" if finding.level == "problem" else "warning",
-            f"{result.title}: {finding.what}",
-            why="; ".join(finding.evidence),
-            hint=_hint(finding),
-        )
-        for result in results
-        for finding in result.findings
-        if finding.level in ("problem", "warning")
-    )
-
-
-def _hint(finding: Finding) -> str:
-    """The first fix, with the comment of its line in parentheses."""
-    if not finding.fix:
-        return ""
-    command, _, comment = finding.fix[0].partition("      # ")
-    return f"{command} ({comment})" if comment else command
+    found = []
+    for result in (apply(check, host, target) for check in checks):
+        for finding in result.findings:
+            if finding.level in ("problem", "warning"):
+                severity: Literal["error", "warning"] = "error" if finding.level == "problem" else "warning"
+                # Of the commands to paste the first one has room here, its comment in parentheses.
+                command, _, comment = (*finding.fix, "")[0].partition("      # ")
+                hint = f"{command} ({comment})" if comment else command
+                what, why = f"{result.title}: {finding.what}", "; ".join(finding.evidence)
+                found.append(Diagnostic(severity, what, why=why, hint=hint))
+    return tuple(found)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
 from trainkit.doctor.commands import Done
 from trainkit.machine.facts import Facts
@@ -30,15 +29,6 @@ class Space:
     files: int | None = None
 
 
-class Run(Protocol):
-    """Runs a command to its end, or for so many seconds. Never raises for what the command does."""
-
-    def __call__(
-        self, argv: tuple[str, ...], limit: float, *, environ: Mapping[str, str] | None = None, text: str = ""
-    ) -> Done:
-        """environ: the command's whole environment, by default that of the host. text: its standard input."""
-
-
 @dataclass(frozen=True, slots=True)
 class Host:
     """Everything that a check may look at.
@@ -46,7 +36,7 @@ class Host:
     root: where /proc, /sys, /dev, /usr and the like are looked for. folder: the working folder.
     packages: folders of Python packages, as sys.path has them. headers: folder of the interpreter's C headers.
     space: of the file system of a path; raises OSError. limits: soft and hard limit of this process by the names of
-    RLIMITS; -1 is none.
+    RLIMITS; -1 is none. run: as `Commands` does, which never raises for what a command does.
     """
 
     facts: Facts
@@ -56,7 +46,7 @@ class Host:
     packages: tuple[str, ...]
     headers: Path
     limits: Mapping[str, tuple[int, int]]
-    run: Run
+    run: Callable[..., Done]
     space: Callable[[Path], Space]
 
     def under(self, path: str) -> Path:
@@ -82,20 +72,19 @@ class Host:
 
     @property
     def python(self) -> str:
-        """The interpreter, as a word of a command to paste."""
+        """The interpreter, for commands to paste."""
         return shlex.quote(self.facts.executable)
 
     @property
     def pip(self) -> str:
-        """How this interpreter's pip is called, for commands to paste."""
+        """This interpreter's pip: the one on PATH may belong to another."""
         return f"{self.python} -m pip"
 
 
-def this_host(facts: Facts, run: Run, folder: Path, environ: Mapping[str, str]) -> Host:
+def this_host(facts: Facts, run: Callable[..., Done], folder: Path, environ: Mapping[str, str]) -> Host:
     """The host that this process sees. folder: the working folder. environ: of what the checks start."""
     import resource
 
-    wanted = {name: getattr(resource, constant, None) for name, constant in RLIMITS.items()}
     return Host(
         facts=facts,
         environ=environ,
@@ -104,7 +93,7 @@ def this_host(facts: Facts, run: Run, folder: Path, environ: Mapping[str, str]) 
         # The ranks start with -P: what `python -m` or a script puts first is not theirs.
         packages=tuple(folder or "." for folder in sys.path[0 if sys.flags.safe_path else 1 :]),
         headers=Path(sysconfig.get_path("include")),
-        limits={name: resource.getrlimit(constant) for name, constant in wanted.items() if constant is not None},
+        limits={name: resource.getrlimit(getattr(resource, constant)) for name, constant in RLIMITS.items()},
         run=run,
         space=space,
     )
@@ -143,8 +132,8 @@ class Target:
     @cached_property
     def ops(self) -> tuple[str, ...]:
         """The DeepSpeed ops that the plan builds before the ranks start."""
-        words = [str(word) for item in (self.plan.preparations if self.plan else ()) for word in item.argv]
-        return tuple(words[words.index("--ops") + 1].split(",")) if "--ops" in words else ()
+        argv = [str(word) for item in (self.plan.preparations if self.plan else ()) for word in item.argv]
+        return tuple(argv[argv.index("--ops") + 1].split(",")) if "--ops" in argv else ()
 
     @property
     def deepspeed(self) -> bool:
@@ -158,8 +147,8 @@ class Target:
 
     @property
     def compiles_cuda(self) -> bool:
-        """Whether CUDA extensions are known to be built: DeepSpeed's ops on cards."""
-        return self.plan is not None and bool(self.ops) and self.cuda
+        """Whether CUDA extensions may be built; of a plan these are DeepSpeed's ops."""
+        return self.plan is None or (bool(self.ops) and self.cuda)
 
     @property
     def output_root(self) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from trainkit.doctor.check import Check
+from trainkit.doctor.check import Check, Finding, ok, skipped
 from trainkit.doctor.checks.build_tools import BUILD_TOOLS, DEEPSPEED_OPS
 from trainkit.doctor.checks.collectives import COLLECTIVES
 from trainkit.doctor.checks.cuda_toolkits import TOOLKIT_VERSION, TOOLKITS
@@ -15,10 +15,22 @@ from trainkit.doctor.checks.interpreter import INTERPRETER
 from trainkit.doctor.checks.limits import PROCESS_LIMITS, SHARED_MEMORY
 from trainkit.doctor.checks.network import HOST_NAMES, PORTS
 from trainkit.doctor.checks.packages import CUDA_LIBRARIES, PACKAGES
-from trainkit.doctor.checks.plan_blockers import PLAN_BLOCKERS
 from trainkit.doctor.checks.stale_settings import STALE_SETTINGS
-from trainkit.doctor.host import Target
+from trainkit.doctor.host import Host, Target
 
+
+def plan_blockers(host: Host, target: Target) -> Iterator[Finding]:
+    """What the plan itself finds missing on this machine: cards, packages, whatever stops `trainkit run`."""
+    if target.plan is None:
+        yield skipped("no recipe is named")
+        return
+    for notice in target.plan.blockers:
+        yield Finding("problem", notice.what, (), (notice.hint,) if notice.hint else ())
+    if not target.plan.blockers:
+        yield ok("this machine can run it, as far as the plan can tell")
+
+
+PLAN_BLOCKERS = Check("plan", "plan", 1.0, plan_blockers)  # not fast: `trainkit run` shows the blockers itself
 _ORDER = (
     PLAN_BLOCKERS, INTERPRETER, PACKAGES, CUDA_LIBRARIES, DRIVER, GPU_HEALTH, TOOLKITS, TOOLKIT_VERSION, HOST_COMPILER,
     BUILD_TOOLS, DEEPSPEED_OPS, COLLECTIVES, SHARED_MEMORY, PROCESS_LIMITS, DISK_SPACE, WRITE_SPEED, PORTS, HOST_NAMES,

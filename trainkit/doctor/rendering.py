@@ -18,15 +18,19 @@ QUIET = frozenset({"ok", "skipped"})  # their evidence is in the JSON only
 def render(results: Sequence[CheckResult], subject: str, seconds: float) -> str:
     """A line for each check that is fine, evidence and fix for each that is not; what was skipped, by its reason."""
     lines = [f"Doctor: {subject}", ""]
+    skipped: dict[str, list[str]] = {}
     for result in results:
-        if result.level != "skipped":
+        if result.level == "skipped":
+            skipped.setdefault(result.findings[0].what, []).append(result.title)
+        else:
             lines += _result(result)
-    lines += _skipped([result for result in results if result.level == "skipped"])
+    for why, titles in skipped.items():
+        lines += _wrapped(f"{'skipped':<{INDENT}}{', '.join(titles)}: {why}", INDENT)
     levels = [result.level for result in results]
     counts = [
         counted(levels.count(level), level, "" if level in QUIET else "s")
         for level in reversed(LEVELS)
-        if levels.count(level)
+        if level in levels
     ]
     lines += ["", f"{counted(len(results), 'check')} in {seconds:.1f} s: {', '.join(counts)}"]
     return "".join(f"{line}\n" for line in lines)
@@ -34,24 +38,15 @@ def render(results: Sequence[CheckResult], subject: str, seconds: float) -> str:
 
 def _result(result: CheckResult) -> Iterator[str]:
     first, *more = sorted(result.findings, key=lambda finding: -LEVELS.index(finding.level))
-    yield from _wrapped(f"{result.level:<{INDENT}}{result.title}: {first.what}", INDENT)
-    yield from _support(first)
+    yield from _finding(f"{result.level:<{INDENT}}{result.title}: ", first)
     for finding in more:
         if finding.level not in QUIET or result.level == "ok":
             label = "" if finding.level == result.level else f"{finding.level}: "
-            yield from _wrapped(" " * INDENT + label + finding.what, INDENT)
-            yield from _support(finding)
+            yield from _finding(" " * INDENT + label, finding)
 
 
-def _skipped(results: Sequence[CheckResult]) -> Iterator[str]:
-    titles: dict[str, list[str]] = {}
-    for result in results:
-        titles.setdefault(result.findings[0].what, []).append(result.title)
-    for why, names in titles.items():
-        yield from _wrapped(f"{'skipped':<{INDENT}}{', '.join(names)}: {why}", INDENT)
-
-
-def _support(finding: Finding) -> Iterator[str]:
+def _finding(label: str, finding: Finding) -> Iterator[str]:
+    yield from _wrapped(label + finding.what, INDENT)
     for line in finding.evidence if finding.level not in QUIET else ():
         yield from _wrapped(f"{' ' * INDENT}| {line}", INDENT + 4)
     for number, line in enumerate(finding.fix):

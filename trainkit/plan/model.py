@@ -184,6 +184,11 @@ class Notice:
     what: str
     hint: str = ""
 
+    @property
+    def installs(self) -> bool:
+        """Whether the hint is the command that installs what is missing."""
+        return self.hint.startswith("pip install ")
+
 
 @dataclass(frozen=True, slots=True)
 class TechniqueInForce:
@@ -234,6 +239,11 @@ class Plan:
     grace_seconds: float
     techniques: tuple[TechniqueInForce, ...] = ()  # none are known of a program of the user's own
     notices: tuple[Notice, ...]
+
+    @property
+    def blockers(self) -> tuple[Notice, ...]:
+        """Why this machine cannot run it; empty where it can."""
+        return tuple(notice for notice in self.notices if notice.severity == "blocker")
 
 
 @dataclass(frozen=True, slots=True)

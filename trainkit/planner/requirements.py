@@ -91,7 +91,7 @@ def missing_packages(context: Context) -> tuple[Notice, ...]:
         state = f"{installed} is installed" if installed else "it is not installed"
         what = f"{requirement.of} {choice} requires {requirement.package} >= {requirement.minimum}; {state}"
         install = requirement.install or f"pip install 'trainkit[{requirement.extra}]'"
-        found[requirement.package] = Notice("blocker", what, f"Run: {install}")
+        found[requirement.package] = Notice("blocker", what, install)
     torch = context.facts.packages.get("torch", "")
     if context.topology.device == "cuda" and torch.endswith("+cpu"):
         what = f"torch {torch} is a build for CPUs, and the run uses CUDA"

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 
 _NAME = ".answers-so-far.yaml"
-# How a blocker's hint begins where installing something is the fix: such a choice is offered all the same.
-_INSTALL = "Run: "
 # Programs that train with their engine's strategy even in one process, and which is assumed until it is asked.
 ENGINES: Mapping[str, str] = {"deepspeed": "zero2"}
 # Programs that get nothing of the recipe but their processes: planning warns of settings, and refuses none.
@@ -72,9 +70,10 @@ def check(view: View) -> PlannerResult:
         plan = build_plan(resolve_text(view, text, _NAME), _idle(view.facts)).plan
     except RecipeError as error:
         return PlannerResult(tuple(each for each in error.diagnostics if each.severity == "error"))
-    blockers = [(each.what, each.hint) for each in plan.notices if each.severity == "blocker"]
-    packages = tuple(what for what, hint in blockers if hint.startswith(_INSTALL))
-    return PlannerResult((), tuple(each for each in blockers if each[0] not in packages), packages, plan)
+    # A choice for which only a package is missing is offered all the same.
+    packages = tuple(each.what for each in plan.blockers if each.installs)
+    missing = tuple((each.what, each.hint) for each in plan.blockers if not each.installs)
+    return PlannerResult((), missing, packages, plan)
 
 
 def resolve_text(view: View, text: str, name: str) -> Resolved:

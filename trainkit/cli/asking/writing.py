@@ -118,9 +118,8 @@ def write(finished: Finished, target: Path, elsewhere: str) -> None:
     write_file(target, finished.text, OTHER_FILE)
     there = f", on {elsewhere}" if elsewhere else ""
     sys.stdout.write(f"{target} is written. Next{there}: trainkit run {shlex.quote(str(target))}\n")
-    for notice in finished.plan.notices:
-        if notice.severity == "blocker":
-            sys.stdout.write(f"Before it can run{there}: {notice.what} {notice.hint}\n")
+    for notice in finished.plan.blockers:
+        sys.stdout.write(f"Before it can run{there}: {notice.what}: {notice.hint}\n")
 
 
 def _elsewhere(session: Session) -> str:

@@ -130,9 +130,8 @@ def candidate(name: str, description: str, resolved: Resolved) -> Candidate:
         planned = plan_words(resolved)
     except (RecipeError, MachineError) as error:
         return Candidate(name, description, None, str(error))
-    blockers = [notice.what for notice in planned.plan.notices if notice.severity == "blocker"]
-    if blockers:
-        return Candidate(name, description, None, " ".join(blockers))
+    if blockers := planned.plan.blockers:
+        return Candidate(name, description, None, "; ".join(notice.what for notice in blockers))
 
     def request(planned: Planned) -> RunRequest:
         return run_request(planned, resolved, lambda: request(plan_words(resolved)))

@@ -74,7 +74,7 @@ def plan(
         sys.stdout.write(diff_renderer.render(other_plan(diff), planned.plan))
     else:
         write_plan(planned.plan, resolved, as_json=as_json, shell=shell)
-    if any(notice.severity == "blocker" for notice in planned.plan.notices):
+    if planned.plan.blockers:
         raise typer.Exit(ExitCode.MACHINE)
 
 

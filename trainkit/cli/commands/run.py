@@ -64,8 +64,7 @@ def refuse_unfit(plan: Plan, recipe: Recipe, facts: Facts, given_rank: int | Non
     target = Target(plan, recipe, node_rank(plan, given_rank, os.environ))
     found = examine_before_run(FAST, facts, target)
     show_diagnostics(each for each in found if each.severity == "warning")
-    blockers = [notice for notice in plan.notices if notice.severity == "blocker"]
-    refused = [Diagnostic("error", notice.what, hint=notice.hint) for notice in blockers]
+    refused = [Diagnostic("error", notice.what, hint=notice.hint) for notice in plan.blockers]
     refused += [each for each in found if each.severity == "error"]
     if refused:
         raise MachineError(refused)

@@ -8,7 +8,6 @@ import shlex
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from trainkit.doctor.check import Check, Finding, Level, ok, requirement_level, skipped
 from trainkit.doctor.host import Host, Target
@@ -23,9 +22,7 @@ USES: Mapping[str, str] = {
     "fused_adam": "AdamW on cards",
 }
 ANYWHERE = ("async_io", "cpu_adam")  # the others exist for one kind of device only
-OPS_FIX: Mapping[str, tuple[str, ...]] = {
-    "async_io": ("sudo apt-get install libaio-dev      # dnf: libaio-devel", "ds_report      # DeepSpeed's own account")
-}
+INSTALL_LIBAIO = "sudo apt-get install libaio-dev      # dnf: libaio-devel"
 # What DeepSpeed's async_io is checked with by DeepSpeed itself (ops/op_builder/async_io.py): a call that must link.
 LIBAIO = "#include <libaio.h>\nint main() { io_context_t context = 0; return io_setup(1, &context); }\n"
 PLAIN = "#include <vector>\nint main() { return std::vector<int>(1)[0]; }\n"
@@ -33,14 +30,19 @@ PLAIN = "#include <vector>\nint main() { return std::vector<int>(1)[0]; }\n"
 
 def build_tools(host: Host, target: Target) -> list[Finding]:
     """Each tool that is missing or does not work, else their list."""
+    if not (target.anything or target.ops or target.compiles):
+        return [skipped("the plan builds nothing")]
     level = requirement_level(target)
-    compiler = _compiler(host, level)
+    offloads = target.anything or "async_io" in target.ops
+    compiler = list(_compiler(host, level))
     found = [*compiler, *_headers(host, level)]
     if target.anything or target.ops:
         found += _ninja(host, level)
-    if not compiler and (target.anything or "async_io" in target.ops):
-        found += _libaio(host, level)
-    more = ", ninja and libaio" if target.anything or "async_io" in target.ops else " and ninja" if target.ops else ""
+    if not compiler and offloads and (why := trial(host, LIBAIO, "-laio")):
+        flags = "CFLAGS=-I$CONDA_PREFIX/include LDFLAGS=-L$CONDA_PREFIX/lib"
+        fix = (INSTALL_LIBAIO, f"conda install -c conda-forge libaio && export {flags}")
+        found.append(Finding(level, "libaio cannot be linked, which offload to NVMe requires", (why,), fix))
+    more = ", ninja and libaio" if offloads else " and ninja" if target.ops else ""
     return found or [ok(f"a C++ compiler, Python's headers{more} work")]
 
 
@@ -49,21 +51,18 @@ def cxx(host: Host) -> tuple[str, ...]:
     return tuple(shlex.split(host.environ.get("CXX", ""))) or ("c++",)
 
 
-def _compiler(host: Host, level: Level) -> list[Finding]:
+def _compiler(host: Host, level: Level) -> Iterator[Finding]:
     name = cxx(host)[0]
     by = "CXX" if host.environ.get("CXX") else "PATH"
-    path = Path(name) if os.path.isabs(name) else host.which(name)  # noqa: PTH117 - a word, not a path
+    path = Path(name) if os.path.isabs(name) else host.which(name)  # noqa: PTH117 - a name or a path
     if path is None or not path.exists():
         fix = ["sudo apt-get install g++      # or: conda install -c conda-forge gxx"]
         if by == "CXX":
             fix.insert(0, "unset CXX      # or set it to a compiler that is there")
-        what = f"there is no C++ compiler: {name} is not found by {by}"
-        return [Finding(level, what, _path(host), tuple(fix))]
-    why = trial(host, PLAIN)
-    if why:
-        what = f"{path} cannot build a one-line program"
-        return [Finding(level, what, (why,), ("sudo apt-get install --reinstall g++ libstdc++-dev",))]
-    return []
+        yield Finding(level, f"there is no C++ compiler: {name} is not found by {by}", _path(host), tuple(fix))
+    elif why := trial(host, PLAIN):
+        reinstall = "sudo apt-get install --reinstall g++ libstdc++-dev"
+        yield Finding(level, f"{path} cannot build a one-line program", (why,), (reinstall,))
 
 
 def _path(host: Host) -> tuple[str, ...]:
@@ -85,16 +84,6 @@ def trial(host: Host, source: str, *libraries: str) -> str:
     return next(errors, done.said)
 
 
-def _libaio(host: Host, level: Level) -> Iterator[Finding]:
-    why = trial(host, LIBAIO, "-laio")
-    if why:
-        fix = (
-            "sudo apt-get install libaio-dev      # dnf: libaio-devel",
-            "conda install -c conda-forge libaio && export CFLAGS=-I$CONDA_PREFIX/include LDFLAGS=-L$CONDA_PREFIX/lib",
-        )
-        yield Finding(level, "libaio cannot be linked, which offload to NVMe requires", (why,), fix)
-
-
 def _headers(host: Host, level: Level) -> Iterator[Finding]:
     header = host.headers / "Python.h"
     if not header.is_file():
@@ -105,61 +94,50 @@ def _headers(host: Host, level: Level) -> Iterator[Finding]:
 
 def _ninja(host: Host, level: Level) -> Iterator[Finding]:
     """torch starts `ninja` by PATH; pip puts it beside the interpreter, which need not be on PATH."""
+    beside = Path(host.facts.executable).parent / "ninja"
     if host.which("ninja") is not None:
         done = host.run(("ninja", "--version"), ASK_SECONDS)
         if not done.fine:
             reinstall = f"{host.pip} install --force-reinstall ninja"
             yield Finding(level, "ninja is installed and does not work", (done.said,), (reinstall,))
-        return
-    beside = Path(host.facts.executable).parent / "ninja"
-    if beside.exists():
+    elif beside.exists():
         what = "ninja is installed beside the interpreter, but its folder is not on PATH, where torch looks for it"
         fix = f"export PATH={shlex.quote(str(beside.parent))}:$PATH      # or activate the environment"
         yield Finding(level, what, (str(beside), *_path(host)), (fix,))
-        return
-    fix = f"{host.pip} install ninja"
-    yield Finding(level, "ninja is not installed; extensions are built with it", _path(host), (fix,))
+    else:
+        what = "ninja is not installed; extensions are built with it"
+        yield Finding(level, what, _path(host), (f"{host.pip} install ninja",))
 
 
-def deepspeed_ops(host: Host, target: Target) -> list[Finding]:
+def deepspeed_ops(host: Host, target: Target) -> Iterator[Finding]:
     """What DeepSpeed cannot build, each op for itself; what it can, together."""
+    if not (target.anything or target.ops):  # only some offloads compile any
+        yield skipped("the plan compiles none of DeepSpeed's ops")
+        return
     version = host.facts.packages.get("deepspeed")
     if version is None:
-        return [skipped("DeepSpeed is not installed")]
-    ops = target.ops or ANYWHERE
-    level = requirement_level(target)
-    environ = dict(host.environ)
+        yield skipped("DeepSpeed is not installed")
+        return
+    level, environ = requirement_level(target), dict(host.environ)
     if target.plan is not None and not target.cuda:
         environ["DS_ACCELERATOR"] = "cpu"  # as the plan sets it
-    program = (host.facts.executable, "-P", "-m", "trainkit.doctor.ask_deepspeed", *ops)
+    program = (host.facts.executable, "-P", "-m", "trainkit.doctor.ask_deepspeed", *(target.ops or ANYWHERE))
     done = host.run(program, OPS_LIMIT - 1, environ=environ)
     if not done.fine:
         look = f"{host.python} -c 'import deepspeed'"
-        return [Finding(level, f"DeepSpeed {version} cannot be imported", (done.said,), (look,))]
-    return list(_judged_ops(json.loads(done.output), version, level))
-
-
-def _judged_ops(found: Mapping[str, Any], version: str, level: Level) -> Iterator[Finding]:
-    names = {op: f"{op} ({USES[op]})" if op in USES else op for op in found}
-    fine = [names[op] for op, answer in found.items() if answer["compatible"]]
-    if fine:
+        yield Finding(level, f"DeepSpeed {version} cannot be imported", (done.said,), (look,))
+        return
+    answers = json.loads(done.output)
+    names = {op: f"{op} ({USES[op]})" if op in USES else op for op in answers}
+    if fine := [names[op] for op, answer in answers.items() if answer["compatible"]]:
         yield ok(f"DeepSpeed {version} can build {', '.join(fine)}; compiled before the first run that needs it")
-    for op, answer in found.items():
+    for op, answer in answers.items():
         if not answer["compatible"]:
-            said = (answer["said"],) if answer["said"] else ()
-            what = f"DeepSpeed {version} cannot build {names[op]}"
-            yield Finding(level, what, said, OPS_FIX.get(op, ("ds_report",)))
+            report = "ds_report      # DeepSpeed's own account"
+            fix = (INSTALL_LIBAIO, report) if op == "async_io" else (report,)
+            evidence = (answer["said"],) if answer["said"] else ()
+            yield Finding(level, f"DeepSpeed {version} cannot build {names[op]}", evidence, fix)
 
 
-def _builds_no_ops(target: Target) -> str:
-    """Only some offloads compile ops."""
-    return "" if target.anything or target.ops else "the plan compiles none of DeepSpeed's ops"
-
-
-def _builds_nothing(target: Target) -> str:
-    """DeepSpeed's ops and torch.compile build; nothing else does."""
-    return "" if target.anything or target.ops or target.compiles else "the plan builds nothing"
-
-
-BUILD_TOOLS = Check("build-tools", "build tools", 15.0, build_tools, _builds_nothing)
-DEEPSPEED_OPS = Check("deepspeed-ops", "DeepSpeed ops", OPS_LIMIT, deepspeed_ops, _builds_no_ops)
+BUILD_TOOLS = Check("build-tools", "build tools", 15.0, build_tools)
+DEEPSPEED_OPS = Check("deepspeed-ops", "DeepSpeed ops", OPS_LIMIT, deepspeed_ops)

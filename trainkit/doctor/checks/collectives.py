@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from trainkit.doctor.all_reduce import summary
 from trainkit.doctor.check import Check, Finding, Level, ok, skipped
 from trainkit.doctor.checks.stale_settings import matching
 from trainkit.doctor.host import Host, Target
@@ -26,21 +25,21 @@ FIX: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def run(host: Host, target: Target) -> list[Finding]:
+def run(host: Host, target: Target) -> Iterator[Finding]:
     """One finding for each backend that would be used."""
+    plan = target.plan
+    if plan and target.ranks == 1 and plan.topology.nodes == 1:
+        yield skipped("one process has no collectives")
+        return
     if "torch" not in host.facts.packages:
-        return [skipped("torch is not installed")]
-    return [_tried(host, target, backend) for backend in _backends(host, target)]
-
-
-def _backends(host: Host, target: Target) -> Iterator[str]:
-    cards = len(allocation(host.facts))
-    if target.plan is None or target.plan.topology.device != "cuda":
-        yield "gloo"
-    if target.cuda and cards > 1:
-        yield "nccl"
-    elif target.plan is not None and target.cuda:
-        yield "gloo"  # in place of the cards that are not here
+        yield skipped("torch is not installed")
+        return
+    several = len(allocation(host.facts)) > 1
+    # gloo also for a plan with cards that are not here: the network is then all that can be tried
+    if plan is None or plan.topology.device != "cuda" or not several:
+        yield _tried(host, target, "gloo")
+    if target.cuda and several:
+        yield _tried(host, target, "nccl")
 
 
 def _tried(host: Host, target: Target, backend: str) -> Finding:
@@ -50,16 +49,15 @@ def _tried(host: Host, target: Target, backend: str) -> Finding:
         answer = json.loads(done.output)
     except ValueError:
         level: Level = "warning" if done.code is None else "problem"  # a slow disk may be all that is wrong
-        return Finding(
-            level,
-            f"{backend}: the trial could not be made",
-            (done.said,),
-            (f"{host.python} -c 'import torch.distributed'", "ip address show lo"),
-        )
+        fix = (f"{host.python} -c 'import torch.distributed'", "ip address show lo")
+        return Finding(level, f"{backend}: the trial could not be made", (done.said,), fix)
     if answer["fine"]:
         return ok(f"2 processes reduced a tensor with {backend} in {answer['seconds']:.1f} s")
     what = f"2 processes on this machine cannot reduce a tensor with {backend}"
-    evidence = (summary(answer), f"after {answer['seconds']:.1f} s of at most {SECONDS:g} s")
+    reached = [stages[-1] if stages else "has not reached the store" for stages in answer["stages"]]
+    each = "; ".join(f"rank {rank} {stage}" for rank, stage in enumerate(reached))
+    summary = f"each rank {reached[0]}" if len(set(reached)) == 1 else each
+    evidence = (summary, f"after {answer['seconds']:.1f} s of at most {SECONDS:g} s")
     names = sorted(name for name in host.environ if name.startswith(f"{backend.upper()}_"))
     unset = (f"unset {' '.join(names)}",) if names else ()  # the backend's own settings may be what is wrong
     return Finding("problem", what, evidence, (*unset, *FIX[backend]))
@@ -76,9 +74,4 @@ def _environment(host: Host, target: Target) -> dict[str, str]:
     return kept | own | {"OMP_NUM_THREADS": "1"}
 
 
-def _unneeded(target: Target) -> str:
-    several = target.ranks > 1 or (target.plan and target.plan.topology.nodes > 1)
-    return "" if several else "one process has no collectives"
-
-
-COLLECTIVES = Check("collectives", "collectives", LIMIT, run, _unneeded)
+COLLECTIVES = Check("collectives", "collectives", LIMIT, run)

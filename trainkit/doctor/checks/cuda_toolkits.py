@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainkit.doctor.check import Check, Finding, Level, ok, requirement_level, skipped, without_cuda_builds
+from trainkit.doctor.check import NO_CUDA_BUILDS, Check, Finding, Level, ok, requirement_level, skipped
 from trainkit.doctor.host import Host, Target
 from trainkit.machine.versions import release
 
@@ -31,88 +31,76 @@ ASK_SECONDS = 5.0
 
 def agreement(host: Host, target: Target) -> list[Finding]:
     """Toolkits that do not answer, settings that disagree or lead nowhere, else the list."""
+    if not target.compiles_cuda:
+        return [NO_CUDA_BUILDS]
     toolkits = find_toolkits(host)
     chosen = picks(host, toolkits)
     if not toolkits and not chosen:
         return [skipped("no CUDA toolkit is installed")]
     build = host.facts.torch
-    listed = tuple(each.label for each in toolkits) + tuple(each.label for each in chosen)
+    listed = (*(each.label for each in toolkits), *(each.label for each in chosen))
     if build and not build.cuda:
         return [ok(f"{len(toolkits)} installed; {build.label}, uses none", *listed)]
     newest = next((each for each in reversed(toolkits) if has_headers(each.home)), None)
     right = fitting(toolkits, build.cuda) if build and build.cuda else newest
     fix = exports(right) if right else ()
     level = requirement_level(target)
-    found = [*_silent(toolkits), *_unusable(host, toolkits, level, fix)]
-    if len({each.version for each in chosen if each.version}) > 1:
-        names = " and ".join((", ".join(each.by for each in chosen[:-1]), chosen[-1].by))
-        found.append(Finding(level, f"{names} pick different CUDA toolkits", listed, fix))
-    if found:
-        return found
-    if len(toolkits) == 1:
-        return [ok(toolkits[0].label, *listed)]
-    return [Finding("note", f"{len(toolkits)} toolkits are installed", listed, fix)]
-
-
-def _silent(toolkits: tuple[Toolkit, ...]) -> Iterator[Finding]:
+    found = []
     for toolkit in toolkits:
         if not toolkit.version:
             look = f"{toolkit.root}/bin/nvcc --version      # should print its release"
-            yield Finding("warning", f"nvcc of {toolkit.root} does not print its version", (toolkit.why,), (look,))
+            what = f"nvcc of {toolkit.root} does not print its version"
+            found.append(Finding("warning", what, (toolkit.why,), (look,)))
+    found += _unusable(torch_pick(host, toolkits), level, fix)
+    if len({each.version for each in chosen if each.version}) > 1:
+        names = " and ".join((", ".join(each.by for each in chosen[:-1]), chosen[-1].by))
+        found.append(Finding(level, f"{names} pick different CUDA toolkits", listed, fix))
+    if len(toolkits) == 1:
+        return found or [ok(toolkits[0].label, *listed)]
+    return found or [Finding("note", f"{len(toolkits)} toolkits are installed", listed, fix)]
 
 
-def _unusable(host: Host, toolkits: tuple[Toolkit, ...], level: Level, fix: tuple[str, ...]) -> Iterator[Finding]:
+def _unusable(pick: Pick | None, level: Level, fix: tuple[str, ...]) -> Iterator[Finding]:
     """What torch would compile with lacks the compiler or the headers."""
-    pick = torch_pick(host, toolkits)
-    if pick is None:
-        return
-    if pick.toolkit is None:
+    if pick and pick.toolkit is None:
         what = f"torch would look for a CUDA toolkit by {pick.by} and find none"
         yield Finding(level, what, (pick.label,), fix or ("unset CUDA_HOME CUDA_PATH",))
-    elif not has_headers(pick.folder):
+    elif pick and not has_headers(pick.folder):
         what = f"torch would compile with the toolkit in {pick.folder}, which has no CUDA headers"
         evidence = (pick.label, f"missing: {pick.folder}/include/cuda_runtime.h")
         yield Finding(level, what, evidence, fix)
 
 
-def version(host: Host, target: Target) -> list[Finding]:
+def version(host: Host, target: Target) -> Finding:
     """The same version, one that will do, or one that torch or DeepSpeed refuses."""
-    build = host.facts.torch
+    build, level = host.facts.torch, requirement_level(target)
+    if not target.compiles_cuda:
+        return NO_CUDA_BUILDS
     if build is None:
-        return [skipped("torch is not installed")]
+        return skipped("torch is not installed")
     if not build.cuda:
-        return [skipped(f"{build.label}: no CUDA extension is compiled")]
-    level = requirement_level(target)
-    toolkits = find_toolkits(host)
+        return skipped(f"{build.label}: no CUDA extension is compiled")
+    cuda, toolkits = build.cuda, find_toolkits(host)
+    right = fitting(toolkits, cuda)
+    exact = right is not None and (right.version == cuda or release(cuda)[0] in MINORS_MIX)
+    fix = exports(right) if right is not None and exact else install_lines(cuda)
     pick = torch_pick(host, toolkits)
     if pick is None or pick.toolkit is None:
         what = "no CUDA toolkit is found, so no CUDA extension can be compiled (DeepSpeed's ops, apex)"
-        return [Finding(level, what, (build.label,), _remedy(build.cuda, toolkits))]
+        return Finding(level, what, (build.label,), fix)
     if not pick.version:
-        return [skipped(f"nvcc of {pick.toolkit.root} does not print its version")]
-    return [_compared(build.cuda, pick.toolkit, (build.label, pick.label), toolkits, level)]
-
-
-def _compared(
-    cuda: str, toolkit: Toolkit, evidence: tuple[str, ...], toolkits: tuple[Toolkit, ...], level: Level
-) -> Finding:
-    ours, theirs = release(toolkit.version)[:2], release(cuda)[:2]
-    fix = _remedy(cuda, toolkits)
+        return skipped(f"nvcc of {pick.toolkit.root} does not print its version")
+    toolkit, evidence = pick.toolkit.version, (build.label, pick.label)
+    ours, theirs = release(toolkit)[:2], release(cuda)[:2]
     if ours == theirs:
         return ok(f"both are CUDA {cuda}", *evidence)
     if ours[0] != theirs[0]:
-        what = f"torch was built with CUDA {cuda} and refuses to build with toolkit {toolkit.version}"
+        what = f"torch was built with CUDA {cuda} and refuses to build with toolkit {toolkit}"
         return Finding(level, what, evidence, fix)
     if ours[0] in MINORS_MIX:
-        return ok(f"CUDA {toolkit.version} builds extensions for torch's {cuda} (same major version)", *evidence)
-    what = f"torch only warns of toolkit {toolkit.version} beside its CUDA {cuda}, but DeepSpeed refuses it"
+        return ok(f"CUDA {toolkit} builds extensions for torch's {cuda} (same major version)", *evidence)
+    what = f"torch only warns of toolkit {toolkit} beside its CUDA {cuda}, but DeepSpeed refuses it"
     return Finding(level, what, evidence, (*fix, "export DS_SKIP_CUDA_CHECK=1      # at your own risk, instead"))
-
-
-def _remedy(cuda: str, toolkits: tuple[Toolkit, ...]) -> tuple[str, ...]:
-    right = fitting(toolkits, cuda)
-    exact = right is not None and (right.version == cuda or release(cuda)[0] in MINORS_MIX)
-    return exports(right) if right is not None and exact else install_lines(cuda)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +113,14 @@ class Toolkit:
     also: tuple[Path, ...] = ()  # other names of the same folder
 
     @property
+    def names(self) -> tuple[Path, ...]:
+        """All names of the folder, its own first."""
+        return (self.root, *self.also)
+
+    @property
     def home(self) -> Path:
         """The name under which extensions can be compiled against it; its own where none will do."""
-        return next((name for name in (self.root, *self.also) if has_headers(name)), self.root)
+        return next((name for name in self.names if has_headers(name)), self.root)
 
     @property
     def label(self) -> str:
@@ -163,37 +156,27 @@ def has_headers(folder: Path) -> bool:
 
 def find_toolkits(host: Host) -> tuple[Toolkit, ...]:
     """Every toolkit in the usual places, on PATH and in CUDA_HOME, oldest first, each once whatever its names."""
+    named = (host.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX"))
+    candidates = (
+        *(folder for pattern in PLACES for folder in sorted(host.root.glob(pattern))),
+        *(Path(value) for value in named if value),
+        *(compiler.parent.parent for compiler in host.every("nvcc")),
+    )
     names: dict[Path, list[Path]] = {}
-    for folder in _candidates(host):
+    for folder in dict.fromkeys(candidates):
         compiler = folder / "bin" / "nvcc"
-        if (
-            compiler.is_file()
-            and os.access(compiler, os.X_OK)
-            and folder not in names.setdefault(compiler.resolve(), [])
-        ):
-            names[compiler.resolve()].append(folder)
-    found = [_toolkit(host, compiler, folders) for compiler, folders in names.items()]
+        if compiler.is_file() and os.access(compiler, os.X_OK):
+            names.setdefault(compiler.resolve(), []).append(folder)
+    found = []
+    for compiler, folders in names.items():
+        # Its own folder comes first among the names: links to it may be changed to another.
+        home = compiler.parent.parent
+        root = home if home in folders or (home / "bin" / "nvcc").exists() else folders[0]
+        done = host.run((str(root / "bin" / "nvcc"), "--version"), ASK_SECONDS)
+        match = _RELEASE.search(done.output)
+        also = tuple(folder for folder in folders if folder != root)
+        found.append(Toolkit(root, match[1], "", also) if match else Toolkit(root, "", done.said, also))
     return tuple(sorted(found, key=lambda toolkit: (release(toolkit.version), str(toolkit.root))))
-
-
-def _candidates(host: Host) -> Iterator[Path]:
-    for pattern in PLACES:
-        yield from sorted(host.root.glob(pattern))
-    for name in ("CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX"):
-        if value := host.environ.get(name):
-            yield Path(value)
-    for compiler in host.every("nvcc"):
-        yield compiler.parent.parent
-
-
-def _toolkit(host: Host, compiler: Path, folders: list[Path]) -> Toolkit:
-    """Its own folder comes first among the names: links to it may be changed to another."""
-    home = compiler.parent.parent
-    root = home if home in folders or (home / "bin" / "nvcc").exists() else folders[0]
-    done = host.run((str(root / "bin" / "nvcc"), "--version"), ASK_SECONDS)
-    match = _RELEASE.search(done.output)
-    version = match[1] if match else ""
-    return Toolkit(root, version, "" if match else done.said, tuple(folder for folder in folders if folder != root))
 
 
 def picks(host: Host, toolkits: tuple[Toolkit, ...]) -> tuple[Pick, ...]:
@@ -203,11 +186,17 @@ def picks(host: Host, toolkits: tuple[Toolkit, ...]) -> tuple[Pick, ...]:
         found.append(_pick("PATH", compiler.parent.parent, toolkits, str(compiler)))
     named = ((name, host.environ.get(name, "")) for name in ("CUDA_HOME", "CUDA_PATH"))
     found += [_pick(name, Path(value), toolkits, value) for name, value in named if value]
-    library = next(_runtimes(host), None)
-    if library is not None:
-        match = _RUNTIME.search(library.resolve().name) or _RUNTIME.search(library.name)
+    searched = filter(None, host.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
+    # The longest name is the library itself, with its version; the others are links to it.
+    runtimes = (
+        max(Path(each).glob("libcudart.so.*"), key=lambda path: len(path.name), default=None) for each in searched
+    )
+    if library := next(filter(None, runtimes), None):
+        real = library.resolve()
+        match = _RUNTIME.search(real.name) or _RUNTIME.search(library.name)
         version = ".".join(match[1].split(".")[:2]) if match else ""
-        owner = next((each for each in toolkits if _within(library, each)), None)
+        inside = (each for each in toolkits for name in each.names if name.resolve() in real.parents)
+        owner = next(inside, None)
         found.append(Pick("LD_LIBRARY_PATH", str(library), library.parent, owner, owner.version if owner else version))
     return tuple(found)
 
@@ -223,20 +212,9 @@ def torch_pick(host: Host, toolkits: tuple[Toolkit, ...]) -> Pick | None:
 
 
 def _pick(by: str, folder: Path, toolkits: tuple[Toolkit, ...], value: str) -> Pick:
-    same = (each for each in toolkits if folder in (each.root, *each.also) or folder.resolve() == each.root.resolve())
+    same = (each for each in toolkits if folder in each.names or folder.resolve() == each.root.resolve())
     toolkit = next(same, None)
     return Pick(by, value, folder, toolkit, toolkit.version if toolkit else "")
-
-
-def _runtimes(host: Host) -> Iterator[Path]:
-    for folder in host.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep):
-        if folder:
-            yield from sorted(Path(folder).glob("libcudart.so.*"), key=lambda path: -len(path.name))[:1]
-
-
-def _within(library: Path, toolkit: Toolkit) -> bool:
-    real = library.resolve()
-    return any(name.resolve() in real.parents for name in (toolkit.root, *toolkit.also))
 
 
 def exports(toolkit: Toolkit) -> tuple[str, ...]:
@@ -266,5 +244,7 @@ def install_lines(cuda: str) -> tuple[str, ...]:
     )
 
 
-TOOLKITS = Check("toolkits", "CUDA toolkits", 10.0, agreement, without_cuda_builds)
-TOOLKIT_VERSION = Check("toolkit-version", "CUDA of torch and toolkit", 10.0, version, without_cuda_builds)
+TOOLKITS = Check("toolkits", "CUDA toolkits", 10.0, agreement)
+TOOLKIT_VERSION = Check(
+    "toolkit-version", "CUDA of torch and toolkit", 10.0, lambda host, target: [version(host, target)]
+)

@@ -6,6 +6,7 @@ import os
 import shlex
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from trainkit.doctor.check import Check, Finding, ok, skipped
@@ -30,65 +31,56 @@ def usable(folder: Path) -> bool:
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
-def disk_space(host: Host, target: Target) -> list[Finding]:
-    """The run root, and the plan's folder for what is offloaded where that cannot be used."""
-    found = _run_root(host, target)
+def _closed(folder: Path, evidence: tuple[str, ...], override: str) -> Finding:
+    fix = (f"trainkit run RECIPE {override}", f"ls -ld {shlex.quote(str(folder))}      # whose it is")
+    return Finding("problem", f"{folder} cannot be written to", evidence, fix)
+
+
+def disk_space(host: Host, target: Target) -> Iterator[Finding]:
+    """The plan's folder for what is offloaded, where that cannot be used; the run root."""
     path = getattr(target.recipe.strategy, "nvme_path", None) if target.recipe else None
-    folder = existing(host.folder / path) if path else None
-    if folder is not None and not usable(folder):
-        fix = ("trainkit run RECIPE strategy.nvme_path=/a/fast/folder", _whose(folder))
-        found.insert(0, Finding("problem", f"{folder} cannot be written to", (f"strategy.nvme_path {path}",), fix))
-    return found
-
-
-def _whose(folder: Path) -> str:
-    return f"ls -ld {shlex.quote(str(folder))}      # whose it is"
-
-
-def _run_root(host: Host, target: Target) -> list[Finding]:
-    """Not to be written to, full, nearly full, or fine."""
+    if path and not usable(fast := existing(host.folder / path)):
+        yield _closed(fast, (f"strategy.nvme_path {path}",), "strategy.nvme_path=/a/fast/folder")
     root = host.folder / target.output_root
-    folder = existing(root)
+    folder, elsewhere = existing(root), "output.root=/a/folder/with/room"
     space = host.space(folder)
     evidence = (f"run root {root}", f"{format_size(space.free)} of {format_size(space.total)} free")
-    elsewhere = "trainkit run RECIPE output.root=/a/folder/with/room"
+    fix = ("trainkit runs prune --keep 3      # removes older runs of each name", f"trainkit run RECIPE {elsewhere}")
     if not usable(folder):
-        return [Finding("problem", f"{folder} cannot be written to", evidence, (elsewhere, _whose(folder)))]
-    tidy = "trainkit runs prune --keep 3      # removes older runs of each name"
-    if space.free < LEAST:
-        return [Finding("problem", "almost no room for runs", evidence, (tidy, elsewhere))]
-    if space.files is not None and space.files < FEWEST_FILES:
-        full = (f"{space.files} more files can be made there",)
-        return [Finding("problem", "the file system has no room for more files", evidence + full, (tidy, elsewhere))]
-    if space.free < LITTLE:
-        return [Finding("warning", "little room for checkpoints", evidence, (tidy, elsewhere))]
-    return [ok(f"{format_size(space.free)} free at the run root", str(root))]
+        yield _closed(folder, evidence, elsewhere)
+    elif space.free < LEAST:
+        yield Finding("problem", "almost no room for runs", evidence, fix)
+    elif space.files is not None and space.files < FEWEST_FILES:  # inodes
+        full = (*evidence, f"{space.files} more files can be made there")
+        yield Finding("problem", "the file system has no room for more files", full, fix)
+    elif space.free < LITTLE:
+        yield Finding("warning", "little room for checkpoints", evidence, fix)
+    else:
+        yield ok(f"{format_size(space.free)} free at the run root", str(root))
 
 
-def write_speed(host: Host, target: Target) -> list[Finding]:
-    """Write, force to the disk and remove at most 64 MiB."""
+def write_speed(host: Host, target: Target) -> Iterator[Finding]:
+    """Write, force to the disk and remove at most 64 MiB, in about 2 seconds at most."""
     folder = existing(host.folder / target.output_root)
     if not usable(folder) or host.space(folder).free < SPARE:
-        return [skipped(f"{folder} has no room for a trial")]
-    size, seconds = measured(folder)
-    evidence = f"{format_size(size)} written and synced in {seconds:.2f} s in {folder}"
-    if size / seconds < SLOW:
-        fix = "trainkit run RECIPE output.root=/a/local/disk      # or checkpoint.asynchronous=true"
-        return [Finding("warning", f"slow: {format_size(int(size / seconds))}/s", (evidence,), (fix,))]
-    return [ok(f"{format_size(int(size / seconds))}/s at the run root", evidence)]
-
-
-def measured(folder: Path, seconds: float = SECONDS) -> tuple[int, float]:
-    """Bytes written and seconds taken, about `seconds` at most. The file has no name, so nothing can stay behind."""
+        yield skipped(f"{folder} has no room for a trial")
+        return
     block = os.urandom(BLOCK)  # zeros would be compressed away by some file systems
     size, begin = 0, time.monotonic()
-    with tempfile.TemporaryFile(dir=folder) as file:
-        while size < MOST and time.monotonic() - begin < seconds:
+    with tempfile.TemporaryFile(dir=folder) as file:  # which has no name, so nothing can stay behind
+        while size < MOST and time.monotonic() - begin < SECONDS:
             file.write(block)
             file.flush()
             os.fsync(file.fileno())
             size += BLOCK
-    return size, max(time.monotonic() - begin, 1e-6)
+    seconds = max(time.monotonic() - begin, 1e-6)
+    speed = f"{format_size(int(size / seconds))}/s"
+    evidence = f"{format_size(size)} written and synced in {seconds:.2f} s in {folder}"
+    if size / seconds < SLOW:
+        fix = "trainkit run RECIPE output.root=/a/local/disk      # or checkpoint.asynchronous=true"
+        yield Finding("warning", f"slow: {speed}", (evidence,), (fix,))
+    else:
+        yield ok(f"{speed} at the run root", evidence)
 
 
 DISK_SPACE = Check("disk-space", "disk space", 3.0, disk_space, fast=True)

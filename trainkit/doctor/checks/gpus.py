@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from trainkit.doctor.check import Check, Finding, Level, ok, skipped, without_cuda
+from trainkit.doctor.check import NO_CUDA, Check, Finding, Level, ok, skipped
 from trainkit.doctor.host import Host, Target
-from trainkit.machine.facts import Gpu, GpuProcess, TorchBuild
+from trainkit.machine.facts import Gpu, TorchBuild
 from trainkit.machine.versions import at_least, release
 from trainkit.text import GIB, counted, format_size
 
@@ -20,25 +20,29 @@ NVIDIA, DISPLAY = "0x10de", "0x03"  # PCI vendor, class of display controllers
 MUCH = GIB  # of a card's memory in a process that is not ours
 
 
-def check_driver(host: Host, target: Target) -> list[Finding]:
+def check_driver(host: Host, target: Target) -> Iterator[Finding]:
     """Missing, not answering, too old, or fine."""
     driver, build = driver_version(host), host.facts.torch
-    note = host.facts.notes.get("gpus")
-    if note:  # a library that is newer than the loaded module is what an upgrade without a reboot leaves
+    blind = host.facts.notes.get("nvidia")  # why NVML shows no card of a loaded driver
+    if not target.cuda:
+        yield NO_CUDA
+    elif note := host.facts.notes.get("gpus"):
+        # A library that is newer than the loaded module is what an upgrade without a reboot leaves.
         evidence = (f"NVML: {note}", f"kernel module: {driver or 'not loaded'}")
         fix = (
             "sudo reboot      # after an upgrade of the driver; `nvidia-smi` must answer",
             "sudo nvidia-smi -pm 1      # where it answers, but only after seconds: keeps the cards awake",
         )
-        return [Finding("problem", "the driver does not answer", evidence, fix)]
-    if not driver:
-        return list(_absent(host))
-    if not host.facts.gpus and (blind := host.facts.notes.get("nvidia")):
+        yield Finding("problem", "the driver does not answer", evidence, fix)
+    elif not driver:
+        yield _absent(host)
+    elif not host.facts.gpus and blind:
         look = "nvidia-smi      # in a container: docker run --gpus all …"
-        return [Finding("warning", f"driver {driver} is loaded, but {blind}", (), (look,))]
-    if build is None:
-        return [skipped(f"driver {driver}; torch is not installed")]
-    return list(_judged(host, driver, build))
+        yield Finding("warning", f"driver {driver} is loaded, but {blind}", (), (look,))
+    elif build is None:
+        yield skipped(f"driver {driver}; torch is not installed")
+    else:
+        yield _judged(host, driver, build)
 
 
 def driver_version(host: Host) -> str:
@@ -52,60 +56,55 @@ def driver_version(host: Host) -> str:
     return match[1] if match else ""
 
 
-def _absent(host: Host) -> Iterator[Finding]:
-    cards = list(_cards_on_the_bus(host))
-    if not cards:
-        yield skipped("there is no card here")
-        return
-    what = f"{counted(len(cards), 'NVIDIA card')} on the PCI bus, and no driver is loaded"
-    fix = ("sudo modprobe nvidia      # then, if it fails: sudo dmesg | grep -i nvidia", "nvidia-smi")
-    yield Finding("problem", what, (*cards, f"missing: {host.under(VERSION_FILE)}"), fix)
-
-
-def _cards_on_the_bus(host: Host) -> Iterator[str]:
+def _absent(host: Host) -> Finding:
+    """The PCI bus shows cards without a driver too."""
+    cards = []
     for device in sorted(host.root.glob("sys/bus/pci/devices/*")):
         try:
             vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
         except OSError:  # it has just gone
             continue
         if vendor == NVIDIA and kind.startswith(DISPLAY):
-            yield f"{device.name}: vendor {vendor}, class {kind}"
+            cards.append(f"{device.name}: vendor {vendor}, class {kind}")
+    if not cards:
+        return skipped("there is no card here")
+    what = f"{counted(len(cards), 'NVIDIA card')} on the PCI bus, and no driver is loaded"
+    fix = ("sudo modprobe nvidia      # then, if it fails: sudo dmesg | grep -i nvidia", "nvidia-smi")
+    return Finding("problem", what, (*cards, f"missing: {host.under(VERSION_FILE)}"), fix)
 
 
-def _judged(host: Host, driver: str, build: TorchBuild) -> Iterator[Finding]:
+def _judged(host: Host, driver: str, build: TorchBuild) -> Finding:
     pip = host.pip
     evidence = (f"driver {driver}: {host.under(VERSION_FILE)}", build.label)
     if not build.cuda:
         what = f"torch is built for {build.built_for}, so it uses none of the NVIDIA cards here"
-        fix = f"{pip} uninstall -y torch && {pip} install torch      # PyPI's Linux builds are for CUDA"
-        yield Finding("warning", what, evidence, (fix,))
-        return
+        install = f"{pip} uninstall -y torch && {pip} install torch      # PyPI's Linux builds are for CUDA"
+        return Finding("warning", what, evidence, (install,))
     oldest = OLDEST.get(release(build.cuda)[0])
     if oldest is None:
-        yield skipped(f"driver {driver}; no figure is known for CUDA {build.cuda}")
-    elif at_least(driver, oldest):
-        yield ok(f"{driver} runs CUDA {build.cuda} (from {oldest} on)", *evidence, SOURCE)
-    else:
-        what = f"driver {driver} is too old for torch's CUDA {build.cuda}, which needs {oldest} or newer"
-        # NVIDIA's containers and cuda-compat packages bring libraries of a newer driver for data-centre cards.
-        newer = sorted(host.root.glob("usr/local/cuda*/compat/libcuda.so.*"))[:1]
-        compat = tuple(f"may make up for it: {path}" for path in newer)
-        level: Level = "warning" if compat else "problem"
-        yield Finding(level, what, (*evidence, *compat, SOURCE), tuple(_newer(driver, oldest, pip)))
-
-
-def _newer(driver: str, oldest: str, pip: str) -> Iterator[str]:
-    yield f"sudo apt-get install nvidia-driver-{oldest.split('.', maxsplit=1)[0]} && sudo reboot      # a newer driver"
+        return skipped(f"driver {driver}; no figure is known for CUDA {build.cuda}")
+    if at_least(driver, oldest):
+        return ok(f"{driver} runs CUDA {build.cuda} (from {oldest} on)", *evidence, SOURCE)
+    what = f"driver {driver} is too old for torch's CUDA {build.cuda}, which needs {oldest} or newer"
+    # NVIDIA's containers and cuda-compat packages bring libraries of a newer driver for data-centre cards.
+    newer = sorted(host.root.glob("usr/local/cuda*/compat/libcuda.so.*"))[:1]
+    compat = tuple(f"may make up for it: {path}" for path in newer)
+    level: Level = "warning" if compat else "problem"
+    fix = [f"sudo apt-get install nvidia-driver-{oldest.partition('.')[0]} && sudo reboot      # a newer driver"]
     older = max((major for major, version in OLDEST.items() if at_least(driver, version)), default=None)
     if older is not None:
-        yield f"{pip} install torch --index-url https://download.pytorch.org/whl/…      # or a build for CUDA {older}"
+        index = "https://download.pytorch.org/whl/…"
+        fix += [f"{pip} install torch --index-url {index}      # or a build for CUDA {older}"]
+    return Finding(level, what, (*evidence, *compat, SOURCE), tuple(fix))
 
 
-DRIVER = Check("driver", "NVIDIA driver", 4.0, check_driver, without_cuda, fast=True)
+DRIVER = Check("driver", "NVIDIA driver", 4.0, check_driver, fast=True)
 
 
 def check_health(host: Host, target: Target) -> list[Finding]:
     """What is wrong with each card that the plan uses, or with any."""
+    if not target.cuda:
+        return [NO_CUDA]
     cards = list(host.facts.gpus)
     if target.plan:
         used = set(target.plan.topology.groups[0].devices)
@@ -113,70 +112,63 @@ def check_health(host: Host, target: Target) -> list[Finding]:
         cards = [gpu for gpu in cards if used & {gpu.uuid, str(gpu.index), *(part.uuid for part in gpu.instances)}]
     if not cards:
         return [skipped("there is no card here")]
-    found = [finding for gpu in cards for finding in (*_memory(gpu), *_clocks(gpu), *_processes(gpu))]
+    found = []
+    for gpu in cards:
+        label = f"card {gpu.index} ({gpu.name})"
+        found += [*_memory(gpu, label), *_clocks(gpu, label), *_processes(gpu, label)]
     return found or [ok(f"{counted(len(cards), 'card')} without errors, throttling or other processes")]
 
 
-def _label(gpu: Gpu) -> str:
-    return f"card {gpu.index} ({gpu.name})"
-
-
-def _memory(gpu: Gpu) -> Iterator[Finding]:
+def _memory(gpu: Gpu, label: str) -> Iterator[Finding]:
     evidence = (gpu.uuid, gpu.pci_bus_id) if gpu.pci_bus_id else (gpu.uuid,)
     reset = f"sudo nvidia-smi --gpu-reset -i {gpu.index}      # with no process on it; else reboot"
     if gpu.pending_repair:
-        what = f"{_label(gpu)} waits for a reset to take bad memory out of use"
-        yield Finding("warning", what, evidence, (reset,))
+        yield Finding("warning", f"{label} waits for a reset to take bad memory out of use", evidence, (reset,))
     elif gpu.ecc_errors:
-        what = f"{_label(gpu)} has had {gpu.ecc_errors} uncorrectable memory errors since the driver was loaded"
+        what = f"{label} has had {gpu.ecc_errors} uncorrectable memory errors since the driver was loaded"
         look = f"nvidia-smi -q -d ECC,ROW_REMAPPER -i {gpu.index}      # if they go on, have the card replaced"
         yield Finding("warning", what, evidence, (look, reset))
 
 
-def _clocks(gpu: Gpu) -> Iterator[Finding]:
+def _clocks(gpu: Gpu, label: str) -> Iterator[Finding]:
+    figures = (
+        gpu.clock is not None and gpu.clock_limit is not None and f"clock {gpu.clock} of {gpu.clock_limit} MHz",
+        gpu.temperature is not None and f"{gpu.temperature} degrees Celsius",
+        gpu.power is not None and gpu.power_limit is not None and f"{gpu.power:.0f} of {gpu.power_limit:.0f} W",
+    )
+    evidence = tuple(each for each in figures if each)
     if gpu.throttling:
-        what = f"the clock of {_label(gpu)} is throttled: {', '.join(gpu.throttling)}"
         look = f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER,CLOCK -i {gpu.index}"
-        yield Finding("warning", what, tuple(_figures(gpu)), (look,))
+        yield Finding("warning", f"the clock of {label} is throttled: {', '.join(gpu.throttling)}", evidence, (look,))
     elif gpu.power_limit and gpu.power_default and gpu.power_limit < gpu.power_default:
-        what = f"{_label(gpu)} is limited to {gpu.power_limit:.0f} W of {gpu.power_default:.0f} W"
+        what = f"{label} is limited to {gpu.power_limit:.0f} W of {gpu.power_default:.0f} W"
         raised = f"sudo nvidia-smi -i {gpu.index} -pl {gpu.power_default:.0f}      # unless the limit is on purpose"
-        yield Finding("note", what, tuple(_figures(gpu)), (raised,))
+        yield Finding("note", what, evidence, (raised,))
     if gpu.compute_mode == "prohibited":
         fix = f"sudo nvidia-smi -i {gpu.index} -c DEFAULT"
-        yield Finding("problem", f"{_label(gpu)} is set to take no processes", ("compute mode: prohibited",), (fix,))
+        yield Finding("problem", f"{label} is set to take no processes", ("compute mode: prohibited",), (fix,))
 
 
-def _figures(gpu: Gpu) -> Iterator[str]:
-    if gpu.clock is not None and gpu.clock_limit is not None:
-        yield f"clock {gpu.clock} of {gpu.clock_limit} MHz"
-    if gpu.temperature is not None:
-        yield f"{gpu.temperature} degrees Celsius"
-    if gpu.power is not None and gpu.power_limit is not None:
-        yield f"{gpu.power:.0f} of {gpu.power_limit:.0f} W"
-
-
-def _processes(gpu: Gpu) -> Iterator[Finding]:
+def _processes(gpu: Gpu, label: str) -> Iterator[Finding]:
     """Those that compute; a desktop that draws needs little. A split card has processes on parts that are not ours."""
+    others = [each for each in gpu.processes if not each.graphics]
+    taken = gpu.memory_total - gpu.memory_free
     if gpu.mig:
         return
-    others = [each for each in gpu.processes if not each.graphics]
     if others:
-        what = f"{counted(len(others), 'process', 'es')} on {_label(gpu)} already"
+        evidence = []
+        for each in others:
+            memory = f", {format_size(each.memory)}" if each.memory is not None else ""
+            user = each.user or "of an unknown user"
+            evidence.append(f"pid {each.pid} {user}{memory}: {each.command or 'command not shown'}")
         stop = f"kill {' '.join(str(each.pid) for each in others)}      # if they are yours and no longer needed"
-        yield Finding("warning", what, tuple(_described(each) for each in others), (stop,))
-    elif not gpu.processes and gpu.memory_total - gpu.memory_free > max(MUCH, gpu.memory_total // 20):
-        taken = gpu.memory_total - gpu.memory_free
-        what = f"{format_size(taken)} of {_label(gpu)} are in use, and no process is visible"
+        what = f"{counted(len(others), 'process', 'es')} on {label} already"
+        yield Finding("warning", what, tuple(evidence), (stop,))
+    elif not gpu.processes and taken > max(MUCH, gpu.memory_total // 20):
+        free = f"{format_size(gpu.memory_free)} of {format_size(gpu.memory_total)} free"
+        what = f"{format_size(taken)} of {label} are in use, and no process is visible"
         fix = f"sudo fuser -v /dev/nvidia{gpu.index}      # from outside the container: it sees processes of others"
-        yield Finding(
-            "warning", what, (f"{format_size(gpu.memory_free)} of {format_size(gpu.memory_total)} free",), (fix,)
-        )
+        yield Finding("warning", what, (free,), (fix,))
 
 
-def _described(process: GpuProcess) -> str:
-    memory = f", {format_size(process.memory)}" if process.memory is not None else ""
-    return f"pid {process.pid} {process.user or 'of an unknown user'}{memory}: {process.command or 'command not shown'}"
-
-
-GPU_HEALTH = Check("gpu-health", "GPU health", 2.0, check_health, without_cuda, fast=True)
+GPU_HEALTH = Check("gpu-health", "GPU health", 2.0, check_health, fast=True)

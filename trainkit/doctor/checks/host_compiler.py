@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainkit.doctor.check import Check, Finding, ok, requirement_level, skipped, without_cuda_builds
+from trainkit.doctor.check import NO_CUDA_BUILDS, Check, Finding, Level, ok, requirement_level, skipped
 from trainkit.doctor.checks.cuda_toolkits import Toolkit, find_toolkits, torch_pick
 from trainkit.doctor.host import Host, Target
 
@@ -34,27 +34,18 @@ _WRAPPERS = ("ccache", "sccache")
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A C or C++ compiler. kind is empty where its words are not known; major: of its version."""
+    """A C or C++ compiler. kind: gcc, clang, or empty where it is not known; label: the first line of its --version."""
 
     path: Path
-    kind: str  # gcc | clang | ""
+    kind: str
     version: str
-    words: str  # the first line that it says of itself
+    label: str
 
     @property
     def major(self) -> int:
         """Major version, 0 where unknown."""
-        head = self.version.split(".", maxsplit=1)[0]
+        head = self.version.partition(".")[0]
         return int(head) if head.isdigit() else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """The newest compiler that a toolkit accepts, and the source."""
-
-    kind: str
-    major: int
-    source: str
 
 
 def ask(host: Host, path: Path) -> Compiler:
@@ -69,49 +60,54 @@ def ask(host: Host, path: Path) -> Compiler:
     return Compiler(path, kind if version else "", version, line)
 
 
-def bound(toolkit: Toolkit, kind: str) -> Bound | None:
-    """The toolkit's own header, which nvcc enforces, else NVIDIA's table; None where neither has it."""
+def newest(toolkit: Toolkit, kind: str) -> tuple[int, str]:
+    """The newest major version that a toolkit accepts, and the source; 0 where it is not known.
+
+    The toolkit's own header is what nvcc enforces; NVIDIA's table is for toolkits without it.
+    """
     header = toolkit.root / "include" / "crt" / "host_config.h"
     try:
         text = header.read_text(encoding="utf-8", errors="replace")
     except OSError:
         text = ""
     if kind == "gcc" and (match := _GNU.search(text)):
-        return Bound(kind, int(match[1]), str(header))
+        return int(match[1]), str(header)
     if kind == "clang" and (match := _CLANG.search(text)):
-        return Bound(kind, int(match[1]) - 1, str(header))
-    if toolkit.version in NEWEST:
-        return Bound(kind, NEWEST[toolkit.version][0 if kind == "gcc" else 1], SOURCE)
-    return None
+        return int(match[1]) - 1, str(header)
+    if kind and toolkit.version in NEWEST:
+        return NEWEST[toolkit.version][0 if kind == "gcc" else 1], SOURCE
+    return 0, ""
 
 
-def run(host: Host, target: Target) -> list[Finding]:
+def run(host: Host, target: Target) -> Iterator[Finding]:
     """Too new, unknown, or fine."""
     build = host.facts.torch
-    if build and not build.cuda:
-        return [skipped(f"{build.label}: no CUDA extension is compiled")]
-    pick = torch_pick(host, find_toolkits(host))
-    if pick is None or pick.toolkit is None:
-        return [skipped("no CUDA toolkit would be used")]
-    toolkit = pick.toolkit
+    pick = torch_pick(host, find_toolkits(host)) if target.compiles_cuda else None
+    if not target.compiles_cuda:
+        yield NO_CUDA_BUILDS
+    elif build and not build.cuda:
+        yield skipped(f"{build.label}: no CUDA extension is compiled")
+    elif pick is None or pick.toolkit is None:
+        yield skipped("no CUDA toolkit would be used")
+    else:
+        yield _judged(host, pick.toolkit, requirement_level(target))
+
+
+def _judged(host: Host, toolkit: Toolkit, level: Level) -> Finding:
     by, path = used_compiler(host)
-    level = requirement_level(target)
     if path is None:
         install = ("sudo apt-get install gcc g++",)
-        return [Finding(level, f"nvcc finds no C++ compiler by {by}", (toolkit.label,), install)]
+        return Finding(level, f"nvcc finds no C++ compiler by {by}", (toolkit.label,), install)
     compiler = ask(host, path)
-    evidence = (f"{compiler.path}: {compiler.words}", f"picked by {by}", toolkit.label)
-    limit = bound(toolkit, compiler.kind) if compiler.kind else None
-    if limit is None:
-        return [skipped(f"no figure is known for {compiler.words or path} with CUDA {toolkit.version}")]
-    if compiler.major <= limit.major:
-        fine = f"{compiler.kind} {compiler.version} with CUDA {toolkit.version} (up to {limit.kind} {limit.major})"
-        return [ok(fine, *evidence, limit.source)]
-    what = (
-        f"{compiler.kind} {compiler.version} is too new for CUDA {toolkit.version}, which accepts {limit.major} at most"
-    )
-    fix = tuple(_fix(host, limit, toolkit.root))
-    return [Finding(level, what, (*evidence, f"limit: {limit.source}"), fix)]
+    kind, cuda = compiler.kind, toolkit.version
+    limit, source = newest(toolkit, kind)
+    evidence = (f"{path}: {compiler.label}", f"picked by {by}", toolkit.label)
+    if not limit:
+        return skipped(f"no figure is known for {compiler.label or path} with CUDA {cuda}")
+    if compiler.major <= limit:
+        return ok(f"{kind} {compiler.version} with CUDA {cuda} (up to {kind} {limit})", *evidence, source)
+    what = f"{kind} {compiler.version} is too new for CUDA {cuda}, which accepts {limit} at most"
+    return Finding(level, what, (*evidence, f"limit: {source}"), _fix(host, kind, limit, toolkit.root))
 
 
 def used_compiler(host: Host) -> tuple[str, Path | None]:
@@ -121,35 +117,24 @@ def used_compiler(host: Host) -> tuple[str, Path | None]:
     (CUDA compiler driver, --compiler-bindir).
     """
     for name in ("CC", "NVCC_CCBIN"):
-        words = [word for word in shlex.split(host.environ.get(name, "")) if word not in _WRAPPERS]
-        if words:
-            path = Path(words[0])
-            return name, path if path.is_absolute() and path.exists() else host.which(words[0])
+        argv = [word for word in shlex.split(host.environ.get(name, "")) if word not in _WRAPPERS]
+        if argv:
+            path = Path(argv[0])
+            return name, path if path.is_absolute() and path.exists() else host.which(argv[0])
     return "PATH", host.which("gcc")
 
 
-def _fix(host: Host, limit: Bound, toolkit: Path) -> Iterator[str]:
+def _fix(host: Host, kind: str, limit: int, toolkit: Path) -> tuple[str, ...]:
     """An older compiler that is here already, else how to get one."""
-    plus = {"gcc": "g++", "clang": "clang++"}[limit.kind]
-    older = _older(host, limit, plus)
-    if older is None:
-        major = limit.major
-        yield f"sudo apt-get install gcc-{major} g++-{major}      # conda: install -c conda-forge gxx_linux-64={major}"
-        yield f"export CC=gcc-{major} CXX=g++-{major}"
-        return
-    c, cxx = (shlex.quote(str(path)) for path in older)
-    bin_folder = shlex.quote(str(toolkit / "bin"))
-    name = f"{limit.kind} {plus}".split()
-    yield f"export CC={c} CXX={cxx}"
-    yield f"sudo ln -s {c} {bin_folder}/{name[0]} && sudo ln -s {cxx} {bin_folder}/{name[1]}      # or for every user"
+    plus = {"gcc": "g++", "clang": "clang++"}[kind]
+    for major in range(limit, OLDEST_SUGGESTED - 1, -1):
+        older, older_plus = host.which(f"{kind}-{major}"), host.which(f"{plus}-{major}")
+        if older and older_plus and ask(host, older).major <= limit:
+            c, cxx, bin_folder = (shlex.quote(str(path)) for path in (older, older_plus, toolkit / "bin"))
+            links = f"sudo ln -s {c} {bin_folder}/{kind} && sudo ln -s {cxx} {bin_folder}/{plus}"
+            return f"export CC={c} CXX={cxx}", f"{links}      # or for every user"
+    install = f"sudo apt-get install gcc-{limit} g++-{limit}      # conda: install -c conda-forge gxx_linux-64={limit}"
+    return install, f"export CC=gcc-{limit} CXX=g++-{limit}"
 
 
-def _older(host: Host, limit: Bound, plus: str) -> tuple[Path, Path] | None:
-    for major in range(limit.major, OLDEST_SUGGESTED - 1, -1):
-        c, cxx = host.which(f"{limit.kind}-{major}"), host.which(f"{plus}-{major}")
-        if c and cxx and ask(host, c).major <= limit.major:
-            return c, cxx
-    return None
-
-
-HOST_COMPILER = Check("host-compiler", "compiler for CUDA", 10.0, run, without_cuda_builds)
+HOST_COMPILER = Check("host-compiler", "compiler for CUDA", 10.0, run)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 
 from trainkit.doctor.check import Check, Finding, Level, ok, skipped
 from trainkit.doctor.host import Host, Target
@@ -23,7 +22,7 @@ SHM_FIX = (
 FEWEST_FILES, FEW_FILES = 64, 1024
 # torch starts a thread per core and library in each rank; launcher, guardian and rank are processes themselves.
 FEWEST_THREADS_PER_RANK, FEW_THREADS_PER_RANK = 8, 256
-WANTED_FILES = 65536
+SUGGESTED_FILES = 65536
 
 
 def processes(host: Host, target: Target) -> list[Finding]:
@@ -39,44 +38,35 @@ def _number(limit: int) -> str:
 
 def _files(host: Host) -> Iterator[Finding]:
     soft, hard = host.limits.get("open files", (-1, -1))
-    if not 0 <= soft < FEW_FILES:
-        return
-    wanted = WANTED_FILES if hard < 0 else min(WANTED_FILES, hard)
-    fix = [f"ulimit -n {wanted}"] if wanted > soft else []
-    fix += ['echo "$USER - nofile 65536" | sudo tee -a /etc/security/limits.conf      # for every login']
-    level: Level = "problem" if soft < FEWEST_FILES else "warning"
-    evidence = (f"ulimit -n: {soft}, at most {_number(hard)}",)
-    yield Finding(level, f"only {soft} files may be open at once", evidence, tuple(fix))
+    if 0 <= soft < FEW_FILES:
+        raised = SUGGESTED_FILES if hard < 0 else min(SUGGESTED_FILES, hard)
+        fix = [f"ulimit -n {raised}"] if raised > soft else []
+        fix += ['echo "$USER - nofile 65536" | sudo tee -a /etc/security/limits.conf      # for every login']
+        level: Level = "problem" if soft < FEWEST_FILES else "warning"
+        evidence = (f"ulimit -n: {soft}, at most {_number(hard)}",)
+        yield Finding(level, f"only {soft} files may be open at once", evidence, tuple(fix))
 
 
 def _processes(host: Host, target: Target) -> Iterator[Finding]:
     """The user's own limit, and that of the control groups around this process."""
     soft, hard = host.limits.get("processes", (-1, -1))
-    if 0 <= soft < FEW_THREADS_PER_RANK * target.ranks:
-        evidence = (f"ulimit -u: {soft}, at most {_number(hard)}",)
-        raised = f"ulimit -u {_number(hard)}"
-        yield _few(soft, target.ranks, evidence, raised if hard < 0 or hard > soft else "ask whoever set the limit")
-    for folder, left in _groups(host):
+    fix = f"ulimit -u {_number(hard)}" if hard < 0 or hard > soft else "ask whoever set the limit"
+    bounds = [(soft, f"ulimit -u: {soft}, at most {_number(hard)}", fix)] if soft >= 0 else []
+    for left, evidence, remedy in (*bounds, *_control_groups(host)):
         if left < FEW_THREADS_PER_RANK * target.ranks:
-            evidence = (f"{folder}/pids.max and pids.current: {left} left",)
-            fix = "docker run --pids-limit=-1 …      # or your container's own setting"
-            yield _few(left, target.ranks, evidence, fix)
+            level: Level = "problem" if left < FEWEST_THREADS_PER_RANK * target.ranks else "warning"
+            yield Finding(level, f"only {left} processes and threads may be started", (evidence,), (remedy,))
 
 
-def _few(left: int, ranks: int, evidence: tuple[str, ...], fix: str) -> Finding:
-    level: Level = "problem" if left < FEWEST_THREADS_PER_RANK * ranks else "warning"
-    return Finding(level, f"only {left} processes and threads may be started", evidence, (fix,))
-
-
-def _groups(host: Host) -> Iterator[tuple[Path, int]]:
-    """Folders of the control groups that limit processes, and how many each still permits."""
+def _control_groups(host: Host) -> Iterator[tuple[int, str, str]]:
+    """How many processes each control group around this process still permits, with evidence and fix."""
     try:
         lines = host.under("/proc/self/cgroup").read_text().splitlines()
     except OSError:  # no such system
         return
     for line in lines:
         _, controllers, group = line.split(":", 2)
-        if controllers not in ("", "pids"):
+        if controllers not in ("", "pids"):  # the one hierarchy of version 2 has no name
             continue
         mount = host.under("/sys/fs/cgroup" if not controllers else "/sys/fs/cgroup/pids")
         folder = mount / group.strip("/")
@@ -86,7 +76,9 @@ def _groups(host: Host) -> Iterator[tuple[Path, int]]:
             with contextlib.suppress(OSError):  # this group has no such limit
                 most, current = ((each / name).read_text().strip() for name in ("pids.max", "pids.current"))
                 if most.isdigit() and current.isdigit():
-                    yield each, int(most) - int(current)
+                    left = int(most) - int(current)
+                    evidence = f"{each}/pids.max and pids.current: {left} left"
+                    yield left, evidence, "docker run --pids-limit=-1 …      # or your container's own setting"
 
 
 def _locked(host: Host) -> Iterator[Finding]:
@@ -100,35 +92,31 @@ def _locked(host: Host) -> Iterator[Finding]:
         yield Finding("warning", "memory cannot be locked without limit, which InfiniBand requires", evidence, (fix,))
 
 
-def shared_memory(host: Host, target: Target) -> list[Finding]:
-    """Too small, nearly full, or fine."""
+def shared_memory(host: Host, target: Target) -> Iterator[Finding]:
+    """Too small, nearly full, or fine. Loader processes, NCCL and DeepSpeed share memory; gloo does not."""
     path = host.under("/dev/shm")  # noqa: S108 - only its size is read
+    if recipe := target.recipe:
+        loaders = recipe.data.workers if recipe.program.kind == "builtin" else 1  # of a script nothing is known
+        if not loaders and (target.ranks == 1 or not (target.cuda or target.deepspeed)):
+            yield skipped("neither loader processes nor ranks of this plan share memory")
+            return
     if not path.is_dir():
-        return [skipped(f"there is no {path} on this system")]
+        yield skipped(f"there is no {path} on this system")
+        return
     space = host.space(path)
     evidence = (f"{path}: {format_size(space.total)}, {format_size(space.free)} free",)
     listing = f"ls -lS {path} | head      # what fills it; remove what no process uses any more"
     if space.free < SHM_FULL:
-        return [Finding("problem", "no room left", evidence, (listing, *SHM_FIX))]
-    if space.total <= CONTAINER_SHM:
+        yield Finding("problem", "no room left", evidence, (listing, *SHM_FIX))
+    elif space.total <= CONTAINER_SHM:
         # whether it is enough depends on the batch and on the number of cards
-        what = "too small for many cards or for loader processes"
-        return [Finding("problem" if target.anything else "warning", what, evidence, SHM_FIX)]
-    if space.free < SHM_LOW:
-        what = "little room for loader processes with large batches"
-        return [Finding("warning", what, evidence, (listing, *SHM_FIX))]
-    return [ok(f"{format_size(space.free)} free in {path}")]
+        level: Level = "problem" if target.anything else "warning"
+        yield Finding(level, "too small for many cards or for loader processes", evidence, SHM_FIX)
+    elif space.free < SHM_LOW:
+        yield Finding("warning", "little room for loader processes with large batches", evidence, (listing, *SHM_FIX))
+    else:
+        yield ok(f"{format_size(space.free)} free in {path}")
 
 
-def _shares_no_memory(target: Target) -> str:
-    """Loader processes, NCCL and DeepSpeed share memory; gloo does not."""
-    if target.recipe is None:
-        return ""
-    recipe = target.recipe
-    loaders = recipe.data.workers if recipe.program.kind == "builtin" else 1  # of a script nothing is known
-    shared = target.ranks > 1 and (target.cuda or target.deepspeed)
-    return "" if loaders or shared else "neither loader processes nor ranks of this plan share memory"
-
-
-SHARED_MEMORY = Check("shared-memory", "shared memory", 2.0, shared_memory, _shares_no_memory, fast=True)
+SHARED_MEMORY = Check("shared-memory", "shared memory", 2.0, shared_memory, fast=True)
 PROCESS_LIMITS = Check("limits", "file and process limits", 2.0, processes, fast=True)

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator
 
 from trainkit.doctor.all_reduce import LOOPBACK, unreachable
-from trainkit.doctor.check import Check, Finding, Level, ok
+from trainkit.doctor.check import Check, Finding, Level, ok, skipped
 from trainkit.doctor.host import Host, Target
 from trainkit.errors import MachineError
 from trainkit.runner.ports import free_port
@@ -32,33 +32,43 @@ print(json.dumps(found))
 
 def ports(host: Host, target: Target) -> list[Finding]:
     """What is taken or scarce, else which port would be used."""
-    found = [*_rendezvous(host, target), *_range(host)]
-    if any(finding.level == "problem" for finding in found):
-        return found
+    plan = target.plan
+    if plan and plan.topology.world_size == 1 and plan.rendezvous == "auto":
+        return [skipped("one process needs no rendezvous")]
     try:
-        fine = ok(f"port {free_port()} is one that is free")
-    except MachineError as error:
-        fine = Finding("problem", str(error), (), ("ss -ltnp      # who listens",))
-    return [*found, fine]
+        first, last = map(int, host.under(RANGE).read_text().split())
+    except (OSError, ValueError):
+        first, last = 32768, 60999  # Linux's default
+    found: list[Finding] = []
+    if plan and plan.rendezvous != "auto" and target.node_rank == 0:
+        found += _rendezvous(host, plan.rendezvous, first, last)
+    if last - first < FEW:
+        fix = ('sudo sysctl -w net.ipv4.ip_local_port_range="32768 60999"',)
+        evidence = (f"{host.under(RANGE)}: {first} to {last}",)
+        level: Level = "problem" if last - first < FEWEST else "warning"
+        what = f"only {max(last - first + 1, 0)} ports for outgoing connections"
+        found.append(Finding(level, what, evidence, fix))
+    if not any(finding.level == "problem" for finding in found):
+        try:
+            found.append(ok(f"port {free_port()} is one that is free"))
+        except MachineError as error:
+            found.append(Finding("problem", str(error), (), ("ss -ltnp      # who listens",)))
+    return found
 
 
-def _rendezvous(host: Host, target: Target) -> Iterator[Finding]:
-    """The recipe's own port, where node 0 is this machine."""
-    if target.plan is None or target.plan.rendezvous == "auto" or target.node_rank != 0:
-        return
-    node, _, text = target.plan.rendezvous.rpartition(":")
+def _rendezvous(host: Host, address: str, first: int, last: int) -> Iterator[Finding]:
+    """The recipe's own port, where node 0 is this machine. first, last: of the ports of outgoing connections."""
+    node, _, text = address.rpartition(":")
     port = int(text)
     if is_here(node.strip("[]"), host.facts.hostname) and (why := taken(port)):
         look = (
             f"ss -ltnp 'sport = :{port}'      # who listens there",
             f"trainkit run RECIPE nodes.rendezvous={node}:PORT",
         )
-        what = f"port {port} of nodes.rendezvous cannot be used: {why}"
-        yield Finding("problem", what, (target.plan.rendezvous,), look)
-    first, last = _bounds(host)
+        yield Finding("problem", f"port {port} of nodes.rendezvous cannot be used: {why}", (address,), look)
     if first <= port <= last:
         what = "an outgoing connection may be given the rendezvous port before it is used"
-        evidence = (f"nodes.rendezvous {target.plan.rendezvous}", f"{host.under(RANGE)}: {first} to {last}")
+        evidence = (f"nodes.rendezvous {address}", f"{host.under(RANGE)}: {first} to {last}")
         lower = f"trainkit run RECIPE nodes.rendezvous={node}:{max(first - 1000, 1024)}"
         yield Finding("note", what, evidence, (lower,))
 
@@ -93,26 +103,10 @@ def taken(port: int) -> str:
     return ""
 
 
-def _bounds(host: Host) -> tuple[int, int]:
-    """The range from which outgoing connections are numbered; Linux's default where it cannot be read."""
-    try:
-        first, last = host.under(RANGE).read_text().split()
-        return int(first), int(last)
-    except (OSError, ValueError):
-        return 32768, 60999
-
-
-def _range(host: Host) -> Iterator[Finding]:
-    first, last = _bounds(host)
-    if last - first < FEW:
-        fix = ('sudo sysctl -w net.ipv4.ip_local_port_range="32768 60999"',)
-        evidence = (f"{host.under(RANGE)}: {first} to {last}",)
-        level: Level = "problem" if last - first < FEWEST else "warning"
-        yield Finding(level, f"only {max(last - first + 1, 0)} ports for outgoing connections", evidence, fix)
-
-
 def host_names(host: Host, target: Target) -> list[Finding]:
     """Each name that does not resolve, and a loopback that does not answer."""
+    if target.plan and target.plan.topology.world_size == 1:
+        return [skipped("one process looks up no name")]
     found = list(_names(host, target))
     if why := unreachable():
         evidence, fix = (f"{LOOPBACK}: {why}",), ("sudo ip link set lo up",)
@@ -141,16 +135,5 @@ def _names(host: Host, target: Target) -> Iterator[Finding]:
         yield Finding("problem", what, (answer,), (fix,))
 
 
-def _meets_no_rank(target: Target) -> str:
-    plan = target.plan
-    alone = plan is not None and plan.topology.world_size == 1 and plan.rendezvous == "auto"
-    return "one process needs no rendezvous" if alone else ""
-
-
-def _looks_up_no_name(target: Target) -> str:
-    alone = target.plan is not None and target.plan.topology.world_size == 1
-    return "one process looks up no name" if alone else ""
-
-
-PORTS = Check("ports", "ports", 3.0, ports, _meets_no_rank, fast=True)
-HOST_NAMES = Check("host-names", "host names", NAMES_LIMIT, host_names, _looks_up_no_name)
+PORTS = Check("ports", "ports", 3.0, ports, fast=True)
+HOST_NAMES = Check("host-names", "host names", NAMES_LIMIT, host_names)

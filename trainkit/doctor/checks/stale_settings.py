@@ -88,51 +88,46 @@ def _leaks(host: Host, target: Target) -> Iterator[Finding]:
 
 
 def _strays(host: Host, target: Target) -> Iterator[Finding]:
-    """One finding for each row that fits; variables that the plan sets or takes by the recipe's wish are no strays."""
-    decided = (
-        {name for name, _ in target.plan.environment.set} | set(target.plan.environment.take) if target.plan else set()
-    )
+    """One finding for each row that fits; variables that the plan sets or takes are left out."""
+    decided: set[str] = set()
+    if target.plan:
+        decided = {name for name, _ in target.plan.environment.set} | set(target.plan.environment.take)
+    affected = {"any": True, "cuda": target.cuda, "several": target.ranks > 1}
     met: dict[Stray, list[str]] = {}
     for name, value in sorted(host.environ.items()):
         row = next((row for row in STRAYS if matching(name, row.pattern)), None)
         leaks = any(matching(name, pattern) for pattern in LEAKS)
-        if row and value not in row.harmless and name not in decided - OWN and not leaks:
+        if row and affected[row.on] and value not in row.harmless and name not in decided - OWN and not leaks:
             met.setdefault(row, []).append(name)
-    affected = {"any": True, "cuda": target.cuda, "several": target.ranks > 1}
     for row, names in met.items():
-        if affected[row.on]:
-            evidence = tuple(_shown(name, host.environ[name]) for name in names)
-            keep = f"      # or, if you need it, in the recipe: env_from: [{', '.join(names)}]"
-            fix = f"unset {' '.join(names)}{keep if row.level == 'warning' else ''}"
-            yield Finding(row.level, f"{', '.join(names)}: {row.effect}", evidence, (fix,))
+        evidence = tuple(_shown(name, host.environ[name]) for name in names)
+        keep = f"      # or, if you need it, in the recipe: env_from: [{', '.join(names)}]"
+        fix = f"unset {' '.join(names)}{keep if row.level == 'warning' else ''}"
+        yield Finding(row.level, f"{', '.join(names)}: {row.effect}", evidence, (fix,))
 
 
 def _files(host: Host, target: Target) -> Iterator[Finding]:
-    for path in accelerate_configs(host):
-        what = "`accelerate launch` by hand reads this file unasked; trainkit always names its own"
-        yield Finding("note", what, (str(path),), (_aside(path),))
-    name = host.environ.get("DS_ENV_FILE", ".deepspeed_env")
-    for path in dict.fromkeys((host.home / name, host.folder / name)):
+    """Of the working folder, the home folder, its caches, and /etc."""
+    # The names that accelerate takes as its default (accelerate, commands/config/config_args.py).
+    cache = Path(host.environ.get("XDG_CACHE_HOME") or host.home / ".cache")
+    accelerate = Path(host.environ.get("HF_HOME") or cache / "huggingface", "accelerate")
+    exported = host.environ.get("DS_ENV_FILE", ".deepspeed_env")
+    read = {
+        "`accelerate launch` by hand reads this file unasked; trainkit always names its own": [
+            accelerate / "default_config.yaml", accelerate / "default_config.json"
+        ],
+        "`deepspeed` by hand exports what it holds to other nodes; trainkit's plans do not read it": dict.fromkeys(
+            (host.home / exported, host.folder / exported)
+        ),
+    }  # fmt: skip
+    for what, path in ((what, path) for what, paths in read.items() for path in paths):
         if path.is_file():
-            what = "`deepspeed` by hand exports what it holds to other nodes; trainkit's plans do not read it"
-            yield Finding("note", what, (str(path),), (_aside(path),))
+            quoted = shlex.quote(str(path))
+            yield Finding("note", what, (str(path),), (f"mv {quoted} {quoted}.off      # unless you need it",))
     for path in (host.home / ".nccl.conf", host.under("/etc/nccl.conf")):
         if target.cuda and path.is_file():
             what = "NCCL reads it in every rank, and trainkit cannot keep it out"
             yield Finding("warning", what, (str(path),), (f"cat {shlex.quote(str(path))}      # still needed?",))
-
-
-def accelerate_configs(host: Host) -> list[Path]:
-    """The files that accelerate takes as its default (accelerate, commands/config/config_args.py)."""
-    environ = host.environ
-    cache = Path(environ.get("XDG_CACHE_HOME") or host.home / ".cache")
-    folder = Path(environ.get("HF_HOME") or cache / "huggingface") / "accelerate"
-    return [path for name in ("default_config.yaml", "default_config.json") if (path := folder / name).is_file()]
-
-
-def _aside(path: Path) -> str:
-    quoted = shlex.quote(str(path))
-    return f"mv {quoted} {quoted}.off      # unless you need it"
 
 
 STALE_SETTINGS = Check("settings", "stale settings", 3.0, run, fast=True)

@@ -21,7 +21,7 @@ def notices(context: Context) -> Iterator[Notice]:
     installed, own = version(context), own_flags(context)
     if at_least(installed, BEYOND):  # one that is missing or too old is a missing package
         what = f"transformers {installed} is newer than trainkit knows: its settings may have other names"
-        yield Notice("blocker", what, f"Run: pip install 'transformers<{BEYOND}'")
+        yield Notice("blocker", what, f"pip install 'transformers<{BEYOND}'")
     yield from _gone(context)
     push, strategy = own.get("push_to_hub"), own.get("hub_strategy")
     chosen = strategy.values[0] if strategy and strategy.values else "every_save"

@@ -58,7 +58,7 @@ def notices(context: Context) -> Iterator[Notice]:
         return
     if not can(OPTIMIZER, context):
         what = f"transformers {version(context)} lacks {OPTIMIZER}; Trainer fails before step 1"
-        yield Notice("blocker", what, f"Run: pip install 'transformers<{UNTIL[OPTIMIZER]}'")
+        yield Notice("blocker", what, f"pip install 'transformers<{UNTIL[OPTIMIZER]}'")
     if is_spmd(context):
         what = (
             "Trainer shards the output of a causal language model, or a tensor or tuple of three dimensions; with "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ def probe(path: Iterable[str] | None = None) -> Mapping[str, Any]:
     """Version by distribution name. path: folders to look in, first wins; by default those of the interpreter."""
     found: dict[str, str] = {}
     for folder in sys.path if path is None else path:
-        for name, version in _distributions(folder or "."):
+        for name, version in distributions(folder or "."):
             if name in PACKAGES or name.startswith(NCCL):
                 found.setdefault(name, version)
     nccl = [found.pop(name) for name in sorted(found) if name.startswith(NCCL)]
@@ -47,7 +47,8 @@ def probe_torch(path: Iterable[str] | None = None) -> Mapping[str, TorchBuild | 
     return {"torch": None}
 
 
-def _distributions(folder: str) -> Iterable[tuple[str, str]]:
+def distributions(folder: str) -> Iterator[tuple[str, str]]:
+    """Name and version of what is installed in a folder, by the names of its metadata folders."""
     try:
         names = os.listdir(folder)  # noqa: PTH208 - names are all that is needed, and a site folder has hundreds
     except OSError:  # zip files and folders that are gone are on sys.path too
@@ -55,4 +56,9 @@ def _distributions(folder: str) -> Iterable[tuple[str, str]]:
     for entry in names:
         match = _FOLDER.match(entry)
         if match:
-            yield re.sub(r"[-_.]+", "-", match["name"]).lower(), match["version"]
+            yield canonical(match["name"]), match["version"]
+
+
+def canonical(name: str) -> str:
+    """The form in which names of distributions are compared (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
