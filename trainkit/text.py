@@ -1,6 +1,8 @@
-"""Numbers with their nouns and sizes with their units, for the sentences of plans and findings."""
+"""Numbers with their nouns, sizes with their units, and tables: for the sentences of plans and findings."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -16,3 +18,11 @@ def format_size(size: int) -> str:
         if size >= unit:
             return f"{size / unit:.3g} {name}" if size < 100 * unit else f"{size / unit:.0f} {name}"
     return f"{size} bytes"
+
+
+def table(rows: Iterable[Sequence[str]]) -> str:
+    """The rows below each other, a line each, with their columns aligned to the left."""
+    cells = list(rows)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
+    return "".join(f"{line.rstrip()}\n" for line in lines)

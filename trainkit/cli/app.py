@@ -14,8 +14,8 @@ from trainkit.errors import UsageError
 from trainkit.lazy import load
 
 _LAUNCHED = "RECIPE [OVERRIDE]... [-- PROGRAM ARGUMENTS]"
-# Name -> where the function is, how its words are read, and what its usage line says of them. In the order of the help.
-COMMANDS: Mapping[str, tuple[str, type[Command], str]] = {
+# Name -> where the function is, how its argv is read, and what its usage line says of that. In the order of the help.
+COMMANDS: Mapping[str, tuple[str, type[Command | CommandGroup], str]] = {
     "run": ("run:run", LaunchCommand, _LAUNCHED),
     "plan": ("plan:plan", LaunchCommand, _LAUNCHED),
     "bench": ("bench:bench", LaunchCommand, _LAUNCHED),
@@ -31,8 +31,8 @@ COMMANDS: Mapping[str, tuple[str, type[Command], str]] = {
     "doctor": ("doctor:doctor", RecipeCommand, "[RECIPE] [OVERRIDE]..."),
     "export": ("export:export", Command, ""),
     "import": ("import_:import_", ImportCommand, "FILE [-- SCRIPT WORDS...] | COMMAND..."),
+    "runs": ("runs:app", CommandGroup, ""),
 }
-GROUPS: Mapping[str, str] = {"runs": "runs:app"}
 
 # Typer brings its own copy of click, or uses the installed one, by its version: the class is known by its heir only.
 WRONG_USAGE: type[Exception] = typer.BadParameter.__mro__[1]
@@ -45,17 +45,18 @@ class LazyCommands(CommandGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """All names."""
-        return [*COMMANDS, *GROUPS]
+        return [*COMMANDS]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command; None where there is none of this name."""
-        if cmd_name in GROUPS:
-            return typer.main.get_command(load(f"trainkit.cli.commands.{GROUPS[cmd_name]}"))
         if cmd_name not in COMMANDS:
             return None
         place, cls, arguments = COMMANDS[cmd_name]
+        found = load(f"trainkit.cli.commands.{place}")
+        if issubclass(cls, CommandGroup):
+            return typer.main.get_command(found)
         alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        alone.command(cmd_name, cls=cls)(load(f"trainkit.cli.commands.{place}"))
+        alone.command(cmd_name, cls=cls)(found)
         command: Any = typer.main.get_command(alone)
         command.arguments = arguments
         return command
@@ -93,9 +94,11 @@ def invoke(arguments: Sequence[str]) -> int:
 
     Usage errors end with code 2. Raises BrokenPipeError when the reader of the output is gone.
     """
-    words, program = split_program(arguments)
+    argv = list(arguments)
+    # What follows the first `--` belongs to the program, untouched.
+    at = argv.index("--") if "--" in argv else len(argv)
     try:
-        code = app(list(words), prog_name="trainkit", obj=program, standalone_mode=False)
+        code = app(argv[:at], prog_name="trainkit", obj=tuple(argv[at + 1 :]), standalone_mode=False)
     except typer.Abort as abort:  # Ctrl-C or Ctrl-D at a question
         raise KeyboardInterrupt from abort
     except WRONG_USAGE as error:
@@ -107,15 +110,6 @@ def invoke(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def split_program(arguments: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Split at the first `--`: what follows belongs to the program, untouched."""
-    words = tuple(arguments)
-    if "--" not in words:
-        return words, ()
-    at = words.index("--")
-    return words[:at], words[at + 1 :]
-
-
 def usage_error(error: Any) -> UsageError:
     """What Typer finds wrong, with a next step: the nearest command or option, or where the help is.
 
@@ -123,21 +117,14 @@ def usage_error(error: Any) -> UsageError:
     """
     if type(error).__name__ == "NoArgsIsHelpError":
         return UsageError(())
-    message = _ADVICE.sub("", error.format_message()).rstrip(". ")
-    context = error.ctx
-    near = _nearest(message, context)
+    message, context, near = _ADVICE.sub("", error.format_message()).rstrip(". "), error.ctx, []
+    unknown = _WORD.search(message)
+    if unknown and context and message.startswith("No such"):
+        import difflib
+
+        options = [name for each in context.command.params for name in each.opts]
+        commands = context.command.list_commands(context) if isinstance(context.command, CommandGroup) else []
+        near = difflib.get_close_matches(unknown[0].strip("'"), [*commands, *options], n=1)
     path = context.command_path if context else "trainkit"
-    hint = f"did you mean {near}?" if near else f"`{path} --help` shows what there is"
+    hint = f"did you mean {near[0]}?" if near else f"`{path} --help` shows what there is"
     return UsageError(f"{message[:1].lower()}{message[1:]}", hint=hint)
-
-
-def _nearest(message: str, context: Any) -> str:
-    """A command or option that looks like the unknown word of the message."""
-    word = _WORD.search(message)
-    if not word or not context or not message.startswith("No such"):
-        return ""
-    import difflib
-
-    options = [name for each in context.command.params for name in each.opts]
-    commands = context.command.list_commands(context) if isinstance(context.command, CommandGroup) else []
-    return next(iter(difflib.get_close_matches(word[0].strip("'"), [*commands, *options], n=1)), "")

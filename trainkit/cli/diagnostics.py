@@ -70,9 +70,7 @@ def _source_lines(origin: Origin, caret: str) -> list[str]:
     start = max(origin.column - 1 - _WIDTH // 2, 0) if len(origin.text) > _WIDTH else 0
     shown = origin.text[start : start + _WIDTH]
     number = str(origin.line)
-    # A tab before the caret is repeated: the caret stands below its character whatever the tab width.
+    # A tab before the caret is repeated: the caret stays below its character whatever the tab width.
     lead = "".join("\t" if char == "\t" else " " for char in shown[: origin.column - 1 - start])
-    return [
-        f"  {number} | {''.join(c if c.isprintable() or c == chr(9) else '�' for c in shown)}",
-        f"  {' ' * len(number)} | {lead}{caret}",
-    ]
+    shown = "".join(char if char.isprintable() or char == "\t" else "\ufffd" for char in shown)
+    return [f"  {number} | {shown}", f"  {' ' * len(number)} | {lead}{caret}"]

@@ -12,8 +12,8 @@ from trainkit.files import write_atomically
 
 # One byte more than a recipe may have shows that it is too long; a device or a huge file must not be read to its end.
 _READ_LIMIT = 4 * 1024 * 1024 + 1
+MODELINE = "# yaml-language-server: $schema="  # the comment that leads editors to a schema
 MACHINES = "machines"  # profiles to plan for (`--on`), which no recipe extends
-_SUFFIXES = (".yaml", ".yml")
 
 
 class Disk:
@@ -44,10 +44,11 @@ class Disk:
     @cache  # noqa: B019 - there is one for each command
     def shipped(self) -> Mapping[str, str]:
         """Presets as ``strategy/fsdp``, recipes as ``recipes/quickstart``."""
-        configs, recipes = self._root / "configs", self._root / "recipes"
-        presets = (path for path in _yaml_files(configs) if path.parent.name != MACHINES)
-        found = {_name(path, configs): str(path) for path in presets}
-        found |= {f"recipes/{_name(path, recipes)}": str(path) for path in _yaml_files(recipes)}
+        found = {}
+        for folder, prefix in ((self._root / "configs", ""), (self._root / "recipes", "recipes/")):
+            for path in folder.rglob("*"):
+                if path.suffix in (".yaml", ".yml") and path.parent.name != MACHINES and path.is_file():
+                    found[prefix + path.relative_to(folder).with_suffix("").as_posix()] = str(path)
         return dict(sorted(found.items()))
 
 
@@ -56,14 +57,6 @@ def shipped_root() -> Path:
     package = Path(__file__).resolve().parent.parent
     installed = package / "shipped"
     return installed if installed.is_dir() else package.parent
-
-
-def _yaml_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.suffix in _SUFFIXES and path.is_file())
-
-
-def _name(path: Path, folder: Path) -> str:
-    return path.relative_to(folder).with_suffix("").as_posix()
 
 
 def schema_uri() -> str:

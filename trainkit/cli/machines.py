@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trainkit.cli.disk import MACHINES, shipped_root
 from trainkit.errors import UsageError
 from trainkit.machine.facts import FACTS_VERSION, Facts
+from trainkit.text import GIB
 
 LONGEST = 16 * 1024 * 1024  # bytes; the facts of the largest machine take a hundredth
 # Versions of a profile's machine where this one lacks the package: the newest that trainkit is tested with.
@@ -31,15 +33,16 @@ def machine_facts(word: str | None) -> Facts:
 
     Raises UsageError for what is neither.
     """
-    import yaml
-
-    from trainkit.machine.probe import probe
-    from trainkit.recipe.validation.suggestions import nearest
-
     if word is None:
+        from trainkit.machine.probe import probe
+
         return probe()
     if word.endswith(".json") or Path(word).is_file():
         return replace(Facts.from_json(_read(word)), origin=word)
+    import yaml
+
+    from trainkit.recipe.validation.suggestions import nearest
+
     found = profiles()
     if word not in found:
         near = nearest(word, found)
@@ -50,9 +53,7 @@ def machine_facts(word: str | None) -> Facts:
 
 def profiles() -> dict[str, Path]:
     """The shipped profiles by name."""
-    from trainkit.cli.disk import shipped_root
-
-    folder = shipped_root() / "configs" / "machines"
+    folder = shipped_root() / "configs" / MACHINES
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
@@ -77,7 +78,11 @@ def profile_facts(name: str, profile: Mapping[str, Any]) -> Facts:
     """
     from trainkit.machine.probes import packages
 
-    data = {key: value for key, value in profile.items() if key not in {"cards", "memory_gib"}}
+    data = dict(profile)
+    data["memory_total"] = int(data.pop("memory_gib") * GIB)
+    card = dict(data.pop("cards", {"count": 0, "memory_gib": 0}))
+    card |= dict.fromkeys(("memory_total", "memory_free"), int(card.pop("memory_gib") * GIB))
+    count = card.pop("count")
     here = {key: value.partition("+")[0] for key, value in packages.probe()["packages"].items()}
     return Facts.from_json(
         {
@@ -87,16 +92,9 @@ def profile_facts(name: str, profile: Mapping[str, Any]) -> Facts:
             "hostname": name,
             "python": ".".join(map(str, sys.version_info[:3])),
             "executable": "python",
-            "memory_total": int(profile["memory_gib"] * 2**30),
             "packages": {**VERSIONS, **here},
-            "gpus": [_card(index, profile["cards"]) for index in range(profile.get("cards", {}).get("count", 0))],
+            "gpus": [{"index": index, "uuid": f"profile-{index}", **card} for index in range(count)],
             "origin": f"profile {name}",
             **data,
         }
     )
-
-
-def _card(index: int, profile: Mapping[str, Any]) -> dict[str, Any]:
-    memory = int(profile["memory_gib"] * 2**30)
-    card = {key: value for key, value in profile.items() if key not in {"count", "memory_gib"}}
-    return {"index": index, "uuid": f"profile-{index}", "memory_total": memory, "memory_free": memory, **card}

@@ -25,6 +25,7 @@ On = Annotated[
         help="Another machine than this: a file that `trainkit facts` made there, or a profile such as 8xh100.",
     ),
 ]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 Root = Annotated[str, typer.Option("--root", metavar="FOLDER", help="The recipes' output.root.")]
 
 _NARROWEST, _WIDEST = 40, 100  # columns of the text below the options
@@ -43,7 +44,7 @@ class _Switches:
 
 
 class Command(_Switches, TyperCommand):
-    """A command of trainkit's. arguments: what its usage line shows behind the options that are declared."""
+    """A command of trainkit's. arguments: what its usage line shows behind the declared options."""
 
     arguments: str = ""
 
@@ -61,36 +62,27 @@ class RecipeCommand(Command):
 
     ignore_unknown_options = True
     allow_extra_args = True
-    override = (
-        "OVERRIDE is section.key=value (`trainkit schema --reference` lists the keys), or a flag that Hugging Face "
-        "users know (`trainkit schema --flags` lists them)."
-    )
+    lists_flags = False
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the options as Typer does, then what overrides are."""
         super().format_help(ctx, formatter)
         width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
-        text = textwrap.fill(self.override, width - 1, initial_indent=" ", subsequent_indent=" ")
-        typer.echo(f"{text}\n{self.flags(width)}", nl=False)
+        flags = "a flag that Hugging Face users know (`trainkit schema --flags` lists them)."
+        if self.lists_flags:
+            flags = "one of these flags, which Hugging Face users know (`-` and `_` are the same):"
+        override = f"OVERRIDE is section.key=value (`trainkit schema --reference` lists the keys), or {flags}"
+        typer.echo(textwrap.fill(override, width - 1, initial_indent=" ", subsequent_indent=" "))
+        if self.lists_flags:  # as the schema has them, so they can't drift
+            from trainkit.flags.registry import flag_reference
 
-    def flags(self, width: int) -> str:
-        """What is listed below the text; nothing."""
-        return ""
+            typer.echo(f"\n{flag_reference(width)}", nl=False)
 
 
 class LaunchCommand(RecipeCommand):
-    """A command whose help also lists the override flags; they are read from the schema, so they can't drift."""
+    """A command whose help also lists the override flags."""
 
-    override = (
-        "OVERRIDE is section.key=value (`trainkit schema --reference` lists the keys), or one of these flags, "
-        "which Hugging Face users know (`-` and `_` are the same):"
-    )
-
-    def flags(self, width: int) -> str:
-        """Every flag, with the keys that it sets."""
-        from trainkit.flags.registry import flag_reference
-
-        return f"\n{flag_reference(width)}"
+    lists_flags = True
 
 
 class ImportCommand(Command):

@@ -15,11 +15,12 @@ from trainkit.errors import UsageError
 from trainkit.lazy import call
 
 if TYPE_CHECKING:
+    import typer
+
     from trainkit.machine.facts import Facts
     from trainkit.plan.model import Planned
     from trainkit.planner.resume import SavedCheckpoint
     from trainkit.recipe.resolved import Resolved
-    from trainkit.recipe.schema import Recipe
     from trainkit.runner.execute import RunRequest
 
 # Imported at first use: `check` never plans, and the help of a command resolves nothing.
@@ -78,15 +79,13 @@ def split_words(words: Sequence[str], *, most: int, what: str) -> Words:
     return Words(tuple(positional), tuple(overrides))
 
 
-def resolve_line(
-    command: str, words: Sequence[str], presets: Sequence[str], program: Sequence[str], variant: str | None = None
-) -> Resolved:
+def resolve_line(context: typer.Context, presets: Sequence[str] | None, variant: str | None = None) -> Resolved:
     """Resolve the words of a `run` or `plan` line: one recipe (or presets or a program in its place) and overrides."""
-    line = split_words(words, most=1, what="one recipe")
+    line = split_words(context.args, most=1, what="one recipe")
     if not line.positional and not replaces_recipe(line.overrides, presets):
-        raise no_recipe(f"{command} RECIPE")
+        raise no_recipe(f"{context.info_name} RECIPE")
     recipe = line.positional[0] if line.positional else None
-    return show_warnings(resolve_request(recipe, line.overrides, presets, program, variant))
+    return show_warnings(resolve_request(recipe, line.overrides, presets, context.obj, variant))
 
 
 def no_recipe(usage: str) -> UsageError:
@@ -94,7 +93,7 @@ def no_recipe(usage: str) -> UsageError:
     return UsageError("no recipe is named", hint=f"trainkit {usage}; `trainkit ls` shows the shipped ones")
 
 
-def replaces_recipe(overrides: Sequence[str], presets: Sequence[str]) -> bool:
+def replaces_recipe(overrides: Sequence[str], presets: Sequence[str] | None) -> bool:
     """Whether a line without a recipe says what to run."""
     return bool(presets) or any(each.startswith(PROGRAM) for each in overrides)
 
@@ -107,8 +106,8 @@ def show_warnings(resolved: Resolved) -> Resolved:
 
 def resolve_request(
     recipe: str | None,
-    overrides: Sequence[str],
-    presets: Sequence[str],
+    overrides: Sequence[str] = (),
+    presets: Sequence[str] | None = None,
     program: Sequence[str] = (),
     variant: str | None = None,
 ) -> Resolved:
@@ -122,7 +121,7 @@ def resolve_request(
     request = Request(
         recipe=find_recipe(recipe, disk) if recipe is not None else None,
         cwd=working_folder(),
-        presets=tuple(presets),
+        presets=tuple(presets or ()),
         overrides=tuple(overrides),
         arguments=tuple(program),
         environ=dict(os.environ),
@@ -146,25 +145,24 @@ def find_recipe(word: str, disk: Disk) -> str:
     return word
 
 
-def plan_words(resolved: Resolved, facts: Facts | None = None) -> Planned:
+def plan_recipe(resolved: Resolved, facts: Facts | None = None) -> Planned:
     """Plan a resolved recipe for this machine, with the checkpoints that earlier runs of its name left.
 
     facts: of this machine, where they are known already.
     """
     from trainkit.machine.probe import probe
 
-    return build_plan(resolved, facts or probe(), _earlier_checkpoints(resolved.recipe))
+    recipe, resume = resolved.recipe, resolved.recipe.checkpoint.resume
+    earlier: list[SavedCheckpoint] = []
+    if resume != "never":  # else the reader of run directories is not even imported
+        from trainkit.runner.rundir.checkpoints import named_checkpoint, saved_checkpoints, trainer_checkpoints
 
-
-def _earlier_checkpoints(recipe: Recipe) -> list[SavedCheckpoint]:
-    resume = recipe.checkpoint.resume
-    if resume == "never":  # the reader of run directories is not even imported
-        return []
-    from trainkit.runner.rundir.checkpoints import named_checkpoint, saved_checkpoints, trainer_checkpoints
-
-    if recipe.program.kind == "hf":
-        return trainer_checkpoints(recipe.output.root, recipe.name) if resume == "auto" else []
-    return saved_checkpoints(recipe.output.root, recipe.name) if resume == "auto" else named_checkpoint(resume)
+        saved = trainer_checkpoints if recipe.program.kind == "hf" else saved_checkpoints
+        if resume == "auto":
+            earlier = saved(recipe.output.root, recipe.name)
+        elif recipe.program.kind != "hf":
+            earlier = named_checkpoint(resume)
+    return build_plan(resolved, facts or probe(), earlier)
 
 
 def run_request(

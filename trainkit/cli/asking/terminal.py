@@ -15,8 +15,8 @@ from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.vt100 import Vt100_Output
 from questionary.prompts.common import InquirerControl
 
-from trainkit.cli.asking import page
-from trainkit.wizard.question import Choice, Question
+from trainkit.cli.asking.conversation import BACK, WHY, columns, cut, head, proposal, row
+from trainkit.wizard.question import Question
 
 _STYLE = questionary.Style(
     [("qmark", ""), ("question", "bold"), ("instruction", ""), ("pointer", "bold"), ("highlighted", "bold")]
@@ -51,14 +51,17 @@ class TerminalAsker:
         return self._select(question, number) if question.choices else self._type(question, number)
 
     def _select(self, question: Question, number: int) -> str:
-        rows: list[Any] = [questionary.Choice(self._row(choice, question), choice.word) for choice in question.choices]
+        rows: list[Any] = []
+        for choice in question.choices:
+            line = _Line(cut(row(choice, columns(question)), self.width - 5))
+            line.word = choice.word
+            rows.append(questionary.Choice(line, choice.word))
         if question.expected:
-            rows.append(questionary.Separator(page.cut(f"or type {question.expected}", self.width - 4)))
-        words = [choice.word for choice in question.choices]
+            rows.append(questionary.Separator(cut(f"or type {question.expected}", self.width - 4)))
         source = f"({question.default}: {question.source})" if question.source else " "
-        if len(source) + len(page.head(question, number)) > self.width - 3:
+        if len(source) + len(head(question, number)) > self.width - 3:
             source = " "
-        if question.default and question.default not in words:
+        if question.default and question.default not in {choice.word for choice in question.choices}:
             rows.insert(0, questionary.Choice(question.default, question.default))
         prompt = questionary.select(
             question.text, rows, question.default or None, qmark=f"{number}.", instruction=source, style=_STYLE,
@@ -67,10 +70,12 @@ class TerminalAsker:
         application = prompt.application
         control = next(each for each in application.layout.find_all_controls() if isinstance(each, InquirerControl))
         own = KeyBindings()
-
-        @own.add("c-d", eager=True)
-        def _leave(event: Any) -> None:
-            event.app.exit(exception=EOFError)  # Ctrl-D leaves a list as it leaves a line
+        # Eager: questionary gives these keys another meaning, or filters the list by them.
+        own.add("c-d", eager=True)(
+            lambda event: event.app.exit(exception=EOFError)
+        )  # leaves a list as it leaves a line
+        for key in (WHY, BACK):
+            own.add(key, eager=True)(_giving(key))
 
         @own.add("enter", eager=True)
         def _accept(event: Any) -> None:
@@ -78,25 +83,18 @@ class TerminalAsker:
             meant = not typed or (control.found_in_search and (pointed.startswith(typed) or not question.expected))
             event.app.exit(result=pointed if meant else typed)
 
-        for key in ("?", "<"):
-            own.add(key, eager=True)(_giving(key))
         application.key_bindings = merge_key_bindings([application.key_bindings or KeyBindings(), own])
         return str(prompt.unsafe_ask())
-
-    def _row(self, choice: Choice, question: Question) -> _Line:
-        row = _Line(page.cut(page.row(choice, page.columns(question)), self.width - 5))
-        row.word = choice.word
-        return row
 
     def _type(self, question: Question, number: int) -> str:
         bindings, application = KeyBindings(), None
         empty = Condition(lambda: application is not None and not application.current_buffer.text)
-        for key in ("?", "<"):
+        for key in (WHY, BACK):
             bindings.add(key, filter=empty, eager=True)(_giving(key))
-        shown = page.proposal(question) or f"for example {question.expected}"
+        shown = proposal(question) or f"for example {question.expected}"
         prompt = questionary.text(
             question.text, qmark=f"{number}.", style=_STYLE, key_bindings=bindings,
-            placeholder=page.cut(shown, self.width - len(page.head(question, number)) - 2), **self.look,
+            placeholder=cut(shown, self.width - len(head(question, number)) - 2), **self.look,
         )  # fmt: skip
         application = prompt.application
         return str(prompt.unsafe_ask())

@@ -9,8 +9,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainkit.cli.asking import page
-from trainkit.cli.asking.conversation import BACK, Asker, LineAsker, confirm, converse, say
+from trainkit.cli.asking.conversation import BACK, GREETING, Asker, LineAsker, confirm, converse, say, wrapped
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.disk import schema_uri, write_file
 from trainkit.errors import RecipeError, UsageError
@@ -50,13 +49,13 @@ def take_defaults(session: Session, job: Job) -> None:
             key = topic.keys[0] if topic else ""
             raise UsageError(f"{question.text} Nothing can be proposed: {outcome.what}", hint=f"add --set {key}=…")
         session = outcome
-    write(job.finish(session), job.target, _elsewhere(session))
+    write(job.finish(session), job.target, session)
 
 
 def ask_and_write(session: Session, job: Job) -> int:
     """The conversation; returns the exit code."""
     asker = _asker()
-    say(page.wrapped(page.GREETING, asker.width, "", ""))
+    say(wrapped(GREETING, asker.width, "", ""))
     try:
         while True:
             for reached in converse(session, asker):
@@ -106,26 +105,21 @@ def _decide(finished: Finished, session: Session, job: Job, asker: Asker) -> str
         if word != "yes":
             return word
         try:
-            write(finished, job.target, _elsewhere(session))
+            write(finished, job.target, session)
         except UsageError as error:
             show_diagnostics(error.diagnostics)
         else:
             return word
 
 
-def write(finished: Finished, target: Path, elsewhere: str) -> None:
+def write(finished: Finished, target: Path, session: Session) -> None:
     """Write the recipe, whole or not at all, and say what comes next."""
     write_file(target, finished.text, OTHER_FILE)
-    there = f", on {elsewhere}" if elsewhere else ""
+    facts = session.view.facts
+    there = f", on {facts.hostname or facts.origin}" if facts.origin else ""  # which is then not this machine
     sys.stdout.write(f"{target} is written. Next{there}: trainkit run {shlex.quote(str(target))}\n")
     for notice in finished.plan.blockers:
         sys.stdout.write(f"Before it can run{there}: {notice.what}: {notice.hint}\n")
-
-
-def _elsewhere(session: Session) -> str:
-    """The machine that the recipe is for, where it is not this one."""
-    facts = session.view.facts
-    return facts.hostname or facts.origin if facts.origin else ""
 
 
 def _keep(session: Session, job: Job) -> None:
@@ -147,10 +141,10 @@ def _keep(session: Session, job: Job) -> None:
 
 
 def _free(target: Path) -> Path:
-    """The path, or the next one with a number where another file is."""
+    """The path, or the next one with a number where another file is than answers of an earlier call."""
     number = 1
     found = target
-    while _exists(found) and not _is_ours(found):
+    while _exists(found) and not _holds_answers(found):
         number += 1
         found = target.with_name(f"{target.name.removesuffix('.yaml')}-{number}.yaml")
     return found
@@ -160,7 +154,7 @@ def _exists(target: Path) -> bool:
     return os.path.exists(target)  # noqa: PTH110 - Path.exists raises where it may not look; writing reports that
 
 
-def _is_ours(found: Path) -> bool:
+def _holds_answers(found: Path) -> bool:
     try:
         return found.read_text(encoding="utf-8", errors="replace").startswith(ANSWERS)
     except OSError:  # a folder, or a file that is not for us to read

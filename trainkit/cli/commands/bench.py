@@ -6,7 +6,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,7 @@ import typer
 
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.options import Json, Presets
-from trainkit.cli.pipeline import no_recipe, plan_words, resolve_request, run_request, show_warnings, split_words
+from trainkit.cli.pipeline import no_recipe, plan_recipe, resolve_request, run_request, show_warnings, split_words
 from trainkit.errors import ExitCode, MachineError, RecipeError, UsageError
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def bench(
     if not no_plot and not can_plot():
         hint = "pip install 'trainkit[bench]', or leave the plot out with --no-plot"
         raise MachineError("the plot needs matplotlib, which is not installed", hint=hint)
-    setup, root = prepare(context, presets or (), only, with_base=not no_base, repeat=repeat)
+    setup, root = prepare(context, presets, only, with_base=not no_base, repeat=repeat)
     folder = output or root / f"bench-{time.strftime('%Y%m%d-%H%M%S')}"
     console = Terminal(dict(os.environ))
     found, stopped_by = run_all(setup, folder, console)
@@ -74,7 +75,7 @@ def bench(
 
 
 def prepare(
-    context: typer.Context, presets: Sequence[str], only: str | None, *, with_base: bool, repeat: int
+    context: typer.Context, presets: Presets, only: str | None, *, with_base: bool, repeat: int
 ) -> tuple[Setup, Path]:
     """Everything that will run, planned before anything does, and the folder of the recipe's runs.
 
@@ -86,19 +87,17 @@ def prepare(
     line = split_words(context.args, most=1, what="one recipe")
     if not line.positional:
         raise no_recipe("bench RECIPE")
-    word = line.positional[0]
     overrides = (AFRESH, *line.overrides)
-    base = show_warnings(resolve_request(word, overrides, presets, context.obj))
-    names = chosen(only, base.variants)
-    resolved = [(name, resolve_request(word, overrides, presets, context.obj, name)) for name in names]
+    resolve = partial(resolve_request, line.positional[0], overrides, presets, context.obj)
+    base = show_warnings(resolve())
+    resolved = {BASE: base} if with_base else {}
+    resolved |= {name: resolve(name) for name in chosen(only, base.variants)}
     # The base's warnings have been shown; each variant repeats them.
-    added = (each for _, variant in resolved for each in variant.warnings if each not in base.warnings)
+    added = (each for variant in resolved.values() for each in variant.warnings if each not in base.warnings)
     show_diagnostics(dict.fromkeys(added))
-    if with_base:
-        resolved.insert(0, (BASE, base))
     if not resolved:
         raise UsageError("nothing is left to run", hint="leave out --no-base, or name variants with --only")
-    candidates = [candidate(name, base.variants.get(name, ""), each) for name, each in resolved]
+    candidates = [candidate(name, base.variants.get(name, ""), each) for name, each in resolved.items()]
     plan = next((each.request.planned.plan for each in candidates if each.request), None)
     memory: MemoryKind = "gpu" if plan and plan.topology.device == "cuda" else "rss"
     setup = Setup(base.recipe.name, machine(plan), memory, BASE, candidates, repeat)
@@ -113,29 +112,28 @@ def chosen(only: str | None, variants: Mapping[str, str]) -> list[str]:
         raise UsageError("the recipe has no variants to compare", hint="give it some below `variants:`")
     if only is None:
         return list(variants)
-    wanted = [name.strip() for name in only.split(",") if name.strip()]
-    for name in wanted:
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    for name in names:
         if name not in variants:
             near = nearest(name, variants)
             hint = f"did you mean {near}?" if near else f"its variants are: {', '.join(variants)}"
             raise UsageError(f"the recipe has no variant {name!r}", hint=hint)
-    return [name for name in variants if name in wanted]
+    return [name for name in variants if name in names]
 
 
 def candidate(name: str, description: str, resolved: Resolved) -> Candidate:
     """One recipe, planned; what cannot be planned, or not run here, is refused with the reason."""
     from trainkit.bench.bench import Candidate
 
+    def request(planned: Planned) -> RunRequest:
+        return run_request(planned, resolved, lambda: request(plan_recipe(resolved)))
+
     try:
-        planned = plan_words(resolved)
+        planned = plan_recipe(resolved)
     except (RecipeError, MachineError) as error:
         return Candidate(name, description, None, str(error))
     if blockers := planned.plan.blockers:
         return Candidate(name, description, None, "; ".join(notice.what for notice in blockers))
-
-    def request(planned: Planned) -> RunRequest:
-        return run_request(planned, resolved, lambda: request(plan_words(resolved)))
-
     return Candidate(name, description, request(planned))
 
 
@@ -143,9 +141,8 @@ def machine(plan: Plan | None) -> str:
     """What the runs used, in words, for the heading of table and plot."""
     from trainkit.machine.probe import probe
 
-    facts = probe()
     if plan is None or plan.topology.device != "cuda":
-        device = plan.topology.device if plan else "cpu"
-        return f"{device} ({facts.cpu_cores} cores, {facts.machine})"
+        facts = probe()
+        return f"{plan.topology.device if plan else 'cpu'} ({facts.cpu_cores} cores, {facts.machine})"
     names = [card.name for card in plan.cards]
     return " + ".join(f"{names.count(name)} \N{MULTIPLICATION SIGN} {name}" for name in dict.fromkeys(names)) or "cuda"

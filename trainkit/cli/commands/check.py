@@ -23,12 +23,12 @@ def check(context: typer.Context, presets: Presets = None, as_json: Json = False
 
     Example: trainkit check recipes/*.yaml
     """
-    words = split_words(context.args, most=len(context.args), what="recipes")
-    if not words.positional:
+    line = split_words(context.args, most=len(context.args), what="recipes")
+    if not line.positional:
         raise no_recipe("check RECIPE...")
     reports: list[dict[str, Any]] = []
-    for recipe in words.positional:
-        diagnostics, valid = judge(recipe, words.overrides, presets or ())
+    for recipe in line.positional:
+        diagnostics, valid = judge(recipe, line.overrides, presets)
         reports.append({"recipe": recipe, "valid": valid, "diagnostics": [asdict(item) for item in diagnostics]})
         if not as_json:
             show_diagnostics(diagnostics)
@@ -39,12 +39,12 @@ def check(context: typer.Context, presets: Presets = None, as_json: Json = False
         raise typer.Exit(ExitCode.USAGE)
 
 
-def judge(recipe: str, overrides: Sequence[str], presets: Sequence[str]) -> tuple[list[Diagnostic], bool]:
+def judge(recipe: str, overrides: Sequence[str], presets: Sequence[str] | None) -> tuple[list[Diagnostic], bool]:
     """The findings on a recipe and each of its variants, every one once, and whether all are valid."""
     found: list[Diagnostic] = []
     valid = True
     variants: list[str | None] = [None]
-    for variant in variants:
+    for variant in variants:  # which grows: the recipe without a variant names them
         try:
             resolved = resolve_request(recipe, overrides, presets, variant=variant)
             found += resolved.warnings

@@ -8,16 +8,15 @@ from typing import Annotated
 
 import typer
 
-from trainkit.cli.disk import Disk, schema_uri
+from trainkit.cli.disk import MODELINE, Disk, schema_uri
+from trainkit.cli.options import Force
 from trainkit.errors import UsageError
-
-MODELINE = "# yaml-language-server: $schema="
 
 
 def cp(
     name: Annotated[str, typer.Argument(help="A name that `trainkit ls` shows.")],
     destination: Annotated[str, typer.Argument(help="File or folder (`new/` is made); default: here.")] = ".",
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    force: Force = False,
 ) -> None:
     """Copy a shipped recipe or preset, to edit it.
 
@@ -34,10 +33,13 @@ def cp(
     source, target = Path(path), Path(destination)
     if destination.endswith("/") or target.is_dir():
         target = target / source.name
+    # With the modeline of this installation: a copy elsewhere is as far from the schema as it may be.
+    lines = [line for line in source.read_text(encoding="utf-8").splitlines(keepends=True) if MODELINE not in line]
+    text = f"{MODELINE}{schema_uri()}\n{''.join(lines)}"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(with_schema(source))
+            file.write(text)
     except FileExistsError as error:
         if not target.exists():
             raise UsageError(f"{target.parent} is not a folder", hint="give another destination") from error
@@ -45,10 +47,3 @@ def cp(
     except OSError as error:
         raise UsageError(f"{target} cannot be written: {error.strerror}", hint="give another destination") from error
     sys.stdout.write(f"{target}\n")
-
-
-def with_schema(source: Path) -> str:
-    """The file's text with a modeline that leads editors to the installed JSON Schema, wherever the copy is."""
-    text = source.read_text(encoding="utf-8")
-    lines = [line for line in text.splitlines(keepends=True) if not line.startswith(MODELINE)]
-    return f"{MODELINE}{schema_uri()}\n{''.join(lines)}"

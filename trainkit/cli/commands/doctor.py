@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ import typer
 
 from trainkit.cli.disk import working_folder
 from trainkit.cli.options import Json, Presets, Variant
-from trainkit.cli.pipeline import plan_words, resolve_line, split_words
+from trainkit.cli.pipeline import plan_recipe, resolve_line
 from trainkit.errors import ExitCode, MachineError
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def doctor(context: typer.Context, presets: Presets = None, variant: Variant = N
     started = time.monotonic()
     folder = Path(working_folder())
     facts = probe(limits=PROBE_LIMITS)
-    target = target_of(context, presets or (), variant, facts)
+    target = target_of(context, presets, variant, facts)
     with private_environment() as environ:
         commands = Commands(environ)
         host = this_host(facts, commands, folder, environ)
@@ -63,16 +62,15 @@ def doctor(context: typer.Context, presets: Presets = None, variant: Variant = N
         raise typer.Exit(ExitCode.MACHINE)
 
 
-def target_of(context: typer.Context, presets: Sequence[str], variant: str | None, facts: Facts) -> Target:
+def target_of(context: typer.Context, presets: Presets, variant: str | None, facts: Facts) -> Target:
     """The plan of what the line names, on a machine; without a recipe, preset or override, anything."""
     from trainkit.doctor.host import Target
     from trainkit.runner.nodes import node_rank
 
-    line = split_words(context.args, most=1, what="one recipe")
-    if not (line.positional or line.overrides or presets or variant or context.obj):
+    if not (context.args or presets or variant or context.obj):
         return Target()
-    resolved = resolve_line("doctor", context.args, presets, context.obj, variant)
-    plan = plan_words(resolved, facts).plan
+    resolved = resolve_line(context, presets, variant)
+    plan = plan_recipe(resolved, facts).plan
     rank = 0  # where no scheduler says otherwise: node 0 is the one that listens
     with contextlib.suppress(MachineError):
         rank = node_rank(plan, None, os.environ)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from trainkit import __version__
 from trainkit.cli.options import Json
-from trainkit.text import GIB
+from trainkit.text import GIB, table
 
 if TYPE_CHECKING:
     from trainkit.machine.facts import Facts, Gpu
@@ -58,6 +58,8 @@ def report(facts: Facts, environ: Mapping[str, str]) -> Sections:
     limit = "" if facts.cpu_limit is None else f", {facts.cpu_limit:g} by the control group"
     available = "" if facts.memory_available is None else f", {facts.memory_available / GIB:.1f} available"
     job = facts.allocation
+    reasons = [facts.notes[name] for name in ("gpus", "nvidia", "amd") if name in facts.notes]
+    without = "Apple's GPU (MPS)" if facts.mps else "; ".join(reasons) or "no driver"
     sections: Sections = {
         "trainkit": {
             "version": __version__,
@@ -72,7 +74,7 @@ def report(facts: Facts, environ: Mapping[str, str]) -> Sections:
             "memory": f"{facts.memory_total / GIB:.1f} GiB{available}",
             "NUMA nodes": str(len(facts.numa) or "?"),
         },
-        "cards": {f"card {gpu.index}": _card(gpu) for gpu in facts.gpus} or {"none": _why(facts)},
+        "cards": {f"card {gpu.index}": _card(gpu) for gpu in facts.gpus} or {"none": without},
         "scheduler": {"job": f"{job.scheduler} {job.job}", **job.variables} if job else {},
         "environment": {name: shown(name, environ[name]) for name in sorted(environ) if changes_launch(name)},
         "not found out": {name: note for name, note in facts.notes.items() if name not in {"nvidia", "amd"}},
@@ -86,16 +88,19 @@ def report(facts: Facts, environ: Mapping[str, str]) -> Sections:
 
 def render(sections: Sections) -> str:
     """Plain text, one line a value, to be pasted as it is."""
-    lines = []
+    text = ""
     for title, rows in sections.items():
-        width = max(map(len, rows))
-        lines += [f"{title}:", *(f"  {name:<{width}}  {_one_line(value)}" for name, value in rows.items())]
-    return "".join(f"{line}\n" for line in lines)
+        # A value with a line break or a control character is shown escaped.
+        values = (
+            each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in rows.values()
+        )
+        text += f"{title}:\n" + table((f"  {name}", value) for name, value in zip(rows, values, strict=True))
+    return text
 
 
 def changes_launch(name: str) -> bool:
     """Whether a variable changes a launch."""
-    return any(name == word if word in _WHOLE else name.startswith(word) for word in LAUNCH_VARIABLES)
+    return any(name == known if known in _WHOLE else name.startswith(known) for known in LAUNCH_VARIABLES)
 
 
 def shown(name: str, value: str) -> str:
@@ -113,13 +118,3 @@ def _card(gpu: Gpu) -> str:
     bounds = "".join(f", {limit:.0f} {unit}" for limit, unit in limits if limit)
     place = f", {gpu.pci_bus_id}" if gpu.pci_bus_id else ""
     return f"{gpu.name}, {memory}, compute capability {major}.{minor}{split}{bounds}, {gpu.uuid}{place}"
-
-
-def _why(facts: Facts) -> str:
-    if facts.mps:
-        return "Apple's GPU (MPS)"
-    return "; ".join(facts.notes[name] for name in ("gpus", "nvidia", "amd") if name in facts.notes) or "no driver"
-
-
-def _one_line(value: str) -> str:
-    return value if value.isprintable() else value.encode("unicode_escape").decode("ascii")

@@ -50,10 +50,9 @@ def export(
     if target.exists():
         raise UsageError(f"{target} exists", hint="give another destination, or remove it")
     # torch is imported by a process of its own: this one starts fast, and never needs it.
-    words = ["--checkpoint", str(checkpoint), "--destination", str(target.absolute())]
-    words += ["--adapter"] if adapter else []
-    code = subprocess.run([sys.executable, *WORKER, *words], check=False).returncode
-    if code:
+    argv = [*WORKER, "--checkpoint", str(checkpoint), "--destination", str(target.absolute())]
+    argv += ["--adapter"] if adapter else []
+    if code := subprocess.run([sys.executable, *argv], check=False).returncode:
         raise typer.Exit(code)
     sys.stdout.write(f"{target}\n")
 

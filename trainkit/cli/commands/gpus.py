@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
@@ -41,15 +42,13 @@ def gpus(
     if not watch:
         sys.stdout.write(_page(machine, as_json=as_json))
         return
-    try:
+    with contextlib.suppress(KeyboardInterrupt):  # the way to end it
         if sys.stdout.isatty() and not as_json:
             _watch_on_terminal()
         while True:
             sys.stdout.write(_page(None, as_json=as_json) + ("" if as_json else "\n"))
             sys.stdout.flush()
             time.sleep(EVERY_SECONDS)
-    except KeyboardInterrupt:  # the way to end it
-        return
 
 
 def _page(machine: str | None, *, as_json: bool) -> str:
@@ -93,10 +92,23 @@ def render(facts: Facts, width: int) -> str:
 
 
 def _card(gpu: Gpu) -> Iterator[str]:
+    limit = f" of {gpu.power_limit:.0f}" if gpu.power_limit else ""
+    state = (
+        "" if gpu.utilization is None else f" · {gpu.utilization} % busy",
+        "" if gpu.temperature is None else f" · {gpu.temperature} \N{DEGREE SIGN}C",
+        "" if gpu.power is None else f" · {gpu.power:.0f}{limit} W",
+    )
     yield f"{gpu.index:>2}  {gpu.name}"
-    yield f"    {_memory(gpu.memory_total, gpu.memory_free)}{_state(gpu)}"
-    yield "    " + "  ".join(word for word in (gpu.uuid, gpu.pci_bus_id) if word)
-    yield from _warnings(gpu)
+    yield f"    {_memory(gpu.memory_total, gpu.memory_free)}{''.join(state)}"
+    yield "    " + "  ".join(name for name in (gpu.uuid, gpu.pci_bus_id) if name)
+    if gpu.throttling:
+        yield f"    slowed down by: {', '.join(gpu.throttling)}"
+    if gpu.ecc_errors:
+        yield f"    {gpu.ecc_errors} uncorrectable memory errors"
+    if gpu.pending_repair:
+        yield "    waits for a reset to take bad memory out of use"
+    if gpu.compute_mode != "default":
+        yield f"    compute mode: {gpu.compute_mode}"
     yield from _users(gpu.held_by, gpu.processes, idle=not gpu.mig)
     for part in gpu.instances:
         yield f"    MIG {part.profile:<9} {_memory(part.memory_total, part.memory_free)}"
@@ -107,36 +119,16 @@ def _card(gpu: Gpu) -> Iterator[str]:
 def _memory(total: int, free: int) -> str:
     if not total:
         return "memory shared with the machine"
-    cells = min(-(-BAR * (total - free) // total), BAR)
+    cells = min(-(-BAR * (total - free) // total), BAR)  # rounded up: what is used at all shows
     bar = "\N{FULL BLOCK}" * cells + "\N{LIGHT SHADE}" * (BAR - cells)
     return f"{bar} {(total - free) / GIB:6.1f} of {total / GIB:.1f} GiB"
-
-
-def _state(gpu: Gpu) -> str:
-    limit = f" of {gpu.power_limit:.0f}" if gpu.power_limit else ""
-    known = (
-        None if gpu.utilization is None else f"{gpu.utilization} % busy",
-        None if gpu.temperature is None else f"{gpu.temperature} \N{DEGREE SIGN}C",
-        None if gpu.power is None else f"{gpu.power:.0f}{limit} W",
-    )
-    return "".join(f" · {word}" for word in known if word)
-
-
-def _warnings(gpu: Gpu) -> Iterator[str]:
-    if gpu.throttling:
-        yield f"    slowed down by: {', '.join(gpu.throttling)}"
-    if gpu.ecc_errors:
-        yield f"    {gpu.ecc_errors} uncorrectable memory errors"
-    if gpu.pending_repair:
-        yield "    waits for a reset to take bad memory out of use"
-    if gpu.compute_mode != "default":
-        yield f"    compute mode: {gpu.compute_mode}"
 
 
 def _users(held: Hold | None, processes: Sequence[GpuProcess], *, idle: bool) -> Iterator[str]:
     if held is not None:
         yield f"    held by a trainkit run{'' if held.run else ' that just starts'} (pid {held.pid}, {held.user})"
-        yield from ((f"      {held.run}",) if held.run else ())
+        if held.run:
+            yield f"      {held.run}"
     for each in processes:
         memory = "      ?" if each.memory is None else f"{each.memory / GIB:7.1f}"
         command = each.command or "(not visible from here)"

@@ -13,6 +13,7 @@ import typer
 
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.disk import Disk, schema_uri, working_folder, write_file
+from trainkit.cli.options import Force
 from trainkit.errors import UsageError
 
 Output = Annotated[
@@ -28,7 +29,7 @@ def import_(
     *,
     output: Output = None,
     kind: Kind = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    force: Force = False,
 ) -> None:
     """Write the recipe that another tool's command or file means.
 
@@ -46,11 +47,11 @@ def import_(
     from trainkit.convert.importing import import_words
     from trainkit.frameworks.base.draft import ImportContext
 
-    words, cwd = list(context.args), working_folder()
-    refuse(words, output, kind, force=force)
+    argv, cwd = list(context.args), working_folder()
+    refuse(argv, output, kind, force=force)
     target = posixpath.normpath(posixpath.join(cwd, output or "recipe.yaml"))
     uri = schema_uri() if output is not None else ""
-    imported = import_words(words, ImportContext(Disk(), cwd), target, program=context.obj, kind=kind, schema_uri=uri)
+    imported = import_words(argv, ImportContext(Disk(), cwd), target, program=context.obj, kind=kind, schema_uri=uri)
     show_diagnostics(imported.warnings)
     if output is None:
         sys.stdout.write(imported.text)
@@ -59,20 +60,21 @@ def import_(
         sys.stdout.write(f"{output} is written. Next: trainkit plan {shlex.quote(output)}\n")
 
 
-def refuse(words: Sequence[str], output: str | None, kind: str | None, *, force: bool) -> None:
+def refuse(argv: Sequence[str], output: str | None, kind: str | None, *, force: bool) -> None:
     """What is wrong with the call itself. Raises UsageError."""
     from trainkit.convert.command import KINDS
     from trainkit.convert.importing import is_file
 
-    if not any(word.strip() for word in words[:1]):
+    if not any(word.strip() for word in argv[:1]):
         raise UsageError("nothing to import is named", hint="name a file, or a command: trainkit import torchrun …")
-    if is_file(words[0]) and len(words) > 1:
-        hint = f"give the program's arguments after `--`: trainkit import {words[0]} -- {shlex.join(words[1:])}"
-        raise UsageError(f"one word too many: {words[1]!r}", hint=hint)
+    from_file = is_file(argv[0])
+    if from_file and len(argv) > 1:
+        hint = f"give the program's arguments after `--`: trainkit import {argv[0]} -- {shlex.join(argv[1:])}"
+        raise UsageError(f"one word too many: {argv[1]!r}", hint=hint)
     own = [each for each in KINDS if each != "builtin"]
     if kind is not None and kind not in own:
         raise UsageError(f"--kind {kind!r} is unknown", hint=f"choose one of: {', '.join(own)}")
     if output is not None and Path(output).exists() and not force:
         raise UsageError(f"{output} exists", hint="give another --output, or --force to replace it")
-    if output is not None and is_file(words[0]) and Path(output).resolve() == Path(words[0]).resolve():
+    if output is not None and from_file and Path(output).resolve() == Path(argv[0]).resolve():
         raise UsageError(f"{output} is what is imported", hint="give another --output")

@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
-from trainkit.cli.disk import MACHINES, Disk
+from trainkit.cli.disk import MACHINES, MODELINE, Disk
 from trainkit.cli.options import Json
 from trainkit.errors import ExitCode
+from trainkit.text import table
 
 
 def ls(
@@ -27,22 +28,20 @@ def ls(
     from trainkit.cli.machines import profiles
 
     known = {**Disk().shipped(), **{f"{MACHINES}/{name}": str(path) for name, path in profiles().items()}}
-    shipped = {name: path for name, path in sorted(known.items()) if pattern in name}
-    rows = {name: first_comment(Path(path)) for name, path in shipped.items()}
+    found = [(name, path, first_comment(Path(path))) for name, path in sorted(known.items()) if pattern in name]
     if as_json:
-        listing = [{"name": name, "path": shipped[name], "description": rows[name]} for name in rows]
+        listing = [dict(zip(("name", "path", "description"), each, strict=True)) for each in found]
         sys.stdout.write(json.dumps(listing, indent=2) + "\n")
         return
-    if not rows:
+    if not found:
         sys.stderr.write(f"nothing shipped has {pattern!r} in its name; `trainkit ls` shows all\n")
         raise typer.Exit(ExitCode.USAGE)
-    width = max(map(len, rows))
-    sys.stdout.writelines(f"{name:<{width}}  {description}".rstrip() + "\n" for name, description in rows.items())
+    sys.stdout.write(table((name, description) for name, _, description in found))
 
 
 def first_comment(path: Path) -> str:
     """The first comment of a YAML file that is not an editor's modeline: what the file is for."""
     for line in path.read_text(encoding="utf-8").splitlines():
-        if line.startswith("#") and "yaml-language-server" not in line:
+        if line.startswith("#") and not line.startswith(MODELINE):
             return line.lstrip("# ").rstrip()
     return ""

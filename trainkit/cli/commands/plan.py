@@ -13,7 +13,7 @@ import typer
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.disk import write_file
 from trainkit.cli.options import Json, On, Presets, Variant
-from trainkit.cli.pipeline import plan_words, resolve_line, resolve_request, show_warnings
+from trainkit.cli.pipeline import plan_recipe, resolve_line, resolve_request, show_warnings
 from trainkit.errors import Diagnostic, ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -63,25 +63,25 @@ def plan(
         raise UsageError("--json, --shell, --diff and --export exclude one another", hint="give one of them")
     if output is not None and export is None:
         raise UsageError("--output is where --export writes", hint="add --export accelerate, deepspeed or hf")
-    resolved = resolve_line("plan", context.args, presets or (), context.obj, variant)
+    resolved = resolve_line(context, presets, variant)
     facts = machine_facts(machine)
-    planned = plan_words(resolved, facts)
+    planned = plan_recipe(resolved, facts)
     if export is not None:
         write_export(resolved, facts, export, output)
-    elif diff is not None:
-        from trainkit.plan.render import diff as diff_renderer
-
-        sys.stdout.write(diff_renderer.render(other_plan(diff), planned.plan))
     else:
-        write_plan(planned.plan, resolved, as_json=as_json, shell=shell)
+        write_plan(planned.plan, resolved, diff, as_json=as_json, shell=shell)
     if planned.plan.blockers:
         raise typer.Exit(ExitCode.MACHINE)
 
 
-def write_plan(plan: Plan, resolved: Resolved, *, as_json: bool, shell: bool) -> None:
-    """The plan on standard output: as JSON, as a script, or as a page."""
+def write_plan(plan: Plan, resolved: Resolved, other: str | None, *, as_json: bool, shell: bool) -> None:
+    """The plan on standard output: compared with another, as JSON, as a script, or as a page."""
     # Each way to show the plan is imported for itself: starting takes longer than planning.
-    if as_json:
+    if other is not None:
+        from trainkit.plan.render import diff
+
+        sys.stdout.write(diff.render(other_plan(other), plan))
+    elif as_json:
         from trainkit.plan.serialize import plan_to_json
 
         sys.stdout.write(json.dumps(plan_to_json(plan), indent=2) + "\n")
@@ -116,7 +116,7 @@ def other_plan(word: str) -> Plan:
         except (ValueError, KeyError, TypeError, OSError) as error:
             what = f"{stored} is not a plan of this trainkit: {error}"
             raise UsageError(what, hint="name a recipe or a run directory") from error
-    return plan_words(show_warnings(resolve_request(word, (), ()))).plan
+    return plan_recipe(show_warnings(resolve_request(word))).plan
 
 
 def write_export(resolved: Resolved, facts: Facts, tool: str, folder: str | None) -> None:

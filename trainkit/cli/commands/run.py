@@ -9,7 +9,7 @@ import typer
 
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.options import Presets, Variant
-from trainkit.cli.pipeline import plan_words, resolve_line, run_request
+from trainkit.cli.pipeline import plan_recipe, resolve_line, run_request
 from trainkit.errors import Diagnostic, MachineError, UsageError
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ def run(
 
     if machine is not None:
         raise UsageError(f"a run is on this machine, not on {machine}", hint="`trainkit plan RECIPE --on` plans for it")
-    resolved = resolve_line("run", context.args, presets or (), context.obj, variant)
+    resolved = resolve_line(context, presets, variant)
 
     def request() -> RunRequest:
         facts = probe()
-        planned = plan_words(resolved, facts)
+        planned = plan_recipe(resolved, facts)
         refuse_unfit(planned.plan, resolved.recipe, facts, node_rank)
         return run_request(planned, resolved, request, node_rank)
 

@@ -13,6 +13,7 @@ import typer
 
 from trainkit.cli.options import Command, CommandGroup, Json, Root
 from trainkit.errors import UsageError
+from trainkit.text import table
 
 if TYPE_CHECKING:
     from trainkit.runner.rundir.listing import RunInfo
@@ -43,12 +44,15 @@ def list_runs(name: Name = None, root: Root = "runs", as_json: Json = False) -> 
     if not found:
         sys.stdout.write(f"no runs in {root}\n")
         return
-    rows = [("STARTED", "STATE", "EXIT", "STEPS", "LOSS", "RUN"), *(row(run) for run in found)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for cells in rows:
-        sys.stdout.write(
-            "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() + "\n"
+    rows = [("STARTED", "STATE", "EXIT", "STEPS", "LOSS", "RUN")]
+    for run in found:
+        started = f"{datetime.fromtimestamp(run.started):%Y-%m-%d %H:%M:%S}" if run.started else "-"
+        loss = run.summary.get("final_loss")
+        shown = f"{loss:.4f}" if isinstance(loss, float) else "-"
+        rows.append(
+            (started, run.state, ended_with(run), str(run.summary.get("steps") or "-"), shown, str(run.layout.root))
         )
+    sys.stdout.write(table(rows))
 
 
 @app.command("show", cls=Command)
@@ -67,9 +71,8 @@ def show(
     if as_json:
         sys.stdout.write(json.dumps(as_data(info), indent=2) + "\n")
         return
-    code = "-" if info.exit_code is None else info.exit_code
     why = f": {info.why}" if info.why else "" if info.exit_code == 0 else ": no reason recorded"
-    sys.stdout.write(f"{info.state}, exit code {code}{why}\n")
+    sys.stdout.write(f"{info.state}, exit code {ended_with(info)}{why}\n")
     if info.summary:
         sys.stdout.write(render_summary(info.summary, info.layout.root) + "\n")
 
@@ -115,24 +118,14 @@ def find_run(word: str, root: str) -> RunInfo:
             return listing.read_run(Path(word))
     named = [run for run in listing.list_runs(root) if word in (run.layout.id, run.layout.name)]
     if not named:
-        raise UsageError(
-            f"{word} is neither a run directory nor a run in {root}", hint="`trainkit runs list` shows them"
-        )
+        what = f"{word} is neither a run directory nor a run in {root}"
+        raise UsageError(what, hint="`trainkit runs list` shows them")
     return named[-1]
 
 
-def row(run: RunInfo) -> tuple[str, ...]:
-    """What the list shows of a run."""
-    started = f"{datetime.fromtimestamp(run.started):%Y-%m-%d %H:%M:%S}" if run.started else "-"
-    loss = run.summary.get("final_loss")
-    return (
-        started,
-        run.state,
-        "-" if run.exit_code is None else str(run.exit_code),
-        str(run.summary.get("steps") or "-"),
-        f"{loss:.4f}" if isinstance(loss, float) else "-",
-        str(run.layout.root),
-    )
+def ended_with(run: RunInfo) -> str:
+    """The exit code, for people."""
+    return "-" if run.exit_code is None else str(run.exit_code)
 
 
 def as_data(run: RunInfo) -> dict[str, Any]:
