@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from trainkit import __version__
-from trainkit.cli.pipeline import split_words
+from trainkit.cli.pipeline import split_line
 from trainkit.plan.serialize import plan_from_json, plan_to_json
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
@@ -512,5 +512,5 @@ def test_runs_are_listed_shown_pruned_and_run_again(trainkit: Trainkit, tiny_rec
 def test_reading_a_command_line_leaves_the_environment_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYDANTIC_DISABLE_PLUGINS", "one")
     before = dict(os.environ)
-    split_words(["recipe.yaml", "batch.micro=1", "--seed", "3"], most=1, what="a recipe")
+    split_line(["recipe.yaml", "batch.micro=1", "--seed", "3"], most=1, what="a recipe")
     assert dict(os.environ) == before

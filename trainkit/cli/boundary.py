@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainkit import __version__
-from trainkit.errors import Diagnostic, ExitCode, TrainkitError
+from trainkit.errors import ExitCode, MachineError, TrainkitError, UsageError
 
 # System errors that are neither a bug nor a wrong recipe, wherever they happen: those of the machine,
 _OF_THE_MACHINE = frozenset(
@@ -46,8 +46,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
         code = invoke(arguments)
         sys.stdout.flush()
     except TrainkitError as error:
-        _show(error.diagnostics)
-        return int(error.exit_code)
+        return _show(error)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -56,7 +55,11 @@ def run_command_line(arguments: Sequence[str]) -> int:
         return 141
     except Exception as error:  # noqa: BLE001 - the boundary: what is left is an error of the system or a bug of ours
         if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE | _OF_THE_PATH:
-            return _system_error(error)
+            _forget_output()
+            what = f"the system refuses: {error.strerror}" + (f": {error.filename}" if error.filename else "")
+            if error.errno in _OF_THE_PATH:
+                return _show(UsageError(what, hint="name another path, or a folder that you may use"))
+            return _show(MachineError(what, hint="make room, or write to another place"))
         path = write_report(error, arguments)
         with contextlib.suppress(OSError):
             sys.stderr.write(
@@ -67,20 +70,12 @@ def run_command_line(arguments: Sequence[str]) -> int:
     return code
 
 
-def _show(diagnostics: Sequence[Diagnostic]) -> None:
+def _show(error: TrainkitError) -> int:
     from trainkit.cli.diagnostics import show_diagnostics
 
     with contextlib.suppress(OSError):  # standard error is gone or full: the exit code has to do
-        show_diagnostics(diagnostics)
-
-
-def _system_error(error: OSError) -> int:
-    _forget_output()
-    what = f"the system refuses: {error.strerror}" + (f": {error.filename}" if error.filename else "")
-    path = error.errno in _OF_THE_PATH
-    hint = "name another path, or a folder that you may use" if path else "make room, or write to another place"
-    _show((Diagnostic("error", what, hint=hint),))
-    return int(ExitCode.USAGE if path else ExitCode.MACHINE)
+        show_diagnostics(error.diagnostics)
+    return int(error.exit_code)
 
 
 def _forget_output() -> None:
@@ -98,25 +93,21 @@ def write_report(error: BaseException, arguments: Sequence[str]) -> Path:
 
     from trainkit.recipe.layers.secrets import mask_words
 
-    text = "\n".join(
-        (
-            f"trainkit {__version__}, Python {platform.python_version()}, {platform.platform()}",
-            f"command: trainkit {shlex.join(mask_words(arguments))}",
-            f"interpreter: {sys.executable}",
-            "",
-            "".join(traceback.format_exception(error)),
-        )
+    text = (
+        f"trainkit {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
+        f"command: trainkit {shlex.join(mask_words(arguments))}\n"
+        f"interpreter: {sys.executable}\n\n"
+        f"{''.join(traceback.format_exception(error))}"
     )
     for place in (os.getcwd, tempfile.gettempdir):
-        try:
-            folder = place()
-            with tempfile.NamedTemporaryFile(
-                "w", encoding="utf-8", dir=folder, prefix="trainkit-bug-", suffix=".txt", delete=False
-            ) as file:
-                file.write(text)
+        with (
+            contextlib.suppress(OSError),
+            tempfile.NamedTemporaryFile(
+                "w", encoding="utf-8", dir=place(), prefix="trainkit-bug-", suffix=".txt", delete=False
+            ) as file,
+        ):
+            file.write(text)
             return Path(file.name)
-        except OSError:
-            continue
     sys.stderr.write(text)
     return Path("-")
 

@@ -1,11 +1,10 @@
-"""From the words of a command line to a resolved recipe and a plan: what the commands share."""
+"""From a command line to a resolved recipe and a plan: what the commands share."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,14 +29,6 @@ build_plan: Callable[..., Planned] = call("trainkit.planner.build:build_plan")
 PROGRAM = ("program.script=", "program.module=")  # settings that make a run without a recipe
 
 
-@dataclass(frozen=True, slots=True)
-class Words:
-    """A split line. positional: words that are neither flag, flag value nor `key=value`, in order."""
-
-    positional: tuple[str, ...]
-    overrides: tuple[str, ...]
-
-
 @contextlib.contextmanager
 def _no_pydantic_plugins() -> Iterator[None]:
     """Keep pydantic from searching all installed packages for plugins of its own, which takes 5 to 10 ms."""
@@ -52,17 +43,17 @@ def _no_pydantic_plugins() -> Iterator[None]:
             os.environ[name] = given
 
 
-def split_words(words: Sequence[str], *, most: int, what: str) -> Words:
-    """Sort `words` into positional ones and overrides, which keep their order.
+def split_line(argv: Sequence[str], *, most: int, what: str) -> tuple[list[str], list[str]]:
+    """Positional arguments and overrides, each in their order.
 
-    most: how many positional words the command takes; what: their names, for the message of the UsageError.
+    most: how many positional ones the command takes; what: their names, for the message of the UsageError.
     """
     with _no_pydantic_plugins():  # this import builds the recipe's schema
         from trainkit.flags.overrides import is_assignment, takes_next_word
 
     positional: list[str] = []
     overrides: list[str] = []
-    rest = list(words)
+    rest = list(argv)
     while rest:
         word = rest.pop(0)
         if word.startswith("--"):
@@ -76,16 +67,16 @@ def split_words(words: Sequence[str], *, most: int, what: str) -> Words:
     if len(positional) > most:
         hint = f"this command takes {what}; write overrides as key=value, the program's arguments after `--`"
         raise UsageError(f"one word too many: {positional[most]!r}", hint=hint)
-    return Words(tuple(positional), tuple(overrides))
+    return positional, overrides
 
 
 def resolve_line(context: typer.Context, presets: Sequence[str] | None, variant: str | None = None) -> Resolved:
-    """Resolve the words of a `run` or `plan` line: one recipe (or presets or a program in its place) and overrides."""
-    line = split_words(context.args, most=1, what="one recipe")
-    if not line.positional and not replaces_recipe(line.overrides, presets):
+    """Resolve the argv of `run` or `plan`: one recipe (or presets or a program in its place) and overrides."""
+    recipes, overrides = split_line(context.args, most=1, what="one recipe")
+    if not recipes and not replaces_recipe(overrides, presets):
         raise no_recipe(f"{context.info_name} RECIPE")
-    recipe = line.positional[0] if line.positional else None
-    return show_warnings(resolve_request(recipe, line.overrides, presets, context.obj, variant))
+    recipe = recipes[0] if recipes else None
+    return show_warnings(resolve_request(recipe, overrides, presets, context.obj, variant))
 
 
 def no_recipe(usage: str) -> UsageError:

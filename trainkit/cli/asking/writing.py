@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 from dataclasses import dataclass, replace
+from itertools import chain, count
 from pathlib import Path
 
 from trainkit.cli.asking.conversation import BACK, GREETING, Asker, LineAsker, confirm, converse, say, wrapped
@@ -142,12 +143,8 @@ def _keep(session: Session, job: Job) -> None:
 
 def _free(target: Path) -> Path:
     """The path, or the next one with a number where another file is than answers of an earlier call."""
-    number = 1
-    found = target
-    while _exists(found) and not _holds_answers(found):
-        number += 1
-        found = target.with_name(f"{target.name.removesuffix('.yaml')}-{number}.yaml")
-    return found
+    numbered = (target.with_name(f"{target.name.removesuffix('.yaml')}-{number}.yaml") for number in count(2))
+    return next(path for path in chain((target,), numbered) if not _exists(path) or _holds_answers(path))
 
 
 def _exists(target: Path) -> bool:

@@ -15,7 +15,7 @@ import typer
 
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.options import Json, Presets
-from trainkit.cli.pipeline import no_recipe, plan_recipe, resolve_request, run_request, show_warnings, split_words
+from trainkit.cli.pipeline import no_recipe, plan_recipe, resolve_request, run_request, show_warnings, split_line
 from trainkit.errors import ExitCode, MachineError, RecipeError, UsageError
 
 if TYPE_CHECKING:
@@ -84,11 +84,10 @@ def prepare(
     from trainkit.bench.bench import Setup
     from trainkit.recipe.layers.variants import BASE
 
-    line = split_words(context.args, most=1, what="one recipe")
-    if not line.positional:
+    recipes, overrides = split_line(context.args, most=1, what="one recipe")
+    if not recipes:
         raise no_recipe("bench RECIPE")
-    overrides = (AFRESH, *line.overrides)
-    resolve = partial(resolve_request, line.positional[0], overrides, presets, context.obj)
+    resolve = partial(resolve_request, recipes[0], (AFRESH, *overrides), presets, context.obj)
     base = show_warnings(resolve())
     resolved = {BASE: base} if with_base else {}
     resolved |= {name: resolve(name) for name in chosen(only, base.variants)}

@@ -12,7 +12,7 @@ import typer
 
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.options import Json, Presets
-from trainkit.cli.pipeline import no_recipe, resolve_request, split_words
+from trainkit.cli.pipeline import no_recipe, resolve_request, split_line
 from trainkit.errors import Diagnostic, ExitCode, TrainkitError
 
 
@@ -23,12 +23,12 @@ def check(context: typer.Context, presets: Presets = None, as_json: Json = False
 
     Example: trainkit check recipes/*.yaml
     """
-    line = split_words(context.args, most=len(context.args), what="recipes")
-    if not line.positional:
+    recipes, overrides = split_line(context.args, most=len(context.args), what="recipes")
+    if not recipes:
         raise no_recipe("check RECIPE...")
     reports: list[dict[str, Any]] = []
-    for recipe in line.positional:
-        diagnostics, valid = judge(recipe, line.overrides, presets)
+    for recipe in recipes:
+        diagnostics, valid = judge(recipe, overrides, presets)
         reports.append({"recipe": recipe, "valid": valid, "diagnostics": [asdict(item) for item in diagnostics]})
         if not as_json:
             show_diagnostics(diagnostics)

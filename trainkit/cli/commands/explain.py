@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from trainkit.cli.options import On, Presets, Variant
-from trainkit.cli.pipeline import no_recipe, plan_recipe, replaces_recipe, resolve_request, show_warnings, split_words
+from trainkit.cli.pipeline import no_recipe, plan_recipe, replaces_recipe, resolve_request, show_warnings, split_line
 
 
 def explain(
@@ -34,16 +34,16 @@ def explain(
     from trainkit.plan.render import explain as renderer
     from trainkit.recipe.schema.fields import schema
 
-    line = split_words(context.args, most=2, what="a recipe and a key")
-    recipe, *queries = line.positional or [""]
+    given, overrides = split_line(context.args, most=2, what="a recipe and a key")
+    recipe, *queries = given or [""]
     # Where presets or a program are in place of a recipe, one word alone may be the key.
-    if replaces_recipe(line.overrides, presets) and not queries and (not recipe or recipe in schema().settings):
+    if replaces_recipe(overrides, presets) and not queries and (not recipe or recipe in schema().settings):
         recipe, queries = "", [recipe] if recipe else []
     elif not recipe:
         raise no_recipe("explain RECIPE [KEY]")
     if token is not None:
         queries.append(token)
-    resolved = show_warnings(resolve_request(recipe or None, line.overrides, presets, context.obj, variant))
+    resolved = show_warnings(resolve_request(recipe or None, overrides, presets, context.obj, variant))
     if not queries:
         sys.stdout.write(renderer.render_all(resolved))
         return
