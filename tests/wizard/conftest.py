@@ -12,7 +12,7 @@ import pytest
 from trainkit.cli.disk import Disk
 from trainkit.machine.facts import Facts, Gpu
 from trainkit.wizard.prefilled import read_base
-from trainkit.wizard.question import Rejection
+from trainkit.wizard.question import AnswerError
 from trainkit.wizard.session import Session
 from trainkit.wizard.view import Base, View
 
@@ -82,10 +82,10 @@ def start(tmp_path: Path) -> Start:
 def answered(session: Session, **typed: str) -> tuple[Session, list[str]]:
     """Answer every question, with what is typed for its topic or with the default; also the topics in order."""
     topics = []
-    while (question := session.question()) is not None:
+    while (question := session.question) is not None:
         topics.append(question.topic)
         outcome = session.answer(typed.get(question.topic, ""))
-        assert not isinstance(outcome, Rejection), (question.topic, outcome)
+        assert not isinstance(outcome, AnswerError), (question.topic, outcome)
         session = outcome
     assert typed.keys() <= set(topics)
     return session, topics

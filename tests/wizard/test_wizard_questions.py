@@ -14,7 +14,7 @@ from trainkit.planner.advice.memory import in_words, largest
 from trainkit.recipe.schema import StrategyKind
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.validation.type_errors import choices
-from trainkit.wizard.question import Question, Rejection
+from trainkit.wizard.question import AnswerError, Question
 from trainkit.wizard.session import Session
 
 WRITE = 1  # the last question, whether to write the file
@@ -23,7 +23,7 @@ PROGRAMS = choices(schema().settings["program.kind"][0].annotation)
 
 def to(session: Session, topic: str, **typed: str) -> tuple[Session, Question]:
     """The session when it comes to a topic, and its question."""
-    while (question := session.question()) is not None:
+    while (question := session.question) is not None:
         if question.topic == topic:
             return session, question
         outcome = session.answer(typed.get(question.topic, ""))
@@ -75,11 +75,11 @@ def test_any_other_kind_takes_at_most_twelve(
     typed |= {} if program == "builtin" else {"command": "train.py"}
     session = start(machine(2))
     topics = []
-    while (question := session.question()) is not None:
+    while (question := session.question) is not None:
         topics.append(question.topic)
         most = question.choices[-1].word if question.topic == "offload" else typed.get(question.topic, "")
         outcome = session.answer(most or ("/nvme" if question.topic == "nvme" else ""))
-        if isinstance(outcome, Rejection):  # a program that cannot have this strategy takes the one that is proposed
+        if isinstance(outcome, AnswerError):  # a program that cannot have this strategy takes the one that is proposed
             outcome = session.answer("")
         assert isinstance(outcome, Session), (question.topic, outcome)
         session = outcome
@@ -170,7 +170,7 @@ def test_an_unsound_choice_is_shown_with_its_reason_and_not_taken(machine: Machi
     assert "compute capability 8.0" in refused.refused
     assert question.choices[-1] == refused
     outcome = session.answer("bf16")
-    assert isinstance(outcome, Rejection)
+    assert isinstance(outcome, AnswerError)
     assert "compute capability 8.0" in outcome.what
     _, question = to(start(machine(2)), "launcher", where="1,0")
     assert words(question)["torchrun"]
@@ -210,9 +210,9 @@ def test_a_wrong_answer_is_not_taken_and_told_why(
 ) -> None:
     session, _ = to(start(machine(2)), topic)
     outcome = session.answer(typed)
-    assert isinstance(outcome, Rejection)
+    assert isinstance(outcome, AnswerError)
     assert says in outcome.what
-    assert session.question() == session.question()
+    assert session.question == session.question
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_a_wrong_answer_is_not_taken_and_told_why(
 def test_a_command_that_cannot_be_started_is_not_taken(machine: Machine, start: Start, typed: str, says: str) -> None:
     session, _ = to(start(machine(1)), "command", program="torch")
     outcome = session.answer(typed)
-    assert isinstance(outcome, Rejection)
+    assert isinstance(outcome, AnswerError)
     assert says in outcome.what
 
 
@@ -287,8 +287,8 @@ def test_a_base_proposes_its_values_and_settles_nothing(machine: Machine, start:
 
 def test_every_question_says_why_in_the_words_of_the_schema(machine: Machine, start: Start) -> None:
     session = start(machine(2))
-    while (question := session.question()) is not None:
-        topic = session.topic()
+    while (question := session.question) is not None:
+        topic = session.topic
         assert topic is not None
         described = [each.description.rstrip(".") for key in topic.keys for each in schema().settings.get(key, ())]
         shown = [line.lower() for line in (*question.why, *(choice.note for choice in question.choices))]

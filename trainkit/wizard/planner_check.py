@@ -5,22 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainkit.errors import Diagnostic, RecipeError
-from trainkit.machine.facts import Facts, Gpu
+from trainkit.machine.facts import Gpu, MigInstance
 from trainkit.machine.selection import allocation
 from trainkit.recipe.layers.paths import Files, absolute
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.validation.type_errors import choices, takes_switch
-from trainkit.wizard.question import Choice, Rejection
-from trainkit.wizard.recipe_values import Settings, nest
+from trainkit.wizard.question import AnswerError, Choice, Settings, nest
 from trainkit.wizard.view import View
 
 if TYPE_CHECKING:
-    from trainkit.plan.model import Plan
+    from trainkit.plan.model import Notice, Plan
     from trainkit.recipe.resolved import Resolved
 
+Card = TypeVar("Card", Gpu, MigInstance)
 
 _NAME = ".answers-so-far.yaml"
 # Programs that train with their engine's strategy even in one process, and which is assumed until it is asked.
@@ -55,9 +55,16 @@ class PlannerResult:
     """errors: wrong on any machine; missing: what this machine lacks; packages: what to install."""
 
     errors: tuple[Diagnostic, ...] = ()
-    missing: tuple[tuple[str, str], ...] = ()  # what, hint
+    missing: tuple[Notice, ...] = ()
     packages: tuple[str, ...] = ()
     plan: Plan | None = None
+
+    def against(self, before: PlannerResult, later: frozenset[str]) -> list[AnswerError]:
+        """What is wrong or missing now and was not before, except where a later question settles it."""
+        known = {(each.key, each.why or each.what) for each in before.errors}
+        new = [each for each in self.errors if (each.key, each.why or each.what) not in known]
+        errors = [AnswerError(each.what, each.hint, each.why) for each in new if each.key not in later]
+        return errors + [AnswerError(each.what, each.hint) for each in self.missing if each not in before.missing]
 
 
 def check(view: View) -> PlannerResult:
@@ -66,14 +73,21 @@ def check(view: View) -> PlannerResult:
 
     extends = {"extends": [view.base.path]} if view.base.path else {}
     text = json.dumps({"version": 1, **extends, **nest({**view.chosen, **dict(_stand_ins(view))})})
+    # The machine with all its cards free: a recipe is for other days too.
+    idle = tuple(
+        replace(_freed(gpu), instances=tuple(_freed(part) for part in gpu.instances)) for gpu in view.facts.gpus
+    )
     try:
-        plan = build_plan(resolve_text(view, text, _NAME), _idle(view.facts)).plan
+        plan = build_plan(resolve_text(view, text, _NAME), replace(view.facts, gpus=idle)).plan
     except RecipeError as error:
         return PlannerResult(tuple(each for each in error.diagnostics if each.severity == "error"))
     # A choice for which only a package is missing is offered all the same.
-    packages = tuple(each.what for each in plan.blockers if each.installs)
-    missing = tuple((each.what, each.hint) for each in plan.blockers if not each.installs)
-    return PlannerResult((), missing, packages, plan)
+    missing = tuple(each for each in plan.blockers if not each.installs)
+    return PlannerResult((), missing, tuple(each.what for each in plan.blockers if each.installs), plan)
+
+
+def _freed(card: Card) -> Card:
+    return replace(card, processes=(), held_by=None, memory_free=card.memory_total)
 
 
 def resolve_text(view: View, text: str, name: str) -> Resolved:
@@ -85,17 +99,6 @@ def resolve_text(view: View, text: str, name: str) -> Resolved:
     resolved = resolve(Request(name, view.cwd, environ=environ), Overlay(view.files, absolute(name, view.cwd), text))
     # Which files another machine has cannot be seen from here.
     return replace(resolved, absent={}) if view.facts.origin else resolved
-
-
-def _idle(facts: Facts) -> Facts:
-    """The machine with all its cards free: a recipe is for other days too."""
-    gpus = []
-    for gpu in facts.gpus:
-        parts = tuple(
-            replace(each, processes=(), held_by=None, memory_free=each.memory_total) for each in gpu.instances
-        )
-        gpus.append(replace(gpu, processes=(), held_by=None, memory_free=gpu.memory_total, instances=parts))
-    return replace(facts, gpus=tuple(gpus))
 
 
 def _stand_ins(view: View) -> Iterator[tuple[str, Any]]:
@@ -127,12 +130,9 @@ def used_cards(view: View) -> tuple[Gpu, ...]:
 
 def reaches(view: View, key: str) -> bool:
     """Whether the program would see the setting: whether planning accepts a value that is not its default."""
-    if view.builtin:
-        return True
-    if view.get("program.kind") in UNCONFIGURED:
-        return False
-    section = key.rpartition(".")[0]
-    setting = schema().setting(key, view.kind(section))
+    if view.builtin or view.get("program.kind") in UNCONFIGURED:
+        return view.builtin
+    setting = schema().setting(key, view.kind(key.rpartition(".")[0]))
     assert setting is not None, key
     literals = [each for each in choices(setting.annotation) if each not in ("auto", setting.default)]
     switch = takes_switch(setting) or isinstance(setting.default, bool)
@@ -149,24 +149,13 @@ def validated(view: View, keys: Sequence[str], offered: Iterable[Choice]) -> tup
     found = []
     for choice in offered:
         result = check(view.supposing(choice.sets))
-        against = _rejections(result, before, view.pending - {*keys})
-        new = [each for each in result.packages if each not in before.packages]
+        against = result.against(before, view.pending - {*keys})
         refused = (against[0].why or against[0].what) if against else ""
-        found.append(replace(choice, refused=refused, remark=new[0] if new else ""))
+        remark = next((each for each in result.packages if each not in before.packages), "")
+        found.append(replace(choice, refused=refused, remark=remark))
     return tuple(sorted(found, key=lambda choice: bool(choice.refused)))
 
 
-def rejections(view: View, keys: Sequence[str], sets: Settings) -> list[Rejection]:
+def rejections(view: View, keys: Sequence[str], sets: Settings) -> list[AnswerError]:
     """What the planner has against an answer that sets these values. keys: settings of its own topic."""
-    return _rejections(check(view.supposing(sets)), check(view), view.pending - {*keys})
-
-
-def _rejections(result: PlannerResult, before: PlannerResult, later: frozenset[str]) -> list[Rejection]:
-    """What is wrong or missing now and was not before, except where a later question settles it."""
-    known = {(each.key, each.why or each.what) for each in before.errors}
-    errors = [
-        Rejection(each.what, each.why, each.hint)
-        for each in result.errors
-        if each.key not in later and (each.key, each.why or each.what) not in known
-    ]
-    return errors + [Rejection(what, hint=hint) for what, hint in result.missing if (what, hint) not in before.missing]
+    return check(view.supposing(sets)).against(check(view), view.pending - {*keys})

@@ -16,7 +16,7 @@ from trainkit.recipe.layers.paths import Files, absolute
 from trainkit.recipe.schema.fields import defaults, schema, tagged_sections
 from trainkit.recipe.validation.validate import default_kind, unknown_keys, validate_layer
 from trainkit.wizard.planner_check import check
-from trainkit.wizard.recipe_values import Settings, flatten
+from trainkit.wizard.question import Settings, flatten
 from trainkit.wizard.view import Base, View
 
 

@@ -1,10 +1,14 @@
-"""Questions, choices and answers as values."""
+"""Questions, choices and answers as values, with the recipe's settings by dotted key."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from trainkit.wizard.recipe_values import Settings
+from trainkit.recipe.schema.fields import schema
+
+Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -25,19 +29,19 @@ class Choice:
 
 @dataclass(frozen=True)
 class Question:
-    """One question. topic: its name; why: what `?` shows.
+    """One question. topic: the name of what it settles; why: what `?` shows.
 
     default: the answer of Enter, as one would type it; empty where there is none. source: where that came from.
     expected: what may be typed besides the choices; empty where there is nothing else.
     """
 
-    topic: str
     text: str
-    why: tuple[str, ...]
+    why: tuple[str, ...] = ()
     choices: tuple[Choice, ...] = ()
     default: str = ""
     source: str = ""
     expected: str = ""
+    topic: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,18 +54,37 @@ class Answer:
     reason: str
 
 
-@dataclass(frozen=True)
-class Rejection:
-    """Why an answer is not accepted: what is wrong, why, and what to do."""
+@dataclass(eq=False)
+class AnswerError(ValueError):
+    """Why an answer is not accepted: what is wrong, what to do, and why."""
 
     what: str
-    why: str = ""
     hint: str = ""
+    why: str = ""
 
 
-class AnswerError(ValueError):
-    """A typed text that does not answer its question."""
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The settings of a recipe's tree by dotted key; unknown keys are left out."""
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if key in schema().settings:
+            yield key, value
+        elif isinstance(value, Mapping):
+            yield from flatten(value, f"{key}.")
 
-    def __init__(self, what: str, hint: str = "", why: str = "") -> None:
-        super().__init__(what)
-        self.rejection = Rejection(what, why, hint)
+
+def nest(settings: Settings) -> dict[str, Any]:
+    """The settings as the tree of a recipe."""
+    tree: dict[str, Any] = {}
+    for key, value in settings.items():
+        target = tree
+        *sections, name = key.split(".")
+        for section in sections:
+            target = target.setdefault(section, {})
+        target[name] = value
+    return tree
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are the same to a recipe, where `true` is not 1."""
+    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)

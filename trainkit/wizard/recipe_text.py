@@ -18,7 +18,7 @@ from trainkit.recipe.yaml.writer import comment, flow, shortened
 from trainkit.text import counted
 from trainkit.wizard.planner_check import resolve_text
 from trainkit.wizard.prefilled import placed
-from trainkit.wizard.recipe_values import Settings, flatten, nest, same
+from trainkit.wizard.question import Settings, flatten, nest, same
 from trainkit.wizard.topics import TOPICS
 from trainkit.wizard.topics.place import described
 from trainkit.wizard.view import View

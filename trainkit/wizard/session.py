@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from trainkit.wizard.planner_check import rejections
-from trainkit.wizard.question import Answer, AnswerError, Question, Rejection
+from trainkit.wizard.planner_check import rejections, validated
+from trainkit.wizard.question import Answer, AnswerError, Question
 from trainkit.wizard.topics import TOPICS
-from trainkit.wizard.topics.topic import Topic, explained
+from trainkit.wizard.topics.topic import Topic
 from trainkit.wizard.view import View
 
 
@@ -24,49 +24,55 @@ class Session:
         """How many questions have been answered."""
         return len(self.view.answers)
 
-    def seen(self) -> View:
-        """The view as the next question sees it: with the settings that are still to be asked about."""
-        return replace(self.view, pending=frozenset(key for topic in self._left() for key in topic.keys))
-
-    def topic(self) -> Topic | None:
-        """What is to be asked next; None at the end."""
-        return next((topic for topic in self._left() if topic.open(self.view)), None)
-
-    def _left(self) -> list[Topic]:
+    @property
+    def left(self) -> list[Topic]:
         """The topics that are neither answered nor given."""
         done = {answer.topic for answer in self.view.answers}
         return [each for each in TOPICS if each.name not in done and not self.view.given.keys() & {*each.keys}]
 
-    def question(self) -> Question | None:
-        """The next question; None at the end."""
-        return self._question
+    def seen(self) -> View:
+        """The view as the next question sees it: with the settings that are still to be asked about."""
+        return replace(self.view, pending=frozenset(key for topic in self.left for key in topic.keys))
 
     @cached_property
-    def _question(self) -> Question | None:
-        topic = self.topic()
+    def topic(self) -> Topic | None:
+        """What is to be asked next; None at the end."""
+        return next((topic for topic in self.left if topic.open(self.view)), None)
+
+    @cached_property
+    def question(self) -> Question | None:
+        """The next question; None at the end."""
+        topic, view = self.topic, self.seen()
         if topic is None:
             return None
-        question = topic.ask(self.seen())
-        question = replace(question, why=(*question.why, *explained(topic, self.view)))
+        question = topic.ask(view)
+        offered = (
+            validated(view, topic.keys, question.choices) if topic.planned and question.choices else question.choices
+        )
+        free = {choice.word: not choice.refused for choice in offered}
+        default, source = question.default, question.source
         last = self.before.get(topic.name)
-        known = {choice.word: not choice.refused for choice in question.choices}
-        if last is None or not known.get(last, bool(question.expected)):
-            return question
-        return replace(question, default=last, source="your last answer")
+        if last is not None and free.get(last, bool(question.expected)):
+            default, source = last, "your last answer"
+        elif not free.get(default, True):
+            default, source = next((word for word in free if free[word]), ""), ""
+        settings = {key: view.declared(key) for key in topic.explains or topic.keys}
+        explained = (f"{key}: {setting.description}" for key, setting in settings.items() if setting)
+        why = (*question.why, *explained)
+        return replace(question, topic=topic.name, why=why, choices=offered, default=default, source=source)
 
-    def answer(self, text: str) -> Session | Rejection:
+    def answer(self, text: str) -> Session | AnswerError:
         """The session with the answer, or why it is not accepted. An empty text means the default."""
-        topic, question = self.topic(), self.question()
+        topic, question = self.topic, self.question
         assert topic is not None and question is not None
         typed = text.strip() or question.default
         if not typed:
-            return Rejection("an answer is required here", hint=f"for example: {question.expected}")
+            return AnswerError("an answer is required here", f"for example: {question.expected}")
         try:
             answer = _read(topic, question, self.seen(), typed)
         except AnswerError as error:
-            return error.rejection
-        against = rejections(self.seen(), topic.keys, answer.sets)
-        if against:
+            return error
+        if against := rejections(self.seen(), topic.keys, answer.sets):
             return against[0]
         return Session(replace(self.view, answers=(*self.view.answers, answer)), self.before)
 
@@ -81,17 +87,15 @@ class Session:
 def _read(topic: Topic, question: Question, view: View, typed: str) -> Answer:
     if typed == question.default and question.source == view.base.name and view.base.path:
         return Answer(topic.name, typed, {}, "")
-    exact = [choice for choice in question.choices if choice.word == typed.lower()]
     begun = [choice for choice in question.choices if choice.word.startswith(typed.lower())]
-    found = exact or (begun if len(begun) == 1 else [])
-    if found:
+    found = [choice for choice in begun if choice.word == typed.lower()] or begun
+    if len(found) == 1:
         choice = found[0]
         if choice.refused:
             what = f"{choice.word} cannot be chosen here: {choice.refused}"
             raise AnswerError(what, "choose another, or go back with <")
         return Answer(topic.name, choice.word, choice.sets, choice.reason)
-    if len(begun) > 1 and not question.expected:
-        words = " and ".join(choice.word for choice in begun)
-        raise AnswerError(f"{typed!r} is short for {words}", "type one more letter")
+    if found and not question.expected:
+        raise AnswerError(f"{typed!r} is short for {' and '.join(each.word for each in found)}", "type one more letter")
     sets, reason = topic.read(view, typed)
     return Answer(topic.name, typed, sets, reason)

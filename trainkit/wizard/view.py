@@ -10,9 +10,9 @@ from typing import Any
 from trainkit.machine.facts import Facts
 from trainkit.machine.selection import allocation
 from trainkit.recipe.layers.paths import Files
-from trainkit.recipe.schema.fields import schema, tagged_sections
-from trainkit.wizard.question import Answer
-from trainkit.wizard.recipe_values import Settings, belongs, same, section_kind
+from trainkit.recipe.schema.fields import Setting, schema, tagged_sections
+from trainkit.recipe.validation.validate import default_kind
+from trainkit.wizard.question import Answer, Settings, same
 
 
 @dataclass(frozen=True)
@@ -52,48 +52,54 @@ class View:
         return self.machine()
 
     @cached_property
-    def chosen(self) -> Settings:
-        """What answers and given settings say; a later answer wins over an earlier one, a given setting over both."""
+    def _said(self) -> Settings:
         merged: dict[str, Any] = {}
         for answer in self.answers:
             merged.update(answer.sets)
-        merged.update(self.given)
-        return {key: value for key, value in merged.items() if belongs(key, merged, self.base.values)}
+        return {**merged, **self.given}
 
-    def get(self, key: str) -> Any:
-        """The value of a setting as the recipe would have it now; None where the section's kind has no such setting."""
-        if key in self.chosen:
-            return self.chosen[key]
-        if self.extends(key):
-            return self.base.values[key]
-        section = key.partition(".")[0]
-        kind = self.kind(section)
-        if kind and key == f"{section}.kind":
-            return kind
-        setting = schema().setting(key, kind)
-        return setting.default if setting and setting.variant in ("", kind) else None
+    @cached_property
+    def chosen(self) -> Settings:
+        """What answers and given settings say; a later answer wins over an earlier one, a given setting over both.
 
-    def extends(self, key: str) -> bool:
-        """Whether the recipe that is extended says this: its settings of another kind are dropped with the kind."""
-        section = key.partition(".")[0]
-        alike = key == f"{section}.kind" or self.kind(section) == self.base.values.get(f"{section}.kind", "")
-        return key in self.base.values and (section not in tagged_sections() or alike)
+        A setting of another kind, answered before the kind was changed, means nothing.
+        """
+        return {key: value for key, value in self._said.items() if key.endswith(".kind") or self.declared(key)}
 
     def kind(self, section: str) -> str:
         """The kind of a tagged section; empty for any other."""
-        return section_kind(section, self.chosen, self.base.values)
+        if section not in tagged_sections():
+            return ""
+        key = f"{section}.kind"
+        return str(self._said.get(key) or self.base.values.get(key) or default_kind(section))
+
+    def declared(self, key: str) -> Setting | None:
+        """The setting as the kind of its section declares it; None where that kind lacks it."""
+        kind = self.kind(key.partition(".")[0])
+        setting = schema().setting(key, kind)
+        return setting if setting and setting.variant in ("", kind) else None
+
+    def get(self, key: str) -> Any:
+        """The value of a setting as the recipe would have it now; None where the section's kind has no such setting."""
+        section, _, name = key.partition(".")
+        if key in self.chosen:
+            return self.chosen[key]
+        # Settings of the base that belong to another kind are dropped with the kind.
+        alike = name == "kind" or self.kind(section) in ("", self.base.values.get(f"{section}.kind"))
+        if alike and key in self.base.values:
+            return self.base.values[key]
+        if name == "kind" and section in tagged_sections():
+            return self.kind(section)
+        setting = self.declared(key)
+        return setting.default if setting else None
 
     def written(self, key: str) -> bool:
         """Whether the recipe must say it: what was chosen is neither the base's value nor the default."""
         if key not in self.chosen:
             return False
         kind_key = f"{key.partition('.')[0]}.kind"
-        kind = {} if key == kind_key else {kind_key: self.chosen[kind_key]} if kind_key in self.chosen else {}
+        kind = {kind_key: self.chosen[kind_key]} if kind_key in self.chosen and key != kind_key else {}
         return not same(self.chosen[key], replace(self, answers=(), given=kind).get(key))
-
-    def answered(self, topic: str) -> Answer | None:
-        """The answer to a topic."""
-        return next((each for each in self.answers if each.topic == topic), None)
 
     def supposing(self, sets: Settings) -> View:
         """The same with one more, nameless answer."""

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from trainkit.wizard.question import Choice, Question, Rejection
+from trainkit.wizard.question import AnswerError, Choice, Question
 from trainkit.wizard.session import Session
 
 WHY, BACK = "?", "<"
@@ -49,7 +49,7 @@ class LineAsker:
 
 def converse(session: Session, asker: Asker) -> Iterator[Session]:
     """Ask until nothing is left open. Yields the session after each step, so that a caller who is left has the last."""
-    while (question := session.question()) is not None:
+    while (question := session.question) is not None:
         text = asker.ask(question, session.asked + 1)
         if text == WHY:
             explain(question, asker.width)
@@ -59,7 +59,7 @@ def converse(session: Session, asker: Asker) -> Iterator[Session]:
                 say(["  this is the first question"])
             session = earlier or session
             yield session
-        elif isinstance(outcome := session.answer(text), Rejection):
+        elif isinstance(outcome := session.answer(text), AnswerError):
             refuse(outcome, asker.width)
         else:
             answer = outcome.view.answers[-1]
@@ -78,7 +78,7 @@ def confirm(asker: Asker, shown: str, exists: bool, number: int) -> str:
     text = f"{shown} exists. Replace it?" if exists else f"Write {shown}?"
     why = ("The recipe is a text file, made to be edited. < goes back to the questions.",)
     default, expected = "no" if exists else "yes", "another file's name, *.yaml"
-    question = Question("write", text, why, (Choice(word, note, {}, ""), keep), default, "", expected)
+    question = Question(text, why, (Choice(word, note, {}, ""), keep), default, "", expected)
     while True:
         typed = asker.ask(question, number) or question.default
         found = [choice.word for choice in question.choices if choice.word.startswith(typed.lower())]
@@ -90,7 +90,7 @@ def confirm(asker: Asker, shown: str, exists: bool, number: int) -> str:
             return typed
         else:
             hint = f"write {word}, no, or a name.yaml"
-            refuse(Rejection(f"{typed!r} is not an answer", hint=hint), asker.width)
+            refuse(AnswerError(f"{typed!r} is not an answer", hint=hint), asker.width)
 
 
 def say(lines: Iterable[str]) -> None:
@@ -105,7 +105,7 @@ def explain(question: Question, width: int) -> None:
     say(paragraphs(question, width))
 
 
-def refuse(found: Rejection, width: int) -> None:
+def refuse(found: AnswerError, width: int) -> None:
     """Write why an answer is not taken."""
     for label, text in (("no", found.what), ("why", found.why), ("next", found.hint)):
         if text:

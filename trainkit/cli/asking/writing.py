@@ -15,7 +15,7 @@ from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.disk import schema_uri, write_file
 from trainkit.errors import RecipeError, UsageError
 from trainkit.recipe.layers.merge import Merge
-from trainkit.wizard.question import Rejection
+from trainkit.wizard.question import AnswerError
 from trainkit.wizard.recipe_text import ANSWERS, Finished, answers_text, finish
 from trainkit.wizard.session import Session
 
@@ -43,10 +43,10 @@ def take_defaults(session: Session, job: Job) -> None:
     """Answer every question with what it proposes, and write. Raises UsageError where one proposes nothing."""
     if job.target.exists() and not job.force:
         raise UsageError(f"{job.target} exists", hint="give another --output, or --force to replace it")
-    while (question := session.question()) is not None:
+    while (question := session.question) is not None:
         outcome = session.answer("")
-        if isinstance(outcome, Rejection):
-            topic = session.topic()
+        if isinstance(outcome, AnswerError):
+            topic = session.topic
             key = topic.keys[0] if topic else ""
             raise UsageError(f"{question.text} Nothing can be proposed: {outcome.what}", hint=f"add --set {key}=…")
         session = outcome

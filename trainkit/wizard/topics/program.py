@@ -6,9 +6,8 @@ import shlex
 from collections.abc import Mapping
 
 from trainkit.recipe.layers.paths import absolute
-from trainkit.wizard.question import AnswerError, Choice, Question
-from trainkit.wizard.recipe_values import Settings
-from trainkit.wizard.topics.topic import Topic, choose, meaning, values_of
+from trainkit.wizard.question import AnswerError, Question, Settings
+from trainkit.wizard.topics.topic import Topic, meaning, offered
 from trainkit.wizard.view import View
 
 # By the ending of a file: the kind of data that reads it.
@@ -20,15 +19,13 @@ ROWS = (".parquet", ".jsonl")
 
 
 def _kinds(view: View) -> Question:
-    notes = {value: meaning("program.kind", value) for value in values_of("program.kind")}
-    offered = [Choice(value, note, {"program.kind": value}, note) for value, note in notes.items()]
     why = (
         "trainkit's own trainer reads the whole recipe. A script of yours is started unedited, in as many "
         "processes as you choose, and gets what its kind says."
     )
-    source = view.base.name or "no script needed"
-    text, default = "What do the processes execute?", str(view.get("program.kind"))
-    return choose(PROGRAM, text, offered, why=(why,), default=default, source=source)
+    kinds = offered(view, "program.kind", lambda kind: meaning(view, "program.kind", kind))
+    default, source = str(view.get("program.kind")), view.base.name or "no script needed"
+    return Question("What do the processes execute?", (why,), kinds, default, source)
 
 
 def _command(view: View) -> Question:
@@ -39,29 +36,26 @@ def _command(view: View) -> Question:
         "What you would type behind `python`: train.py --epochs 3, or -m package.module. The words reach the "
         "program exactly as they are; quote them as in a shell."
     )
-    text = "Which script, with which arguments?"
-    return Question("command", text, (why,), (), written, view.base.name if written else "", "train.py --lr 0.1")
+    source = view.base.name if written else ""
+    return Question("Which script, with which arguments?", (why,), (), written, source, "train.py --lr 0.1")
 
 
 def _read_command(view: View, text: str) -> tuple[Settings, str]:
     try:
-        words = shlex.split(text)
+        argv = shlex.split(text)
     except ValueError as error:
         raise AnswerError(f"the quotes do not match: {error}", "write the words as in a shell") from error
-    if words[:1] in (["python"], ["python3"]):
-        words = words[1:]
-    if not words:
+    if argv[:1] in (["python"], ["python3"]):
+        argv = argv[1:]
+    if not argv:
         raise AnswerError("no script is named", "write what you would type behind `python`: train.py --lr 0.1")
-    if words[0] == "-m":
-        if len(words) == 1:
-            raise AnswerError("no module is named behind -m", "write -m package.module")
-        target: dict[str, object] = {"program.module": words[1]}
-        words = words[1:]
-    else:
-        target = {"program.script": words[0]}
-    if words[1:] or view.get("program.args"):
-        target["program.args"] = words[1:]
-    return target, "started unedited"
+    if argv == ["-m"]:
+        raise AnswerError("no module is named behind -m", "write -m package.module")
+    key, first = ("program.module", 1) if argv[0] == "-m" else ("program.script", 0)
+    sets: dict[str, object] = {key: argv[first]}
+    if argv[first + 1 :] or view.get("program.args"):
+        sets["program.args"] = argv[first + 1 :]
+    return sets, "started unedited"
 
 
 def _data(view: View) -> Question:
@@ -71,45 +65,36 @@ def _data(view: View) -> Question:
         "along: good for a first try."
     )
     source = view.base.name or "always there"
-    return Question("data", "What text does it train on?", (why,), (), str(view.get("data.path")), source, "corpus.txt")
+    return Question("What text does it train on?", (why,), (), str(view.get("data.path")), source, "corpus.txt")
 
 
 def _read_data(view: View, text: str) -> tuple[Settings, str]:
     if text == "python-stdlib":
         return {"data.kind": "text", "data.path": text}, "source code that every Python brings along"
-    start, pattern = _split(text)
-    if pattern.endswith(ROWS) or any(view.files.exists(absolute(f"{text}/{name}", view.cwd)) for name in SAVED):
-        return {"data.kind": "dataset", "data.path": start}, meaning("data.kind", "dataset")
-    if pattern:
-        return {"data.kind": "text", "data.path": start, "data.include": pattern}, "every file that fits the pattern"
-    if _is_folder(view, text):
-        raise AnswerError(f"{text} is a folder", f"name files in it: {text.rstrip('/')}/**/*.txt")
-    kind = next((kind for ending, kind in DATA_KINDS.items() if text.endswith(ending)), "text")
-    return {"data.kind": kind, "data.path": text}, meaning("data.kind", kind)
-
-
-def _split(text: str) -> tuple[str, str]:
-    """A folder and a pattern, at the first part with a wild card in it; no pattern where there is none."""
+    # A pattern begins at the first part with a wild card in it; what is above is the folder.
     parts = text.split("/")
-    at = next((index for index, part in enumerate(parts) if WILD & {*part}), None)
-    if at is None:
-        return text, ""
-    return "/".join(parts[:at]) or ("/" if text.startswith("/") else "."), "/".join(parts[at:])
-
-
-def _is_folder(view: View, text: str) -> bool:
+    wild = next((index for index, part in enumerate(parts) if WILD & {*part}), len(parts))
+    pattern = "/".join(parts[wild:])
+    folder = "/".join(parts[:wild]) or ("/" if text.startswith("/") else ".")
+    if pattern.endswith(ROWS) or any(view.files.exists(absolute(f"{text}/{name}", view.cwd)) for name in SAVED):
+        return {"data.kind": "dataset", "data.path": folder}, meaning(view, "data.kind", "dataset")
+    if pattern:
+        return {"data.kind": "text", "data.path": folder, "data.include": pattern}, "every file that fits the pattern"
     try:
         view.files.read(absolute(text, view.cwd))
-    except OSError as error:
-        return isinstance(error, IsADirectoryError)
-    return False
+    except IsADirectoryError as error:
+        raise AnswerError(f"{text} is a folder", f"name files in it: {text.rstrip('/')}/**/*.txt") from error
+    except OSError:
+        pass  # the planner says what is wrong with a file
+    kind = next((kind for ending, kind in DATA_KINDS.items() if text.endswith(ending)), "text")
+    return {"data.kind": kind, "data.path": text}, meaning(view, "data.kind", kind)
 
 
 def _is_text(view: View) -> bool:
     return view.builtin and view.get("data.kind") == "text" and not isinstance(view.get("data.path"), list)
 
 
-PROGRAM = Topic("program", ("program.kind",), lambda view: True, _kinds)
+PROGRAM = Topic("program", ("program.kind",), lambda view: True, _kinds, planned=False)
 COMMAND_KEYS = ("program.script", "program.module", "program.args")
 COMMAND = Topic("command", COMMAND_KEYS[:-1], lambda view: not view.builtin, _command, _read_command, COMMAND_KEYS)
 DATA = Topic(

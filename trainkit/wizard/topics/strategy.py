@@ -8,10 +8,9 @@ from trainkit.frameworks.registry import LAUNCHERS
 from trainkit.machine.facts import Gpu
 from trainkit.planner.advice.memory import in_words, largest, parameters
 from trainkit.text import counted
-from trainkit.wizard.planner_check import UNCONFIGURED, needs_strategy, reaches, used_cards, validated
-from trainkit.wizard.question import AnswerError, Choice, Question
-from trainkit.wizard.recipe_values import Settings
-from trainkit.wizard.topics.topic import Topic, choose, declared, meaning, values_of
+from trainkit.wizard.planner_check import UNCONFIGURED, needs_strategy, reaches, used_cards
+from trainkit.wizard.question import AnswerError, Choice, Question, Settings
+from trainkit.wizard.topics.topic import Topic, meaning, offered, values_of
 from trainkit.wizard.view import View
 
 OFFLOADS = ("strategy.offload_optimizer", "strategy.offload_param")
@@ -19,9 +18,7 @@ NVME = "strategy.nvme_path"
 
 
 def _strategy(view: View) -> Question:
-    names = [name for name in values_of("strategy.kind") if name != "single"]
     cards = used_cards(view) if view.device == "cuda" else ()
-    offered = validated(view, STRATEGY.keys, [_spread(view, name, cards) for name in names])
     why: tuple[str, ...] = (
         (
             f"{counted(view.ranks, 'process', 'es')} train one model. ddp is the fastest while the model fits on one "
@@ -34,18 +31,16 @@ def _strategy(view: View) -> Question:
     )
     if view.get("program.kind") in UNCONFIGURED:
         why += ("A script of kind torch does this by itself: choose what it does.",)
-    default, source = _best(view, cards)
-    text = "How is the model spread over the processes?"
-    return choose(STRATEGY, text, offered, why=why, default=default, source=source)
-
-
-def _spread(view: View, name: str, cards: Sequence[Gpu]) -> Choice:
-    note = reason = what = meaning("strategy.kind", name)
-    if cards:
-        size = in_words(largest(name, view.ranks, min(gpu.memory_total for gpu in cards)))
-        note = f"up to {size} parameters; {what[:1].lower()}{what[1:]}"
-        reason = f"{what}; room for about {size} parameters before activations"
-    return Choice(name, note, {"strategy.kind": name}, reason)
+    choices = []
+    for name in values_of(view, "strategy.kind"):
+        note = reason = what = meaning(view, "strategy.kind", name)
+        if cards:
+            size = in_words(largest(name, view.ranks, min(gpu.memory_total for gpu in cards)))
+            note = f"up to {size} parameters; {what[:1].lower()}{what[1:]}"
+            reason = f"{what}; room for about {size} parameters before activations"
+        choices.append(Choice(name, note, {"strategy.kind": name}, reason))
+    spread = tuple(choice for choice in choices if choice.word != "single")
+    return Question("How is the model spread over the processes?", why, spread, *_best(view, cards))
 
 
 def _best(view: View, cards: Sequence[Gpu]) -> tuple[str, str]:
@@ -63,36 +58,36 @@ def _best(view: View, cards: Sequence[Gpu]) -> tuple[str, str]:
 
 
 def _sharding(view: View) -> Question:
-    names = values_of("strategy.sharding", "fsdp")
-    notes = {name: meaning("strategy.sharding", name, "fsdp") for name in names}
+    key = SHARDING.keys[0]
     choices = [
-        Choice(name, note, {"strategy.sharding": name, "strategy.offload": False}, f"{name} {note}".strip())
-        for name, note in notes.items()
+        Choice(name, note, {key: name, "strategy.offload": False}, f"{name} {note}".strip())
+        for name in values_of(view, key)
+        for note in [meaning(view, key, name)]
     ]
-    note = f"{names[0]}, with the shards in CPU memory; slower"
+    first = choices[0].word
+    note = f"{first}, with the shards in CPU memory; slower"
     reason = "shards live in CPU memory: the least device memory, slower steps"
-    choices.append(Choice("offload", note, {"strategy.sharding": names[0], "strategy.offload": True}, reason))
-    default = "offload" if view.get("strategy.offload") else str(view.get("strategy.sharding"))
-    offered = validated(view, SHARDING.keys, choices)
-    text = "What is sharded, and where is it kept?"
-    return choose(SHARDING, text, offered, default=default, source=view.base.name)
+    choices.append(Choice("offload", note, {key: first, "strategy.offload": True}, reason))
+    default = "offload" if view.get("strategy.offload") else str(view.get(key))
+    return Question("What is sharded, and where is it kept?", (), tuple(choices), default, view.base.name)
 
 
 def _wrapping(view: View) -> Question:
-    names = values_of("strategy.auto_wrap", "fsdp")
-    notes = {"transformer": "each transformer block, by the model's own class", "none": "the whole model at once"}
     floor = view.get("strategy.min_params")
-    notes["size"] = f"modules of {floor:,} parameters or more" if isinstance(floor, int) else ""
-    choices = [Choice(name, notes.get(name, ""), {"strategy.auto_wrap": name}, notes.get(name, "")) for name in names]
+    notes = {
+        "transformer": "each transformer block, by the model's own class",
+        "none": "the whole model at once",
+        "size": f"modules of {floor:,} parameters or more" if isinstance(floor, int) else "",
+    }
     why = (
         "A unit is gathered, used and freed as a whole: blocks are a good size. Type class names (BertLayer, "
         "LlamaDecoderLayer) for a model whose blocks are not known, or a number for the smallest unit."
     )
     classes = view.get("strategy.wrap_classes")
     default = ",".join(classes) if classes else str(view.get("strategy.auto_wrap"))
-    offered = validated(view, WRAPPING.keys, choices)
-    text, expected = "Which modules are units?", "class names, or a number"
-    return choose(WRAPPING, text, offered, why=(why,), default=default, source=view.base.name, expected=expected)
+    choices = offered(view, "strategy.auto_wrap", lambda name: notes.get(name, ""))
+    expected = "class names, or a number"
+    return Question("Which modules are units?", (why,), choices, default, view.base.name, expected)
 
 
 def _read_wrapping(view: View, text: str) -> tuple[Settings, str]:
@@ -106,36 +101,38 @@ def _read_wrapping(view: View, text: str) -> tuple[Settings, str]:
 
 
 def _offload(view: View) -> Question:
-    offered = validated(view, OFFLOAD.keys, _offloads(view.kind("strategy")))
+    choices = tuple(_offloads(view))
     why = (
         "State that lives outside the card makes room for a larger model; each step then moves it. First the "
         "optimizer's, then the parameters."
     )
-    found = next((each.word for each in offered if all(view.get(key) == value for key, value in each.sets.items())), "")
-    source = view.base.name if found not in ("", "none") else "the fastest"
-    return choose(OFFLOAD, "What leaves the cards?", offered, why=(why,), default=found or "none", source=source)
+    agreeing = (each.word for each in choices if all(view.get(key) == value for key, value in each.sets.items()))
+    default = next(agreeing, "none")
+    source = view.base.name if default != "none" else "the fastest"
+    return Question("What leaves the cards?", (why,), choices, default, source)
 
 
-def _offloads(kind: str) -> Iterator[Choice]:
+def _offloads(view: View) -> Iterator[Choice]:
     """Nothing; the optimizer's state to each place; state and parameters, where the stage divides both."""
-    optimizer, parameter = (declared(key, kind) for key in OFFLOADS)
-    nothing = {key: "none" for key, found in zip(OFFLOADS, (optimizer, parameter), strict=True) if found}
+    optimizer, parameter = (
+        [place for place in values_of(view, key) if place != "none"] if view.declared(key) else [] for key in OFFLOADS
+    )
+    nothing = {key: "none" for key in OFFLOADS if view.declared(key)}
     yield Choice("none", "everything stays on the cards", nothing, "nothing is offloaded")
-    for place in values_of(OFFLOADS[0], kind):
-        if place != "none":
-            reason = f"optimizer state lives on {place.upper()}: slower, and room on the cards"
-            yield Choice(place, f"optimizer state to {place.upper()}", {**nothing, OFFLOADS[0]: place}, reason)
-    for place in values_of(OFFLOADS[1], kind) if parameter else ():
-        if place != "none" and place in values_of(OFFLOADS[0], kind):
+    for place in optimizer:
+        reason = f"optimizer state lives on {place.upper()}: slower, and room on the cards"
+        yield Choice(place, f"optimizer state to {place.upper()}", {**nothing, OFFLOADS[0]: place}, reason)
+    for place in parameter:
+        if place in optimizer:
+            what, sets = f"optimizer state and parameters to {place.upper()}", dict.fromkeys(OFFLOADS, place)
             reason = f"optimizer state and parameters live on {place.upper()}: the slowest, the least on the cards"
-            yield Choice(f"{place}-all", f"optimizer state and parameters to {place.upper()}",
-                         dict.fromkeys(OFFLOADS, place), reason)  # fmt: skip
+            yield Choice(f"{place}-all", what, sets, reason)
 
 
 def _nvme(view: View) -> Question:
     why = "A folder on a local NVMe disk, the same path on every machine."
     default = str(view.get(NVME) or "")
-    return Question("nvme", "In which folder on a fast disk?", (why,), (), default, view.base.name, "/local_nvme")
+    return Question("In which folder on a fast disk?", (why,), (), default, view.base.name, "/local_nvme")
 
 
 def _read_nvme(view: View, text: str) -> tuple[Settings, str]:
@@ -143,19 +140,20 @@ def _read_nvme(view: View, text: str) -> tuple[Settings, str]:
 
 
 def _launcher(view: View) -> Question:
-    helps = {name: launcher.HELP for name, launcher in LAUNCHERS.items()}
-    notes = {name: meaning("launcher.kind", name) or helps.get(name, "") for name in values_of("launcher.kind")}
-    choices = [Choice(name, note, {"launcher.kind": name}, f"{name} {note}".strip()) for name, note in notes.items()]
+    key = "launcher.kind"
+    notes = {
+        name: meaning(view, key, name) or (LAUNCHERS[name].HELP if name in LAUNCHERS else "")
+        for name in values_of(view, key)
+    }
+    choices = tuple(Choice(name, note, {key: name}, f"{name} {note}".strip()) for name, note in notes.items())
     why = "auto is right unless a program or a habit requires another; the same processes start under each."
-    source = view.base.name or "nothing requires another"
-    offered = validated(view, LAUNCHER.keys, choices)
-    default = str(view.get("launcher.kind"))
-    return choose(LAUNCHER, "Who starts the processes?", offered, why=(why,), default=default, source=source)
+    default, source = str(view.get(key)), view.base.name or "nothing requires another"
+    return Question("Who starts the processes?", (why,), choices, default, source)
 
 
 def _has(key: str) -> Callable[[View], bool]:
     """Whether the strategy has the setting and the program would see it."""
-    return lambda view: declared(key, view.kind("strategy")) is not None and reaches(view, key)
+    return lambda view: view.declared(key) is not None and reaches(view, key)
 
 
 def _launchable(view: View) -> bool:

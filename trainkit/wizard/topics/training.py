@@ -7,10 +7,9 @@ import re
 from trainkit.planner.dtype import AMPERE
 from trainkit.recipe.validation.type_errors import takes_switch
 from trainkit.text import counted
-from trainkit.wizard.planner_check import check, reaches, used_cards, validated
-from trainkit.wizard.question import AnswerError, Choice, Question
-from trainkit.wizard.recipe_values import Settings
-from trainkit.wizard.topics.topic import Topic, choose, declared, values_of
+from trainkit.wizard.planner_check import check, reaches, used_cards
+from trainkit.wizard.question import AnswerError, Choice, Question, Settings
+from trainkit.wizard.topics.topic import Topic, offered
 from trainkit.wizard.view import View
 
 EVERY = "efficiency.gradient_checkpointing.every"
@@ -27,16 +26,12 @@ _LENGTH = re.compile(r"(?P<count>\d+(?:\.\d+)?)\s*(?P<unit>steps?|epochs?)?(?:\s
 
 
 def _precision(view: View) -> Question:
-    names = values_of("precision.dtype")
-    choices = [Choice(name, FORMATS.get(name, ""), {"precision.dtype": name}, FORMATS.get(name, "")) for name in names]
     why = (
         "The format of forward and backward. 16 bits are about twice as fast on cards that have units for them; "
         "weights and the optimizer's state stay in fp32. bf16 needs compute capability 8.0 (Ampere) or newer."
     )
-    offered = validated(view, PRECISION.keys, choices)
-    default, source = _usual_format(view)
-    text = "Which number format does it compute in?"
-    return choose(PRECISION, text, offered, why=(why,), default=default, source=source)
+    formats = offered(view, "precision.dtype", lambda name: FORMATS.get(name, ""))
+    return Question("Which number format does it compute in?", (why,), formats, *_usual_format(view))
 
 
 def _usual_format(view: View) -> tuple[str, str]:
@@ -56,7 +51,7 @@ def _batch(view: View) -> Question:
         "make it as large as fits. 64/auto finds that out at the start, and 64 alone is passes of at most 8."
     )
     text = f"How many samples per step/per pass, on {counted(view.ranks, 'process', 'es')}?"
-    return Question("batch", text, (why,), (), *_usual_batch(view), "64/8, 64/auto, or 64")
+    return Question(text, (why,), (), *_usual_batch(view), "64/8, 64/auto, or 64")
 
 
 def _usual_batch(view: View) -> tuple[str, str]:
@@ -95,11 +90,10 @@ def _checkpointing(view: View) -> Question:
         Choice("no", "the fastest while the batch fits", {EVERY: False}, "the batch fits"),
         Choice("yes", "much less memory, about a quarter more time", {EVERY: True}, reason),
     )
-    offered = validated(view, CHECKPOINTING.keys, choices)
-    setting = declared(EVERY)
+    setting = view.declared(EVERY)
     default = "yes" if setting and not takes_switch(setting) and view.get(EVERY) else "no"
     text, source = "Is memory so tight that activations are computed twice?", view.base.name or "the fastest"
-    return choose(CHECKPOINTING, text, offered, why=(why,), default=default, source=source)
+    return Question(text, (why,), choices, default, source)
 
 
 def _length(view: View) -> Question:
@@ -113,7 +107,7 @@ def _length(view: View) -> Question:
     else:
         default, source = f"{STEPS}/{STEPS // 2}", "a first try"
     text = "How long does it train, and how often is it saved (steps)?"
-    return Question("length", text, (why,), (), default, source, "500/250, or 3 epochs/1000")
+    return Question(text, (why,), (), default, source, "500/250, or 3 epochs/1000")
 
 
 def _read_length(view: View, text: str) -> tuple[Settings, str]:
@@ -137,8 +131,8 @@ def _read_length(view: View, text: str) -> tuple[Settings, str]:
 
 def _saving(view: View) -> Question:
     why = ("0 leaves it to the program.",)
-    default = str(view.get(SAVE)) if view.base.path else str(STEPS)
-    return Question("saving", "Save after how many steps?", why, (), default, view.base.name or "usual", "500, or 0")
+    default, source = str(view.get(SAVE)) if view.base.path else str(STEPS), view.base.name or "usual"
+    return Question("Save after how many steps?", why, (), default, source, "500, or 0")
 
 
 def _read_saving(view: View, text: str) -> tuple[Settings, str]:
