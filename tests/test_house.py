@@ -22,7 +22,6 @@ PURE = (
     "trainkit.recipe",
     "trainkit.flags",
     "trainkit.machine.facts",
-    "trainkit.machine.occupancy",
     "trainkit.machine.selection",
     "trainkit.machine.versions",
     "trainkit.plan",

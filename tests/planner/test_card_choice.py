@@ -136,14 +136,14 @@ def test_too_few_free_cards_block_the_run_and_who_has_the_others_is_named(layere
     recipe = {"strategy": {"kind": "ddp"}, "devices": {"select": "free"}, "nodes": {"processes_per_node": 2}}
     plan = build_plan(layered(recipe), with_cards(machine(3), {0: BUSY, 2: held})).plan
     text = said(plan, "blocker")
-    assert "2 idle GPUs are asked for, 1 of 3 can be had" in text
+    assert "2 idle GPUs are asked for, 1 of 3 are free" in text
     assert "card 0 is busy: 40.0 GiB of 80 in use, pid 4711 (ada: python other.py)" in text
     assert "card 2 is busy: held by the trainkit run /runs/b (pid 12, bob)" in text
 
 
 def test_free_cards_on_a_machine_without_any_block_the_run(layered: Layered, machine: Machine) -> None:
     plan = build_plan(layered({"devices": {"select": "free"}}), machine(0)).plan
-    assert "1 idle GPU is asked for, 0 of 0 can be had" in said(plan, "blocker")
+    assert "1 idle GPU is asked for, 0 of 0 are free" in said(plan, "blocker")
 
 
 @pytest.mark.parametrize("select", ["auto", "all", 1, [0], ["GPU-0"]])

@@ -93,7 +93,7 @@ def test_runs_that_start_at_the_same_time_never_take_the_same_free_card(
     assert seen(tmp_path, 3) == uuids
     fourth = trainkit("run", str(recipe), environ=environ)
     assert fourth.returncode == 4
-    assert "1 idle GPU is asked for, 0 of 3 can be had" in fourth.stderr
+    assert "1 idle GPU is asked for, 0 of 3 are free" in fourth.stderr
     assert f"held by the trainkit run {tmp_path}/runs/taken/" in fourth.stderr
     (tmp_path / "go").touch()
     for run in runs:

@@ -175,15 +175,14 @@ class Facts:
     @classmethod
     def from_json(cls, data: object) -> Facts:
         """The inverse of :meth:`to_json`. Raises UsageError for what is not the facts of a machine."""
+        hint = "make them on the machine in question: trainkit facts > FACTS.json"
         if not isinstance(data, Mapping) or "facts_version" not in data:
-            hint = "`trainkit facts > FACTS.json` makes them, on the machine in question"
             raise UsageError("these are not the facts of a machine: there is no facts_version", hint=hint)
-        if data["facts_version"] != FACTS_VERSION:
-            found = f"these facts are of version {data['facts_version']!r}"
-            hint = "make them again on that machine: trainkit facts > FACTS.json"
-            raise UsageError(f"{found}, and this trainkit reads version {FACTS_VERSION}", hint=hint)
+        if (found := data["facts_version"]) != FACTS_VERSION:
+            what = f"these facts are of version {found!r}, and this trainkit reads version {FACTS_VERSION}"
+            raise UsageError(what, hint=hint)
         try:
             facts: Facts = decode(cls, {name: value for name, value in data.items() if name != "facts_version"})
         except DecodeError as error:
-            raise UsageError(f"facts: {error}", hint="`trainkit facts > FACTS.json` makes them again") from error
+            raise UsageError(f"facts: {error}", hint=hint) from error
         return facts

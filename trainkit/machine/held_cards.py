@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import posixpath
+import pwd
 import stat
 from collections.abc import Mapping
 from dataclasses import replace
@@ -72,7 +73,10 @@ def holder(uuid: str, environ: Mapping[str, str]) -> Hold | None:
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return read_hold(fd)
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            written = json.loads(os.pread(fd, 1 << 16, 0))
+            return Hold(int(written["pid"]), str(written["user"]), str(written["run"]))
+        return Hold(0, "", "")  # it is just about to write
     except OSError:  # a file system without locks: no card can be held there
         return None
     finally:
@@ -80,9 +84,9 @@ def holder(uuid: str, environ: Mapping[str, str]) -> Hold | None:
     return None
 
 
-def read_hold(fd: int) -> Hold:
-    """What a holder wrote; it may be just about to write."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        written = json.loads(os.pread(fd, 1 << 16, 0))
-        return Hold(int(written["pid"]), str(written["user"]), str(written["run"]))
-    return Hold(0, "", "")
+def user_name(uid: int) -> str:
+    """The name of a user, or its number where it has no name here (in a container)."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,15 +1,24 @@
-"""Probe this machine once and give its Facts. Each probe is one module in `probes/`; a failing one becomes a note."""
+"""Probe this machine once and give its Facts. Each probe is one module in `probes/`; a failing one becomes a note.
+
+Probes run in a child process: a driver may hang in a call that no signal ends, and a library may crash the process
+that it is loaded into. Such a child is killed, or left behind where even that is impossible, and a new one goes on.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
 import platform
+import select
+import signal
 import sys
-from collections.abc import Callable, Mapping
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
-from trainkit.machine.bounded import answers
 from trainkit.machine.facts import Facts, TorchBuild
 from trainkit.machine.held_cards import with_holders
 from trainkit.machine.probes import amd, cpu, host, memory, nvidia, packages, scheduler
@@ -26,6 +35,7 @@ PROBES: Mapping[str, Probe] = {
     "packages": packages.probe,
     "mps": host.probe_mps,
     "scheduler": scheduler.probe,
+    # Last, because they ask drivers: when one hangs, no other probe has to be started again.
     "amd": amd.probe,
     "gpus": nvidia.probe,
 }
@@ -48,7 +58,12 @@ def probe(probes: Mapping[str, Probe] = PROBES, limits: Mapping[str, float] = LI
             continue
         notes |= answer.get("notes", {})
         found |= {key: value for key, value in answer.items() if key != "notes"}
-    _choose_make(found, notes)
+    # One torch is built for one make of cards; AMD's count where it is ROCm's.
+    if amd_cards := found.pop("amd", ()):
+        if isinstance(build := found.get("torch"), TorchBuild) and build.hip:
+            found["gpus"] = amd_cards
+        else:
+            notes["amd"] = f"{len(amd_cards)} AMD card(s) are here, and the installed torch is no ROCm build"
     facts = Facts(
         platform=sys.platform,
         machine=platform.machine(),
@@ -64,12 +79,79 @@ def probe(probes: Mapping[str, Probe] = PROBES, limits: Mapping[str, float] = LI
     return replace(facts, gpus=with_holders(facts.gpus, os.environ)) if facts.gpus else facts
 
 
-def _choose_make(found: dict[str, Any], notes: dict[str, str]) -> None:
-    """One torch is built for one make of cards; AMD's count where it is ROCm's."""
-    cards, build = found.pop("amd", ()), found.get("torch")
-    if not cards:
-        return
-    if isinstance(build, TorchBuild) and build.hip:
-        found["gpus"] = cards
-    else:
-        notes["amd"] = f"{len(cards)} AMD card(s) are here, and the installed torch is no ROCm build"
+def answers(probes: Mapping[str, Probe], seconds: Callable[[str], float]) -> Iterator[tuple[str, Any]]:
+    """Each probe's name with its answer (a mapping), or with the reason why there is none (a text), in order.
+
+    seconds: how long a probe may take, by its name.
+    """
+    left = dict(probes)
+    while left:
+        child = _Child(left)
+        try:
+            for name in tuple(left):
+                del left[name]
+                yield name, child.answer(seconds(name))
+                if not child.is_of_use:
+                    break
+        finally:
+            child.end()
+
+
+class _Child:
+    """A child process that runs the probes in order."""
+
+    def __init__(self, probes: Mapping[str, Probe]) -> None:
+        self.is_of_use = True  # False once a probe hangs or has ended the process
+        self._received = b""
+        self._reader, writer = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # about threads: the child only probes and ends
+            self._pid = os.fork()
+        if self._pid == 0:
+            _run_probes(probes, writer)
+        os.close(writer)
+
+    def answer(self, seconds: float) -> Any:
+        """The next probe's answer; a text where there is none."""
+        deadline = time.monotonic() + seconds
+        while True:
+            # Eight bytes with the length of the answer, then the answer.
+            size = 8 + int.from_bytes(self._received[:8], "big")
+            if len(self._received) >= max(size, 8):
+                body, self._received = self._received[8:size], self._received[size:]
+                return pickle.loads(body)  # noqa: S301 - our own child wrote it
+            if not select.select([self._reader], [], [], max(deadline - time.monotonic(), 0))[0]:
+                self.is_of_use = False
+                return f"no answer within {seconds:g} s"
+            if not (data := os.read(self._reader, 1 << 16)):
+                code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+                self._pid, self.is_of_use = 0, False
+                how = f"crashed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
+                return f"the probe {how}"
+            self._received += data
+
+    def end(self) -> None:
+        """Kill and reap; a child that is inside a driver's call cannot be killed, and is not waited for."""
+        os.close(self._reader)
+        if not self._pid:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        deadline = time.monotonic() + 1.0
+        while os.waitpid(self._pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+
+def _run_probes(probes: Mapping[str, Probe], fd: int) -> NoReturn:
+    try:
+        stream = os.fdopen(fd, "wb")
+        for run in probes.values():
+            try:
+                answer: Mapping[str, Any] | str = run()
+            except Exception as error:  # noqa: BLE001 - a driver's library may raise anything; the reason becomes a fact
+                answer = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            body = pickle.dumps(answer)
+            stream.write(len(body).to_bytes(8, "big") + body)
+            stream.flush()
+    finally:
+        os._exit(0)

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainkit.machine.facts import Facts, Gpu
-from trainkit.machine.occupancy import computing, is_idle, is_part, occupants
 
 # devices.order -> CUDA_DEVICE_ORDER, and why it is set
 ORDER = {
@@ -32,14 +31,13 @@ class Selection:
 
 def usable(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
     """The cards in PCI order, a split one replaced by its parts, which keep its index and have names of their own."""
-    return tuple(
-        unit for gpu in sorted(gpus, key=lambda gpu: gpu.index) for unit in (parts(gpu) if gpu.mig else (gpu,))
-    )
+    in_order = sorted(gpus, key=lambda gpu: gpu.index)
+    return tuple(unit for gpu in in_order for unit in (_parts(gpu) if gpu.mig else [gpu]))
 
 
-def parts(gpu: Gpu) -> tuple[Gpu, ...]:
+def _parts(gpu: Gpu) -> list[Gpu]:
     """What MIG has split off a card, each as a card of its own."""
-    return tuple(
+    return [
         replace(
             gpu,
             uuid=part.uuid,
@@ -52,17 +50,21 @@ def parts(gpu: Gpu) -> tuple[Gpu, ...]:
             instances=(),
         )
         for part in gpu.instances
-    )
+    ]
+
+
+def is_part(gpu: Gpu) -> bool:
+    """Whether a card of :func:`usable` is a part that MIG split off; split cards themselves are not among these."""
+    return gpu.mig
+
+
+def is_made_up(gpu: Gpu) -> bool:
+    """Whether a card is that of a machine profile, which has no UUID."""
+    return gpu.uuid.startswith("profile-")
 
 
 def allocation(facts: Facts) -> tuple[Gpu, ...]:
-    """The cards that the caller may use, in the order of the variables that say so, else in PCI order.
-
-    As CUDA reads CUDA_VISIBLE_DEVICES: an invalid entry hides itself and all after it, a duplicate empties the list,
-    and the index of a split card means its first part (CUDA C programming guide, environment variables). Indices count
-    in PCI order unless the caller's CUDA_DEVICE_ORDER says otherwise. ROCm reads ROCR_VISIBLE_DEVICES first, and what
-    HIP_VISIBLE_DEVICES (or, without it, CUDA_VISIBLE_DEVICES) then counts is what that left.
-    """
+    """The cards that the caller may use, in the order of the variables that say so, else in PCI order."""
     return _allocated(facts)[0]
 
 
@@ -74,11 +76,36 @@ def unread(facts: Facts) -> str:
 def _allocated(facts: Facts) -> tuple[tuple[Gpu, ...], str]:
     units = usable(facts.gpus)
     if any(gpu.vendor == "amd" for gpu in facts.gpus):
+        # ROCm reads ROCR_VISIBLE_DEVICES first; what HIP_VISIBLE_DEVICES (or, without it, CUDA_VISIBLE_DEVICES) then
+        # counts is what that left.
         inner, wrong = _allowed(facts.rocr_devices, units, {gpu.uuid: gpu.index for gpu in units})
         visible = facts.visible_devices if facts.hip_devices is None else facts.hip_devices
         cards, second = _allowed(visible, inner, {gpu.uuid: position for position, gpu in enumerate(inner)})
         return cards, wrong or second
-    return _allowed(facts.visible_devices, units, numbers(facts.gpus, told_order(facts)))
+    # Where the caller's CUDA_DEVICE_ORDER does not say how to count, schedulers and nvidia-smi count in PCI order.
+    order = "fastest" if facts.device_order == "FASTEST_FIRST" else "pci"
+    return _allowed(facts.visible_devices, units, _numbers(facts.gpus, order))
+
+
+def _allowed(visible: str | None, units: Sequence[Gpu], number: Mapping[str, int]) -> tuple[tuple[Gpu, ...], str]:
+    """The cards that a variable leaves, and the entry that ends its reading early; -1 and nothing do so on purpose.
+
+    As CUDA reads CUDA_VISIBLE_DEVICES: an invalid entry hides itself and all after it, a duplicate empties the list,
+    and the index of a split card means its first part (CUDA C programming guide, environment variables).
+    """
+    if visible is None:
+        return tuple(units), ""
+    allowed: list[Gpu] = []
+    for entry in map(str.strip, visible.split(",")):
+        found = matching(entry, units, number)
+        if entry.isdecimal():
+            found = found[:1]
+        if len(found) != 1:
+            return tuple(allowed), "" if entry == "-1" else entry
+        if found[0] in allowed:
+            return (), entry
+        allowed.append(found[0])
+    return tuple(allowed), ""
 
 
 def restriction(facts: Facts) -> str:
@@ -87,34 +114,6 @@ def restriction(facts: Facts) -> str:
     given = {"ROCR_VISIBLE_DEVICES": facts.rocr_devices, "HIP_VISIBLE_DEVICES": facts.hip_devices} if amd else {}
     given["CUDA_VISIBLE_DEVICES"] = facts.visible_devices
     return " ".join(f"{name}={value}" for name, value in given.items() if value is not None)
-
-
-def told_order(facts: Facts) -> str:
-    """How the caller's environment tells CUDA to count; where it does not, as nvidia-smi and schedulers do."""
-    return "fastest" if facts.device_order == "FASTEST_FIRST" else "pci"
-
-
-def _allowed(visible: str | None, units: Sequence[Gpu], number: Mapping[str, int]) -> tuple[tuple[Gpu, ...], str]:
-    """The cards that a variable leaves, and the entry that ends its reading early; -1 and nothing do so on purpose."""
-    if visible is None:
-        return tuple(units), ""
-    allowed: list[Gpu] = []
-    for entry in visible.split(","):
-        found = matching(entry.strip(), units, number)
-        if entry.strip().isdecimal():
-            found = found[:1]
-        if len(found) != 1:
-            return tuple(allowed), "" if entry.strip() == "-1" else entry.strip()
-        if found[0] in allowed:
-            return (), entry.strip()
-        allowed.append(found[0])
-    return tuple(allowed), ""
-
-
-def numbers(gpus: Sequence[Gpu], order: str) -> Mapping[str, int]:
-    """The number of each card and part by UUID, counted in an order of `devices.order`; parts have their card's."""
-    count = {gpu.index: position for position, gpu in enumerate(ordered(gpus, order))} if order == "fastest" else {}
-    return {unit.uuid: count.get(unit.index, unit.index) for unit in (*usable(gpus), *gpus)}
 
 
 def matching(entry: int | str, gpus: Sequence[Gpu], number: Mapping[str, int] | None = None) -> tuple[Gpu, ...]:
@@ -128,6 +127,12 @@ def matching(entry: int | str, gpus: Sequence[Gpu], number: Mapping[str, int] | 
     if not name:
         return ()
     return tuple(gpu for gpu in gpus if gpu.uuid.startswith(name) or gpu.uuid.removeprefix("GPU-").startswith(name))
+
+
+def _numbers(gpus: Sequence[Gpu], order: str) -> Mapping[str, int]:
+    """The number of each card and part by UUID, counted in an order of `devices.order`; parts have their card's."""
+    count = {gpu.index: position for position, gpu in enumerate(ordered(gpus, order))} if order == "fastest" else {}
+    return {unit.uuid: count.get(unit.index, unit.index) for unit in (*usable(gpus), *gpus)}
 
 
 def speed(gpu: Gpu) -> tuple[float, tuple[int, int], int]:
@@ -156,52 +161,73 @@ def take_free(count: int | None, allowed: Sequence[Gpu], idle_below: int) -> Sel
     count: how many; None for all that are idle. idle_below: bytes, as for :func:`is_idle`.
     """
     idle = [gpu for gpu in allowed if is_idle(gpu, idle_below)]
-    idle.sort(key=lambda gpu: (bool(computing(gpu)), -gpu.memory_free))
+    idle.sort(key=lambda gpu: (bool(_computing(gpu)), -gpu.memory_free))
     number = max(len(idle), 1) if count is None else count
     if number <= len(idle):
         return Selection(tuple(idle[:number]))
     asked = "1 idle GPU is" if number == 1 else f"{number} idle GPUs are"
     busy = [f"; {occupants(gpu)}" for gpu in allowed if not is_idle(gpu, idle_below)]
-    return Selection(tuple(idle), (f"{asked} asked for, {len(idle)} of {len(allowed)} can be had{''.join(busy)}",))
+    return Selection(tuple(idle), (f"{asked} asked for, {len(idle)} of {len(allowed)} are free{''.join(busy)}",))
 
 
 def pick(names: Sequence[int | str], facts: Facts, order: str = "pci") -> Selection:
     """The named cards in the given order, each inside the allocation. order: how indices count, of `devices.order`."""
-    allowed, number = allocation(facts), numbers(facts.gpus, order)
-    cards: list[Gpu] = []
-    missing: list[str] = []
-    for name in names:
-        found = matching(name, allowed, number)
-        if len(found) == 1:
-            cards.append(found[0])
-        else:
-            missing.append(_unnamed(name, found, facts, number))
-    return Selection(tuple(cards), tuple(missing))
+    allowed, number = allocation(facts), _numbers(facts.gpus, order)
+    found = [(name, matching(name, allowed, number)) for name in names]
+    return Selection(
+        tuple(cards[0] for _, cards in found if len(cards) == 1),
+        tuple(_why_not(name, cards, facts, number) for name, cards in found if len(cards) != 1),
+    )
 
 
-def _unnamed(name: int | str, found: Sequence[Gpu], facts: Facts, number: Mapping[str, int]) -> str:
-    if found and is_part(found[0]):
-        return f"card `{name}` is split by MIG; name one of its parts: {', '.join(gpu.uuid for gpu in found)}"
-    if found:
+def _why_not(name: int | str, found: Sequence[Gpu], facts: Facts, number: Mapping[str, int]) -> str:
+    """Why a name does not stand for one card of the allocation. found: those of the allocation that it names."""
+    if found and not is_part(found[0]):
         return f"`{name}` names {len(found)} cards ({', '.join(gpu.uuid for gpu in found)})"
-    if matching(name, usable(facts.gpus), number):
+    if not found and matching(name, usable(facts.gpus), number):
         return f"card `{name}` lies outside {restriction(facts)}"
-    whole = matching(name, facts.gpus, number)
-    if whole and whole[0].instances:
-        return (
-            f"card `{name}` is split by MIG; name one of its parts: {', '.join(each.uuid for each in parts(whole[0]))}"
-        )
-    return f"card `{name}` is split by MIG into no parts" if whole else f"there is no card `{name}` here"
+    split = matching(name, facts.gpus, number)
+    parts = found or [part for gpu in split[:1] for part in _parts(gpu)]
+    if parts:
+        return f"card `{name}` is split by MIG; name one of its parts: {', '.join(part.uuid for part in parts)}"
+    return f"card `{name}` is split by MIG into no parts" if split else f"there is no card `{name}` here"
 
 
 def duplicates(names: Sequence[int | str], facts: Facts, order: str = "pci") -> tuple[str, ...]:
     """The entries of a list that name a card for a second time, also by its UUID after its index."""
-    seen: set[str] = set()
-    twice: list[str] = []
-    for name in names:
-        found = matching(name, usable(facts.gpus), numbers(facts.gpus, order))
-        identity = found[0].uuid if len(found) == 1 else str(name)
-        if identity in seen:
-            twice.append(str(name))
-        seen.add(identity)
-    return tuple(twice)
+    units, number = usable(facts.gpus), _numbers(facts.gpus, order)
+    found = [matching(name, units, number) for name in names]
+    identities = [cards[0].uuid if len(cards) == 1 else str(name) for name, cards in zip(names, found, strict=True)]
+    return tuple(str(name) for place, name in enumerate(names) if identities[place] in identities[:place])
+
+
+def is_idle(gpu: Gpu, idle_below: int) -> bool:
+    """Whether a run can have a card to itself: no run holds it, and less than `idle_below` bytes are occupied."""
+    alone = gpu.compute_mode == "default" or (gpu.compute_mode == "exclusive" and not _computing(gpu))
+    return gpu.held_by is None and alone and _occupied(gpu) < idle_below
+
+
+def occupants(gpu: Gpu) -> str:
+    """What keeps a card busy, as a sentence."""
+    name = gpu.uuid if is_part(gpu) else f"card {gpu.index}"
+    if gpu.compute_mode == "prohibited":
+        return f"{name} is closed to computing (nvidia-smi -c 0 opens it)"
+    held = gpu.held_by
+    run = [f"held by the trainkit run {held.run or '(just starting)'} (pid {held.pid}, {held.user})"] if held else []
+    used = f"{_occupied(gpu) / 2**30:.1f} GiB of {gpu.memory_total / 2**30:.0f} in use"
+    return f"{name} is busy: {', '.join((*run, used, *_computing(gpu)))}"
+
+
+def _computing(gpu: Gpu) -> list[str]:
+    """Who computes on a card, one phrase each; what only draws on it is left out."""
+    return [
+        f"pid {each.pid} ({': '.join(filter(None, (each.user, each.command))) or 'not visible from here'})"
+        for each in gpu.processes
+        if not each.graphics
+    ]
+
+
+def _occupied(gpu: Gpu) -> int:
+    """Bytes that are in use for computing: neither the driver's own nor a desktop's."""
+    drawn = sum(each.memory or 0 for each in gpu.processes if each.graphics)
+    return max(gpu.memory_total - gpu.memory_free - gpu.memory_reserved - drawn, 0)

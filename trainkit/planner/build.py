@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from trainkit.errors import Diagnostic, RecipeError
 from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS
 from trainkit.machine.facts import Facts
-from trainkit.machine.occupancy import is_made_up
+from trainkit.machine.selection import is_made_up
 from trainkit.plan.context import Context
 from trainkit.plan.model import (
     PLAN_VERSION,

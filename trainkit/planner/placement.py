@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Literal
 
 from trainkit.errors import RecipeError
 from trainkit.machine.facts import Facts, Gpu
-from trainkit.machine.occupancy import is_idle, is_made_up, is_part, occupants
 from trainkit.machine.selection import (
     Selection,
     allocation,
     duplicates,
+    is_idle,
+    is_made_up,
+    is_part,
+    occupants,
     ordered,
     pick,
     restriction,

@@ -12,6 +12,7 @@ from typing import Any
 
 from trainkit.errors import Diagnostic, MachineError
 from trainkit.files import write_json
+from trainkit.machine.held_cards import user_name
 from trainkit.plan.model import Plan, Planned
 from trainkit.runner import nodes
 from trainkit.runner.locks import lock_folder
@@ -25,7 +26,7 @@ from trainkit.runner.report.follow import Relay
 from trainkit.runner.report.summary import build_summary
 from trainkit.runner.report.summary_table import render_summary
 from trainkit.runner.rundir import create
-from trainkit.runner.rundir.card_locks import Cards, taken_by, user_name
+from trainkit.runner.rundir.card_locks import Cards, taken_by
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import hold
 from trainkit.runner.rundir.status import Attempt
@@ -91,7 +92,7 @@ def carry_out(request: RunRequest, console: Console) -> Ended:
     started = time.time()
     try:
         layout, bindings, bound = _bind(request)
-        cards.sign(user_name(), str(layout.root))
+        cards.sign(user_name(os.getuid()), str(layout.root))
         lock = hold(layout)
         try:
             values = {name: value.bind(bindings.values) for name, value in plan.environment.set}
@@ -115,7 +116,7 @@ def _take_cards(request: RunRequest, console: Console) -> tuple[RunRequest, Card
         plan = request.planned.plan
         lost = cards.take([card.uuid for card in plan.cards], shared=plan.shares_cards)
         if lost is None:
-            cards.sign(user_name(), "")
+            cards.sign(user_name(os.getuid()), "")
             return request, cards
         name = next(f"card {card.index} ({card.name})" for card in plan.cards if card.uuid == lost)
         what = f"{name} was taken meanwhile by {taken_by(lost, request.environ)}"

@@ -1,4 +1,4 @@
-"""NVIDIA cards, by NVML, asked only where a driver is present."""
+"""NVIDIA cards, by NVML, asked only where a driver is present; and the processes on them, as /proc tells."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainkit.machine.facts import Gpu, GpuProcess, MigInstance
-from trainkit.machine.probes.processes import described
+from trainkit.machine.held_cards import user_name
+from trainkit.machine.probes.kernel_files import numa_node
 
 # Where a driver shows itself: on Linux, and in WSL. Elsewhere LD_LIBRARY_PATH leads to its library.
 DRIVERS = ("dev/nvidiactl", "proc/driver/nvidia", "usr/lib/wsl/lib/libnvidia-ml.so.1")
@@ -29,6 +30,7 @@ COMPUTE_MODES: Mapping[int, Literal["default", "exclusive", "prohibited"]] = {
     3: "exclusive",
 }
 _SM, _TEMPERATURE, _UNCORRECTED, _VOLATILE = 1, 0, 1, 0  # NVML's numbers for what is asked
+LONGEST = 200  # characters of a command that a person still reads
 
 
 def probe(root: Path = Path("/")) -> Mapping[str, Any]:
@@ -43,13 +45,13 @@ def probe(root: Path = Path("/")) -> Mapping[str, Any]:
     try:
         ask = Asked(pynvml)
         count = pynvml.nvmlDeviceGetCount()
-        found: dict[str, Any] = {"gpus": tuple(ask.card(index) for index in range(count))}
-        found["driver"] = ask.maybe("nvmlSystemGetDriverVersion", default="")
         version = ask.maybe("nvmlSystemGetCudaDriverVersion", default=0)
-        found["cuda_driver"] = f"{version // 1000}.{version % 1000 // 10}" if version else ""
-        if not count:
-            found["notes"] = {"nvidia": "the NVIDIA driver sees no card"}
-        return found
+        return {
+            "gpus": tuple(ask.card(index) for index in range(count)),
+            "driver": ask.maybe("nvmlSystemGetDriverVersion", default=""),
+            "cuda_driver": f"{version // 1000}.{version % 1000 // 10}" if version else "",
+            "notes": {} if count else {"nvidia": "the NVIDIA driver sees no card"},
+        }
     finally:
         pynvml.nvmlShutdown()
 
@@ -60,46 +62,48 @@ class Asked:
     def __init__(self, pynvml: Any) -> None:
         self._nvml = pynvml
 
+    def must(self, question: str, *arguments: Any) -> Any:
+        """The answer. Raises pynvml.NVMLError."""
+        return _text(getattr(self._nvml, question)(*arguments))
+
     def maybe(self, question: str, *arguments: Any, default: Any = None) -> Any:
         """The answer, or the default where card, driver or the installed nvidia-ml-py cannot give it."""
-        ask = getattr(self._nvml, question, None)
         try:
-            return default if ask is None else _text(ask(*arguments))
+            return self.must(question, *arguments) if hasattr(self._nvml, question) else default
         except self._nvml.NVMLError:
             return default
 
     def card(self, index: int) -> Gpu:
         """Everything about one card."""
-        nvml = self._nvml
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        handle = self.must("nvmlDeviceGetHandleByIndex", index)
         total, free, reserved = self._memory(handle)
         pci = self.maybe("nvmlDeviceGetPciInfo", handle)
-        enforced = self.maybe("nvmlDeviceGetEnforcedPowerLimit", handle)
-        default = self.maybe("nvmlDeviceGetPowerManagementDefaultLimit", handle)
+        bus_id = _text(pci.busId) if pci else ""
         use = self.maybe("nvmlDeviceGetUtilizationRates", handle)
         mode = self.maybe("nvmlDeviceGetMigMode", handle)
         mig = bool(mode and mode[0])
-        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+        major, minor = self.must("nvmlDeviceGetCudaComputeCapability", handle)
+        throttled = self.maybe("nvmlDeviceGetCurrentClocksThrottleReasons", handle, default=0)
         return Gpu(
             index=index,
-            uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-            name=_text(nvml.nvmlDeviceGetName(handle)),
+            uuid=self.must("nvmlDeviceGetUUID", handle),
+            name=self.must("nvmlDeviceGetName", handle),
             memory_total=total,
             memory_free=free,
             compute_capability=(int(major), int(minor)),
             memory_reserved=reserved,
-            pci_bus_id=_text(pci.busId) if pci else "",
-            numa_node=near_node(_text(pci.busId)) if pci else None,
+            pci_bus_id=bus_id,
+            numa_node=numa_node(Path("/"), bus_id) if pci else None,
             cores=self.maybe("nvmlDeviceGetNumGpuCores", handle),
             clock=self.maybe("nvmlDeviceGetClockInfo", handle, _SM),
             clock_limit=self.maybe("nvmlDeviceGetMaxClockInfo", handle, _SM),
-            power=_watts(self.maybe("nvmlDeviceGetPowerUsage", handle)),
-            power_limit=_watts(enforced),
-            power_default=_watts(default),
+            power=self._watts("nvmlDeviceGetPowerUsage", handle),
+            power_limit=self._watts("nvmlDeviceGetEnforcedPowerLimit", handle),
+            power_default=self._watts("nvmlDeviceGetPowerManagementDefaultLimit", handle),
             temperature=self.maybe("nvmlDeviceGetTemperature", handle, _TEMPERATURE),
             utilization=int(use.gpu) if use else None,
             compute_mode=COMPUTE_MODES.get(self.maybe("nvmlDeviceGetComputeMode", handle, default=0), "default"),
-            throttling=self._throttling(handle),
+            throttling=tuple(reason for bit, reason in THROTTLING.items() if throttled & bit),
             ecc_errors=self.maybe("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _VOLATILE),
             pending_repair=self._pending_repair(handle),
             mig=mig,
@@ -107,21 +111,19 @@ class Asked:
             processes=self._processes(handle),
         )
 
-    def _memory(self, handle: Any) -> tuple[int, int, int]:
-        """Total, free, and the driver's own; zeros where a card shares the machine's memory and does not tell.
+    def _watts(self, question: str, handle: Any) -> float | None:
+        milliwatts = self.maybe(question, handle)
+        return None if milliwatts is None else milliwatts / 1000
 
-        The first version of the question counts the driver's own as used; the second, of driver 510, tells it apart.
-        """
+    def _memory(self, handle: Any) -> tuple[int, int, int]:
+        """Total, free, and the driver's own; zeros where a card shares the machine's memory and does not tell."""
         memory = self.maybe("nvmlDeviceGetMemoryInfo", handle)
         if not memory:
             return 0, 0, 0
+        # The first version of the question counts the driver's own as used; the second, of driver 510, keeps it apart.
         version = getattr(self._nvml, "nvmlMemory_v2", None)
         newer = self.maybe("nvmlDeviceGetMemoryInfo", handle, version) if version is not None else None
         return int(memory.total), int(memory.free), int(newer.reserved) if newer else 0
-
-    def _throttling(self, handle: Any) -> tuple[str, ...]:
-        bits = self.maybe("nvmlDeviceGetCurrentClocksThrottleReasons", handle, default=0)
-        return tuple(reason for bit, reason in THROTTLING.items() if bits & bit)
 
     def _pending_repair(self, handle: Any) -> bool | None:
         """Rows (Ampere and later) or pages (before) that wait for a reset."""
@@ -138,11 +140,10 @@ class Asked:
             if part is None:  # places need not be filled
                 continue
             total, free, _ = self._memory(part)
-            name = self.maybe("nvmlDeviceGetName", part, default="")
+            name = self.maybe("nvmlDeviceGetName", part, default="")  # NVIDIA A100-SXM4-80GB MIG 1g.10gb
             profile = name.partition("MIG ")[2] or f"{round(total / 2**30)}gb"
-            found.append(
-                MigInstance(_text(self._nvml.nvmlDeviceGetUUID(part)), profile, total, free, self._processes(part))
-            )
+            uuid = self.must("nvmlDeviceGetUUID", part)
+            found.append(MigInstance(uuid, profile, total, free, self._processes(part)))
         return tuple(found)
 
     def _processes(self, handle: Any) -> tuple[GpuProcess, ...]:
@@ -151,27 +152,32 @@ class Asked:
         drawing = self.maybe("nvmlDeviceGetGraphicsRunningProcesses", handle, default=[])
         pids = {each.pid for each in computing}
         return tuple(
-            described(each.pid, memory=each.usedGpuMemory, graphics=graphics)
+            GpuProcess(each.pid, *owner_and_command(each.pid), each.usedGpuMemory, graphics)
             for graphics, listed in ((False, computing), (True, drawing))
             for each in listed
             if not graphics or each.pid not in pids
         )
 
 
-def near_node(bus_id: str, root: Path = Path("/")) -> int | None:
-    """The NUMA node that a card hangs on, as the kernel tells; it writes domains with 4 digits, NVML with 8."""
-    folder = root / "sys/bus/pci/devices" / bus_id.lower()[-12:]
-    try:
-        node = int((folder / "numa_node").read_text())
-    except (OSError, ValueError):
-        return None
-    return node if node >= 0 else None
-
-
-def _watts(milliwatts: int | None) -> float | None:
-    return None if milliwatts is None else milliwatts / 1000
-
-
 def _text(value: Any) -> Any:
     """Older releases of nvidia-ml-py give bytes."""
     return value.decode() if isinstance(value, bytes) else value
+
+
+def owner_and_command(pid: int) -> tuple[str, str]:
+    """The user's name and the command line, secret values masked; empty for what is not visible.
+
+    A driver gives pids of the host, which a container may not see.
+    """
+    from trainkit.recipe.layers.secrets import mask_words
+
+    owner = ""
+    try:
+        owner = user_name(os.stat(f"/proc/{pid}").st_uid)  # noqa: PTH116 - one system call
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+        name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return owner, ""
+    text = " ".join(mask_words(words)) if words else name  # kernel threads have no argv
+    # A terminal would obey control characters.
+    return owner, "".join(letter if letter.isprintable() else "?" for letter in text[:LONGEST])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -38,25 +39,19 @@ def probe(path: Iterable[str] | None = None) -> Mapping[str, Any]:
 def probe_torch(path: Iterable[str] | None = None) -> Mapping[str, TorchBuild | None]:
     """The build of the first torch on the path, read from its version file: importing torch would take seconds."""
     for folder in sys.path if path is None else path:
-        try:
-            text = Path(folder or ".", "torch", "version.py").read_text()
-        except OSError:
-            continue
-        assigned = dict(_ASSIGNED.findall(text))
-        return {"torch": TorchBuild(assigned.get("__version__", ""), assigned.get("cuda"), assigned.get("hip"))}
+        with contextlib.suppress(OSError):
+            assigned = dict(_ASSIGNED.findall(Path(folder or ".", "torch", "version.py").read_text()))
+            return {"torch": TorchBuild(assigned.get("__version__", ""), assigned.get("cuda"), assigned.get("hip"))}
     return {"torch": None}
 
 
 def distributions(folder: str) -> Iterator[tuple[str, str]]:
     """Name and version of what is installed in a folder, by the names of its metadata folders."""
-    try:
-        names = os.listdir(folder)  # noqa: PTH208 - names are all that is needed, and a site folder has hundreds
-    except OSError:  # zip files and folders that are gone are on sys.path too
-        return
-    for entry in names:
-        match = _FOLDER.match(entry)
-        if match:
-            yield canonical(match["name"]), match["version"]
+    entries: list[str] = []
+    with contextlib.suppress(OSError):  # zip files and folders that are gone are on sys.path too
+        entries = os.listdir(folder)  # noqa: PTH208 - names are all that is needed, and a site folder has hundreds
+    for match in filter(None, map(_FOLDER.match, entries)):
+        yield canonical(match["name"]), match["version"]
 
 
 def canonical(name: str) -> str:

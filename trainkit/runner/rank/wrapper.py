@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from trainkit.files import read_json
-from trainkit.runner.rank.cpu_affinity import keep_to
+from trainkit.machine.cpu_affinity import keep_to
 from trainkit.runner.rank.streams import Copier, copy_window_size, open_channel
 from trainkit.runner.rundir.records import RankRecord, log_path, shown_path, write_last_record, write_record
 from trainkit.runner.supervisor.process_tree import exit_of_child
@@ -42,7 +42,7 @@ class Options(NamedTuple):
     each_node: bool = True  # whether the first rank of each node counts as a main rank
     replica_env: tuple[tuple[str, str], ...] = ()  # variables of all ranks but the main ones
     expected: str = ""  # file that says what the program should be seen to run
-    cores: str = ""  # which each local rank stays on, as cpu_affinity.py reads them
+    cores: str = ""  # which each local rank stays on, as machine/cpu_affinity.py reads them
 
 
 class Wrapper:

@@ -90,16 +90,6 @@ class Cards:
             ) from error
 
 
-def user_name() -> str:
-    """Who runs this, for others to read."""
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
-
-
 def taken_by(uuid: str, environ: Mapping[str, str]) -> str:
     """Who holds a card, for a message."""
     held = holder(uuid, environ)

@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from trainkit.machine.facts import Gpu
-from trainkit.machine.occupancy import is_idle, occupants
-from trainkit.machine.selection import allocation, restriction, usable
+from trainkit.machine.selection import allocation, is_idle, occupants, restriction, usable
 from trainkit.recipe.schema.fields import schema
 from trainkit.text import GIB, MIB, counted
 from trainkit.wizard.planner_check import ENGINES, validated
