@@ -8,23 +8,19 @@ import pytest
 import torch
 
 from trainkit.errors import TrainingError
-from trainkit.trainer.data.source import Batch, Source
+from trainkit.trainer.data.source import Batch, Samples, Source
 from trainkit.trainer.data.vocabulary import checked
 
 
-class Labelled:
-    """Ten samples; the id and the label of each is its number, but for sample 0, which has no label."""
-
-    def __len__(self) -> int:
-        return 10
-
-    def __getitem__(self, indices: Sequence[int]) -> Batch:
-        numbers = torch.tensor(indices)
-        labels = torch.where(numbers == 0, -100, numbers)
-        return Batch({"input_ids": numbers[:, None], "labels": labels}, len(indices))
+def labelled(indices: Sequence[int]) -> Batch:
+    """The id and the label of a sample is its number, but for sample 0, which has no label."""
+    numbers = torch.tensor(indices)
+    labels = torch.where(numbers == 0, -100, numbers)
+    return Batch({"input_ids": numbers[:, None], "labels": labels}, len(indices))
 
 
-SOURCE = Source(Labelled(), Labelled(), "ten samples")
+TEN = Samples(10, labelled)
+SOURCE = Source(TEN, TEN, "ten samples")
 
 
 def test_a_label_out_of_range_is_named_with_its_sample() -> None:
@@ -44,5 +40,5 @@ def test_a_token_id_out_of_range_is_named_with_its_sample() -> None:
 
 
 def test_what_was_looked_through_before_is_not_checked_again() -> None:
-    known = Source(Labelled(), Labelled(), "ten samples", highest=9)
+    known = Source(TEN, TEN, "ten samples", highest=9)
     assert checked(known, vocabulary=10, labels=None) is known

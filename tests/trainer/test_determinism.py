@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
 
 from trainkit.trainer.data.loader import training_batches
 from trainkit.trainer.data.sampler import Order
-from trainkit.trainer.data.source import Batch
+from trainkit.trainer.data.source import Batch, Samples
 from trainkit.trainer.loop import train
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.settings import Settings, World
@@ -64,15 +63,10 @@ def test_an_operation_without_a_deterministic_form_is_an_error(make_settings: Ma
         torch.zeros(4).put_(torch.tensor([0, 0]), torch.ones(2), accumulate=False)
 
 
-class Chance(Dataset[Batch]):
-    """Samples that a user's own data set would draw by chance, from every generator there is."""
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, indices: Sequence[int]) -> Batch:
-        drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
-        return Batch({"drawn": torch.tensor(drawn, dtype=torch.float64)}, len(indices))
+def by_chance(indices: Sequence[int]) -> Batch:
+    """Samples that a user's own data set would draw, from every generator there is."""
+    drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+    return Batch({"drawn": torch.tensor(drawn, dtype=torch.float64)}, len(indices))
 
 
 @pytest.mark.parametrize("source", range(3), ids=["python", "numpy", "torch"])
@@ -81,7 +75,7 @@ def test_workers_draw_by_the_seed_of_the_run(make_settings: MakeSettings, source
 
     def drawn(seed: int) -> list[float]:
         found = training_batches(
-            Chance(),
+            Samples(64, by_chance),
             Order(seed, 64, settings.batch.global_),
             settings.batch,
             0,

@@ -16,7 +16,7 @@ from trainkit.plan.model import BatchArithmetic
 from trainkit.recipe.schema import TextData
 from trainkit.trainer.data.loader import complaint, timed, training_batches
 from trainkit.trainer.data.sampler import Order
-from trainkit.trainer.data.source import Batch
+from trainkit.trainer.data.source import Batch, Samples
 
 
 class Numbers:
@@ -38,7 +38,7 @@ class Numbers:
 def batches(samples: Numbers, steps: int, **settings: int) -> Generator[Batch, None, None]:
     """One batch of four for each step."""
     found = training_batches(
-        samples,
+        Samples(len(samples), samples.__getitem__),
         Order(0, len(samples), 4),
         BatchArithmetic(4, 2, 2, 1, 2),
         0,

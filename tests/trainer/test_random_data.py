@@ -10,7 +10,7 @@ import torch
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import RandomData, Recipe
-from trainkit.trainer.data.random import RandomLabelled, open_source
+from trainkit.trainer.data.random import labelled_batch, open_source
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import assemble
 
@@ -18,14 +18,13 @@ MakeSettings = Callable[..., Settings]
 
 
 def test_random_data_is_the_guides_dummy_set_unless_told_otherwise() -> None:
-    samples = RandomLabelled(RandomData(), 0, 0, 512)
-    batch = samples[list(range(512))]
+    batch = labelled_batch(RandomData(), 0, 0, range(512))
     assert batch.inputs["input_ids"].shape == (512, 512)
     assert 100 <= int(batch.inputs["input_ids"].min()) < 105
     assert 29990 < int(batch.inputs["input_ids"].max()) < 30000
     assert batch.inputs["labels"].tolist() == [0] * 512
     assert batch.counted == 512
-    two = RandomLabelled(RandomData(classes=2), 0, 0, 512)[list(range(512))].inputs["labels"]
+    two = labelled_batch(RandomData(classes=2), 0, 0, range(512)).inputs["labels"]
     assert 200 < int(two.sum()) < 312
 
 

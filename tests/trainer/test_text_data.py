@@ -15,7 +15,7 @@ from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe, TextData
 from trainkit.trainer.data import cache
 from trainkit.trainer.data.cache import open_corpus
-from trainkit.trainer.data.text import TextSamples, find_files, open_source, read_corpus, split
+from trainkit.trainer.data.text import find_files, open_source, read_corpus, split, text_samples
 from trainkit.trainer.data.vocabulary import fitting_source
 from trainkit.trainer.models.gpt import build_gpt
 
@@ -37,7 +37,7 @@ def test_targets_are_the_next_bytes_except_the_first_of_a_file_and_what_lies_bey
     two_files: Path, tmp_path: Path
 ) -> None:
     corpus = read_corpus(text_data(two_files, cache=str(tmp_path / "cache")), tmp_path)
-    samples = TextSamples(corpus, 0, corpus.size, length=5)
+    samples = text_samples(corpus, range(corpus.size), length=5)
     batch = samples[[0, 1, 2]]
     assert len(samples) == 3
     assert bytes(batch.inputs["tokens"][:2].flatten().tolist()) == b"abcdefgtuv"

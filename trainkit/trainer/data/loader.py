@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from trainkit.errors import TrainingError
 from trainkit.plan.model import BatchArithmetic
 from trainkit.recipe.schema import Data
-from trainkit.trainer.data.sampler import Order, StepSampler, positions_of_rank
+from trainkit.trainer.data.sampler import Order, positions_of_rank
 from trainkit.trainer.data.source import Batch, Samples
 from trainkit.trainer.randomness import derived_seed
 
@@ -22,32 +22,27 @@ def training_batches(
     samples: Samples, order: Order, batch: BatchArithmetic, rank: int, *, steps: range, data: Data, pin: bool
 ) -> Iterator[Batch]:
     """One batch of micro x accumulation samples for each step. TrainingError for a sample that cannot be read."""
-    sampler, pinned = StepSampler(order, positions_of_rank(batch, rank), steps), pin and data.pin_memory
+    positions, pinned = positions_of_rank(batch, rank), pin and data.pin_memory
+    draws = (order.indices(step, positions.start, positions.stop) for step in steps)
     if not data.workers and not pinned:  # torch's loader would only add its own time to each step
-        yield from (samples[indices] for indices in sampler)
+        yield from (samples[draw] for draw in draws)
         return
     # One iterator serves the whole run, so workers start once and persist.
     loader: DataLoader[Batch | TrainingError] = DataLoader(
         _Guarded(samples),
-        sampler=sampler,
+        sampler=draws,
         batch_size=None,  # the sampler already hands over whole lists
         pin_memory=pinned,
         worker_init_fn=_obey_signals,
         # Of its own: the workers' seeds come from it, and the training's generator should not depend on workers.
         generator=torch.Generator().manual_seed(derived_seed(order.seed, "workers", rank, steps.start)),
-        **_workers(data),
+        num_workers=data.workers,
+        prefetch_factor=data.prefetch_factor,
     )
     for found in loader:
         if isinstance(found, TrainingError):
             raise found
         yield found
-
-
-def _workers(data: Data) -> dict[str, Any]:
-    """torch takes a prefetch factor with workers only."""
-    if data.workers and data.prefetch_factor:
-        return {"num_workers": data.workers, "prefetch_factor": data.prefetch_factor}
-    return {"num_workers": data.workers}
 
 
 class _Guarded(Dataset[Batch | TrainingError]):
@@ -89,9 +84,8 @@ def timed(items: Iterator[Item], waited: Callable[[float], None]) -> Iterator[It
 
 def complaint(share: float, seconds: float, workers: int) -> str:
     """A sentence with figures and the remedy, where waiting took long; else "". share: of `seconds` of training."""
-    if share <= _SHARE or share * seconds < _SECONDS:
+    waited = share * seconds
+    if share <= _SHARE or waited < _SECONDS:
         return ""
     remedy = "set data.workers to 2 or more" if not workers else "set data.workers or data.prefetch_factor higher"
-    return (
-        f"{share:.0%} of the training went by waiting for data ({share * seconds:.1f} s of {seconds:.1f} s); {remedy}"
-    )
+    return f"{share:.0%} of the training went by waiting for data ({waited:.1f} s of {seconds:.1f} s); {remedy}"

@@ -1,8 +1,7 @@
-"""Tokens hidden from a masked language model, which learns to tell them (BERT, Devlin et al. 2019, section 3.1)."""
+"""Tokens hidden from a masked language model, which learns to find them (BERT, Devlin et al. 2019, section 3.1)."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,26 +18,14 @@ from trainkit.trainer.randomness import derived_seed
 _HIDDEN, _REPLACED = 0.8, 0.1  # of the chosen tokens; the rest stays as it is
 
 
-@dataclass(frozen=True, slots=True)
-class Masking:
-    """How tokens are hidden. replacements: the ids of which one takes a token's place at random."""
-
-    seed: int
-    share: float  # of the tokens that are chosen
-    mask: int
-    special: NDArray[np.int64]  # ids that are never chosen
-    replacements: NDArray[np.int64]
-
-
 def masked(source: Source, recipe: Recipe, vocabulary: int | None) -> Source:
     """The source with hidden tokens and the labels to find, where the model is a masked one and the data has no labels.
 
     vocabulary: of the model. TrainingError when there is no token that hides others.
     """
-    model = recipe.model
+    model, encoder = recipe.model, source.encoder
     if not isinstance(model, HfModel) or model.task != "masked_lm" or recipe.data.kind == "target":
         return source
-    encoder = source.encoder
     mask = model.mask_token if model.mask_token is not None else encoder.mask
     if mask is None:
         raise TrainingError(
@@ -55,52 +42,41 @@ def masked(source: Source, recipe: Recipe, vocabulary: int | None) -> Source:
     written = encoder.size if encoder.unit == "tokens" else max(encoder.size, source.highest + 1)
     known = min(written, vocabulary) if vocabulary and source.highest >= 0 else vocabulary or written
     replacements = np.setdiff1d(np.arange(known), special)
-    masking = Masking(recipe.train.seed, model.mask_share, mask, special, replacements)
-    train, validation = (MaskedSamples(samples, masking) for samples in (source.train, source.validation))
-    return dataclasses.replace(source, train=train, validation=validation)
+    return source.with_batches(Masking(recipe.train.seed, model.mask_share, mask, special, replacements).batch)
 
 
-class MaskedSamples:
-    """Samples with some tokens hidden.
+@dataclass(frozen=True, slots=True)
+class Masking:
+    """How tokens are hidden. special: ids that are never chosen. replacements: those that take a token's place."""
 
-    What is hidden follows from seed, step and position in the global batch, and where samples are not drawn for a step
-    (evaluation) from their numbers: loader processes, ranks, micro batches and interruptions change nothing.
-    """
+    seed: int
+    share: float  # of the tokens that are chosen
+    mask: int
+    special: NDArray[np.int64]
+    replacements: NDArray[np.int64]
 
-    def __init__(self, samples: Samples, masking: Masking) -> None:
-        self._samples, self._masking = samples, masking
+    def batch(self, samples: Samples, indices: Sequence[int]) -> Batch:
+        """Samples with some tokens hidden.
 
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def __getitem__(self, indices: Sequence[int]) -> Batch:
-        inputs = whole(self._samples[indices])
+        What is hidden follows from seed, step and position in the global batch, and where samples are not drawn for a
+        step (evaluation) from their numbers: loader processes, ranks, micro batches and interruptions change nothing.
+        """
+        inputs = whole(samples[indices])
         ids = inputs["input_ids"].numpy()
+        length = ids.shape[1]
         seen = inputs["attention_mask"].numpy() if "attention_mask" in inputs else np.ones_like(ids)
         shown, labels = ids.copy(), np.full_like(ids, NO_LABEL)
         for row, index in enumerate(indices):
             place = (indices.step, indices.first + row) if isinstance(indices, Draw) else ("numbered", index)
-            chance = np.random.default_rng(derived_seed(self._masking.seed, "masking", *place))
-            self._hide(chance, ids[row], seen[row], shown[row], labels[row])
+            chance = np.random.default_rng(derived_seed(self.seed, "masking", *place))
+            chosen = (chance.random(length) < self.share) & (seen[row] == 1) & ~np.isin(ids[row], self.special)
+            dice, drawn = chance.random(length), chance.choice(self.replacements, length)
+            labels[row, chosen] = ids[row, chosen]
+            shown[row, chosen & (dice < _HIDDEN)] = self.mask
+            replaced = chosen & (dice >= _HIDDEN) & (dice < _HIDDEN + _REPLACED)
+            shown[row, replaced] = drawn[replaced]
         found = {**inputs, "input_ids": torch.from_numpy(shown), "labels": torch.from_numpy(labels)}
         return Batch(found, int(np.count_nonzero(labels != NO_LABEL)))
-
-    def _hide(
-        self,
-        chance: np.random.Generator,
-        ids: NDArray[np.int64],
-        seen: NDArray[np.int64],
-        shown: NDArray[np.int64],
-        labels: NDArray[np.int64],
-    ) -> None:
-        """Fill in what is shown and what is to be found of one sample, each (sequence,)."""
-        masking = self._masking
-        chosen = (chance.random(len(ids)) < masking.share) & (seen == 1) & ~np.isin(ids, masking.special)
-        dice, drawn = chance.random(len(ids)), chance.choice(masking.replacements, len(ids))
-        labels[chosen] = ids[chosen]
-        shown[chosen & (dice < _HIDDEN)] = masking.mask
-        replaced = chosen & (dice >= _HIDDEN) & (dice < _HIDDEN + _REPLACED)
-        shown[replaced] = drawn[replaced]
 
 
 def whole(batch: Batch) -> dict[str, torch.Tensor]:

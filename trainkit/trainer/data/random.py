@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -10,54 +11,37 @@ import numpy as np
 import torch
 
 from trainkit.recipe.schema import HfModel, RandomData, Recipe
-from trainkit.trainer.data.source import Batch, Source
+from trainkit.trainer.data.source import Batch, Samples, Source
 from trainkit.trainer.data.vocabulary import check_vocabulary
 from trainkit.trainer.randomness import derived_seed
 
 
 def open_source(recipe: Recipe, run_dir: Path) -> Source:
     """The source of a recipe whose `data.kind` is random. TrainingError if the model's vocabulary is too small."""
-    data = cast("RandomData", recipe.data)
+    data, seed = cast("RandomData", recipe.data), recipe.train.seed
     check_vocabulary(recipe, data.high - 1, "data.high")
     labelled = isinstance(recipe.model, HfModel) and recipe.model.task == "sequence_classification"
-    kind = RandomLabelled if labelled else RandomSequences
-    train, validation = kind(data, recipe.train.seed, 0, data.samples), max(1, data.samples // 8)
-    held_out = kind(data, recipe.train.seed, data.samples, validation)
-    return Source(train, held_out, f"{data.samples:,} random samples", {"samples": data.samples}, data.high - 1)
+    make = labelled_batch if labelled else sequence_batch
+    train = Samples(data.samples, partial(make, data, seed, 0))
+    validation = Samples(max(1, data.samples // 8), partial(make, data, seed, data.samples))
+    return Source(train, validation, f"{data.samples:,} random samples", {"samples": data.samples}, data.high - 1)
 
 
-class RandomSamples:
-    """Samples drawn from the seed and their numbers, so that any rank may draw any of them."""
-
-    def __init__(self, data: RandomData, seed: int, first: int, size: int) -> None:
-        self._data, self._seed, self._first, self._size = data, seed, first, size
-
-    def __len__(self) -> int:
-        return self._size
-
-    def chance(self, index: int) -> np.random.Generator:
-        """What draws a sample."""
-        return np.random.default_rng(derived_seed(self._seed, "random data", self._first + index))
-
-    def ids(self, indices: Sequence[int], length: int) -> torch.Tensor:
-        """(samples, length) token ids."""
-        low, high = self._data.low, self._data.high
-        return torch.from_numpy(np.stack([self.chance(index).integers(low, high, length) for index in indices]))
-
-
-class RandomSequences(RandomSamples):
+def sequence_batch(data: RandomData, seed: int, first: int, indices: Sequence[int]) -> Batch:
     """For language models: every token is to be predicted."""
-
-    def __getitem__(self, indices: Sequence[int]) -> Batch:
-        ids = self.ids(indices, self._data.sequence_length + 1)
-        targets = ids[:, 1:].contiguous()
-        return Batch({"tokens": ids[:, :-1].contiguous(), "targets": targets}, targets.numel())
+    ids = _ids(data, seed, first, indices, data.sequence_length + 1)
+    targets = ids[:, 1:].contiguous()
+    return Batch({"tokens": ids[:, :-1].contiguous(), "targets": targets}, targets.numel())
 
 
-class RandomLabelled(RandomSamples):
+def labelled_batch(data: RandomData, seed: int, first: int, indices: Sequence[int]) -> Batch:
     """For sequence classification: one label a sample."""
+    ids = _ids(data, seed, first, indices, data.sequence_length)
+    labels = [derived_seed(seed, "random label", first + index) % data.classes for index in indices]
+    return Batch({"input_ids": ids, "labels": torch.tensor(labels)}, len(indices))
 
-    def __getitem__(self, indices: Sequence[int]) -> Batch:
-        ids, classes = self.ids(indices, self._data.sequence_length), self._data.classes
-        labels = [derived_seed(self._seed, "random label", self._first + index) % classes for index in indices]
-        return Batch({"input_ids": ids, "labels": torch.tensor(labels)}, len(indices))
+
+def _ids(data: RandomData, seed: int, first: int, indices: Sequence[int], length: int) -> torch.Tensor:
+    """(samples, length) token ids, drawn from the seed and the samples' numbers: any rank may draw any of them."""
+    generators = (np.random.default_rng(derived_seed(seed, "random data", first + index)) for index in indices)
+    return torch.from_numpy(np.stack([each.integers(data.low, data.high, length) for each in generators]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -14,7 +15,7 @@ from trainkit.errors import TrainingError
 from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.trainer.data.encoding import Encoder, open_encoder
 from trainkit.trainer.data.rows import Reading, Row, Rows, Texts
-from trainkit.trainer.data.source import IGNORED, Batch, Labels, Samples, Source
+from trainkit.trainer.data.source import Batch, Labels, Samples, Source, next_token_batch
 from trainkit.trainer.data.vocabulary import check_vocabulary
 
 Spans = NDArray[np.int64]  # (samples, 2): first token and end of each sample
@@ -39,18 +40,18 @@ def source_of_rows(
     check_vocabulary(recipe, highest.highest, highest.where or "the texts of data.path")
     labels, numbers = known_labels(parts, data.labels or names) if data.label_field else (None, np.zeros(0, np.int64))
     halves, left_out = _split(parts, data, whole=whole, packing=packing)
-    sets: list[Samples] = []
+    sets: list[Samples] = []  # training and validation
     for texts, spans in halves:
-        samples = (WholeTexts if whole else NextTokens)(texts, spans, data.sequence_length, encoder.padding)
         first = len(sets[0]) if sets else 0  # the labels of validation follow those of training
-        labelled = whole and labels is not None
-        sets.append(Labelled(samples, numbers[first : first + len(spans)]) if labelled else samples)
-    unit = "tokens" if data.tokens_field else encoder.unit
+        mine = numbers[first : first + len(spans)] if labels else None
+        make = partial(_whole_texts, labels=mine) if whole else _next_tokens
+        sets.append(Samples(len(spans), partial(make, texts, spans, data.sequence_length, encoder.padding)))
+    description, facts = _summary(parts, "tokens" if data.tokens_field else encoder.unit, encoder, labels, left_out)
     return Source(
         sets[0],
         sets[1],
-        _description(parts, unit, labels, left_out),
-        _facts(parts, unit, encoder, labels, left_out),
+        description,
+        facts,
         highest=max(highest.highest, encoder.padding),
         where=highest.where,
         labels=labels,
@@ -65,12 +66,10 @@ def _split(parts: Sequence[Texts], data: Rows, *, whole: bool, packing: bool) ->
     TrainingError when one of them would be empty.
     """
     cut, ahead = (packed if packing else padded), 0 if whole else 1
-    found = [(texts, cut(texts, data.sequence_length, ahead)) for texts in parts]
-    every = sum(len(spans) for _, spans in found)
-    if not whole:
-        found = [(texts, with_targets(spans, texts)) for texts, spans in found]
+    every = [(texts, cut(texts, data.sequence_length, ahead)) for texts in parts]
+    found = every if whole else [(texts, with_targets(spans, texts)) for texts, spans in every]
     sizes = [len(spans) for _, spans in found]
-    left_out = every - sum(sizes)
+    left_out = sum(len(spans) for _, spans in every) - sum(sizes)
     if len(found) == 1 and sizes[0] >= 2:
         border = sizes[0] - max(1, int(sizes[0] * data.validation_fraction))
         texts, spans = found[0]
@@ -103,56 +102,34 @@ def with_targets(spans: Spans, texts: Texts) -> Spans:
     return kept
 
 
-class WholeTexts:
-    """Samples that are read as a whole, with an attention mask where some are padded."""
-
-    def __init__(self, texts: Texts, spans: Spans, length: int, padding: int) -> None:
-        self._texts, self._spans, self._length, self._padding = texts, spans, length, padding
-
-    def __len__(self) -> int:
-        return len(self._spans)
-
-    def __getitem__(self, indices: Sequence[int]) -> Batch:
-        ids = np.full((len(indices), self._length), self._padding, dtype=np.int64)
-        seen = np.zeros((len(indices), self._length), dtype=np.int64)
-        for row, (start, stop) in enumerate(self._spans[list(indices)]):
-            ids[row, : stop - start] = self._texts.ids[start:stop]
-            seen[row, : stop - start] = 1
-        inputs = {"input_ids": torch.from_numpy(ids)}
-        if not seen.all():  # a mask would cost the flash kernel
-            inputs["attention_mask"] = torch.from_numpy(seen)
-        return Batch(inputs, len(indices))
-
-
-class NextTokens(WholeTexts):
-    """Samples of which the next tokens are predicted; what a span does not fill is padding and not predicted.
-
-    There is no attention mask: padding is at the end, where no token before it looks.
-    """
-
-    def __getitem__(self, indices: Sequence[int]) -> Batch:
-        tokens = np.full((len(indices), self._length), self._padding, dtype=np.int64)
-        targets = np.full((len(indices), self._length), IGNORED, dtype=np.int64)
-        for row, (start, stop) in enumerate(self._spans[list(indices)]):
-            ids, predicted = self._texts.ids[start:stop], self._texts.predicted[start + 1 : stop]
-            tokens[row, : len(ids) - 1] = ids[:-1]
-            targets[row, : len(ids) - 1] = np.where(predicted, ids[1:].astype(np.int64), IGNORED)
-        counted = int(np.count_nonzero(targets != IGNORED))
-        return Batch({"tokens": torch.from_numpy(tokens), "targets": torch.from_numpy(targets)}, counted)
+def _whole_texts(
+    texts: Texts,
+    spans: Spans,
+    length: int,
+    padding: int,
+    indices: Sequence[int],
+    *,
+    labels: NDArray[np.int64] | None,
+) -> Batch:
+    """Samples that are read as a whole, with an attention mask where some are padded, and a label each if they have."""
+    ids = np.full((len(indices), length), padding, dtype=np.int64)
+    seen = np.zeros((len(indices), length), dtype=np.int64)
+    for row, (start, stop) in enumerate(spans[list(indices)]):
+        ids[row, : stop - start] = texts.ids[start:stop]
+        seen[row, : stop - start] = 1
+    inputs = {"input_ids": torch.from_numpy(ids)}
+    if not seen.all():  # a mask would cost the flash kernel
+        inputs["attention_mask"] = torch.from_numpy(seen)
+    if labels is not None:
+        inputs["labels"] = torch.from_numpy(labels[list(indices)])
+    return Batch(inputs, len(indices))
 
 
-class Labelled:
-    """Whole texts with a label each."""
-
-    def __init__(self, texts: Samples, labels: NDArray[np.int64]) -> None:
-        self._texts, self._labels = texts, labels
-
-    def __len__(self) -> int:
-        return len(self._texts)
-
-    def __getitem__(self, indices: Sequence[int]) -> Batch:
-        labels = torch.from_numpy(self._labels[list(indices)])
-        return Batch({**self._texts[indices].inputs, "labels": labels}, len(indices))
+def _next_tokens(texts: Texts, spans: Spans, length: int, padding: int, indices: Sequence[int]) -> Batch:
+    samples = (
+        (texts.ids[start:stop], texts.predicted[start + 1 : stop]) for start, stop in spans[list(indices)].tolist()
+    )
+    return next_token_batch(samples, len(indices), length, padding)
 
 
 def known_labels(parts: Sequence[Texts], names: Sequence[str]) -> tuple[Labels, NDArray[np.int64]]:
@@ -184,31 +161,20 @@ def _left_out(samples: int) -> str:
     return f" ({count} left out: nothing to predict within data.sequence_length)" if samples else ""
 
 
-def _description(parts: Sequence[Texts], unit: str, labels: Labels | None, left_out: int) -> str:
-    texts = f"{_count(parts):,} texts of {sum(len(texts.ids) for texts in parts):,} {unit}{_left_out(left_out)}"
-    if labels is None or not labels.names:
-        return texts
-    shown = _numbered(labels.names[:_SHOWN]) + (", …" if len(labels.names) > _SHOWN else "")
-    return f"{texts} with {len(labels.names)} labels ({shown})"
-
-
-def _facts(
+def _summary(
     parts: Sequence[Texts], unit: str, encoder: Encoder, labels: Labels | None, left_out: int
-) -> dict[str, int | float | str]:
-    """For the summary; ranks must agree on them, so a tokenizer that differs between machines is seen."""
-    facts: dict[str, int | float | str] = {"texts": _count(parts), unit: sum(len(texts.ids) for texts in parts)}
+) -> tuple[str, dict[str, int | float | str]]:
+    """Description and facts. Ranks must agree on the facts, so a tokenizer that differs between machines is seen."""
+    texts, tokens = sum(len(each.starts) - 1 for each in parts), sum(len(each.ids) for each in parts)
+    description = f"{texts:,} texts of {tokens:,} {unit}{_left_out(left_out)}"
+    facts: dict[str, int | float | str] = {"texts": texts, unit: tokens}
     if left_out:
         facts["samples_left_out"] = left_out
     if encoder.unit != "bytes":
         facts["tokenizer"] = encoder.fingerprint
     if labels and labels.names:
-        facts["labels"] = _numbered(labels.names)
-    return facts
-
-
-def _numbered(names: Sequence[str]) -> str:
-    return ", ".join(f"{number} {name}" for number, name in enumerate(names))
-
-
-def _count(parts: Sequence[Texts]) -> int:
-    return sum(len(texts.starts) - 1 for texts in parts)
+        numbered = [f"{number} {name}" for number, name in enumerate(labels.names)]
+        facts["labels"] = ", ".join(numbered)
+        shown = ", ".join(numbered[:_SHOWN]) + (", …" if numbered[_SHOWN:] else "")
+        description += f" with {len(numbered)} labels ({shown})"
+    return description, facts

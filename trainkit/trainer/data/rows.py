@@ -80,19 +80,19 @@ def json_lines(paths: Sequence[Path]) -> Iterator[Row]:
             with path.open("rb") as lines:
                 for number, line in enumerate(lines, start=1):
                     if line.strip():
-                        yield Row(f"{path}:{number}", _parsed(line, f"{path}:{number}"))
+                        yield _parsed(line, f"{path}:{number}")
         except OSError as error:
             raise TrainingError(f"data.path: {path} cannot be read: {error.strerror}") from error
 
 
-def _parsed(line: bytes, place: str) -> dict[str, Any]:
+def _parsed(line: bytes, place: str) -> Row:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError too
         raise TrainingError(f"data.path: {place} is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise TrainingError(f"data.path: {place} is not an object in braces")
-    return found
+    return Row(place, found)
 
 
 Rows = JsonlData | DatasetData  # the sections whose samples come from rows
@@ -132,7 +132,7 @@ class Reading:
             if max(found) > highest:
                 highest, where = max(found), row.place
             ids.extend(found)
-            answers += predicted
+            answers += b"\0" + predicted[1:]  # the first token follows from nothing
             ends.append(len(ids))
             if self.data.label_field:
                 labels.append(row.label(self.data.label_field))
@@ -142,15 +142,10 @@ class Reading:
         return Texts(np.frombuffer(ids.tobytes(), dtype=kind), mask, np.array(ends), highest, where, labels, places)
 
     def _tokens(self, row: Row) -> tuple[Sequence[int], bytes]:
-        """Ids, and a byte for each: 1 where it is predicted. The first token follows from nothing."""
-        data = self.data
-        if data.messages_field:
-            ids, answers = self._chat(row, data.messages_field)
-        elif data.tokens_field:
-            ids, answers = self._ready(row, data.tokens_field)
-        else:
-            ids, answers = self._written(row)
-        return ids, b"\0" + answers[1:]
+        """Ids, and a byte for each: 1 where it is predicted."""
+        if self.data.messages_field:
+            return self._chat(row, self.data.messages_field)
+        return self._ready(row, self.data.tokens_field) if self.data.tokens_field else self._written(row)
 
     def _written(self, row: Row) -> tuple[Sequence[int], bytes]:
         encoder, data = self.encoder, self.data

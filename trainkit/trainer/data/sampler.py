@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-
-from torch.utils.data import Sampler
 
 from trainkit.plan.model import BatchArithmetic
 from trainkit.trainer.randomness import derived_seed
@@ -47,34 +44,6 @@ class Permutation:
                 return index
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """Which sample is at which position of which global batch. Every epoch is a permutation of its own."""
-
-    seed: int
-    samples: int
-    global_batch: int
-
-    def indices(self, step: int, start: int, stop: int) -> list[int]:
-        """The samples at positions start..stop of the global batch of `step`, counted from 0."""
-        first = step * self.global_batch
-        epoch, offset = divmod(first + start, self.samples)
-        permutation = _of_epoch(self.samples, self.seed, epoch)
-        chosen = []
-        for _ in range(start, stop):
-            if offset == self.samples:
-                epoch, offset = epoch + 1, 0
-                permutation = _of_epoch(self.samples, self.seed, epoch)
-            chosen.append(permutation[offset])
-            offset += 1
-        return chosen
-
-
-@lru_cache(maxsize=4)  # every step of an epoch asks for it
-def _of_epoch(samples: int, seed: int, epoch: int) -> Permutation:
-    return Permutation.of(samples, derived_seed(seed, "epoch", epoch))
-
-
 class Draw(list[int]):
     """Samples that a rank takes in an optimizer step. first: the position of the first in the global batch."""
 
@@ -86,22 +55,35 @@ class Draw(list[int]):
         return Draw, (list(self), self.step, self.first)
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Which sample is at which position of which global batch. Every epoch is a permutation of its own."""
+
+    seed: int
+    samples: int
+    global_batch: int
+
+    def indices(self, step: int, start: int, stop: int) -> Draw:
+        """The samples at positions start..stop of the global batch of `step`, counted from 0."""
+        first = step * self.global_batch
+        epoch, offset = divmod(first + start, self.samples)
+        permutation = _of_epoch(self.samples, self.seed, epoch)
+        chosen = []
+        for _ in range(start, stop):
+            if offset == self.samples:
+                epoch, offset = epoch + 1, 0
+                permutation = _of_epoch(self.samples, self.seed, epoch)
+            chosen.append(permutation[offset])
+            offset += 1
+        return Draw(chosen, step, start)
+
+
+@lru_cache(maxsize=4)  # every step of an epoch asks for it
+def _of_epoch(samples: int, seed: int, epoch: int) -> Permutation:
+    return Permutation.of(samples, derived_seed(seed, "epoch", epoch))
+
+
 def positions_of_rank(batch: BatchArithmetic, rank: int) -> range:
     """The positions of the global batch that a rank takes: one slice, micro batch after micro batch."""
     share = batch.micro * batch.accumulation
     return range(rank * share, (rank + 1) * share)
-
-
-class StepSampler(Sampler[list[int]]):
-    """For each optimizer step, the sample indices of this rank's whole share."""
-
-    def __init__(self, order: Order, positions: range, steps: range) -> None:
-        self._order, self._positions, self._steps = order, positions, steps
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for step in self._steps:
-            samples = self._order.indices(step, self._positions.start, self._positions.stop)
-            yield Draw(samples, step, self._positions.start)
-
-    def __len__(self) -> int:
-        return len(self._steps)

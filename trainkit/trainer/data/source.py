@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from trainkit.errors import TrainingError
@@ -14,6 +18,7 @@ from trainkit.trainer.data.encoding import Bytes, Encoder
 
 IGNORED = -1  # target id that is not predicted
 NO_LABEL = -100  # the same among labels, as models of transformers have it
+Ids = NDArray[np.integer[Any]]
 
 
 class Batch(NamedTuple):
@@ -27,36 +32,21 @@ class Batch(NamedTuple):
     counted: int  # targets that are predicted: the model's loss is a sum over them
 
 
-def count_targets(inputs: Mapping[str, Tensor]) -> Tensor | int:
-    """Targets that count: `targets` that are not -1, `labels` that are not -100, or else one a sample.
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Samples by number. Indexed with numbers, they give the batch of these samples, in this order.
 
-    Left on the device: reading it would wait for the computation.
+    size: how many there are. batch: makes such a batch; loader processes may have to pickle it.
     """
-    for name, ignored in (("targets", IGNORED), ("labels", NO_LABEL)):
-        if name in inputs:
-            return torch.count_nonzero(inputs[name] != ignored)
-    return len(next(iter(inputs.values()), ()))
 
-
-def held_out(size: int, length: int, fraction: float, unit: str, where: str = "") -> int:
-    """Where the validation samples begin in a row of tokens: the end is held out. TrainingError if it is too short."""
-    border = size - max(length + 1, int(size * fraction))
-    if border <= length:
-        raise TrainingError(
-            f"data.path: {where}{size} {unit} are too few for a training and a validation sample of {length}",
-            hint="lower data.sequence_length, or bring more text",
-        )
-    return border
-
-
-class Samples(Protocol):
-    """Samples by number. Indexed with a list of numbers, it gives a batch."""
+    size: int
+    batch: Callable[[Sequence[int]], Batch]
 
     def __len__(self) -> int:
-        """How many there are."""
+        return self.size
 
-    def __getitem__(self, indices: Sequence[int], /) -> Batch:
-        """The samples of these numbers, in this order."""
+    def __getitem__(self, indices: Sequence[int]) -> Batch:
+        return self.batch(indices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +71,45 @@ class Source:
     labels: Labels | None = None  # of samples that have one each, where they are known before the first step
     encoder: Encoder = field(default_factory=Bytes)  # how text becomes token ids
     padding: int | None = None  # the id that fills samples up, where some are filled up
+
+    def with_batches(self, change: Callable[[Samples, Sequence[int]], Batch]) -> Source:
+        """The same source, whose batches `change` makes out of the samples that are here."""
+        train, validation = (Samples(len(each), partial(change, each)) for each in (self.train, self.validation))
+        return dataclasses.replace(self, train=train, validation=validation)
+
+
+def held_out(size: int, length: int, fraction: float, unit: str, where: str = "") -> int:
+    """Where the validation samples begin in a row of tokens: the end is held out. TrainingError if it is too short."""
+    border = size - max(length + 1, int(size * fraction))
+    if border <= length:
+        raise TrainingError(
+            f"data.path: {where}{size} {unit} are too few for a training and a validation sample of {length}",
+            hint="lower data.sequence_length, or bring more text",
+        )
+    return border
+
+
+def next_token_batch(samples: Iterable[tuple[Ids, NDArray[np.bool_]]], size: int, length: int, padding: int) -> Batch:
+    """A batch of `size` samples of which the next tokens are predicted; what a sample does not fill is padding.
+
+    samples: ids of up to `length` + 1 tokens each, and which of them are predicted, from the second on. There is no
+    attention mask: padding is at the end, where no token before it looks.
+    """
+    tokens = np.full((size, length), padding, dtype=np.int64)
+    targets = np.full((size, length), IGNORED, dtype=np.int64)
+    for row, (ids, predicted) in enumerate(samples):
+        tokens[row, : len(ids) - 1] = ids[:-1]
+        targets[row, : len(ids) - 1] = np.where(predicted, ids[1:].astype(np.int64), IGNORED)
+    counted = int(np.count_nonzero(targets != IGNORED))
+    return Batch({"tokens": torch.from_numpy(tokens), "targets": torch.from_numpy(targets)}, counted)
+
+
+def count_targets(inputs: Mapping[str, Tensor]) -> Tensor | int:
+    """Targets that count: `targets` that are not -1, `labels` that are not -100, or else one a sample.
+
+    Left on the device: reading it would wait for the computation.
+    """
+    for name, ignored in (("targets", IGNORED), ("labels", NO_LABEL)):
+        if name in inputs:
+            return torch.count_nonzero(inputs[name] != ignored)
+    return len(next(iter(inputs.values()), ()))

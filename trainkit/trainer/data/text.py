@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
-
-import numpy as np
-import torch
-from torch.utils.data import Dataset
 
 from trainkit.errors import TrainingError
 from trainkit.files import cache_folder
 from trainkit.recipe.schema import Recipe, TextData
 from trainkit.trainer.data.cache import Corpus, open_corpus
 from trainkit.trainer.data.encoding import Encoder, open_encoder
-from trainkit.trainer.data.source import IGNORED, Batch, Source, held_out
+from trainkit.trainer.data.source import Samples, Source, held_out
+from trainkit.trainer.data.tokens import Stretch
 
 STDLIB = "python-stdlib"
 # Installed packages and the interpreter's own tests differ between machines; without them it is 12 MB everywhere.
@@ -58,36 +54,6 @@ def read_corpus(
     return corpus
 
 
-class TextSamples(Dataset[Batch]):
-    """Samples of one stretch of the corpus. Indexed with a list of sample numbers, it gives a batch.
-
-    Not predicted: the first token of each file, which does not follow from the file before, and what is beyond the end.
-    """
-
-    def __init__(self, corpus: Corpus, start: int, stop: int, length: int) -> None:
-        self._corpus, self._start, self._stop, self._length = corpus, start, stop, length
-        self._ahead = np.arange(length + 1)
-
-    def __len__(self) -> int:
-        return math.ceil((self._stop - self._start - 1) / self._length)
-
-    def __getitem__(self, indices: Sequence[int]) -> Batch:
-        starts = self._start + np.asarray(indices, dtype=np.int64) * self._length
-        places = starts[:, None] + self._ahead
-        text = self._corpus.tokens[np.minimum(places, self._stop - 1)].astype(np.int64)
-        targets = text[:, 1:].copy()
-        if places[:, -1].max(initial=0) >= self._stop:
-            targets[places[:, 1:] >= self._stop] = IGNORED
-        files = self._corpus.starts
-        lows = np.searchsorted(files, starts + 1, side="left")
-        highs = np.searchsorted(files, starts + self._length, side="right")
-        for row in np.flatnonzero(highs > lows):  # the first token of a file
-            targets[row, files[lows[row] : highs[row]] - starts[row] - 1] = IGNORED
-        counted = int(np.count_nonzero(targets != IGNORED))
-        inputs = {"tokens": torch.from_numpy(text[:, :-1].copy()), "targets": torch.from_numpy(targets)}
-        return Batch(inputs, counted)
-
-
 def open_source(recipe: Recipe, run_dir: Path) -> Source:
     """The source of a recipe whose `data.kind` is text."""
     data = cast("TextData", recipe.data)
@@ -101,8 +67,16 @@ def open_source(recipe: Recipe, run_dir: Path) -> Source:
     return Source(train, validation, description, facts, highest=corpus.highest, encoder=encoder)
 
 
-def split(corpus: Corpus, data: TextData) -> tuple[TextSamples, TextSamples]:
+def split(corpus: Corpus, data: TextData) -> tuple[Samples, Samples]:
     """Training and validation samples. TrainingError if the corpus is too short for both."""
-    length = data.sequence_length
-    border = held_out(corpus.size, length, data.validation_fraction, corpus.unit)
-    return TextSamples(corpus, 0, border, length), TextSamples(corpus, border, corpus.size, length)
+    border = held_out(corpus.size, data.sequence_length, data.validation_fraction, corpus.unit)
+    return (
+        text_samples(corpus, range(border), data.sequence_length),
+        text_samples(corpus, range(border, corpus.size), data.sequence_length),
+    )
+
+
+def text_samples(corpus: Corpus, places: range, length: int) -> Samples:
+    """Samples of one stretch of the corpus. A file's first token does not follow from the file before."""
+    last = int(corpus.tokens[places.stop - 1])
+    return Stretch(corpus.tokens, places, length, padding=last, starts=corpus.starts).samples()

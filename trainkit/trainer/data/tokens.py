@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe, TokensData
-from trainkit.trainer.data.source import IGNORED, Batch, Source, held_out
+from trainkit.trainer.data.source import Batch, Ids, Samples, Source, held_out, next_token_batch
 from trainkit.trainer.data.vocabulary import vocabulary_size
 
 _SCANNED = 1 << 26  # tokens: a file up to this size is looked through before the start, in well under a second
-Ids = NDArray[np.integer[Any]]
 
 
 def open_source(recipe: Recipe, run_dir: Path) -> Source:
     """The source of a recipe whose `data.kind` is tokens. TrainingError names the file and what is wrong with it."""
     data = cast("TokensData", recipe.data)
-    path, length, vocabulary = Path(data.path).absolute(), data.sequence_length, vocabulary_size(recipe)
+    path = Path(data.path).absolute()
     ids = _mapped(path, data.dtype)
-    border = held_out(len(ids), length, data.validation_fraction, "tokens", f"{path}: ")
-    if len(ids) <= _SCANNED:
-        check_ids(ids, 0, vocabulary, path)
+    border = held_out(len(ids), data.sequence_length, data.validation_fraction, "tokens", f"{path}: ")
+    check = partial(check_ids, vocabulary=vocabulary_size(recipe), path=path)
+    scanned = len(ids) <= _SCANNED
+    if scanned:
+        check(ids, 0)
     train, validation = (
-        TokenSamples(ids, stretch, length, vocabulary, path) for stretch in (range(border), range(border, len(ids)))
+        Stretch(ids, places, data.sequence_length, check=None if scanned else check).samples()
+        for places in (range(border), range(border, len(ids)))
     )
     return Source(train, validation, f"{len(ids):,} tokens", {"tokens": len(ids)})
 
@@ -48,7 +51,7 @@ def _mapped(path: Path, dtype: str | None) -> Ids:
     return ids
 
 
-def check_ids(ids: Ids, first: int, vocabulary: int | None, path: Path) -> None:
+def check_ids(ids: Ids, first: int, *, vocabulary: int | None, path: Path) -> None:
     """TrainingError with the place of the first id outside the vocabulary. first: where in the file the ids begin."""
     if not len(ids) or (ids.min() >= 0 and (vocabulary is None or ids.max() < vocabulary)):
         return
@@ -61,24 +64,33 @@ def check_ids(ids: Ids, first: int, vocabulary: int | None, path: Path) -> None:
     )
 
 
-class TokenSamples:
-    """Samples of one stretch of the file. The end of the stretch may leave the last one short: -1 is not predicted."""
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Neighbouring tokens, cut into samples of equal length; the end may leave the last one short.
 
-    def __init__(self, ids: Ids, stretch: range, length: int, vocabulary: int | None, path: Path) -> None:
-        self._ids, self._stretch, self._length = ids, stretch, length
-        self._vocabulary, self._path = vocabulary, path
+    places: of the tokens among the ids. starts: places of those, ascending, that follow from nothing before them and
+    so are not predicted.
+    """
 
-    def __len__(self) -> int:
-        return math.ceil((len(self._stretch) - 1) / self._length)
+    ids: Ids
+    places: range
+    length: int
+    padding: int = 0
+    starts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    check: Callable[[Ids, int], None] | None = None  # of ids that are read, and the place of the first
 
-    def __getitem__(self, indices: Sequence[int]) -> Batch:
-        tokens = np.zeros((len(indices), self._length), dtype=np.int64)
-        targets = np.full((len(indices), self._length), IGNORED, dtype=np.int64)
-        for row, index in enumerate(indices):
-            start = self._stretch.start + index * self._length
-            ids = self._ids[start : min(start + self._length + 1, self._stretch.stop)]
-            if len(self._ids) > _SCANNED:
-                check_ids(ids, start, self._vocabulary, self._path)
-            tokens[row, : len(ids) - 1], targets[row, : len(ids) - 1] = ids[:-1], ids[1:]
-        counted = int(np.count_nonzero(targets != IGNORED))
-        return Batch({"tokens": torch.from_numpy(tokens), "targets": torch.from_numpy(targets)}, counted)
+    def samples(self) -> Samples:
+        return Samples(math.ceil((len(self.places) - 1) / self.length), self._batch)
+
+    def _batch(self, indices: Sequence[int]) -> Batch:
+        return next_token_batch(map(self._sample, indices), len(indices), self.length, self.padding)
+
+    def _sample(self, index: int) -> tuple[Ids, NDArray[np.bool_]]:
+        first = self.places.start + index * self.length
+        ids = self.ids[first : min(first + self.length + 1, self.places.stop)]
+        if self.check is not None:
+            self.check(ids, first)
+        predicted = np.ones(len(ids) - 1, dtype=np.bool_)
+        low, high = np.searchsorted(self.starts, (first + 1, first + len(ids)))
+        predicted[self.starts[low:high] - first - 1] = False
+        return ids, predicted

@@ -5,16 +5,18 @@ On CUDA it even ends the process, so what is known before the first step is chec
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import partial
 
-from torch import Tensor
+import torch
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe
 from trainkit.trainer.data.mlm_masking import masked
 from trainkit.trainer.data.source import NO_LABEL, Batch, Samples, Source
 from trainkit.trainer.models.base import Model
+
+_NONE = torch.zeros(0)
 
 
 def vocabulary_size(recipe: Recipe) -> int | None:
@@ -74,31 +76,14 @@ def checked(source: Source, vocabulary: int | None, labels: int | None) -> Sourc
     limits = {"labels": labels} if labels is not None else {}
     if vocabulary is not None and source.highest < 0:
         limits |= {"tokens": vocabulary, "input_ids": vocabulary}
-    if not limits:
-        return source
-    train, validation = (Checked(samples, limits) for samples in (source.train, source.validation))
-    return dataclasses.replace(source, train=train, validation=validation)
+    return source.with_batches(partial(_checked_batch, limits)) if limits else source
 
 
-class Checked:
-    """Samples with limits: values by the name of an input must lie below its limit."""
-
-    def __init__(self, samples: Samples, limits: Mapping[str, int]) -> None:
-        self._samples, self._limits = samples, limits
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def __getitem__(self, indices: Sequence[int]) -> Batch:
-        batch = self._samples[indices]
-        for name, limit in self._limits.items():
-            if name in batch.inputs:
-                self._compare(name, batch.inputs[name], limit, indices)
-        return batch
-
-    def _compare(self, name: str, values: Tensor, limit: int, indices: Sequence[int]) -> None:
-        if not values.numel() or (int(values.min()) >= 0 and int(values.max()) < limit):
-            return
+def _checked_batch(limits: Mapping[str, int], samples: Samples, indices: Sequence[int]) -> Batch:
+    """limits: values by the name of an input lie below its limit."""
+    batch = samples[indices]
+    for name, limit in limits.items():
+        values = batch.inputs.get(name, _NONE)
         outside = (values < 0) | (values >= limit)
         if name == "labels":
             outside &= values != NO_LABEL
@@ -110,3 +95,4 @@ class Checked:
                 f"{what} from 0 to {limit - 1}",
                 hint="fix the data, or make the model larger",
             )
+    return batch
