@@ -44,7 +44,7 @@ def test_everything_is_known_of_every_name() -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plan_and_the_trainer_say_the_same_of_the_settings_that_an_optimizer_takes(name: str) -> None:
-    torch_side = pytest.importorskip("trainkit.trainer.optim.build")
+    torch_side = pytest.importorskip("trainkit.trainer.optim.optimizer")
     from trainkit.recipe.schema import Optimizer
 
     def handed(**settings: float) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def test_every_name_of_the_installed_transformers_is_taken_or_refused_with_a_rea
 def test_the_classes_that_refusals_recommend_exist() -> None:
     for package in ("bitsandbytes", "optimi"):
         pytest.importorskip(package)
-    from trainkit.trainer.optim.build import imported
+    from trainkit.trainer.user_code import imported
 
     for _, hint in OTHER_NAMES.values():
         for word in hint.replace(",", " ").split():

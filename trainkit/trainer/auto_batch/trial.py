@@ -17,7 +17,7 @@ from trainkit.errors import TrainingError
 from trainkit.machine.probes.memory import available
 from trainkit.optimizers import optimizer
 from trainkit.trainer.metrics.memory_breakdown import peak_resident, resident, status_bytes
-from trainkit.trainer.optim.build import forget_embeddings
+from trainkit.trainer.optim.optimizer import forget_embeddings
 from trainkit.trainer.optim.precision import autocast
 from trainkit.trainer.parallel import Strategy
 from trainkit.trainer.settings import Settings

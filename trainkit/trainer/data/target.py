@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +13,7 @@ from torch.utils.data import Subset, default_collate
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe, TargetData
 from trainkit.trainer.data.source import Batch, Samples, Source, count_targets
-from trainkit.trainer.optim.build import imported
+from trainkit.trainer.user_code import blaming, imported
 
 
 def open_source(recipe: Recipe, run_dir: Path) -> Source:
@@ -40,20 +38,6 @@ def open_source(recipe: Recipe, run_dir: Path) -> Source:
         for each, size in zip((train, validation), sizes, strict=True)
     )
     return Source(train, validation, f"{sizes[0]:,} samples of {data.target}", {"samples": sizes[0]})
-
-
-@contextmanager
-def blaming(key: str, target: str) -> Iterator[None]:
-    """What the user's code raises becomes one line that names the target, the error and its place in the code."""
-    try:
-        yield
-    except TrainingError:
-        raise
-    except Exception as error:  # whatever it may be
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        raise TrainingError(
-            f"{key}: {target} failed: {type(error).__name__}: {error}", hint=f"at {last.filename}:{last.lineno}"
-        ) from error
 
 
 def _batch(samples: Any, data: TargetData, collate: Callable[[list[Any]], Any], indices: Sequence[int]) -> Batch:

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe, TargetModel
 from trainkit.trainer.data.source import count_targets
-from trainkit.trainer.data.target import blaming
 from trainkit.trainer.models.base import Model, blocks_of, tied_modules
-from trainkit.trainer.optim.build import imported
+from trainkit.trainer.user_code import blaming, imported
 
 
 class OwnModel(Model):
@@ -60,32 +59,29 @@ def own_loss(recipe: Recipe) -> Judge | None:
 
     TrainingError when the function cannot be imported.
     """
-    if recipe.train.loss is None:
-        return loss_of_outputs(recipe) if recipe.model.kind == "target" else None
-    function = cast("Judge", imported(recipe.train.loss, "train.loss"))
-    return _summed(function, recipe.train.loss, mean=recipe.train.loss_reduction == "mean")
+    path = recipe.train.loss
+    if path is None and recipe.model.kind != "target":
+        return None
+    function = cast("Judge", imported(path, "train.loss")) if path else _returned
 
+    def judge(outputs: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+        loss = function(outputs, inputs)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            what = f"{path or 'the model'} gives {given} and not one number as loss"
+            raise TrainingError(what, hint="see train.loss")
+        # The loop divides by the counted targets of the global batch, so it needs sums.
+        mean = recipe.train.loss_reduction == "mean"
+        return loss.reshape(()) * count_targets(inputs) if mean else loss.reshape(())
 
-def loss_of_outputs(recipe: Recipe) -> Judge:
-    """The loss that a model returns itself: a number, `loss` of a mapping or an object, or the first of a tuple."""
-    return _summed(_returned, "the model", mean=recipe.train.loss_reduction == "mean")
+    return judge
 
 
 def _returned(outputs: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    """The loss that a model returns itself: a number, `loss` of a mapping or an object, or the first of a tuple."""
     if isinstance(outputs, Tensor):
         return outputs
     found = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
     if found is None and isinstance(outputs, tuple) and outputs:
         found = outputs[0]
     return cast("Tensor", found)
-
-
-def _summed(function: Judge, name: str, *, mean: bool) -> Judge:
-    def judge(outputs: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-        loss = function(outputs, inputs)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise TrainingError(f"{name} gives {given} and not one number as loss", hint="see train.loss")
-        return loss.reshape(()) * count_targets(inputs) if mean else loss.reshape(())
-
-    return judge

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from trainkit.trainer.checkpoint.safe_loading import only_data
 from trainkit.trainer.metrics.memory_breakdown import state_tensors
 from trainkit.trainer.models.base import Model
-from trainkit.trainer.optim.build import build_optimizer
+from trainkit.trainer.optim.optimizer import build_optimizer
 from trainkit.trainer.optim.precision import gradient_scaler
 from trainkit.trainer.settings import Settings, World
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import logging
-import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,9 +11,9 @@ from torch import nn
 from trainkit.errors import TrainingError
 from trainkit.optimizers import optimizer
 from trainkit.recipe.schema import Optimizer as OptimizerSettings
+from trainkit.trainer.user_code import imported
 
 Groups = list[dict[str, Any]]
-Build = Callable[..., torch.optim.Optimizer]
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> Groups:
@@ -32,18 +28,19 @@ def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) ->
 def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
     """The optimizer that the recipe names. TrainingError when it cannot be imported or refuses what it is given."""
     groups = parameter_groups(model.parameters(), settings.weight_decay)
-    kind, fixed = optimizer_class(settings)
+    make, arguments = optimizer_class(settings)
     if optimizer(settings.name).embeddings_in_32_bit:
         keep_embeddings_in_32_bit(model)
     try:
-        return kind(groups, lr=settings.lr, **fixed, **settings.args)
+        made: torch.optim.Optimizer = make(groups, lr=settings.lr, **arguments, **settings.args)
     except (TypeError, ValueError, RuntimeError) as error:
         message = f"optimizer {settings.name} does not take what the recipe gives it: {error}"
         raise TrainingError(message, hint="see optimizer.args") from error
+    return made
 
 
-def optimizer_class(settings: OptimizerSettings) -> tuple[Build, dict[str, Any]]:
-    """What makes the optimizer, and what the recipe's own settings say to it."""
+def optimizer_class(settings: OptimizerSettings) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """What makes the optimizer, and the arguments that the recipe's own settings are to it."""
     known = optimizer(settings.name)
     arguments: dict[str, Any] = {
         name: tuple(getattr(settings, each) for each in keys) if isinstance(keys, tuple) else getattr(settings, keys)
@@ -52,27 +49,9 @@ def optimizer_class(settings: OptimizerSettings) -> tuple[Build, dict[str, Any]]
     return imported(known.path, "optimizer.name"), arguments | dict(known.fixed)
 
 
-def imported(path: str, key: str) -> Build:
-    """What stands at an import path ``pkg.mod:Class``; modules in the working folder count, after all others."""
-    module, _, name = path.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
-    # bitsandbytes complains of kernels that no optimizer uses
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise TrainingError(f"{key}: {path} cannot be imported: {error}", hint="it is read as pkg.mod:Class") from error
-    made: Build = found
-    return made
-
-
 def keep_embeddings_in_32_bit(model: nn.Module) -> None:
     """Embeddings are rarely hit and unevenly, so 8-bit state is unstable for them (bitsandbytes' documentation)."""
-    manager = imported("bitsandbytes.optim:GlobalOptimManager", "optimizer.name").get_instance()  # type: ignore[attr-defined]
+    manager = _bitsandbytes_manager()
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             manager.register_module_override(module, "weight", {"optim_bits": 32})
@@ -80,4 +59,8 @@ def keep_embeddings_in_32_bit(model: nn.Module) -> None:
 
 def forget_embeddings() -> None:
     """Let go of the models whose embeddings are kept in 32-bit: bitsandbytes would hold them for good."""
-    imported("bitsandbytes.optim:GlobalOptimManager", "optimizer.name").get_instance().initialize()  # type: ignore[attr-defined]
+    _bitsandbytes_manager().initialize()
+
+
+def _bitsandbytes_manager() -> Any:
+    return imported("bitsandbytes.optim:GlobalOptimManager", "optimizer.name").get_instance()  # type: ignore[attr-defined]

@@ -1,0 +1,46 @@
+"""What a recipe names by import path, ``pkg.mod:Class``: imported, and blamed for what it raises."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from trainkit.errors import TrainingError
+
+
+def imported(path: str, key: str) -> Callable[..., Any]:
+    """What an import path names; modules in the working folder count, after all others. key: of the recipe."""
+    module, _, name = path.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    # bitsandbytes complains of kernels that no optimizer uses
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise TrainingError(f"{key}: {path} cannot be imported: {error}", hint="it is read as pkg.mod:Class") from error
+    made: Callable[..., Any] = found
+    return made
+
+
+@contextmanager
+def blaming(key: str, target: str) -> Iterator[None]:
+    """What the user's code raises becomes one line that names the target, the error and its place in the code."""
+    try:
+        yield
+    except TrainingError:
+        raise
+    except Exception as error:  # whatever it may be
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise TrainingError(
+            f"{key}: {target} failed: {type(error).__name__}: {error}", hint=f"at {last.filename}:{last.lineno}"
+        ) from error
