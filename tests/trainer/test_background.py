@@ -16,8 +16,8 @@ from torch.distributed.checkpoint import state_dict_saver
 
 from trainkit.errors import TrainingError
 from trainkit.trainer.__main__ import train_and_report
-from trainkit.trainer.callbacks import resume
-from trainkit.trainer.checkpoint.loading import newest
+from trainkit.trainer.checkpoint.manifest import newest
+from trainkit.trainer.checkpoint.resume import resume
 from trainkit.trainer.loop import train
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.parallel import native
@@ -44,7 +44,7 @@ def test_a_slow_disk_does_not_hold_up_training_and_what_it_gets_is_the_state_of_
     honest, steps_meanwhile, step = state_dict_saver.save, [], [0]
 
     def slow(*args: Any, **options: Any) -> Any:
-        assert threading.current_thread().name == "checkpoint"
+        assert threading.current_thread().name == "checkpoint_0"
         began, deadline = step[0], time.monotonic() + 30
         while step[0] < min(began + 2, 6) and time.monotonic() < deadline:  # until training has gone on
             time.sleep(0.01)

@@ -11,10 +11,11 @@ from typing import Any, cast
 import pytest
 import torch
 
-from trainkit.trainer.callbacks import Progress, resume
+from trainkit.trainer.callbacks import Progress
+from trainkit.trainer.checkpoint.resume import resume
 from trainkit.trainer.loop import train
 from trainkit.trainer.metrics.evaluation import Best, Evaluation
-from trainkit.trainer.metrics.outcome import result
+from trainkit.trainer.metrics.result import result
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import Parts, assemble

@@ -12,7 +12,7 @@ import torch
 from trainkit.errors import TrainingError
 from trainkit.planner.advice.compile_backends import GONE, LISTED
 from trainkit.trainer.loop import train
-from trainkit.trainer.metrics.outcome import result
+from trainkit.trainer.metrics.result import result
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.perf.compiling import listed_backends
 from trainkit.trainer.settings import Settings, World

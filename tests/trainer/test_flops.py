@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainkit.machine.peaks import CARDS, peak
-from trainkit.trainer.metrics.flops import Work, flops_per_token, work_of
+from trainkit.trainer.metrics.mfu import Work, flops_per_token, work_of
 from trainkit.trainer.settings import Settings
 from trainkit.trainer.setup import prepared_model
 

@@ -13,7 +13,7 @@ import torch
 from trainkit.errors import TrainingError
 from trainkit.trainer.loop import train
 from trainkit.trainer.metrics.evaluation import Evaluation
-from trainkit.trainer.metrics.outcome import result
+from trainkit.trainer.metrics.result import result
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.randomness import seed_generators
 from trainkit.trainer.settings import Settings, World
@@ -85,11 +85,11 @@ def test_evaluation_does_not_depend_on_how_passes_are_shared(make_settings: Make
     """What each of 3 ranks counts, put together, is what one rank counts alone, a last short pass included."""
     parts = parts_of(make_settings())
 
+    settings = make_settings(train={"seed": 0}, eval={"batches": 5})
+    settings = dataclasses.replace(settings, batch=dataclasses.replace(settings.batch, eval_micro=4))
+
     def passes(world: World) -> list[tuple[int, ...]]:
-        made = Evaluation.of(
-            parts.source.validation, seed=0, batches=5, micro=4, world=world, device=torch.device("cpu")
-        )
-        return list(made.passes)
+        return list(Evaluation.of(settings, parts.source.validation, world, torch.device("cpu")).passes)
 
     assert passes(World(0, 0, 1)) == passes(World(2, 2, 3))
     assert len({index for chosen in passes(World()) for index in chosen}) == sum(map(len, passes(World())))

@@ -10,7 +10,7 @@ import torch
 
 from trainkit.runner.report.summary_table import render_summary
 from trainkit.trainer.loop import train
-from trainkit.trainer.metrics.outcome import result
+from trainkit.trainer.metrics.result import result
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import assemble

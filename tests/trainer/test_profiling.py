@@ -13,7 +13,7 @@ import torch
 
 from trainkit.runner.report.summary_table import profile_rows
 from trainkit.trainer.loop import train
-from trainkit.trainer.metrics.outcome import result
+from trainkit.trainer.metrics.result import result
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.perf.profiling import GROUPS, NAMES, group_of, seconds_by_group
 from trainkit.trainer.settings import Settings, World

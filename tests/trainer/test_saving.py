@@ -20,9 +20,10 @@ import torch
 from strategy_runs import Case, write_settings
 
 from trainkit.errors import TrainingError
-from trainkit.trainer.callbacks import Progress, resume
+from trainkit.trainer.callbacks import Progress
+from trainkit.trainer.checkpoint.resume import resume
 from trainkit.trainer.loop import train
-from trainkit.trainer.metrics.outcome import write_result
+from trainkit.trainer.metrics.result import write_result
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import Parts, assemble

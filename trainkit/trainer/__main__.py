@@ -66,11 +66,11 @@ def run(settings: Settings, world: World, requests: Requests) -> int:
 
 def train_and_report(settings: Settings, world: World, device: torch.device, requests: Requests) -> int:
     """Assemble, resume, train, write the result; the exit code is 0, or 128 + the signal that stopped the run."""
-    from trainkit.trainer.callbacks import resume
+    from trainkit.trainer.checkpoint.resume import resume
     from trainkit.trainer.data.loader import complaint
     from trainkit.trainer.loop import train
-    from trainkit.trainer.metrics.outcome import result, write_result
     from trainkit.trainer.metrics.predictions import predict
+    from trainkit.trainer.metrics.result import result, write_result
     from trainkit.trainer.metrics.writers import Metrics
     from trainkit.trainer.setup import assemble, describe, start_record
 

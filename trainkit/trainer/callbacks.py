@@ -6,36 +6,22 @@ import logging
 import math
 import signal
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from trainkit.errors import TrainingError
-from trainkit.trainer.checkpoint import loading
-from trainkit.trainer.distributed import gather_from_ranks, sum_float_over_ranks, sum_over_ranks
-from trainkit.trainer.metrics.flops import Work
+from trainkit.trainer.distributed import sum_float_over_ranks, sum_over_ranks
 from trainkit.trainer.metrics.memory_breakdown import memory_now
+from trainkit.trainer.metrics.mfu import Work
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.models.base import Model
-from trainkit.trainer.optim.precision import SkippedSteps
+from trainkit.trainer.optim.mixed_precision import SkippedSteps
 from trainkit.trainer.perf.compiling import CompileClock
 from trainkit.trainer.settings import World
 from trainkit.trainer.setup import Parts
 
 log = logging.getLogger("trainkit.trainer")
-
-
-@dataclass(frozen=True, slots=True)
-class _Totals:
-    """Since the start of this attempt, at one moment of the clock. waited, compiled: seconds."""
-
-    clock: float
-    step: int
-    tokens: int
-    computed: int
-    waited: float
-    compiled: float
 
 
 class Progress:
@@ -55,11 +41,19 @@ class Progress:
         self.skipped = SkippedSteps()
         self.compiling = CompileClock()
         self.waited = 0.0  # seconds for data, since the start
-        self._start = self._line = self._totals()
+        self._line = self._totals()
+        self._start = self._line["clock"]
 
-    def _totals(self) -> _Totals:
-        compiled = self.compiling.seconds
-        return _Totals(time.monotonic(), self.step, self.tokens, self.computed, self.waited, compiled)
+    def _totals(self) -> dict[str, float]:
+        """Since the start of this attempt, at one moment of the clock."""
+        return {
+            "clock": time.monotonic(),
+            "steps": self.step,
+            "tokens": self.tokens,
+            "computed": self.computed,
+            "waited": self.waited,
+            "compiled": self.compiling.seconds,
+        }
 
     def advance(self, counted: int, computed: int) -> None:
         """One more optimizer step is done. computed: tokens that went through the model."""
@@ -79,19 +73,19 @@ class Progress:
 
     def elapsed(self) -> float:
         """Seconds since the first step began."""
-        return time.monotonic() - self._start.clock
+        return time.monotonic() - self._start
 
     def speed(self, global_batch: int, work: Work, ranks: int) -> dict[str, float]:
         """Seconds and rates since the last call, without the time of compiling."""
         before, self._line = self._line, self._totals()
-        now = self._line
-        seconds = max(now.clock - before.clock - (now.compiled - before.compiled), 1e-9)
-        share = work.share((now.computed - before.computed) / seconds, ranks)
+        since = {name: total - before[name] for name, total in self._line.items()}
+        seconds = max(since["clock"] - since["compiled"], 1e-9)
+        share = work.share(since["computed"] / seconds, ranks)
         return {
             "seconds": round(seconds, 6),
-            "samples_per_second": round((now.step - before.step) * global_batch / seconds, 3),
-            "tokens_per_second": round((now.tokens - before.tokens) / seconds, 1),
-            "data_wait_share": round((now.waited - before.waited) / seconds, 4),
+            "samples_per_second": round(since["steps"] * global_batch / seconds, 3),
+            "tokens_per_second": round(since["tokens"] / seconds, 1),
+            "data_wait_share": round(since["waited"] / seconds, 4),
             **({} if share is None else {"mfu": share}),
         }
 
@@ -109,13 +103,14 @@ def report_step(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor | f
         "memory_bytes": memory_now(parts.device),
         **expert_use(parts.model, parts.world),
     }
+    skipped = parts.strategy.skipped_steps()
     if parts.settings.recipe.efficiency.compile.enabled:
         record["compile_seconds"] = round(progress.compiling.seconds, 3)
     if parts.settings.dtype == "fp16":
-        record["skipped_steps"] = parts.strategy.skipped_steps()
+        record["skipped_steps"] = skipped
     metrics.write(record)
     if parts.settings.dtype == "fp16":
-        progress.skipped.note(progress.step, parts.strategy.skipped_steps())
+        progress.skipped.note(progress.step, skipped)
     log.debug("step %d loss %.4f", progress.step, progress.loss)
     refuse_lost_run(parts, progress.step, progress.loss, norm)
 
@@ -175,25 +170,3 @@ def save_checkpoint(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor
         best=parts.best.as_data(),
         spared=parts.best.step if parts.settings.recipe.checkpoint.keep_best else None,
     )
-
-
-def resume(parts: Parts, *, restarted: bool) -> int:
-    """Load the checkpoint that this run starts from, if any, and return the steps that are already done.
-
-    After an elastic restart it is this run's own newest one; before it has one, what the plan says.
-    """
-    folder, root = parts.settings.resume, parts.checkpoints.root
-    if restarted and root is not None:
-        # One rank looks for all: a shared folder may not look the same to every node at once.
-        folder = gather_from_ranks(loading.newest(root), parts.world)[0] or folder
-    if folder is None:
-        return 0
-    manifest = loading.load(folder, parts.checkpoints.identity, parts.strategy, parts.world)
-    parts.best.restore(manifest.get("best", {}))
-    step = int(manifest["step"])
-    log.info("resumed from %s after step %d, %s", folder, step, loading.saved_by(manifest))
-    if step >= parts.steps > 0:
-        log.warning(
-            "nothing is left to train: the run has %d steps, and the checkpoint is of step %d", parts.steps, step
-        )
-    return step

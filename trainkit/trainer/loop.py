@@ -11,7 +11,7 @@ from trainkit.trainer.callbacks import Progress, evaluate, report_step, save_che
 from trainkit.trainer.data.loader import timed, training_batches
 from trainkit.trainer.data.source import Batch
 from trainkit.trainer.distributed import sum_over_ranks
-from trainkit.trainer.metrics.flops import tokens_in
+from trainkit.trainer.metrics.mfu import tokens_in
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.randomness import seed_micro_step
 from trainkit.trainer.setup import Parts
@@ -78,8 +78,9 @@ def optimizer_step(parts: Parts, step: int, batch: Batch, counted: int) -> tuple
     Returns this rank's summed loss and the gradients' norm, left on the device: reading them would wait for it.
     """
     strategy = parts.strategy
-    # Gradients are shares of the global batch's mean; reducing them divides once more, which is undone here.
-    share = strategy.gradient_divisor / max(1, counted)
+    # Gradients are shares of the global batch's mean. DDP, FSDP and ZeRO average over the ranks what they reduce, which
+    # is undone here, so that the update is the mean over the tokens of the global batch.
+    share = parts.world.size / max(1, counted)
     total = torch.zeros((), device=parts.device)
     micro_batches = split_micro(batch, parts)
     for index, inputs in enumerate(micro_batches):

@@ -17,20 +17,19 @@ from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Fsdp, Recipe
 from trainkit.text import counted
 from trainkit.trainer.auto_batch.search import Found, settle_micro_batch
-from trainkit.trainer.checkpoint.loading import Identity
 from trainkit.trainer.checkpoint.saving import Checkpoints
 from trainkit.trainer.data import SOURCES
 from trainkit.trainer.data.sampler import Order, positions_of_rank
 from trainkit.trainer.data.source import Source
 from trainkit.trainer.data.vocabulary import fitting_source
 from trainkit.trainer.metrics.evaluation import Best, Evaluation
-from trainkit.trainer.metrics.flops import Work, work_of
 from trainkit.trainer.metrics.memory_breakdown import MemoryBreakdown
+from trainkit.trainer.metrics.mfu import Work, work_of
 from trainkit.trainer.models import MODELS
 from trainkit.trainer.models.adapters import add_adapters, load_adapters
 from trainkit.trainer.models.base import Model, Parameters
 from trainkit.trainer.models.target import own_loss
-from trainkit.trainer.optim.precision import DTYPES, autocast, check_precision, set_tf32
+from trainkit.trainer.optim.mixed_precision import DTYPES, autocast, set_tf32
 from trainkit.trainer.optim.schedules import learning_rate
 from trainkit.trainer.parallel import STRATEGIES, Strategy
 from trainkit.trainer.perf.activation_checkpointing import checkpoint_blocks
@@ -76,7 +75,6 @@ class Parts:
 def assemble(settings: Settings, world: World, device: torch.device) -> Parts:
     """Build every part. TrainingError when the recipe asks for what cannot be, or the ranks do not agree on it."""
     recipe = settings.recipe
-    check_precision(settings)
     set_tf32(recipe.precision.tf32)
     if recipe.train.deterministic:
         be_deterministic()
@@ -86,28 +84,28 @@ def assemble(settings: Settings, world: World, device: torch.device) -> Parts:
     agree(settings, source, steps, world)  # before the strategy: a rank with another model would hang the others in it
     # Before the first draw: what is tried leaves no trace in the training.
     make_copy = partial(first_step, settings, source, order, world, device)
-    settled, found = settle_micro_batch(settings, world, device, make_copy)
-    # Weights are drawn on the CPU from the seed alone, before anything knows of ranks: all start from the same.
-    seed_generators(recipe.train.seed)
-    model = prepared_model(settled)
-    fitting = fitting_source(source, model, recipe)
-    measures = _measures(settled, model, found, world, device)  # before the strategy shards the model
+    settings, found = settle_micro_batch(settings, world, device, make_copy)
+    model, source = seeded_model(settings, source)
+    # Parameters and FLOPs are counted before the strategy shards the model.
+    parameters, work = Parameters.of(model), work_of(model, settings, device)
+    profiler = Profiler(recipe.profile, settings.run_dir, device, main=world.rank == 0)
+    memory = MemoryBreakdown(compiled=recipe.efficiency.compile.enabled)
     return Parts(
-        settings=settled,
+        settings=settings,
         world=world,
         device=device,
-        source=fitting,
+        source=source,
         order=order,
         steps=steps,
         model=model,
-        strategy=STRATEGIES[recipe.strategy.kind].build(model, settled, world, device),
+        strategy=STRATEGIES[recipe.strategy.kind].build(model, settings, world, device),
         learning_rate=learning_rate(recipe.optimizer, recipe.schedule, steps),
-        autocast=autocast(settled, settled.dtype, device),
-        evaluation=_evaluation(settled, fitting, world, device),
-        eval_autocast=autocast(settled, settled.eval_dtype, device),
+        autocast=autocast(settings, settings.dtype, device),
+        evaluation=Evaluation.of(settings, source.validation, world, device),
+        eval_autocast=autocast(settings, settings.eval_dtype, device),
         best=Best(),
-        checkpoints=_checkpoints(settled, fitting, world),
-        measures=measures,
+        checkpoints=Checkpoints.of(settings, checkpoint_folder(settings, world), source.encoder.fingerprint, world),
+        measures=Measures(parameters, work, memory, profiler, found),
     )
 
 
@@ -123,12 +121,21 @@ def first_step(
     settings: Settings, source: Source, order: Order, world: World, device: torch.device
 ) -> tuple[Strategy, dict[str, Tensor]]:
     """A copy of the run's model under its strategy, and the inputs of this rank's share of the first step."""
-    seed_generators(settings.recipe.train.seed)
-    model = prepared_model(settings)
+    model, source = seeded_model(settings, source)
     mine = positions_of_rank(settings.batch, world.rank)
-    batch = fitting_source(source, model, settings.recipe).train[order.indices(0, mine.start, mine.stop)]
+    batch = source.train[order.indices(0, mine.start, mine.stop)]
     inputs = {name: values.to(device) for name, values in batch.inputs.items()}
     return STRATEGIES[settings.recipe.strategy.kind].build(model, settings, world, device), inputs
+
+
+def seeded_model(settings: Settings, source: Source) -> tuple[Model, Source]:
+    """The model, and the source as it takes it.
+
+    Weights are drawn on the CPU from the seed alone, before anything knows of ranks: all start from the same.
+    """
+    seed_generators(settings.recipe.train.seed)
+    model = prepared_model(settings)
+    return model, fitting_source(source, model, settings.recipe)
 
 
 def prepared_model(settings: Settings) -> Model:
@@ -166,36 +173,6 @@ def require_blocks(model: Model, recipe: Recipe) -> None:
         raise TrainingError(what, hint="put its repeated layers in one, or leave the setting out")
 
 
-def _measures(settings: Settings, model: Model, found: Found | None, world: World, device: torch.device) -> Measures:
-    recipe = settings.recipe
-    return Measures(
-        parameters=Parameters.of(model),
-        work=work_of(model, settings, device),
-        memory=MemoryBreakdown(compiled=recipe.efficiency.compile.enabled),
-        profiler=Profiler(recipe.profile, settings.run_dir, device, main=world.rank == 0),
-        found=found,
-    )
-
-
-def _evaluation(settings: Settings, source: Source, world: World, device: torch.device) -> Evaluation:
-    recipe = settings.recipe
-    return Evaluation.of(
-        source.validation,
-        seed=recipe.train.seed,
-        batches=recipe.eval.batches,
-        micro=settings.batch.eval_micro,
-        world=world,
-        device=device,
-    )
-
-
-def _checkpoints(settings: Settings, source: Source, world: World) -> Checkpoints:
-    asked = settings.recipe.checkpoint
-    identity = Identity(settings.recipe.strategy.kind, world.size, settings.training_digest, source.encoder.fingerprint)
-    root = checkpoint_folder(settings, world)
-    return Checkpoints(root, identity, world, keep=asked.keep, asynchronous=asked.asynchronous)
-
-
 def describe(parts: Parts) -> str:
     """One line on what is about to run."""
     settings, count = parts.settings, parts.measures.parameters
@@ -215,21 +192,29 @@ def describe(parts: Parts) -> str:
 
 def start_record(parts: Parts, first: int) -> dict[str, Any]:
     """The first line of the metrics: what readers need to make sense of the rest."""
-    batch, measures = parts.settings.batch, parts.measures
+    batch = parts.settings.batch
     return {
         "event": "start",
         "steps": parts.steps,
         "first_step": first,
         "world_size": parts.world.size,
         "samples_per_step": batch.global_,
+        "tokens_per_step": batch.global_ * parts.settings.recipe.data.sequence_length,
+        "active_parameters": parts.measures.parameters.active,
+        "attention": parts.model.attention,
+        **facts_of(parts),
+    }
+
+
+def facts_of(parts: Parts) -> dict[str, Any]:
+    """What both the first line of the metrics and the result say."""
+    batch, measures = parts.settings.batch, parts.measures
+    return {
         "micro_batch": batch.micro,
         "accumulation": batch.accumulation,
         "micro_search": measures.found.record() if measures.found else None,
-        "tokens_per_step": batch.global_ * parts.settings.recipe.data.sequence_length,
         "parameters": measures.parameters.training,
-        "active_parameters": measures.parameters.active,
         "frozen_parameters": measures.parameters.frozen,
-        "attention": parts.model.attention,
         "flops_per_token": measures.work.flops_per_token,
         "peak_flops_per_second": measures.work.peak,
     }

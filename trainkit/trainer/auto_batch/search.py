@@ -21,7 +21,7 @@ from trainkit.errors import TrainingError
 from trainkit.files import cache_folder, read_json, write_json
 from trainkit.machine.probes import memory as main_memory
 from trainkit.planner.fingerprint import memory_digest
-from trainkit.trainer.auto_batch.trial import Attempt, MakeCopy, Trial, memory_limit, restart_peak
+from trainkit.trainer.auto_batch.trial import MakeCopy, Trial, memory_limit, restart_peak
 from trainkit.trainer.distributed import gather_from_ranks
 from trainkit.trainer.settings import Settings, World
 
@@ -94,10 +94,10 @@ def _search(settings: Settings, world: World, device: torch.device, make_copy: M
 
     def fits(micro: int) -> bool:
         # One decision for all ranks: a size that fails on any of them fails.
-        attempts: list[Attempt] = gather_from_ranks(trial.attempt(micro), world)
-        failed = [(rank, attempt) for rank, attempt in enumerate(attempts) if attempt.why]
-        why = next((f"{each.why} on rank {rank} ({each.peak / 2**20:.0f} MiB)" for rank, each in failed), "")
-        tried.append(Tried(micro, not failed, max(attempt.peak for attempt in attempts), why))
+        attempts: list[tuple[int, str]] = gather_from_ranks(trial.attempt(micro), world)
+        failed = [(rank, peak, why) for rank, (peak, why) in enumerate(attempts) if why]
+        why = next((f"{why} on rank {rank} ({peak / 2**20:.0f} MiB)" for rank, peak, why in failed), "")
+        tried.append(Tried(micro, not failed, max(peak for peak, _ in attempts), why))
         if failed:
             trial.start_over()
         return not failed
@@ -162,8 +162,14 @@ class Memory:
     @classmethod
     def of(cls, settings: Settings, device: torch.device) -> Memory:
         """Of this run on this machine."""
+        if device.type == "cuda":
+            card = torch.cuda.get_device_properties(device)
+            name, size = card.name, card.total_memory
+        else:
+            name, size = device.type, main_memory.probe()["memory_total"] or 0
         work = memory_digest(settings.recipe, settings.batch, settings.dtype)
-        key = hashlib.sha256(json.dumps([work, *_machine(device)]).encode()).hexdigest()
+        described = json.dumps([work, platform.node(), name, size, torch.__version__])
+        key = hashlib.sha256(described.encode()).hexdigest()
         folder = cache_folder(os.environ, "micro-batches")
         # a checkpoint is at <run directory>/checkpoints/<step>
         resumed = (settings.resume.absolute().parent.parent,) if settings.resume else ()
@@ -190,11 +196,3 @@ class Memory:
                 write_json(file, {"key": self.key, "micro": found.micro, "found": found.record()}, indent=1)
             except OSError as error:
                 log.warning("%s cannot be written, the micro batch is searched for again: %s", file, error.strerror)
-
-
-def _machine(device: torch.device) -> tuple[str, str, int, str]:
-    """Host, device, its memory in bytes, and torch's version."""
-    if device.type == "cuda":
-        card = torch.cuda.get_device_properties(device)
-        return platform.node(), card.name, card.total_memory, torch.__version__
-    return platform.node(), device.type, main_memory.probe()["memory_total"] or 0, torch.__version__

@@ -17,8 +17,8 @@ from trainkit.errors import TrainingError
 from trainkit.machine.probes.memory import available
 from trainkit.optimizers import optimizer
 from trainkit.trainer.metrics.memory_breakdown import peak_resident, resident, status_bytes
+from trainkit.trainer.optim.mixed_precision import autocast
 from trainkit.trainer.optim.optimizer import forget_embeddings
-from trainkit.trainer.optim.precision import autocast
 from trainkit.trainer.parallel import Strategy
 from trainkit.trainer.settings import Settings
 
@@ -27,14 +27,6 @@ _CLEAR = Path("/proc/self/clear_refs")
 _OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory")
 # A copy of the run's model under its strategy, and the inputs of this rank's share of the first step.
 MakeCopy = Callable[[], tuple[Strategy, dict[str, Tensor]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """What a micro batch did on one rank. peak: bytes; expected ones where it was not tried. why: "" if it fits."""
-
-    peak: int
-    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,31 +51,35 @@ class Trial:
         self._settings, self._device, self._memory, self._make_copy = settings, device, memory, make_copy
         self._strategy: Strategy | None = None
         self._inputs: dict[str, Tensor] = {}
-        self._base = 0  # bytes of a copy at rest
-        self._known: list[tuple[int, int]] = []  # micro batches that fitted, with their peaks
+        self._known: list[tuple[int, int]] = []  # micro batches that fitted, with their peaks in bytes; 0 is at rest
 
-    def attempt(self, micro: int) -> Attempt:
-        """Take a step with a micro batch, unless it is expected to take more than there is."""
+    def attempt(self, micro: int) -> tuple[int, str]:
+        """Take a step with a micro batch, unless it is expected to take more than there is.
+
+        Returns the peak in bytes, the expected one where it was not tried, and why the micro batch does not fit, or "".
+        """
         try:
             if self._strategy is None:
                 self._strategy, self._inputs = self._make_copy()
                 self._step(self._strategy, self._settings.batch.search[0])  # from now on optimizer state is there
                 give_back(self._device)
-                self._base = resident()
+                self._known = [(0, resident()), *(known for known in self._known if known[0])]
             expected = self._expected(micro)
             if expected > self._memory.available and self._device.type == "cpu":  # would end processes, not fail
-                return Attempt(expected, "expected to take more than there is, and not tried")
+                return expected, "expected to take more than there is, and not tried"
             restart_peak(self._device)
             self._step(self._strategy, micro)
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+            # torch has a class of its own for CUDA only: elsewhere the message tells
+            known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+            if not known and not any(text in str(error) for text in _OUT_OF_MEMORY):
                 raise
-            return Attempt(peak(self._device), "out of memory")
+            return peak(self._device), "out of memory"
         used = peak(self._device)
         if used > self._memory.limit:
-            return Attempt(used, "more than the limit")
+            return used, "more than the limit"
         self._known.append((micro, used))
-        return Attempt(used)
+        return used, ""
 
     def start_over(self) -> None:
         """Let go of the copy. Another one is made for the next attempt: the old one may have failed in mid-step."""
@@ -107,7 +103,7 @@ class Trial:
 
     def _expected(self, micro: int) -> int:
         """The peak from those of smaller ones, for activations grow with the batch; 0 before there is one."""
-        points = [(0, self._base), *sorted(self._known)][-2:]
+        points = sorted(self._known)[-2:]
         if len(points) < 2:
             return 0
         (less, low), (more, high) = points
@@ -122,8 +118,7 @@ def memory_limit(device: torch.device, asked_mib: int | None, environ: Mapping[s
     if device.type == "cuda":
         used, free = torch.cuda.memory_reserved(device), torch.cuda.mem_get_info(device)[0]
     else:
-        share = available() // max(1, int(environ.get("LOCAL_WORLD_SIZE", "1")))
-        used, free = resident(), share
+        used, free = resident(), available() // max(1, int(environ.get("LOCAL_WORLD_SIZE", "1")))
         # what the process may still map, under `ulimit -v` and `ulimit -d`
         for name, kind in (("VmSize", resource.RLIMIT_AS), ("VmData", resource.RLIMIT_DATA)):
             limit = resource.getrlimit(kind)[0]
@@ -158,10 +153,3 @@ def restart_peak(device: torch.device) -> None:
 def peak(device: torch.device) -> int:
     """Bytes at the highest since :func:`restart_peak`."""
     return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else peak_resident()
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation has failed, on the device or on the host. torch has a class of its own for CUDA only."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)

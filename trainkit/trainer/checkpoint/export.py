@@ -4,30 +4,40 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict_loader
 
 from trainkit.errors import TrainingError, TrainkitError, in_words
 from trainkit.recipe.schema import Recipe
-from trainkit.trainer.checkpoint.loading import read_manifest, refuse_damaged
-from trainkit.trainer.checkpoint.weights import load_weights
+from trainkit.trainer.checkpoint.manifest import read_manifest, refuse_damaged
+from trainkit.trainer.checkpoint.safe_loading import only_data
 from trainkit.trainer.models import MODELS
 from trainkit.trainer.models.adapters import add_adapters, merge_adapters, write_adapters
 from trainkit.trainer.models.base import Model
+from trainkit.trainer.parallel.native import STATE, quiet
+from trainkit.trainer.parallel.swapping import FOLDER, swapped_weights
+from trainkit.trainer.parallel.zero import TAG, import_deepspeed
 from trainkit.trainer.randomness import seed_generators
 from trainkit.trainer.settings import World, read_settings
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+MASTER = "single_partition_of_fp32_groups"  # DeepSpeed's 32-bit weights at stages 1 and 2
+_SHARD = re.compile(r"zero_pp_rank_(\d+)_")  # DeepSpeed's file of a rank
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -139,6 +149,58 @@ def _write_config(recipe: Recipe, manifest: Mapping[str, Any], folder: Path) -> 
         "training_digest": manifest["training_digest"],
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def load_weights(model: nn.Module, checkpoint: Path, ranks: int) -> None:
+    """Fill a model with what `ranks` ranks saved.
+
+    Raises RuntimeError, ValueError or KeyError for a checkpoint that is of another model, and UnpicklingError for one
+    that holds more than data.
+    """
+    if (checkpoint / STATE).is_dir():
+        weights = model.state_dict()
+        with quiet(), only_data(checkpoint / STATE):  # torch puts the shards together itself
+            state_dict_loader.load({"model": weights}, checkpoint_id=checkpoint / STATE, no_dist=True)
+    else:
+        import_deepspeed(torch.device("cpu"), "warning")
+        with only_data():
+            swapped = (checkpoint / FOLDER).is_dir()
+            weights = swapped_weights(checkpoint, ranks) if swapped else dict(zero_weights(checkpoint))
+    model.load_state_dict(weights)
+
+
+def zero_weights(checkpoint: Path) -> Mapping[str, Tensor]:
+    """Every parameter and buffer by its name, in 32 bits, put together from DeepSpeed's own files."""
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint, get_model_state_files
+
+    read = partial(torch.load, map_location="cpu", mmap=True, weights_only=True)
+    numbered = ((_SHARD.search(path.name), path) for path in (checkpoint / TAG).glob("*_optim_states.pt"))
+    shards = sorted((int(number[1]), path) for number, path in numbered if number)  # by rank
+    saved = [read(path)["optimizer_state_dict"] for _, path in shards]
+    module = read(get_model_state_files(str(checkpoint / TAG))[0])
+    if all("zero_stage" not in state for state in saved):
+        return {**module["module"], **_joined(saved, module)}
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        weights = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), tag=TAG)
+    # At stage 1, DeepSpeed (engine.py, save_frozen_param) keeps what is frozen in the whole module alone.
+    return {**module["module"], **weights} if saved[0]["zero_stage"] == 1 else weights
+
+
+def _joined(saved: list[Mapping[str, Any]], module: Mapping[str, Any]) -> Mapping[str, Tensor]:
+    """What DeepSpeed's reader takes for no checkpoint of ZeRO: stage 1 in bf16, whose optimizer is another class.
+
+    runtime/bf16_optimizer.py, state_dict: each rank has its slice of each flat group of parameters, which follow one
+    another in the order of `param_shapes`.
+    """
+    weights: dict[str, Tensor] = {}
+    for group, shapes in enumerate(module["param_shapes"]):
+        flat, offset = torch.cat([state[MASTER][group] for state in saved]), 0
+        for name, shape in shapes.items():
+            weights[name] = flat.narrow(0, offset, shape.numel()).view(shape)
+            offset += shape.numel()
+    for twin, name in module["shared_params"].items():
+        weights[twin] = weights[name]
+    return weights
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,7 +15,9 @@ from trainkit.trainer.data.source import Samples
 from trainkit.trainer.distributed import sum_float_over_ranks, sum_over_ranks
 from trainkit.trainer.parallel import Strategy
 from trainkit.trainer.randomness import derived_seed
-from trainkit.trainer.settings import World
+from trainkit.trainer.settings import Settings, World
+
+Pass = TypeVar("Pass")  # the samples of one forward pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +30,11 @@ class Evaluation:
     device: torch.device
 
     @classmethod
-    def of(
-        cls, samples: Samples, *, seed: int, batches: int, micro: int, world: World, device: torch.device
-    ) -> Evaluation:
-        """At most `batches` passes of `micro` samples, fewer where the validation split is smaller."""
-        order = Permutation.of(len(samples), derived_seed(seed, "evaluation"))
-        chosen = [order[place] for place in range(min(len(samples), batches * micro))]
+    def of(cls, settings: Settings, samples: Samples, world: World, device: torch.device) -> Evaluation:
+        """At most `eval.batches` passes, fewer where the validation split is smaller."""
+        order = Permutation.of(len(samples), derived_seed(settings.recipe.train.seed, "evaluation"))
+        micro = settings.batch.eval_micro
+        chosen = [order[place] for place in range(min(len(samples), settings.recipe.eval.batches * micro))]
         passes = tuple(tuple(chosen[start : start + micro]) for start in range(0, len(chosen), micro))
         return cls(passes, samples, world, device)
 
@@ -42,17 +43,25 @@ class Evaluation:
         """Mean loss over all counted targets of all passes, in nats."""
         strategy.model.eval()
         total, counted = 0.0, 0
-        for start in range(0, len(self.passes), self.world.size):
-            # Ranks left over repeat the last pass and count nothing: with sharded weights every rank must take part.
-            mine = min(start + self.world.rank, len(self.passes) - 1)
-            batch = self.samples[self.passes[mine]]
+        for numbers, own in in_turn(self.passes, self.world):
+            batch = self.samples[numbers]
             inputs = {name: values.to(self.device) for name, values in batch.inputs.items()}
             with autocast:
                 loss = strategy.model(**inputs)
-            if mine == start + self.world.rank:
+            if own:
                 total, counted = total + float(loss), counted + batch.counted
         strategy.model.train()
         return sum_float_over_ranks(total, self.world) / max(1, sum_over_ranks([counted], self.world)[0])
+
+
+def in_turn(passes: Sequence[Pass], world: World) -> Iterator[tuple[Pass, bool]]:
+    """The passes of this rank, which the ranks take in turn, and whether a pass counts.
+
+    Ranks left over repeat the last one, which does not count: with sharded weights every rank must take part.
+    """
+    for start in range(0, len(passes), world.size):
+        mine = min(start + world.rank, len(passes) - 1)
+        yield passes[mine], mine == start + world.rank
 
 
 @dataclass(slots=True)

@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from trainkit.errors import TrainingError
-from trainkit.trainer.data.source import IGNORED, NO_LABEL, Labels, Samples, count_targets
+from trainkit.trainer.data.source import IGNORED, NO_LABEL, Labels, count_targets
 from trainkit.trainer.distributed import gather_from_ranks
+from trainkit.trainer.metrics.evaluation import in_turn
 from trainkit.trainer.randomness import derived_seed
 from trainkit.trainer.setup import Parts
 
 log = logging.getLogger("trainkit.trainer")
 
 FILE = "predictions.jsonl"
-
-
-class Pass(NamedTuple):
-    """Samples of one forward pass. first: what is added to a number among them for that in the whole data set."""
-
-    samples: Samples
-    numbers: Sequence[int]
-    first: int
 
 
 def predict(parts: Parts) -> None:
@@ -58,37 +51,32 @@ def predict(parts: Parts) -> None:
 @torch.no_grad()
 def records(parts: Parts) -> Iterator[dict[str, Any]]:
     """The lines, in order, on every rank. Ranks take passes in turn."""
-    passes, world = list(_passes(parts)), parts.world
-    parts.strategy.model.eval()
-    for start in range(0, len(passes), world.size):
-        # Ranks left over repeat the last pass and say nothing: with sharded weights every rank must take part.
-        mine = min(start + world.rank, len(passes) - 1)
-        samples, numbers, first = passes[mine]
-        batch = samples[numbers]
-        with parts.eval_autocast:
-            made = list(_judged(parts, {name: values.to(parts.device) for name, values in batch.inputs.items()}))
-        found = [{"sample": first + number, **record} for number, record in zip(numbers, made, strict=True)]
-        for each in gather_from_ranks(found if mine == start + world.rank else [], world):
-            yield from each
-    parts.strategy.model.train()
-
-
-def _passes(parts: Parts) -> Iterator[Pass]:
-    """No pass goes over the border between training and validation samples: each is one call of the model."""
     source, split = parts.source, parts.settings.recipe.predict.split
     # A loss of the user's own is one number for a batch, so that each sample is a batch.
     size = 1 if parts.model.judge is not None else parts.settings.batch.eval_micro
-    for name, samples, first in (("train", source.train, 0), ("validation", source.validation, len(source.train))):
-        if split in (name, "all"):
-            for start in range(0, len(samples), size):
-                yield Pass(samples, range(start, min(start + size, len(samples))), first)
+    # No pass goes over the border between training and validation samples: each is one call of the model.
+    passes = [
+        (samples, range(start, min(start + size, len(samples))), first)
+        for name, samples, first in (("train", source.train, 0), ("validation", source.validation, len(source.train)))
+        if split in (name, "all")
+        for start in range(0, len(samples), size)
+    ]
+    parts.strategy.model.eval()
+    for (samples, numbers, first), own in in_turn(passes, parts.world):
+        inputs = {name: values.to(parts.device) for name, values in samples[numbers].inputs.items()}
+        with parts.eval_autocast:
+            made = list(_judged(parts, inputs))
+        found = [{"sample": first + number, **record} for number, record in zip(numbers, made, strict=True)]
+        for each in gather_from_ranks(found if own else [], parts.world):
+            yield from each
+    parts.strategy.model.train()
 
 
 def _judged(parts: Parts, inputs: Mapping[str, Tensor]) -> Iterator[dict[str, Any]]:
     model = parts.strategy.model
     if parts.model.judge is not None:
         count = int(count_targets(inputs))
-        return iter([{"loss": _rounded(float(model(**inputs)) / max(1, count)), "counted": count}])
+        return iter([{"loss": round(float(model(**inputs)) / max(1, count), 6), "counted": count}])
     truth = "targets" if "targets" in inputs else "labels"
     logits = model(**{name: values for name, values in inputs.items() if name != truth}).float()
     if parts.model.labels is not None:
@@ -97,9 +85,8 @@ def _judged(parts: Parts, inputs: Mapping[str, Tensor]) -> Iterator[dict[str, An
     losses = functional.cross_entropy(logits.transpose(1, 2), inputs[truth], ignore_index=ignored, reduction="none")
     counts = (inputs[truth] != ignored).sum(dim=1)
     means = losses.double().sum(dim=1) / counts.clamp(min=1)
-    return (
-        {"loss": _rounded(loss), "counted": count} for loss, count in zip(means.tolist(), counts.tolist(), strict=True)
-    )
+    pairs = zip(means.tolist(), counts.tolist(), strict=True)
+    return ({"loss": round(loss, 6), "counted": count} for loss, count in pairs)
 
 
 def _labels(probabilities: Tensor, truth: Tensor | None, known: Labels | None) -> Iterator[dict[str, Any]]:
@@ -108,11 +95,7 @@ def _labels(probabilities: Tensor, truth: Tensor | None, known: Labels | None) -
     for row, target in zip(probabilities.tolist(), targets, strict=True):
         label = max(range(len(row)), key=row.__getitem__)
         named = {"name": names[label]} if label < len(names) else {}
-        yield {"label": label, **named, "probabilities": [_rounded(each) for each in row], "target": target}
-
-
-def _rounded(value: float) -> float:
-    return round(value, 6)
+        yield {"label": label, **named, "probabilities": [round(each, 6) for each in row], "target": target}
 
 
 # Not compiled: every length up to the context would be compiled again.

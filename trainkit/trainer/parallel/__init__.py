@@ -17,15 +17,9 @@ from trainkit.trainer.settings import Settings, World
 
 
 class Strategy(Protocol):
-    """What the loop needs of a strategy.
+    """What the loop needs of a strategy. Reducing the ranks' gradients gives their mean, not their sum."""
 
-    model: what the loop calls with the inputs of a batch by name.
-    gradient_divisor: by how much reducing divides the sum of the ranks' gradients; the loss is multiplied by it
-        beforehand, so that the update is the mean over the tokens of the global batch.
-    """
-
-    model: nn.Module
-    gradient_divisor: int
+    model: nn.Module  # what the loop calls with the inputs of a batch by name
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[object]:
         """Context of one forward and backward. Gradients travel in the last one only, where the engine allows."""

@@ -26,7 +26,6 @@ class Ddp(Engine):
             find_unused_parameters=asked.find_unused_parameters,
             gradient_as_bucket_view=True,  # gradients are not held twice
         )
-        self.gradient_divisor = world.size
         super().__init__(self._replica, settings, device)
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[object]:

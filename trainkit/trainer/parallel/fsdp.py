@@ -15,7 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Fsdp as FsdpSettings
 from trainkit.trainer.models.base import Model
-from trainkit.trainer.optim.precision import DTYPES
+from trainkit.trainer.optim.mixed_precision import DTYPES
 from trainkit.trainer.parallel.native import Engine
 from trainkit.trainer.settings import Settings, World
 
@@ -36,7 +36,6 @@ class Fsdp(Engine):
         if "mp_policy" in options:  # what leaves the model is fp32; what passes between blocks stays in their format
             options["mp_policy"] = dataclasses.replace(options["mp_policy"], output_dtype=torch.float32)
         self._sharded: FSDPModule = fully_shard(model, **options)
-        self.gradient_divisor = world.size
         super().__init__(model, settings, device)
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[object]:

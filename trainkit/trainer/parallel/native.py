@@ -3,7 +3,6 @@ their state on disk."""
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -16,13 +15,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.tensor import DTensor
 
 from trainkit.trainer.checkpoint.safe_loading import only_data
 from trainkit.trainer.metrics.memory_breakdown import state_tensors
 from trainkit.trainer.models.base import Model
+from trainkit.trainer.optim.gradient_clipping import clip_gradients
+from trainkit.trainer.optim.mixed_precision import gradient_scaler
 from trainkit.trainer.optim.optimizer import build_optimizer
-from trainkit.trainer.optim.precision import gradient_scaler
 from trainkit.trainer.settings import Settings, World
 
 STATE = "state"  # torch.distributed.checkpoint's folder inside a checkpoint
@@ -36,34 +35,27 @@ class Engine:
         self.optimizer = build_optimizer(model, settings.recipe.optimizer)
         self.scaler = gradient_scaler(settings.dtype, device)
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._max_norm = settings.recipe.train.max_grad_norm or math.inf
+        self._max_norm = settings.recipe.train.max_grad_norm
         self._skipped = 0
 
+    def micro_step(self, *, last: bool) -> AbstractContextManager[object]:
+        return nullcontext()
+
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        if self.scaler.is_enabled():
-            loss = self.scaler.scale(loss)
-        loss.backward()  # type: ignore[no-untyped-call]
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def update(self, learning_rate: float) -> Tensor:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        if self.scaler.is_enabled():
-            self.scaler.unscale_(self.optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._max_norm)
-        if isinstance(norm, DTensor):
-            norm = norm.full_tensor()
-        self._step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return norm
-
-    def _step(self) -> None:
-        if not self.scaler.is_enabled():
-            self.optimizer.step()
-            return
+        # A scaler that is not enabled does nothing but step.
+        self.scaler.unscale_(self.optimizer)
+        norm = clip_gradients(self._parameters, self._max_norm)
         before = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self._skipped += self.scaler.get_scale() < before
+        self._skipped += self.scaler.get_scale() < before  # it backs off after a step that it has skipped
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
 
     def skipped_steps(self) -> int:
         return self._skipped
@@ -98,13 +90,8 @@ class Engine:
 class Single(Engine):
     """One process, one device: the model as it is."""
 
-    gradient_divisor = 1
-
     def __init__(self, model: Model, settings: Settings, world: World, device: torch.device) -> None:
         super().__init__(model.to(device), settings, device)
-
-    def micro_step(self, *, last: bool) -> AbstractContextManager[object]:
-        return nullcontext()
 
 
 def _write(state: dict[str, Any], folder: Path, group: Any = None) -> None:

@@ -50,7 +50,6 @@ class Zero:
                 deepspeed.zero.Init(module=model, config_dict_or_path=config)
             self._engine: Any = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
         self.model = self._engine
-        self.gradient_divisor = world.size
         self._rank = world.rank
         self._swaps = swap_folder(settings) is not None
 

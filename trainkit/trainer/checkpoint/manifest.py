@@ -1,28 +1,23 @@
-"""Checkpoints found, verified against their manifest, and read."""
+"""The manifest of a checkpoint: whose it is, and size and checksum of every file.
+
+A folder without one is no checkpoint. The files beside it are the strategy's own, and `generators-<rank>.pickle`, the
+states of each rank's generators.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
-import torch
-from torch.distributed.checkpoint.api import CheckpointException
-
 from trainkit.errors import TrainingError
-from trainkit.planner.resume import spread, unreadable
 from trainkit.trainer.distributed import gather_from_ranks
-from trainkit.trainer.parallel import Strategy
-from trainkit.trainer.randomness import derived_seed, restore_generator_states, seed_generators
 from trainkit.trainer.settings import World
 
-log = logging.getLogger("trainkit.trainer")
 MANIFEST = "manifest.json"
 CONTENT = ("step", "training_digest", "world_size", "strategy", "files")
 
@@ -64,53 +59,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if missing:
         raise TrainingError(f"{folder} is no checkpoint of trainkit's: its {MANIFEST} lacks {', '.join(missing)}")
     return manifest
-
-
-def saved_by(manifest: Mapping[str, Any]) -> str:
-    """`saved by ddp on 2 ranks`."""
-    return f"saved by {spread(manifest['strategy'], manifest['world_size'])}"
-
-
-def load(folder: Path, identity: Identity, strategy: Strategy, world: World) -> dict[str, Any]:
-    """Restore a checkpoint and return its manifest. TrainingError names what does not fit or is damaged.
-
-    Other training settings are taken with a warning: only who names a checkpoint by its path meets them.
-    """
-    manifest = read_manifest(folder)
-    obstacle = unreadable(manifest["strategy"], manifest["world_size"], identity.strategy, identity.world_size)
-    if obstacle:
-        raise TrainingError(
-            f"the checkpoint {folder} cannot be resumed from: {obstacle}",
-            hint="resume with the strategy and the number of ranks that saved it",
-        )
-    refuse_damaged(folder, manifest, world)
-    try:
-        strategy.load(folder)
-        if manifest["world_size"] == world.size:
-            restore_generator_states(generators_file(folder, world.rank).read_bytes())
-    except (RuntimeError, ValueError, KeyError, CheckpointException) as error:
-        raise TrainingError(
-            f"the checkpoint {folder} is of another model, optimizer or precision: {reason(error)}",
-            hint="resume with the settings that saved it",
-        ) from error
-    except UnpicklingError as error:
-        raise TrainingError(
-            f"the checkpoint {folder} holds more than data, and is not read: {reason(error)}",
-            hint="take a checkpoint that trainkit has written, with an optimizer whose state is tensors and numbers",
-        ) from error
-    if manifest["world_size"] != world.size:
-        # These ranks have no states to go on from; neither do they start over with those of step 0.
-        seed_generators(derived_seed(torch.initial_seed(), "resumed", manifest["step"], world.rank))
-    if world.rank == 0:
-        _warn(folder, manifest, identity)
-    return manifest
-
-
-def _warn(folder: Path, manifest: Mapping[str, Any], identity: Identity) -> None:
-    if manifest["training_digest"] != identity.training_digest:
-        log.warning("%s was saved under other training settings; training goes on with this run's", folder)
-    if manifest.get("tokenizer", identity.tokenizer) != identity.tokenizer:
-        log.warning("%s was saved with another tokenizer: its weights know other token ids", folder)
 
 
 def refuse_damaged(folder: Path, manifest: Mapping[str, Any], world: World) -> None:

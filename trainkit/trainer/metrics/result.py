@@ -12,7 +12,7 @@ from trainkit.trainer.distributed import gather_from_ranks
 from trainkit.trainer.metrics.memory_breakdown import memory_record
 from trainkit.trainer.metrics.predictions import generate
 from trainkit.trainer.metrics.writers import finite
-from trainkit.trainer.setup import Parts
+from trainkit.trainer.setup import Parts, facts_of
 
 log = logging.getLogger("trainkit.trainer")
 
@@ -23,7 +23,9 @@ def result(parts: Parts, progress: Progress) -> dict[str, Any]:
     stepping = max(seconds - progress.compiling.seconds, 1e-9)
     samples = (progress.step - progress.first) * settings.batch.global_
     stopped = progress.stopped_by
-    recipe = settings.recipe
+    recipe, measures = settings.recipe, parts.measures
+    peaks = memory_record(parts.device, parts.world)
+    anatomy = measures.memory.record(parts.strategy, peaks["peak_allocated"] or peaks["rss"])
     losses = {"final_loss": progress.loss, "eval_loss": progress.eval_loss}
     return {
         "steps": progress.step,
@@ -39,31 +41,18 @@ def result(parts: Parts, progress: Progress) -> dict[str, Any]:
         # of the steps, without the time of compiling
         "samples_per_second": round(samples / stepping, 3),
         "tokens_per_second": round(progress.tokens / stepping, 1),
-        "profile": parts.measures.profiler.report,
-        "mfu": parts.measures.work.share(progress.computed / stepping, parts.world.size),
-        "flops_per_token": parts.measures.work.flops_per_token,
-        "peak_flops_per_second": parts.measures.work.peak,
+        "profile": measures.profiler.report,
+        "mfu": measures.work.share(progress.computed / stepping, parts.world.size),
         # of the rank that waited longest: the others wait for it in turn
         "data_wait_share": round(max(gather_from_ranks(progress.waited, parts.world)) / seconds, 4),
-        "micro_batch": settings.batch.micro,
-        "accumulation": settings.batch.accumulation,
-        "micro_search": parts.measures.found.record() if parts.measures.found else None,
-        "memory": gather_from_ranks(_memory(parts), parts.world),
+        "memory": gather_from_ranks({**peaks, "anatomy": anatomy}, parts.world),
         "corpus": dict(parts.source.facts),
-        "parameters": parts.measures.parameters.training,
-        "frozen_parameters": parts.measures.parameters.frozen,
         "skipped_steps": parts.strategy.skipped_steps(),
         "stopped_by": stopped.name if stopped else None,
+        **facts_of(parts),
         # A run that a signal has stopped has no time for it.
         "sample": "" if stopped else generate(parts),
     }
-
-
-def _memory(parts: Parts) -> dict[str, Any]:
-    """This rank's peaks, and what the memory is for."""
-    record = memory_record(parts.device, parts.world)
-    peak = record["peak_allocated"] or record["rss"]
-    return {**record, "anatomy": parts.measures.memory.record(parts.strategy, peak)}
 
 
 def write_result(path: Path, content: dict[str, Any]) -> None:

@@ -1,0 +1,87 @@
+"""Resume: a checkpoint found, verified against its manifest, and read into a run."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+
+from trainkit.errors import TrainingError
+from trainkit.planner.resume import spread, unreadable
+from trainkit.trainer.checkpoint.manifest import (
+    Identity,
+    generators_file,
+    newest,
+    read_manifest,
+    reason,
+    refuse_damaged,
+)
+from trainkit.trainer.distributed import gather_from_ranks
+from trainkit.trainer.parallel import Strategy
+from trainkit.trainer.randomness import derived_seed, restore_generator_states, seed_generators
+from trainkit.trainer.settings import World
+from trainkit.trainer.setup import Parts
+
+log = logging.getLogger("trainkit.trainer")
+
+
+def resume(parts: Parts, *, restarted: bool) -> int:
+    """Load the checkpoint that this run starts from, if any, and return the steps that are already done.
+
+    After an elastic restart it is this run's own newest one; before it has one, what the plan says.
+    """
+    folder, root = parts.settings.resume, parts.checkpoints.root
+    if restarted and root is not None:
+        # One rank looks for all: a shared folder may not look the same to every node at once.
+        folder = gather_from_ranks(newest(root), parts.world)[0] or folder
+    if folder is None:
+        return 0
+    manifest = load(folder, parts.checkpoints.identity, parts.strategy, parts.world)
+    parts.best.restore(manifest.get("best", {}))
+    step, steps = int(manifest["step"]), parts.steps
+    saved_by = spread(manifest["strategy"], manifest["world_size"])
+    log.info("resumed from %s after step %d, saved by %s", folder, step, saved_by)
+    if step >= steps > 0:
+        log.warning("nothing is left to train: the run has %d steps, and the checkpoint is of step %d", steps, step)
+    return step
+
+
+def load(folder: Path, identity: Identity, strategy: Strategy, world: World) -> dict[str, Any]:
+    """Restore a checkpoint and return its manifest. TrainingError names what does not fit or is damaged.
+
+    Other training settings are taken with a warning: only who names a checkpoint by its path meets them.
+    """
+    manifest = read_manifest(folder)
+    obstacle = unreadable(manifest["strategy"], manifest["world_size"], identity.strategy, identity.world_size)
+    if obstacle:
+        raise TrainingError(
+            f"the checkpoint {folder} cannot be resumed from: {obstacle}",
+            hint="resume with the strategy and the number of ranks that saved it",
+        )
+    refuse_damaged(folder, manifest, world)
+    try:
+        strategy.load(folder)
+        if manifest["world_size"] == world.size:
+            restore_generator_states(generators_file(folder, world.rank).read_bytes())
+    except (RuntimeError, ValueError, KeyError, CheckpointException) as error:
+        raise TrainingError(
+            f"the checkpoint {folder} is of another model, optimizer or precision: {reason(error)}",
+            hint="resume with the settings that saved it",
+        ) from error
+    except UnpicklingError as error:
+        raise TrainingError(
+            f"the checkpoint {folder} holds more than data, and is not read: {reason(error)}",
+            hint="take a checkpoint that trainkit has written, with an optimizer whose state is tensors and numbers",
+        ) from error
+    if manifest["world_size"] != world.size:
+        # These ranks have no states to go on from; neither do they start over with those of step 0.
+        seed_generators(derived_seed(torch.initial_seed(), "resumed", manifest["step"], world.rank))
+    if world.rank == 0 and manifest["training_digest"] != identity.training_digest:
+        log.warning("%s was saved under other training settings; training goes on with this run's", folder)
+    if world.rank == 0 and manifest.get("tokenizer", identity.tokenizer) != identity.tokenizer:
+        log.warning("%s was saved with another tokenizer: its weights know other token ids", folder)
+    return manifest
