@@ -221,5 +221,5 @@ def test_missing_and_damaged_files_of_adapters_are_named(exported: Path, make_se
     with pytest.raises(TrainingError, match=r"adapter_config\.json is no JSON"):
         prepared_model(settings)
     (exported / "adapter_config.json").unlink()
-    with pytest.raises(TrainingError, match=r"adapter_config\.json cannot be read: No such file"):
+    with pytest.raises(TrainingError, match=r"there is no .*adapter_config\.json"):
         prepared_model(settings)

@@ -28,7 +28,10 @@ def check_world(settings: Settings, world: World) -> None:
 def agree(settings: Settings, source: Source, steps: int, world: World) -> None:
     """TrainingError, the same on every rank, that names what differs from rank 0 and on which ranks."""
     given: list[Terms] = gather_from_ranks(terms(settings, source, steps), world)
-    differences = [found for name in given[0] if (found := _difference(name, [each[name] for each in given]))]
+    differences = []
+    for name, first in given[0].items():
+        if others := [rank for rank, each in enumerate(given) if each[name] != first]:
+            differences.append(f"{name} is {first} on rank 0, {given[others[0]][name]} on {_named(others)}")
     if differences:
         raise TrainingError(
             f"the ranks were not given the same run: {'; '.join(differences)}",
@@ -72,13 +75,6 @@ def checkpoint_folder(settings: Settings, world: World) -> Path | None:
             hint="set output.root to a folder that all nodes share, or checkpoint.every_steps to 0",
         )
     return None
-
-
-def _difference(name: str, values: Sequence[object]) -> str:
-    others = [rank for rank, value in enumerate(values) if value != values[0]]
-    if not others:
-        return ""
-    return f"{name} is {values[0]} on rank 0, {values[others[0]]} on {_named(others)}"
 
 
 def _named(ranks: Sequence[int]) -> str:

@@ -60,30 +60,26 @@ class Settings:
 
 def read_settings(path: Path) -> Settings:
     """Read ``trainer.json``. TrainingError when it cannot be read or is not what planning writes."""
+    run_dir, known = path.resolve().parent, {field.name for field in fields(BatchArithmetic)}
     try:
         data = json.loads(path.read_text())
-        return _parse(data, path.resolve().parent)
+        resume, deepspeed = data.get("resume", {}).get("path"), data.get("deepspeed")
+        batch = {key: value for key, value in data["batch"].items() if key in known}
+        return Settings(
+            # JSON mode: what the file format cannot express (tuples, int against float) is not held against it
+            recipe=Recipe.model_validate_json(json.dumps(data["recipe"])),
+            batch=BatchArithmetic(**{**batch, "search": tuple(batch.get("search", ()))}),
+            device=data["device"],
+            dtype=data["dtype"],
+            training_digest=data["training_digest"],
+            resume=Path(resume) if resume else None,
+            deepspeed=run_dir / deepspeed if deepspeed else None,
+            run_dir=run_dir,
+        )
     except OSError as error:
         raise TrainingError(f"the settings file {path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, ValidationError) as error:
         raise TrainingError(f"the settings file {path} is not a trainer.json as trainkit writes it: {error}") from error
-
-
-def _parse(data: Mapping[str, Any], run_dir: Path) -> Settings:
-    known = {field.name for field in fields(BatchArithmetic)}
-    resume = data.get("resume", {}).get("path")
-    batch = {key: value for key, value in data["batch"].items() if key in known}
-    return Settings(
-        # JSON mode: what the file format cannot express (tuples, int against float) is not held against it
-        recipe=Recipe.model_validate_json(json.dumps(data["recipe"])),
-        batch=BatchArithmetic(**{**batch, "search": tuple(batch.get("search", ()))}),
-        device=data["device"],
-        dtype=data["dtype"],
-        training_digest=data["training_digest"],
-        resume=Path(resume) if resume else None,
-        deepspeed=run_dir / data["deepspeed"] if data.get("deepspeed") else None,
-        run_dir=run_dir,
-    )
 
 
 def restarted(environ: Mapping[str, str] = os.environ) -> bool:

@@ -29,7 +29,7 @@ from trainkit.trainer.models import MODELS
 from trainkit.trainer.models.adapters import add_adapters, load_adapters
 from trainkit.trainer.models.base import Model, Parameters
 from trainkit.trainer.models.target import own_loss
-from trainkit.trainer.optim.mixed_precision import DTYPES, autocast, set_tf32
+from trainkit.trainer.optim.mixed_precision import DTYPES, autocast, check_precision, set_tf32
 from trainkit.trainer.optim.schedules import learning_rate
 from trainkit.trainer.parallel import STRATEGIES, Strategy
 from trainkit.trainer.perf.activation_checkpointing import checkpoint_blocks
@@ -75,6 +75,7 @@ class Parts:
 def assemble(settings: Settings, world: World, device: torch.device) -> Parts:
     """Build every part. TrainingError when the recipe asks for what cannot be, or the ranks do not agree on it."""
     recipe = settings.recipe
+    check_precision(settings)
     set_tf32(recipe.precision.tf32)
     if recipe.train.deterministic:
         be_deterministic()

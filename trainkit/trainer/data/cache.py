@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainkit.errors import TrainingError
-from trainkit.trainer.data.encoding import Bytes, Encoder
+from trainkit.trainer.data.encoding import Encoder
 
 _FORMAT = 2  # of the files below; part of the digest
 _PATIENCE = 600.0  # seconds to wait for another process that builds the same corpus
@@ -47,12 +47,25 @@ def open_corpus(files: Sequence[Path], folders: Sequence[Path], encoder: Encoder
 
     encoder: what cuts the text, without one into bytes; equal ones, by their content, share a corpus.
     """
-    encoder = encoder or Bytes()
+    encoder = encoder or Encoder()
     digest = _digest(files, encoder)
     refusals = []
     for folder in folders:
+        ready = folder / digest
         try:
-            return _load(_built(files, folder, digest, encoder))
+            if corpus := _load(ready):
+                return corpus
+            folder.mkdir(parents=True, exist_ok=True)
+            with _lock(folder / f"{digest}.lock"):
+                if corpus := _load(ready):  # another process has built it meanwhile
+                    return corpus
+                # Of a builder that was killed, for we hold its lock now; and what a disk has damaged.
+                for leftover in (*folder.glob(f".tmp-{digest}-*"), *folder.glob(digest)):
+                    shutil.rmtree(leftover)
+                _build(files, ready, folder / f".tmp-{digest}-{os.getpid()}", encoder)
+            if corpus := _load(ready):
+                return corpus
+            refusals.append(f"{folder}: what was written there is not what is read")
         except OSError as error:
             refusals.append(f"{folder}: {error.strerror or error}")
     raise TrainingError(
@@ -78,27 +91,18 @@ def _naming(file: Path) -> Iterator[None]:
         raise TrainingError(f"data.path: {file} cannot be read: {error.strerror}") from error
 
 
-def _built(files: Sequence[Path], folder: Path, digest: str, encoder: Encoder) -> Path:
-    ready = folder / digest
-    if _is_whole(ready):
-        return ready
-    folder.mkdir(parents=True, exist_ok=True)
-    with _lock(folder / f"{digest}.lock"):
-        if not _is_whole(ready):
-            # Of a builder that was killed, for we hold its lock now; and what a disk has damaged.
-            for leftover in (*folder.glob(f".tmp-{digest}-*"), *folder.glob(digest)):
-                shutil.rmtree(leftover)
-            _build(files, ready, folder / f".tmp-{digest}-{os.getpid()}", encoder)
-    return ready
-
-
-def _is_whole(ready: Path) -> bool:
-    """Whether a corpus is there, of the size that it had."""
+def _load(ready: Path) -> Corpus | None:
+    """The corpus that is there, memory-mapped; None where there is none, or not of the size that it had."""
     try:
         meta = json.loads((ready / "meta.json").read_text())
-        return bool((ready / "tokens.bin").stat().st_size == meta["bytes"] and (ready / "starts.npy").exists())
+        kind, size, path = np.dtype(meta["kind"]), meta["bytes"], ready / "tokens.bin"
+        if path.stat().st_size != size:
+            return None
+        # an empty file cannot be mapped
+        tokens = np.memmap(path, dtype=kind, mode="r") if size else np.zeros(0, dtype=kind)
+        return Corpus(tokens, np.load(ready / "starts.npy"), meta["highest"], meta["unigram_entropy"], meta["unit"])
     except (OSError, ValueError, KeyError, TypeError):
-        return False
+        return None
 
 
 @contextmanager
@@ -128,13 +132,14 @@ def _build(files: Sequence[Path], ready: Path, scratch: Path, encoder: Encoder) 
                     starts.append(offset)
                     offset += out.write(tokens) // kind.itemsize
                     counts += np.bincount(np.frombuffer(tokens, dtype=kind), minlength=encoder.size)
+        shares = counts[counts > 0] / max(1, counts.sum())
         np.save(scratch / "starts.npy", np.array(starts, dtype=np.int64))
         meta = {
             "bytes": offset * kind.itemsize,
             "kind": kind.name,
             "unit": encoder.unit,
             "highest": int(counts.nonzero()[0].max(initial=-1)),
-            "unigram_entropy": _entropy(counts),
+            "unigram_entropy": float(-(shares * np.log(shares)).sum()),
         }
         (scratch / "meta.json").write_text(json.dumps(meta))
         for part in scratch.iterdir():  # a power cut after the rename must not leave zeros to learn from
@@ -159,16 +164,3 @@ def _tokens(file: Path, encoder: Encoder) -> bytes:
             hint="leave the file out with data.include",
         ) from error
     return array("I", [*encoder.opening(), *encoder.plain(text), *encoder.closing(final=True)]).tobytes()
-
-
-def _entropy(counts: NDArray[np.int64]) -> float:
-    shares = counts[counts > 0] / max(1, counts.sum())
-    return float(-(shares * np.log(shares)).sum())
-
-
-def _load(ready: Path) -> Corpus:
-    meta = json.loads((ready / "meta.json").read_text())
-    kind = np.dtype(meta["kind"])
-    # an empty file cannot be mapped
-    tokens = np.memmap(ready / "tokens.bin", dtype=kind, mode="r") if meta["bytes"] else np.zeros(0, dtype=kind)
-    return Corpus(tokens, np.load(ready / "starts.npy"), meta["highest"], meta["unigram_entropy"], meta["unit"])

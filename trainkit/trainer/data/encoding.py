@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from trainkit.errors import TrainingError
 from trainkit.trainer.data.chat_template import ChatError, chat_tokens
@@ -18,18 +18,19 @@ _FILES = (
 )
 
 
-class Encoder(Protocol):
-    """A way to cut text into tokens."""
+class Encoder:
+    """A way to cut text into tokens: one for each byte, unless a subclass knows better."""
 
-    unit: str  # what a token is, in the plural
-    size: int  # all ids lie below
-    special: frozenset[int]  # ids that stand for no text
-    mask: int | None  # id that hides a token from a masked language model
-    padding: int  # id that fills a sample up
-    fingerprint: str  # of its content: equal ones cut alike
+    unit: str = "bytes"  # what a token is, in the plural
+    size: int = 256  # all ids lie below
+    special: frozenset[int] = frozenset()  # ids that stand for no text
+    mask: int | None = None  # id that hides a token from a masked language model
+    padding: int = 0  # id that fills a sample up
+    fingerprint: str = "bytes"  # of its content: equal ones cut alike
 
     def plain(self, text: str) -> list[int]:
-        """The text alone."""
+        """The text alone; of bytes in UTF-8, where half a surrogate pair, which JSON can hold, is kept."""
+        return list(text.encode("utf-8", "surrogatepass"))
 
     def opening(self) -> list[int]:
         """What goes before a text."""
@@ -41,27 +42,10 @@ class Encoder(Protocol):
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
         """A chat and which of its tokens are the assistant's. ChatError where that cannot be known."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids."""
-
-
-class Bytes(Encoder):
-    """One token per byte."""
-
-    unit, size, padding, fingerprint = "bytes", 256, 0, "bytes"
-    special = frozenset[int]()
-    mask = None
-
-    def plain(self, text: str) -> list[int]:
-        """UTF-8; half a surrogate pair, which JSON can hold, is kept."""
-        return list(text.encode("utf-8", "surrogatepass"))
-
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
         raise ChatError("bytes have no chat template")
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Bytes that are no UTF-8 are shown as U+FFFD."""
+        """Text of ids. Bytes that are no UTF-8 are shown as U+FFFD."""
         return bytes(each for each in ids if each < 256).decode("utf-8", errors="replace")
 
 
@@ -75,9 +59,9 @@ class Tokenizer(Encoder):
         inner.model_max_length = 1 << 40  # how long samples are is the recipe's affair
         self.size = len(inner)
         self.special = frozenset(inner.all_special_ids)
-        self.mask: int | None = inner.mask_token_id
+        self.mask = inner.mask_token_id
         candidates = (inner.pad_token_id, inner.eos_token_id, 0)
-        self.padding: int = next(each for each in candidates if each is not None)
+        self.padding = next(each for each in candidates if each is not None)
         whole, alone = inner("a")["input_ids"], self.plain("a")
         places = range(len(whole) - len(alone) + 1)
         start = next((place for place in places if whole[place : place + len(alone)] == alone), 0)
@@ -107,12 +91,11 @@ class Tokenizer(Encoder):
 def open_encoder(folder: str | None) -> Encoder:
     """The encoder that `data.tokenizer` names. TrainingError when there is no tokenizer in the folder."""
     if folder is None:
-        return Bytes()
+        return Encoder()
     path = Path(folder).absolute()
     if not path.is_dir():
-        raise TrainingError(
-            f"data.tokenizer: {path} is no folder", hint="nothing is downloaded: save_pretrained makes it"
-        )
+        what = f"data.tokenizer: {path} is no folder"
+        raise TrainingError(what, hint="nothing is downloaded: save_pretrained makes it")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not outlive the fork of loader processes
     import transformers

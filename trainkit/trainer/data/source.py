@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainkit.errors import TrainingError
-from trainkit.trainer.data.encoding import Bytes, Encoder
+from trainkit.trainer.data.encoding import Encoder
 
 IGNORED = -1  # target id that is not predicted
 NO_LABEL = -100  # the same among labels, as models of transformers have it
@@ -69,7 +69,7 @@ class Source:
     highest: int = -1  # the highest token id in the data; -1 where that is found out sample by sample
     where: str = ""  # the place of that token, for messages
     labels: Labels | None = None  # of samples that have one each, where they are known before the first step
-    encoder: Encoder = field(default_factory=Bytes)  # how text becomes token ids
+    encoder: Encoder = field(default_factory=Encoder)  # how text becomes token ids
     padding: int | None = None  # the id that fills samples up, where some are filled up
 
     def with_batches(self, change: Callable[[Samples, Sequence[int]], Batch]) -> Source:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
@@ -70,12 +70,25 @@ class MemoryBreakdown:
         self._look = not compiled
         self._updated = False
 
-    def micro_step(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def micro_step(self) -> Iterator[None]:
         """Context of one forward pass. The first one is looked at, the others are left alone."""
         if not self._look:
-            return nullcontext()
+            yield
+            return
         self._look = False
-        return self._watch_saved_tensors()
+        sizes: dict[int, int] = {}  # by address: two operations may save the same tensor
+
+        def look(tensor: Tensor) -> Tensor:
+            whole = tensor if tensor._base is None else tensor._base
+            if not isinstance(whole, nn.Parameter):
+                storage = local(tensor).untyped_storage()
+                sizes[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(look, lambda tensor: tensor):
+            yield
+        self._activations = sum(sizes.values())
 
     def before_update(self, strategy: Strategy) -> None:
         """Gradients are there now; afterwards they are cleared."""
@@ -97,21 +110,6 @@ class MemoryBreakdown:
         }
         other = None if peak is None else max(0, peak - sum(size or 0 for size in known.values()))
         return {**known, "other": other}
-
-    @contextmanager
-    def _watch_saved_tensors(self) -> Iterator[None]:
-        sizes: dict[int, int] = {}  # by address: two operations may save the same tensor
-
-        def look(tensor: Tensor) -> Tensor:
-            whole = tensor if tensor._base is None else tensor._base
-            if not isinstance(whole, nn.Parameter):
-                storage = local(tensor).untyped_storage()
-                sizes[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(look, lambda tensor: tensor):
-            yield
-        self._activations = sum(sizes.values())
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 import warnings
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,10 @@ def add_adapters(model: Model, settings: Peft) -> None:
     targets = settings.target_modules or default_targets(model)
     names = [f".{name}" for name, _ in model.named_modules()]
     absent = [target for target in targets if not any(name.endswith(f".{target}") for name in names)]
+    lacking = "peft.target_modules: the model has no {} that peft can adapt"
+    hint = f"it has {', '.join(linear_layers(model))}"
     if absent:
-        raise _no_target(absent, model)
+        raise TrainingError(lacking.format(", ".join(absent)), hint=hint)
     head = set(model.head())
     whole = [name for name, each in model.named_modules() if head.intersection(each.parameters(recurse=False))]
     config = LoraConfig(
@@ -48,17 +50,10 @@ def add_adapters(model: Model, settings: Peft) -> None:
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # that GPT-2's layers are transposed
             inject_adapter_in_model(config, model)
     except ValueError as error:
-        raise _no_target(targets, model) from error
+        raise TrainingError(lacking.format(", ".join(targets)), hint=hint) from error
     for parameter in model.head():
         parameter.requires_grad_(True)
     model.stochastic = model.stochastic or settings.dropout > 0
-
-
-def _no_target(names: Sequence[str], model: Model) -> TrainingError:
-    return TrainingError(
-        f"peft.target_modules: the model has no {', '.join(names)} that peft can adapt",
-        hint=f"it has {', '.join(linear_layers(model))}",
-    )
 
 
 def default_targets(model: Model) -> list[str]:
@@ -84,13 +79,10 @@ def merge_adapters(model: nn.Module) -> None:
     """Add the adapters to the weights that they belong to, and take them out."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    adapted: list[tuple[str, Any]] = [
-        (name, module) for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)
-    ]
+    adapted: Any = [each for each in model.named_modules() if isinstance(each[1], BaseTunerLayer)]
     for name, module in adapted:
         module.merge()
-        parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, module.get_base_layer())
+        model.set_submodule(name, module.get_base_layer())
 
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -135,8 +127,9 @@ def load_adapters(model: Model, folder: Path) -> None:
     peft's own reader takes a pickle where there are no safetensors, asks the Hub where there is no folder, and leaves
     out in silence what does not fit.
     """
-    _check_config(_read_config(folder), _config(model).to_dict(), folder)
-    saved, own = _read_weights(folder), adapter_tensors(model)
+    config, saved = _read(folder)
+    _check_config(config, _config(model).to_dict(), folder)
+    own = adapter_tensors(model)
     _check_names(saved.keys(), own.keys(), folder)
     for name, tensor in own.items():
         if saved[name].shape != tensor.shape:
@@ -178,20 +171,28 @@ def _head(model: Model) -> dict[str, Tensor]:
     return {name.removeprefix(_OWN): each.detach() for name, each in model.named_parameters() if each in head}
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The configuration, and the tensors by their names without peft's prefix."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path, again = folder / CONFIG, "write the adapters again"
     try:
         config = json.loads(path.read_text())
+        path = folder / WEIGHTS
+        tensors = {name.removeprefix(_PREFIX): tensor for name, tensor in load_file(path).items()}
+    except FileNotFoundError as error:
+        hint = "name a folder as peft, with safe_serialization, or trainkit export --adapter writes it"
+        raise TrainingError(f"peft.path: there is no {path}", hint=hint) from error
     except OSError as error:
-        raise TrainingError(
-            f"peft.path: {path} cannot be read: {error.strerror}",
-            hint="name a folder as peft or trainkit export --adapter writes it",
-        ) from error
-    except ValueError as error:
-        raise TrainingError(f"peft.path: {path} is no JSON: {error}", hint="write the adapters again") from error
+        raise TrainingError(f"peft.path: {path} cannot be read: {error.strerror or error}", hint=again) from error
+    except (ValueError, SafetensorError) as error:
+        fault = "is damaged" if isinstance(error, SafetensorError) else "is no JSON"
+        raise TrainingError(f"peft.path: {path} {fault}: {error}", hint=again) from error
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        raise TrainingError(f"peft.path: {path} does not describe LoRA adapters", hint="its peft_type must be LORA")
-    return config
+        what = f"peft.path: {folder / CONFIG} does not describe LoRA adapters"
+        raise TrainingError(what, hint="its peft_type must be LORA")
+    return config, tensors
 
 
 def _check_config(saved: Mapping[str, Any], own: Mapping[str, Any], folder: Path) -> None:
@@ -220,19 +221,6 @@ def _check_config(saved: Mapping[str, Any], own: Mapping[str, Any], folder: Path
             f"peft.path: the adapters in {folder} were made with {settings}, which no recipe can express",
             hint="merge them into their model with peft, and name that as model.path",
         )
-
-
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    path = folder / WEIGHTS
-    try:
-        return {name.removeprefix(_PREFIX): tensor for name, tensor in load_file(path).items()}
-    except FileNotFoundError as error:
-        raise TrainingError(f"peft.path: there is no {path}", hint="peft writes it with safe_serialization") from error
-    except (OSError, SafetensorError) as error:
-        raise TrainingError(f"peft.path: {path} is damaged: {error}", hint="write the adapters again") from error
 
 
 def _check_names(saved: Set[str], own: Set[str], folder: Path) -> None:

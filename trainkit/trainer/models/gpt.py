@@ -134,17 +134,15 @@ class Gpt(Model):
             )
         else:
             loss = self.judge(logits, {"tokens": tokens, "targets": targets})
-        # Evaluation is of the predictions alone.
-        return loss + self._routers_loss(routings, targets) if routings and self.training else loss
+        if not routings or not self.training:  # evaluation is of the predictions alone
+            return loss
+        load = torch.stack([load for _, _, load in routings])
+        self.expert_load = load if self.expert_load is None else self.expert_load + load
+        return loss + auxiliary_loss(routings, targets, self.moe, IGNORED)
 
     def idle_parameters(self) -> int:
         """As of the recipe's experts; none without them."""
         return self.idle_share(self.moe.experts, self.moe.top_k)
-
-    def _routers_loss(self, routings: list[Routing], targets: Tensor) -> Tensor:
-        load = torch.stack([load for _, _, load in routings])
-        self.expert_load = load if self.expert_load is None else self.expert_load + load
-        return auxiliary_loss(routings, targets, self.moe, IGNORED)
 
 
 def build_gpt(recipe: Recipe) -> Gpt:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from trainkit.trainer.data.source import IGNORED, NO_LABEL
 from trainkit.trainer.models.base import Model, Remarks, blocks_of, tied_modules
 from trainkit.trainer.models.moe import routers_loss, routers_of
 
+_SHOWN = 3  # names in a message
 _CHANCES = ("drop", "jitter", "noise")  # parts of settings' names, by which training draws random numbers
 AUTO_CLASSES = {
     "causal_lm": "AutoModelForCausalLM",
@@ -53,27 +54,25 @@ class Transformer(Model):
         routers' losses.
         """
         outputs = self._outputs({"input_ids": tokens, **more})
-        logits = cast("Tensor", outputs.logits)
         if targets is None:
-            return logits
-        if self.judge is not None:
-            loss = self.judge(outputs, {"tokens": tokens, "targets": targets, **more})
-        else:
-            loss = _summed(logits.flatten(0, 1), targets.flatten(), IGNORED)
-        return loss + self._routers_loss(outputs, targets, IGNORED)
+            return cast("Tensor", outputs.logits)
+        loss = self._loss(outputs, targets, IGNORED, {"tokens": tokens, "targets": targets, **more})
+        if self.routers is None or not self.training:  # evaluation is of the predictions alone
+            return loss
+        aside, load = routers_loss(self.routers, outputs, targets, IGNORED)
+        self.expert_load = load if self.expert_load is None else self.expert_load + load
+        return loss + aside
 
     def _outputs(self, inputs: Mapping[str, Tensor]) -> Any:
         """What the model gives. What only a loss of the user's own needs is kept from it."""
         known = {name: each for name, each in inputs.items() if name in self._takes} if self.own_loss else inputs
         return self.inner(**known, **self._options)
 
-    def _routers_loss(self, outputs: Any, targets: Tensor, ignored: int) -> Tensor | float:
-        """Evaluation is of the predictions alone."""
-        if self.routers is None or not self.training:
-            return 0.0
-        loss, load = routers_loss(self.routers, outputs, targets, ignored)
-        self.expert_load = load if self.expert_load is None else self.expert_load + load
-        return loss
+    def _loss(self, outputs: Any, truth: Tensor, ignored: int, inputs: Mapping[str, Tensor]) -> Tensor:
+        if self.judge is not None:
+            return self.judge(outputs, inputs)
+        logits = outputs.logits.flatten(0, -2).float()
+        return functional.cross_entropy(logits, truth.flatten(), ignore_index=ignored, reduction="sum")
 
     def idle_parameters(self) -> int:
         """As of the routers, where the model has some."""
@@ -93,9 +92,7 @@ class Labelled(Transformer):
         outputs = self._outputs({"input_ids": input_ids, **more})
         if labels is None:
             return cast("Tensor", outputs.logits)
-        if self.judge is not None:
-            return self.judge(outputs, {"input_ids": input_ids, "labels": labels, **more})
-        return _summed(outputs.logits.flatten(0, -2), labels.flatten(), NO_LABEL)
+        return self._loss(outputs, labels, NO_LABEL, {"input_ids": input_ids, "labels": labels, **more})
 
 
 class Classifier(Labelled):
@@ -115,10 +112,7 @@ class Classifier(Labelled):
 WRAPPERS = {"causal_lm": Transformer, "masked_lm": Labelled, "sequence_classification": Classifier}
 
 
-def _summed(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
-    return functional.cross_entropy(logits.float(), targets, ignore_index=ignored, reduction="sum")
-
-
+_SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size")
 # What tells in a configuration that a token does not go through all, by several names.
 _UNEVEN = ("num_experts", "num_local_experts", "n_routed_experts", "is_encoder_decoder")
 
@@ -128,11 +122,10 @@ def attention_width(config: Any) -> int | None:
     kinds = getattr(config, "layer_types", None)
     if any(getattr(config, name, None) for name in _UNEVEN) or len(set(kinds or ())) > 1:
         return None
-    sizes = [getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")]
-    known = [size for size in sizes if isinstance(size, int) and size > 0]
-    if len(known) < len(sizes):
+    sizes: list[Any] = [getattr(config, name, None) for name in _SIZES]
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
         return None
-    layers, heads, width = known
+    layers, heads, width = sizes
     return int(layers * heads * (getattr(config, "head_dim", None) or width // heads))
 
 
@@ -198,11 +191,8 @@ def _first_line(error: Exception) -> str:
     return kind + str(error).strip().partition("\n")[0][:300]
 
 
-_SHOWN = 3  # names in a message
-
-
 def read_weights(maker: Any, folder: str, config: Any, attention: str | None) -> tuple[Any, Remarks]:
-    """The model with a folder's weights, and what is to be said of them.
+    """The model with a folder's weights, and remarks on them.
 
     A new head for another task is news; anything else that the folder does not give, or the model does not take, is a
     warning. TrainingError where a weight has another size than the model's.
@@ -224,27 +214,16 @@ def read_weights(maker: Any, folder: str, config: Any, attention: str | None) ->
             f"model.path: {odd[0]} has another size in {folder} than {size}, which the model needs{others}",
             hint="the folder's own sizes hold: leave them out of model.config",
         )
-    missing, unused = sorted(found["missing_keys"]), sorted(found["unexpected_keys"])
-    return inner, tuple(
-        (_level(inner, names), f"model.path: {_count(names)} {fate}: {_listed(names)}")
-        for names, fate in (
-            (missing, f"not in {folder} and drawn at random"),
-            (unused, f"in {folder} and not in the model"),
-        )
-        if names
-    )
-
-
-def _level(inner: Any, names: Iterable[str]) -> int:
-    """News where only the head of another task is concerned, else a warning."""
+    remarks = []
     same_task = type(inner).__name__ in (inner.config.architectures or ())
-    in_the_body = any(name.startswith(f"{inner.base_model_prefix}.") for name in names)
-    return logging.WARNING if same_task or in_the_body else logging.INFO
-
-
-def _count(names: list[str]) -> str:
-    return "1 weight is" if len(names) == 1 else f"{len(names)} weights are"
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (", …" if names[_SHOWN:] else "")
+    for key, fate in (
+        ("missing_keys", f"not in {folder} and drawn at random"),
+        ("unexpected_keys", f"in {folder} and not in the model"),
+    ):
+        if names := sorted(found[key]):
+            in_the_body = any(name.startswith(f"{inner.base_model_prefix}.") for name in names)
+            count = "1 weight is" if len(names) == 1 else f"{len(names)} weights are"
+            shown = ", ".join(names[:_SHOWN]) + (", …" if names[_SHOWN:] else "")
+            level = logging.WARNING if same_task or in_the_body else logging.INFO
+            remarks.append((level, f"model.path: {count} {fate}: {shown}"))
+    return inner, tuple(remarks)

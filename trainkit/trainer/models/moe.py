@@ -117,10 +117,9 @@ def routers_of(config: Any) -> Routers | None:
     """
     if not getattr(config, "output_router_logits", False):
         return None
-    found = [
+    experts, top_k = (
         next((value for name in names if (value := getattr(config, name, None))), None) for names in (_EXPERTS, _CHOSEN)
-    ]
-    experts, top_k = found
+    )
     coefficient = getattr(config, "router_aux_loss_coef", None)
     if not isinstance(experts, int) or not isinstance(top_k, int) or coefficient is None:
         raise TrainingError(

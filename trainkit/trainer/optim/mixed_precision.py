@@ -21,6 +21,17 @@ def autocast(settings: Settings, dtype: str, device: torch.device) -> AbstractCo
     return torch.autocast(device.type, dtype=DTYPES[dtype])
 
 
+def check_precision(settings: Settings) -> None:
+    """TrainingError for what planning refuses, should a settings file come from elsewhere."""
+    kind = settings.recipe.strategy.kind
+    if kind.startswith("zero") and settings.dtype == "fp16" and settings.device == "cpu":
+        raise TrainingError(f"{kind} cannot train fp16 on a CPU")
+    if STRATEGIES[kind].casts and settings.eval_dtype != settings.dtype:
+        raise TrainingError(f"{kind} cannot evaluate in {settings.eval_dtype} what it trains in {settings.dtype}")
+    if settings.recipe.precision.weights == "bf16" and (settings.dtype != "bf16" or kind.startswith("zero")):
+        raise TrainingError(f"{kind} cannot keep bf16 weights and train in {settings.dtype}")
+
+
 def gradient_scaler(dtype: str, device: torch.device) -> torch.amp.GradScaler:
     """Loss scaling; it does nothing unless the format is fp16, whose gradients would underflow."""
     return torch.amp.GradScaler(device.type, enabled=dtype == "fp16")

@@ -98,8 +98,11 @@ def save_swapped(engine: Any, folder: Path, rank: int) -> None:
     for index, group in enumerate(zero.fp16_groups):
         shards = [(names[id(each)], tuple(each.ds_shape), each.partition_numel()) for each in group]
         with _in_memory(zero, index) as master:
-            state = {name: _copied(value) for name, value in zero.optimizer.state.get(master, {}).items()}
-            torch.save({"master": _copied(master), "state": state, "shards": shards}, place / f"{rank}-{index}.pt")
+            # Clones, for a tensor is saved with the whole buffer that it may be a part of.
+            state = zero.optimizer.state.get(master, {}).items()
+            state = {name: each.detach().clone() if isinstance(each, Tensor) else each for name, each in state}
+            saved = {"master": master.detach().clone(), "state": state, "shards": shards}
+            torch.save(saved, place / f"{rank}-{index}.pt")
     rest = {
         "groups": len(zero.fp16_groups),
         "buffers": dict(engine.module.named_buffers()),
@@ -121,7 +124,7 @@ def load_swapped(engine: Any, folder: Path, rank: int) -> None:
         raise ValueError(f"{rest['groups']} groups of parameters were saved, and there are {len(zero.fp16_groups)}")
     zero.checkpoint_event_prologue()
     for index in range(rest["groups"]):
-        saved = torch.load(place / f"{rank}-{index}.pt", weights_only=True)
+        saved = _read(place / f"{rank}-{index}.pt")
         with _in_memory(zero, index) as master:
             master.data.copy_(saved["master"])
             zero.optimizer.state[master] = saved["state"]
@@ -139,7 +142,7 @@ def swapped_weights(checkpoint: Path, ranks: int) -> dict[str, Tensor]:
     place, found = checkpoint / FOLDER, {}
     groups = _read(place / "0.pt")["groups"]
     for index in range(groups):
-        saved = [torch.load(place / f"{rank}-{index}.pt", weights_only=True) for rank in range(ranks)]
+        saved = [_read(place / f"{rank}-{index}.pt") for rank in range(ranks)]
         lengths = [length for _, _, length in saved[0]["shards"]]
         pieces = [each["master"].split(lengths) for each in saved]
         for (name, shape, _), parts in zip(saved[0]["shards"], zip(*pieces, strict=True), strict=True):
@@ -150,15 +153,6 @@ def swapped_weights(checkpoint: Path, ranks: int) -> dict[str, Tensor]:
 def _read(path: Path) -> Any:
     with only_data():
         return torch.load(path, weights_only=True)
-
-
-def refuse_unswapped(folder: Path) -> None:
-    """TrainingError for a checkpoint in DeepSpeed's own format, which it cannot read into a run that swaps."""
-    if not (folder / FOLDER).is_dir():
-        raise TrainingError(
-            f"the checkpoint {folder} was saved by a run that did not swap to NVMe, which one that does cannot read",
-            hint="set strategy.offload_optimizer and strategy.offload_param to cpu or none",
-        )
 
 
 @contextlib.contextmanager
@@ -172,8 +166,3 @@ def _in_memory(zero: Any, index: int) -> Iterator[Any]:
     finally:
         if swaps:
             zero._optimizer_states_and_gradient_swap_out(index)
-
-
-def _copied(value: Any) -> Any:
-    """Without the rest of the buffer that a tensor may be a part of."""
-    return value.detach().clone() if isinstance(value, Tensor) else value

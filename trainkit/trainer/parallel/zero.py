@@ -23,7 +23,7 @@ from trainkit.trainer.checkpoint.safe_loading import only_data
 from trainkit.trainer.metrics.memory_breakdown import state_tensors
 from trainkit.trainer.models.base import Model
 from trainkit.trainer.optim.optimizer import build_optimizer
-from trainkit.trainer.parallel.swapping import FOLDER, load_swapped, refuse_unswapped, save_swapped, swap_folder
+from trainkit.trainer.parallel.swapping import FOLDER, load_swapped, save_swapped, swap_folder
 from trainkit.trainer.settings import Settings, World
 
 TAG = "zero"  # DeepSpeed's name for the folder inside a checkpoint
@@ -97,11 +97,14 @@ class Zero:
         raise TrainingError("checkpoint.asynchronous: DeepSpeed saves only while training waits")
 
     def load(self, folder: Path) -> None:
-        if self._swaps:
-            refuse_unswapped(folder)
         if (folder / FOLDER).is_dir():
             load_swapped(self._engine, folder, self._rank)
             return
+        if self._swaps:  # DeepSpeed cannot read its own format into such a run
+            raise TrainingError(
+                f"the checkpoint {folder} was saved by a run that did not swap to NVMe, and this one does",
+                hint="set strategy.offload_optimizer and strategy.offload_param to cpu or none",
+            )
         with only_data():
             path, _ = self._engine.load_checkpoint(str(folder), tag=TAG)
         if path is None:

@@ -27,8 +27,6 @@ BUILDERS: Mapping[str, str] = {
     "async_io": "AsyncIOBuilder",
     "fused_adam": "FusedAdamBuilder",
 }
-
-
 # Op name -> the system library that it is linked with, and how to get that.
 LIBRARIES: Mapping[str, tuple[str, str]] = {
     "async_io": ("libaio", "apt install libaio-dev, or dnf install libaio-devel; elsewhere set CFLAGS and LDFLAGS"),
@@ -55,8 +53,13 @@ def build_missing(names: Iterable[str]) -> None:
     """Build each op that no earlier call has built with these versions; MachineError when one cannot be."""
     # Where torch keeps compiled extensions (torch.utils.cpp_extension), without the part that names the build.
     folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
-    markers = {name: _marker(folder, name) for name in names}
-    missing = {name: path for name, path in markers.items() if not (path.exists() and Path(path.read_text()).exists())}
+    versions = (sys.version, sysconfig.get_platform(), version("torch"), version("deepspeed"))
+    missing = {}
+    for name in names:
+        digest = hashlib.sha256(repr((*versions, name)).encode()).hexdigest()[:16]
+        marker = folder / "trainkit" / f"{name}-{digest}"  # says which library the op was built to
+        if not (marker.exists() and Path(marker.read_text()).exists()):
+            missing[name] = marker
     if not missing:
         return  # known without importing torch
     clear_stale_locks(folder)
@@ -66,22 +69,21 @@ def build_missing(names: Iterable[str]) -> None:
         marker.write_text(library)
 
 
-def _marker(folder: Path, name: str) -> Path:
-    """The file that says which library an op was built to, with these versions."""
-    parts = (sys.version, sysconfig.get_platform(), version("torch"), version("deepspeed"), name)
-    return folder / "trainkit" / f"{name}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
-
-
 def _build(name: str) -> str:
     """Build one op and return the path of its library. The builder's chatter is shown only when it fails."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    compiler = os.environ.get("CXX", "c++")
+    if shutil.which(compiler) is None:
+        raise _cannot_be_built(name, f"there is no compiler {compiler}", "install g++, or set CXX")
     with tempfile.TemporaryFile() as output:
         try:
             with _going_to(output.fileno()):
                 import deepspeed.ops.op_builder as builders
 
                 builder: Any = getattr(builders, BUILDERS[name])()
-                refuse_lacking(name, builder)
+                if name in LIBRARIES and not builder.is_compatible():  # which compiles a small trial program
+                    library, remedy = LIBRARIES[name]
+                    raise _cannot_be_built(name, f"{library} or its headers are not found", remedy)
                 module: Any = builder.load(verbose=False)
         except TrainkitError:
             raise
@@ -90,16 +92,6 @@ def _build(name: str) -> str:
             heard = output.read().decode(errors="replace")
             raise _cannot_be_built(name, f"{error}\n{heard}".strip()) from error
     return str(module.__file__)
-
-
-def refuse_lacking(name: str, builder: Any) -> None:
-    """MachineError where there is no compiler, or DeepSpeed's own trial finds no library."""
-    compiler = os.environ.get("CXX", "c++")
-    if shutil.which(compiler) is None:
-        raise _cannot_be_built(name, f"there is no compiler {compiler}", "install g++, or set CXX")
-    if name in LIBRARIES and not builder.is_compatible():
-        library, remedy = LIBRARIES[name]
-        raise _cannot_be_built(name, f"{library} or its headers are not found", remedy)
 
 
 def _cannot_be_built(name: str, why: str, remedy: str = "") -> MachineError:
@@ -134,21 +126,15 @@ def clear_stale_locks(folder: Path) -> None:
 
     A living build keeps its lock file open, so one that no process holds open is stale.
     """
-    locks = {str(path) for path in folder.glob("**/lock")}
-    for path in locks - _open_files(locks):
+    locks, held = {str(path) for path in folder.glob("**/lock")}, set()
+    if not Path("/proc/self/fd").exists():
+        return  # nothing tells which are held
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # the process has ended, or is another user's
+            held.add(str(descriptor.readlink()))
+    for path in locks - held:
         with contextlib.suppress(FileNotFoundError):
             Path(path).unlink()
-
-
-def _open_files(paths: set[str]) -> set[str]:
-    """Which of these paths some process of ours has open; all of them where /proc cannot tell."""
-    if not Path("/proc/self/fd").exists():
-        return paths
-    found = set()
-    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):  # the process has ended, or is somebody else's
-            found.add(str(descriptor.readlink()))
-    return paths & found
 
 
 if __name__ == "__main__":

@@ -85,23 +85,18 @@ class Profiler:
         if not steps:
             return
         events = [event for event in events if event.time_range.start < steps[-1][1]]
-        written = self._write(watched)
         self.report = {
             "steps": len(steps),
             "seconds": round(sum(end - start for start, end in steps) / 1e6, 6),
             "operators": seconds_by_group(events, on_device=self._device.type == "cuda"),
-            "trace": written,
+            "trace": str(self._trace),  # for chrome://tracing or Perfetto
         }
-
-    def _write(self, watched: Any) -> str | None:
-        """The trace file, for chrome://tracing or Perfetto. A full disk costs the file, not the run."""
         try:
             self._trace.parent.mkdir(exist_ok=True)
             watched.export_chrome_trace(str(self._trace))
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError) as error:  # a full disk costs the file, not the run
             log.warning("%s cannot be written: %s", self._trace, error)
-            return None
-        return str(self._trace)
+            self.report["trace"] = None
 
 
 def seconds_by_group(events: Iterable[Any], *, on_device: bool) -> dict[str, dict[str, float]]:
