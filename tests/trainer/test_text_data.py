@@ -13,9 +13,8 @@ import pytest
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe, TextData
-from trainkit.trainer.data import cache
-from trainkit.trainer.data.cache import open_corpus
-from trainkit.trainer.data.text import find_files, open_source, read_corpus, split, text_samples
+from trainkit.trainer.data import text
+from trainkit.trainer.data.text import find_files, open_corpus, open_source, read_corpus, split, text_samples
 from trainkit.trainer.data.vocabulary import fitting_source
 from trainkit.trainer.models.gpt import build_gpt
 
@@ -81,7 +80,7 @@ def test_a_corpus_is_read_once_until_a_file_changes(two_files: Path, tmp_path: P
 
 def test_processes_that_start_together_build_one_corpus(two_files: Path, tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from trainkit.trainer.data.cache import open_corpus;"
+        "import sys; from pathlib import Path; from trainkit.trainer.data.text import open_corpus;"
         "print(open_corpus(sorted(Path(sys.argv[1]).glob('*.txt')), [Path(sys.argv[2])]).size)"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -111,7 +110,7 @@ def test_waiting_for_another_builder_has_an_end(
     open_corpus(files, [folder])
     (ready,) = (path.parent for path in folder.glob("*/meta.json"))
     ready.rename(folder / "elsewhere")
-    monkeypatch.setattr(cache, "_PATIENCE", 0.3)
+    monkeypatch.setattr(text, "_PATIENCE", 0.3)
     with (folder / f"{ready.name}.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(TrainingError, match="another process has been building"):

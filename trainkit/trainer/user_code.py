@@ -32,6 +32,12 @@ def imported(path: str, key: str) -> Callable[..., Any]:
     return made
 
 
+def first_line(error: Exception) -> str:
+    """What a library says of a failure, without the pages that may follow."""
+    kind = "" if isinstance(error, ValueError | OSError | ImportError | RuntimeError) else f"{type(error).__name__}: "
+    return kind + str(error).strip().partition("\n")[0][:300]
+
+
 @contextmanager
 def blaming(key: str, target: str) -> Iterator[None]:
     """What the user's code raises becomes one line that names the target, the error and its place in the code."""

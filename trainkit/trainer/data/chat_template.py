@@ -26,11 +26,9 @@ def chat_tokens(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> tuple[
         marked = _MARKER.search(tokenizer.get_chat_template()) is not None
     except ValueError as error:
         raise ChatError("the tokenizer has no chat template") from error
-    return _by_marks(tokenizer, said) if marked else _by_prefixes(tokenizer, said)
-
-
-def _by_marks(tokenizer: Any, messages: list[dict[str, Any]]) -> tuple[list[int], list[bool]]:
-    found = _applied(tokenizer, messages, return_assistant_tokens_mask=True)
+    if not marked:
+        return _by_prefixes(tokenizer, said)
+    found = _applied(tokenizer, said, return_assistant_tokens_mask=True)
     predicted = [bool(each) for each in found["assistant_masks"]]
     if not any(predicted):
         raise ChatError("the template marks nothing of it as the assistant's")

@@ -15,6 +15,7 @@ from trainkit.recipe.validation.suggestions import nearest
 from trainkit.trainer.data.row_dataset import source_of_rows
 from trainkit.trainer.data.rows import Row, json_lines
 from trainkit.trainer.data.source import Source
+from trainkit.trainer.user_code import first_line
 
 _READ = 1000  # rows at a time
 # How files of a plain folder say what they are for: train-00000-of-00002.parquet, dev.jsonl
@@ -38,15 +39,14 @@ def open_source(recipe: Recipe, run_dir: Path) -> Source:
     if not path.is_dir():
         raise TrainingError(f"data.path: {path} is no folder", hint="nothing is downloaded: save_to_disk makes it")
     splits = _splits(path)
+    text = None if data.messages_field or data.tokens_field else data.field
+    named = (text, data.prompt_field, data.messages_field, data.tokens_field, data.targets_field, data.label_field)
+    columns = [name for name in named if name]
     only = next(iter(splits)) if len(splits) == 1 else ""
     first = data.split or ("train" if "train" in splits else only)
-    train = _chosen(splits, first, "data.split", path)
+    train = _chosen(splits, first, "data.split", path, columns)
     second = data.validation_split or ("validation" if "validation" in splits and first != "validation" else "")
-    held_out = _chosen(splits, second, "data.validation_split", path) if second else None
-    columns = _columns(data)
-    for name, split in ((first, train), (second, held_out)):
-        if split is not None:
-            _check_columns(split, columns, f"{path} [{name}]")
+    held_out = _chosen(splits, second, "data.validation_split", path, columns) if second else None
     names = train.names(data.label_field) if data.label_field else ()
     return source_of_rows(recipe, train.rows(columns), held_out.rows(columns) if held_out else None, names)
 
@@ -58,28 +58,19 @@ def open_json_lines(recipe: Recipe, run_dir: Path) -> Source:
     return source_of_rows(recipe, json_lines([Path(path).absolute() for path in paths]))
 
 
-def _columns(data: DatasetData) -> list[str]:
-    """The columns that the recipe names."""
-    text = None if data.messages_field or data.tokens_field else data.field
-    named = (text, data.prompt_field, data.messages_field, data.tokens_field, data.targets_field, data.label_field)
-    return [name for name in named if name]
-
-
-def _chosen(splits: Mapping[str, Split], name: str, key: str, path: Path) -> Split:
+def _chosen(splits: Mapping[str, Split], name: str, key: str, path: Path, columns: list[str]) -> Split:
+    """A split that has these columns."""
     if name not in splits:
-        what = (
-            f"{key}: {path} has no split {name!r}" if name else f"{key}: {path} has several splits, and none is train"
-        )
-        raise TrainingError(what, hint=f"it has {', '.join(splits)}")
+        lacks = f"has no split {name!r}" if name else "has several splits, and none is train"
+        raise TrainingError(f"{key}: {path} {lacks}", hint=f"it has {', '.join(splits)}")
+    known = splits[name].columns
+    for column in columns if known is not None else []:
+        if known is not None and column not in known:
+            close = nearest(column, known)
+            hint = f"it has {', '.join(known)}"
+            what = f"data.path: {path} [{name}] has no column {column!r}"
+            raise TrainingError(what, hint=f"did you mean {close}? {hint}" if close else hint)
     return splits[name]
-
-
-def _check_columns(split: Split, asked: list[str], where: str) -> None:
-    columns = split.columns or []
-    for name in [] if split.columns is None else [name for name in asked if name not in columns]:
-        close, known = nearest(name, columns), f"it has {', '.join(columns)}"
-        hint = f"did you mean {close}? {known}" if close else known
-        raise TrainingError(f"data.path: {where} has no column {name!r}", hint=hint)
 
 
 def _splits(path: Path) -> dict[str, Split]:
@@ -100,7 +91,7 @@ def _library() -> Any:
     try:
         import datasets
     except ImportError as error:
-        what = f"data.kind: dataset needs the package datasets, which cannot be imported: {_first_line(error)}"
+        what = f"data.kind: dataset needs the package datasets, which cannot be imported: {first_line(error)}"
         raise TrainingError(what, hint="pip install --upgrade 'trainkit[hf]'") from error
     datasets.disable_progress_bars()
     return datasets
@@ -111,7 +102,7 @@ def _saved(path: Path) -> dict[str, Split]:
     try:
         found = datasets.load_from_disk(str(path))
     except Exception as error:  # whatever Arrow, JSON or the file system say
-        raise TrainingError(f"data.path: {path} is no sound data set: {_first_line(error)}") from error
+        raise TrainingError(f"data.path: {path} is no sound data set: {first_line(error)}") from error
     if hasattr(found, "items"):
         return {name: _of_table(each, f"{path} [{name}]") for name, each in found.items()}
     return {"train": _of_table(found, str(path))}
@@ -127,7 +118,7 @@ def _parquet(files: list[Path]) -> Split:
         try:
             tables.append(pyarrow.parquet.read_table(file))
         except (OSError, pyarrow.ArrowException) as error:
-            raise TrainingError(f"data.path: {file} is no sound parquet file: {_first_line(error)}") from error
+            raise TrainingError(f"data.path: {file} is no sound parquet file: {first_line(error)}") from error
     try:
         table = pyarrow.concat_tables(tables)
     except pyarrow.ArrowException as error:
@@ -147,7 +138,7 @@ def _of_table(table: Any, where: str) -> Split:
                     yield Row(f"{where}: row {number}", dict(zip(columns, map(_listed, values), strict=True)))
                     number += 1
         except (OSError, ArithmeticError, ValueError) as error:  # Arrow's own errors are ValueErrors or OSErrors
-            raise TrainingError(f"data.path: {where}: row {number} cannot be read: {_first_line(error)}") from error
+            raise TrainingError(f"data.path: {where}: row {number} cannot be read: {first_line(error)}") from error
 
     return Split(
         rows, list(table.column_names), lambda column: tuple(getattr(table.features[column], "names", ()) or ())
@@ -159,7 +150,3 @@ def _listed(value: Any) -> Any:
     if isinstance(value, dict) and value and all(isinstance(each, list) for each in value.values()):
         return [dict(zip(value, each, strict=True)) for each in zip(*value.values(), strict=True)]
     return value
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:300]

@@ -10,6 +10,7 @@ from typing import Any
 
 from trainkit.errors import TrainingError
 from trainkit.trainer.data.chat_template import ChatError, chat_tokens
+from trainkit.trainer.user_code import first_line
 
 # What decides how a tokenizer cuts text, among the files of a model's folder.
 _FILES = (
@@ -104,8 +105,8 @@ def open_encoder(folder: str | None) -> Encoder:
     try:
         inner = transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     except Exception as error:  # whatever its files provoke, down to the Rust below it
-        reason = str(error).strip().partition("\n")[0][:300]
-        raise TrainingError(f"data.tokenizer: transformers finds no sound tokenizer in {path}: {reason}") from error
+        what = f"data.tokenizer: transformers finds no sound tokenizer in {path}: {first_line(error)}"
+        raise TrainingError(what) from error
     return Tokenizer(inner, fingerprint(path))
 
 

@@ -1,17 +1,31 @@
-"""Text files, one token per byte or those of a tokenizer, cut into samples of equal length."""
+"""Text files, one token per byte or those of a tokenizer, cut into samples of equal length.
+
+They are tokenised once, by one process of a node, into a cache on disk, which all processes map into memory.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import json
 import os
+import shutil
+import sys
 import sysconfig
-from collections.abc import Mapping
+import time
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trainkit.errors import TrainingError
 from trainkit.files import cache_folder
 from trainkit.recipe.schema import Recipe, TextData
-from trainkit.trainer.data.cache import Corpus, open_corpus
 from trainkit.trainer.data.encoding import Encoder, open_encoder
 from trainkit.trainer.data.source import Samples, Source, held_out
 from trainkit.trainer.data.tokens import Stretch
@@ -19,39 +33,8 @@ from trainkit.trainer.data.tokens import Stretch
 STDLIB = "python-stdlib"
 # Installed packages and the interpreter's own tests differ between machines; without them it is 12 MB everywhere.
 _NOT_STDLIB = frozenset({"site-packages", "dist-packages", "test", "tests", "__pycache__"})
-
-
-def find_files(data: TextData) -> list[Path]:
-    """The files of a data set, in a fixed order. TrainingError names a path that is missing or holds nothing."""
-    paths = [data.path] if isinstance(data.path, str) else list(data.path)
-    files = [file for path in paths for file in _files_under(path, data.include)]
-    if not files:
-        raise TrainingError(
-            f"data.path: no file in {', '.join(paths)} matches {data.include!r}", hint="see data.include"
-        )
-    return files
-
-
-def _files_under(path: str, include: str) -> list[Path]:
-    root = Path(sysconfig.get_path("stdlib") if path == STDLIB else path).absolute()
-    if root.is_file():
-        return [root]
-    if not root.is_dir():
-        raise TrainingError(f"data.path: {root} does not exist")
-    skipped = _NOT_STDLIB if path == STDLIB else frozenset()
-    found = sorted(file for file in root.glob(include) if not skipped.intersection(file.relative_to(root).parts))
-    return [file for file in found if file.is_file()]
-
-
-def read_corpus(
-    data: TextData, run_dir: Path, environ: Mapping[str, str] = os.environ, encoder: Encoder | None = None
-) -> Corpus:
-    """Tokenise once, then map. Where the cache folder cannot be written, the run directory holds the corpus."""
-    folder = data.cache or cache_folder(environ, "corpora")
-    corpus = open_corpus(find_files(data), [*([Path(folder)] if folder else []), run_dir / "corpus"], encoder)
-    if corpus.size == 0:
-        raise TrainingError(f"data.path: the files of {data.path} are empty")
-    return corpus
+_FORMAT = 2  # of the files of a cached corpus; part of its digest
+_PATIENCE = 600.0  # seconds to wait for another process that builds the same corpus
 
 
 def open_source(recipe: Recipe, run_dir: Path) -> Source:
@@ -80,3 +63,171 @@ def text_samples(corpus: Corpus, places: range, length: int) -> Samples:
     """Samples of one stretch of the corpus. A file's first token does not follow from the file before."""
     last = int(corpus.tokens[places.stop - 1])
     return Stretch(corpus.tokens, places, length, padding=last, starts=corpus.starts).samples()
+
+
+def find_files(data: TextData) -> list[Path]:
+    """The files of a data set, in a fixed order. TrainingError names a path that is missing or holds nothing."""
+    paths = [data.path] if isinstance(data.path, str) else list(data.path)
+    files: list[Path] = []
+    for path in paths:
+        root = Path(sysconfig.get_path("stdlib") if path == STDLIB else path).absolute()
+        if not root.exists():
+            raise TrainingError(f"data.path: {root} does not exist")
+        skipped = _NOT_STDLIB if path == STDLIB else frozenset()
+        found = [root] if root.is_file() else sorted(root.glob(data.include))
+        files += [each for each in found if each.is_file() and not skipped.intersection(each.relative_to(root).parts)]
+    if not files:
+        what = f"data.path: no file in {', '.join(paths)} matches {data.include!r}"
+        raise TrainingError(what, hint="see data.include")
+    return files
+
+
+def read_corpus(
+    data: TextData, run_dir: Path, environ: Mapping[str, str] = os.environ, encoder: Encoder | None = None
+) -> Corpus:
+    """Tokenise once, then map. Where the cache folder cannot be written, the run directory holds the corpus."""
+    folder = data.cache or cache_folder(environ, "corpora")
+    corpus = open_corpus(find_files(data), [*([Path(folder)] if folder else []), run_dir / "corpus"], encoder)
+    if corpus.size == 0:
+        raise TrainingError(f"data.path: the files of {data.path} are empty")
+    return corpus
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """All files as one row of tokens. `starts` holds the place of each file's first token, ascending."""
+
+    tokens: NDArray[np.integer[Any]]
+    starts: NDArray[np.int64]
+    highest: int  # largest token id that occurs; -1 in an empty corpus
+    unigram_entropy: float  # nats per token: the loss of the best model that sees no context
+    unit: str = "bytes"  # what a token is
+
+    @property
+    def size(self) -> int:
+        """Tokens in all."""
+        return len(self.tokens)
+
+
+def open_corpus(files: Sequence[Path], folders: Sequence[Path], encoder: Encoder | None = None) -> Corpus:
+    """The corpus of these files, from the first of the cache folders that can be used. TrainingError if none can.
+
+    encoder: what cuts the text, without one into bytes; equal ones, by their content, share a corpus.
+    """
+    encoder = encoder or Encoder()
+    digest = _digest(files, encoder)
+    refusals = []
+    for folder in folders:
+        ready = folder / digest
+        try:
+            if corpus := _load(ready):
+                return corpus
+            folder.mkdir(parents=True, exist_ok=True)
+            with _lock(folder / f"{digest}.lock"):
+                if corpus := _load(ready):  # another process has built it meanwhile
+                    return corpus
+                # Of a builder that was killed, for we hold its lock now; and what a disk has damaged.
+                for leftover in (*folder.glob(f".tmp-{digest}-*"), *folder.glob(digest)):
+                    shutil.rmtree(leftover)
+                _build(files, ready, folder / f".tmp-{digest}-{os.getpid()}", encoder)
+            if corpus := _load(ready):
+                return corpus
+            refusals.append(f"{folder}: what was written there is not what is read")
+        except OSError as error:
+            refusals.append(f"{folder}: {error.strerror or error}")
+    raise TrainingError(
+        f"no folder can hold the tokenised corpus ({'; '.join(refusals)})", hint="set data.cache to a writable folder"
+    )
+
+
+def _digest(files: Sequence[Path], encoder: Encoder) -> str:
+    described = hashlib.sha256(f"{_FORMAT} {sys.version_info[:3]} {encoder.fingerprint}".encode())
+    for file in files:
+        with _naming(file):
+            status = file.stat()
+        described.update(f"\0{file}\0{status.st_size}\0{status.st_mtime_ns}".encode("utf-8", "surrogateescape"))
+    return described.hexdigest()[:24]
+
+
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """A file of the user's that cannot be read is not the cache folder's fault."""
+    try:
+        yield
+    except OSError as error:
+        raise TrainingError(f"data.path: {file} cannot be read: {error.strerror}") from error
+
+
+def _load(ready: Path) -> Corpus | None:
+    """The corpus that is there, memory-mapped; None where there is none, or not of the size that it had."""
+    try:
+        meta = json.loads((ready / "meta.json").read_text())
+        kind, size, path = np.dtype(meta["kind"]), meta["bytes"], ready / "tokens.bin"
+        if path.stat().st_size != size:
+            return None
+        # an empty file cannot be mapped
+        tokens = np.memmap(path, dtype=kind, mode="r") if size else np.zeros(0, dtype=kind)
+        return Corpus(tokens, np.load(ready / "starts.npy"), meta["highest"], meta["unigram_entropy"], meta["unit"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """An exclusive lock that dies with its holder. TrainingError when another process holds it for too long."""
+    deadline = time.monotonic() + _PATIENCE
+    with path.open("a") as file:
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            if time.monotonic() > deadline:
+                raise TrainingError(f"another process has been building the corpus under {path} for {_PATIENCE:.0f} s")
+            time.sleep(0.1)
+        yield
+
+
+def _build(files: Sequence[Path], ready: Path, scratch: Path, encoder: Encoder) -> None:
+    scratch.mkdir()
+    kind = np.dtype(np.uint8 if encoder.unit == "bytes" else np.uint32)
+    counts, starts, offset = np.zeros(encoder.size, dtype=np.int64), [], 0
+    try:
+        with (scratch / "tokens.bin").open("wb") as out:
+            for file in files:
+                tokens = _tokens(file, encoder)
+                if tokens:
+                    starts.append(offset)
+                    offset += out.write(tokens) // kind.itemsize
+                    counts += np.bincount(np.frombuffer(tokens, dtype=kind), minlength=encoder.size)
+        shares = counts[counts > 0] / max(1, counts.sum())
+        np.save(scratch / "starts.npy", np.array(starts, dtype=np.int64))
+        meta = {
+            "bytes": offset * kind.itemsize,
+            "kind": kind.name,
+            "unit": encoder.unit,
+            "highest": int(counts.nonzero()[0].max(initial=-1)),
+            "unigram_entropy": float(-(shares * np.log(shares)).sum()),
+        }
+        (scratch / "meta.json").write_text(json.dumps(meta))
+        for part in scratch.iterdir():  # a power cut after the rename must not leave zeros to learn from
+            with part.open("rb") as whole:
+                os.fsync(whole.fileno())
+        scratch.rename(ready)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _tokens(file: Path, encoder: Encoder) -> bytes:
+    """A file's token ids, one byte or four each. Without a tokenizer they are its bytes, whatever these mean."""
+    with _naming(file):
+        content = file.read_bytes()
+    if encoder.unit == "bytes" or not content:
+        return content
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise TrainingError(
+            f"data.path: {file} is no text in UTF-8 (byte {error.start}), which a tokenizer requires",
+            hint="leave the file out with data.include",
+        ) from error
+    return array("I", [*encoder.opening(), *encoder.plain(text), *encoder.closing(final=True)]).tobytes()

@@ -101,7 +101,15 @@ class WeightsAndBiases(Reporter):
         self._temporary.mkdir(parents=True, exist_ok=True)
         for name in FOLDERS:
             os.environ.setdefault(name, str(run_dir / "wandb" / "own"))
-        self._wandb = self._imported()
+        before, tempfile.tempdir = tempfile.tempdir, str(self._temporary)
+        try:
+            # It makes temporary folders when it is imported, and removes them in a tear-down that ranks do without.
+            import wandb
+        except ImportError as error:
+            raise _not_installed("wandb") from error
+        finally:
+            tempfile.tempdir = before
+        self._wandb: Any = wandb
         recipe = json.loads((run_dir / "trainer.json").read_text())["recipe"]
         mode = os.environ.get("WANDB_MODE", "offline")
         self._run: Any = self._wandb.init(
@@ -117,18 +125,6 @@ class WeightsAndBiases(Reporter):
                 console="off", silent=True, disable_git=True, save_code=False, x_disable_meta=True, x_disable_stats=True
             ),
         )
-
-    def _imported(self) -> Any:
-        """wandb makes temporary folders when it is imported, and removes them in a tear-down that ranks do without."""
-        before = tempfile.tempdir
-        tempfile.tempdir = str(self._temporary)
-        try:
-            import wandb
-        except ImportError as error:
-            raise _not_installed("wandb") from error
-        finally:
-            tempfile.tempdir = before
-        return wandb
 
     def write(self, record: Record) -> None:
         if "step" in record:
@@ -146,10 +142,7 @@ def _not_installed(name: str) -> TrainingError:
     )
 
 
-REPORTERS: Mapping[str, Callable[[Path], Reporter]] = {
-    "tensorboard": TensorBoard,
-    "wandb": WeightsAndBiases,
-}
+REPORTERS: Mapping[str, Callable[[Path], Reporter]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 
 
 class Metrics(Reporter):

@@ -17,6 +17,7 @@ from trainkit.recipe.validation.suggestions import nearest
 from trainkit.trainer.data.source import IGNORED, NO_LABEL
 from trainkit.trainer.models.base import Model, Remarks, blocks_of, tied_modules
 from trainkit.trainer.models.moe import routers_loss, routers_of
+from trainkit.trainer.user_code import first_line
 
 _SHOWN = 3  # names in a message
 _CHANCES = ("drop", "jitter", "noise")  # parts of settings' names, by which training draws random numbers
@@ -150,7 +151,7 @@ def build_hf(recipe: Recipe) -> Transformer:
         raise
     except Exception as error:  # whatever the settings or the files provoke, down to the Rust below them
         folder = f" from {asked.path}" if asked.path else ""
-        raise TrainingError(f"model: transformers cannot build it{folder}: {_first_line(error)}") from error
+        raise TrainingError(f"model: transformers cannot build it{folder}: {first_line(error)}") from error
     model = WRAPPERS[asked.task](inner)
     model.remarks = remarks
     if model.context and recipe.data.sequence_length > model.context:
@@ -171,7 +172,7 @@ def configuration(asked: HfModel) -> Any:
             config = AutoConfig.from_pretrained(asked.path, local_files_only=True)
     except (ValueError, OSError) as error:
         key = "model.architecture" if asked.path is None else "model.path"
-        raise TrainingError(f"{key}: {_first_line(error)}") from error
+        raise TrainingError(f"{key}: {first_line(error)}") from error
     known = {*config.to_dict(), *config.attribute_map, "num_labels"}  # which is kept as the names of the labels
     for name in asked.config:
         if name not in known:
@@ -183,12 +184,7 @@ def configuration(asked: HfModel) -> Any:
     try:
         return type(config)(**{**(config.to_dict() if asked.path else {}), **asked.config})
     except (refused, TypeError, ValueError) as error:
-        raise TrainingError(f"model.config: {config.model_type} refuses it: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    kind = "" if isinstance(error, ValueError | OSError | ImportError | RuntimeError) else f"{type(error).__name__}: "
-    return kind + str(error).strip().partition("\n")[0][:300]
+        raise TrainingError(f"model.config: {config.model_type} refuses it: {first_line(error)}") from error
 
 
 def read_weights(maker: Any, folder: str, config: Any, attention: str | None) -> tuple[Any, Remarks]:
