@@ -19,8 +19,7 @@ from strategy_runs import ROOT, Case, write_settings
 
 from trainkit.errors import TrainingError
 from trainkit.machine.probes.memory import available
-from trainkit.trainer.auto_batch.search import Found, in_words, largest_fitting
-from trainkit.trainer.auto_batch.trial import give_back
+from trainkit.trainer.auto_batch import Found, give_back, in_words, largest_fitting
 from trainkit.trainer.loop import train
 from trainkit.trainer.metrics.memory_breakdown import peak_resident, resident
 from trainkit.trainer.metrics.writers import Metrics
@@ -160,8 +159,7 @@ SHORT_OF_MEMORY = """
 import json, resource, sys
 from pathlib import Path
 import torch
-from trainkit.trainer import loop, setup
-from trainkit.trainer.auto_batch import search, trial
+from trainkit.trainer import auto_batch, loop, setup
 from trainkit.trainer.metrics.memory_breakdown import status_bytes
 from trainkit.trainer.settings import World, read_settings
 limit = status_bytes("VmData")["VmData"] + int(sys.argv[1]) * 2**20
@@ -169,7 +167,7 @@ resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 """
 # One rank that does not know of the bound, and meets it.
 UNAWARE = """
-search.memory_limit = lambda device, asked: trial.MemoryLimit(2**60, 2**60)
+auto_batch.memory_limit = lambda device, asked: auto_batch.MemoryLimit(2**60, 2**60)
 found = setup.assemble(read_settings(Path(sys.argv[3])), World(), torch.device("cpu")).measures.found
 print(json.dumps(found.record()))
 """

@@ -6,6 +6,7 @@ import logging
 import math
 import signal
 import time
+from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor
@@ -167,6 +168,6 @@ def save_checkpoint(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor
     parts.checkpoints.save(
         progress.step,
         parts.strategy,
-        best=parts.best.as_data(),
+        best=asdict(parts.best),
         spared=parts.best.step if parts.settings.recipe.checkpoint.keep_best else None,
     )

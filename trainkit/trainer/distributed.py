@@ -67,7 +67,8 @@ def sum_over_ranks(values: Sequence[int], world: World) -> list[int]:
         return list(values)
     total = torch.tensor(values, dtype=torch.int64)
     dist.all_reduce(total, group=world.group)
-    return [int(value) for value in total.tolist()]
+    found: list[int] = total.tolist()
+    return found
 
 
 def sum_float_over_ranks(value: float, world: World) -> float:

@@ -16,7 +16,7 @@ from torch import Tensor
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Fsdp, Recipe
 from trainkit.text import counted
-from trainkit.trainer.auto_batch.search import Found, settle_micro_batch
+from trainkit.trainer.auto_batch import Found, settle_micro_batch
 from trainkit.trainer.checkpoint.saving import Checkpoints
 from trainkit.trainer.data import SOURCES
 from trainkit.trainer.data.sampler import Order, positions_of_rank
@@ -124,8 +124,7 @@ def first_step(
     """A copy of the run's model under its strategy, and the inputs of this rank's share of the first step."""
     model, source = seeded_model(settings, source)
     mine = positions_of_rank(settings.batch, world.rank)
-    batch = source.train[order.indices(0, mine.start, mine.stop)]
-    inputs = {name: values.to(device) for name, values in batch.inputs.items()}
+    inputs = source.train[order.indices(0, mine.start, mine.stop)].on(device)
     return STRATEGIES[settings.recipe.strategy.kind].build(model, settings, world, device), inputs
 
 

@@ -70,8 +70,14 @@ def export(checkpoint: Path, destination: Path) -> None:
         if recipe.model.kind == "hf":  # weights and config.json as `from_pretrained` reads them
             inner.save_pretrained(folder)
             return
-        metadata = {"format": "pt", "step": str(manifest["step"])}
-        save_file(_apart(inner.state_dict()), folder / WEIGHTS, metadata=metadata)
+        tensors: dict[str, Tensor] = {}
+        seen: set[int] = set()
+        for name, tensor in inner.state_dict().items():
+            # Tied weights share memory, and safetensors takes no tensors that overlap.
+            memory = tensor.untyped_storage().data_ptr()
+            tensors[name] = tensor.clone().contiguous() if memory in seen else tensor.contiguous()
+            seen.add(memory)
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt", "step": str(manifest["step"])})
         _write_config(recipe, manifest, folder)
 
 
@@ -126,17 +132,6 @@ def _whole(destination: Path) -> Iterator[Path]:
         scratch.rename(destination)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, copied where they share memory, as tied weights do: safetensors takes none that overlap."""
-    found: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in tensors.items():
-        memory = tensor.untyped_storage().data_ptr()
-        found[name] = tensor.clone().contiguous() if memory in seen else tensor.contiguous()
-        seen.add(memory)
-    return found
 
 
 def _write_config(recipe: Recipe, manifest: Mapping[str, Any], folder: Path) -> None:

@@ -143,12 +143,11 @@ class Reading:
 
     def _tokens(self, row: Row) -> tuple[Sequence[int], bytes]:
         """Ids, and a byte for each: 1 where it is predicted."""
-        if self.data.messages_field:
-            return self._chat(row, self.data.messages_field)
-        return self._ready(row, self.data.tokens_field) if self.data.tokens_field else self._written(row)
-
-    def _written(self, row: Row) -> tuple[Sequence[int], bytes]:
         encoder, data = self.encoder, self.data
+        if data.messages_field:
+            return self._chat(row, data.messages_field)
+        if data.tokens_field:
+            return self._ready(row, data.tokens_field)
         opening, closing = encoder.opening(), encoder.closing(final=self.final)
         prompt = encoder.plain(row.text(data.prompt_field)) if data.prompt_field else []
         text = encoder.plain(row.text(data.field))

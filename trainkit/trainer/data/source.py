@@ -31,6 +31,10 @@ class Batch(NamedTuple):
     inputs: dict[str, Tensor]  # each (samples, …)
     counted: int  # targets that are predicted: the model's loss is a sum over them
 
+    def on(self, device: torch.device) -> dict[str, Tensor]:
+        """The inputs on a device."""
+        return {name: values.to(device) for name, values in self.inputs.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class Samples:

@@ -40,35 +40,31 @@ def fitting_source(source: Source, model: Model, recipe: Recipe) -> Source:
 
     TrainingError if the data holds a token or a label that the model does not know.
     """
-    if model.vocabulary is not None and source.highest >= model.vocabulary:
+    known, labels, padding = model.vocabulary, model.labels, model.padding
+    if known is not None and source.highest >= known:
         where = f" of {source.where}" if source.where else " in the data"
         raise TrainingError(
-            f"model: a vocabulary of {model.vocabulary} is too small for token {source.highest}{where}",
+            f"model: a vocabulary of {known} is too small for token {source.highest}{where}",
             hint=f"it must be {source.highest + 1} or more; 256 holds every byte",
         )
-    if model.labels is not None:
-        _check_labels(source, model.labels, model.padding)
-    return checked(masked(source, recipe, model.vocabulary), model.vocabulary, model.labels)
-
-
-def _check_labels(source: Source, labels: int, padding: int | None) -> None:
-    if padding is None:
+    if labels is not None and padding is None:
         raise TrainingError(
             "model.config.pad_token_id is not set, without which the model cannot tell where a text ends",
             hint=f"set it to {source.padding or 0}",
         )
     found = source.labels
-    if found is not None and found.highest >= labels:
+    if labels is not None and found is not None and found.highest >= labels:
         raise TrainingError(
             f"data.path: {found.where}: label {found.highest} is too high: the model has {labels}, from 0",
             hint=f"set model.config.num_labels to {found.highest + 1} or more, or fix the data",
         )
-    if source.padding is not None and source.padding != padding:
+    if labels is not None and source.padding not in (None, padding):
         raise TrainingError(
             f"model.config.pad_token_id is {padding}, and texts are padded with {source.padding}, which the model "
             "would read as text",
             hint=f"set model.config.pad_token_id to {source.padding}",
         )
+    return checked(masked(source, recipe, known), known, labels)
 
 
 def checked(source: Source, vocabulary: int | None, labels: int | None) -> Source:

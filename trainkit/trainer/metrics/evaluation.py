@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -45,9 +45,8 @@ class Evaluation:
         total, counted = 0.0, 0
         for numbers, own in in_turn(self.passes, self.world):
             batch = self.samples[numbers]
-            inputs = {name: values.to(self.device) for name, values in batch.inputs.items()}
             with autocast:
-                loss = strategy.model(**inputs)
+                loss = strategy.model(**batch.on(self.device))
             if own:
                 total, counted = total + float(loss), counted + batch.counted
         strategy.model.train()
@@ -84,10 +83,6 @@ class Best:
             self.since += 1
         return lowest
 
-    def as_data(self) -> dict[str, Any]:
-        """What a checkpoint's manifest keeps of it."""
-        return asdict(self)
-
     def restore(self, data: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`as_data`; nothing known is nothing evaluated."""
+        """Go on from what a checkpoint's manifest keeps of it; nothing known is nothing evaluated."""
         self.loss, self.step, self.since = data.get("loss"), data.get("step", 0), data.get("since", 0)

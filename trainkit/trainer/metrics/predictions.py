@@ -63,9 +63,8 @@ def records(parts: Parts) -> Iterator[dict[str, Any]]:
     ]
     parts.strategy.model.eval()
     for (samples, numbers, first), own in in_turn(passes, parts.world):
-        inputs = {name: values.to(parts.device) for name, values in samples[numbers].inputs.items()}
         with parts.eval_autocast:
-            made = list(_judged(parts, inputs))
+            made = list(_judged(parts, samples[numbers].on(parts.device)))
         found = [{"sample": first + number, **record} for number, record in zip(numbers, made, strict=True)]
         for each in gather_from_ranks(found if own else [], parts.world):
             yield from each

@@ -9,7 +9,7 @@ import logging
 import warnings
 from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -109,7 +109,7 @@ def write_adapters(model: Model, recipe: Recipe, folder: Path, step: int) -> Non
 
     tensors = {_PREFIX + name: tensor.contiguous() for name, tensor in adapter_tensors(model).items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt", "step": str(step)})
-    config = copy.copy(_config(model))
+    config = copy.copy(cast("Any", model).peft_config["default"])
     asked = recipe.model
     if isinstance(asked, HfModel):
         config.base_model_name_or_path = str(Path(asked.path).absolute()) if asked.path else None
@@ -128,7 +128,7 @@ def load_adapters(model: Model, folder: Path) -> None:
     out in silence what does not fit.
     """
     config, saved = _read(folder)
-    _check_config(config, _config(model).to_dict(), folder)
+    _check_config(config, cast("Any", model).peft_config["default"].to_dict(), folder)
     own = adapter_tensors(model)
     _check_names(saved.keys(), own.keys(), folder)
     for name, tensor in own.items():
@@ -159,11 +159,6 @@ def adapter_tensors(model: Model) -> dict[str, Tensor]:
 
     named: dict[str, Tensor] = get_peft_model_state_dict(model, save_embedding_layers=False)
     return {**{name.removeprefix(_OWN): tensor for name, tensor in named.items()}, **_head(model)}
-
-
-def _config(model: Any) -> Any:
-    """peft's settings of the adapters in a model."""
-    return model.peft_config["default"]
 
 
 def _head(model: Model) -> dict[str, Tensor]:

@@ -58,14 +58,12 @@ class MixtureOfExperts(nn.Module):
             weights = weights / weights.sum(dim=-1, keepdim=True)
         assigned = functional.one_hot(chosen, logits.shape[-1]).sum(dim=2)  # (batch, sequence, experts)
         load = assigned.sum(dim=(0, 1))
-        mixed = self._mix(x.flatten(0, 1), weights.flatten(), chosen.flatten(), load)
+        # Sorted by expert, so that each computes its tokens in one product; `index_add` puts them back and adds up.
+        order = chosen.flatten().argsort(stable=True)
+        rows, flat = order // self.top_k, x.flatten(0, 1)
+        outputs = self.experts(flat[rows], load) * weights.flatten()[order, None]
+        mixed = torch.zeros_like(flat).index_add(0, rows, outputs.to(x.dtype))
         return mixed.view_as(x), balance_loss(probabilities, assigned), z_loss(logits), load
-
-    def _mix(self, x: Tensor, weights: Tensor, chosen: Tensor, load: Tensor) -> Tensor:
-        order = chosen.argsort(stable=True)
-        rows = order // self.top_k
-        outputs = self.experts(x[rows], load) * weights[order, None]
-        return torch.zeros_like(x).index_add(0, rows, outputs.to(x.dtype))
 
 
 def balance_loss(probabilities: Tensor, assigned: Tensor) -> Tensor:
