@@ -22,7 +22,7 @@ from strategy_runs import (
 
 from trainkit.errors import TrainingError
 from trainkit.trainer.checkpoint.manifest import Identity
-from trainkit.trainer.checkpoint.resume import load
+from trainkit.trainer.checkpoint.resuming import load
 from trainkit.trainer.settings import World, read_settings
 from trainkit.trainer.setup import assemble
 

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint import state_dict_saver
 from trainkit.errors import TrainingError
 from trainkit.trainer.__main__ import train_and_report
 from trainkit.trainer.checkpoint.manifest import newest
-from trainkit.trainer.checkpoint.resume import resume
+from trainkit.trainer.checkpoint.resuming import resume
 from trainkit.trainer.loop import train
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.parallel import native

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from trainkit.trainer.callbacks import Progress
-from trainkit.trainer.checkpoint.resume import resume
+from trainkit.trainer.checkpoint.resuming import resume
 from trainkit.trainer.loop import train
 from trainkit.trainer.metrics.evaluation import Best, Evaluation
 from trainkit.trainer.metrics.result import result

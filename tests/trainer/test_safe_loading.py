@@ -15,7 +15,7 @@ import torch
 
 from trainkit.errors import TrainingError
 from trainkit.trainer.checkpoint.manifest import described_files, read_manifest
-from trainkit.trainer.checkpoint.resume import load
+from trainkit.trainer.checkpoint.resuming import load
 from trainkit.trainer.checkpoint.safe_loading import only_data, unpickled
 from trainkit.trainer.randomness import generator_states, restore_generator_states
 from trainkit.trainer.settings import Settings, World

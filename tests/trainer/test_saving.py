@@ -21,7 +21,7 @@ from strategy_runs import Case, write_settings
 
 from trainkit.errors import TrainingError
 from trainkit.trainer.callbacks import Progress
-from trainkit.trainer.checkpoint.resume import resume
+from trainkit.trainer.checkpoint.resuming import resume
 from trainkit.trainer.loop import train
 from trainkit.trainer.metrics.result import write_result
 from trainkit.trainer.metrics.writers import Metrics

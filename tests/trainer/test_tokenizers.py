@@ -14,7 +14,7 @@ import torch
 from tests.trainer.tiny_tokenizer import CHATML
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe
-from trainkit.trainer.checkpoint.resume import load
+from trainkit.trainer.checkpoint.resuming import load
 from trainkit.trainer.checkpoint.saving import Checkpoints
 from trainkit.trainer.data import text
 from trainkit.trainer.data.dataset import open_json_lines

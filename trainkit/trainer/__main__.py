@@ -66,7 +66,7 @@ def run(settings: Settings, world: World, requests: Requests) -> int:
 
 def train_and_report(settings: Settings, world: World, device: torch.device, requests: Requests) -> int:
     """Assemble, resume, train, write the result; the exit code is 0, or 128 + the signal that stopped the run."""
-    from trainkit.trainer.checkpoint.resume import resume
+    from trainkit.trainer.checkpoint.resuming import resume
     from trainkit.trainer.data.loader import complaint
     from trainkit.trainer.loop import train
     from trainkit.trainer.metrics.predictions import predict
