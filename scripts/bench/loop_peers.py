@@ -28,7 +28,7 @@ from trainkit.trainer.data.source import IGNORED
 from trainkit.trainer.data.text import read_corpus
 from trainkit.trainer.loop import train
 from trainkit.trainer.metrics.writers import Metrics
-from trainkit.trainer.optim.optimizer import build_optimizer
+from trainkit.trainer.optim.optimizers import build_optimizer
 from trainkit.trainer.setup import Parts
 from trainkit.trainer.signals import Requests
 

@@ -44,7 +44,7 @@ def test_everything_is_known_of_every_name() -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plan_and_the_trainer_say_the_same_of_the_settings_that_an_optimizer_takes(name: str) -> None:
-    torch_side = pytest.importorskip("trainkit.trainer.optim.optimizer")
+    torch_side = pytest.importorskip("trainkit.trainer.optim.optimizers")
     from trainkit.recipe.schema import Optimizer
 
     def handed(**settings: float) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from trainkit.errors import TrainingError
 from trainkit.optimizers import OPTIMIZERS
 from trainkit.recipe.schema import GptModel, Optimizer
 from trainkit.trainer.models.gpt import Gpt, build_gpt
-from trainkit.trainer.optim.optimizer import build_optimizer, parameter_groups
+from trainkit.trainer.optim.optimizers import build_optimizer, parameter_groups
 from trainkit.trainer.parallel.native import Single
 from trainkit.trainer.settings import Settings, World
 

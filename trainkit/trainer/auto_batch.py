@@ -32,7 +32,7 @@ from trainkit.planner.fingerprint import memory_digest
 from trainkit.trainer.distributed import gather_from_ranks
 from trainkit.trainer.metrics.memory_breakdown import peak_resident, resident, status_bytes
 from trainkit.trainer.optim.mixed_precision import autocast
-from trainkit.trainer.optim.optimizer import forget_embeddings
+from trainkit.trainer.optim.optimizers import forget_embeddings
 from trainkit.trainer.parallel import Strategy
 from trainkit.trainer.settings import Settings, World
 

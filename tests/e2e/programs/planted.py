@@ -12,7 +12,7 @@ from trainkit.plan.model import BatchArithmetic
 from trainkit.trainer import __main__ as trainer
 from trainkit.trainer import loop
 from trainkit.trainer.data import loader
-from trainkit.trainer.optim import optimizer
+from trainkit.trainer.optim import optimizers
 
 
 def decay_everything() -> None:
@@ -21,7 +21,7 @@ def decay_everything() -> None:
     def groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
         return [{"params": list(parameters), "weight_decay": weight_decay}]
 
-    optimizer.parameter_groups = groups
+    optimizers.parameter_groups = groups
 
 
 def average_per_rank() -> None:

@@ -21,7 +21,7 @@ from trainkit.trainer.metrics.memory_breakdown import state_tensors
 from trainkit.trainer.models.base import Model
 from trainkit.trainer.optim.gradient_clipping import clip_gradients
 from trainkit.trainer.optim.mixed_precision import gradient_scaler
-from trainkit.trainer.optim.optimizer import build_optimizer
+from trainkit.trainer.optim.optimizers import build_optimizer
 from trainkit.trainer.settings import Settings, World
 
 STATE = "state"  # torch.distributed.checkpoint's folder inside a checkpoint

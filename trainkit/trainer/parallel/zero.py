@@ -22,7 +22,7 @@ from trainkit.errors import TrainingError
 from trainkit.trainer.checkpoint.safe_loading import only_data
 from trainkit.trainer.metrics.memory_breakdown import state_tensors
 from trainkit.trainer.models.base import Model
-from trainkit.trainer.optim.optimizer import build_optimizer
+from trainkit.trainer.optim.optimizers import build_optimizer
 from trainkit.trainer.parallel.swapping import FOLDER, load_swapped, save_swapped, swap_folder
 from trainkit.trainer.settings import Settings, World
 
