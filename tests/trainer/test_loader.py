@@ -14,7 +14,7 @@ import torch
 from trainkit.errors import TrainingError
 from trainkit.plan.model import BatchArithmetic
 from trainkit.recipe.schema import TextData
-from trainkit.trainer.data.loader import complaint, timed, training_batches
+from trainkit.trainer.data.loader import slow_data_warning, timed, training_batches
 from trainkit.trainer.data.sampler import Order
 from trainkit.trainer.data.source import Batch, Samples
 
@@ -102,12 +102,12 @@ def test_a_sample_that_cannot_be_read_is_one_error_wherever_it_was_read(workers:
 
 
 def test_waiting_is_complained_of_with_figures_where_it_matters() -> None:
-    assert complaint(0.35, 20.0, workers=0) == (
+    assert slow_data_warning(0.35, 20.0, workers=0) == (
         "35% of the training went by waiting for data (7.0 s of 20.0 s); set data.workers to 2 or more"
     )
-    assert "prefetch_factor" in complaint(0.35, 20.0, workers=2)
-    assert complaint(0.35, 2.0, workers=0) == ""
-    assert complaint(0.15, 100.0, workers=0) == ""
+    assert "prefetch_factor" in slow_data_warning(0.35, 20.0, workers=2)
+    assert slow_data_warning(0.35, 2.0, workers=0) == ""
+    assert slow_data_warning(0.15, 100.0, workers=0) == ""
 
 
 def test_reading_ahead_without_workers_is_refused() -> None:

@@ -42,10 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def configure_logging(settings: Logging, world: World) -> None:
     """Main ranks log at `level`, the others at `replica_level`; warnings and worse go to standard error."""
     main_rank = world.rank == 0 or (settings.each_node and world.local_rank == 0)
-    news, trouble = logging.StreamHandler(sys.stdout), logging.StreamHandler(sys.stderr)
-    news.addFilter(lambda record: record.levelno < logging.WARNING)
-    trouble.setLevel(logging.WARNING)
-    logging.basicConfig(format="%(message)s", handlers=[news, trouble])
+    out, err = logging.StreamHandler(sys.stdout), logging.StreamHandler(sys.stderr)
+    out.addFilter(lambda record: record.levelno < logging.WARNING)
+    err.setLevel(logging.WARNING)
+    logging.basicConfig(format="%(message)s", handlers=[out, err])
     log.setLevel((settings.level if main_rank else settings.replica_level).upper())
 
 
@@ -57,9 +57,10 @@ def run(settings: Settings, world: World, requests: Requests) -> int:
     from trainkit.trainer.parallel.swapping import swap_space
     from trainkit.trainer.rank_agreement import check_world
 
-    check_world(settings, world)
+    check_world(settings, world)  # before anything waits for other ranks
     device = device_of(settings.device, world)
     needed = STRATEGIES[settings.recipe.strategy.kind].needs_group
+    # Outermost: the engine that swaps is gone when its folder is removed.
     with swap_space(settings), process_group(world, device, needed=needed):
         return train_and_report(settings, world, device, requests)
 
@@ -67,7 +68,7 @@ def run(settings: Settings, world: World, requests: Requests) -> int:
 def train_and_report(settings: Settings, world: World, device: torch.device, requests: Requests) -> int:
     """Assemble, resume, train, write the result; the exit code is 0, or 128 + the signal that stopped the run."""
     from trainkit.trainer.checkpoint.resuming import resume
-    from trainkit.trainer.data.loader import complaint
+    from trainkit.trainer.data.loader import slow_data_warning
     from trainkit.trainer.loop import train
     from trainkit.trainer.metrics.predictions import predict
     from trainkit.trainer.metrics.result import result, write_result
@@ -80,7 +81,7 @@ def train_and_report(settings: Settings, world: World, device: torch.device, req
     if world.rank == 0 and first == 0:  # a checkpoint has all weights
         for level, remark in parts.model.remarks:
             log.log(level, "%s", remark)
-    requests.listen(*STOPPING)
+    requests.listen(*STOPPING)  # only now: a signal during start-up should end the process at once
     with closing(Metrics(settings.run_dir, settings.recipe.logging.report_to, main=world.rank == 0)) as metrics:
         metrics.write(start_record(parts, first))
         with parts.checkpoints.outlasting_failure():
@@ -88,7 +89,7 @@ def train_and_report(settings: Settings, world: World, device: torch.device, req
     outcome = result(parts, progress)
     if world.rank == 0:
         write_result(settings.run_dir / "result.json", outcome)
-        slow = complaint(outcome["data_wait_share"], outcome["train_seconds"], settings.recipe.data.workers)
+        slow = slow_data_warning(outcome["data_wait_share"], outcome["train_seconds"], settings.recipe.data.workers)
         if slow:
             log.warning("warning: %s", slow)
     if progress.stopped_by:

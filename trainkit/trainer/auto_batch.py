@@ -255,7 +255,7 @@ class Trial:
             restart_peak(self._device)
             self._step(self._strategy, micro)
         except (RuntimeError, MemoryError) as error:
-            # torch has a class of its own for CUDA only: elsewhere the message tells
+            # torch has a class of its own for CUDA only: elsewhere only the message differs
             known = isinstance(error, MemoryError | torch.OutOfMemoryError)
             if not known and not any(text in str(error) for text in _OUT_OF_MEMORY):
                 raise
@@ -275,7 +275,7 @@ class Trial:
         give_back(self._device)
 
     def _step(self, strategy: Strategy, micro: int) -> None:
-        """An update after two micro steps, if there are as many: from the second on there are gradients besides."""
+        """An update after two micro steps, if there are as many: from the second on gradients take memory too."""
         settings = self._settings
         share = settings.batch.search[-1]
         for start in range(0, min(share, 2 * micro), micro):

@@ -117,7 +117,7 @@ def report_step(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor | f
 
 
 def expert_use(model: Model, world: World) -> dict[str, Any]:
-    """What a metrics line says of the experts since the line before; nothing for a dense model. Called on every rank.
+    """Use of the experts since the line before, for the metrics; empty for a dense model. Called on every rank.
 
     expert_shares: of each block with experts, each expert's share of the tokens. expert_imbalance: the largest share
     over the mean share, in the least even block; 1 is even.
@@ -133,7 +133,7 @@ def expert_use(model: Model, world: World) -> dict[str, Any]:
 
 
 def refuse_lost_run(parts: Parts, step: int, loss: float, norm: Tensor | float) -> None:
-    """TrainingError when loss or gradients are no numbers, and so the weights by now: no later step can mend that."""
+    """TrainingError when loss or gradients are not finite, and so the weights: no later step repairs that."""
     if parts.settings.dtype == "fp16":  # loss scaling skips such a step, and the next may be sound again
         return
     for what, value in (("loss", loss), ("norm of the gradients", float(norm))):
@@ -151,15 +151,13 @@ def evaluate(parts: Parts, progress: Progress, metrics: Metrics) -> None:
 
 
 def save_checkpoint(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor | float) -> None:
-    """Save after the step just done. TrainingError as of :func:`refuse_lost_run`: the last good one must stay.
-
-    In fp16 such a step may be one of those that are skipped, and the run goes on: there is no checkpoint of it.
-    """
+    """Save after the step just done. TrainingError as of :func:`refuse_lost_run`: the last good one must stay."""
     if parts.checkpoints.root is None:
         log.warning("no checkpoint is saved: not every rank can see the run directory of rank 0")
         return
     mean = sum_float_over_ranks(float(loss), parts.world) / max(1, progress.step_tokens)
     if not math.isfinite(mean) and parts.settings.dtype == "fp16":
+        # The step may be one of those that loss scaling skips: the run goes on, without a checkpoint of it.
         if parts.world.rank == 0:
             what = "no checkpoint is saved after step %d: its loss is %s, and so may its weights be"
             log.warning(what, progress.step, mean)

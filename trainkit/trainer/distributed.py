@@ -49,6 +49,7 @@ def process_group(world: World, device: torch.device, *, needed: bool) -> Iterat
         return
     options: dict[str, Any] = {"backend": "gloo"}
     if device.type == "cuda":
+        # gloo carries token counts and signals, which live on the host: no stream of the card is waited for.
         options = {"backend": "cpu:gloo,cuda:nccl", "device_id": device}
     if world.size == 1:
         options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]

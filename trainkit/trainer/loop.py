@@ -19,15 +19,13 @@ from trainkit.trainer.signals import Requests
 
 
 def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Progress:
-    """Run the optimizer steps from `first` (counted from 0) to the last, or until a signal or lost patience ends them.
-
-    A run of no steps at all is one that evaluates.
-    """
+    """Run the optimizer steps from `first`, counted from 0, until the last one, a signal, or the end of patience."""
     recipe, world = parts.settings.recipe, parts.world
     progress = Progress(first, parts.steps)
     if recipe.efficiency.compile.enabled:
         progress.compiling.listen()
     parts.measures.profiler.begin()
+    # A checkpoint needs no place in the data: the order of samples is a function of the step.
     for batch in timed(batches(parts, first), progress.wait):
         # One collective, on the host, for the tokens of the global batch and for the signals that any rank has seen.
         counted, *votes = sum_over_ranks([batch.counted, *requests.votes()], world)
@@ -39,7 +37,7 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Pro
             report_step(parts, progress, loss, norm, metrics)
         if progress.is_due(recipe.eval.every_steps):
             evaluate(parts, progress, metrics)
-            # Without a word between ranks: they have the same losses.
+            # No collective is needed: all ranks have the same evaluation loss.
             progress.stopped_early = 0 < recipe.eval.patience <= parts.best.since
         # Several ranks obey only what all of them know of; one rank need not wait for the next step's votes.
         stop, save = requests.settle(votes if world.size > 1 else requests.votes())
@@ -51,7 +49,7 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Pro
             progress.stopped_by = stop
             break
     parts.measures.profiler.finish()
-    if parts.steps == 0:
+    if parts.steps == 0:  # a run that only evaluates
         evaluate(parts, progress, metrics)
     parts.checkpoints.wait()
     return progress

@@ -27,7 +27,7 @@ def seed_generators(seed: int) -> None:
 
 
 def be_deterministic() -> None:
-    """All that PyTorch's notes on reproducibility list, besides seeds; the plan sets CUBLAS_WORKSPACE_CONFIG.
+    """All that PyTorch's notes on reproducibility list, apart from seeds; the plan sets CUBLAS_WORKSPACE_CONFIG.
 
     An operation that has no deterministic implementation raises RuntimeError from then on, and memory that is not
     initialised is filled, which is torch's default with it.

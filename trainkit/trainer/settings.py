@@ -18,7 +18,7 @@ from trainkit.recipe.schema import Recipe
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """This rank among the ranks, as launchers say it in the environment.
+    """This rank among the ranks, as launchers set it in the environment.
 
     group: the process group in which they meet; None is the default one.
     """

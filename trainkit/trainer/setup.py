@@ -28,7 +28,7 @@ from trainkit.trainer.metrics.mfu import Work, work_of
 from trainkit.trainer.models import MODELS
 from trainkit.trainer.models.adapters import add_adapters, load_adapters
 from trainkit.trainer.models.base import Model, Parameters
-from trainkit.trainer.models.target import own_loss
+from trainkit.trainer.models.target import loss_function
 from trainkit.trainer.optim.mixed_precision import DTYPES, autocast, check_precision, set_tf32
 from trainkit.trainer.optim.schedules import learning_rate
 from trainkit.trainer.parallel import STRATEGIES, Strategy
@@ -42,7 +42,7 @@ from trainkit.trainer.settings import Settings, World
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """What a run reports of itself besides its losses. found: the micro batch, where the recipe left it open."""
+    """What a run reports of itself but for its losses. found: the micro batch, where the recipe left it open."""
 
     parameters: Parameters
     work: Work
@@ -142,12 +142,14 @@ def prepared_model(settings: Settings) -> Model:
     """The model of the recipe with the techniques that work on it, on the CPU; weights as of torch's generator."""
     recipe = settings.recipe
     model = MODELS[recipe.model.kind](recipe).to(DTYPES[recipe.precision.weights])
-    model.judge, model.own_loss = own_loss(recipe), recipe.train.loss is not None
+    model.loss_function, model.custom_loss = loss_function(recipe), recipe.train.loss is not None
     require_blocks(model, recipe)
     if recipe.peft.kind == "lora":
         add_adapters(model, recipe.peft)
         if recipe.peft.path is not None:
             load_adapters(model, Path(recipe.peft.path))
+    # In this order: adapters add modules to the blocks, checkpointing replaces the blocks' forward, and torch.compile
+    # traces what is there by then.
     if recipe.efficiency.gradient_checkpointing.every:
         checkpoint_blocks(model.blocks, recipe.efficiency.gradient_checkpointing, dropout=model.stochastic)
     if recipe.efficiency.compile.enabled:
@@ -207,7 +209,7 @@ def start_record(parts: Parts, first: int) -> dict[str, Any]:
 
 
 def facts_of(parts: Parts) -> dict[str, Any]:
-    """What both the first line of the metrics and the result say."""
+    """What the first line of the metrics and the result share."""
     batch, measures = parts.settings.batch, parts.measures
     return {
         "micro_batch": batch.micro,

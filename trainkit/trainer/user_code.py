@@ -17,10 +17,10 @@ from trainkit.errors import TrainingError
 def imported(path: str, key: str) -> Callable[..., Any]:
     """What an import path names; modules in the working folder count, after all others. key: of the recipe."""
     module, _, name = path.partition(":")
-    here = str(Path.cwd())
+    here = str(Path.cwd())  # ranks are started with -P, which leaves it out
     if here not in sys.path:
         sys.path.append(here)
-    # bitsandbytes complains of kernels that no optimizer uses
+    # bitsandbytes warns of kernels that no optimizer uses
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         found: Any = importlib.import_module(module)
@@ -33,7 +33,7 @@ def imported(path: str, key: str) -> Callable[..., Any]:
 
 
 def first_line(error: Exception) -> str:
-    """What a library says of a failure, without the pages that may follow."""
+    """A library's message in one line: transformers and Arrow follow it with pages."""
     kind = "" if isinstance(error, ValueError | OSError | ImportError | RuntimeError) else f"{type(error).__name__}: "
     return kind + str(error).strip().partition("\n")[0][:300]
 
@@ -45,7 +45,7 @@ def blaming(key: str, target: str) -> Iterator[None]:
         yield
     except TrainingError:
         raise
-    except Exception as error:  # whatever it may be
+    except Exception as error:  # user code raises anything
         last = traceback.extract_tb(error.__traceback__)[-1]
         raise TrainingError(
             f"{key}: {target} failed: {type(error).__name__}: {error}", hint=f"at {last.filename}:{last.lineno}"

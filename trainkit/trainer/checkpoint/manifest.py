@@ -24,7 +24,7 @@ CONTENT = ("step", "training_digest", "world_size", "strategy", "files")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a checkpoint says of the run that saved it."""
+    """The run that saved a checkpoint."""
 
     strategy: str
     world_size: int
@@ -48,7 +48,7 @@ def generators_file(folder: Path, rank: int) -> Path:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What a complete checkpoint says of itself."""
+    """The manifest of a complete checkpoint. TrainingError for any other folder."""
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
     except (OSError, ValueError) as error:

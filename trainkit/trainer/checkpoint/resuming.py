@@ -32,7 +32,7 @@ log = logging.getLogger("trainkit.trainer")
 def resume(parts: Parts, *, restarted: bool) -> int:
     """Load the checkpoint that this run starts from, if any, and return the steps that are already done.
 
-    After an elastic restart it is this run's own newest one; before it has one, what the plan says.
+    After an elastic restart it is this run's own newest one; before it has one, the plan's.
     """
     folder, root = parts.settings.resume, parts.checkpoints.root
     if restarted and root is not None:

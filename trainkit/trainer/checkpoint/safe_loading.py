@@ -1,6 +1,6 @@
 """No pickle of a checkpoint is executed: a pickle may name any function, to be called with any arguments.
 
-Checksums say that a file is what its manifest says, not who wrote both.
+Checksums prove that a file is the one of its manifest, not who wrote both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.distributed.checkpoint import metadata
 from trainkit.lazy import load
 
 _FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-# What DeepSpeed's files hold besides tensors and plain values.
+# What DeepSpeed's files hold other than tensors and plain values.
 _DEEPSPEED = (
     "deepspeed.runtime.fp16.loss_scaler:LossScaler",
     "deepspeed.runtime.fp16.loss_scaler:DynamicLossScaler",

@@ -68,7 +68,7 @@ class Checkpoints:
     ) -> None:
         """Write and publish the checkpoint of a step. Called on every rank.
 
-        best: of the evaluations, for the manifest. spared: the step of a checkpoint that stays besides the newest.
+        best: of the evaluations, for the manifest. spared: the step of a checkpoint that stays with the newest.
         """
         self.wait()
         content = {"step": step, **asdict(self.identity), "best": best or {}}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# A template may say itself what the assistant wrote: https://huggingface.co/docs/transformers/chat_templating
+# A template may mark what the assistant wrote: https://huggingface.co/docs/transformers/chat_templating
 _MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -19,23 +19,24 @@ def chat_tokens(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> tuple[
 
     An answer runs from where the template invites it to the end of its message, the token that ends the turn included.
     """
-    said = [{name: value for name, value in message.items() if value is not None} for message in messages]
-    if not any(message.get("role") == "assistant" for message in said):
+    # `datasets` fills the keys that only some messages have with None, which templates would write out.
+    messages = [{name: value for name, value in message.items() if value is not None} for message in messages]
+    if not any(message.get("role") == "assistant" for message in messages):
         raise ChatError("it has no message of role assistant, which is what is learned")
     try:
         marked = _MARKER.search(tokenizer.get_chat_template()) is not None
     except ValueError as error:
         raise ChatError("the tokenizer has no chat template") from error
     if not marked:
-        return _by_prefixes(tokenizer, said)
-    found = _applied(tokenizer, said, return_assistant_tokens_mask=True)
+        return _by_prefixes(tokenizer, messages)
+    found = _applied(tokenizer, messages, return_assistant_tokens_mask=True)
     predicted = [bool(each) for each in found["assistant_masks"]]
     if not any(predicted):
         raise ChatError("the template marks nothing of it as the assistant's")
     return list(found["input_ids"]), predicted
 
 
-def _by_prefixes(tokenizer: Any, messages: list[dict[str, Any]]) -> tuple[list[int], list[bool]]:
+def _by_prefixes(tokenizer: Any, messages: list[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
     """What precedes an answer, and the chat up to its end, must each be how the whole chat begins."""
     ids = list(_applied(tokenizer, messages)["input_ids"])
     predicted = [False] * len(ids)
@@ -53,7 +54,7 @@ def _by_prefixes(tokenizer: Any, messages: list[dict[str, Any]]) -> tuple[list[i
     return ids, predicted
 
 
-def _applied(tokenizer: Any, messages: list[dict[str, Any]], **options: Any) -> Mapping[str, Any]:
+def _applied(tokenizer: Any, messages: list[Mapping[str, Any]], **options: Any) -> Mapping[str, Any]:
     try:
         found: Mapping[str, Any] = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, **options)
     except Exception as error:  # a template is a program, and may fail in any way

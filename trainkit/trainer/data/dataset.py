@@ -18,14 +18,14 @@ from trainkit.trainer.data.source import Source
 from trainkit.trainer.user_code import first_line
 
 _READ = 1000  # rows at a time
-# How files of a plain folder say what they are for: train-00000-of-00002.parquet, dev.jsonl
+# Which split a file of a plain folder belongs to: train-00000-of-00002.parquet, dev.jsonl
 _SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation"}
 _SPLITS |= {"dev": "validation", "test": "test"}
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Part of a data set. columns: None where every row says its own. names: of its labels, where it knows them."""
+    """Part of a data set. columns: None where rows may differ. names: of its labels, where it knows them."""
 
     rows: Callable[[list[str]], Iterator[Row]]
     columns: list[str] | None = None
@@ -101,7 +101,7 @@ def _saved(path: Path) -> dict[str, Split]:
     datasets = _library()
     try:
         found = datasets.load_from_disk(str(path))
-    except Exception as error:  # whatever Arrow, JSON or the file system say
+    except Exception as error:  # Arrow, JSON and the file system raise anything
         raise TrainingError(f"data.path: {path} is no sound data set: {first_line(error)}") from error
     if hasattr(found, "items"):
         return {name: _of_table(each, f"{path} [{name}]") for name, each in found.items()}

@@ -24,7 +24,7 @@ class Encoder:
 
     unit: str = "bytes"  # what a token is, in the plural
     size: int = 256  # all ids lie below
-    special: frozenset[int] = frozenset()  # ids that stand for no text
+    special: frozenset[int] = frozenset()  # ids without text of their own
     mask: int | None = None  # id that hides a token from a masked language model
     padding: int = 0  # id that fills a sample up
     fingerprint: str = "bytes"  # of its content: equal ones cut alike
@@ -38,7 +38,7 @@ class Encoder:
         return []
 
     def closing(self, *, final: bool) -> list[int]:
-        """What goes after a text. final: and says that nothing follows, where language is to be learned."""
+        """What goes after a text. final: also that nothing follows, where the model is to learn that."""
         return []
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
@@ -64,6 +64,7 @@ class Tokenizer(Encoder):
         candidates = (inner.pad_token_id, inner.eos_token_id, 0)
         self.padding = next(each for each in candidates if each is not None)
         whole, alone = inner("a")["input_ids"], self.plain("a")
+        # What it adds before and after a text is found by comparing: not every tokenizer has a method that says so.
         places = range(len(whole) - len(alone) + 1)
         start = next((place for place in places if whole[place : place + len(alone)] == alone), 0)
         self._opening: list[int] = whole[:start]
@@ -104,7 +105,7 @@ def open_encoder(folder: str | None) -> Encoder:
     transformers.utils.logging.set_verbosity_error()
     try:
         inner = transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
-    except Exception as error:  # whatever its files provoke, down to the Rust below it
+    except Exception as error:  # transformers and the Rust below it raise anything
         what = f"data.tokenizer: transformers finds no sound tokenizer in {path}: {first_line(error)}"
         raise TrainingError(what) from error
     return Tokenizer(inner, fingerprint(path))

@@ -27,7 +27,7 @@ def training_batches(
     if not data.workers and not pinned:  # torch's loader would only add its own time to each step
         yield from (samples[draw] for draw in draws)
         return
-    # One iterator serves the whole run, so workers start once and persist.
+    # One iterator serves the whole run, so workers start once and persist, and stay ahead over the end of an epoch.
     loader: DataLoader[Batch | TrainingError] = DataLoader(
         _Guarded(samples),
         sampler=draws,
@@ -67,7 +67,7 @@ def _obey_signals(worker: int) -> None:
 
 Item = TypeVar("Item")
 
-_SHARE, _SECONDS = 0.2, 1.0  # less than a second is no loss, whatever share of a short run it is
+_SHARE, _SECONDS = 0.2, 1.0  # less than a second is no loss in a run of any length
 
 
 def timed(items: Iterator[Item], waited: Callable[[float], None]) -> Iterator[Item]:
@@ -82,7 +82,7 @@ def timed(items: Iterator[Item], waited: Callable[[float], None]) -> Iterator[It
         yield item
 
 
-def complaint(share: float, seconds: float, workers: int) -> str:
+def slow_data_warning(share: float, seconds: float, workers: int) -> str:
     """A sentence with figures and the remedy, where waiting took long; else "". share: of `seconds` of training."""
     waited = share * seconds
     if share <= _SHARE or waited < _SECONDS:

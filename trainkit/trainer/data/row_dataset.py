@@ -1,4 +1,4 @@
-"""A source out of rows, whatever they came from: read, cut into samples (packed or padded), and split."""
+"""A source out of rows of any origin: read, cut into samples (packed or padded), and split."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def source_of_rows(
 ) -> Source:
     """Samples of the rows; without a validation set of its own, the end is held out. TrainingError names the row.
 
-    names: of the labels, where the data set knows them and the recipe does not say.
+    names: of the labels, where the data set knows them and the recipe does not name them.
     """
     data = cast("Rows", recipe.data)
     task = recipe.model.task if isinstance(recipe.model, HfModel) else "causal_lm"

@@ -121,7 +121,8 @@ class Reading:
     limit: int | None = None
 
     def texts(self, rows: Iterable[Row]) -> Texts:
-        """Every row. TrainingError names the place of one that does not hold what the recipe says."""
+        """Every row. TrainingError names the place of one that does not hold what the recipe names."""
+        # A corpus is held in memory: four bytes a token, or one, where Python's integers would take 28.
         small = self.encoder.unit == "bytes" and not self.data.tokens_field
         ids, answers, ends = array("B" if small else "I"), bytearray(), [0]
         highest, where = -1, ""

@@ -1,4 +1,4 @@
-"""The order of samples: a pure function of seed and step, the same whatever the number of ranks."""
+"""The order of samples: a pure function of seed and step, the same on any number of ranks."""
 
 from __future__ import annotations
 

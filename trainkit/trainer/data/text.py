@@ -218,7 +218,7 @@ def _build(files: Sequence[Path], ready: Path, scratch: Path, encoder: Encoder) 
 
 
 def _tokens(file: Path, encoder: Encoder) -> bytes:
-    """A file's token ids, one byte or four each. Without a tokenizer they are its bytes, whatever these mean."""
+    """A file's token ids, one byte or four each. Without a tokenizer they are its bytes, in any encoding."""
     with _naming(file):
         content = file.read_bytes()
     if encoder.unit == "bytes" or not content:

@@ -26,7 +26,7 @@ def peak_resident() -> int:
 
 
 def resident() -> int:
-    """Resident set size by now; where the system does not report it, its peak."""
+    """Current resident set size; where the system does not report it, its peak."""
     return status_bytes("VmRSS").get("VmRSS") or peak_resident()
 
 
@@ -80,7 +80,7 @@ class MemoryBreakdown:
         sizes: dict[int, int] = {}  # by address: two operations may save the same tensor
 
         def look(tensor: Tensor) -> Tensor:
-            whole = tensor if tensor._base is None else tensor._base
+            whole = tensor if tensor._base is None else tensor._base  # a saved view, such as a transposed weight
             if not isinstance(whole, nn.Parameter):
                 storage = local(tensor).untyped_storage()
                 sizes[storage.data_ptr()] = storage.nbytes()
@@ -92,7 +92,7 @@ class MemoryBreakdown:
 
     def before_update(self, strategy: Strategy) -> None:
         """Gradients are there now; afterwards they are cleared."""
-        if not self._updated:
+        if not self._updated:  # every step has the same gradients, in size
             self._updated = True
             self._gradients = total_bytes(strategy.held().get("gradients"))
 

@@ -17,7 +17,7 @@ TOKENS = ("tokens", "input_ids")  # the inputs that hold tokens, by the models' 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """flops_per_token: of training, forward and backward; None where the model does not tell enough.
+    """flops_per_token: of training, forward and backward; None where the model lacks the facts.
 
     peak: operations a second of one rank's card in the format of the computation; None where that is not known.
     """
@@ -36,10 +36,11 @@ class Work:
 
 
 def work_of(model: Model, settings: Settings, device: torch.device) -> Work:
-    """To be asked before a strategy shards the model. A card is looked at only if there is one."""
+    """Call it before a strategy shards the model. A card is probed only if the run uses one."""
     flops = flops_per_token(model, settings.recipe.data.sequence_length)
     if device.type != "cuda":
         return Work(flops, None)
+    # The peaks in data sheets differ by the unit that computes: fp32 products may run on the tensor cores as TF32.
     tf32 = settings.dtype == "fp32" and torch.backends.cuda.matmul.allow_tf32
     used: Format = "tf32" if tf32 else "fp32" if settings.dtype == "fp32" else "16 bits"
     return Work(flops, peak(torch.cuda.get_device_name(device), used))
@@ -54,6 +55,7 @@ def flops_per_token(model: Model, sequence_length: int) -> float | None:
     """
     if model.attention_width is None:
         return None
+    # A look-up costs no product; a table that is tied to the output layer is multiplied with there.
     tables = {
         parameter
         for module in model.modules()

@@ -53,7 +53,7 @@ def records(parts: Parts) -> Iterator[dict[str, Any]]:
     """The lines, in order, on every rank. Ranks take passes in turn."""
     source, split = parts.source, parts.settings.recipe.predict.split
     # A loss of the user's own is one number for a batch, so that each sample is a batch.
-    size = 1 if parts.model.judge is not None else parts.settings.batch.eval_micro
+    size = 1 if parts.model.loss_function is not None else parts.settings.batch.eval_micro
     # No pass goes over the border between training and validation samples: each is one call of the model.
     passes = [
         (samples, range(start, min(start + size, len(samples))), first)
@@ -73,7 +73,7 @@ def records(parts: Parts) -> Iterator[dict[str, Any]]:
 
 def _judged(parts: Parts, inputs: Mapping[str, Tensor]) -> Iterator[dict[str, Any]]:
     model = parts.strategy.model
-    if parts.model.judge is not None:
+    if parts.model.loss_function is not None:
         count = int(count_targets(inputs))
         return iter([{"loss": round(float(model(**inputs)) / max(1, count), 6), "counted": count}])
     truth = "targets" if "targets" in inputs else "labels"

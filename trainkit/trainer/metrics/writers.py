@@ -1,4 +1,4 @@
-"""Metrics as JSON lines, always, and the reporters that a recipe asks for besides."""
+"""Reporters of metrics: `metrics.jsonl` always, TensorBoard and Weights & Biases where a recipe names them."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class JsonLines(Reporter):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = path.open("ab", buffering=0)
+        self._file = path.open("ab", buffering=0)  # a reader sees each line at once, and a killed run loses none
         self._torn = self._warned = False
 
     def write(self, record: Record) -> None:
-        """Append one line. What is no finite number becomes null, for which alone JSON has a word."""
+        """Append one line; NaN and infinity become null, for JSON has no word for them."""
         line = json.dumps({name: finite(value) for name, value in record.items()}, allow_nan=False)
         left = whole = (b"\n" if self._torn else b"") + line.encode() + b"\n"
         try:
-            while left:
+            while left:  # a write on a nearly full disk may be short
                 left = left[self._file.write(left) :]
             self._torn = False
         except OSError as error:

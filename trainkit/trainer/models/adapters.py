@@ -24,7 +24,7 @@ def add_adapters(model: Model, settings: Peft) -> None:
 
     TrainingError if there is no target, or one of them is no module: peft would leave that out in silence.
     """
-    # which peft imports, and which complains of kernels that no adapter uses
+    # peft imports it, and it warns of kernels that no adapter uses
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -91,7 +91,7 @@ _TASKS = {"causal_lm": "CAUSAL_LM", "sequence_classification": "SEQ_CLS"}  # pef
 
 # Key of the recipe -> peft's name, of what the recipe and the folder must agree on.
 _AGREED = {"peft.rank": "r", "peft.alpha": "lora_alpha", "peft.rslora": "use_rslora", "peft.dora": "use_dora"}
-# What else a folder may say: it is checked against the tensors, or does nothing to a model whose weights are given.
+# What else a folder may set: it is checked against the tensors, or does nothing to a model whose weights are given.
 _ALLOWED = frozenset(
     (
         *("peft_type", "peft_version", "task_type", "auto_mapping", "base_model_name_or_path", "revision"),
@@ -191,7 +191,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _check_config(saved: Mapping[str, Any], own: Mapping[str, Any], folder: Path) -> None:
-    """TrainingError if the folder's adapters are others than the recipe's, or of a kind that the recipe cannot say."""
+    """TrainingError if the folder's adapters are others than the recipe's, or of a kind that no recipe can express."""
     numbers = {name: value for name, value in saved.items() if isinstance(value, int | float)}
     lacking = [name for name in ("r", "lora_alpha") if name not in numbers]
     if lacking:

@@ -1,4 +1,4 @@
-"""What every model offers to the trainer, besides being called."""
+"""What every model offers to the trainer: its loss, its blocks, and facts about its parameters."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 Remarks = Sequence[tuple[int, str]]  # messages, each with its level of logging
+LossFunction = Callable[[Any, Mapping[str, Tensor]], Tensor]  # of what a model gives, and the inputs of the batch
 
 
 class Model(nn.Module):
@@ -25,12 +26,11 @@ class Model(nn.Module):
     padding: int | None = None  # the id that it knows to be no text
     attention: str  # the implementation that is really used
     attention_width: int | None = None  # layers x heads x size of a head; None where that does not give the FLOPs
-    # Tokens that each expert of each block got since it was last asked for (blocks with experts, experts).
+    # Tokens that each expert of each block got since it was last read (blocks with experts, experts).
     expert_load: Tensor | None = None
-    # Gives the loss out of what the model gives and the inputs of the batch, in place of the model's own.
-    judge: Callable[[Any, Mapping[str, Tensor]], Tensor] | None = None
+    loss_function: LossFunction | None = None  # in place of the model's own
     remarks: Remarks = ()  # on how it was made, for the main rank to log
-    own_loss: bool = False  # whether the judge is a function of the user's, which may take other inputs
+    custom_loss: bool = False  # whether that is a function of the user's, which may take other inputs
 
     def head(self) -> Sequence[nn.Parameter]:
         """What is on top of a trained model for the task at hand: it starts untrained, so it trains beside adapters."""
@@ -68,7 +68,7 @@ def blocks_of(inner: Any) -> tuple[nn.Module, ...]:
     names = set(getattr(inner, "_no_split_modules", None) or ())
     lists = [module for module in inner.modules() if isinstance(module, nn.ModuleList)]
     found = tuple(block for each in lists for block in each if type(block).__name__ in names)
-    # Models that say nothing of it have their blocks in the longest list.
+    # Without such names: the longest list, for a model repeats its blocks more often than anything else.
     return found or tuple(max(lists, key=lambda each: sum(1 for _ in each), default=()))
 
 

@@ -30,7 +30,7 @@ class Attention(nn.Module):
         qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
-        if self.fused:
+        if self.fused:  # memory grows with the length, not with its square (FlashAttention)
             mixed = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
         else:
             scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
@@ -125,15 +125,15 @@ class Gpt(Model):
                 routings.append(routing)
             else:
                 x = block(x)
-        logits = functional.linear(self.norm(x), self.tokens.weight)
+        logits = functional.linear(self.norm(x), self.tokens.weight)  # tied (Press and Wolf 2017)
         if targets is None:
             return logits
-        if self.judge is None:
+        if self.loss_function is None:
             loss = functional.cross_entropy(
                 logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum"
             )
         else:
-            loss = self.judge(logits, {"tokens": tokens, "targets": targets})
+            loss = self.loss_function(logits, {"tokens": tokens, "targets": targets})
         if not routings or not self.training:  # evaluation is of the predictions alone
             return loss
         load = torch.stack([load for _, _, load in routings])

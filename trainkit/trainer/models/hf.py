@@ -46,6 +46,7 @@ class Transformer(Model):
         self.attention_width = attention_width(inner.config)
         self.routers = routers_of(inner.config)
         self._takes = frozenset(inspect.signature(inner.forward).parameters)
+        # Past keys and values are of use in generation only, and cost memory in training.
         self._options = {"use_cache": False} if "use_cache" in self._takes else {}
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, **more: Tensor) -> Tensor:
@@ -66,12 +67,12 @@ class Transformer(Model):
 
     def _outputs(self, inputs: Mapping[str, Tensor]) -> Any:
         """What the model gives. What only a loss of the user's own needs is kept from it."""
-        known = {name: each for name, each in inputs.items() if name in self._takes} if self.own_loss else inputs
+        known = {name: each for name, each in inputs.items() if name in self._takes} if self.custom_loss else inputs
         return self.inner(**known, **self._options)
 
     def _loss(self, outputs: Any, truth: Tensor, ignored: int, inputs: Mapping[str, Tensor]) -> Tensor:
-        if self.judge is not None:
-            return self.judge(outputs, inputs)
+        if self.loss_function is not None:
+            return self.loss_function(outputs, inputs)
         logits = outputs.logits.flatten(0, -2).float()
         return functional.cross_entropy(logits, truth.flatten(), ignore_index=ignored, reduction="sum")
 
@@ -114,7 +115,7 @@ WRAPPERS = {"causal_lm": Transformer, "masked_lm": Labelled, "sequence_classific
 
 
 _SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size")
-# What tells in a configuration that a token does not go through all, by several names.
+# Settings of models in which a token does not go through all weights.
 _UNEVEN = ("num_experts", "num_local_experts", "n_routed_experts", "is_encoder_decoder")
 
 
@@ -149,7 +150,7 @@ def build_hf(recipe: Recipe) -> Transformer:
             inner, remarks = read_weights(maker, asked.path, config, attention)
     except TrainingError:
         raise
-    except Exception as error:  # whatever the settings or the files provoke, down to the Rust below them
+    except Exception as error:  # transformers and the Rust below it raise anything
         folder = f" from {asked.path}" if asked.path else ""
         raise TrainingError(f"model: transformers cannot build it{folder}: {first_line(error)}") from error
     model = WRAPPERS[asked.task](inner)
@@ -190,8 +191,8 @@ def configuration(asked: HfModel) -> Any:
 def read_weights(maker: Any, folder: str, config: Any, attention: str | None) -> tuple[Any, Remarks]:
     """The model with a folder's weights, and remarks on them.
 
-    A new head for another task is news; anything else that the folder does not give, or the model does not take, is a
-    warning. TrainingError where a weight has another size than the model's.
+    A new head for another task is expected; any other weight that only the folder or only the model has is a warning.
+    TrainingError where a weight has another size than the model's.
     """
     inner, found = maker.from_pretrained(
         folder,
@@ -202,12 +203,12 @@ def read_weights(maker: Any, folder: str, config: Any, attention: str | None) ->
         ignore_mismatched_sizes=True,  # which only lets us name them
     )
     # Until 4.57 the names alone, then with both sizes.
-    odd = sorted(each if isinstance(each, str) else each[0] for each in found["mismatched_keys"])
-    if odd:
-        size = tuple(inner.state_dict()[odd[0]].shape)
-        others = f", and so have {len(odd) - 1} more" if odd[1:] else ""
+    resized = sorted(each if isinstance(each, str) else each[0] for each in found["mismatched_keys"])
+    if resized:
+        size = tuple(inner.state_dict()[resized[0]].shape)
+        others = f", and so have {len(resized) - 1} more" if resized[1:] else ""
         raise TrainingError(
-            f"model.path: {odd[0]} has another size in {folder} than {size}, which the model needs{others}",
+            f"model.path: {resized[0]} has another size in {folder} than {size}, which the model needs{others}",
             hint="the folder's own sizes hold: leave them out of model.config",
         )
     remarks = []

@@ -13,7 +13,7 @@ from torch.nn import functional
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Moe
 
-# Plain tuples, which is what the hooks of every strategy understand.
+# Plain tuples: the hooks of FSDP, DDP and ZeRO look for tensors in these, not in classes of ours.
 Routing = Sequence[Tensor]  # balance loss by sample, z-loss by token, tokens by expert
 Routed = tuple[Tensor, Tensor, Tensor, Tensor]  # the output first
 
@@ -45,12 +45,12 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(settings.experts, width)
 
     def forward(self, x: Tensor) -> Routed:
-        """(batch, sequence, width) -> the same shape, and what the router is judged by.
+        """(batch, sequence, width) -> the same shape, and what the router's losses are made of.
 
         These are the balance loss of each sample (batch,), the z-loss of each token (batch, sequence), and how many
         tokens each expert got (experts,).
         """
-        logits = self.router(x).float()
+        logits = self.router(x).float()  # the softmax over experts is unstable in 16 bits (Switch, section 2.4)
         probabilities = logits.softmax(dim=-1)
         weights, chosen = probabilities.topk(self.top_k, dim=-1)
         # The one weight of top-1 stays as it is (Switch): divided by itself, it would teach the router nothing.
@@ -95,13 +95,14 @@ def auxiliary_loss(routings: Sequence[Routing], targets: Tensor, settings: Moe, 
     return settings.balance_coef * (balance * counted.sum(dim=1)).sum() + settings.z_coef * (router_z * counted).sum()
 
 
+# transformers has no common names for these settings.
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k")
 
 
 @dataclass(frozen=True, slots=True)
 class Routers:
-    """What a configuration says of its routers. coefficient: weight of their loss."""
+    """The routers of a configuration. coefficient: weight of their loss."""
 
     experts: int
     top_k: int
@@ -111,7 +112,7 @@ class Routers:
 def routers_of(config: Any) -> Routers | None:
     """The routers of a model that trains with their loss, by `output_router_logits` as in transformers; else None.
 
-    TrainingError for an architecture that does not say what its routers' loss is.
+    TrainingError for an architecture whose routers' loss is not known.
     """
     if not getattr(config, "output_router_logits", False):
         return None
@@ -121,7 +122,7 @@ def routers_of(config: Any) -> Routers | None:
     coefficient = getattr(config, "router_aux_loss_coef", None)
     if not isinstance(experts, int) or not isinstance(top_k, int) or coefficient is None:
         raise TrainingError(
-            f"model.config.output_router_logits: how {config.model_type} judges its routers is not known here",
+            f"model.config.output_router_logits: the loss of {config.model_type}'s routers is not known here",
             hint="leave it out, and train without the routers' loss",
         )
     return Routers(experts, top_k, float(coefficient))

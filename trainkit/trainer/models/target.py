@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe, TargetModel
 from trainkit.trainer.data.source import count_targets
-from trainkit.trainer.models.base import Model, blocks_of, tied_modules
+from trainkit.trainer.models.base import LossFunction, Model, blocks_of, tied_modules
 from trainkit.trainer.user_code import blaming, imported
 
 
@@ -34,11 +34,9 @@ class OwnModel(Model):
 
     def forward(self, **inputs: Tensor) -> Any:
         """The loss summed over counted targets. What only a loss of the user's own needs is kept from the model."""
-        judge = self.judge
-        withheld = self.own_loss and self._takes is not None
-        taken = {name: each for name, each in inputs.items() if name in (self._takes or ())} if withheld else inputs
-        outputs = self.inner(**taken)
-        return outputs if judge is None else judge(outputs, inputs)
+        takes = self._takes if self.custom_loss else None
+        outputs = self.inner(**{name: each for name, each in inputs.items() if takes is None or name in takes})
+        return outputs if self.loss_function is None else self.loss_function(outputs, inputs)
 
 
 def build_target(recipe: Recipe) -> OwnModel:
@@ -51,10 +49,7 @@ def build_target(recipe: Recipe) -> OwnModel:
     return OwnModel(made)
 
 
-Judge = Callable[[Any, Mapping[str, Tensor]], Tensor]
-
-
-def own_loss(recipe: Recipe) -> Judge | None:
+def loss_function(recipe: Recipe) -> LossFunction | None:
     """What `train.loss` and `train.loss_reduction` say; None where the model's own loss is meant.
 
     TrainingError when the function cannot be imported.
@@ -62,9 +57,9 @@ def own_loss(recipe: Recipe) -> Judge | None:
     path = recipe.train.loss
     if path is None and recipe.model.kind != "target":
         return None
-    function = cast("Judge", imported(path, "train.loss")) if path else _returned
+    function = cast("LossFunction", imported(path, "train.loss")) if path else _returned
 
-    def judge(outputs: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    def summed(outputs: Any, inputs: Mapping[str, Tensor]) -> Tensor:
         loss = function(outputs, inputs)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
@@ -74,7 +69,7 @@ def own_loss(recipe: Recipe) -> Judge | None:
         mean = recipe.train.loss_reduction == "mean"
         return loss.reshape(()) * count_targets(inputs) if mean else loss.reshape(())
 
-    return judge
+    return summed
 
 
 def _returned(outputs: Any, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -16,6 +16,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 def autocast(settings: Settings, dtype: str, device: torch.device) -> AbstractContextManager[object]:
     """Context of one forward pass: fp32 weights stay, matrix products run in `dtype`."""
     recipe = settings.recipe
+    # A strategy that casts (FSDP, ZeRO) has 16-bit weights inside, so that autocast would only cast once more.
     if dtype == "fp32" or STRATEGIES[recipe.strategy.kind].casts or recipe.precision.weights != "fp32":
         return nullcontext()
     return torch.autocast(device.type, dtype=DTYPES[dtype])
@@ -52,8 +53,8 @@ class SkippedSteps:
         self._step, self._total = step, total
         if self._in_a_row >= self.PATIENCE:
             raise TrainingError(
-                f"fp16 has skipped the {self._in_a_row} steps up to step {step}: loss or gradients are no numbers, "
-                "whatever they are scaled by",
+                f"fp16 has skipped the {self._in_a_row} steps up to step {step}: loss or gradients are not finite "
+                "at any scale",
                 hint="set precision to bf16, which has the range of fp32, or to fp32",
             )
 

@@ -18,6 +18,7 @@ Groups = list[dict[str, Any]]
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> Groups:
     """Matrices decay; biases, norms and other one-dimensional parameters do not."""
+    # Gains of norms would decay towards 0, which changes their scale and regularises nothing.
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     decayed = [parameter for parameter in trainable if parameter.dim() >= 2]
     others = [parameter for parameter in trainable if parameter.dim() < 2]

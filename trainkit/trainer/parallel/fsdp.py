@@ -29,6 +29,7 @@ class Fsdp(Engine):
         cast_to = settings.dtype if settings.recipe.precision.weights == "fp32" else None
         options = sharding_options(asked, cast_to, world, device)
         # The whole weights exist on the CPU, equal on every rank, and only the shards move to the device.
+        # Full sharding gathers again for the backward pass; `shard_grad_op` keeps what it has gathered.
         for unit in WRAPPING[asked.auto_wrap](model, asked):
             fully_shard(unit, reshard_after_forward=asked.sharding == "full_shard", **options)
         if asked.prefetch > 1:  # 1 is what FSDP2 does by itself

@@ -34,6 +34,7 @@ class Engine:
         self.model = model
         self.optimizer = build_optimizer(model, settings.recipe.optimizer)
         self.scaler = gradient_scaler(settings.dtype, device)
+        # Frozen parameters (LoRA) have no gradients to clip.
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._max_norm = settings.recipe.train.max_grad_norm
         self._skipped = 0
@@ -54,7 +55,7 @@ class Engine:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self._skipped += self.scaler.get_scale() < before  # it backs off after a step that it has skipped
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)  # so that gradients take no memory in the next forward pass
         return norm
 
     def skipped_steps(self) -> int:
@@ -75,7 +76,7 @@ class Engine:
         return partial(_write, _copied(self._state()))
 
     def load(self, folder: Path) -> None:
-        state = self._state()
+        state = self._state()  # torch fills it in place, each rank its own shards
         with quiet(), only_data(folder / STATE):
             state_dict_loader.load(state, checkpoint_id=folder / STATE, no_dist=not dist.is_initialized())
         set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])

@@ -66,7 +66,7 @@ def swap_space(settings: Settings) -> Iterator[None]:
 def clear_abandoned(root: Path) -> None:
     """Remove the swap folders that no living rank holds: the kernel lets go of a lock however its holder ends."""
     for lock_file in root.glob(f"{PREFIX}*.lock"):
-        with contextlib.suppress(OSError):  # somebody holds it, has just removed it, or is another user
+        with contextlib.suppress(OSError):  # it is held, has just been removed, or is another user's
             held = _lock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(lock_file.with_suffix(""), ignore_errors=True)
             lock_file.unlink()
@@ -75,6 +75,7 @@ def clear_abandoned(root: Path) -> None:
 
 def _lock(path: Path, operation: int) -> int:
     """Descriptor of the lock file at the path; BlockingIOError if it would have to wait and is not to."""
+    # A lock on a file that its holder has unlinked meanwhile locks nothing: then the path names another file.
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:

@@ -59,7 +59,7 @@ class Zero:
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add this micro step's gradients; DeepSpeed counts its micro steps by calls of `step`."""
-        # The loss is already divided by the tokens of the global batch, not to be by the micro steps besides.
+        # The loss is already divided by the tokens of the global batch; by the micro steps it must not be.
         self._engine.backward(loss, scale_wrt_gas=False)
         if not last:
             self._engine.step()

@@ -70,7 +70,7 @@ def build_missing(names: Iterable[str]) -> None:
 
 
 def _build(name: str) -> str:
-    """Build one op and return the path of its library. The builder's chatter is shown only when it fails."""
+    """Build one op and return the path of its library. The builder's output is shown only when it fails."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None:
@@ -89,8 +89,8 @@ def _build(name: str) -> str:
             raise
         except Exception as error:  # builders raise whatever their compiler's driver raises
             output.seek(0)
-            heard = output.read().decode(errors="replace")
-            raise _cannot_be_built(name, f"{error}\n{heard}".strip()) from error
+            output_text = output.read().decode(errors="replace")
+            raise _cannot_be_built(name, f"{error}\n{output_text}".strip()) from error
     return str(module.__file__)
 
 
@@ -101,7 +101,7 @@ def _cannot_be_built(name: str, why: str, remedy: str = "") -> MachineError:
 
 @contextlib.contextmanager
 def _going_to(descriptor: int) -> Iterator[None]:
-    """What this process and its compilers say goes to a file.
+    """The output of this process and its compilers goes to a file.
 
     By descriptor: DeepSpeed's trial compilations need a standard error that has one, and take a missing one for a
     missing library.
@@ -128,7 +128,7 @@ def clear_stale_locks(folder: Path) -> None:
     """
     locks, held = {str(path) for path in folder.glob("**/lock")}, set()
     if not Path("/proc/self/fd").exists():
-        return  # nothing tells which are held
+        return  # there is no list of what is held
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):  # the process has ended, or is another user's
             held.add(str(descriptor.readlink()))
