@@ -6,8 +6,8 @@ one import of torch, end with this process, and are killed when the time is over
 
 from __future__ import annotations
 
-import contextlib
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -38,14 +38,25 @@ def main() -> int:
         sys.stderr.write(f"this torch has no {backend}\n")
         return 1
     begin = time.monotonic()
-    port_reader, port_writer = os.pipe()
+    fork = multiprocessing.get_context("fork")
+    ports = fork.SimpleQueue()
+    pipes = [fork.Pipe(duplex=False) for _ in range(RANKS)]
     # Forked before the store starts its threads: a fork copies the locks that other threads hold.
-    ranks = [start(rank, backend, port_reader, seconds) for rank in range(RANKS)]
-    limit = timedelta(seconds=seconds)
-    store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=limit)
-    os.write(port_writer, store.port.to_bytes(2, "big") * RANKS)
-    stages = follow(ranks, begin + seconds)
-    fine = all(stage[-1:] == [REDUCED] for stage in stages)
+    ranks = [
+        fork.Process(target=run_rank, args=(rank, backend, ports, seconds, writer))
+        for rank, (_, writer) in enumerate(pipes)
+    ]
+    for process in ranks:
+        process.start()
+    store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=seconds))
+    for _ in ranks:
+        ports.put(store.port)
+    for process in ranks:
+        process.join(max(begin + seconds - time.monotonic(), 0))
+        process.kill()
+        process.join()
+    stages = [[reader.recv() for _ in iter(reader.poll, False)] for reader, _ in pipes]
+    fine = all(reports[-1:] == [REDUCED] for reports in stages)
     sys.stdout.write(json.dumps({"fine": fine, "seconds": time.monotonic() - begin, "stages": stages}) + "\n")
     sys.stdout.flush()
     os._exit(0 if fine else 1)  # a store whose ranks were killed would be waited for
@@ -61,73 +72,39 @@ def unreachable() -> str:
     return ""
 
 
-def start(rank: int, backend: str, port_reader: int, seconds: float) -> tuple[int, int]:
-    """Fork a rank; its pid, and the pipe that its reports come through."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        die_with_parent(signal.SIGKILL)
-        signal.alarm(int(seconds) + 1)
-        os.close(reader)
-        code = 1
-        try:
-            port = int.from_bytes(os.read(port_reader, 2), "big")
-            code = take_part(rank, backend, port, seconds, writer)
-        except Exception as error:  # noqa: BLE001 - a backend raises anything; the parent reports it
-            line = next(iter(str(error).splitlines()), "")
-            # gloo begins with the place in its own source
-            line = line.partition("] ")[2] if line.startswith("[enforce fail at ") else line
-            report(writer, f"failed: {type(error).__name__}: {line}")
-        finally:
-            os._exit(code)  # the parent's own clean-up is not a rank's business
-    os.close(writer)
-    return pid, reader
+def run_rank(rank: int, backend: str, ports: Any, seconds: float, writer: Any) -> None:
+    """What a forked process does: its part, or a report of what stopped it."""
+    die_with_parent(signal.SIGKILL)
+    signal.alarm(int(seconds) + 1)
+    try:
+        take_part(rank, backend, ports.get(), seconds, writer)
+    except Exception as error:  # noqa: BLE001 - a backend raises anything; the parent reports it
+        line = next(iter(str(error).splitlines()), "")
+        # gloo begins with the place in its own source
+        line = line.partition("] ")[2] if line.startswith("[enforce fail at ") else line
+        writer.send(f"failed: {type(error).__name__}: {line}")
+    finally:
+        os._exit(0)  # the parent's own clean-up is not a rank's business
 
 
-def take_part(rank: int, backend: str, port: int, seconds: float, writer: int) -> int:
-    """One rank: join, reduce, compare. Exit code 1 for a wrong sum."""
+def take_part(rank: int, backend: str, port: int, seconds: float, writer: Any) -> None:
+    """One rank: join, reduce, compare; each stage is reported when it is reached."""
     import torch.distributed
 
     dist: Any = torch.distributed
     limit = timedelta(seconds=seconds)
     store = dist.TCPStore(LOOPBACK, port, is_master=False, timeout=limit)
-    report(writer, CONNECTED)
+    writer.send(CONNECTED)
     device = torch.device("cpu")
     if backend == "nccl":
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
     dist.init_process_group(backend, store=store, rank=rank, world_size=RANKS, timeout=limit)
-    report(writer, JOINED)
+    writer.send(JOINED)
     numbers = torch.full((1024,), float(rank + 1), device=device)
     dist.all_reduce(numbers)
     total, expected = float(numbers.sum()), 1024.0 * sum(range(1, RANKS + 1))
-    report(writer, REDUCED if total == expected else f"has {total} in place of {expected}")
-    return 0 if total == expected else 1
-
-
-def report(writer: int, stage: str) -> None:
-    """Hand a line to the parent."""
-    os.write(writer, f"{stage}\n".encode())
-
-
-def follow(ranks: list[tuple[int, int]], deadline: float) -> list[list[str]]:
-    """Read the ranks' reports until both have ended or time is over; then kill them, by pid, and reap them."""
-    import select
-
-    reports: dict[int, bytes] = {reader: b"" for _, reader in ranks}
-    open_pipes = list(reports)
-    while open_pipes and (left := deadline - time.monotonic()) > 0:
-        for reader in select.select(open_pipes, [], [], left)[0]:
-            data = os.read(reader, 4096)
-            reports[reader] += data
-            if not data:
-                open_pipes.remove(reader)
-    for pid, reader in ranks:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(reader)
-    return [reports[reader].decode(errors="replace").splitlines() for _, reader in ranks]
+    writer.send(REDUCED if total == expected else f"has {total} in place of {expected}")
 
 
 if __name__ == "__main__":

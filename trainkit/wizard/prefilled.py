@@ -20,31 +20,29 @@ from trainkit.wizard.question import Settings, flatten
 from trainkit.wizard.view import Base, View
 
 
-def read_given(answers: str | None, words: Sequence[str], files: Files, cwd: str) -> tuple[Settings, Merge]:
-    """The settings of a file of answers (written like a recipe) and of `key=value` words, which win; and their places.
+def read_given(answers: str | None, overrides: Sequence[str], files: Files, cwd: str) -> tuple[Settings, Merge]:
+    """The settings of a file of answers (written like a recipe) and of `key=value` overrides, which win.
 
-    Raises RecipeError with all errors that do not depend on the answers.
+    Also the places of both. Raises RecipeError with all errors that do not depend on the answers.
     """
-    stack = Sources(files, cwd)
+    sources = Sources(files, cwd)
     if answers is not None:
-        stack.add_recipe(answers)
-    flags, found = override_layers(words, len(stack.layers), cwd, files, lambda key: None)
-    layers = [*stack.layers, *flags]
+        sources.add_recipe(answers)
+    flags, found = override_layers(overrides, len(sources.layers), cwd, files, lambda key: None)
+    layers = [*sources.layers, *flags]
     state = merge(layers)
-    found = [*stack.errors, *_variants(stack), *found, *state.errors]
-    found += [each for layer in layers for each in _wrong(layer, state)]
+    found = [*sources.errors, *found, *state.errors]
+    for name, (given, *_) in sources.variants.items():  # nothing is dropped silently
+        origin = Origin(f"file {given.source}", 0, given.source)
+        hint = "start from the file with --from, which keeps its variants, or write them into the new recipe"
+        what = f"the variant {name!r} is not an answer"
+        found.append(Diagnostic("error", what, f"{VARIANTS}.{name}", origin, hint=hint))
+    for layer in layers:
+        found += _wrong(layer, state)
     wrong = [each for each in found if each.severity == "error"]
     if wrong:
         raise RecipeError(wrong)
     return dict(flatten(state.tree)), state
-
-
-def _variants(stack: Sources) -> Iterator[Diagnostic]:
-    """An error for each: the new recipe has no place for them, and nothing is dropped silently."""
-    hint = "start from the file with --from, which keeps its variants, or write them into the new recipe"
-    for name, (given, *_) in stack.variants.items():
-        origin = Origin(f"file {given.source}", 0, given.source)
-        yield Diagnostic("error", f"the variant {name!r} is not an answer", f"{VARIANTS}.{name}", origin, hint=hint)
 
 
 def _wrong(layer: Layer, state: Merge) -> Iterator[Diagnostic]:

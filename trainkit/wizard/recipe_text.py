@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import Diagnostic, RecipeError
 from trainkit.recipe.layers.layer import normalise, read_document
 from trainkit.recipe.layers.merge import Merge
-from trainkit.recipe.layers.paths import Files, seen_from
+from trainkit.recipe.layers.paths import seen_from
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.yaml.writer import comment, flow, shortened
@@ -35,25 +35,31 @@ def compose(view: View, path: str, schema_uri: str = "") -> str:
     """The recipe to be written at a path (absolute). schema_uri: where the JSON Schema lies, for editors."""
     stem = NAME.sub("-", posixpath.splitext(posixpath.basename(path))[0]).strip("-._")[:100]
     name = view.given.get("name") or stem or "run"
-    effective = {key: view.get(key) for key in schema().settings}
-    wanted = {key: value for key, value in view.chosen.items() if view.written(key) and key not in _OWN}
-    used = fitting(presets(view.files), wanted, effective)
-    kept = {key: value for key, value in wanted.items() if not any(key in each.sets for each in used)}
-    used = tuple(sorted(used, key=lambda each: min(map(list(schema().settings).index, each.sets))))
-    reasons = _Reasons(view)
-    facts = view.facts
+    needed = {key: value for key, value in view.chosen.items() if view.written(key) and key not in _OWN}
+    presets = fitting(view, needed)
+    in_presets = {key for sets in presets.values() for key in sets}
+    reasons, facts = _Reasons(view), view.facts
     found = (described(facts.gpus), "Apple MPS" if facts.mps else "", counted(facts.cpu_cores, "CPU core"))
     lines = [
         *([f"# yaml-language-server: $schema={schema_uri}"] if schema_uri else []),
         *comment(f"Made by `trainkit config` for {facts.hostname}: {', '.join(filter(None, found))}.", WIDTH),
         "version: 1",
         f"name: {flow(name, 'name')}",
-        *_extends(view, path, used, wanted, reasons),
     ]
-    for section, value in _in_order(nest(kept)):
+    if base := view.base.path:
+        if base.startswith("/"):  # a file is named from the recipe's own folder, a shipped recipe by its name
+            base = posixpath.relpath(base, posixpath.dirname(path))
+            base = base if base.startswith("../") else f"./{base}"
+        lines += ["extends:", *_with_comment(f"  - {flow(base, '')}", "where this recipe starts from", "  ")]
+    elif presets:
+        lines += ["extends:"]
+    for preset, sets in presets.items():
+        lines += _with_comment(f"  - {preset}", reasons.take(key for key in sets if key in needed), "  ")
+    kept = {key: value for key, value in needed.items() if key not in in_presets}
+    for section, value in _in_order(kept):
         keys = [key for key in kept if key == section or key.startswith(f"{section}.")]
         lines += _with_comment(f"{section}: {flow(shortened(value, section), section)}", reasons.take(keys), "")
-    said = {*wanted, *(key for each in used for key in each.sets), *_OWN}
+    said = {*needed, *in_presets, *_OWN}
     if left := [f"{key} {flow(value, key)}" for key, value in view.chosen.items() if key not in said]:
         lines += comment(f"As it would be anyway: {', '.join(left)}.", WIDTH)
     return "".join(f"{line}\n" for line in lines)
@@ -63,56 +69,32 @@ class _Reasons:
     """Why each setting is as it is: the reason of the answer that set it, given once."""
 
     def __init__(self, view: View) -> None:
-        self._of: dict[str, str] = {}
-        self._given: set[str] = set()
-        for answer in view.answers:
-            self._of.update(dict.fromkeys(answer.sets, answer.reason))
-        self._of.update(dict.fromkeys(view.given, "given"))
-        self._of.update(_choices_given(view))
+        self._of = {key: answer.reason for answer in view.answers for key in answer.sets}
+        self._of |= dict.fromkeys(view.given, "given")
+        # What was given and a question would have offered has the reason of that choice.
+        for topic in TOPICS:
+            for choice in topic.ask(view).choices if view.given.keys() & {*topic.keys} else ():
+                if all(view.get(key) == value for key, value in choice.sets.items()):
+                    self._of |= dict.fromkeys(choice.sets.keys() & view.given.keys(), choice.reason)
 
     def take(self, keys: Iterable[str]) -> str:
-        """The reasons of these settings that have not been given yet."""
-        found = [reason for key in keys if (reason := self._of.get(key, "")) and reason not in self._given]
-        self._given.update(found)
-        return "; ".join(dict.fromkeys(found))
+        """The reasons of these settings that have not been taken yet."""
+        found = dict.fromkeys(reason for key in keys if (reason := self._of.get(key, "")))
+        self._of = {key: reason for key, reason in self._of.items() if reason not in found}
+        return "; ".join(found)
 
 
-def _choices_given(view: View) -> Iterator[tuple[str, str]]:
-    """Settings that were given and that a question would have offered, with the reason of that choice."""
-    for topic in TOPICS:
-        if not any(key in view.given for key in topic.keys):
-            continue
-        for choice in topic.ask(view).choices:
-            agreeing = [key for key, value in choice.sets.items() if key in view.given and view.given[key] == value]
-            if agreeing and all(view.get(key) == value for key, value in choice.sets.items()):
-                yield from ((key, choice.reason) for key in agreeing)
-
-
-def _extends(view: View, path: str, used: Sequence[Preset], wanted: Settings, reasons: _Reasons) -> Iterator[str]:
-    if not view.base.path and not used:
-        return
-    yield "extends:"
-    if base := view.base.path:
-        if base.startswith("/"):  # a file is named from the recipe's own folder, a shipped recipe by its name
-            base = posixpath.relpath(base, posixpath.dirname(path))
-            base = base if base.startswith("../") else f"./{base}"
-        yield from _with_comment(f"  - {flow(base, '')}", "where this recipe starts from", "  ")
-    for preset in used:
-        yield from _with_comment(f"  - {preset.name}", reasons.take(key for key in preset.sets if key in wanted), "  ")
-
-
-def _in_order(tree: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def _in_order(settings: Settings) -> list[tuple[str, Any]]:
     """The sections as the schema declares them."""
+    tree = nest(settings)
     return [(name, tree[name]) for name in Recipe.model_fields if name in tree]
 
 
 def _with_comment(line: str, reason: str, indent: str) -> Iterator[str]:
-    if reason and len(line) + len(reason) + 4 <= WIDTH:
-        yield f"{line}  # {reason}"
-        return
-    if reason:
+    beside = bool(reason) and len(line) + len(reason) + 4 <= WIDTH
+    if reason and not beside:
         yield from comment(reason, WIDTH, indent)
-    yield line
+    yield f"{line}  # {reason}" if beside else line
 
 
 ANSWERS = "# Answers of `trainkit config`, written like a recipe."
@@ -120,9 +102,8 @@ ANSWERS = "# Answers of `trainkit config`, written like a recipe."
 
 def answers_text(view: View, command: str) -> str:
     """What has been answered so far, for a later call. command: how to go on."""
-    sections = (f"{name}: {flow(value, name)}" for name, value in _in_order(nest(view.chosen)))
-    lines = [ANSWERS, f"# Go on with: {command}", *sections]
-    return "".join(f"{line}\n" for line in lines)
+    sections = (f"{name}: {flow(value, name)}" for name, value in _in_order(view.chosen))
+    return "".join(f"{line}\n" for line in (ANSWERS, f"# Go on with: {command}", *sections))
 
 
 @dataclass(frozen=True)
@@ -150,36 +131,22 @@ def finish(view: View, path: str, places: Merge, schema_uri: str = "") -> Finish
     return Finished(text, plan, resolved.warnings)
 
 
-@dataclass(frozen=True)
-class Preset:
-    """A shipped preset and everything that it sets, by dotted key."""
+def fitting(view: View, needed: Settings) -> dict[str, Settings]:
+    """The fewest shipped presets that set the most of the needed settings, and nothing to another value.
 
-    name: str
-    sets: Settings
-
-
-def presets(files: Files) -> tuple[Preset, ...]:
-    """The shipped presets."""
-    return tuple(
-        Preset(name, dict(flatten(normalise(read_document(files.read(path)).tree, {}))))
-        for name, path in files.shipped().items()
-        if not name.startswith("recipes/")
-    )
-
-
-def fitting(offered: tuple[Preset, ...], wanted: Settings, effective: Settings) -> tuple[Preset, ...]:
-    """The fewest presets that set the most of the wanted settings, and nothing to another value.
-
-    wanted: settings that must be written; effective: every setting's value in the recipe to be.
+    By name, with everything that each sets by dotted key, in the order of the schema. needed: what must be written.
     """
-    agreeing = [each for each in offered if all(same(effective.get(key), value) for key, value in each.sets.items())]
-    chosen: list[Preset] = []
-    left = dict(wanted)
-    while left:
-        useful = [each for each in agreeing if each.sets.keys() & left.keys()]
-        if not useful:
-            break
-        best = max(useful, key=lambda each: (len(each.sets.keys() & left.keys()), -len(each.sets)))
-        chosen.append(best)
-        left = {key: value for key, value in left.items() if key not in best.sets}
-    return tuple(chosen)
+    agreeing: dict[str, Settings] = {}
+    for name, path in view.files.shipped().items():
+        if not name.startswith("recipes/"):
+            sets = dict(flatten(normalise(read_document(view.files.read(path)).tree, {})))
+            if all(same(view.get(key), value) for key, value in sets.items()):
+                agreeing[name] = sets
+    chosen: dict[str, Settings] = {}
+    left = set(needed)
+    while useful := [name for name, sets in agreeing.items() if sets.keys() & left]:
+        best = max(useful, key=lambda name: (len(agreeing[name].keys() & left), -len(agreeing[name])))
+        chosen[best] = agreeing[best]
+        left -= agreeing[best].keys()
+    order = list(schema().settings)
+    return dict(sorted(chosen.items(), key=lambda item: min(map(order.index, item[1]))))

@@ -135,10 +135,6 @@ def _nvme(view: View) -> Question:
     return Question("In which folder on a fast disk?", (why,), (), default, view.base.name, "/local_nvme")
 
 
-def _read_nvme(view: View, text: str) -> tuple[Settings, str]:
-    return {NVME: text}, "a folder on a local NVMe disk"
-
-
 def _launcher(view: View) -> Question:
     key = "launcher.kind"
     notes = {
@@ -156,15 +152,19 @@ def _has(key: str) -> Callable[[View], bool]:
     return lambda view: view.declared(key) is not None and reaches(view, key)
 
 
-def _launchable(view: View) -> bool:
-    """On several machines torchrun's agents start the processes, whichever launcher is named."""
-    return view.ranks > 1 and int(view.get("nodes.count")) == 1
-
-
 STRATEGY = Topic("strategy", ("strategy.kind",), needs_strategy, _strategy)
 SHARDING = Topic("sharding", ("strategy.sharding", "strategy.offload"), _has("strategy.sharding"), _sharding)
 WRAPPED = ("strategy.auto_wrap", "strategy.wrap_classes", "strategy.min_params")
 WRAPPING = Topic("wrapping", WRAPPED[:2], _has(WRAPPED[0]), _wrapping, _read_wrapping, WRAPPED)
 OFFLOAD = Topic("offload", OFFLOADS, _has(OFFLOADS[0]), _offload)
-NVME_PATH = Topic("nvme", (NVME,), lambda view: "nvme" in map(view.get, OFFLOADS), _nvme, _read_nvme)
-LAUNCHER = Topic("launcher", ("launcher.kind",), _launchable, _launcher)
+NVME_PATH = Topic(
+    "nvme",
+    (NVME,),
+    lambda view: "nvme" in map(view.get, OFFLOADS),
+    _nvme,
+    lambda view, text: ({NVME: text}, "a folder on a local NVMe disk"),
+)
+# On several machines torchrun's agents start the processes, whichever launcher is named.
+LAUNCHER = Topic(
+    "launcher", ("launcher.kind",), lambda view: view.ranks > 1 and int(view.get("nodes.count")) == 1, _launcher
+)

@@ -30,18 +30,15 @@ def _precision(view: View) -> Question:
         "The format of forward and backward. 16 bits are about twice as fast on cards that have units for them; "
         "weights and the optimizer's state stay in fp32. bf16 needs compute capability 8.0 (Ampere) or newer."
     )
-    formats = offered(view, "precision.dtype", lambda name: FORMATS.get(name, ""))
-    return Question("Which number format does it compute in?", (why,), formats, *_usual_format(view))
-
-
-def _usual_format(view: View) -> tuple[str, str]:
+    cards = used_cards(view) if view.device == "cuda" and not view.base.path else ()
+    default, source = "fp32", "the fastest on a CPU" if view.device == "cpu" else "safe everywhere"
     if view.base.path:
-        return str(view.get("precision.dtype")), view.base.name
-    cards = used_cards(view) if view.device == "cuda" else ()
-    if not cards:
-        return "fp32", "the fastest on a CPU" if view.device == "cpu" else "safe everywhere"
-    oldest = min(cards, key=lambda gpu: gpu.compute_capability)
-    return ("bf16" if oldest.compute_capability >= AMPERE else "fp16"), f"found: {oldest.name}"
+        default, source = str(view.get("precision.dtype")), view.base.name
+    elif cards:  # the oldest decides: all ranks compute in one format
+        oldest = min(cards, key=lambda gpu: gpu.compute_capability)
+        default, source = "bf16" if oldest.compute_capability >= AMPERE else "fp16", f"found: {oldest.name}"
+    formats = offered(view, "precision.dtype", lambda name: FORMATS.get(name, ""))
+    return Question("Which number format does it compute in?", (why,), formats, default, source)
 
 
 def _batch(view: View) -> Question:
@@ -51,16 +48,12 @@ def _batch(view: View) -> Question:
         "make it as large as fits. 64/auto finds that out at the start, and 64 alone is passes of at most 8."
     )
     text = f"How many samples per step/per pass, on {counted(view.ranks, 'process', 'es')}?"
-    return Question(text, (why,), (), *_usual_batch(view), "64/8, 64/auto, or 64")
-
-
-def _usual_batch(view: View) -> tuple[str, str]:
-    plan = check(view).plan
-    if plan and view.base.path:
-        micro = "auto" if plan.batch.search else plan.batch.micro
-        return f"{plan.batch.global_}/{micro}", view.base.name
     each = max(32 // view.ranks, 8) if view.builtin else 8
-    return f"{each * view.ranks}/{each}", "a start"
+    default, source = f"{each * view.ranks}/{each}", "a start"
+    if view.base.path and (plan := check(view).plan):
+        micro = "auto" if plan.batch.search else plan.batch.micro
+        default, source = f"{plan.batch.global_}/{micro}", view.base.name
+    return Question(text, (why,), (), default, source, "64/8, 64/auto, or 64")
 
 
 def _read_batch(view: View, text: str) -> tuple[Settings, str]:
