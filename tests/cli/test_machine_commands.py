@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import Trainkit
 from tests.made_up_cards import GIGABYTE, Cards, card
-from trainkit.cli.commands.gpus import render
+from trainkit.cli.commands.machine import render_cards
 from trainkit.cli.machines import machine_facts, profiles
 from trainkit.machine.facts import Facts
 from trainkit.runner.rundir.card_locks import Cards as CardLocks
@@ -174,7 +174,7 @@ def test_every_profile_can_be_planned_for_and_shown(trainkit: Trainkit, tiny_rec
     assert done.returncode == 0, done.stderr
     assert f"planned for another machine (profile {name})" in " ".join(done.stdout.split())
     assert "profile-" not in done.stdout
-    assert render(facts, 80)
+    assert render_cards(facts, 80)
 
 
 def test_a_profile_names_its_sources_and_what_it_is(trainkit: Trainkit) -> None:

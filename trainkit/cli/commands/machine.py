@@ -1,20 +1,24 @@
-"""`trainkit gpus`: the cards of this machine, who uses them, and which run holds them."""
+"""`trainkit gpus`, `env` and `facts`: this machine's cards and who uses them, a report for bugs, and facts as JSON."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trainkit import __version__
 from trainkit.cli.options import Json, On
 from trainkit.errors import UsageError
-from trainkit.text import GIB, counted
+from trainkit.text import GIB, counted, table
 
 if TYPE_CHECKING:
     from trainkit.machine.facts import Facts, Gpu, GpuProcess, Hold
@@ -22,6 +26,16 @@ if TYPE_CHECKING:
 EVERY_SECONDS = 1.0
 NARROWEST, WIDEST = 60, 140  # columns
 BAR = 16  # cells of the memory bar
+Sections = dict[str, dict[str, str]]
+# Variables that change a launch: their names, or how these begin.
+LAUNCH_VARIABLES = (
+    "ACCELERATE_", "BNB_", "CC", "CONDA_PREFIX", "CUBLAS_", "CUDA_", "CUDNN_", "CXX", "DEEPSPEED_", "DS_", "FSDP_",
+    "GLOO_", "GPU_", "HF_", "HIP_", "KMP_", "LD_LIBRARY_PATH", "LD_PRELOAD", "LOCAL_RANK", "MASTER_", "MKL_", "NCCL_",
+    "NVIDIA_", "OMP_", "PET_", "PYTHONPATH", "PYTORCH_", "RANK", "ROCM_", "ROCR_", "SLURM_", "TMPDIR", "TOKENIZERS_",
+    "TORCH", "TRAINKIT", "TRANSFORMERS_", "TRITON_", "UCX_", "VIRTUAL_ENV", "WANDB_", "WORLD_SIZE", "XDG_CACHE_HOME",
+)  # fmt: skip
+_WHOLE = frozenset({"CC", "CXX", "RANK"})
+_IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 def gpus(
@@ -57,7 +71,7 @@ def _page(machine: str | None, *, as_json: bool) -> str:
 
     facts = probe(CARD_PROBES) if machine is None else machine_facts(machine)
     if not as_json:
-        return render(facts, min(shutil.get_terminal_size().columns, WIDEST))
+        return render_cards(facts, min(shutil.get_terminal_size().columns, WIDEST))
     data = facts.to_json()
     names = ("facts_version", "hostname", "gpus", "mps", "driver", "cuda_driver", "notes", "visible_devices")
     return json.dumps({name: data[name] for name in names}) + "\n"
@@ -75,7 +89,7 @@ def _watch_on_terminal() -> None:
             time.sleep(EVERY_SECONDS)
 
 
-def render(facts: Facts, width: int) -> str:
+def render_cards(facts: Facts, width: int) -> str:
     """One block a card: what it is and how full, then who holds it and which processes use it. width: columns."""
     machine = facts.origin or facts.hostname
     if not facts.gpus:
@@ -86,12 +100,12 @@ def render(facts: Facts, width: int) -> str:
     driver = f", driver {facts.driver} (CUDA {facts.cuda_driver})" if facts.driver else ""
     lines = [f"{machine}: {counted(len(facts.gpus), 'card')}{driver}"]
     for gpu in facts.gpus:
-        lines += ["", *_card(gpu)]
+        lines += ["", *_card_lines(gpu)]
     lines += [f"note: {name}: {note}" for name, note in facts.notes.items() if name in {"gpus", "amd"}]
     return "".join(f"{_cut(line, max(width, NARROWEST))}\n" for line in lines)
 
 
-def _card(gpu: Gpu) -> Iterator[str]:
+def _card_lines(gpu: Gpu) -> Iterator[str]:
     limit = f" of {gpu.power_limit:.0f}" if gpu.power_limit else ""
     state = (
         "" if gpu.utilization is None else f" · {gpu.utilization} % busy",
@@ -147,3 +161,94 @@ def _cut(line: str, width: int) -> str:
         indent = line[: -len(path)]
         return f"{indent}\N{HORIZONTAL ELLIPSIS}{path[len(indent) + 1 - width :]}"
     return f"{line[: width - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def env(as_json: Json = False) -> None:
+    """Show versions, cards, cores, memory, scheduler and the variables that change a launch. Secrets are masked.
+
+    Example: trainkit env
+    """
+    from trainkit.machine.probe import probe
+
+    sections = report(probe(), dict(os.environ))
+    sys.stdout.write(json.dumps(sections, indent=2) + "\n" if as_json else render_report(sections))
+
+
+def facts() -> None:
+    """Print the facts of this machine as JSON: cards, cores, memory, versions, the scheduler's allocation.
+
+    Example: trainkit facts > FACTS.json
+
+    Example: trainkit plan ddp --on FACTS.json
+    """
+    from trainkit.machine.probe import probe
+
+    sys.stdout.write(json.dumps(probe().to_json(), indent=2) + "\n")
+
+
+def report(facts: Facts, environ: Mapping[str, str]) -> Sections:
+    """Everything, by section; secret values are masked."""
+    build = facts.torch
+    limit = "" if facts.cpu_limit is None else f", {facts.cpu_limit:g} by the control group"
+    available = "" if facts.memory_available is None else f", {facts.memory_available / GIB:.1f} available"
+    job = facts.allocation
+    reasons = [facts.notes[name] for name in ("gpus", "nvidia", "amd") if name in facts.notes]
+    without = "Apple's GPU (MPS)" if facts.mps else "; ".join(reasons) or "no driver"
+    sections: Sections = {
+        "trainkit": {
+            "version": __version__,
+            "installed in": str(Path(__file__).resolve().parents[2]),
+            "python": f"{facts.python}, {facts.executable}",
+            "system": f"{facts.system}, kernel {facts.kernel}, {facts.machine}",
+        },
+        "packages": {**facts.packages, "torch was built for": build.built_for if build else "(torch is not installed)"},
+        "processor": {
+            "name": facts.cpu_name or "?",
+            "cores": f"{facts.cpu_cores} to be used, {facts.cpu_total or '?'} in all{limit}",
+            "memory": f"{facts.memory_total / GIB:.1f} GiB{available}",
+            "NUMA nodes": str(len(facts.numa) or "?"),
+        },
+        "cards": {f"card {gpu.index}": _card(gpu) for gpu in facts.gpus} or {"none": without},
+        "scheduler": {"job": f"{job.scheduler} {job.job}", **job.variables} if job else {},
+        "environment": {name: shown(name, environ[name]) for name in sorted(environ) if changes_launch(name)},
+        "not found out": {name: note for name, note in facts.notes.items() if name not in {"nvidia", "amd"}},
+    }
+    if facts.driver:
+        sections["cards"] |= {"driver": f"{facts.driver}, runs CUDA up to {facts.cuda_driver}"}
+    if facts.nccl:
+        sections["packages"] |= {"nccl": facts.nccl}
+    return {title: rows for title, rows in sections.items() if rows}
+
+
+def render_report(sections: Sections) -> str:
+    """Plain text, one line a value, to be pasted as it is."""
+    text = ""
+    for title, rows in sections.items():
+        # A value with a line break or a control character is shown escaped.
+        values = (
+            each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in rows.values()
+        )
+        text += f"{title}:\n" + table((f"  {name}", value) for name, value in zip(rows, values, strict=True))
+    return text
+
+
+def changes_launch(name: str) -> bool:
+    """Whether a variable changes a launch."""
+    return any(name == known if known in _WHOLE else name.startswith(known) for known in LAUNCH_VARIABLES)
+
+
+def shown(name: str, value: str) -> str:
+    """The value as others may see it."""
+    from trainkit.recipe.layers.secrets import is_secret_name, mask, mask_line
+
+    return mask(value) if is_secret_name(name) else _IN_URL.sub("***@", mask_line(value))
+
+
+def _card(gpu: Gpu) -> str:
+    major, minor = gpu.compute_capability
+    split = f", split by MIG into {len(gpu.instances)}" if gpu.mig else ""
+    memory = f"{gpu.memory_total / GIB:.1f} GiB, {gpu.memory_free / GIB:.1f} free"
+    limits = ((gpu.power_limit, "W at most"), (gpu.clock_limit, "MHz at most"))
+    bounds = "".join(f", {limit:.0f} {unit}" for limit, unit in limits if limit)
+    place = f", {gpu.pci_bus_id}" if gpu.pci_bus_id else ""
+    return f"{gpu.name}, {memory}, compute capability {major}.{minor}{split}{bounds}, {gpu.uuid}{place}"

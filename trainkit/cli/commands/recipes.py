@@ -1,0 +1,192 @@
+"""`trainkit ls`, `cp`, `check`, `explain` and `schema`: recipes as files, without a run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trainkit.cli.diagnostics import show_diagnostics
+from trainkit.cli.disk import MACHINES, MODELINE, Disk, schema_uri
+from trainkit.cli.options import Force, Json, On, Presets, Variant
+from trainkit.cli.pipeline import no_recipe, plan_recipe, replaces_recipe, resolve_request, show_warnings, split_line
+from trainkit.errors import Diagnostic, ExitCode, TrainkitError, UsageError
+from trainkit.text import table
+
+
+def ls(
+    pattern: Annotated[str, typer.Argument(metavar="[WORD]", help="Show only names that hold this word.")] = "",
+    as_json: Json = False,
+) -> None:
+    """List what is shipped. `trainkit cp NAME` copies a recipe or preset, `extends: NAME` builds on a preset.
+
+    Machines are for planning: `trainkit plan RECIPE --on 8xh100`.
+
+    Example: trainkit ls strategy
+    """
+    from trainkit.cli.machines import profiles
+
+    known = {**Disk().shipped(), **{f"{MACHINES}/{name}": str(path) for name, path in profiles().items()}}
+    found = [(name, path, first_comment(Path(path))) for name, path in sorted(known.items()) if pattern in name]
+    if as_json:
+        listing = [dict(zip(("name", "path", "description"), each, strict=True)) for each in found]
+        sys.stdout.write(json.dumps(listing, indent=2) + "\n")
+        return
+    if not found:
+        sys.stderr.write(f"nothing shipped has {pattern!r} in its name; `trainkit ls` shows all\n")
+        raise typer.Exit(ExitCode.USAGE)
+    sys.stdout.write(table((name, description) for name, _, description in found))
+
+
+def first_comment(path: Path) -> str:
+    """The first comment of a YAML file that is not an editor's modeline: what the file is for."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#") and not line.startswith(MODELINE):
+            return line.lstrip("# ").rstrip()
+    return ""
+
+
+def cp(
+    name: Annotated[str, typer.Argument(help="A name that `trainkit ls` shows.")],
+    destination: Annotated[str, typer.Argument(help="File or folder (`new/` is made); default: here.")] = ".",
+    force: Force = False,
+) -> None:
+    """Copy a shipped recipe or preset, to edit it.
+
+    Example: trainkit cp quickstart my-run.yaml
+    """
+    shipped = Disk().shipped()
+    path = shipped.get(f"recipes/{name}") or shipped.get(name)
+    if path is None:
+        from trainkit.recipe.validation.suggestions import nearest
+
+        near = nearest(name, [*shipped, *(key.removeprefix("recipes/") for key in shipped)])
+        hint = f"did you mean {near!r}?" if near else "`trainkit ls` shows the names"
+        raise UsageError(f"nothing shipped is named {name!r}", hint=hint)
+    source, target = Path(path), Path(destination)
+    if destination.endswith("/") or target.is_dir():
+        target = target / source.name
+    # With the modeline of this installation: a copy elsewhere is as far from the schema as it may be.
+    lines = [line for line in source.read_text(encoding="utf-8").splitlines(keepends=True) if MODELINE not in line]
+    text = f"{MODELINE}{schema_uri()}\n{''.join(lines)}"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        if not target.exists():
+            raise UsageError(f"{target.parent} is not a folder", hint="give another destination") from error
+        raise UsageError(f"{target} exists", hint="give another name, or --force to replace it") from error
+    except OSError as error:
+        raise UsageError(f"{target} cannot be written: {error.strerror}", hint="give another destination") from error
+    sys.stdout.write(f"{target}\n")
+
+
+def check(context: typer.Context, presets: Presets = None, as_json: Json = False) -> None:
+    """Validate recipes without planning or starting anything. Exit code 2 means that one of them is wrong.
+
+    RECIPE is a file, a run directory or a shipped name. Its variants are validated with it.
+
+    Example: trainkit check recipes/*.yaml
+    """
+    recipes, overrides = split_line(context.args, most=len(context.args), what="recipes")
+    if not recipes:
+        raise no_recipe("check RECIPE...")
+    reports: list[dict[str, Any]] = []
+    for recipe in recipes:
+        diagnostics, valid = judge(recipe, overrides, presets)
+        reports.append({"recipe": recipe, "valid": valid, "diagnostics": [asdict(item) for item in diagnostics]})
+        if not as_json:
+            show_diagnostics(diagnostics)
+            sys.stdout.write(f"{recipe}: {'ok' if valid else 'wrong'}\n")
+    if as_json:
+        sys.stdout.write(json.dumps(reports, indent=2) + "\n")
+    if not all(report["valid"] for report in reports):
+        raise typer.Exit(ExitCode.USAGE)
+
+
+def judge(recipe: str, overrides: Sequence[str], presets: Sequence[str] | None) -> tuple[list[Diagnostic], bool]:
+    """The findings on a recipe and each of its variants, every one once, and whether all are valid."""
+    found: list[Diagnostic] = []
+    valid = True
+    variants: list[str | None] = [None]
+    for variant in variants:  # which grows: the recipe without a variant names them
+        try:
+            resolved = resolve_request(recipe, overrides, presets, variant=variant)
+            found += resolved.warnings
+            if variant is None:
+                variants += resolved.variants
+        except TrainkitError as error:
+            found += error.diagnostics
+            valid = False
+    unique = {(each.what, each.key, each.origin.place if each.origin else ""): each for each in reversed(found)}
+    return list(reversed(unique.values())), valid
+
+
+def explain(
+    context: typer.Context,
+    presets: Presets = None,
+    variant: Variant = None,
+    machine: On = None,
+    token: Annotated[
+        str | None,
+        typer.Option("--token", metavar="WORD", help="A word of the plan's command, also one that looks like a flag."),
+    ] = None,
+) -> None:
+    """Say where the value of KEY in RECIPE came from: the winner, every value it beat, each with its origin.
+
+    KEY may also name a part of the plan: a variable, a file's key, a word of the
+    command. Without KEY all set values are listed.
+
+    Example: trainkit explain quickstart optimizer.lr
+
+    Example: trainkit explain ddp --token=--nproc-per-node=2
+    """
+    from trainkit.cli.machines import machine_facts
+    from trainkit.plan.render import explain as renderer
+    from trainkit.recipe.schema import fields
+
+    given, overrides = split_line(context.args, most=2, what="a recipe and a key")
+    recipe, *queries = given or [""]
+    # Where presets or a program are in place of a recipe, one word alone may be the key.
+    if replaces_recipe(overrides, presets) and not queries and (not recipe or recipe in fields.schema().settings):
+        recipe, queries = "", [recipe] if recipe else []
+    elif not recipe:
+        raise no_recipe("explain RECIPE [KEY]")
+    if token is not None:
+        queries.append(token)
+    resolved = show_warnings(resolve_request(recipe or None, overrides, presets, context.obj, variant))
+    if not queries:
+        sys.stdout.write(renderer.render_all(resolved))
+        return
+    planned = plan_recipe(resolved, machine_facts(machine))
+    sys.stdout.write("\n".join(renderer.render(query, resolved, planned) for query in queries))
+
+
+def schema(
+    reference: Annotated[
+        bool, typer.Option("--reference", help="Print the reference of all keys as text instead.")
+    ] = False,
+    flags: Annotated[
+        bool, typer.Option("--flags", help="Print the reference of all override flags as text instead.")
+    ] = False,
+) -> None:
+    """Print the JSON Schema of recipes, for editors that complete and check YAML.
+
+    Example: trainkit schema > recipe.schema.json
+    """
+    from trainkit.flags.registry import flag_reference
+    from trainkit.recipe.schema.json_schema import json_schema
+    from trainkit.recipe.schema.reference import reference_text
+
+    if flags:
+        sys.stdout.write(flag_reference())
+    elif reference:
+        sys.stdout.write(reference_text())
+    else:
+        sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")
