@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.cli.pipeline import resolve_request
-from trainkit.doctor.check import CheckResult
+from trainkit.doctor.check import CheckResult, Host, Space, Target
 from trainkit.doctor.commands import Commands
 from trainkit.doctor.examine import apply
-from trainkit.doctor.host import Host, Space, Target
 from trainkit.doctor.registry import CHECKS
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan

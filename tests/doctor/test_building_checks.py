@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from prepared_machine import GIB, Machine, target_for, text_of
 
+from trainkit.doctor.check import Target
 from trainkit.doctor.checks import collectives
-from trainkit.doctor.host import Target
 from trainkit.machine.facts import Gpu, GpuProcess, MigInstance
 
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler here")

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from prepared_machine import Machine
 
-from trainkit.doctor.check import Check, CheckResult, Finding, Level, ok, skipped, worst
+from trainkit.doctor.check import Check, CheckResult, Finding, Host, Level, Target, ok, skipped, worst
 from trainkit.doctor.commands import Commands
 from trainkit.doctor.examine import examine
-from trainkit.doctor.host import Host, Target
 from trainkit.doctor.registry import CHECKS
 from trainkit.doctor.rendering import as_data, render
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from prepared_machine import GIB, MIB, Machine, target_for, text_of
 
-from trainkit.doctor.check import Level
-from trainkit.doctor.host import Space
+from trainkit.doctor.check import Level, Space
 from trainkit.text import format_size
 
 SHARED = "shared-memory"

@@ -1,12 +1,22 @@
-"""What a check is, and what it returns: findings with evidence and fix."""
+"""What a check is, what it looks at (host and target, which a test can make up), and what it returns: findings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+import shlex
+import shutil
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Literal
 
-from trainkit.doctor.host import Host, Target
+from trainkit.doctor.commands import Done
+from trainkit.machine.facts import Facts
+from trainkit.plan.model import Plan
+from trainkit.recipe.schema import Recipe
 
 Level = Literal["ok", "skipped", "note", "warning", "problem"]
 LEVELS: tuple[Level, ...] = ("ok", "skipped", "note", "warning", "problem")  # from harmless to worst
@@ -80,3 +90,142 @@ class Check:
 def requirement_level(target: Target) -> Level:
     """How bad it is that something is missing: a problem for a plan that needs it, a warning without a recipe."""
     return "warning" if target.anything else "problem"
+
+
+RLIMITS = {"open files": "RLIMIT_NOFILE", "processes": "RLIMIT_NPROC", "locked memory": "RLIMIT_MEMLOCK"}
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """A file system. In bytes, as this user may fill it; files: how many more it takes, None where it has no count."""
+
+    total: int
+    free: int
+    files: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Everything that a check may look at.
+
+    root: where /proc, /sys, /dev, /usr and the like are looked for. folder: the working folder.
+    packages: folders of Python packages, as sys.path has them. headers: folder of the interpreter's C headers.
+    space: of the file system of a path; raises OSError. limits: soft and hard limit of this process by the names of
+    RLIMITS; -1 is none. run: as `Commands` does, which never raises for what a command does.
+    """
+
+    facts: Facts
+    environ: Mapping[str, str]
+    root: Path
+    folder: Path
+    packages: tuple[str, ...]
+    headers: Path
+    limits: Mapping[str, tuple[int, int]]
+    run: Callable[..., Done]
+    space: Callable[[Path], Space]
+
+    def under(self, path: str) -> Path:
+        """An absolute path of the machine, below the root."""
+        return self.root / path.lstrip("/")
+
+    def which(self, name: str) -> Path | None:
+        """The program that a shell would start, by PATH."""
+        found = shutil.which(name, path=self.environ.get("PATH", os.defpath))
+        return Path(found) if found else None
+
+    def every(self, name: str) -> Iterator[Path]:
+        """All programs of a name on PATH, in its order."""
+        for folder in self.environ.get("PATH", os.defpath).split(os.pathsep):
+            path = Path(folder or ".", name)
+            if path.is_file() and os.access(path, os.X_OK):
+                yield path
+
+    @property
+    def home(self) -> Path:
+        """The user's home folder."""
+        return Path(self.environ.get("HOME") or "~").expanduser()
+
+    @property
+    def python(self) -> str:
+        """The interpreter, for commands to paste."""
+        return shlex.quote(self.facts.executable)
+
+    @property
+    def pip(self) -> str:
+        """This interpreter's pip: the one on PATH may belong to another."""
+        return f"{self.python} -m pip"
+
+
+def this_host(facts: Facts, run: Callable[..., Done], folder: Path, environ: Mapping[str, str]) -> Host:
+    """The host that this process sees. folder: the working folder. environ: of what the checks start."""
+    import resource
+
+    return Host(
+        facts=facts,
+        environ=environ,
+        root=Path("/"),
+        folder=folder,
+        # The ranks start with -P: what `python -m` or a script puts first is not theirs.
+        packages=tuple(folder or "." for folder in sys.path[0 if sys.flags.safe_path else 1 :]),
+        headers=Path(sysconfig.get_path("include")),
+        limits={name: resource.getrlimit(getattr(resource, constant)) for name, constant in RLIMITS.items()},
+        run=run,
+        space=space,
+    )
+
+
+def space(path: Path) -> Space:
+    """As statvfs reports it."""
+    found = os.statvfs(path)
+    files = found.f_favail if found.f_files else None
+    return Space(found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail, files)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the host is to run: the plan of a recipe, or without one anything. node_rank: the host's number."""
+
+    plan: Plan | None = None
+    recipe: Recipe | None = None
+    node_rank: int = 0
+
+    @property
+    def anything(self) -> bool:
+        """Whether there is no recipe."""
+        return self.plan is None
+
+    @property
+    def cuda(self) -> bool:
+        """Whether CUDA cards may be used."""
+        return self.plan is None or self.plan.topology.device == "cuda"
+
+    @property
+    def ranks(self) -> int:
+        """Ranks on this machine; 2 where nothing is planned."""
+        return self.plan.topology.groups[0].processes if self.plan else 2
+
+    @cached_property
+    def ops(self) -> tuple[str, ...]:
+        """The DeepSpeed ops that the plan builds before the ranks start."""
+        argv = [str(word) for item in (self.plan.preparations if self.plan else ()) for word in item.argv]
+        return tuple(argv[argv.index("--ops") + 1].split(",")) if "--ops" in argv else ()
+
+    @property
+    def deepspeed(self) -> bool:
+        """Whether DeepSpeed takes part."""
+        return self.plan is None or self.plan.strategy.kind.startswith("zero") or self.plan.launcher.kind == "deepspeed"
+
+    @property
+    def compiles(self) -> bool:
+        """Whether torch.compile is used, which makes C++ code on the CPU."""
+        return self.recipe is None or self.recipe.efficiency.compile.enabled
+
+    @property
+    def compiles_cuda(self) -> bool:
+        """Whether CUDA extensions may be built; of a plan these are DeepSpeed's ops."""
+        return self.plan is None or (bool(self.ops) and self.cuda)
+
+    @property
+    def output_root(self) -> str:
+        """The folder of run directories."""
+        return self.plan.output_root if self.plan else "runs"

@@ -10,10 +10,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import subprocess
 
 MOST_OUTPUT = 64 * 1024  # characters of each stream that are kept
 REMOVING = 1.0  # seconds in which what was killed may still write
@@ -76,7 +72,12 @@ class Commands:
             output, errors = process.communicate(text, timeout=limit)
         except subprocess.TimeoutExpired:
             _kill_group(process.pid)
-            output, errors = _rest(process)
+            output = errors = ""
+            with contextlib.suppress(subprocess.TimeoutExpired):  # what left the group may still hold the pipes
+                output, errors = process.communicate(timeout=1)
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
             return Done(None, output, errors, f"{argv[0]} did not end within {limit:g} s")
         finally:
             with self._lock:
@@ -94,19 +95,6 @@ class Commands:
 def _kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):  # it has just ended
         os.killpg(pid, signal.SIGKILL)
-
-
-def _rest(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """What a killed command had written; nothing where a process that left its group still holds the pipes."""
-    import subprocess
-
-    try:
-        return process.communicate(timeout=1)
-    except subprocess.TimeoutExpired:
-        for stream in (process.stdin, process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
-        return "", ""
 
 
 @contextlib.contextmanager

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
-from trainkit.doctor.check import Check, CheckResult, Finding
+from trainkit.doctor.check import Check, CheckResult, Finding, Host, Target, this_host
 from trainkit.doctor.commands import Commands
-from trainkit.doctor.host import Host, Target, this_host
 from trainkit.errors import Diagnostic
 from trainkit.machine.facts import Facts
 

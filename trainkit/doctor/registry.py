@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from trainkit.doctor.check import Check, Finding, ok, skipped
+from trainkit.doctor.check import Check, Finding, Host, Target, ok, skipped
 from trainkit.doctor.checks.build_tools import BUILD_TOOLS, DEEPSPEED_OPS
 from trainkit.doctor.checks.collectives import COLLECTIVES
 from trainkit.doctor.checks.cuda_toolkits import TOOLKIT_VERSION, TOOLKITS
 from trainkit.doctor.checks.disk import DISK_SPACE, WRITE_SPEED
 from trainkit.doctor.checks.gpus import DRIVER, GPU_HEALTH
 from trainkit.doctor.checks.host_compiler import HOST_COMPILER
-from trainkit.doctor.checks.interpreter import INTERPRETER
 from trainkit.doctor.checks.limits import PROCESS_LIMITS, SHARED_MEMORY
 from trainkit.doctor.checks.network import HOST_NAMES, PORTS
-from trainkit.doctor.checks.packages import CUDA_LIBRARIES, PACKAGES
+from trainkit.doctor.checks.packages import CUDA_LIBRARIES, INTERPRETER, PACKAGES
 from trainkit.doctor.checks.stale_settings import STALE_SETTINGS
-from trainkit.doctor.host import Host, Target
 
 
 def plan_blockers(host: Host, target: Target) -> Iterator[Finding]:

@@ -20,10 +20,15 @@ def render(results: Sequence[CheckResult], subject: str, seconds: float) -> str:
     lines = [f"Doctor: {subject}", ""]
     skipped: dict[str, list[str]] = {}
     for result in results:
+        first, *more = sorted(result.findings, key=lambda finding: -LEVELS.index(finding.level))
         if result.level == "skipped":
             skipped.setdefault(result.findings[0].what, []).append(result.title)
-        else:
-            lines += _result(result)
+            continue
+        lines += _finding(f"{result.level:<{INDENT}}{result.title}: ", first)
+        for finding in more:
+            if finding.level not in QUIET or result.level == "ok":
+                label = "" if finding.level == result.level else f"{finding.level}: "
+                lines += _finding(" " * INDENT + label, finding)
     for why, titles in skipped.items():
         lines += _wrapped(f"{'skipped':<{INDENT}}{', '.join(titles)}: {why}", INDENT)
     levels = [result.level for result in results]
@@ -34,15 +39,6 @@ def render(results: Sequence[CheckResult], subject: str, seconds: float) -> str:
     ]
     lines += ["", f"{counted(len(results), 'check')} in {seconds:.1f} s: {', '.join(counts)}"]
     return "".join(f"{line}\n" for line in lines)
-
-
-def _result(result: CheckResult) -> Iterator[str]:
-    first, *more = sorted(result.findings, key=lambda finding: -LEVELS.index(finding.level))
-    yield from _finding(f"{result.level:<{INDENT}}{result.title}: ", first)
-    for finding in more:
-        if finding.level not in QUIET or result.level == "ok":
-            label = "" if finding.level == result.level else f"{finding.level}: "
-            yield from _finding(" " * INDENT + label, finding)
 
 
 def _finding(label: str, finding: Finding) -> Iterator[str]:

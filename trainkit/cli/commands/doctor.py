@@ -18,7 +18,7 @@ from trainkit.cli.pipeline import plan_recipe, resolve_line
 from trainkit.errors import ExitCode, MachineError
 
 if TYPE_CHECKING:
-    from trainkit.doctor.host import Target
+    from trainkit.doctor.check import Target
     from trainkit.machine.facts import Facts
 
 # Seconds: for cards that a sleeping driver wakes, and for everything but loading and printing.
@@ -35,9 +35,9 @@ def doctor(context: typer.Context, presets: Presets = None, variant: Variant = N
 
     Example: trainkit doctor quickstart --with strategy/ddp
     """
+    from trainkit.doctor.check import this_host
     from trainkit.doctor.commands import Commands, private_environment
     from trainkit.doctor.examine import examine
-    from trainkit.doctor.host import this_host
     from trainkit.doctor.registry import checks_for
     from trainkit.doctor.rendering import as_data, render
     from trainkit.machine.probe import probe
@@ -64,7 +64,7 @@ def doctor(context: typer.Context, presets: Presets = None, variant: Variant = N
 
 def target_of(context: typer.Context, presets: Presets, variant: str | None, facts: Facts) -> Target:
     """The plan of what the line names, on a machine; without a recipe, preset or override, anything."""
-    from trainkit.doctor.host import Target
+    from trainkit.doctor.check import Target
     from trainkit.runner.nodes import node_rank
 
     if not (context.args or presets or variant or context.obj):

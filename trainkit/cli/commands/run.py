@@ -56,8 +56,8 @@ def refuse_unfit(plan: Plan, recipe: Recipe, facts: Facts, given_rank: int | Non
 
     These are the plan's own blockers and the problems that the checks find.
     """
+    from trainkit.doctor.check import Target
     from trainkit.doctor.examine import examine_before_run
-    from trainkit.doctor.host import Target
     from trainkit.doctor.registry import FAST
     from trainkit.runner.nodes import node_rank
 

@@ -9,8 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from trainkit.doctor.check import Check, Finding, Level, ok, requirement_level, skipped
-from trainkit.doctor.host import Host, Target
+from trainkit.doctor.check import Check, Finding, Host, Level, Target, ok, requirement_level, skipped
 
 ASK_SECONDS = 10.0
 OPS_LIMIT = 16.0
@@ -35,13 +34,18 @@ def build_tools(host: Host, target: Target) -> list[Finding]:
     level = requirement_level(target)
     offloads = target.anything or "async_io" in target.ops
     compiler = list(_compiler(host, level))
-    found = [*compiler, *_headers(host, level)]
+    found, header = [*compiler], host.headers / "Python.h"
+    if not header.is_file():
+        version = ".".join(host.facts.python.split(".")[:2])
+        fix = f"sudo apt-get install python{version}-dev      # dnf: python{version}-devel"
+        found.append(Finding(level, "the headers of this interpreter are missing", (f"missing: {header}",), (fix,)))
     if target.anything or target.ops:
         found += _ninja(host, level)
     if not compiler and offloads and (why := trial(host, LIBAIO, "-laio")):
         flags = "CFLAGS=-I$CONDA_PREFIX/include LDFLAGS=-L$CONDA_PREFIX/lib"
-        fix = (INSTALL_LIBAIO, f"conda install -c conda-forge libaio && export {flags}")
-        found.append(Finding(level, "libaio cannot be linked, which offload to NVMe requires", (why,), fix))
+        conda = f"conda install -c conda-forge libaio && export {flags}"
+        what = "libaio cannot be linked, which offload to NVMe requires"
+        found.append(Finding(level, what, (why,), (INSTALL_LIBAIO, conda)))
     more = ", ninja and libaio" if offloads else " and ninja" if target.ops else ""
     return found or [ok(f"a C++ compiler, Python's headers{more} work")]
 
@@ -82,14 +86,6 @@ def trial(host: Host, source: str, *libraries: str) -> str:
         return ""
     errors = (line for line in done.errors.splitlines() if "error" in line or "cannot find" in line)
     return next(errors, done.said)
-
-
-def _headers(host: Host, level: Level) -> Iterator[Finding]:
-    header = host.headers / "Python.h"
-    if not header.is_file():
-        version = ".".join(host.facts.python.split(".")[:2])
-        fix = (f"sudo apt-get install python{version}-dev      # dnf: python{version}-devel",)
-        yield Finding(level, "the headers of this interpreter are missing", (f"missing: {header}",), fix)
 
 
 def _ninja(host: Host, level: Level) -> Iterator[Finding]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from trainkit.doctor.check import Check, Finding, Level, ok, skipped
+from trainkit.doctor.check import Check, Finding, Host, Level, Target, ok, skipped
 from trainkit.doctor.checks.stale_settings import matching
-from trainkit.doctor.host import Host, Target
 from trainkit.machine.selection import allocation
 from trainkit.planner.env import LEAKS
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainkit.doctor.check import NO_CUDA_BUILDS, Check, Finding, Level, ok, requirement_level, skipped
-from trainkit.doctor.host import Host, Target
+from trainkit.doctor.check import NO_CUDA_BUILDS, Check, Finding, Host, Level, Target, ok, requirement_level, skipped
 from trainkit.machine.versions import release
 
 # Major versions within which DeepSpeed takes any minor one (deepspeed/ops/op_builder/builder.py,

@@ -9,8 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainkit.doctor.check import Check, Finding, ok, skipped
-from trainkit.doctor.host import Host, Target
+from trainkit.doctor.check import Check, Finding, Host, Target, ok, skipped
 from trainkit.text import GIB, MIB, format_size
 
 BLOCK, MOST, SECONDS = 4 * MIB, 64 * MIB, 2.0

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from trainkit.doctor.check import NO_CUDA, Check, Finding, Level, ok, skipped
-from trainkit.doctor.host import Host, Target
+from trainkit.doctor.check import NO_CUDA, Check, Finding, Host, Level, Target, ok, skipped
 from trainkit.machine.facts import Gpu, TorchBuild
 from trainkit.machine.versions import at_least, release
 from trainkit.text import GIB, counted, format_size

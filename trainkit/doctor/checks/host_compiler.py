@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainkit.doctor.check import NO_CUDA_BUILDS, Check, Finding, Level, ok, requirement_level, skipped
+from trainkit.doctor.check import NO_CUDA_BUILDS, Check, Finding, Host, Level, Target, ok, requirement_level, skipped
 from trainkit.doctor.checks.cuda_toolkits import Toolkit, find_toolkits, torch_pick
-from trainkit.doctor.host import Host, Target
 
 SOURCE = "https://docs.nvidia.com/cuda/cuda-installation-guide-linux/#host-compiler-support-policy"
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from trainkit.doctor.check import Check, Finding, Level, ok, skipped
-from trainkit.doctor.host import Host, Target
+from trainkit.doctor.check import Check, Finding, Host, Level, Target, ok, skipped
 from trainkit.text import GIB, MIB, format_size
 
 # The default of a container (https://docs.docker.com/reference/cli/docker/container/run/):

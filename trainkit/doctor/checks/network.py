@@ -9,8 +9,7 @@ import socket
 from collections.abc import Iterator
 
 from trainkit.doctor.all_reduce import LOOPBACK, unreachable
-from trainkit.doctor.check import Check, Finding, Level, ok, skipped
-from trainkit.doctor.host import Host, Target
+from trainkit.doctor.check import Check, Finding, Host, Level, Target, ok, skipped
 from trainkit.errors import MachineError
 from trainkit.runner.ports import free_port
 
@@ -105,34 +104,29 @@ def taken(port: int) -> str:
 
 def host_names(host: Host, target: Target) -> list[Finding]:
     """Each name that does not resolve, and a loopback that does not answer."""
-    if target.plan and target.plan.topology.world_size == 1:
+    own, plan, found = host.facts.hostname, target.plan, []
+    if plan and plan.topology.world_size == 1:
         return [skipped("one process looks up no name")]
-    found = list(_names(host, target))
-    if why := unreachable():
-        evidence, fix = (f"{LOOPBACK}: {why}",), ("sudo ip link set lo up",)
-        found.append(Finding("problem", "the loopback interface does not answer", evidence, fix))
-    return found or [ok("this machine's name and localhost resolve, the loopback interface answers")]
-
-
-def _names(host: Host, target: Target) -> Iterator[Finding]:
-    own, plan = host.facts.hostname, target.plan
     node_0 = plan.rendezvous.rpartition(":")[0].strip("[]") if plan and plan.rendezvous != "auto" else ""
-    wanted = [name for name in dict.fromkeys((own, "localhost", node_0)) if name]
-    done = host.run((host.facts.executable, "-c", ASK, *wanted), NAMES_LIMIT - 1)
+    names = [name for name in dict.fromkeys((own, "localhost", node_0)) if name]
+    done = host.run((host.facts.executable, "-c", ASK, *names), NAMES_LIMIT - 1)
     if not done.fine:
-        what = f"the name service does not answer for {' and '.join(wanted)}"
-        yield Finding("problem", what, (done.said,), ('getent hosts "$(hostname)"      # should answer at once',))
-        return
-    for name, answer in json.loads(done.output).items():
+        what = f"the name service does not answer for {' and '.join(names)}"
+        look = 'getent hosts "$(hostname)"      # should answer at once'
+        found.append(Finding("problem", what, (done.said,), (look,)))
+    for name, answer in json.loads(done.output).items() if done.fine else ():
         if not isinstance(answer, str):
             continue
+        what = f"node 0 is called {name}, and that does not resolve here"
+        fix = f"getent hosts {name}      # then set nodes.rendezvous to an address, or add it to /etc/hosts"
         if name in (own, "localhost"):  # gloo listens on the address of the machine's own name (ProcessGroupGloo)
             what = f"the name {name} does not resolve; gloo looks itself up by it"
             fix = f"echo '127.0.0.1 {name}' | sudo tee -a /etc/hosts"
-        else:
-            what = f"node 0 is called {name}, and that does not resolve here"
-            fix = f"getent hosts {name}      # then set nodes.rendezvous to an address, or add it to /etc/hosts"
-        yield Finding("problem", what, (answer,), (fix,))
+        found.append(Finding("problem", what, (answer,), (fix,)))
+    if why := unreachable():
+        evidence, up = (f"{LOOPBACK}: {why}",), ("sudo ip link set lo up",)
+        found.append(Finding("problem", "the loopback interface does not answer", evidence, up))
+    return found or [ok("this machine's name and localhost resolve, the loopback interface answers")]
 
 
 PORTS = Check("ports", "ports", 3.0, ports, fast=True)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trainkit.doctor.check import Check, Finding, Level, ok
-from trainkit.doctor.host import Host, Target
+from trainkit.doctor.check import Check, Finding, Host, Level, Target, ok
 from trainkit.planner.env import LEAKS
 from trainkit.recipe.layers.secrets import is_secret_name
 
