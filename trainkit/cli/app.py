@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from trainkit import __version__
 from trainkit.cli.options import Command, CommandGroup, ImportCommand, LaunchCommand, RecipeCommand
@@ -29,7 +30,7 @@ COMMANDS: Mapping[str, tuple[str, type[Command | CommandGroup], str]] = {
     "config": ("config:config", Command, ""),
     "schema": ("recipes:schema", Command, ""),
     "doctor": ("doctor:doctor", RecipeCommand, "[RECIPE] [OVERRIDE]..."),
-    "export": ("export:export", Command, ""),
+    "export": ("runs:export", Command, ""),
     "import": ("import_:import_", ImportCommand, "FILE [-- SCRIPT WORDS...] | COMMAND..."),
     "runs": ("runs:app", CommandGroup, ""),
 }
@@ -83,7 +84,7 @@ def _show_version(asked: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+        bool, Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
     pass

@@ -7,26 +7,25 @@ import textwrap
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
 Presets = Annotated[
     list[str] | None,
-    typer.Option("--with", metavar="PRESET", help="Put a preset on top of the recipe; may be repeated."),
+    Option("--with", metavar="PRESET", help="Put a preset on top of the recipe; may be repeated."),
 ]
-Variant = Annotated[
-    str | None, typer.Option("--variant", metavar="NAME", help="Take this one of the recipe's variants.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+Variant = Annotated[str | None, Option("--variant", metavar="NAME", help="Take this one of the recipe's variants.")]
+Json = Annotated[bool, Option("--json", help="Print JSON for scripts.")]
 On = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--on",
         metavar="MACHINE",
         help="Another machine than this: a file that `trainkit facts` made there, or a profile such as 8xh100.",
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
-Root = Annotated[str, typer.Option("--root", metavar="FOLDER", help="The recipes' output.root.")]
+Force = Annotated[bool, Option("--force", help="Replace an existing file.")]
+Root = Annotated[str, Option("--root", metavar="FOLDER", help="The recipes' output.root.")]
 
 _NARROWEST, _WIDEST = 40, 100  # columns of the text below the options
 

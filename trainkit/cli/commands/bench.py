@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.options import Json, Presets
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 AFRESH = "checkpoint.resume=never"
 
 
-Only = Annotated[str | None, typer.Option("--only", metavar="NAME,NAME", help="Run only these variants, and the base.")]
+Only = Annotated[str | None, Option("--only", metavar="NAME,NAME", help="Run only these variants, and the base.")]
 Output = Annotated[
-    Path | None, typer.Option("--output", metavar="FOLDER", help="Where table and plot go; default: beside the runs.")
+    Path | None, Option("--output", metavar="FOLDER", help="Where table and plot go; default: beside the runs.")
 ]
 
 
@@ -40,10 +41,10 @@ def bench(
     *,
     presets: Presets = None,
     only: Only = None,
-    no_base: Annotated[bool, typer.Option("--no-base", help="Leave out the recipe without a variant.")] = False,
-    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Runs of each; the table shows the medians.")] = 1,
+    no_base: Annotated[bool, Option("--no-base", help="Leave out the recipe without a variant.")] = False,
+    repeat: Annotated[int, Option("--repeat", min=1, help="Runs of each; the table shows the medians.")] = 1,
     output: Output = None,
-    no_plot: Annotated[bool, typer.Option("--no-plot", help="Draw nothing (drawing needs matplotlib).")] = False,
+    no_plot: Annotated[bool, Option("--no-plot", help="Draw nothing (drawing needs matplotlib).")] = False,
     as_json: Json = False,
 ) -> None:
     """Run RECIPE and each of its variants one after another, and compare them.

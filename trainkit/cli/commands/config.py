@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from trainkit.cli.disk import Disk, working_folder
 from trainkit.cli.options import On
@@ -21,15 +22,13 @@ if TYPE_CHECKING:
     from trainkit.wizard.session import Session
 
 
-Output = Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="The recipe to write.")]
-From = Annotated[
-    str | None, typer.Option("--from", metavar="RECIPE", help="Start from this recipe; the new one extends it.")
-]
+Output = Annotated[str, Option("--output", "-o", metavar="FILE", help="The recipe to write.")]
+From = Annotated[str | None, Option("--from", metavar="RECIPE", help="Start from this recipe; the new one extends it.")]
 Answers = Annotated[
-    str | None, typer.Option("--answers", metavar="FILE", help="Answers in YAML, by recipe key; not asked again.")
+    str | None, Option("--answers", metavar="FILE", help="Answers in YAML, by recipe key; not asked again.")
 ]
 Given = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One answer, or any setting; may be repeated.")
+    list[str] | None, Option("--set", metavar="KEY=VALUE", help="One answer, or any setting; may be repeated.")
 ]
 
 
@@ -40,8 +39,8 @@ def config(
     on: On = None,
     answers: Answers = None,
     given: Given = None,
-    defaults: Annotated[bool, typer.Option("--defaults", help="Ask nothing: take what is proposed.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file without asking.")] = False,
+    defaults: Annotated[bool, Option("--defaults", help="Ask nothing: take what is proposed.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace an existing file without asking.")] = False,
 ) -> None:
     """Write a recipe from a few questions, of which this machine and your answers leave as few as possible.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.disk import Disk, schema_uri, working_folder, write_file
@@ -17,10 +18,10 @@ from trainkit.cli.options import Force
 from trainkit.errors import UsageError
 
 Output = Annotated[
-    str | None, typer.Option("--output", "-o", metavar="FILE", help="The recipe to write; default: standard output.")
+    str | None, Option("--output", "-o", metavar="FILE", help="The recipe to write; default: standard output.")
 ]
 Kind = Annotated[
-    str | None, typer.Option("--kind", metavar="KIND", help="What the program is (program.kind), where you know.")
+    str | None, Option("--kind", metavar="KIND", help="What the program is (program.kind), where you know.")
 ]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from trainkit import __version__
 from trainkit.cli.options import Json, On
@@ -40,7 +40,7 @@ _IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
 
 def gpus(
     as_json: Json = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Show them again every second, until Ctrl-C.")] = False,
+    watch: Annotated[bool, Option("--watch", help="Show them again every second, until Ctrl-C.")] = False,
     machine: On = None,
 ) -> None:
     """Show the cards: memory, use, processes and their owners, and which trainkit run holds each.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.disk import write_file
@@ -23,18 +24,16 @@ if TYPE_CHECKING:
 
 NARROWEST = 60  # columns
 Shell = Annotated[
-    bool, typer.Option("--shell", help="Print a shell script that runs the plan without trainkit's command line.")
+    bool, Option("--shell", help="Print a shell script that runs the plan without trainkit's command line.")
 ]
 Diff = Annotated[
     str | None,
-    typer.Option("--diff", metavar="OTHER", help="Show what differs from the plan of another recipe or run."),
+    Option("--diff", metavar="OTHER", help="Show what differs from the plan of another recipe or run."),
 ]
 Export = Annotated[
-    str | None, typer.Option("--export", metavar="TOOL", help="Write it for accelerate, deepspeed or hf (Trainer).")
+    str | None, Option("--export", metavar="TOOL", help="Write it for accelerate, deepspeed or hf (Trainer).")
 ]
-Output = Annotated[
-    str | None, typer.Option("--output", metavar="FOLDER", help="Where --export writes; one file is printed.")
-]
+Output = Annotated[str | None, Option("--output", metavar="FOLDER", help="Where --export writes; one file is printed.")]
 
 
 def plan(

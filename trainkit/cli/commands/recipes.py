@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.disk import MACHINES, MODELINE, Disk, schema_uri
@@ -20,7 +21,7 @@ from trainkit.text import table
 
 
 def ls(
-    pattern: Annotated[str, typer.Argument(metavar="[WORD]", help="Show only names that hold this word.")] = "",
+    pattern: Annotated[str, Argument(metavar="[WORD]", help="Show only names that hold this word.")] = "",
     as_json: Json = False,
 ) -> None:
     """List what is shipped. `trainkit cp NAME` copies a recipe or preset, `extends: NAME` builds on a preset.
@@ -52,8 +53,8 @@ def first_comment(path: Path) -> str:
 
 
 def cp(
-    name: Annotated[str, typer.Argument(help="A name that `trainkit ls` shows.")],
-    destination: Annotated[str, typer.Argument(help="File or folder (`new/` is made); default: here.")] = ".",
+    name: Annotated[str, Argument(help="A name that `trainkit ls` shows.")],
+    destination: Annotated[str, Argument(help="File or folder (`new/` is made); default: here.")] = ".",
     force: Force = False,
 ) -> None:
     """Copy a shipped recipe or preset, to edit it.
@@ -135,7 +136,7 @@ def explain(
     machine: On = None,
     token: Annotated[
         str | None,
-        typer.Option("--token", metavar="WORD", help="A word of the plan's command, also one that looks like a flag."),
+        Option("--token", metavar="WORD", help="A word of the plan's command, also one that looks like a flag."),
     ] = None,
 ) -> None:
     """Say where the value of KEY in RECIPE came from: the winner, every value it beat, each with its origin.
@@ -169,11 +170,9 @@ def explain(
 
 
 def schema(
-    reference: Annotated[
-        bool, typer.Option("--reference", help="Print the reference of all keys as text instead.")
-    ] = False,
+    reference: Annotated[bool, Option("--reference", help="Print the reference of all keys as text instead.")] = False,
     flags: Annotated[
-        bool, typer.Option("--flags", help="Print the reference of all override flags as text instead.")
+        bool, Option("--flags", help="Print the reference of all override flags as text instead.")
     ] = False,
 ) -> None:
     """Print the JSON Schema of recipes, for editors that complete and check YAML.

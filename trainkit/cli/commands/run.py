@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.options import Presets, Variant
@@ -25,9 +26,9 @@ def run(
     variant: Variant = None,
     node_rank: Annotated[
         int | None,
-        typer.Option("--node-rank", min=0, help="This machine's number among several, where no scheduler sets it."),
+        Option("--node-rank", min=0, help="This machine's number among several, where no scheduler sets it."),
     ] = None,
-    machine: Annotated[str | None, typer.Option("--on", hidden=True)] = None,
+    machine: Annotated[str | None, Option("--on", hidden=True)] = None,
 ) -> None:
     """Run RECIPE (a file, a shipped name, or the directory of an earlier run). Words after -- go to the program.
 
