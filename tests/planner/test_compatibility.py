@@ -17,14 +17,14 @@ from trainkit.machine.facts import Facts
 from trainkit.machine.versions import at_least
 from trainkit.plan.combination import Amount, Combination
 from trainkit.planner.build import build_plan
-from trainkit.planner.requirements import REQUIREMENTS, of_launcher, of_program
-from trainkit.planner.rules.compatibility import (
+from trainkit.planner.compatibility import (
     DEVICES,
-    REFUSALS,
     STRATEGIES,
     refusals,
     table_rows,
 )
+from trainkit.planner.refusals import REFUSALS
+from trainkit.planner.requirements import REQUIREMENTS, of_launcher, of_program
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Launcher
 

@@ -17,7 +17,7 @@ from trainkit.frameworks.hf_trainer.support import REACH
 from trainkit.frameworks.torch_xla import on_xla
 from trainkit.plan.combination import Combination
 from trainkit.plan.context import Context
-from trainkit.planner.rules.compatibility import refusals
+from trainkit.planner.compatibility import refusals
 
 
 class Export(Protocol):

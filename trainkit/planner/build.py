@@ -28,6 +28,7 @@ from trainkit.plan.support import unreached
 from trainkit.planner import expected
 from trainkit.planner.batch import solve_batch
 from trainkit.planner.choices import choose_launcher, strategy_choice
+from trainkit.planner.compatibility import unsupported
 from trainkit.planner.dtype import choose_dtype
 from trainkit.planner.env import check_environment, overwritten, plan_environment
 from trainkit.planner.fingerprint import recipe_digest, training_digest
@@ -35,7 +36,6 @@ from trainkit.planner.notices import plan_notices
 from trainkit.planner.numa import core_argv
 from trainkit.planner.placement import name_cards, place
 from trainkit.planner.resume import Reader, SavedCheckpoint, choose_resume
-from trainkit.planner.rules.compatibility import unsupported
 from trainkit.planner.techniques import techniques_in_force
 
 if TYPE_CHECKING:

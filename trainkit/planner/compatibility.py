@@ -12,14 +12,13 @@ from trainkit.machine.facts import Gpu
 from trainkit.plan.combination import Amount, Combination, Refusal
 from trainkit.plan.model import Topology
 from trainkit.planner.placement import kind_of_cards
-from trainkit.planner.rules import placement, programs, techniques
+from trainkit.planner.refusals import REFUSALS
 from trainkit.recipe.schema import Recipe, StrategyKind
 from trainkit.text import counted
 
 if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
 
-REFUSALS: tuple[Refusal, ...] = (*placement.REFUSALS, *techniques.REFUSALS, *programs.REFUSALS)
 STRATEGIES: tuple[str, ...] = get_args(StrategyKind)
 DEVICES = ("cpu", "cuda", "mps")  # of the built-in trainer
 

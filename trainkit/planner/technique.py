@@ -57,3 +57,13 @@ def value_of(context: Context, key: str) -> object:
 def has(key: str, *values: object) -> InForce:
     """Whether the setting has one of the values; without values, whether it is on at all."""
     return lambda context: value_of(context, key) in values if values else bool(value_of(context, key))
+
+
+def compiled_with(key: str, *values: object) -> InForce:
+    """Whether the model is compiled, with one of these values."""
+    return lambda context: context.recipe.efficiency.compile.enabled and has(key, *values)(context)
+
+
+def packs(context: Context) -> bool:
+    """Labelled texts are a sample each, whatever the setting says."""
+    return has("data.packing")(context) and getattr(context.recipe.model, "task", "") != "sequence_classification"

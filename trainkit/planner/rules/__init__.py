@@ -1,1 +1,0 @@
-"""What cannot work together, by subject, each with its reason and what to choose instead."""
