@@ -24,11 +24,75 @@ class Merge:
 
     def add(self, layer: Layer) -> None:
         """Put one more layer on top."""
-        _merge_mapping(self, layer, self.tree, layer.tree, "")
+        self._add_mapping(layer, self.tree, layer.tree, "")
 
     def get(self, key: str) -> Any:
         """The merged value at a dotted key; None where no layer gives it."""
         return value_at(self.tree, key)
+
+    def _add_mapping(self, layer: Layer, target: dict[str, Any], source: Mapping[str, Any], path: str) -> None:
+        """Put a mapping of the layer on top of `target`, the mapping so far at the same path."""
+        if path in tagged_sections():
+            self._change_kind(layer, target, source, path)
+        for raw, value in source.items():
+            name, modifier = split_modifier(raw, path)
+            key = f"{path}.{name}" if path else name
+            origin = _origin(layer, key)
+            replaced = f"dropped: {key} is replaced as a whole by {origin.place}"
+            if modifier == "+":
+                self._append(layer, target, name, key, value)
+            elif isinstance(value, Mapping):
+                self.places[key] = origin
+                if modifier == "!" or not isinstance(target.get(name), dict):
+                    self._drop(key, replaced)
+                    self._drop(f"{key}.", replaced)
+                    target[name] = {}
+                self._add_mapping(layer, target[name], value, key)
+            else:
+                if isinstance(target.get(name), dict):
+                    self._drop(f"{key}.", replaced)
+                target[name] = list(value) if isinstance(value, list) else value
+                self._record(layer, key, Entry(_shown(key, value), origin))
+
+    def _append(self, layer: Layer, target: dict[str, Any], name: str, key: str, value: Any) -> None:
+        before, origin = target.get(name), _origin(layer, key)
+        if before is not None and not isinstance(before, list):
+            kind = "a mapping" if isinstance(before, Mapping) else "a single value"
+            given = self.places.get(key)
+            what = f"`{name}+` appends to a list, and {key} is {kind}"
+            why = f"it was given at {given.place}" if given else ""
+            self.errors.append(Diagnostic("error", what, key, origin, why, f"write `{name}:` to replace it"))
+            return
+        added = value if isinstance(value, list) else [value]
+        target[name] = [*(before or []), *added]
+        note = f"appended {added!r}" if before else ""
+        self._record(layer, key, Entry(_shown(key, target[name]), origin, note), skip=len(before or []))
+
+    def _change_kind(self, layer: Layer, target: dict[str, Any], source: Mapping[str, Any], path: str) -> None:
+        """Settings of one kind mean nothing to another: a new kind starts its section again."""
+        old, new = target.get("kind"), source.get("kind", source.get("kind!"))
+        if old is None or new is None or old == new:
+            return
+        place = _origin(layer, f"{path}.kind").place
+        self._drop(f"{path}.", f"dropped: {path}.kind changed from {old} to {new} at {place}", keep=f"{path}.kind")
+        target.clear()
+
+    def _record(self, layer: Layer, key: str, entry: Entry, skip: int = 0) -> None:
+        """Add to the history. skip: how many elements a list had before; these keep their places."""
+        self.history.setdefault(key, []).append(entry)
+        self.places[key] = entry.origin
+        if isinstance(entry.value, list):
+            for position in range(len(entry.value) - skip):
+                place = layer.values.get(f"{key}.{position}", entry.origin)
+                self.places[f"{key}.{position + skip}"] = place
+
+    def _drop(self, prefix: str, note: str, keep: str = "") -> None:
+        """Mark every entry at the prefix as without effect. A prefix with a final dot means what lies below it."""
+        below = prefix.endswith(".")
+        for key, entries in self.history.items():
+            if (key.startswith(prefix) if below else key == prefix) and key != keep:
+                entries[:] = [each if each.dropped else replace(each, note=note, dropped=True) for each in entries]
+                self.places.pop(key, None)
 
 
 def merge(layers: Sequence[Layer]) -> Merge:
@@ -56,97 +120,8 @@ def split_modifier(raw: str, prefix: str) -> tuple[str, str]:
     return raw, ""
 
 
-@dataclass(frozen=True)
-class _Step:
-    """One key of one layer on its way into the tree. target: the mapping that gets it."""
-
-    state: Merge
-    layer: Layer
-    target: dict[str, Any]
-    name: str
-    key: str
-    origin: Origin
-
-
-def _merge_mapping(state: Merge, layer: Layer, target: dict[str, Any], source: Mapping[str, Any], path: str) -> None:
-    if path in tagged_sections():
-        _change_kind(state, layer, target, source, path)
-    for raw, value in source.items():
-        name, modifier = split_modifier(raw, path)
-        key = f"{path}.{name}" if path else name
-        step = _Step(state, layer, target, name, key, layer.origin(key) or _unplaced(layer))
-        if modifier == "+":
-            _append(step, value)
-        elif isinstance(value, Mapping):
-            _merge_into(step, value, modifier)
-        else:
-            _replace(step, value)
-
-
-def _unplaced(layer: Layer) -> Origin:
-    return Origin(layer.name, layer.strength, layer.name)
-
-
-def _merge_into(step: _Step, value: Mapping[str, Any], modifier: str) -> None:
-    step.state.places[step.key] = step.origin
-    if modifier == "!" or not isinstance(step.target.get(step.name), dict):
-        note = f"dropped: {step.key} is replaced as a whole by {step.origin.place}"
-        _drop(step.state, step.key, note)
-        _drop(step.state, f"{step.key}.", note)
-        step.target[step.name] = {}
-    _merge_mapping(step.state, step.layer, step.target[step.name], value, step.key)
-
-
-def _replace(step: _Step, value: Any) -> None:
-    if isinstance(step.target.get(step.name), dict):
-        _drop(step.state, f"{step.key}.", f"dropped: {step.key} is replaced as a whole by {step.origin.place}")
-    step.target[step.name] = list(value) if isinstance(value, list) else value
-    _record(step, Entry(_shown(step.key, value), step.origin))
-
-
-def _append(step: _Step, value: Any) -> None:
-    before = step.target.get(step.name)
-    if before is not None and not isinstance(before, list):
-        kind = "a mapping" if isinstance(before, Mapping) else "a single value"
-        given = step.state.places.get(step.key)
-        what = f"`{step.name}+` appends to a list, and {step.key} is {kind}"
-        why = f"it was given at {given.place}" if given else ""
-        hint = f"write `{step.name}:` to replace it"
-        step.state.errors.append(Diagnostic("error", what, step.key, step.origin, why, hint))
-        return
-    added = value if isinstance(value, list) else [value]
-    step.target[step.name] = [*(before or []), *added]
-    note = f"appended {added!r}" if before else ""
-    _record(step, Entry(_shown(step.key, step.target[step.name]), step.origin, note), skip=len(before or []))
-
-
-def _change_kind(state: Merge, layer: Layer, target: dict[str, Any], source: Mapping[str, Any], path: str) -> None:
-    old, new = target.get("kind"), source.get("kind", source.get("kind!"))
-    if old is None or new is None or old == new:
-        return
-    place = (layer.origin(f"{path}.kind") or _unplaced(layer)).place
-    _drop(state, f"{path}.", f"dropped: {path}.kind changed from {old} to {new} at {place}", keep=f"{path}.kind")
-    target.clear()
-
-
-def _record(step: _Step, entry: Entry, skip: int = 0) -> None:
-    """Add to the history. skip: how many elements of a list stood there before, and keep their places."""
-    step.state.history.setdefault(step.key, []).append(entry)
-    step.state.places[step.key] = entry.origin
-    if isinstance(entry.value, list):
-        for position in range(len(entry.value) - skip):
-            place = step.layer.values.get(f"{step.key}.{position}", entry.origin)
-            step.state.places[f"{step.key}.{position + skip}"] = place
-
-
-def _drop(state: Merge, prefix: str, note: str, keep: str = "") -> None:
-    """Mark every entry at the prefix as without effect. A prefix with a final dot means what lies below it."""
-    below = prefix.endswith(".")
-    found = [key for key in state.history if (key.startswith(prefix) if below else key == prefix) and key != keep]
-    for key in found:
-        entries = state.history[key]
-        state.history[key] = [each if each.dropped else replace(each, note=note, dropped=True) for each in entries]
-        state.places.pop(key, None)
+def _origin(layer: Layer, key: str) -> Origin:
+    return layer.origin(key) or Origin(layer.name, layer.strength, layer.name)
 
 
 def _shown(key: str, value: Any) -> Any:

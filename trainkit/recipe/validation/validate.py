@@ -26,10 +26,17 @@ Locate = Callable[[str], Origin | None]
 def unknown_keys(layer: Layer) -> list[Diagnostic]:
     """An error for each key of the layer that the schema does not have in any kind of its section."""
     found: list[Diagnostic] = []
-    for key, written in _unknown(layer.tree, ""):
+    unknown: list[tuple[str, str]] = []
+    _sift(layer.tree, unknown)
+    for key, written in unknown:
         origin = layer.key_origin(key)
         if "." in written and key in schema().keys:
-            found.append(_dotted(key, written, origin))
+            # A key with dots is one name in YAML; only the command line takes it apart.
+            *sections, last = written.split(".")
+            nested = "".join(f"{section}: {{" for section in sections) + f"{last}: …" + "}" * len(sections)
+            what = f"{written} is written as one name, and the settings of a file are nested"
+            hint = f"write `{nested}`; only flags have dots: {key}=VALUE"
+            found.append(Diagnostic("error", what, key, origin, hint=hint))
             continue
         close = nearest_key(key) if len(found) < _MAX_SUGGESTIONS else None
         section, _, name = key.rpartition(".")
@@ -41,39 +48,36 @@ def unknown_keys(layer: Layer) -> list[Diagnostic]:
     return found
 
 
-def _dotted(key: str, written: str, origin: Origin | None) -> Diagnostic:
-    """A key with dots is one name in YAML; only the command line takes it apart."""
-    *sections, last = written.split(".")
-    nested = "".join(f"{section}: {{" for section in sections) + f"{last}: …" + "}" * len(sections)
-    what = f"{written} is written as one name, and the settings of a file are nested"
-    return Diagnostic("error", what, key, origin, hint=f"write `{nested}`; only flags have dots: {key}=VALUE")
-
-
-def _unknown(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
-    """The dotted key and the name as it is written."""
-    for raw, value in tree.items():
-        name, _ = split_modifier(raw, prefix)
-        key = f"{prefix}.{name}" if prefix else name
-        if "." in name:
-            yield key, name
-        elif key in schema().sections:
-            if isinstance(value, Mapping):
-                yield from _unknown(value, key)
-        elif key not in schema().settings:
-            yield key, raw
-
-
-def without_unknown(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def without_unknown(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The tree without keys that no kind of their section has; those are reported at their layers' positions."""
+    return _sift(tree, [])
+
+
+def _sift(
+    tree: Mapping[str, Any],
+    unknown: list[tuple[str, str]],
+    prefix: str = "",
+    kinds: Mapping[str, str] | None = None,
+    skip: Callable[[Any], bool] | None = None,
+) -> dict[str, Any]:
+    """The settings of a tree, keys without their modifiers.
+
+    unknown: gets the dotted key and the name as written of each that the schema does not have.
+    kinds: what tagged sections are where they do not say it.
+    skip: whether a value is not final; then lists to be appended, which are not either, are left out too.
+    """
     kept: dict[str, Any] = {}
-    for name, value in tree.items():
+    for raw, value in tree.items():
+        name, modifier = split_modifier(raw, prefix)
         key = f"{prefix}.{name}" if prefix else name
-        if "." in name:
-            continue
-        if key in schema().sections and isinstance(value, Mapping):
-            kept[name] = without_unknown(value, key)
-        elif key in schema().sections or key in schema().settings:
+        if "." in name or (key not in schema().sections and key not in schema().settings):
+            unknown.append((key, name if "." in name else raw))
+        elif isinstance(value, Mapping) and key in schema().sections:
+            kept[name] = _sift(value, unknown, key, kinds, skip)
+        elif skip is None or (modifier != "+" and (key in open_keys() or not skip(value))):
             kept[name] = value
+    if kinds and prefix in kinds:
+        kept.setdefault("kind", kinds[prefix])
     return kept
 
 
@@ -83,7 +87,7 @@ def validate_layer(layer: Layer, kinds: Mapping[str, str], skip: Callable[[Any],
     kinds: the kind of each tagged section, for a layer that does not say it.
     skip: whether a value is not final (an interpolation).
     """
-    tree = _final(layer.tree, "", kinds, skip)
+    tree = _sift(layer.tree, [], kinds=kinds, skip=skip)
     try:
         Recipe.model_validate(tree)
     except ValidationError as error:
@@ -117,26 +121,6 @@ def default_kind(section: str) -> str:
     """The kind of a tagged section that no layer mentions."""
     info = next(field for name, field in Recipe.model_fields.items() if (field.alias or name) == section)
     return str(info.get_default().kind)
-
-
-def _final(
-    tree: Mapping[str, Any], prefix: str, kinds: Mapping[str, str], skip: Callable[[Any], bool]
-) -> dict[str, Any]:
-    final: dict[str, Any] = {}
-    for raw, value in tree.items():
-        name, modifier = split_modifier(raw, prefix)
-        key = f"{prefix}.{name}" if prefix else name
-        if "." in name:
-            continue
-        if isinstance(value, Mapping) and key in schema().sections:
-            final[name] = _final(value, key, kinds, skip)
-        elif key not in open_keys() and skip(value):
-            continue
-        elif (key in schema().settings or key in schema().sections) and modifier != "+":
-            final[name] = value
-    if prefix in kinds and "kind" not in final:
-        final["kind"] = kinds[prefix]
-    return final
 
 
 def _translate(errors: Sequence[ErrorDetails], tree: Mapping[str, Any], locate: Locate) -> Iterator[Diagnostic]:
