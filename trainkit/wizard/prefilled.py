@@ -33,7 +33,7 @@ def read_given(answers: str | None, overrides: Sequence[str], files: Files, cwd:
     state = merge(layers)
     found = [*sources.errors, *found, *state.errors]
     for name, (given, *_) in sources.variants.items():  # nothing is dropped silently
-        origin = Origin(f"file {given.source}", 0, given.source)
+        origin = Origin(f"file {given.page.source}", 0, given.page.source)
         hint = "start from the file with --from, which keeps its variants, or write them into the new recipe"
         what = f"the variant {name!r} is not an answer"
         found.append(Diagnostic("error", what, f"{VARIANTS}.{name}", origin, hint=hint))

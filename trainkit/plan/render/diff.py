@@ -24,11 +24,11 @@ def render(other: Plan, plan: Plan) -> str:
     """What changes from `other` to `plan`: lines with ``-`` are only in the first, with ``+`` only in the second."""
     before, after = plan_to_json(other), plan_to_json(plan)
     sections = {
-        "Decisions": _values(_select(before), _select(after)),
-        "Command": _sequence(_argv(other), _argv(plan)),
+        "Decisions": _values(*map(_decisions, (before, after))),
+        "Command": _sequence(*map(_argv, (other, plan))),
         "Environment": _values(_environment(before), _environment(after)),
         **{f"File {path}": _file(before, after, path) for path in sorted({*before["files"], *after["files"]})},
-        "Remarks": _sequence(_notices(other), _notices(plan)),
+        "Remarks": _sequence(*([f"{each.severity}: {each.what}" for each in one.notices] for one in (other, plan))),
         "Training": [] if other.training_digest == plan.training_digest else [TRAINING],
     }
     found = {title: lines for title, part in sections.items() if (lines := list(part))}
@@ -37,7 +37,7 @@ def render(other: Plan, plan: Plan) -> str:
     return "\n".join("\n".join([title, *(f"  {line}" for line in lines)]) + "\n" for title, lines in found.items())
 
 
-def _select(data: Mapping[str, Any]) -> dict[str, Any]:
+def _decisions(data: Mapping[str, Any]) -> dict[str, Any]:
     flat = _flat(data)
     return {key: value for part in PARTS for key, value in flat.items() if key == part or key.startswith(f"{part}.")}
 
@@ -62,16 +62,11 @@ def _values(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str
         old, new = before.get(key, _ABSENT), after.get(key, _ABSENT)
         if old == new:
             continue
-        if old is _ABSENT:
-            yield f"+ {_pair(key, new)}"
-        elif new is _ABSENT:
-            yield f"- {_pair(key, old)}"
-        else:
+        if old is not _ABSENT and new is not _ABSENT:
             yield f"~ {key}: {_plain(old)} -> {_plain(new)}"
-
-
-def _pair(key: str, value: Any) -> str:
-    return f"{key}: {_plain(value)}" if _plain(value) else key
+            continue
+        sign, value = ("+", _plain(new)) if old is _ABSENT else ("-", _plain(old))
+        yield f"{sign} {key}: {value}" if value else f"{sign} {key}"
 
 
 def _plain(value: Any) -> str:
@@ -84,10 +79,6 @@ def _sequence(before: list[str], after: list[str]) -> Iterator[str]:
 
 def _argv(plan: Plan) -> list[str]:
     return [quoted(word, named) for command in plan.commands for word in command.argv]
-
-
-def _notices(plan: Plan) -> list[str]:
-    return [f"{notice.severity}: {notice.what}" for notice in plan.notices]
 
 
 def _file(before: Mapping[str, Any], after: Mapping[str, Any], path: str) -> Iterator[str]:

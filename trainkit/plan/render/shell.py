@@ -13,9 +13,6 @@ WIDTH = 100
 # The script keeps run-time values in lower-case variables of its own: the plan may unset MASTER_ADDR and the like.
 FREE_PORT = "import socket; s = socket.socket(); s.bind(('127.0.0.1', 0)); print(s.getsockname()[1])"
 
-ID_OF_ONE_NODE = "-$(date +%Y%m%d-%H%M%S)-$$"
-ID_OF_SEVERAL = "?one name for this run on all nodes"
-
 
 def render(plan: Plan, recipe_yaml: str | None = None) -> str:
     """The script. recipe_yaml: the resolved recipe, written to the file that TRAINKIT_RECIPE names.
@@ -23,15 +20,13 @@ def render(plan: Plan, recipe_yaml: str | None = None) -> str:
     Programs start as the bare command: no wrapper, so no logs by rank, exit records or grace time of trainkit's.
     """
     recipe = () if recipe_yaml is None else (PlannedFile("recipe.yaml", recipe_yaml),)
-    parts = (
-        _head(plan),
-        _run_time(plan),
-        _taken(plan),
-        _unset(plan),
-        _export(plan),
-        _files((*recipe, *plan.files)),
-        _commands(plan),
+    taken = (
+        f': "${{{name}:?the recipe takes it from the environment (env_from)}}"\nexport {name}'
+        for name in plan.environment.take
     )
+    exported = (f"export {name}={quoted(value, _reference)}" for name, value in plan.environment.set)
+    files = _files((*recipe, *plan.files))
+    parts = (_head(plan), _run_time(plan), taken, _unset(plan), exported, files, _commands(plan))
     return "\n".join("\n".join(part) + "\n" for part in map(list, parts) if part)
 
 
@@ -39,8 +34,7 @@ def _head(plan: Plan) -> Iterator[str]:
     nodes = plan.topology.nodes
     yield "#!/bin/sh"
     ranks = counted(plan.topology.world_size, "rank")
-    what = f"strategy {plan.strategy.kind}, launcher {plan.launcher.kind}, {ranks}"
-    yield f"# {plan.name}: {what}."
+    yield f"# {plan.name}: strategy {plan.strategy.kind}, launcher {plan.launcher.kind}, {ranks}."
     if nodes > 1:
         yield f"# Start it on each of {nodes} nodes, with NODE_RANK from 0 to {nodes - 1} and one RUN_ID for all."
     for notice in plan.notices:
@@ -52,37 +46,26 @@ def _head(plan: Plan) -> Iterator[str]:
 def _run_time(plan: Plan) -> Iterator[str]:
     one_node = plan.topology.nodes == 1
     yield "# What is known only now. Each value can be given in the environment under its upper-case name."
-    yield f"run_id=${{RUN_ID:{ID_OF_ONE_NODE if one_node else ID_OF_SEVERAL}}}"
+    run_id = "-$(date +%Y%m%d-%H%M%S)-$$" if one_node else "?one name for this run on all nodes"
+    yield f"run_id=${{RUN_ID:{run_id}}}"
     yield "run_dir=${RUN_DIR:-}"
     yield f'[ -n "$run_dir" ] || run_dir={shlex.quote(f"{plan.output_root}/{plan.name}")}/$run_id'
     yield 'mkdir -p "$run_dir/attempts/1"'
     yield 'run_dir=$(CDPATH="" cd -- "$run_dir" && pwd)'
     yield "attempt_dir=$run_dir/attempts/1"
     if not one_node:
-        yield from _rendezvous(plan)
+        host, _, port = plan.rendezvous.rpartition(":")
+        address = f"-{host.strip('[]')}" if host else "?host name or address of node 0"
+        yield "node_rank=${NODE_RANK:?the number of this node, from 0}"
+        yield f"master_addr=${{MASTER_ADDR:{address}}}"
+        yield f"port=${{PORT:{f'-{port}' if host else '?a free port of node 0'}}}"
+        yield "local_addr=${LOCAL_ADDR:-$(hostname)}"
+        yield 'if [ "$node_rank" -eq 0 ]; then is_host=true; else is_host=false; fi'
         return
     texts = (*plan.commands[0].bare, *(value for _, value in plan.environment.set))
     if any(Variable.PORT in text.parts for text in texts):
         python = quoted(plan.commands[0].program[0], _reference)
         yield f"port=${{PORT:-$({python} -c {shlex.quote(FREE_PORT)})}}"
-
-
-def _rendezvous(plan: Plan) -> Iterator[str]:
-    host, _, port = plan.rendezvous.rpartition(":")
-    default = (
-        (f"-{host.strip('[]')}", f"-{port}") if host else ("?host name or address of node 0", "?a free port of node 0")
-    )
-    yield "node_rank=${NODE_RANK:?the number of this node, from 0}"
-    yield f"master_addr=${{MASTER_ADDR:{default[0]}}}"
-    yield f"port=${{PORT:{default[1]}}}"
-    yield "local_addr=${LOCAL_ADDR:-$(hostname)}"
-    yield 'if [ "$node_rank" -eq 0 ]; then is_host=true; else is_host=false; fi'
-
-
-def _taken(plan: Plan) -> Iterator[str]:
-    for name in plan.environment.take:
-        yield f': "${{{name}:?the recipe takes it from the environment (env_from)}}"'
-        yield f"export {name}"
 
 
 def _unset(plan: Plan) -> Iterator[str]:
@@ -100,11 +83,6 @@ def _unset(plan: Plan) -> Iterator[str]:
         yield f'        {"|".join(prefixes)}) unset "$name" ;;'
         yield "    esac"
         yield "done"
-
-
-def _export(plan: Plan) -> Iterator[str]:
-    for name, value in plan.environment.set:
-        yield f"export {name}={quoted(value, _reference)}"
 
 
 def _files(files: tuple[PlannedFile, ...]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from trainkit.plan.model import Card, NodeGroup, Plan, Text
+from trainkit.plan.model import Plan, Text
 from trainkit.plan.render.argv import lines, named, quoted
 from trainkit.text import counted
 
@@ -32,33 +32,26 @@ def _head(plan: Plan, width: int) -> Iterator[str]:
     yield from _row("writes", f"{plan.output_root}/{plan.name}/<timestamp>-<id>/", "", width)
 
 
-def _row(label: str, value: str, reason: str, width: int) -> Iterator[str]:
-    line = f"{label:<10}{value:<11} {reason}".rstrip() if len(value) < 12 else f"{label:<10}{value}  {reason}".rstrip()
-    yield from textwrap.wrap(
-        line, width, initial_indent="  ", subsequent_indent=" " * 12, break_long_words=False, break_on_hyphens=False
-    )
+def _row(label: str, value: str, reason: str, width: int) -> list[str]:
+    line = f"{label:<10}{value:<11} {reason}" if len(value) < 12 else f"{label:<10}{value}  {reason}"
+    return _wrapped(line.rstrip(), width, " " * 12)
 
 
 def _topology(plan: Plan, width: int) -> Iterator[str]:
     topology = plan.topology
-    nodes = counted(topology.nodes, "node")
-    yield f"Topology: {nodes}, {counted(topology.world_size, 'rank')} on {topology.device}"
+    yield f"Topology: {counted(topology.nodes, 'node')}, {counted(topology.world_size, 'rank')} on {topology.device}"
     first = 0
     for group in topology.groups:
-        yield from _group(group, first, plan.cards)
+        if group.count > 1:
+            yield f"  on each of {group.count} nodes, {counted(group.processes, 'process', 'es')}:"
+        label, start = ("rank", first) if group.count == 1 else ("local rank", 0)
+        for position, device in enumerate(group.devices):
+            where = f"card {device}" if device.isdecimal() else device
+            if position < len(plan.cards):
+                card = plan.cards[position]
+                where = f"card {card.index}: {card.name}" + (f", {card.uuid}" if card.uuid else "")
+            yield f"  {label} {start + position} on {where}"
         first += group.count * group.processes
-
-
-def _group(group: NodeGroup, first: int, cards: tuple[Card, ...]) -> Iterator[str]:
-    if group.count > 1:
-        yield f"  on each of {group.count} nodes, {counted(group.processes, 'process', 'es')}:"
-    label, start = ("rank", first) if group.count == 1 else ("local rank", 0)
-    for position, device in enumerate(group.devices):
-        where = f"card {device}" if device.isdecimal() else device
-        if position < len(cards):
-            card = cards[position]
-            where = f"card {card.index}: {card.name}" + (f", {card.uuid}" if card.uuid else "")
-        yield f"  {label} {start + position} on {where}"
 
 
 def _batch(plan: Plan, width: int) -> Iterator[str]:
@@ -133,7 +126,6 @@ def _notices(plan: Plan, width: int) -> Iterator[str]:
             yield from _wrapped(f"  {notice.hint}", width)
 
 
-def _wrapped(line: str, width: int) -> list[str]:
-    return textwrap.wrap(
-        line, width, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
-    )
+def _wrapped(line: str, width: int, below: str = "    ") -> list[str]:
+    wrapper = textwrap.TextWrapper(width, "  ", below, break_long_words=False, break_on_hyphens=False)
+    return wrapper.wrap(line)

@@ -71,8 +71,12 @@ def layer_of(name: str, strength: int, base: str, assignments: Iterable[Assignme
                 below = target[part] = {}
             target = below
         target[path[-1] + each.modifier] = each.value
-        values[each.key] = each.origin
-        _place_below(each.key, each.value, each.origin, values)
+        below = [(each.key, each.value)]
+        while below:
+            key, value = below.pop()
+            values[key] = each.origin
+            if isinstance(value, dict):
+                below += [(f"{key}.{name.rstrip('+!')}", inner) for name, inner in value.items()]
     return Layer(name, strength, base, normalise(tree, values), values, dict(values))
 
 
@@ -82,10 +86,3 @@ def split_key(key: str) -> list[str]:
         if key.startswith(f"{prefix}."):
             return [*prefix.split("."), key[len(prefix) + 1 :]]
     return key.split(".")
-
-
-def _place_below(key: str, value: Any, origin: Origin, values: dict[str, Origin]) -> None:
-    if isinstance(value, dict):
-        for name, each in value.items():
-            values[f"{key}.{name.rstrip('+!')}"] = origin
-            _place_below(f"{key}.{name.rstrip('+!')}", each, origin, values)

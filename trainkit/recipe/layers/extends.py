@@ -98,45 +98,45 @@ class Sources:
         seen: set[str] = set()
         for word, mark in _extends(document, problems):
             found = self._find(word, posixpath.dirname(source.path), mark)
+            problem = found if isinstance(found, Problem) else _chain_problem(found, chain, seen, mark)
             if isinstance(found, _Source):
-                trouble = _chain_problem(found, chain, seen, mark)
                 seen.add(found.path)
-                if trouble is None:
-                    if found.path not in done:
-                        at = page(source.label, len(self.layers), source.shown, document).at(mark)
-                        self._add(found, chain, at, done)
-                    continue
-                found = trouble
-            self.incomplete = True
-            problems.append(found)
-        self._place(source, document, problems)
-
-    def _place(self, source: _Source, document: Document, problems: list[Problem]) -> None:
-        shown = page(source.label, len(self.layers), source.shown, document)
+                if problem is None and found.path not in done:
+                    at = page(source.label, len(self.layers), source.shown, document).at(mark)
+                    self._add(found, chain, at, done)
+            if problem:
+                self.incomplete = True
+                problems.append(problem)
         folder = posixpath.dirname(source.path)
+        shown = page(source.label, len(self.layers), source.shown, document)
         variants, wrong = read_variants(document, shown, folder)
-        problems += wrong
         for each in variants:
             self.variants.setdefault(each.name, []).append(each)
         self.layers.append(file_layer(shown, folder, document))
-        self.errors += [shown.diagnose("error", each) for each in problems]
+        self.errors += [shown.diagnose("error", each) for each in (*problems, *wrong)]
         self.warnings += [shown.diagnose("warning", each) for each in document.warnings]
 
     def _read(self, source: _Source, named: Origin) -> Document | None:
+        """The document in a file; None, and an error where it is named, for one that cannot be read."""
+        shown = source.shown
         try:
             return read_document(self.files.read(source.path))
+        except FileNotFoundError:
+            what = f"there is no file {shown}"
+            # A name without a file may mean the same with its ending, or a shipped recipe.
+            recipes = [name.removeprefix("recipes/") for name in self.files.shipped() if name.startswith("recipes/")]
+            close = nearest(_without_suffix(shown), recipes, 0.7)
+            meant = f"{shown}.yaml" if self.files.exists(f"{source.path}.yaml") else close
+            hint = f"did you mean {meant}?" if meant else "check the path; `trainkit ls` lists what is shipped"
+        except IsADirectoryError:
+            what, hint = f"{shown} is a folder, not a recipe file", "name the YAML file in it"
+        except PermissionError:
+            what, hint = f"{shown} may not be read", "check the file's permissions"
         except OSError as error:
-            self.incomplete = True
-            what, hint = _unreadable(error, source.shown, self._meant_file(source))
-            self.errors.append(Diagnostic("error", what, "", named, hint=hint))
-            return None
-
-    def _meant_file(self, source: _Source) -> str | None:
-        """What a name without a file may mean: the same with its ending, or a shipped recipe."""
-        if self.files.exists(f"{source.path}.yaml"):
-            return f"{source.shown}.yaml"
-        recipes = [name.removeprefix("recipes/") for name in self.files.shipped() if name.startswith("recipes/")]
-        return nearest(_without_suffix(source.shown), recipes, 0.7)
+            what, hint = f"{shown} cannot be read: {error.strerror or error}", "check the path"
+        self.incomplete = True
+        self.errors.append(Diagnostic("error", what, "", named, hint=hint))
+        return None
 
     def _find(self, word: str, base: str, mark: Mark) -> _Source | Problem:
         """The file that a word of `extends` means: a shipped name, or a path from the folder of the file."""
@@ -194,17 +194,6 @@ def _chain_problem(found: _Source, chain: tuple[_Source, ...], seen: set[str], m
 
 def _problem(mark: Mark, what: str, hint: str, why: str = "") -> Problem:
     return Problem(mark, what, why, hint, "extends")
-
-
-def _unreadable(error: OSError, shown: str, meant: str | None) -> tuple[str, str]:
-    if isinstance(error, FileNotFoundError):
-        hint = f"did you mean {meant}?" if meant else "check the path; `trainkit ls` lists what is shipped"
-        return f"there is no file {shown}", hint
-    if isinstance(error, IsADirectoryError):
-        return f"{shown} is a folder, not a recipe file", "name the YAML file in it"
-    if isinstance(error, PermissionError):
-        return f"{shown} may not be read", "check the file's permissions"
-    return f"{shown} cannot be read: {error.strerror or error}", "check the path"
 
 
 def _without_suffix(word: str) -> str:

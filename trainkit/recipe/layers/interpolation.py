@@ -48,24 +48,18 @@ def interpolate(state: Merge, environ: Mapping[str, str], defaults: Mapping[str,
     pending = list(_paths(state.tree, ()))
     if not pending:
         return found
+    from omegaconf import OmegaConf, __version__
+
+    session = _Session(state, OmegaConf.create(_container(state.tree, defaults, set(pending))), environ)
+    # 2.4 renamed it; the method that bears the new name in 2.3 is an older one, with other arguments.
+    name = "register_new_resolver" if __version__.startswith("2.3") else "register_resolver"
+    register: Callable[..., Any] = getattr(OmegaConf, name)
     with _LOCK:
-        return found + _resolve(state, pending, environ, defaults)
-
-
-@dataclass
-class _Reader:
-    """The environment as the resolver sees it, and which variables it was asked for."""
-
-    environ: Mapping[str, str]
-    asked: list[str]
-
-    def __call__(self, name: str, *default: Any) -> Any:
-        self.asked.append(name)
-        if name in self.environ:
-            return self.environ[name]
-        if default:
-            return None if default[0] is None else str(default[0])
-        raise KeyError(name)
+        register(_RESOLVER, session.read_variable, replace=True)
+        try:
+            return found + session.resolve({path: _get(state.tree, path) for path in pending})
+        finally:
+            OmegaConf.clear_resolver(_RESOLVER)
 
 
 def _literal(state: Merge) -> Iterator[Diagnostic]:
@@ -89,24 +83,6 @@ def _paths(tree: Any, path: Path) -> Iterator[Path]:
     elif isinstance(tree, (dict, list)) and _dotted(path) not in open_keys():
         for name, each in tree.items() if isinstance(tree, dict) else enumerate(tree):
             yield from _paths(each, (*path, name))
-
-
-def _resolve(
-    state: Merge, pending: list[Path], environ: Mapping[str, str], defaults: Mapping[str, Any]
-) -> list[Diagnostic]:
-    from omegaconf import OmegaConf, __version__
-
-    reader = _Reader(environ, [])
-    # 2.4 renamed it; the method that bears the new name in 2.3 is an older one, with other arguments.
-    name = "register_new_resolver" if __version__.startswith("2.3") else "register_resolver"
-    register: Callable[..., Any] = getattr(OmegaConf, name)
-    register(_RESOLVER, reader, replace=True)
-    try:
-        expressions = {path: _get(state.tree, path) for path in pending}
-        config = OmegaConf.create(_container(state.tree, defaults, set(pending)))
-        return _Session(state, config, reader).resolve(expressions)
-    finally:
-        OmegaConf.clear_resolver(_RESOLVER)
 
 
 def _container(tree: Mapping[str, Any], defaults: Mapping[str, Any], pending: set[Path]) -> dict[str, Any]:
@@ -134,9 +110,19 @@ class _Session:
 
     state: Merge
     config: Any
-    reader: _Reader
+    environ: Mapping[str, str]
+    asked: list[str] = field(default_factory=list)  # variables that the text being resolved reads
     # OmegaConf takes most of a millisecond to parse a text: what many texts refer to is asked for once.
     known: dict[str, Any] = field(default_factory=dict)
+
+    def read_variable(self, name: str, *default: Any) -> Any:
+        """What `${oc.env:NAME,default}` means."""
+        self.asked.append(name)
+        if name in self.environ:
+            return self.environ[name]
+        if default:
+            return None if default[0] is None else str(default[0])
+        raise KeyError(name)
 
     def resolve(self, expressions: Mapping[Path, str]) -> list[Diagnostic]:
         """Resolve what refers to known values only, round by round: nothing is computed twice, and circles show."""
@@ -148,7 +134,7 @@ class _Session:
         while waiting and progress:
             progress = False
             for path, expression in list(waiting.items()):
-                self.reader.asked.clear()
+                self.asked.clear()
                 try:
                     found += self._settle(path, expression, self._evaluate(path, expression))
                 except InterpolationToMissingValueError:
@@ -166,7 +152,7 @@ class _Session:
         if any("$" in each or "\\" in each for each in literals):
             return self._ask(path, expression)
         values = [self._refer(path, key) for key in keys]
-        if literals == ["", ""]:
+        if literals == ["", ""]:  # the reference is the whole text, and its value may be of any type
             return values[0]
         if any(isinstance(each, (dict, list)) for each in values):
             return self._ask(path, expression)
@@ -193,7 +179,7 @@ class _Session:
             _set(self.config, path, _MISSING)
 
     def _settle(self, path: Path, expression: str, value: Any) -> list[Diagnostic]:
-        secret = [name for name in self.reader.asked if is_secret_name(name)]
+        secret = [name for name in self.asked if is_secret_name(name)]
         if secret:
             _set(self.config, path, "")
             what = f"would put the value of {secret[0]} into the recipe, and the name says it is a secret"
@@ -201,7 +187,7 @@ class _Session:
         if isinstance(value, str) and len(value) > MAX_LENGTH:
             raise ValueError(f"the value grows to {len(value):,} characters")
         setting = schema().setting(_dotted(path))
-        if isinstance(value, str) and self.reader.asked and setting and not accepts(setting.annotation, str):
+        if isinstance(value, str) and self.asked and setting and not accepts(setting.annotation, str):
             value = read_scalar(value)
         _set(self.config, path, _escape(value))
         _set(self.state.tree, path, value)
@@ -215,15 +201,15 @@ class _Session:
         if not entries:
             return
         origin = entries[-1].origin
-        if self.reader.asked:
-            names = ", ".join(dict.fromkeys(self.reader.asked))
+        if self.asked:
+            names = ", ".join(dict.fromkeys(self.asked))
             origin = replace(origin, layer=f"environment variable {names}, named in {origin.layer}")
             self.state.places[leaf] = origin
         entries[-1] = Entry(value_at(self.state.tree, leaf), origin, f"from {expression}")
 
     def _explain(self, path: Path, expression: str, error: Exception) -> Diagnostic:
         message = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
-        absent, asked = _KEY_NOT_FOUND.search(message), self.reader.asked
+        absent, asked = _KEY_NOT_FOUND.search(message), self.asked
         if absent:
             close = nearest(absent[1], schema().keys)
             hint = f"did you mean ${{{close}}}?" if close else "refer to a key of this recipe by its dotted name"

@@ -52,14 +52,10 @@ class Layer:
         return self.keys.get(key) or self.origin(key)
 
 
-def recipe_dialect() -> Dialect:
-    """What a recipe's text may contain beyond plain YAML."""
-    return Dialect(modifiers=True, open=open_keys() | {VARIANTS}, verbatim=VERBATIM, nested=VARIANTS)
-
-
 def read_document(data: bytes) -> Document:
     """Read a recipe file's bytes; a top level that is no mapping is an error in the document."""
-    document = compose_bytes(data, recipe_dialect())
+    dialect = Dialect(modifiers=True, open=open_keys() | {VARIANTS}, verbatim=VERBATIM, nested=VARIANTS)
+    document = compose_bytes(data, dialect)
     if isinstance(document.tree, dict):
         return document
     kind = "a list" if isinstance(document.tree, list) else "a single value"
@@ -88,22 +84,7 @@ class Page:
 
 
 def page(name: str, strength: int, source: str, document: Document) -> Page:
-    """The page of a document, its secrets masked."""
-    return Page(name, strength, source, shown_lines(document))
-
-
-def file_layer(page: Page, base: str, document: Document) -> Layer:
-    """The layer that a file makes."""
-    values = {key: page.at(mark) for key, mark in document.values.items() if key}
-    # The caret under a secret is as long as its mask, so that it does not show the secret's length.
-    values |= {key: replace(values[key], length=len(MASK)) for key in secret_keys(document.tree) if key in values}
-    keys = {key: page.at(mark) for key, mark in document.keys.items()}
-    tree = {key: value for key, value in document.tree.items() if key not in _NO_SETTINGS}
-    return Layer(page.name, page.strength, base, normalise(tree, values), values, keys)
-
-
-def shown_lines(document: Document) -> tuple[str, ...]:
-    """The document's lines as they may be shown: no secret values, nothing unprintable, no endless line."""
+    """The page of a document: its lines without secret values, nothing unprintable and no endless line."""
     lines = [mask_line(line) if len(line) < 2000 else line for line in document.lines]
     for key in secret_keys(document.tree):
         mark = document.values.get(key)
@@ -115,17 +96,21 @@ def shown_lines(document: Document) -> tuple[str, ...]:
             lines[mark.line - 1] = lines[mark.line - 1].replace(value, MASK)
         elif lines[mark.line - 1] == line:
             lines[mark.line - 1] = line[: mark.column - 1] + MASK
-        _mask_following(lines, mark.line, document.values, mark)
-    return tuple(printable(line) for line in lines)
+        if mark.length <= 1:  # over several lines: it goes on to where the next value begins
+            following = min((each.line for each in document.values.values() if each.line > mark.line), default=None)
+            end = following - 1 if following else len(lines)
+            lines[mark.line : end] = [MASK] * (end - mark.line)
+    return Page(name, strength, source, tuple(map(printable, lines)))
 
 
-def _mask_following(lines: list[str], start: int, values: Mapping[str, Mark], mark: Mark) -> None:
-    """A value over several lines is masked up to where the next value begins."""
-    if mark.length > 1:
-        return
-    following = min((each.line for each in values.values() if each.line > mark.line), default=len(lines) + 1)
-    for number in range(start, following - 1):
-        lines[number] = MASK
+def file_layer(page: Page, base: str, document: Document) -> Layer:
+    """The layer that a file makes."""
+    values = {key: page.at(mark) for key, mark in document.values.items() if key}
+    # The caret under a secret is as long as its mask, so that it does not show the secret's length.
+    values |= {key: replace(values[key], length=len(MASK)) for key in secret_keys(document.tree) if key in values}
+    keys = {key: page.at(mark) for key, mark in document.keys.items()}
+    tree = {key: value for key, value in document.tree.items() if key not in _NO_SETTINGS}
+    return Layer(page.name, page.strength, base, normalise(tree, values), values, keys)
 
 
 def secret_keys(tree: object, prefix: str = "") -> Iterator[str]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from trainkit.recipe.layers.layer import VARIANTS, Layer, Page, file_layer
 from trainkit.recipe.yaml.reader import Document
@@ -24,13 +23,12 @@ class Variant:
     name: str
     description: str
     base: str
-    source: str
-    lines: tuple[str, ...]
+    page: Page
     document: Document
 
     def layer(self, strength: int) -> Layer:
         """The variant as a layer of a recipe."""
-        return file_layer(Page(f"variant {self.name}", strength, self.source, self.lines), self.base, self.document)
+        return file_layer(replace(self.page, name=f"variant {self.name}", strength=strength), self.base, self.document)
 
 
 def read_variants(document: Document, page: Page, base: str) -> tuple[list[Variant], list[Problem]]:
@@ -43,46 +41,43 @@ def read_variants(document: Document, page: Page, base: str) -> tuple[list[Varia
     found: list[Variant] = []
     problems: list[Problem] = []
     for name, body in given.items():
-        wrong = list(_wrong(name, body, document))
-        problems += wrong
-        if not wrong:
-            inner = _inner(document, name, body or {})
-            description = (body or {}).get("description", "")
-            found.append(Variant(name, description, base, page.source, page.lines, inner))
+        if wrong := list(_wrong(name, body, document)):
+            problems += wrong
+            continue
+        # A document of its own: the same lines, keys as if its body were the whole recipe.
+        tree = {key: value for key, value in (body or {}).items() if key != "description"}
+        inner = Document(
+            tree, _below(document.values, name), _below(document.keys, name), document.lines, errors=(), warnings=()
+        )
+        found.append(Variant(name, (body or {}).get("description", ""), base, page, inner))
     return found, problems
 
 
 def _wrong(name: str, body: object, document: Document) -> Iterator[Problem]:
     key = f"{VARIANTS}.{name}"
+
+    def problem(marks: Mapping[str, Mark], what: str, hint: str, key: str = key) -> Problem:
+        # What came in by `<<` has no mark of its own, and gets that of the variants.
+        mark = marks.get(key) or marks.get(key.rpartition(".")[0]) or marks.get(VARIANTS, Mark(1, 1))
+        return Problem(mark, what, hint=hint, key=key)
+
     if not re.match(NAME_PATTERN, name):
         hint = "use letters, digits, dashes and underscores, a letter or digit first"
-        yield Problem(_mark(document.keys, key), f"{name[:60]!r} cannot name a variant", hint=hint, key=key)
+        yield problem(document.keys, f"{name[:60]!r} cannot name a variant", hint)
     elif name == BASE:
-        hint = "choose another name"
-        yield Problem(_mark(document.keys, key), f"`{BASE}` is the recipe without a variant", hint=hint, key=key)
+        yield problem(document.keys, f"`{BASE}` is the recipe without a variant", "choose another name")
     elif body is not None and not isinstance(body, Mapping):
-        yield Problem(_mark(document.values, key), f"the variant {name} must be a mapping", hint=_HINT, key=key)
+        yield problem(document.values, f"the variant {name} must be a mapping", _HINT)
     elif isinstance(body, Mapping):
         for word in ("extends", VARIANTS):
             if word in body:
-                hint = "write the settings themselves"
-                where = _mark(document.keys, f"{key}.{word}")
-                yield Problem(where, f"a variant has no `{word}`", hint=hint, key=f"{key}.{word}")
+                what = f"a variant has no `{word}`"
+                yield problem(document.keys, what, "write the settings themselves", f"{key}.{word}")
         if not isinstance(body.get("description", ""), str):
-            where = _mark(document.values, f"{key}.description")
             what = f"the description of {name} must be a text"
-            yield Problem(where, what, hint="put it in quotes", key=f"{key}.description")
+            yield problem(document.values, what, "put it in quotes", f"{key}.description")
 
 
-def _mark(marks: Mapping[str, Mark], key: str) -> Mark:
-    """The mark at the key; what came in by `<<` has none of its own, and gets that of the variants."""
-    return marks.get(key) or marks.get(key.rpartition(".")[0]) or marks.get(VARIANTS, Mark(1, 1))
-
-
-def _inner(document: Document, name: str, body: Mapping[str, Any]) -> Document:
-    """The variant as a document of its own: the same lines, keys as if its body were the whole recipe."""
+def _below(marks: Mapping[str, Mark], name: str) -> dict[str, Mark]:
     prefix = f"{VARIANTS}.{name}."
-    values = {key.removeprefix(prefix): mark for key, mark in document.values.items() if key.startswith(prefix)}
-    keys = {key.removeprefix(prefix): mark for key, mark in document.keys.items() if key.startswith(prefix)}
-    tree = {key: value for key, value in body.items() if key != "description"}
-    return Document(tree, values, keys, document.lines, (), ())
+    return {key.removeprefix(prefix): mark for key, mark in marks.items() if key.startswith(prefix)}

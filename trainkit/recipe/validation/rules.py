@@ -184,7 +184,10 @@ def _env(context: Context) -> Iterator[Diagnostic]:
 def written_secrets(layer: Layer) -> Iterator[Diagnostic]:
     """An error for each literal secret that a layer writes out, whether or not a stronger layer replaces it."""
     for section in ("env", "program.args"):
-        below = _of_section(layer.tree, section)
+        below: Any = layer.tree
+        for part in section.split("."):
+            inside = below if isinstance(below, Mapping) else {}
+            below = next((inside[name] for name in (part, f"{part}!", f"{part}+") if name in inside), {})
         for key in secret_keys({section: below}):
             name = key.removeprefix(f"{section}.")
             if isinstance(below, list):
@@ -197,15 +200,6 @@ def written_secrets(layer: Layer) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "error", what, key, layer.origin(key), "recipes, plans and run directories are kept and shared", hint
             )
-
-
-def _of_section(tree: Mapping[str, Any], section: str) -> Any:
-    """What a layer gives at a dotted key, with or without a modifier."""
-    below: Any = tree
-    for part in section.split("."):
-        given = below if isinstance(below, Mapping) else {}
-        below = next((given[name] for name in (part, f"{part}!", f"{part}+") if name in given), {})
-    return below
 
 
 def _masking(context: Context) -> Iterator[Diagnostic]:

@@ -84,16 +84,17 @@ def accepts(annotation: Any, *kinds: type) -> bool:
 
 def takes_text_only(setting: Setting) -> bool:
     """Whether any text is a value of the setting, and nothing but a text (or null)."""
-    found = {get_origin(member) or member for member, _ in members(setting.annotation)}
-    return found - {types.NoneType} == {str}
+    return _kinds(setting.annotation) == {str}
 
 
 def takes_switch(setting: Setting) -> bool:
     """Whether the setting is a yes-or-no question."""
-    found = {get_origin(member) or member for member, _ in members(setting.annotation)}
-    if found == {Literal}:
-        return {type(choice) for choice in choices(setting.annotation)} == {bool}
-    return found - {types.NoneType} == {bool}
+    found = _kinds(setting.annotation)
+    return found == {bool} or (found == {Literal} and {type(each) for each in choices(setting.annotation)} == {bool})
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    return {get_origin(member) or member for member, _ in members(annotation)} - {types.NoneType}
 
 
 def complain(setting: Setting, key: str, value: Any) -> tuple[str, str, str]:

@@ -158,7 +158,12 @@ def _wrong(
     setting = schema().setting(key, str(value_at(tree, f"{key.partition('.')[0]}.kind")))
     value = value_at(tree, key)
     if error["type"] == "union_tag_invalid":
-        return _wrong_kind(key, value, locate)
+        kinds = list(schema().sections[key].kinds)
+        given = value.get("kind") if isinstance(value, Mapping) else value
+        close = nearest(given, kinds) if isinstance(given, str) else None
+        what = f"{key}.kind must be one of {', '.join(kinds)}, not {shown('kind', given)}"
+        hint = f"did you mean {close}?" if close else f"write one of them; the default is {default_kind(key)}"
+        return Diagnostic("error", what, f"{key}.kind", locate(f"{key}.kind"), hint=hint)
     if setting is None:
         if error["type"] == "value_error":
             return _contradiction(key, error["msg"].removeprefix("Value error, "), tree, locate)
@@ -167,30 +172,13 @@ def _wrong(
         hint = f"write `{key}: {{kind: {value}}}`" if kind else f"write `{key}:` and its settings indented below"
         what = f"{key} must be a mapping, not {shown(key, value)}"
         return Diagnostic("error", what, key, locate(key), section.description, hint)
-    element = _element(value, rest)
-    if element:
-        key, setting, value = f"{key}.{element[0]}", inside(setting, type(value)), element[1]
+    # The list element or mapping entry that a location names, behind the names of union members.
+    for part in rest:
+        if part in (range(len(value)) if isinstance(value, list) else value if isinstance(value, Mapping) else ()):
+            key, setting, value = f"{key}.{part}", inside(setting, type(value)), value[part]
+            break
     what, why, hint = complain(setting, key, value)
     return Diagnostic("error", what, key, locate(key), why, hint)
-
-
-def _element(value: Any, rest: tuple[int | str, ...]) -> tuple[str | int, Any] | None:
-    """The list element or mapping entry that a location names, behind the names of union members."""
-    for part in rest:
-        if isinstance(value, list) and isinstance(part, int) and part < len(value):
-            return part, value[part]
-        if isinstance(value, Mapping) and part in value:
-            return part, value[part]
-    return None
-
-
-def _wrong_kind(section: str, value: Any, locate: Locate) -> Diagnostic:
-    kinds = list(schema().sections[section].kinds)
-    given = value.get("kind") if isinstance(value, Mapping) else value
-    close = nearest(given, kinds) if isinstance(given, str) else None
-    what = f"{section}.kind must be one of {', '.join(kinds)}, not {shown('kind', given)}"
-    hint = f"did you mean {close}?" if close else f"write one of them; the default is {default_kind(section)}"
-    return Diagnostic("error", what, f"{section}.kind", locate(f"{section}.kind"), hint=hint)
 
 
 def _contradiction(section: str, message: str, tree: Mapping[str, Any], locate: Locate) -> Diagnostic:

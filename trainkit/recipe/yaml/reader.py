@@ -64,7 +64,8 @@ MAX_VALUES = 100_000
 MAX_ALIASED = 20_000  # values that come into being by `*alias` alone
 _FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _LINE_END = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
-_PLAIN_TAGS = frozenset({None, "!", "tag:yaml.org,2002:str"})
+_COLLECTION_TAGS = frozenset({None, "!", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"})
+_PLAIN_TAGS = frozenset({*_COLLECTION_TAGS, "tag:yaml.org,2002:str"})
 
 
 def compose_bytes(data: bytes, dialect: Dialect = PLAIN) -> Document:
@@ -107,24 +108,21 @@ class _Composer:
     def document(self) -> Any:
         """The one document's value; an empty mapping where the text cannot be read or is empty."""
         try:
-            return self._document()
+            next(self.events)
+            if isinstance(next(self.events), yaml.StreamEndEvent):
+                return {}
+            tree = self._value(next(self.events), self.dialect.root, 0)
+            next(self.events)
+            following = next(self.events)
+            if not isinstance(following, yaml.StreamEndEvent):
+                hint = "keep one recipe per file, without `---` between"
+                self._error(following, "a second document begins here", hint)
+            return tree
         except Unreadable as failure:
             self.errors.append(failure.problem)
         except yaml.YAMLError as error:
             self.errors.append(complaint(error, self.text))
         return {}
-
-    def _document(self) -> Any:
-        next(self.events)
-        if isinstance(next(self.events), yaml.StreamEndEvent):
-            return {}
-        tree = self._value(next(self.events), self.dialect.root, 0)
-        next(self.events)
-        following = next(self.events)
-        if not isinstance(following, yaml.StreamEndEvent):
-            hint = "keep one recipe per file, without `---` between"
-            self._error(following, "a second document begins here", hint)
-        return tree
 
     def _value(self, event: Any, path: str, depth: int, listed: bool = False) -> Any:
         self.count += 1
@@ -143,7 +141,7 @@ class _Composer:
             what = f"brackets or mappings nested more than {MAX_DEPTH} deep"
             raise Unreadable(_mark(event), what, "a recipe is a few levels deep")
         else:
-            self._refuse_tag(event)
+            self._refuse_tag(event, _COLLECTION_TAGS)
             read = self._mapping if isinstance(event, yaml.MappingStartEvent) else self._sequence
             value = read(path, depth)
         if anchor:
@@ -165,12 +163,11 @@ class _Composer:
             raise Unreadable(mark, f"aliases expand to more than {MAX_ALIASED:,} values", "write the values out")
         return copy.deepcopy(value)
 
-    def _refuse_tag(self, event: Any, allowed: frozenset[str | None] = frozenset({None, "!"})) -> None:
-        if event.tag in allowed or event.tag in ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"):
-            return
-        shown = str(event.tag).replace("tag:yaml.org,2002:", "!!")
-        why = "a recipe holds plain values and runs no code"
-        self._error(event, f"the tag `{shown}` is not read", "remove the tag", why)
+    def _refuse_tag(self, event: Any, allowed: frozenset[str | None]) -> None:
+        if event.tag not in allowed:
+            shown = str(event.tag).replace("tag:yaml.org,2002:", "!!")
+            why = "a recipe holds plain values and runs no code"
+            self._error(event, f"the tag `{shown}` is not read", "remove the tag", why)
 
     def _scalar(self, event: Any, path: str, listed: bool) -> Any:
         self._refuse_tag(event, _PLAIN_TAGS)
@@ -182,19 +179,14 @@ class _Composer:
         except ValueError as error:
             self._error(event, f"{error} is too long", "put it in quotes if it is a text", key=path)
             return None
-        if self._keeps_characters(path, value, listed):
+        inner = self.dialect.inner(path)
+        kept = next((types for prefix, types in self.dialect.verbatim.items() if inner.startswith(f"{prefix}.")), ())
+        if value is not None and (type(value) in kept or (listed and kept)):
             return text
         surprise = trap(text, value)
         if surprise:
             self.warnings.append(Problem(_mark(event), surprise[0], "YAML 1.1 reads it so", surprise[1], key=path))
         return value
-
-    def _keeps_characters(self, path: str, value: object, listed: bool) -> bool:
-        inner = self.dialect.inner(path)
-        for prefix, types in self.dialect.verbatim.items():
-            if inner.startswith(prefix + "."):
-                return value is not None and (listed or type(value) in types)
-        return False
 
     def _sequence(self, path: str, depth: int) -> list[Any]:
         items: list[Any] = []
@@ -212,7 +204,8 @@ class _Composer:
             if isinstance(event, yaml.MappingEndEvent):
                 break
             key = self._key(event, path)
-            addressed = self._address(key, path)
+            modified = self.dialect.modifiers and key and key[-1] in "+!" and not self._is_literal(path)
+            addressed = "?" if key is None else key[:-1] if modified else key
             below = _join(path, addressed)
             if addressed in seen and key is not None:
                 why = f"it is in line {seen[addressed].line} too"
@@ -221,7 +214,11 @@ class _Composer:
                 seen[addressed] = self.keys[below] = _mark(event)
             value = self._value(next(self.events), below, depth + 1)
             if key == "<<":
-                merged += self._merge_key(event, value)
+                sources = value if isinstance(value, list) else [value]
+                if all(isinstance(source, dict) for source in sources):
+                    merged += sources
+                else:
+                    self._error(event, "`<<` requires a mapping, or a list of mappings", "write `<<: *anchor`")
             elif key is not None:
                 mapping[key] = value
         for source in merged:
@@ -233,7 +230,10 @@ class _Composer:
         """The key's text; None for a key that is none, whose value is read and thrown away."""
         hint = "write a plain word; put it in quotes if it is meant as a text"
         if not isinstance(event, yaml.ScalarEvent):
-            self._skip(event)
+            depth, end = int(isinstance(event, yaml.CollectionStartEvent)), event
+            while depth:  # read past it
+                end = next(self.events)
+                depth += isinstance(end, yaml.CollectionStartEvent) - isinstance(end, yaml.CollectionEndEvent)
             self._error(event, "a key must be a text, not a list, a mapping or an alias", hint)
             return None
         self._refuse_tag(event, _PLAIN_TAGS)
@@ -257,29 +257,9 @@ class _Composer:
                 return None
         return text
 
-    def _skip(self, event: Any) -> None:
-        """Read past the value that the event begins."""
-        depth = int(isinstance(event, yaml.CollectionStartEvent))
-        while depth:
-            event = next(self.events)
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-
-    def _address(self, key: str | None, path: str) -> str:
-        if key is None:
-            return "?"
-        modified = self.dialect.modifiers and key[-1:] in ("+", "!") and not self._is_literal(path)
-        return key[:-1] if modified else key
-
     def _is_literal(self, path: str) -> bool:
         """Whether the keys of the mapping at the path are the user's own words."""
         return self.dialect.inner(path) in self.dialect.open
-
-    def _merge_key(self, event: Any, value: Any) -> list[dict[str, Any]]:
-        sources = value if isinstance(value, list) else [value]
-        if not all(isinstance(source, dict) for source in sources):
-            self._error(event, "`<<` requires a mapping, or a list of mappings", "write `<<: *anchor`")
-            return []
-        return sources
 
     def _error(self, event: Any, what: str, hint: str, why: str = "", key: str = "") -> None:
         self.errors.append(Problem(_mark(event), what, why, hint, key))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from trainkit.recipe.layers.layer import VERBATIM
@@ -123,19 +124,13 @@ def scalar(value: Any, quote: str = '"') -> str:
     if isinstance(value, int):
         return str(value)
     text = str(value)
-    plain = text and set(text) <= _SAFE and text[0] not in "-+." and _reads_as_text(text)
-    if plain:
-        return text
+    if text and set(text) <= _SAFE and text[0] not in "-+.":
+        with suppress(ValueError):  # a number of absurd length
+            if isinstance(read_scalar(text), str):
+                return text
     if quote == "'" and text.isprintable():  # single quotes have no escapes
         return "'" + text.replace("'", "''") + "'"
     return f'"{"".join(_escape(char) for char in text)}"'
-
-
-def _reads_as_text(text: str) -> bool:
-    try:
-        return isinstance(read_scalar(text), str)
-    except ValueError:
-        return False
 
 
 def _escape(char: str) -> str:
