@@ -14,7 +14,7 @@ import yaml
 
 from trainkit.cli.disk import Disk
 from trainkit.cli.machines import machine_facts
-from trainkit.convert.exporting import EXCEPTIONS, EXPORTS, below, carried, export, unfit
+from trainkit.convert.exporting import EXPORTS, below, carried, exceptions, export, unfit
 from trainkit.convert.importing import import_words
 from trainkit.errors import RecipeError
 from trainkit.flags.resolve import resolve
@@ -187,7 +187,7 @@ def compared(context: Context, tool: str) -> list[str]:
     given = [key for key in context.resolved.history if context.resolved.given(key)]
     given = [next((each for each in whole if key.startswith(each)), key) for key in given]
     told = carried(context, tool)
-    otherwise = {key for key, way in EXCEPTIONS[tool].items() if not way.comes_back(context)}
+    otherwise = {key for key, way in exceptions(context, tool).items() if not way.comes_back}
     there = [key for key in dict.fromkeys(given) if below(key, told) and not below(key, otherwise)]
     return [key for key in there if value(context.resolved, key) != "auto"]
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainkit.frameworks import torchrun
-from trainkit.frameworks.accelerate import flags as accelerate
+from trainkit.frameworks.accelerate import launcher as accelerate
 from trainkit.frameworks.base.fields import UNSET
 from trainkit.frameworks.base.launcher_flags import LauncherFlag, find_flag
 from trainkit.frameworks.deepspeed import launcher as deepspeed

@@ -13,7 +13,7 @@ from trainkit.errors import UsageError
 from trainkit.frameworks.base.argv_reader import as_arguments, without_secrets
 from trainkit.frameworks.base.detection import DetectedKind, program_kind
 from trainkit.frameworks.base.draft import Draft, ImportContext, argv_origin
-from trainkit.frameworks.base.launcher import LauncherCommand
+from trainkit.frameworks.base.interface import LauncherCommand
 from trainkit.frameworks.hf_trainer.argv_reader import flags_in_file
 from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS, launcher_of
 from trainkit.recipe.layers.secrets import mask_words

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,8 +13,8 @@ from trainkit.frameworks.deepspeed import exporter as deepspeed
 from trainkit.frameworks.deepspeed.fields import CARRIED as OF_DEEPSPEED
 from trainkit.frameworks.deepspeed.optimizer import TYPES, has_schedule
 from trainkit.frameworks.hf_trainer import exporter as hf_trainer
+from trainkit.frameworks.hf_trainer.fsdp_config import CONFIG as FSDP_CONFIG
 from trainkit.frameworks.hf_trainer.support import REACH
-from trainkit.frameworks.torch_xla import on_xla
 from trainkit.plan.combination import Combination
 from trainkit.plan.context import Context
 from trainkit.planner.compatibility import refusals
@@ -26,7 +26,7 @@ class Export(Protocol):
     def unfit(self, context: Context) -> str:
         """Why the tool has no way to run this plan; empty where it has."""
 
-    def combination(self, context: Context) -> Combination | None:
+    def combinations(self, context: Context) -> tuple[Combination, ...]:
         """What the tool would start, where that is not what the plan starts."""
 
     def files(self, context: Context, folder: str) -> dict[str, str]:
@@ -42,7 +42,7 @@ _SHARDS = tuple(
     f"strategy.{name}" for name in ("offload_optimizer", "offload_param", "nvme_path", "overlap_comm", "gather_16bit")
 )
 _ZERO = ("strategy.kind", *_SHARDS, "strategy.bucket_mb", "precision.dtype", "train.max_grad_norm")
-_FLAGS = (key for key, way in REACH.items() if way.by.startswith("--") or way.by == "fsdp_config.json")
+_FLAGS = (key for key, way in REACH.items() if way.by.startswith("--") or way.by == FSDP_CONFIG)
 # The settings that an import of the exported files gives back. A key stands for all below it.
 CARRIED: Mapping[str, frozenset[str]] = {
     "hf": frozenset({
@@ -57,119 +57,88 @@ CARRIED: Mapping[str, frozenset[str]] = {
 }  # fmt: skip
 
 
-def _always(context: Context) -> bool:
-    return True
-
-
-def _never(context: Context) -> bool:
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class Partly:
-    """A setting that a format does not always carry.
+    """A setting that a format does not carry in every plan.
 
     comes_back: whether an import gives it back. reaches: whether the tool follows it nevertheless.
     """
 
-    comes_back: Callable[[Context], bool] = _never
-    reaches: Callable[[Context], bool] = _always
+    comes_back: bool = False
+    reaches: bool = True
 
 
-def _both(condition: Callable[[Context], bool]) -> Partly:
-    return Partly(condition, condition)
-
-
-def _listed(context: Context) -> bool:
-    return isinstance(context.recipe.devices.select, list)
-
-
-def _on_cpu(context: Context) -> bool:
-    return context.topology.device == "cpu"
-
-
-def _alone_on_cpu(context: Context) -> bool:
-    return _on_cpu(context) and context.topology.world_size == 1 and not context.zero
-
-
-def _several(context: Context) -> bool:
-    return context.topology.world_size > 1
-
-
-def _is_zero(context: Context) -> bool:
-    return context.zero
-
-
-_COMMON: Mapping[str, Partly] = {
-    # The exported file takes its place as base.
-    "strategy.config": Partly(),
-    # One process is what there is anyway, with replicas or without.
-    "nodes.processes_per_node": Partly(_several),
-    "strategy.kind": Partly(lambda context: _several(context) or context.recipe.strategy.kind != "ddp"),
-    # The backend of what is off is written nowhere.
-    "efficiency.compile": Partly(lambda context: context.recipe.efficiency.compile.enabled),
-}
 _FILELESS = ("builtin", "torch")  # programs that get no file of DeepSpeed's in a run: an export makes all of it
 
 
-def _has_buckets(context: Context) -> bool:
-    """A script on another library gets the file as its base, and there the size of the buckets stays."""
-    return context.recipe.program.kind in (*_FILELESS, "deepspeed")
+def exceptions(context: Context, name: str) -> dict[str, Partly]:
+    """The settings that this plan's files carry in part, or not at all."""
+    recipe, compiles = context.recipe, context.recipe.efficiency.compile.enabled
+    several = context.topology.world_size > 1
+    # The exported file takes its place as base.
+    found = {"strategy.config": Partly()}
+    if name != "deepspeed":
+        # One process is what there is anyway, with replicas or without.
+        found["nodes.processes_per_node"] = Partly(several)
+        found["strategy.kind"] = Partly(several or recipe.strategy.kind != "ddp")
+        # The backend of what is off is written nowhere.
+        found["efficiency.compile"] = Partly(compiles)
+    # A script on another library gets the file as its base, and there the size of the buckets stays.
+    in_file = recipe.program.kind in (*_FILELESS, "deepspeed")
+    if name == "deepspeed":
+        # Accumulation follows from the other two corners and the ranks, which the file does not have.
+        return {**found, "batch.accumulation": Partly(), "strategy.bucket_mb": Partly(in_file)}
+    if name == "accelerate":
+        return {**found, "strategy.bucket_mb": Partly(in_file, context.zero), **_of_accelerate(context)}
+    return {**found, **_of_hf(context)}
 
 
-EXCEPTIONS: Mapping[str, Mapping[str, Partly]] = {
-    "hf": {
-        **_COMMON,
+def _of_hf(context: Context) -> dict[str, Partly]:
+    devices, device = context.recipe.devices, context.topology.device
+    listed, counts = isinstance(devices.select, list), context.launcher == "deepspeed"
+    named = context.recipe.checkpoint.resume != "auto"
+    return {
         # It follows from the other two corners and the ranks, and Trainer has no flag for it.
         "batch.global": Partly(),
         # Under ZeRO it stays in the base.
-        "strategy.bucket_mb": Partly(lambda context: context.recipe.strategy.kind == "ddp"),
+        "strategy.bucket_mb": Partly(context.recipe.strategy.kind == "ddp"),
         # Trainer takes cards, or MPS, by itself; only the CPU and a TPU are asked for.
-        "devices.type": Partly(lambda context: _on_cpu(context) or on_xla(context)),
+        "devices.type": Partly(device in ("cpu", "xla")),
         # A count is the number of ranks; `all` and `free` are cards of one machine at one time.
-        "devices.select": Partly(
-            lambda context: (
-                _listed(context) or (context.recipe.devices.select == "none" and context.launcher != "deepspeed")
-            )
-        ),
+        "devices.select": Partly(listed or (devices.select == "none" and not counts)),
         # Without a list there is nothing to count; DeepSpeed's launcher counts by itself.
-        "devices.order": Partly(lambda context: _listed(context) and context.launcher != "deepspeed"),
+        "devices.order": Partly(listed and not counts),
         # A line that begins with python names no launcher, and an import leaves the choice open.
-        "launcher.kind": Partly(lambda context: context.launcher != "python"),
+        "launcher.kind": Partly(context.launcher != "python"),
         # A command names what `auto` found.
-        "checkpoint.resume": _both(lambda context: context.recipe.checkpoint.resume != "auto"),
+        "checkpoint.resume": Partly(named, named),
         # How the proof is done is trainkit's own affair.
         "program.verify": Partly(),
-    },
-    "deepspeed": {
-        # It follows from the other two corners and the ranks, which the file does not have.
-        "batch.accumulation": Partly(),
-        "strategy.bucket_mb": Partly(_has_buckets),
-        "strategy.config": _COMMON["strategy.config"],
-    },
-    "accelerate": {
-        **_COMMON,
+    }
+
+
+def _of_accelerate(context: Context) -> dict[str, Partly]:
+    devices, device = context.recipe.devices, context.topology.device
+    listed = isinstance(devices.select, list)
+    alone_on_cpu = device == "cpu" and context.topology.world_size == 1 and not context.zero
+    as_cuda, sharded = not listed or devices.order == "fastest", context.recipe.strategy.kind == "fsdp"
+    return {
         # Under ZeRO it follows from the other two corners; else the script has it.
-        "batch.accumulation": Partly(reaches=_is_zero),
-        "strategy.bucket_mb": Partly(_has_buckets, _is_zero),
+        "batch.accumulation": Partly(reaches=context.zero),
         # Several processes on a CPU, and DeepSpeed, take it from a variable.
-        "devices.type": Partly(
-            lambda context: _alone_on_cpu(context) or on_xla(context),
-            lambda context: not _on_cpu(context) or _alone_on_cpu(context),
-        ),
+        "devices.type": Partly(alone_on_cpu or device == "xla", device != "cpu" or alone_on_cpu),
         # A count is the number of ranks.
-        "devices.select": Partly(_listed),
+        "devices.select": Partly(listed),
         # accelerate does not set CUDA_DEVICE_ORDER.
-        "devices.order": _both(lambda context: not _listed(context) or context.recipe.devices.order == "fastest"),
+        "devices.order": Partly(as_cuda, as_cuda),
         # accelerate recomputes what FSDP wraps.
-        "efficiency.gradient_checkpointing.every": _both(lambda context: context.recipe.strategy.kind == "fsdp"),
-    },
-}
+        "efficiency.gradient_checkpointing.every": Partly(sharded, sharded),
+    }
 
 
 def carried(context: Context, name: str) -> frozenset[str]:
     """The settings that the format carries for this plan; each stands for all below it."""
-    lost = {key for key, each in EXCEPTIONS[name].items() if not each.comes_back(context)}
+    lost = {key for key, each in exceptions(context, name).items() if not each.comes_back}
     absent = _absent(context, name)
     return frozenset(key for key in CARRIED[name] if not below(key, lost) and not key.startswith(absent))
 
@@ -204,8 +173,7 @@ class Exported:
 
 def unfit(context: Context, name: str) -> str:
     """Why a format has no such files; empty where it has."""
-    combination = EXPORTS[name].combination(context)
-    reasons = (each.reason for each in refusals(combination)) if combination else iter(())
+    reasons = (each.reason for started in EXPORTS[name].combinations(context) for each in refusals(started))
     return EXPORTS[name].unfit(context) or next(reasons, "")
 
 
@@ -221,6 +189,6 @@ def export(context: Context, name: str, folder: str) -> Exported:
 def _left(context: Context, name: str) -> tuple[str, ...]:
     """Settings that a layer gives and that do not reach the tool, in the order in which they were given."""
     resolved = context.resolved
-    there = carried(context, name) | {key for key, each in EXCEPTIONS[name].items() if each.reaches(context)}
+    there = carried(context, name) | {key for key, each in exceptions(context, name).items() if each.reaches}
     given = [key for key in resolved.history if resolved.given(key) and key not in ("version", "name")]
     return tuple(key for key in given if not below(key, there))

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import Diagnostic
-from trainkit.frameworks.base.program import Detection, all_own, nothing
+from trainkit.frameworks.base.fsdp_settings import FIRST_VERSION
+from trainkit.frameworks.base.interface import Detection, all_own, nothing
 from trainkit.frameworks.deepspeed.fields import FILE
 from trainkit.frameworks.deepspeed.ops import preparations
 from trainkit.plan.context import Context
@@ -22,29 +23,29 @@ __all__ = ["REACH", "preparations"]
 
 SETTINGS = "trainer.json"
 
-_OLD = "The built-in trainer uses fully_shard, which is version 2."
-_SAME = "Every rank builds the same weights from the seed."
-_LEAVE = "Leave it out."
+_OLD = "the built-in trainer uses fully_shard, which is version 2"
+_SAME = "every rank builds the same weights from the seed"
+_LEAVE = "leave it out"
 REQUIRES: Mapping[str, str] = {"torch": "2.6", "numpy": "1.26"}
 DETECTION = Detection()
 read = all_own
 problems = wrapper = environment = notices = nothing
 REACH: Table = {
     "": Reach(SETTINGS),
-    "strategy.version": Reach(why=_OLD, instead="Write 2.", anyway=(2,)),
-    "strategy.backward_prefetch": Reach(why=_OLD, instead=_LEAVE, anyway=("backward_pre", None)),
-    "strategy.forward_prefetch": Reach(why=_OLD, instead=_LEAVE, anyway=(False, None)),
-    "strategy.limit_all_gathers": Reach(why=_OLD, instead=_LEAVE, anyway=(True, None)),
-    "strategy.use_orig_params": Reach(why=_OLD, instead=_LEAVE, anyway=(True, None)),
+    "strategy.version": Reach(why=_OLD, instead="write 2", anyway=(2,)),
+    **{
+        f"strategy.{name}": Reach(why=_OLD, instead=_LEAVE, anyway=(always, None))
+        for name, always in FIRST_VERSION.items()
+    },
     "strategy.sync_module_states": Reach(why=_SAME, instead=_LEAVE, anyway=(True, None)),
     "strategy.cpu_ram_efficient_loading": Reach(why=_SAME, instead=_LEAVE, anyway=(False, None)),
     "strategy.gather_16bit": Reach(
-        why="The trainer writes its checkpoints in parts, and `trainkit export` gathers the weights.",
-        instead="Leave it out.",
+        why="the trainer writes its checkpoints in parts, and `trainkit export` gathers the weights",
+        instead=_LEAVE,
         anyway=(False,),
     ),
     "strategy.state_dict_type": Reach(
-        why="Checkpoints of sharded models are written sharded.", instead=_LEAVE, anyway=("sharded", None)
+        why="checkpoints of sharded models are written sharded", instead=_LEAVE, anyway=("sharded", None)
     ),
 }
 
@@ -58,7 +59,7 @@ def check(resolved: Resolved) -> tuple[Diagnostic, ...]:
             f"program.{name} has no meaning for the built-in trainer",
             key=f"program.{name}",
             origin=resolved.origin(f"program.{name}"),
-            hint=f"Set program.kind to torch to run your own program, or leave program.{name} out.",
+            hint=f"set program.kind to torch to run your own program, or leave program.{name} out",
         )
         for name in ("script", "module", "args", "local_rank")
         if getattr(program, name)
@@ -72,16 +73,14 @@ def reason(context: Context) -> str:
 
 def argv(context: Context) -> tuple[Token, ...]:
     """The trainer and its settings file."""
-    return (
-        *module(context, "trainkit.trainer", keys=("program.kind",)),
-        token("--settings", rule="the trainer reads the plan's decisions from one file"),
-        token(Variable.RUN_DIR, f"/{SETTINGS}", rule="the trainer reads the plan's decisions from one file"),
-    )
+    rule = "the trainer reads the plan's decisions from one file"
+    settings = (token("--settings", rule=rule), token(Variable.RUN_DIR, f"/{SETTINGS}", rule=rule))
+    return (*module(context, "trainkit.trainer", keys=("program.kind",)), *settings)
 
 
 def files(context: Context) -> tuple[SourcedFile, ...]:
     """The trainer's settings, and DeepSpeed's for the zero strategies."""
-    settings = SourcedFile(SETTINGS, _json(_settings(context)), _setting_sources(context))
+    settings = SourcedFile(SETTINGS, json.dumps(_settings(context), indent=2, ensure_ascii=False) + "\n", _sources())
     if not context.zero:
         return (settings,)
     from trainkit.frameworks.deepspeed.config import config_file
@@ -109,7 +108,7 @@ def _settings(context: Context) -> dict[str, Any]:
     }
 
 
-def _setting_sources(context: Context) -> dict[str, Source]:
+def _sources() -> dict[str, Source]:
     ranks = ("nodes.count", "nodes.processes_per_node")
     sides = ("batch.global", "batch.micro", "batch.accumulation", *ranks)
     return {
@@ -126,7 +125,3 @@ def _setting_sources(context: Context) -> dict[str, Source]:
         "resume": Source(("checkpoint.resume",)),
         "deepspeed": Source(("strategy.kind",)),
     }
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trainkit.frameworks.base.draft import argv_origin
-from trainkit.frameworks.base.launcher import LauncherCommand, no_files, unchanged
+from trainkit.frameworks.base.interface import LauncherCommand, nothing, unchanged
 from trainkit.frameworks.registry import LAUNCHERS, launcher_of
 from trainkit.plan.combination import Refusal
 from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
-from trainkit.plan.provenance import AddedVariable, SourcedVariable, Token, variable
+from trainkit.plan.provenance import SourcedVariable, variable
 
 if TYPE_CHECKING:
     from trainkit.frameworks.base.draft import Draft, ImportContext
@@ -29,7 +29,7 @@ UNSUPPORTED = (
         "launcher.kind: torchrun, or launcher.max_restarts: 0",
     ),
 )
-files = no_files
+argv = files = added = nothing
 escape = unchanged
 # The interpreter's own flags of one letter, without a value and with one.
 SWITCHES, VALUES = frozenset("BEIOPRbdiqsSuvx"), frozenset("WX")
@@ -37,16 +37,6 @@ SWITCHES, VALUES = frozenset("BEIOPRbdiqsSuvx"), frozenset("WX")
 ALONE = "one process is rank 0 of 1; a launcher would say so"
 # Programs whose libraries wrap the model in DDP as soon as there is a LOCAL_RANK (accelerate, state.py).
 FORM_GROUPS = ("hf", "accelerate")
-
-
-def argv(context: Context) -> tuple[Token, ...]:
-    """No words in front of the program."""
-    return ()
-
-
-def added(context: Context) -> tuple[AddedVariable, ...]:
-    """None."""
-    return ()
 
 
 def local_rank(context: Context) -> str:
@@ -85,13 +75,9 @@ def environment(context: Context) -> tuple[SourcedVariable, ...]:
     apart = context.recipe.strategy.kind == "single" or context.topology.device == "xla"
     if apart and context.recipe.program.kind in FORM_GROUPS:
         return ()
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    port = "a free port of this machine, so that a process group can be formed"
     return (
-        variable("RANK", "0", rule=ALONE),
-        variable("LOCAL_RANK", "0", rule=ALONE),
-        variable("WORLD_SIZE", "1", rule=ALONE),
-        variable("LOCAL_WORLD_SIZE", "1", rule=ALONE),
-        variable("MASTER_ADDR", "127.0.0.1", rule=ALONE),
-        variable(
-            "MASTER_PORT", Variable.PORT, rule="a free port of this machine, so that a process group can be formed"
-        ),
+        *(variable(name, value, rule=ALONE) for name, value in place.items()),
+        variable("MASTER_PORT", Variable.PORT, rule=port),
     )

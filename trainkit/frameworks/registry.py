@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from trainkit.frameworks.base.launcher import Launcher
-from trainkit.frameworks.base.program import Program
+from trainkit.frameworks.base.interface import Launcher, Program
 from trainkit.lazy import Registry
 
 _HERE = "trainkit.frameworks"

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, argv_origin, read_flag
 from trainkit.frameworks.base.fields import UNSET, Settings, Unsupported
-from trainkit.frameworks.base.launcher import ALWAYS_A_GROUP, NODE_RANK, LauncherCommand, no_files, restarts
+from trainkit.frameworks.base.interface import ALWAYS_A_GROUP, NODE_RANK, LauncherCommand, nothing, restarts
 from trainkit.frameworks.base.launcher_flags import (
     LauncherFlag,
     fixed,
@@ -30,7 +30,6 @@ from trainkit.plan.provenance import (
     OWN_INTERPRETER,
     AddedVariable,
     Source,
-    SourcedVariable,
     Token,
     added_variable,
     module,
@@ -50,7 +49,7 @@ HELP = "is PyTorch's own"
 COMMAND = re.compile(r"torchrun|torch\.distributed\.(run|launch)")
 REQUIRES: Mapping[str, str] = {"torch": "2.6"}
 UNSUPPORTED = ALWAYS_A_GROUP
-files = no_files
+files = environment = nothing  # torchrun sets the rank environment itself
 _LOCAL_RANK = re.compile(r"--local[-_]rank=\$\{local_rank\}")  # which torchrun fills in
 
 
@@ -143,9 +142,7 @@ FLAGS: tuple[LauncherFlag, ...] = (
         encode=lambda context: (
             shutdown_seconds(context) if has(context.facts, "torchrun --shutdown-timeout") else UNSET
         ),
-        source=lambda context: Source(
-            ("launcher.grace_seconds",), f"{RECORD_SECONDS} s more than the grace time, for the exit records"
-        ),
+        source=rule(f"{RECORD_SECONDS} s more than the grace time, for the exit records", ("launcher.grace_seconds",)),
     ),
     LauncherFlag("no_python", encode=fixed(True), default=False, source=rule(OWN_INTERPRETER), switch=True),
     LauncherFlag("module", short="-m", switch=True),
@@ -164,11 +161,6 @@ def argv(context: Context) -> tuple[Token, ...]:
     """torchrun's words. Ranks write their own logs, so nothing is redirected."""
     command = module(context, "torch.distributed.run", keys=("launcher.kind",))
     return (*command, *flag_tokens(context, FLAGS, "-"), token("--", rule=END_OF_FLAGS))
-
-
-def environment(context: Context) -> tuple[SourcedVariable, ...]:
-    """None: torchrun sets the rank environment itself."""
-    return ()
 
 
 def added(context: Context) -> tuple[AddedVariable, ...]:

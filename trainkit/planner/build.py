@@ -109,7 +109,7 @@ def decide(
     reader = Reader(digest, recipe.strategy.kind, topology.world_size, recipe.program.kind)
     resume, notices = choose_resume(resolved, reader, saved)
     context = Context(resolved, facts, topology, launcher.kind, placement.cards, batch, dtype, digest, resume)
-    if found := program.problems(context) or tuple(overwritten(context)):
+    if found := tuple(program.problems(context)) or tuple(overwritten(context)):
         raise RecipeError(found)
     return context, launcher, Choice(topology.device, placement.device_reason), placement.notices + notices
 

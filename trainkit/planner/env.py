@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
 
 # Imported where there are several cards, which it is about: accelerate's tables take a while.
-unlinked = call("trainkit.frameworks.accelerate.rank_environment:unlinked")
+unlinked = call("trainkit.frameworks.accelerate.launcher:unlinked")
 
 # What a variable does that an outer launcher, a finished job or a shell profile left behind -> its names or prefixes.
 LEFT_BEHIND = {

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from trainkit.frameworks.accelerate import launcher
-from trainkit.frameworks.accelerate.flags import CONFIG
+from trainkit.frameworks.accelerate.launcher import CONFIG
 from trainkit.frameworks.accelerate.program import deepspeed_file
 from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
 from trainkit.frameworks.torch_xla import on_xla
@@ -27,12 +27,12 @@ def unfit(context: Context) -> str:
     return "DeepSpeed and accelerate do not compile together" if compiled else ""
 
 
-def combination(context: Context) -> Combination | None:
+def combinations(context: Context) -> tuple[Combination, ...]:
     """What would be started; on a TPU accelerate starts it in a way of its own, which the file names."""
     topology = context.topology
     if on_xla(context):
-        return None
-    return Combination(
+        return ()
+    started = Combination(
         strategy=context.recipe.strategy.kind,
         launcher="accelerate",
         program="accelerate",
@@ -41,6 +41,7 @@ def combination(context: Context) -> Combination | None:
         nodes="one" if topology.nodes == 1 else "several",
         dtype=context.dtype,
     )
+    return (started,)
 
 
 def files(context: Context, folder: str) -> dict[str, str]:

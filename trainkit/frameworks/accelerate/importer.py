@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainkit.frameworks.accelerate.fields import OFF, SETTINGS
-from trainkit.frameworks.accelerate.flags import KIND_FLAGS
 from trainkit.frameworks.accelerate.import_sharding import deepspeed, fsdp
 from trainkit.frameworks.accelerate.imported_config import RENAMED, ConfigValue, ImportedConfig, flattened
 from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, argv_origin
@@ -16,6 +15,9 @@ from trainkit.recipe.yaml.scalars import read_scalar
 # Nested mappings of the file whose keys have flags that the table does not list one by one.
 SECTIONS = ("fsdp_config", "dynamo_config", "fp8_config", "parallelism_config", "megatron_lm_config")
 BY_FLAG = {name.rpartition(".")[2]: name for name in (*RENAMED, *(each.name for each in SETTINGS))}
+# Flags that say which of the kinds of distributed_type it is.
+KIND_FLAGS = {"multi_gpu": "MULTI_GPU", "use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "tpu": "XLA",
+              "use_megatron_lm": "MEGATRON_LM"}  # fmt: skip
 NOT_IN_FILE = {"module", "no_python", "config_file", "quiet", "cpu", *KIND_FLAGS}
 ALONE = ("NO", "MPS", "XLA", "TPU")  # kinds without processes that accelerate launch would count
 _ELSEWHERE = "trainkit runs on cuda, mps, xla and cpu"

@@ -1,31 +1,49 @@
-"""`accelerate launch`: an explicit config file, and as flags what accelerate would lose from it."""
+"""`accelerate launch`: its config file, as flags what it would lose from that, and what it gives each rank."""
 
 from __future__ import annotations
 
 import posixpath
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from trainkit.errors import UsageError
 from trainkit.frameworks import python, torchrun
-from trainkit.frameworks.accelerate import rank_environment
 from trainkit.frameworks.accelerate.fields import SETTINGS
-from trainkit.frameworks.accelerate.flags import CONFIG, FLAGS
-from trainkit.frameworks.accelerate.setting import chooses_cpu, through_torchrun
-from trainkit.frameworks.base.draft import argv_origin
+from trainkit.frameworks.accelerate.setting import chooses_cpu, distributed_type, is_zero, through_torchrun, when
+from trainkit.frameworks.base.draft import Draft, ImportContext, argv_origin
 from trainkit.frameworks.base.fields import UNSET
-from trainkit.frameworks.base.launcher import NODE_RANK, LauncherCommand, restarts
-from trainkit.frameworks.base.launcher_flags import flag_tokens, parse_flags
-from trainkit.machine.versions import has
+from trainkit.frameworks.base.interface import NODE_RANK, LauncherCommand, restarts
+from trainkit.frameworks.base.launcher_flags import (
+    LauncherFlag,
+    families,
+    fixed,
+    flag_tokens,
+    parse_flags,
+    rule,
+    switches,
+    values,
+)
+from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
+from trainkit.frameworks.deepspeed.launcher import by_import
+from trainkit.machine.versions import at_least, has
 from trainkit.plan.combination import Refusal
 from trainkit.plan.context import Context
-from trainkit.plan.provenance import AddedVariable, Source, SourcedFile, SourcedVariable, Token, module, token, variable
+from trainkit.plan.model import Variable
+from trainkit.plan.provenance import (
+    OWN_INTERPRETER,
+    AddedVariable,
+    Source,
+    SourcedFile,
+    SourcedVariable,
+    Token,
+    added_variable,
+    module,
+    token,
+    variable,
+)
 from trainkit.recipe.yaml.writer import block, scalar
-
-if TYPE_CHECKING:
-    from trainkit.frameworks.base.draft import Draft, ImportContext
 
 HELP = "is `accelerate launch`, with a config file that the plan writes"
 COMMAND = re.compile(r"accelerate(-launch|\.commands\.launch)?")
@@ -46,6 +64,66 @@ UNSUPPORTED = (
     ),
 )
 Entries = Mapping[str, tuple[Any, Source]]  # value and what made it, by dotted key of the file
+CONFIG = "accelerate.yaml"
+
+
+def _together(context: Context) -> bool:
+    return context.topology.nodes > 1 and through_torchrun(context)
+
+
+def _port_source(context: Context) -> Source:
+    several = context.topology.nodes > 1
+    return Source(("nodes.rendezvous",)) if several else Source(rule="accelerate picks a free port when it is used")
+
+
+# What the plan passes as flags, in the order of its command: what accelerate would lose from the file.
+_PASSED: tuple[LauncherFlag, ...] = (
+    LauncherFlag("config_file", encode=fixed((Variable.RUN_DIR, f"/{CONFIG}")),
+                 source=rule("without it accelerate reads a default file from the home folder")),
+    LauncherFlag("deepspeed_config_file", encode=when(is_zero, fixed((Variable.RUN_DIR, f"/{DEEPSPEED}"))),
+                 source=rule("as a flag, because the run directory is known only when the run starts")),
+    LauncherFlag("machine_rank", encode=when(_together, fixed((Variable.NODE_RANK,))),
+                 source=rule("which of the nodes this is")),
+    LauncherFlag("main_process_ip", ("nodes.rendezvous",), when(_together, fixed((Variable.MASTER_ADDR,)))),
+    LauncherFlag("main_process_port", source=_port_source,
+                 encode=when(through_torchrun, lambda context: (Variable.PORT,) if _together(context) else 0)),
+    LauncherFlag("rdzv_backend", encode=when(through_torchrun, fixed("static")),
+                 source=rule("the file's value is never applied; static ranks follow the node's rank")),
+    LauncherFlag("max_restarts", ("launcher.max_restarts",),
+                 when(through_torchrun, lambda context: context.recipe.launcher.max_restarts)),
+    LauncherFlag("log_dir", encode=when(through_torchrun, fixed((Variable.ATTEMPT_DIR, "/torchrun"))),
+                 source=rule(torchrun.OWN_FILES)),
+    LauncherFlag("quiet", encode=when(lambda context: not through_torchrun(context), fixed(True)),
+                 source=rule("the program's own error is shown, not accelerate's traceback about it"),
+                 short="-q", switch=True),
+    LauncherFlag("no_python", encode=fixed(True), source=rule(OWN_INTERPRETER), switch=True),
+)  # fmt: skip
+_OTHERS: tuple[LauncherFlag, ...] = (
+    LauncherFlag("module", short="-m", switch=True),
+    LauncherFlag("tee", short="-t"),
+    *switches(
+        "multi_gpu tpu use_parallelism_config use_megatron_lm tpu_cluster no_tpu_cluster fp8_use_autocast_during_eval "
+        "ipex use_xpu use_tp"
+    ),
+    *values("role rdzv_conf monitor_interval vm env aws_access_key_id aws_secret_access_key mpirun_hostfile mpirun_ccl "
+            "tp_size"),
+    *families("fsdp_ megatron_lm_ fp8_ parallelism_config_"),
+)  # fmt: skip
+_NAMED = {each.name for each in _PASSED}
+FLAGS: tuple[LauncherFlag, ...] = (
+    *_PASSED,
+    *(
+        LauncherFlag(name, switch=each.switch)
+        for each in SETTINGS
+        if each.flag and (name := each.name.rpartition(".")[2]) not in _NAMED
+    ),
+    *_OTHERS,
+)
+
+RULE = "accelerate launch sets it for every rank, whatever the program"
+THREADS_OF_INTEL: Mapping[str, str] = {"KMP_AFFINITY": "granularity=fine,compact,1,0", "KMP_BLOCKTIME": "1"}
+# Cards that cannot reach one another directly, and the first driver that knows it (accelerate, utils/environment.py).
+UNLINKED, NEW_ENOUGH = "RTX 40", "550.40.07"
 
 
 def argv(context: Context) -> tuple[Token, ...]:
@@ -72,28 +150,20 @@ def entries(context: Context) -> Entries:
 
 def environment(context: Context) -> tuple[SourcedVariable, ...]:
     """What accelerate has no flag for."""
-    variables: list[SourcedVariable] = []
-    if not through_torchrun(context):
-        variables += python.environment(context)
-    elif has(context.facts, "torchrun --shutdown-timeout"):
-        variables.append(
-            variable(
-                "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
-                str(torchrun.shutdown_seconds(context)),
-                keys=("launcher.grace_seconds",),
-                rule="accelerate has no flag for torchrun's --shutdown-timeout",
-            )
-        )
+    variables = [] if through_torchrun(context) else [*python.environment(context)]
+    if through_torchrun(context) and has(context.facts, "torchrun --shutdown-timeout"):
+        name, seconds = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(torchrun.shutdown_seconds(context))
+        rule = "accelerate has no flag for torchrun's --shutdown-timeout"
+        variables.append(variable(name, seconds, keys=("launcher.grace_seconds",), rule=rule))
     if chooses_cpu(context):
-        variables.append(
-            variable("ACCELERATE_USE_CPU", "True", rule="accelerate's own --cpu would start one process only")
-        )
+        rule = "accelerate's own --cpu would start one process only"
+        variables.append(variable("ACCELERATE_USE_CPU", "True", rule=rule))
     return tuple(variables)
 
 
 def added(context: Context) -> tuple[AddedVariable, ...]:
     """What accelerate sets, and torchrun where it goes through that."""
-    return tuple(rank_environment.several(context) if through_torchrun(context) else rank_environment.alone(context))
+    return tuple(_of_several(context) if through_torchrun(context) else _of_one(context))
 
 
 def escape(word: str, context: Context) -> str:
@@ -140,3 +210,52 @@ def yaml_text(found: Entries) -> str:
         section, _, name = key.rpartition(".")
         (tree.setdefault(section, {}) if section else tree)[name] = found[key][0]
     return "".join(f"{line}\n" for line in block(tree, lambda value, _: scalar(value, "'")))
+
+
+def unlinked(context: Context) -> tuple[SourcedVariable, ...]:
+    """What Accelerator() demands on cards without direct links, and accelerate launch alone would set."""
+    reads = context.launcher == "accelerate" or context.recipe.program.kind in ("hf", "accelerate")
+    cards = context.facts.gpus
+    if not reads or context.topology.device != "cuda" or len(cards) < 2 or at_least(context.facts.driver, NEW_ENOUGH):
+        return ()
+    if not any(UNLINKED in card.name for card in cards):
+        return ()
+    rule = f"accelerate asks for it where {UNLINKED}xx cards have a driver before {NEW_ENOUGH}"
+    return tuple(variable(name, "1", rule=rule) for name in ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"))
+
+
+def _of_one(context: Context) -> Iterator[AddedVariable]:
+    """To a single process that is started directly."""
+    yield from _defaults(context, "")
+    on_cpu = context.topology.device == "cpu"
+    yield added_variable("ACCELERATE_USE_CPU", str(on_cpu), rule=RULE)
+    if on_cpu or not has(context.facts, "accelerate sets KMP_* on a CPU only"):
+        rule = "accelerate launch binds threads so; only Intel's OpenMP reads it"
+        yield from (added_variable(name, value, rule=rule) for name, value in THREADS_OF_INTEL.items())
+
+
+def _of_several(context: Context) -> Iterator[AddedVariable]:
+    """To ranks that it starts with torchrun."""
+    yield from torchrun.of_agent(context)
+    yield from (added_variable(f"TORCHELASTIC_{name}", rule=torchrun.ITS_OWN) for name in ("RUN_ID", "USE_AGENT_STORE"))
+    kind = distributed_type(context)
+    if kind != "DEEPSPEED":
+        yield from _defaults(context, "")
+        yield from _defaults(context, "FSDP_") if kind == "FSDP" else ()
+        return
+    there = (each for each in SETTINGS if each.name.startswith("deepspeed_config.") and each.in_file(context))
+    names = sorted(each.name.rpartition(".")[2] for each in there if each.encode(context) is not UNSET)
+    rule = "the keys of its own file about DeepSpeed"
+    yield added_variable("ACCELERATE_CONFIG_DS_FIELDS", ",".join(names), rule=rule)
+    yield added_variable("PYTHONPATH", rule="yours, and the working folder after it", yields=True)
+    yield from by_import(context)
+
+
+def _defaults(context: Context, start: str) -> Iterator[AddedVariable]:
+    """The defaults of its own flags, for what neither file nor flags set. start: of FSDP's variables, or empty."""
+    installed = context.facts.packages.get("accelerate") or "0"
+    rule = f"{RULE} under FSDP" if start else RULE
+    for each in SETTINGS:
+        of_fsdp = each.variable.startswith("FSDP_")
+        if each.variable and each.default is not UNSET and of_fsdp is bool(start) and each.known_to(installed):
+            yield added_variable(each.variable, each.text(each.default), rule=rule)

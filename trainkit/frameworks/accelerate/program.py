@@ -3,43 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
-from trainkit.errors import Diagnostic
 from trainkit.frameworks.accelerate.fields import SETTINGS
 from trainkit.frameworks.accelerate.setting import given
-from trainkit.frameworks.accelerate.support import REACH, unsupported
-from trainkit.frameworks.base import own_scripts, verbosity
+from trainkit.frameworks.accelerate.support import REACH, problems
+from trainkit.frameworks.base import own_scripts
 from trainkit.frameworks.base.fields import UNSET
-from trainkit.frameworks.base.program import Detection, all_own
-from trainkit.frameworks.deepspeed import ops
+from trainkit.frameworks.base.interface import Detection, all_own
+from trainkit.frameworks.deepspeed.ops import preparations
 from trainkit.plan.context import Context
-from trainkit.plan.model import Notice, Preparation
+from trainkit.plan.model import Notice
 from trainkit.plan.provenance import SourcedFile, SourcedVariable, Token, variable
 from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.schema import Fsdp
 
-if TYPE_CHECKING:
-    from trainkit.recipe.resolved import Resolved
-
-__all__ = ["REACH"]
+__all__ = ["REACH", "preparations", "problems"]
 
 REQUIRES: Mapping[str, str] = {"torch": "2.6", "accelerate": "1.9"}
 DETECTION = Detection("Accelerator()", frozenset({"accelerate.Accelerator"}))
-read = all_own
+check, argv, read = own_scripts.check_target, own_scripts.argv, all_own
 
 READ = "Accelerator() reads it"
-LOGS = (*verbosity.LIBRARIES, "ACCELERATE_LOG_LEVEL")
-
-
-def check(resolved: Resolved) -> tuple[Diagnostic, ...]:
-    """Exactly one of script and module must be given."""
-    return own_scripts.check_target(resolved)
-
-
-def problems(context: Context) -> tuple[Diagnostic, ...]:
-    """Settings that do not reach Accelerator()."""
-    return tuple(unsupported(context))
+LOGS = (*own_scripts.LIBRARIES, "ACCELERATE_LOG_LEVEL")
 
 
 def reason(context: Context) -> str:
@@ -47,14 +32,9 @@ def reason(context: Context) -> str:
     return f"{own_scripts.described(context)}, on Accelerator()"
 
 
-def argv(context: Context) -> tuple[Token, ...]:
-    """Interpreter, script or module, and the arguments word for word."""
-    return own_scripts.command(context, own_scripts.own_argv(context))
-
-
 def wrapper(context: Context) -> tuple[Token, ...]:
     """The level of the libraries' log lines on the ranks that are not a main one."""
-    return verbosity.wrapper(context, LOGS)
+    return own_scripts.wrapper(context, LOGS)
 
 
 def files(context: Context) -> tuple[SourcedFile, ...]:
@@ -71,7 +51,7 @@ def deepspeed_file(context: Context) -> SourcedFile:
 
 def environment(context: Context) -> tuple[SourcedVariable, ...]:
     """The settings of Accelerator(). accelerate launch writes the same from its file, which has the same values."""
-    variables = list(verbosity.environment(context, LOGS))
+    variables = list(own_scripts.verbosity(context, LOGS))
     for each in SETTINGS:
         value = each.encode(context) if each.variable else UNSET
         if value is UNSET:
@@ -83,17 +63,8 @@ def environment(context: Context) -> tuple[SourcedVariable, ...]:
     return tuple(variables)
 
 
-def preparations(context: Context) -> tuple[Preparation, ...]:
-    """DeepSpeed's ops, for the zero strategies."""
-    return ops.preparations(context) if context.zero else ()
-
-
-def notices(context: Context) -> tuple[Notice, ...]:
+def notices(context: Context) -> Iterator[Notice]:
     """What stays the script's own, and what accelerate does by itself."""
-    return tuple(_notices(context))
-
-
-def _notices(context: Context) -> Iterator[Notice]:
     what = (
         "Model, data, optimizer and the loop are the script's own; its DataLoader decides the micro batch, and the "
         f"sizes in this plan only count with {context.batch.micro}."

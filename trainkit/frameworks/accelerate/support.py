@@ -95,7 +95,7 @@ DECIDED = (
 FREE = ("FSDP_IGNORED_MODULES", "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES")
 
 
-def unsupported(context: Context) -> Iterator[Diagnostic]:
+def problems(context: Context) -> Iterator[Diagnostic]:
     """Every given value that would be dropped, though others of the same key reach the program."""
     yield from _by_strategy(context)
     yield from _compilation(context)

@@ -42,9 +42,9 @@ def families(names: str) -> tuple[LauncherFlag, ...]:
     return tuple(LauncherFlag(name, family=True) for name in names.split())
 
 
-def rule(text: str) -> Callable[[Context], Source]:
-    """The source of a flag that the plan passes whatever the recipe says."""
-    return lambda context: Source(rule=text)
+def rule(text: str, keys: tuple[str, ...] = ()) -> Callable[[Context], Source]:
+    """The source of a flag that the plan passes for this reason, whatever the recipe says or besides these keys."""
+    return lambda context: Source(keys, text)
 
 
 def fixed(value: Any) -> Callable[[Context], Any]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainkit.errors import Diagnostic
+from trainkit.frameworks.base.fields import said
 from trainkit.frameworks.registry import LAUNCHERS
 from trainkit.plan.context import Context
 from trainkit.plan.model import Text
-from trainkit.plan.provenance import INTERPRETER, Token, token
+from trainkit.plan.provenance import INTERPRETER, SourcedVariable, Token, token, variable
 from trainkit.recipe.schema.launching import Scalar
 
 if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
+
 
 PYTHON = (".py", ".pyw", ".pyc", ".pyz")  # what the interpreter is given to run; anything else runs by itself
 ITSELF = f"a name that ends in none of {', '.join(PYTHON)} is executed itself, without an interpreter"
@@ -38,9 +40,21 @@ def described(context: Context) -> str:
     return f"your script {program.script}" if program.script else f"your module {program.module}"
 
 
-def command(context: Context, words: tuple[Token, ...]) -> tuple[Token, ...]:
-    """What is started, and the words, written so that the launcher hands them on unchanged."""
-    return (*_target(context), *_local_rank(context), *(_escaped(word, context) for word in words))
+def argv(context: Context, more: tuple[Token, ...] = ()) -> tuple[Token, ...]:
+    """Interpreter, script or module, and its arguments, written so that the launcher hands them on unchanged.
+
+    more: arguments that the plan adds. What follows a bare `--` is no flag, so they come before it.
+    """
+    program, launcher = context.recipe.program, LAUNCHERS[context.launcher]
+    own = tuple(token(word, keys=(key,)) for word, key in arguments(program.args))
+    end = next((place for place, word in enumerate(own) if str(word.text) == "--"), len(own))
+    target = _target(context)
+    if program.local_rank:
+        target += (token(f"--local_rank={launcher.local_rank(context)}", keys=("program.local_rank",)),)
+    for word in (*own[:end], *more, *own[end:]):
+        parts = (launcher.escape(part, context) if isinstance(part, str) else part for part in word.text.parts)
+        target += (Token(Text(tuple(parts)), word.source),)
+    return target
 
 
 def _target(context: Context) -> tuple[Token, ...]:
@@ -49,20 +63,9 @@ def _target(context: Context) -> tuple[Token, ...]:
     if script and not script.endswith(PYTHON):
         return (token(script if "/" in script else f"./{script}", keys=("program.script",), rule=ITSELF),)
     python = token(context.facts.executable, rule=INTERPRETER)
-    if script:
-        return (python, token(_as_file(script), keys=("program.script",)))
+    if script:  # a name that begins with a dash would be one of the interpreter's own flags
+        return (python, token(f"./{script}" if script.startswith("-") else script, keys=("program.script",)))
     return (python, token("-m", keys=("program.module",)), token(module or "", keys=("program.module",)))
-
-
-def _local_rank(context: Context) -> tuple[Token, ...]:
-    if not context.recipe.program.local_rank:
-        return ()
-    return (token(f"--local_rank={LAUNCHERS[context.launcher].local_rank(context)}", keys=("program.local_rank",)),)
-
-
-def own_argv(context: Context) -> tuple[Token, ...]:
-    """The words of program.args."""
-    return tuple(token(word, keys=(key,)) for word, key in arguments(context.recipe.program.args))
 
 
 def arguments(args: dict[str, Scalar | list[Scalar]] | list[str]) -> tuple[tuple[str, str], ...]:
@@ -82,12 +85,25 @@ def arguments(args: dict[str, Scalar | list[Scalar]] | list[str]) -> tuple[tuple
     return tuple(words)
 
 
-def _escaped(word: Token, context: Context) -> Token:
-    launcher = LAUNCHERS[context.launcher]
-    parts = (launcher.escape(part, context) if isinstance(part, str) else part for part in word.text.parts)
-    return Token(Text(tuple(parts)), word.source)
+# How much libraries say, which they read from the environment: one level on main ranks, another on the rest.
+LEVELS = ("logging.level", "logging.replica_level", "logging.each_node")
+LIBRARIES = ("TRANSFORMERS_VERBOSITY", "DATASETS_VERBOSITY")
 
 
-def _as_file(script: str) -> str:
-    """A path that no interpreter reads as one of its own flags."""
-    return f"./{script}" if script.startswith("-") else script
+def wrapper(context: Context, names: tuple[str, ...] = LIBRARIES) -> tuple[Token, ...]:
+    """The level of the libraries' log lines on the ranks that are not a main one."""
+    keys = ("logging.replica_level", "logging.each_node")
+    if not said(context, *LEVELS):
+        return ()
+    logging = context.recipe.logging
+    main = "each-node" if logging.each_node else "one"
+    settings = (word for name in names for word in ("--replica-env", f"{name}={logging.replica_level}"))
+    return tuple(token(word, keys=keys) for word in ("--main", main, *settings))
+
+
+def verbosity(context: Context, names: tuple[str, ...] = LIBRARIES) -> tuple[SourcedVariable, ...]:
+    """The level of the main ranks."""
+    level, key = context.recipe.logging.level, "logging.level"
+    if not said(context, *LEVELS):
+        return ()
+    return tuple(variable(name, level, keys=(key,), rule="the level of the main ranks") for name in names)

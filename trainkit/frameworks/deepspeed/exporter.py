@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainkit.errors import Origin
+from trainkit.frameworks.base.interface import nothing
 from trainkit.frameworks.deepspeed.config import as_text, deepspeed_config
 from trainkit.frameworks.deepspeed.fields import FILE
 from trainkit.frameworks.deepspeed.optimizer import has_schedule
@@ -14,6 +15,7 @@ from trainkit.optimizers import optimizer
 from trainkit.plan.context import Context
 from trainkit.recipe.resolved import Entry
 
+notes = combinations = nothing
 _DEFAULTS = Origin("defaults", 0, "the recipe's defaults")
 
 
@@ -21,15 +23,6 @@ def unfit(context: Context) -> str:
     """Why there is no such file."""
     kind = context.recipe.strategy.kind
     return "" if context.zero else f"it is for the strategies zero1, zero2 and zero3, and strategy.kind is {kind}"
-
-
-def notes(context: Context) -> tuple[str, ...]:
-    """None."""
-    return ()
-
-
-def combination(context: Context) -> None:
-    """What the plan starts."""
 
 
 def files(context: Context, folder: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, argv_origin, card, read_flag
 from trainkit.frameworks.base.fields import UNSET, Settings, Unsupported
-from trainkit.frameworks.base.launcher import ALWAYS_A_GROUP, LauncherCommand, chosen_cards, no_files, unchanged
+from trainkit.frameworks.base.interface import ALWAYS_A_GROUP, LauncherCommand, chosen_cards, nothing, unchanged
 from trainkit.frameworks.base.launcher_flags import (
     LauncherFlag,
     fixed,
@@ -29,7 +29,6 @@ from trainkit.plan.model import Variable
 from trainkit.plan.provenance import (
     OWN_INTERPRETER,
     AddedVariable,
-    Source,
     SourcedVariable,
     Token,
     added_variable,
@@ -85,16 +84,8 @@ UNSUPPORTED = (
         "launcher.kind: torchrun, or launcher.max_restarts: 0",
     ),
 )
-files = no_files
+files = nothing
 escape = unchanged
-
-
-def _on_cards(context: Context) -> Any:
-    return f"localhost:{','.join(context.devices)}" if context.topology.device == "cuda" else UNSET
-
-
-def _count(context: Context) -> Any:
-    return context.processes if context.topology.device != "cuda" else UNSET
 
 
 def _cards(value: Any) -> Settings | Unsupported:
@@ -103,10 +94,6 @@ def _cards(value: Any) -> Settings | Unsupported:
     if "@" in str(value) or host not in LOCALHOST:
         return Unsupported("it names cards of other hosts", "write localhost:0,1, or set nodes and devices.select")
     return {"devices.select": [card(each) for each in cards.split(",")], "devices.order": "fastest"} if cards else {}
-
-
-def _nodes(value: Any) -> Settings | Unsupported:
-    return {} if value == "1" else whole_number("nodes.count")(value)
 
 
 # In the order of the plan's command; defaults as deepspeed/launcher/runner.py has them.
@@ -121,20 +108,18 @@ FLAGS: tuple[LauncherFlag, ...] = (
     LauncherFlag(
         "include",
         RANKS,
-        _on_cards,
+        lambda context: f"localhost:{','.join(context.devices)}" if context.topology.device == "cuda" else UNSET,
         _cards,
         "",
-        source=lambda context: Source(
-            RANKS, "DeepSpeed ignores CUDA_VISIBLE_DEVICES beside a count and would start on card 0"
-        ),
+        source=rule("DeepSpeed ignores CUDA_VISIBLE_DEVICES beside a count and would start on card 0", RANKS),
         short="-i",
     ),
     LauncherFlag(
         "num_accelerators",
         RANKS,
-        _count,
+        lambda context: context.processes if context.topology.device != "cuda" else UNSET,
         default=-1,
-        source=lambda context: Source(RANKS, "DeepSpeed would count NUMA domains"),
+        source=rule("DeepSpeed would count NUMA domains", RANKS),
         aliases=("num_gpus",),
     ),
     LauncherFlag(
@@ -152,7 +137,12 @@ FLAGS: tuple[LauncherFlag, ...] = (
     ),
     LauncherFlag("no_python", encode=fixed(True), default=False, source=rule(OWN_INTERPRETER), switch=True),
     LauncherFlag("exclude", short="-e"),
-    LauncherFlag("num_nodes", ("nodes.count",), decode=_nodes, default=-1),
+    LauncherFlag(
+        "num_nodes",
+        ("nodes.count",),
+        decode=lambda value: {} if value == "1" else whole_number("nodes.count")(value),
+        default=-1,
+    ),
     LauncherFlag("quiet", short="-q", switch=True),
     *switches("module no_ssh no_ssh_check force_multi save_pid bind_cores_to_rank elastic_training"),
     *values(
@@ -175,14 +165,8 @@ def argv(context: Context) -> tuple[Token, ...]:
 
 def environment(context: Context) -> tuple[SourcedVariable, ...]:
     """What torchrun would set and DeepSpeed does not."""
-    return (
-        variable(
-            "LOCAL_WORLD_SIZE",
-            str(context.processes),
-            keys=("nodes.processes_per_node",),
-            rule="DeepSpeed's launcher does not set it; torchrun does",
-        ),
-    )
+    keys, rule = ("nodes.processes_per_node",), "DeepSpeed's launcher does not set it; torchrun does"
+    return (variable("LOCAL_WORLD_SIZE", str(context.processes), keys=keys, rule=rule),)
 
 
 def added(context: Context) -> tuple[AddedVariable, ...]:

@@ -13,7 +13,7 @@ from trainkit.recipe.layers.merge import value_at
 
 def preparations(context: Context) -> tuple[Preparation, ...]:
     """The command that builds what this run needs."""
-    ops = _ops(context)
+    ops = _ops(context) if context.zero else []
     if not ops:
         return ()
     argv = (*texts(module(context, "trainkit.trainer.perf.build_ops")), text("--ops"), text(",".join(ops)))

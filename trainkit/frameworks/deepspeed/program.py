@@ -10,7 +10,7 @@ from trainkit.frameworks.base import own_scripts
 from trainkit.frameworks.base.argv_reader import script_flags
 from trainkit.frameworks.base.draft import FlagUse, read_flag
 from trainkit.frameworks.base.fields import said
-from trainkit.frameworks.base.program import Detection, nothing
+from trainkit.frameworks.base.interface import Detection, nothing
 from trainkit.frameworks.deepspeed.fields import CARRIED, FILE
 from trainkit.frameworks.deepspeed.ops import preparations
 from trainkit.frameworks.deepspeed.optimizer import TYPES
@@ -22,7 +22,6 @@ from trainkit.plan.support import LAUNCHED, Reach, Table
 
 if TYPE_CHECKING:
     from trainkit.frameworks.base.draft import Draft, ImportContext
-    from trainkit.recipe.resolved import Resolved
 
 __all__ = ["REACH", "preparations"]
 
@@ -30,7 +29,7 @@ FLAG = "--deepspeed_config"
 GIVEN = "deepspeed.add_config_arguments names the flag, and deepspeed.initialize reads the file"
 SHORTEST_WARMUP = 2  # steps; DeepSpeed makes two of one, and refuses none (deepspeed/runtime/lr_schedules.py)
 
-wrapper = environment = nothing
+check, wrapper, environment = own_scripts.check_target, nothing, nothing
 REQUIRES: Mapping[str, str] = {}
 DETECTION = Detection(
     "DeepSpeed's engine", frozenset({"deepspeed.initialize"}), flags=frozenset({FLAG.removeprefix("--")})
@@ -54,17 +53,8 @@ REACH: Table = {
 }
 
 
-def check(resolved: Resolved) -> tuple[Diagnostic, ...]:
-    """Exactly one of script and module must be given."""
-    return own_scripts.check_target(resolved)
-
-
-def problems(context: Context) -> tuple[Diagnostic, ...]:
+def problems(context: Context) -> Iterator[Diagnostic]:
     """What DeepSpeed cannot make from its file, and a second file in the program's own words."""
-    return tuple(_problems(context))
-
-
-def _problems(context: Context) -> Iterator[Diagnostic]:
     recipe, given = context.recipe, context.resolved.given
     for word, key in own_scripts.arguments(recipe.program.args):
         if word.partition("=")[0] == FLAG:
@@ -103,10 +93,7 @@ def reason(context: Context) -> str:
 
 def argv(context: Context) -> tuple[Token, ...]:
     """Interpreter, script, the user's words, and the file."""
-    own = own_scripts.own_argv(context)
-    end = next((place for place, word in enumerate(own) if str(word.text) == "--"), len(own))
-    file = (token(FLAG, rule=GIVEN), token(Variable.RUN_DIR, f"/{FILE}", rule=GIVEN))
-    return own_scripts.command(context, (*own[:end], *file, *own[end:]))
+    return own_scripts.argv(context, (token(FLAG, rule=GIVEN), token(Variable.RUN_DIR, f"/{FILE}", rule=GIVEN)))
 
 
 def files(context: Context) -> tuple[SourcedFile, ...]:

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 
 from trainkit.frameworks import torch_xla
-from trainkit.frameworks.base.launcher import chosen_cards
+from trainkit.frameworks.base.interface import chosen_cards, nothing
 from trainkit.frameworks.base.own_scripts import PYTHON
 from trainkit.frameworks.hf_trainer import fsdp_config, program
 from trainkit.frameworks.hf_trainer.fields import OUTPUT
@@ -16,6 +16,7 @@ from trainkit.plan.context import Context
 from trainkit.plan.model import Variable, text
 from trainkit.text import counted
 
+notes = combinations = nothing
 COMMAND = "command.sh"
 _PLACE = text(Variable.RUN_DIR, f"/{OUTPUT}")
 
@@ -28,15 +29,6 @@ def unfit(context: Context) -> str:
     if context.topology.nodes > 1 and context.recipe.nodes.rendezvous == "auto":
         return "the command names host and port of node 0, and nodes.rendezvous is auto"
     return ""
-
-
-def notes(context: Context) -> tuple[str, ...]:
-    """None."""
-    return ()
-
-
-def combination(context: Context) -> None:
-    """What the plan starts."""
 
 
 def files(context: Context, folder: str) -> dict[str, str]:

@@ -6,25 +6,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trainkit.errors import Diagnostic
-from trainkit.frameworks.base import own_scripts, verbosity
+from trainkit.frameworks.base import own_scripts
+from trainkit.frameworks.base.argv_reader import script_flags
 from trainkit.frameworks.base.fields import UNSET, Unsupported, said_below
-from trainkit.frameworks.base.program import Detection
+from trainkit.frameworks.base.interface import Detection
 from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
-from trainkit.frameworks.deepspeed.ops import preparations as deepspeed_preparations
-from trainkit.frameworks.hf_trainer import deepspeed, fsdp_config, refusals, remarks, support, xla
-from trainkit.frameworks.hf_trainer.argv_reader import MARKS, SHARED_MARKS, own_flags, rendered
-from trainkit.frameworks.hf_trainer.fields import FIELDS, OUTPUT, Argument
-from trainkit.frameworks.hf_trainer.versions import OLDEST, version
+from trainkit.frameworks.deepspeed.ops import preparations
+from trainkit.frameworks.hf_trainer import deepspeed, fsdp_config, refusals, xla
+from trainkit.frameworks.hf_trainer.argv_reader import MARKS, SHARED_MARKS, own_flags, rendered, written
+from trainkit.frameworks.hf_trainer.fields import BY_GONE_NAME, FIELDS, OUTPUT, Argument
+from trainkit.frameworks.hf_trainer.support import REACH
+from trainkit.frameworks.hf_trainer.versions import BEYOND, OLDEST, version
+from trainkit.machine.versions import at_least
 from trainkit.plan.context import Context
-from trainkit.plan.model import Notice, Preparation, Variable
+from trainkit.plan.model import Notice, Variable
 from trainkit.plan.provenance import Source, SourcedFile, SourcedVariable, Token, token
+from trainkit.recipe.schema.launching import program_argv
 
 if TYPE_CHECKING:
     from trainkit.frameworks.base.draft import Draft, ImportContext
-    from trainkit.recipe.resolved import Resolved
 
-REACH = support.REACH
+__all__ = ["REACH", "preparations"]
+
 REQUIRES: Mapping[str, str] = {"transformers": OLDEST, "torch": "2.6", "accelerate": "1.9"}
+check, wrapper = own_scripts.check_target, own_scripts.wrapper
 DETECTION = Detection(
     "transformers' Trainer",
     frozenset(
@@ -35,17 +40,15 @@ DETECTION = Detection(
     MARKS,
     SHARED_MARKS,
 )
+# What --hub_strategy pushes with the optimizer's state.
+RESUMABLE = ("checkpoint", "all_checkpoints")
 IMPLIED = "the plan decides it, so the program is given it"
 
 
-def check(resolved: Resolved) -> tuple[Diagnostic, ...]:
-    """Exactly one of script and module must be given."""
-    return own_scripts.check_target(resolved)
-
-
-def problems(context: Context) -> tuple[Diagnostic, ...]:
+def problems(context: Context) -> Iterator[Diagnostic]:
     """Settings that Trainer has no counterpart for, and arguments of the program's own that contradict the plan."""
-    return (*refusals.problems(context), *xla.problems(context))
+    yield from refusals.problems(context)
+    yield from xla.problems(context)
 
 
 def reason(context: Context) -> str:
@@ -54,18 +57,8 @@ def reason(context: Context) -> str:
 
 
 def argv(context: Context) -> tuple[Token, ...]:
-    """Interpreter, script, the user's arguments and then the plan's: argparse lets the last of two count.
-
-    What follows a bare `--` is no flag, so the plan's stand before it.
-    """
-    own = own_scripts.own_argv(context)
-    end = next((place for place, word in enumerate(own) if str(word.text) == "--"), len(own))
-    return own_scripts.command(context, (*own[:end], *_flags(context), *own[end:]))
-
-
-def wrapper(context: Context) -> tuple[Token, ...]:
-    """The level of the libraries' log lines on the ranks that are not a main one."""
-    return verbosity.wrapper(context)
+    """Interpreter, script, the user's arguments and then the plan's: argparse lets the last of two count."""
+    return own_scripts.argv(context, tuple(_flags(context)))
 
 
 def files(context: Context) -> tuple[SourcedFile, ...]:
@@ -77,17 +70,50 @@ def files(context: Context) -> tuple[SourcedFile, ...]:
 
 def environment(context: Context) -> tuple[SourcedVariable, ...]:
     """What the libraries read from the environment alone."""
-    return (*verbosity.environment(context), *fsdp_config.environment(context))
+    return (*own_scripts.verbosity(context), *fsdp_config.environment(context))
 
 
-def preparations(context: Context) -> tuple[Preparation, ...]:
-    """DeepSpeed's ops, for the zero strategies."""
-    return deepspeed_preparations(context) if context.zero else ()
-
-
-def notices(context: Context) -> tuple[Notice, ...]:
+def notices(context: Context) -> Iterator[Notice]:
     """What transformers lacks, and arguments of the program's own that do less than they seem to."""
-    return (*remarks.notices(context), *xla.notices(context))
+    installed, own = version(context), own_flags(context)
+    if at_least(installed, BEYOND):  # one that is missing or too old is a missing package
+        what = f"transformers {installed} is newer than trainkit knows: its settings may have other names"
+        yield Notice("blocker", what, f"pip install 'transformers<{BEYOND}'")
+    yield from _gone(context)
+    push, strategy = own.get("push_to_hub"), own.get("hub_strategy")
+    chosen = strategy.values[0] if strategy and strategy.values else "every_save"
+    if push and push.switch is not False and chosen not in RESUMABLE:
+        what = f"hub_strategy {chosen} pushes no optimizer state: training cannot be resumed from the hub"
+        yield Notice("warning", what, "set hub_strategy to checkpoint in program.args to push a last-checkpoint too")
+    if "output_dir" in own:
+        what = "program.args name an output_dir: the program's files lie there and not in the run directory"
+        yield Notice("note", what, "checkpoint.resume auto does not look there")
+    if context.resume.path is not None:  # TrainingArguments only hold the path, as their documentation says
+        what = "Trainer leaves --resume_from_checkpoint to the script, which has to hand it to train()"
+        yield Notice("note", what)
+    yield from _abbreviated(context)
+    yield from xla.notices(context)
+
+
+def _gone(context: Context) -> Iterator[Notice]:
+    for flag in script_flags(program_argv(context.recipe.program.args)):
+        old = BY_GONE_NAME.get(flag.name)
+        if old and not old.known_to(version(context)):
+            name = written(flag).removeprefix("--")
+            what = f"TrainingArguments of transformers {version(context)} no longer have {name}"
+            yield Notice("warning", what, f"unless the script declares it itself, write {old.help}")
+
+
+def _abbreviated(context: Context) -> Iterator[Notice]:
+    """argparse takes a beginning of a flag for the flag, and the plan's own flags come last."""
+    ours = {field.name for field in FIELDS if field.is_given(context)}
+    for name, flag in own_flags(context).items():
+        meant = sorted(field for field in ours if field.startswith(name) and field != name)
+        if meant and name not in ours:
+            what = (
+                f"{written(flag)} may be read as short for --{meant[0]}; the plan gives that too, and its value counts"
+            )
+            yield Notice("warning", what, "write the flag in full, unless the script has one of this very name")
 
 
 def numbers(context: Context) -> Iterator[tuple[str, int | float, Source]]:

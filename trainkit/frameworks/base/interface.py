@@ -1,18 +1,22 @@
-"""What a launcher module offers; all of them are listed in `frameworks.registry`."""
+"""What a launcher module and a module for a kind of program offer; all are listed in `frameworks.registry`."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from trainkit.errors import Diagnostic
 from trainkit.plan.combination import Refusal
 from trainkit.plan.context import Context
+from trainkit.plan.model import Notice, Preparation
 from trainkit.plan.provenance import AddedVariable, SourcedFile, SourcedVariable, Token
+from trainkit.plan.support import Table
 
 if TYPE_CHECKING:
     from trainkit.frameworks.base.draft import Draft, ImportContext
+    from trainkit.recipe.resolved import Resolved
 
 # Unsupported under launchers that make each process a rank of a group, a single one too.
 ALWAYS_A_GROUP: tuple[Refusal, ...] = (
@@ -97,11 +101,6 @@ class Launcher(Protocol):
         """Import a command: the launcher's flags become settings, and errors are noted in the draft."""
 
 
-def no_files(context: Context) -> tuple[SourcedFile, ...]:
-    """For launchers that read none."""
-    return ()
-
-
 def unchanged(word: str, context: Context) -> str:
     """For launchers that hand words on as they are."""
     return word
@@ -117,3 +116,67 @@ def restarts(context: Context) -> tuple[str, ...]:
     """The flag that torchrun and accelerate have for restarts."""
     count = context.recipe.launcher.max_restarts
     return (f"--max_restarts={count}",) if count else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """How a script of this kind is recognised.
+
+    library: what it is built on, for people. imports: names of that library, and parsers: names of which a script needs
+    one besides, so that its flags mean something. flags: arguments that only such scripts have. shared: arguments that
+    scripts of other kinds have too, which tell nothing.
+    """
+
+    library: str = ""
+    imports: frozenset[str] = frozenset()
+    parsers: frozenset[str] = frozenset()
+    flags: frozenset[str] = frozenset()
+    shared: frozenset[str] = frozenset()
+
+
+class Program(Protocol):
+    """What a program module offers; every function is pure."""
+
+    REACH: Table  # how each setting of the recipe reaches the program, and why the others cannot
+    REQUIRES: Mapping[str, str]  # package -> the oldest version that works
+    DETECTION: Detection
+
+    def check(self, resolved: Resolved) -> tuple[Diagnostic, ...]:
+        """What is wrong with the program section."""
+
+    def problems(self, context: Context) -> Iterable[Diagnostic]:
+        """What is wrong, that is known only with every decision taken."""
+
+    def reason(self, context: Context) -> str:
+        """What the program is, for people."""
+
+    def argv(self, context: Context) -> tuple[Token, ...]:
+        """The command of one rank."""
+
+    def wrapper(self, context: Context) -> tuple[Token, ...]:
+        """Further words for the rank wrapper: what differs from rank to rank."""
+
+    def files(self, context: Context) -> tuple[SourcedFile, ...]:
+        """Files through which settings reach the program."""
+
+    def environment(self, context: Context) -> tuple[SourcedVariable, ...]:
+        """Variables through which settings reach the program."""
+
+    def preparations(self, context: Context) -> tuple[Preparation, ...]:
+        """What must be done on each node before the ranks start."""
+
+    def notices(self, context: Context) -> Iterable[Notice]:
+        """What the user should know about how settings reach the program."""
+
+    def read(self, draft: Draft, context: ImportContext, argv: Sequence[str]) -> list[str]:
+        """Import a script's arguments: those with a recipe key become settings, and the others are returned."""
+
+
+def nothing(context: Context) -> tuple[()]:
+    """For what a launcher or a program has none of."""
+    return ()
+
+
+def all_own(draft: Draft, context: ImportContext, argv: Sequence[str]) -> list[str]:
+    """For programs whose arguments are all their own affair."""
+    return list(argv)
