@@ -20,7 +20,7 @@ from trainkit.trainer.checkpoint.manifest import newest
 from trainkit.trainer.checkpoint.resuming import resume
 from trainkit.trainer.loop import train
 from trainkit.trainer.metrics.writers import Metrics
-from trainkit.trainer.parallel import native
+from trainkit.trainer.parallel import single_and_ddp
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import Parts, assemble
 from trainkit.trainer.signals import Requests
@@ -51,13 +51,13 @@ def test_a_slow_disk_does_not_hold_up_training_and_what_it_gets_is_the_state_of_
         steps_meanwhile.append(step[0] - began)
         return honest(*args, **options)
 
-    def counted(self: native.Engine, learning_rate: float) -> Any:
+    def counted(self: single_and_ddp.Engine, learning_rate: float) -> Any:
         norm = update(self, learning_rate)
         step[0] += 1
         return norm
 
-    update = native.Engine.update
-    monkeypatch.setattr(native.Engine, "update", counted)
+    update = single_and_ddp.Engine.update
+    monkeypatch.setattr(single_and_ddp.Engine, "update", counted)
     monkeypatch.setattr(state_dict_saver, "save", slow)
     settings = make_settings(**SHORT, checkpoint={"every_steps": 3, "asynchronous": True})
     _, whole = trained(settings)

@@ -89,7 +89,7 @@ def test_evaluation_does_not_depend_on_how_passes_are_shared(make_settings: Make
     settings = dataclasses.replace(settings, batch=dataclasses.replace(settings.batch, eval_micro=4))
 
     def passes(world: World) -> list[tuple[int, ...]]:
-        return list(Evaluation.of(settings, parts.source.validation, world, torch.device("cpu")).passes)
+        return Evaluation(settings, parts.source.validation, world, torch.device("cpu")).passes
 
     assert passes(World(0, 0, 1)) == passes(World(2, 2, 3))
     assert len({index for chosen in passes(World()) for index in chosen}) == sum(map(len, passes(World())))

@@ -12,7 +12,7 @@ from trainkit.trainer.data.sampler import Order, Permutation, positions_of_rank
 
 @given(size=st.integers(1, 3000), seed=st.integers(0, 2**63 - 1))
 def test_a_permutation_visits_every_sample_once(size: int, seed: int) -> None:
-    permutation = Permutation.of(size, seed)
+    permutation = Permutation(size, seed)
     assert sorted(permutation[index] for index in range(size)) == list(range(size))
 
 

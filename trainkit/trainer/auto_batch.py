@@ -6,7 +6,6 @@ The steps are of a copy of the run's model, so nothing of the training is touche
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import gc
 import hashlib
 import json
@@ -86,7 +85,7 @@ def settle_micro_batch(
     """
     if not settings.batch.search:
         return settings, None
-    memory = Memory.of(settings, device)
+    memory = Memory(settings, device)
     known: list[int | None] = gather_from_ranks(memory.recall(), world)
     remembered = [micro for micro in known if micro is not None]
     if len(remembered) == world.size:
@@ -98,7 +97,7 @@ def settle_micro_batch(
     if world.rank == 0:
         log.info("%s", in_words(found))
     batch = replace(settings.batch, micro=found.micro, accumulation=found.accumulation, search=())
-    return dataclasses.replace(settings, batch=batch), found
+    return replace(settings, batch=batch), found
 
 
 def _search(settings: Settings, world: World, device: torch.device, make_copy: MakeCopy, path: Path | None) -> Found:
@@ -161,55 +160,46 @@ def in_words(found: Found) -> str:
     return f"{what}: the largest that fits ({beyond}); {len(found.tried)} tried in {found.seconds:.1f} s, {kept}"
 
 
-@dataclass(frozen=True, slots=True)
 class Memory:
-    """What is remembered for one kind of work on one machine.
+    """What is remembered for one kind of work on one machine, in the run and in the user's cache.
 
-    key: of the settings that decide what fits, the host, its device and memory, and torch. sizes: what may be chosen.
-    path: in the user's cache; None where there is no home. runs: run directories that may know better, for what is
-    resumed there.
+    path: in the cache; None where there is no home.
     """
 
-    key: str
-    sizes: tuple[int, ...]
-    path: Path | None
-    runs: tuple[Path, ...]
-
-    @classmethod
-    def of(cls, settings: Settings, device: torch.device) -> Memory:
-        """Of this run on this machine."""
+    def __init__(self, settings: Settings, device: torch.device) -> None:
         if device.type == "cuda":
             card = torch.cuda.get_device_properties(device)
             name, size = card.name, card.total_memory
         else:
             name, size = device.type, main_memory.probe()["memory_total"] or 0
+        # All that decides what fits: the settings that do, the host, its device and memory, and torch.
         work = memory_digest(settings.recipe, settings.batch, settings.dtype)
         described = json.dumps([work, platform.node(), name, size, torch.__version__])
-        key = hashlib.sha256(described.encode()).hexdigest()
+        self._key, self._sizes = hashlib.sha256(described.encode()).hexdigest(), settings.batch.search
         folder = cache_folder(os.environ, "micro-batches")
-        # a checkpoint is at <run directory>/checkpoints/<step>
-        resumed = (settings.resume.absolute().parent.parent,) if settings.resume else ()
-        path = Path(folder, f"{key[:32]}.json") if folder else None
-        return cls(key, settings.batch.search, path, (settings.run_dir, *resumed))
+        self.path = Path(folder, f"{self._key[:32]}.json") if folder else None
+        # The run that is resumed may know better: its checkpoint is at <run directory>/checkpoints/<step>.
+        resumed = [settings.resume.absolute().parent.parent] if settings.resume else []
+        self._runs = [run / IN_RUN for run in (settings.run_dir, *resumed)]
 
     def recall(self) -> int | None:
         """The micro batch, as the run itself has it, the run that it goes on from, or the cache."""
-        files = [*(folder / IN_RUN for folder in self.runs), *((self.path,) if self.path else ())]
+        files = [*self._runs, *([self.path] if self.path else [])]
         return next((micro for file in files if (micro := self._read(file)) is not None), None)
 
     def _read(self, file: Path) -> int | None:
         content = read_json(file)  # nothing where the file is torn: it is searched for again
-        known = content.get("key") == self.key and content.get("micro") in self.sizes
+        known = content.get("key") == self._key and content.get("micro") in self._sizes
         return int(content["micro"]) if known else None
 
     def keep(self, found: Found, world: World) -> None:
         """Write it down, once on each machine and once in the run. A full disk costs a warning, not the run."""
         files = [self.path] if self.path and world.local_rank == 0 else []
-        files += [self.runs[0] / IN_RUN] if world.rank == 0 else []
+        files += [self._runs[0]] if world.rank == 0 else []
         for file in [file for file in files if self._read(file) != found.micro]:
             try:
                 file.parent.mkdir(parents=True, exist_ok=True)
-                write_json(file, {"key": self.key, "micro": found.micro, "found": found.record()}, indent=1)
+                write_json(file, {"key": self._key, "micro": found.micro, "found": found.record()}, indent=1)
             except OSError as error:
                 log.warning("%s cannot be written, the micro batch is searched for again: %s", file, error.strerror)
 

@@ -102,7 +102,7 @@ def assemble(settings: Settings, world: World, device: torch.device) -> Parts:
         strategy=STRATEGIES[recipe.strategy.kind].build(model, settings, world, device),
         learning_rate=learning_rate(recipe.optimizer, recipe.schedule, steps),
         autocast=autocast(settings, settings.dtype, device),
-        evaluation=Evaluation.of(settings, source.validation, world, device),
+        evaluation=Evaluation(settings, source.validation, world, device),
         eval_autocast=autocast(settings, settings.eval_dtype, device),
         best=Best(),
         checkpoints=Checkpoints.of(settings, checkpoint_folder(settings, world), source.encoder.fingerprint, world),

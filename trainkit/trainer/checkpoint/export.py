@@ -29,7 +29,7 @@ from trainkit.trainer.checkpoint.safe_loading import only_data
 from trainkit.trainer.models import MODELS
 from trainkit.trainer.models.adapters import add_adapters, merge_adapters, write_adapters
 from trainkit.trainer.models.base import Model
-from trainkit.trainer.parallel.native import STATE, quiet
+from trainkit.trainer.parallel.single_and_ddp import STATE, quiet
 from trainkit.trainer.parallel.swapping import FOLDER, swapped_weights
 from trainkit.trainer.parallel.zero import TAG, import_deepspeed
 from trainkit.trainer.randomness import seed_generators

@@ -19,28 +19,21 @@ def _mixed(value: int) -> int:
     return value ^ (value >> 31)
 
 
-@dataclass(frozen=True, slots=True)
 class Permutation:
     """A pseudo-random permutation of range(size) that needs no memory: a Feistel network with cycle walking."""
 
-    size: int
-    keys: tuple[int, ...]
-    half_bits: int
-
-    @classmethod
-    def of(cls, size: int, seed: int) -> Permutation:
-        """The permutation that `seed` names."""
-        half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
-        return cls(size, tuple(derived_seed(seed, "feistel", place) for place in range(_ROUNDS)), half_bits)
+    def __init__(self, size: int, seed: int) -> None:
+        self._size, self._half_bits = size, max(1, ((size - 1).bit_length() + 1) // 2)
+        self._keys = [derived_seed(seed, "feistel", place) for place in range(_ROUNDS)]
 
     def __getitem__(self, index: int) -> int:
-        mask = (1 << self.half_bits) - 1
+        mask = (1 << self._half_bits) - 1
         while True:  # the network permutes a power of 4 below 4 x size; walk until inside: under 4 rounds on average
-            left, right = index >> self.half_bits, index & mask
-            for key in self.keys:
+            left, right = index >> self._half_bits, index & mask
+            for key in self._keys:
                 left, right = right, left ^ (_mixed(right + key & _MASK) & mask)
-            index = left << self.half_bits | right
-            if index < self.size:
+            index = left << self._half_bits | right
+            if index < self._size:
                 return index
 
 
@@ -80,7 +73,7 @@ class Order:
 
 @lru_cache(maxsize=4)  # every step of an epoch asks for it
 def _of_epoch(samples: int, seed: int, epoch: int) -> Permutation:
-    return Permutation.of(samples, derived_seed(seed, "epoch", epoch))
+    return Permutation(samples, derived_seed(seed, "epoch", epoch))
 
 
 def positions_of_rank(batch: BatchArithmetic, rank: int) -> range:

@@ -20,37 +20,32 @@ from trainkit.trainer.settings import Settings, World
 Pass = TypeVar("Pass")  # the samples of one forward pass
 
 
-@dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Fixed passes over fixed validation samples, chosen by the seed and shared by the ranks in turn."""
+    """Fixed passes over fixed validation samples, chosen by the seed and shared by the ranks in turn.
 
-    passes: tuple[tuple[int, ...], ...]  # sample numbers of each pass
-    samples: Samples
-    world: World
-    device: torch.device
+    There are at most `eval.batches` of them, fewer where the validation split is smaller.
+    """
 
-    @classmethod
-    def of(cls, settings: Settings, samples: Samples, world: World, device: torch.device) -> Evaluation:
-        """At most `eval.batches` passes, fewer where the validation split is smaller."""
-        order = Permutation.of(len(samples), derived_seed(settings.recipe.train.seed, "evaluation"))
+    def __init__(self, settings: Settings, samples: Samples, world: World, device: torch.device) -> None:
+        order = Permutation(len(samples), derived_seed(settings.recipe.train.seed, "evaluation"))
         micro = settings.batch.eval_micro
         chosen = [order[place] for place in range(min(len(samples), settings.recipe.eval.batches * micro))]
-        passes = tuple(tuple(chosen[start : start + micro]) for start in range(0, len(chosen), micro))
-        return cls(passes, samples, world, device)
+        self.passes = [tuple(chosen[start : start + micro]) for start in range(0, len(chosen), micro)]
+        self._samples, self._world, self._device = samples, world, device
 
     @torch.no_grad()
     def loss(self, strategy: Strategy, autocast: AbstractContextManager[object]) -> float:
         """Mean loss over all counted targets of all passes, in nats."""
         strategy.model.eval()
         total, counted = 0.0, 0
-        for numbers, own in in_turn(self.passes, self.world):
-            batch = self.samples[numbers]
+        for numbers, own in in_turn(self.passes, self._world):
+            batch = self._samples[numbers]
             with autocast:
-                loss = strategy.model(**batch.on(self.device))
+                loss = strategy.model(**batch.on(self._device))
             if own:
                 total, counted = total + float(loss), counted + batch.counted
         strategy.model.train()
-        return sum_float_over_ranks(total, self.world) / max(1, sum_over_ranks([counted], self.world)[0])
+        return sum_float_over_ranks(total, self._world) / max(1, sum_over_ranks([counted], self._world)[0])
 
 
 def in_turn(passes: Sequence[Pass], world: World) -> Iterator[tuple[Pass, bool]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,22 +32,18 @@ def predict(parts: Parts) -> None:
     `name` where labels have names, `probabilities` of all labels and the true `target`; else `loss`, the mean over its
     counted targets in nats, and `counted`, how many these are. TrainingError where the file cannot be written.
     """
-    path = parts.settings.run_dir / FILE
-    scratch = path.with_name(f".{FILE}.tmp")
-    if parts.world.rank:
-        for _ in records(parts):
-            pass
-        return
-    written = 0
+    path, main = parts.settings.run_dir / FILE, parts.world.rank == 0
+    scratch, written = path.with_name(f".{FILE}.tmp") if main else Path(os.devnull), 0
     try:
         with scratch.open("w", encoding="utf-8") as file:
             for record in records(parts):
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
                 written += 1
-        scratch.replace(path)
+        if main:
+            scratch.replace(path)
+            log.info("predictions for %s samples in %s", f"{written:,}", path)
     except OSError as error:
         raise TrainingError(f"{path} cannot be written: {error.strerror or error}") from error
-    log.info("predictions for %s samples in %s", f"{written:,}", path)
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
@@ -23,6 +23,7 @@ class Strategy(Protocol):
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[object]:
         """Context of one forward and backward. Gradients travel in the last one only, where the engine allows."""
+        return nullcontext()
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add this micro step's gradients."""
@@ -69,8 +70,8 @@ class Kind:
 
 
 STRATEGIES: Mapping[str, Kind] = {
-    "single": Kind("trainkit.trainer.parallel.native:Single", needs_group=False),
-    "ddp": Kind("trainkit.trainer.parallel.ddp:Ddp"),
+    "single": Kind("trainkit.trainer.parallel.single_and_ddp:Single", needs_group=False),
+    "ddp": Kind("trainkit.trainer.parallel.single_and_ddp:Ddp"),
     "fsdp": Kind("trainkit.trainer.parallel.fsdp:Fsdp", casts=True, hooks=True),
     "zero1": Kind("trainkit.trainer.parallel.zero:Zero", casts=True),
     "zero2": Kind("trainkit.trainer.parallel.zero:Zero", casts=True),

@@ -16,7 +16,7 @@ from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Fsdp as FsdpSettings
 from trainkit.trainer.models.base import Model
 from trainkit.trainer.optim.mixed_precision import DTYPES
-from trainkit.trainer.parallel.native import Engine
+from trainkit.trainer.parallel.single_and_ddp import Engine
 from trainkit.trainer.settings import Settings, World
 
 

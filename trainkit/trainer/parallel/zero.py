@@ -11,7 +11,6 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +22,19 @@ from trainkit.trainer.checkpoint.safe_loading import only_data
 from trainkit.trainer.metrics.memory_breakdown import state_tensors
 from trainkit.trainer.models.base import Model
 from trainkit.trainer.optim.optimizers import build_optimizer
+from trainkit.trainer.parallel import Strategy
 from trainkit.trainer.parallel.swapping import FOLDER, load_swapped, save_swapped, swap_folder
 from trainkit.trainer.settings import Settings, World
 
 TAG = "zero"  # DeepSpeed's name for the folder inside a checkpoint
 
 
-class Zero:
+class Zero(Strategy):
     """A DeepSpeed engine around the model and torch's own optimizer; the planned JSON decides everything else.
 
     The optimizer stays the one that the recipe names, offloaded or not, so that a name means one thing under every
-    strategy; `adamw_torch_fused` is the fast one on CPU.
+    strategy; `adamw_torch_fused` is the fast one on CPU. In stage 1 the last micro step reduces, in stages 2 and 3 each
+    one does, a partition at a time.
     """
 
     def __init__(self, model: Model, settings: Settings, world: World, device: torch.device) -> None:
@@ -52,10 +53,6 @@ class Zero:
         self.model = self._engine
         self._rank = world.rank
         self._swaps = swap_folder(settings) is not None
-
-    def micro_step(self, *, last: bool) -> AbstractContextManager[object]:
-        """Which micro steps reduce is DeepSpeed's affair: in stage 1 the last, in stages 2 and 3 each, by partition."""
-        return nullcontext()
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add this micro step's gradients; DeepSpeed counts its micro steps by calls of `step`."""

@@ -1,5 +1,7 @@
-"""One process without a strategy, and what all strategies of plain PyTorch share: backward, clipping, the update, and
-their state on disk."""
+"""One process without a strategy, and a full replica on each rank (DDP).
+
+With them, what all strategies of plain PyTorch share: backward, clipping, the update, and their state on disk.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +10,29 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.nn.parallel import DistributedDataParallel
 
+from trainkit.recipe.schema import Ddp as DdpSettings
 from trainkit.trainer.checkpoint.safe_loading import only_data
 from trainkit.trainer.metrics.memory_breakdown import state_tensors
 from trainkit.trainer.models.base import Model
 from trainkit.trainer.optim.gradient_clipping import clip_gradients
 from trainkit.trainer.optim.mixed_precision import gradient_scaler
 from trainkit.trainer.optim.optimizers import build_optimizer
+from trainkit.trainer.parallel import Strategy
 from trainkit.trainer.settings import Settings, World
 
 STATE = "state"  # torch.distributed.checkpoint's folder inside a checkpoint
 
 
-class Engine:
+class Engine(Strategy):
     """An optimizer and a loss scaler over a model whose gradients are already reduced when `update` is called."""
 
     def __init__(self, model: nn.Module, settings: Settings, device: torch.device) -> None:
@@ -38,9 +43,6 @@ class Engine:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._max_norm = settings.recipe.train.max_grad_norm
         self._skipped = 0
-
-    def micro_step(self, *, last: bool) -> AbstractContextManager[object]:
-        return nullcontext()
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
@@ -93,6 +95,25 @@ class Single(Engine):
 
     def __init__(self, model: Model, settings: Settings, world: World, device: torch.device) -> None:
         super().__init__(model.to(device), settings, device)
+
+
+class Ddp(Engine):
+    """DistributedDataParallel, with one all-reduce for each optimizer step."""
+
+    def __init__(self, model: Model, settings: Settings, world: World, device: torch.device) -> None:
+        asked = cast("DdpSettings", settings.recipe.strategy)
+        self._replica = DistributedDataParallel(
+            model.to(device),
+            device_ids=[device.index] if device.type == "cuda" else None,
+            bucket_cap_mb=asked.bucket_mb,
+            find_unused_parameters=asked.find_unused_parameters,
+            gradient_as_bucket_view=True,  # gradients are not held twice
+        )
+        super().__init__(self._replica, settings, device)
+
+    def micro_step(self, *, last: bool) -> AbstractContextManager[object]:
+        """Gradients are averaged in the last micro step only."""
+        return nullcontext() if last else self._replica.no_sync()
 
 
 def _write(state: dict[str, Any], folder: Path, group: Any = None) -> None:
