@@ -100,11 +100,7 @@ def train_and_report(settings: Settings, world: World, device: torch.device, req
 
 
 def start(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run :func:`main` and end the process without the interpreter's tear-down.
-
-    Everything is closed by then, and tear-down after DeepSpeed on gloo aborts about one run in ten ("terminate called
-    without an active exception"), which would turn a finished run into a failed one.
-    """
+    """Run :func:`main` and end the process without the interpreter's tear-down."""
     try:
         code = main(argv)
     except Exception:  # noqa: BLE001  # a bug: what the interpreter would do, and then the same end
@@ -112,6 +108,8 @@ def start(argv: Sequence[str] | None = None) -> NoReturn:
         code = int(ExitCode.FAILED)
     sys.stdout.flush()
     sys.stderr.flush()
+    # Everything is closed by now, and tear-down after DeepSpeed on gloo aborts about one run in ten ("terminate called
+    # without an active exception"), which would turn a finished run into a failed one.
     os._exit(code)
 
 

@@ -56,19 +56,15 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The micro batch that the recipe left open, and how it was found.
-
-    limit_bytes: the least of all ranks, null where nothing was tried. remembered_in: a file; null where none could be
-    written. seconds: that the search took.
-    """
+    """The micro batch that the recipe left open, and how it was found."""
 
     micro: int
     accumulation: int
     source: Literal["searched", "remembered"]
     tried: tuple[Tried, ...]
-    limit_bytes: int | None
-    remembered_in: str | None
-    seconds: float
+    limit_bytes: int | None  # the least of all ranks; None where nothing was tried
+    remembered_in: str | None  # a file; None where none could be written
+    seconds: float  # that the search took
 
     def record(self) -> dict[str, Any]:
         """For metrics.jsonl and result.json."""
@@ -130,10 +126,8 @@ def _search(settings: Settings, world: World, device: torch.device, make_copy: M
 
 
 def largest_fitting(sizes: Sequence[int], fits: Callable[[int], bool]) -> int | None:
-    """The largest of ascending sizes that fits, by doubling, then bisection; None where the first does not.
-
-    fits: what fits, fits in every smaller size too.
-    """
+    """The largest of ascending sizes that fits, by doubling, then bisection; None where the first does not."""
+    # What fits, fits in every smaller size too.
     best, over, place = -1, len(sizes), 0  # best and over: places of the largest known to fit and the least not to
     while place < over:
         if not fits(sizes[place]):
@@ -161,10 +155,7 @@ def in_words(found: Found) -> str:
 
 
 class Memory:
-    """What is remembered for one kind of work on one machine, in the run and in the user's cache.
-
-    path: in the cache; None where there is no home.
-    """
+    """What is remembered for one kind of work on one machine, in the run and in the user's cache."""
 
     def __init__(self, settings: Settings, device: torch.device) -> None:
         if device.type == "cuda":
@@ -177,6 +168,7 @@ class Memory:
         described = json.dumps([work, platform.node(), name, size, torch.__version__])
         self._key, self._sizes = hashlib.sha256(described.encode()).hexdigest(), settings.batch.search
         folder = cache_folder(os.environ, "micro-batches")
+        # None where there is no home.
         self.path = Path(folder, f"{self._key[:32]}.json") if folder else None
         # The run that is resumed may know better: its checkpoint is at <run directory>/checkpoints/<step>.
         resumed = [settings.resume.absolute().parent.parent] if settings.resume else []
@@ -206,21 +198,14 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """Bytes that a rank's memory may reach: the allocator's on CUDA, resident on a CPU.
+    """Bytes that a rank's memory may reach: the allocator's on CUDA, resident on a CPU."""
 
-    limit: as the recipe has it. available: what the machine has for this rank; beyond it the system ends processes.
-    """
-
-    limit: int
-    available: int
+    limit: int  # as the recipe has it
+    available: int  # what the machine has for this rank; beyond it the system ends processes
 
 
 class Trial:
-    """Tries micro batches with the first samples of the run, the way that accumulation takes them.
-
-    Attempts hold no collective but for the making of a copy: a rank may run out of memory by itself, and then all of
-    them call :meth:`start_over`.
-    """
+    """Tries micro batches with the first samples of the run, the way that accumulation takes them."""
 
     def __init__(self, settings: Settings, device: torch.device, memory: MemoryLimit, make_copy: MakeCopy) -> None:
         self._settings, self._device, self._memory, self._make_copy = settings, device, memory, make_copy
@@ -234,6 +219,8 @@ class Trial:
         Returns the peak in bytes, the expected one where it was not tried, and why the micro batch does not fit, or "".
         """
         try:
+            # No collective but for the making of the copy: a rank may run out of memory by itself, and then all start
+            # over.
             if self._strategy is None:
                 self._strategy, self._inputs = self._make_copy()
                 self._step(self._strategy, self._settings.batch.search[0])  # from now on optimizer state is there
@@ -286,13 +273,11 @@ class Trial:
 
 
 def memory_limit(device: torch.device, asked_mib: int | None, environ: Mapping[str, str] = os.environ) -> MemoryLimit:
-    """The limit of this rank. asked_mib: MiB that the recipe allows it, None for :data:`SHARE` of what is free.
-
-    The ranks of one machine share the memory of its CPU.
-    """
+    """The limit of this rank. asked_mib: MiB that the recipe allows it, None for :data:`SHARE` of what is free."""
     if device.type == "cuda":
         used, free = torch.cuda.memory_reserved(device), torch.cuda.mem_get_info(device)[0]
     else:
+        # The ranks of one machine share the memory of its CPU.
         used, free = resident(), main_memory.available() // max(1, int(environ.get("LOCAL_WORLD_SIZE", "1")))
         # what the process may still map, under `ulimit -v` and `ulimit -d`
         for name, kind in (("VmSize", resource.RLIMIT_AS), ("VmData", resource.RLIMIT_DATA)):

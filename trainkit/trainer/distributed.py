@@ -19,12 +19,10 @@ TIMEOUT = timedelta(minutes=10)  # of any collective, so that a lost rank ends a
 
 
 def device_of(kind: str, world: World) -> torch.device:
-    """The device of this rank. The plan shows a node's cards through CUDA_VISIBLE_DEVICES, in the order of its ranks.
-
-    TrainingError when torch cannot use the card.
-    """
+    """The device of this rank. TrainingError when torch cannot use the card."""
     if kind != "cuda":
         return torch.device(kind)
+    # The plan shows a node's cards through CUDA_VISIBLE_DEVICES, in the order of its ranks.
     seen = torch.cuda.device_count()
     if world.local_rank >= seen:
         shown = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -40,10 +38,7 @@ def device_of(kind: str, world: World) -> torch.device:
 
 @contextmanager
 def process_group(world: World, device: torch.device, *, needed: bool) -> Iterator[None]:
-    """Hold a process group open: gloo on CPU; NCCL for CUDA tensors with gloo beside it for what lives on the host.
-
-    needed: FSDP and DeepSpeed need a group even for one rank; it then needs no server.
-    """
+    """Hold a process group open: gloo on CPU, NCCL for CUDA tensors. needed: even for one rank."""
     if world.size == 1 and not needed:
         yield
         return
@@ -52,6 +47,7 @@ def process_group(world: World, device: torch.device, *, needed: bool) -> Iterat
         # gloo carries token counts and signals, which live on the host: no stream of the card is waited for.
         options = {"backend": "cpu:gloo,cuda:nccl", "device_id": device}
     if world.size == 1:
+        # FSDP and DeepSpeed need a group even for one rank; without others it needs no server.
         options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
     dist.init_process_group(timeout=TIMEOUT, **options)
     yield

@@ -71,10 +71,7 @@ def batches(parts: Parts, first: int) -> Iterator[Batch]:
 
 
 def optimizer_step(parts: Parts, step: int, batch: Batch, counted: int) -> tuple[Tensor, Tensor | float]:
-    """All micro steps and the update. counted: predicted targets of the global batch.
-
-    Returns this rank's summed loss and the gradients' norm, left on the device: reading them would wait for it.
-    """
+    """All micro steps and the update; this rank's summed loss and the norm. counted: targets of the global batch."""
     strategy = parts.strategy
     # Gradients are shares of the global batch's mean. DDP, FSDP and ZeRO average over the ranks what they reduce, which
     # is undone here, so that the update is the mean over the tokens of the global batch.
@@ -91,6 +88,7 @@ def optimizer_step(parts: Parts, step: int, batch: Batch, counted: int) -> tuple
                 strategy.backward(loss * share, last=last)
         total += loss.detach()
     parts.measures.memory.before_update(strategy)
+    # Both are left on the device: reading them would wait for it.
     return total, strategy.update(parts.learning_rate(step))
 
 

@@ -27,22 +27,17 @@ def seed_generators(seed: int) -> None:
 
 
 def be_deterministic() -> None:
-    """All that PyTorch's notes on reproducibility list, apart from seeds; the plan sets CUBLAS_WORKSPACE_CONFIG.
-
-    An operation that has no deterministic implementation raises RuntimeError from then on, and memory that is not
-    initialised is filled, which is torch's default with it.
-    https://docs.pytorch.org/docs/stable/notes/randomness.html
-    """
+    """All of PyTorch's notes on reproducibility apart from seeds; the plan sets CUBLAS_WORKSPACE_CONFIG."""
+    # https://docs.pytorch.org/docs/stable/notes/randomness.html From here on an operation without a deterministic
+    # implementation raises RuntimeError, and new memory is filled, which is torch's default with it.
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
 
 
 def seed_micro_step(seed: int, step: int, position: int) -> None:
-    """Seed dropout for the samples that start at `position` of the global batch.
-
-    The position, not the rank, names the masks: the same samples get the same masks however many ranks share the batch.
-    """
+    """Seed dropout for the samples that start at `position` of the global batch."""
+    # The position, not the rank: the same samples get the same masks however many ranks share the batch.
     torch.manual_seed(derived_seed(seed, "dropout", step, position))
 
 

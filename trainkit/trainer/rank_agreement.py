@@ -60,14 +60,12 @@ def terms(settings: Settings, source: Source, steps: int) -> Terms:
 
 
 def checkpoint_folder(settings: Settings, world: World) -> Path | None:
-    """Where every rank of the run saves: the run directory of rank 0. None where not every rank can see that.
-
-    TrainingError if the recipe asks for checkpoints there all the same.
-    """
+    """Where every rank of the run saves: the run directory of rank 0. None where not every rank can see that."""
     folder: Path = gather_from_ranks(settings.run_dir, world)[0]
     seen = gather_from_ranks(folder.is_dir(), world)
     if all(seen):
         return folder / "checkpoints"
+    # Without checkpoints to write, a run needs no shared folder.
     if settings.recipe.checkpoint.every_steps:
         blind = [rank for rank, sees in enumerate(seen) if not sees]
         raise TrainingError(

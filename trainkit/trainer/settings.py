@@ -18,15 +18,12 @@ from trainkit.recipe.schema import Recipe
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """This rank among the ranks, as launchers set it in the environment.
-
-    group: the process group in which they meet; None is the default one.
-    """
+    """This rank among the ranks, as launchers set it in the environment."""
 
     rank: int = 0
     local_rank: int = 0
     size: int = 1
-    group: Any = None
+    group: Any = None  # the process group in which they meet; None is the default one
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> World:

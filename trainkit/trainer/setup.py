@@ -81,7 +81,8 @@ def assemble(settings: Settings, world: World, device: torch.device) -> Parts:
         be_deterministic()
     source = SOURCES[recipe.data.kind](recipe, settings.run_dir)
     order = Order(recipe.train.seed, len(source.train), settings.batch.global_)
-    steps = total_steps(settings, order)
+    epochs = (recipe.train.epochs or 1.0) * order.samples / order.global_batch  # in steps
+    steps = recipe.train.steps if recipe.train.steps is not None else max(1, math.ceil(epochs))
     agree(settings, source, steps, world)  # before the strategy: a rank with another model would hang the others in it
     # Before the first draw: what is tried leaves no trace in the training.
     make_copy = partial(first_step, settings, source, order, world, device)
@@ -110,14 +111,6 @@ def assemble(settings: Settings, world: World, device: torch.device) -> Parts:
     )
 
 
-def total_steps(settings: Settings, order: Order) -> int:
-    """Optimizer steps of the whole run: as asked, or as many as the epochs take."""
-    train = settings.recipe.train
-    if train.steps is not None:
-        return train.steps
-    return max(1, math.ceil((train.epochs or 1.0) * order.samples / order.global_batch))
-
-
 def first_step(
     settings: Settings, source: Source, order: Order, world: World, device: torch.device
 ) -> tuple[Strategy, dict[str, Tensor]]:
@@ -129,10 +122,8 @@ def first_step(
 
 
 def seeded_model(settings: Settings, source: Source) -> tuple[Model, Source]:
-    """The model, and the source as it takes it.
-
-    Weights are drawn on the CPU from the seed alone, before anything knows of ranks: all start from the same.
-    """
+    """The model, and the source as it takes it."""
+    # Weights are drawn on the CPU from the seed alone, before anything knows of ranks: all start from the same.
     seed_generators(settings.recipe.train.seed)
     model = prepared_model(settings)
     return model, fitting_source(source, model, settings.recipe)

@@ -31,11 +31,9 @@ class Requests:
         return [int(number in self._seen) for number in WATCHED]
 
     def settle(self, votes: Sequence[int]) -> tuple[signal.Signals | None, bool]:
-        """What to do after a step, from the votes summed over ranks: the signal to stop for, and whether to save.
-
-        A granted request to save is forgotten, so that the next one counts.
-        """
+        """What to do after a step, from the votes summed over ranks: the signal to stop for, and whether to save."""
         asked = [number for number, count in zip(WATCHED, votes, strict=True) if count]
         if SAVING in asked:
+            # The request is granted, and the next one counts again.
             self._seen.discard(SAVING)
         return next((number for number in STOPPING if number in asked), None), SAVING in asked

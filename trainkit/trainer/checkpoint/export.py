@@ -82,10 +82,7 @@ def export(checkpoint: Path, destination: Path) -> None:
 
 
 def export_adapters(checkpoint: Path, destination: Path) -> None:
-    """Make the folder with the adapters alone, in peft's format, and the settings of a model that only trainkit makes.
-
-    TrainingError for a run without adapters.
-    """
+    """Make the folder with the adapters alone, in peft's format. TrainingError for a run without adapters."""
     recipe = _recipe(checkpoint)
     if recipe.peft.kind != "lora":
         raise TrainingError(
@@ -95,15 +92,12 @@ def export_adapters(checkpoint: Path, destination: Path) -> None:
     model, recipe, manifest = trained_model(checkpoint)
     with _whole(destination) as folder:
         write_adapters(model, recipe, folder, manifest["step"])
-        if recipe.model.kind != "hf":
+        if recipe.model.kind != "hf":  # peft names a model's folder, which ours has not
             _write_config(recipe, manifest, folder)
 
 
 def trained_model(checkpoint: Path) -> tuple[Model, Recipe, dict[str, Any]]:
-    """The model with a checkpoint's weights, its adapters beside them, with the recipe and the manifest.
-
-    TrainingError if the checkpoint is damaged, or of another model than its run's.
-    """
+    """The model with a checkpoint's weights and adapters, the recipe, the manifest. TrainingError if it is damaged."""
     manifest, recipe = read_manifest(checkpoint), _recipe(checkpoint)
     refuse_damaged(checkpoint, manifest, World())
     seed_generators(recipe.train.seed)
@@ -182,11 +176,9 @@ def zero_weights(checkpoint: Path) -> Mapping[str, Tensor]:
 
 
 def _joined(saved: list[Mapping[str, Any]], module: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """What DeepSpeed's reader takes for no checkpoint of ZeRO: stage 1 in bf16, whose optimizer is another class.
-
-    runtime/bf16_optimizer.py, state_dict: each rank has its slice of each flat group of parameters, which follow one
-    another in the order of `param_shapes`.
-    """
+    """What DeepSpeed's reader takes for no checkpoint of ZeRO: stage 1 in bf16, whose optimizer is another class."""
+    # runtime/bf16_optimizer.py, state_dict: each rank has its slice of each flat group of parameters, which follow one
+    # another in the order of `param_shapes`.
     weights: dict[str, Tensor] = {}
     for group, shapes in enumerate(module["param_shapes"]):
         flat, offset = torch.cat([state[MASTER][group] for state in saved]), 0

@@ -30,10 +30,8 @@ log = logging.getLogger("trainkit.trainer")
 
 
 def resume(parts: Parts, *, restarted: bool) -> int:
-    """Load the checkpoint that this run starts from, if any, and return the steps that are already done.
-
-    After an elastic restart it is this run's own newest one; before it has one, the plan's.
-    """
+    """Load the checkpoint that this run starts from, if any, and return the steps that are already done."""
+    # After an elastic restart it is this run's own newest one; before it has one, the plan's.
     folder, root = parts.settings.resume, parts.checkpoints.root
     if restarted and root is not None:
         # One rank looks for all: a shared folder may not look the same to every node at once.
@@ -51,10 +49,7 @@ def resume(parts: Parts, *, restarted: bool) -> int:
 
 
 def load(folder: Path, identity: Identity, strategy: Strategy, world: World) -> dict[str, Any]:
-    """Restore a checkpoint and return its manifest. TrainingError names what does not fit or is damaged.
-
-    Other training settings are taken with a warning: only who names a checkpoint by its path meets them.
-    """
+    """Restore a checkpoint and return its manifest. TrainingError names what does not fit or is damaged."""
     manifest = read_manifest(folder)
     obstacle = unreadable(manifest["strategy"], manifest["world_size"], identity.strategy, identity.world_size)
     if obstacle:
@@ -80,6 +75,7 @@ def load(folder: Path, identity: Identity, strategy: Strategy, world: World) -> 
     if manifest["world_size"] != world.size:
         # These ranks have no states to go on from; neither do they start over with those of step 0.
         seed_generators(derived_seed(torch.initial_seed(), "resumed", manifest["step"], world.rank))
+    # Only a checkpoint that is named by its path can be of other settings: `auto` looks for the same ones.
     if world.rank == 0 and manifest["training_digest"] != identity.training_digest:
         log.warning("%s was saved under other training settings; training goes on with this run's", folder)
     if world.rank == 0 and manifest.get("tokenizer", identity.tokenizer) != identity.tokenizer:

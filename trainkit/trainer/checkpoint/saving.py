@@ -43,14 +43,14 @@ class Checkpoints:
     """Those of a run, in one folder for all ranks. root: None where not all of them can see it.
 
     asynchronous: the state is copied at once, and a thread writes and publishes the copy. At most one checkpoint is on
-    its way; the next one waits for it. The ranks' threads meet in a process group of their own, for the training's
-    collectives go on meanwhile. keep: how many of the newest stay, 0 for all.
+    its way; the next one waits for it. keep: how many of the newest stay, 0 for all.
     """
 
     def __init__(
         self, root: Path | None, identity: Identity, world: World, *, keep: int, asynchronous: bool = False
     ) -> None:
         self.root, self.identity, self._keep = root, identity, keep
+        # The ranks' threads meet in a group of their own, for the training's collectives go on meanwhile.
         own_group = asynchronous and dist.is_initialized()
         self._world = replace(world, group=dist.new_group(backend="gloo", timeout=TIMEOUT)) if own_group else world
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint") if asynchronous else None
@@ -99,9 +99,7 @@ class Checkpoints:
     def _write(
         self, content: Mapping[str, Any], put: Callable[[Path], None], generators: bytes, spared: int | None
     ) -> None:
-        """Write and publish a checkpoint. Called on every rank; does nothing if it is there already.
-
-        content: its manifest. put: writes this rank's state into a folder. generators: the states of this rank's.
+        """The checkpoint of a manifest, if it is not there already. put: writes this rank's state into a folder.
 
         TrainingError when it cannot be written; what was saved before stays as it is.
         """

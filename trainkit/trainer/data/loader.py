@@ -46,7 +46,7 @@ def training_batches(
 
 
 class _Guarded(Dataset[Batch | TrainingError]):
-    """Errors that name their cause come out as values: raised in a worker, they would arrive with its traceback."""
+    """Errors that name their cause, as values."""
 
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
@@ -55,11 +55,13 @@ class _Guarded(Dataset[Batch | TrainingError]):
         try:
             return self._samples[indices]
         except TrainingError as error:
+            # Raised in a worker, it would arrive with the traceback of the worker in its message.
             return error
 
 
 def _obey_signals(worker: int) -> None:
-    """A worker inherits handlers that only take note; it has nothing to save and must end on SIGTERM."""
+    """A worker ends on SIGTERM."""
+    # It inherits handlers that only take note, and it has nothing to save.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the trainer decides

@@ -19,10 +19,7 @@ _HIDDEN, _REPLACED = 0.8, 0.1  # of the chosen tokens; the rest stays as it is
 
 
 def masked(source: Source, recipe: Recipe, vocabulary: int | None) -> Source:
-    """The source with hidden tokens and the labels to find, where the model is a masked one and the data has no labels.
-
-    vocabulary: of the model. TrainingError when there is no token that hides others.
-    """
+    """The source with hidden tokens and labels to find, for a masked model. TrainingError without a mask token."""
     model, encoder = recipe.model, source.encoder
     if not isinstance(model, HfModel) or model.task != "masked_lm" or recipe.data.kind == "target":
         return source
@@ -56,17 +53,15 @@ class Masking:
     replacements: NDArray[np.int64]
 
     def batch(self, samples: Samples, indices: Sequence[int]) -> Batch:
-        """Samples with some tokens hidden.
-
-        What is hidden follows from seed, step and position in the global batch, and where samples are not drawn for a
-        step (evaluation) from their numbers: loader processes, ranks, micro batches and interruptions change nothing.
-        """
+        """Samples with some tokens hidden."""
         inputs = whole(samples[indices])
         ids = inputs["input_ids"].numpy()
         length = ids.shape[1]
         seen = inputs["attention_mask"].numpy() if "attention_mask" in inputs else np.ones_like(ids)
         shown, labels = ids.copy(), np.full_like(ids, NO_LABEL)
         for row, index in enumerate(indices):
+            # What is hidden follows from seed, step and position in the global batch, and where samples are not drawn
+            # for a step (evaluation) from their numbers: loader processes, ranks and interruptions change nothing.
             place = (indices.step, indices.first + row) if isinstance(indices, Draw) else ("numbered", index)
             chance = np.random.default_rng(derived_seed(self.seed, "masking", *place))
             chosen = (chance.random(length) < self.share) & (seen[row] == 1) & ~np.isin(ids[row], self.special)

@@ -61,10 +61,7 @@ def source_of_rows(
 
 
 def _split(parts: Sequence[Texts], data: Rows, *, whole: bool, packing: bool) -> tuple[list[tuple[Texts, Spans]], int]:
-    """Texts and spans for training and for validation, and how many samples had nothing to predict.
-
-    TrainingError when one of them would be empty.
-    """
+    """Texts and spans for training and validation, neither empty, and how many samples had nothing to predict."""
     cut, ahead = (packed if packing else padded), 0 if whole else 1
     every = [(texts, cut(texts, data.sequence_length, ahead)) for texts in parts]
     found = every if whole else [(texts, with_targets(spans, texts)) for texts, spans in every]

@@ -38,13 +38,10 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Samples by number. Indexed with numbers, they give the batch of these samples, in this order.
-
-    size: how many there are. batch: makes such a batch; loader processes may have to pickle it.
-    """
+    """Samples by number. Indexed with numbers, they give the batch of these samples, in this order."""
 
     size: int
-    batch: Callable[[Sequence[int]], Batch]
+    batch: Callable[[Sequence[int]], Batch]  # no closure: where loader processes are not forked, they get it by pickle
 
     def __len__(self) -> int:
         return self.size
@@ -109,11 +106,9 @@ def next_token_batch(samples: Iterable[tuple[Ids, NDArray[np.bool_]]], size: int
 
 
 def count_targets(inputs: Mapping[str, Tensor]) -> Tensor | int:
-    """Targets that count: `targets` that are not -1, `labels` that are not -100, or else one a sample.
-
-    Left on the device: reading it would wait for the computation.
-    """
+    """Targets that count: `targets` that are not -1, `labels` that are not -100, or else one a sample."""
     for name, ignored in (("targets", IGNORED), ("labels", NO_LABEL)):
         if name in inputs:
+            # Left on the device: reading it would wait for the computation.
             return torch.count_nonzero(inputs[name] != ignored)
     return len(next(iter(inputs.values()), ()))

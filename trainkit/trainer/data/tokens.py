@@ -66,16 +66,13 @@ def check_ids(ids: Ids, first: int, *, vocabulary: int | None, path: Path) -> No
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Neighbouring tokens, cut into samples of equal length; the end may leave the last one short.
-
-    places: of the tokens among the ids. starts: places of those, ascending, that follow from nothing before them and
-    so are not predicted.
-    """
+    """Neighbouring tokens, cut into samples of equal length; the end may leave the last one short."""
 
     ids: Ids
-    places: range
+    places: range  # of the tokens among the ids
     length: int
     padding: int = 0
+    # Places, ascending, of tokens that follow from nothing before them and so are not predicted.
     starts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     check: Callable[[Ids, int], None] | None = None  # of ids that are read, and the place of the first
 

@@ -36,10 +36,7 @@ def check_vocabulary(recipe: Recipe, highest: int, where: str) -> None:
 
 
 def fitting_source(source: Source, model: Model, recipe: Recipe) -> Source:
-    """The source as the model takes it: with hidden tokens for a masked one, and with checks where ids are unknown.
-
-    TrainingError if the data holds a token or a label that the model does not know.
-    """
+    """The source as the model takes it. TrainingError for a token or a label that the model does not know."""
     known, labels, padding = model.vocabulary, model.labels, model.padding
     if known is not None and source.highest >= known:
         where = f" of {source.where}" if source.where else " in the data"

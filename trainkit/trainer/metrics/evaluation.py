@@ -21,14 +21,12 @@ Pass = TypeVar("Pass")  # the samples of one forward pass
 
 
 class Evaluation:
-    """Fixed passes over fixed validation samples, chosen by the seed and shared by the ranks in turn.
-
-    There are at most `eval.batches` of them, fewer where the validation split is smaller.
-    """
+    """Fixed passes over fixed validation samples, chosen by the seed and shared by the ranks in turn."""
 
     def __init__(self, settings: Settings, samples: Samples, world: World, device: torch.device) -> None:
         order = Permutation(len(samples), derived_seed(settings.recipe.train.seed, "evaluation"))
         micro = settings.batch.eval_micro
+        # Fewer than `eval.batches` passes where the validation split is smaller.
         chosen = [order[place] for place in range(min(len(samples), settings.recipe.eval.batches * micro))]
         self.passes = [tuple(chosen[start : start + micro]) for start in range(0, len(chosen), micro)]
         self._samples, self._world, self._device = samples, world, device
@@ -49,25 +47,20 @@ class Evaluation:
 
 
 def in_turn(passes: Sequence[Pass], world: World) -> Iterator[tuple[Pass, bool]]:
-    """The passes of this rank, which the ranks take in turn, and whether a pass counts.
-
-    Ranks left over repeat the last one, which does not count: with sharded weights every rank must take part.
-    """
+    """The passes of this rank, which the ranks take in turn, and whether a pass counts."""
     for start in range(0, len(passes), world.size):
+        # Ranks left over repeat the last pass and count nothing: with sharded weights every rank must take part.
         mine = min(start + world.rank, len(passes) - 1)
         yield passes[mine], mine == start + world.rank
 
 
 @dataclass(slots=True)
 class Best:
-    """The lowest evaluation loss: which checkpoint to keep for it, and when to stop waiting for a lower one.
+    """The lowest evaluation loss: which checkpoint to keep for it, and when to stop waiting for a lower one."""
 
-    loss: in nats, None before the first evaluation; step: of that evaluation; since: evaluations after it.
-    """
-
-    loss: float | None = None
-    step: int = 0
-    since: int = 0
+    loss: float | None = None  # in nats; None before the first evaluation
+    step: int = 0  # of that evaluation
+    since: int = 0  # evaluations after it
 
     def note(self, step: int, loss: float) -> bool:
         """Take one more evaluation; whether it is the lowest so far. NaN and infinity never are."""

@@ -20,7 +20,8 @@ _STATUS = Path("/proc/self/status")
 
 
 def peak_resident() -> int:
-    """Peak resident set size. VmHWM starts at exec, whereas `ru_maxrss` may carry the parent's over."""
+    """Peak resident set size."""
+    # VmHWM starts at exec, whereas `ru_maxrss` may carry the parent's over (getrusage(2)).
     peak = status_bytes("VmHWM").get("VmHWM")
     return peak or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
@@ -59,14 +60,12 @@ def memory_record(device: torch.device, world: World) -> dict[str, int | None]:
 
 
 class MemoryBreakdown:
-    """Sizes in bytes, from the tensors: activations and gradients once, in the first step, the rest at the end.
-
-    compiled: what a compiled model saves is not looked at, for the hooks alone would compile it again.
-    """
+    """Sizes in bytes, from the tensors: activations and gradients once, in the first step, the rest at the end."""
 
     def __init__(self, *, compiled: bool) -> None:
         self._activations: int | None = None
         self._gradients: int | None = None
+        # The hooks that see what is saved would compile a compiled model again.
         self._look = not compiled
         self._updated = False
 
@@ -97,10 +96,7 @@ class MemoryBreakdown:
             self._gradients = total_bytes(strategy.held().get("gradients"))
 
     def record(self, strategy: Strategy, peak: int | None) -> dict[str, int | None]:
-        """Bytes by part; null where nothing could be measured. other: the peak without the known parts.
-
-        On a CPU the peak is that of the process, so the rest holds the interpreter and its libraries.
-        """
+        """Bytes by part; null where nothing could be measured. other: the peak without the known parts."""
         held = strategy.held()
         known = {
             "parameters": total_bytes(held.get("parameters")),
@@ -108,6 +104,7 @@ class MemoryBreakdown:
             "optimizer_state": total_bytes(held.get("optimizer_state")),
             "activations": self._activations,
         }
+        # On a CPU the peak is that of the process, so the rest holds the interpreter and its libraries.
         other = None if peak is None else max(0, peak - sum(size or 0 for size in known.values()))
         return {**known, "other": other}
 

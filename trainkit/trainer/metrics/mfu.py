@@ -17,19 +17,14 @@ TOKENS = ("tokens", "input_ids")  # the inputs that hold tokens, by the models' 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """flops_per_token: of training, forward and backward; None where the model lacks the facts.
+    """What training computes, and could compute; None where it is not known."""
 
-    peak: operations a second of one rank's card in the format of the computation; None where that is not known.
-    """
-
-    flops_per_token: float | None
-    peak: float | None
+    flops_per_token: float | None  # forward and backward
+    peak: float | None  # operations a second of one rank's card in the format of the computation
 
     def share(self, tokens_per_second: float, ranks: int) -> float | None:
-        """Model FLOPs utilisation (MFU) of all ranks; recomputed activations are no work of the model's.
-
-        PaLM (Chowdhery et al. 2022), appendix B.
-        """
+        """Model FLOPs utilisation (MFU) of all ranks: PaLM (Chowdhery et al. 2022), appendix B."""
+        # Recomputed activations are no work of the model's: gradient checkpointing lowers the share.
         if self.flops_per_token is None or self.peak is None:
             return None
         return round(tokens_per_second * self.flops_per_token / (self.peak * ranks), 4)

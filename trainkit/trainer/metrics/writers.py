@@ -29,10 +29,7 @@ class Reporter(Protocol):
 
 
 class JsonLines(Reporter):
-    """`metrics.jsonl`: one object a line, in the file at once, appended to on a restart.
-
-    A full disk costs lines and a warning, not the run.
-    """
+    """`metrics.jsonl`: one object a line, in the file at once, appended to on a restart."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -47,7 +44,7 @@ class JsonLines(Reporter):
             while left:  # a write on a nearly full disk may be short
                 left = left[self._file.write(left) :]
             self._torn = False
-        except OSError as error:
+        except OSError as error:  # a full disk costs lines and a warning, not the run
             self._torn = self._torn or len(left) < len(whole)
             if not self._warned:
                 log.warning("%s cannot be written, the run goes on without it: %s", self._path, error.strerror)
@@ -91,10 +88,7 @@ FOLDERS = ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR", "WANDB_ARTIF
 
 
 class WeightsAndBiases(Reporter):
-    """One run of theirs for a run directory: `wandb sync RUN/wandb/offline-run-…` uploads it later.
-
-    A run that is started again after a failure writes a second folder under the same id, which syncing puts together.
-    """
+    """One run of theirs for a run directory: `wandb sync RUN/wandb/offline-run-…` uploads it later."""
 
     def __init__(self, run_dir: Path) -> None:
         self._temporary = run_dir / "wandb" / "tmp"
@@ -116,6 +110,7 @@ class WeightsAndBiases(Reporter):
             dir=str(run_dir),
             project=os.environ.get("WANDB_PROJECT", recipe["name"]),
             name=os.environ.get("WANDB_NAME", run_dir.name),
+            # A run that is started again writes a second folder under the same id, which syncing puts together.
             id=os.environ.get("WANDB_RUN_ID", run_dir.name),
             resume="allow" if mode == "online" else None,  # offline it is done when the folders are synced
             mode=mode,

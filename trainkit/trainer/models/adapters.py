@@ -20,10 +20,7 @@ from trainkit.trainer.models.base import Model
 
 
 def add_adapters(model: Model, settings: Peft) -> None:
-    """Put adapters beside the target modules, in place, and freeze the rest but for a classifier's head.
-
-    TrainingError if there is no target, or one of them is no module: peft would leave that out in silence.
-    """
+    """Put adapters beside the target modules, in place, and freeze the rest but for a classifier's head."""
     # peft imports it, and it warns of kernels that no adapter uses
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     from peft import LoraConfig, inject_adapter_in_model
@@ -31,6 +28,7 @@ def add_adapters(model: Model, settings: Peft) -> None:
     targets = settings.target_modules or default_targets(model)
     names = [f".{name}" for name, _ in model.named_modules()]
     absent = [target for target in targets if not any(name.endswith(f".{target}") for name in names)]
+    # peft would leave a target that is no module out in silence.
     lacking = "peft.target_modules: the model has no {} that peft can adapt"
     hint = f"it has {', '.join(linear_layers(model))}"
     if absent:
@@ -122,11 +120,9 @@ def write_adapters(model: Model, recipe: Recipe, folder: Path, step: int) -> Non
 
 
 def load_adapters(model: Model, folder: Path) -> None:
-    """Fill a model's fresh adapters, and its head, from a folder. TrainingError if that is broken or does not fit.
-
-    peft's own reader takes a pickle where there are no safetensors, asks the Hub where there is no folder, and leaves
-    out in silence what does not fit.
-    """
+    """Fill a model's fresh adapters, and its head, from a folder. TrainingError if that is broken or does not fit."""
+    # peft's own reader takes a pickle where there are no safetensors, asks the Hub where there is no folder, and
+    # leaves out in silence what does not fit.
     config, saved = _read(folder)
     _check_config(config, cast("Any", model).peft_config["default"].to_dict(), folder)
     own = adapter_tensors(model)

@@ -111,10 +111,9 @@ class Gpt(Model):
                 nn.init.zeros_(parameter)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """tokens, targets: (batch, sequence) int64; targets of -1 are not counted.
+        """(batch, sequence) int64 -> logits (batch, sequence, vocabulary), or with targets the loss summed over tokens.
 
-        Returns logits (batch, sequence, vocabulary), or with targets the loss summed over tokens, in training
-        with the routers' losses: the caller divides it by the tokens of the whole global batch.
+        Targets of -1 are not counted. In training the routers' losses are part of the sum.
         """
         places = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.dropout(self.tokens(tokens) + self.positions(places))

@@ -50,10 +50,9 @@ class Transformer(Model):
         self._options = {"use_cache": False} if "use_cache" in self._takes else {}
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, **more: Tensor) -> Tensor:
-        """tokens, targets: (batch, sequence) int64; targets of -1 are not counted. more: other inputs of the model.
+        """(batch, sequence) int64 -> logits (batch, sequence, vocabulary), or with targets the loss summed over tokens.
 
-        Returns logits (batch, sequence, vocabulary), or with targets the loss summed over tokens, in training with the
-        routers' losses.
+        Targets of -1 are not counted. In training the routers' losses are part of the sum.
         """
         outputs = self._outputs({"input_ids": tokens, **more})
         if targets is None:
@@ -189,11 +188,7 @@ def configuration(asked: HfModel) -> Any:
 
 
 def read_weights(maker: Any, folder: str, config: Any, attention: str | None) -> tuple[Any, Remarks]:
-    """The model with a folder's weights, and remarks on them.
-
-    A new head for another task is expected; any other weight that only the folder or only the model has is a warning.
-    TrainingError where a weight has another size than the model's.
-    """
+    """The model with a folder's weights, and remarks on them. TrainingError where a weight has another size."""
     inner, found = maker.from_pretrained(
         folder,
         config=config,
@@ -211,6 +206,7 @@ def read_weights(maker: Any, folder: str, config: Any, attention: str | None) ->
             f"model.path: {resized[0]} has another size in {folder} than {size}, which the model needs{others}",
             hint="the folder's own sizes hold: leave them out of model.config",
         )
+    # A new head for another task is expected; any other weight that only the folder or only the model has is a warning.
     remarks = []
     same_task = type(inner).__name__ in (inner.config.architectures or ())
     for key, fate in (

@@ -14,7 +14,7 @@ from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Moe
 
 # Plain tuples: the hooks of FSDP, DDP and ZeRO look for tensors in these, not in classes of ours.
-Routing = Sequence[Tensor]  # balance loss by sample, z-loss by token, tokens by expert
+Routing = Sequence[Tensor]  # balance loss (batch,), z-loss (batch, sequence), tokens of each expert (experts,)
 Routed = tuple[Tensor, Tensor, Tensor, Tensor]  # the output first
 
 
@@ -45,11 +45,7 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(settings.experts, width)
 
     def forward(self, x: Tensor) -> Routed:
-        """(batch, sequence, width) -> the same shape, and what the router's losses are made of.
-
-        These are the balance loss of each sample (batch,), the z-loss of each token (batch, sequence), and how many
-        tokens each expert got (experts,).
-        """
+        """(batch, sequence, width) -> the same shape, and what :data:`Routing` holds."""
         logits = self.router(x).float()  # the softmax over experts is unstable in 16 bits (Switch, section 2.4)
         probabilities = logits.softmax(dim=-1)
         weights, chosen = probabilities.topk(self.top_k, dim=-1)
@@ -67,12 +63,10 @@ class MixtureOfExperts(nn.Module):
 
 
 def balance_loss(probabilities: Tensor, assigned: Tensor) -> Tensor:
-    """How unevenly each sample's tokens fall on the experts: 1 when even, up to experts / top_k (batch,).
-
-    experts x sum over experts of (share of tokens) x (mean probability): Switch Transformers, equation 4 (Fedus et al.
-    2021), over a sequence instead of a batch (DeepSeek-V3, equation 17), so that it is a sum over samples and does not
-    depend on how they are spread over micro batches and ranks.
-    """
+    """How unevenly each sample's tokens fall on the experts: 1 when even, up to experts / top_k (batch,)."""
+    # experts x sum over experts of (share of tokens) x (mean probability): Switch Transformers, equation 4 (Fedus et
+    # al. 2021), over a sequence instead of a batch (DeepSeek-V3, equation 17), so that it is a sum over samples and
+    # does not depend on how they are spread over micro batches and ranks.
     experts = probabilities.shape[-1]
     share = assigned.float().mean(dim=1)
     share = share / share.sum(dim=-1, keepdim=True)
@@ -85,13 +79,11 @@ def z_loss(logits: Tensor) -> Tensor:
 
 
 def auxiliary_loss(routings: Sequence[Routing], targets: Tensor, settings: Moe, ignored: int) -> Tensor:
-    """The routers' losses of all blocks, summed over counted tokens as the loss of the targets is.
-
-    A sample's balance loss weighs as many as its counted tokens.
-    """
+    """The routers' losses of all blocks, summed over counted tokens as the loss of the targets is."""
     counted = (targets != ignored).float()
     balance = torch.stack([balance for balance, _, _ in routings]).sum(dim=0)
     router_z = torch.stack([router_z for _, router_z, _ in routings]).sum(dim=0)
+    # A sample's balance loss weighs as many as its counted tokens.
     return settings.balance_coef * (balance * counted.sum(dim=1)).sum() + settings.z_coef * (router_z * counted).sum()
 
 
@@ -110,10 +102,8 @@ class Routers:
 
 
 def routers_of(config: Any) -> Routers | None:
-    """The routers of a model that trains with their loss, by `output_router_logits` as in transformers; else None.
-
-    TrainingError for an architecture whose routers' loss is not known.
-    """
+    """The routers of a model that trains with their loss, else None. TrainingError where their loss is not known."""
+    # transformers' own switch.
     if not getattr(config, "output_router_logits", False):
         return None
     experts, top_k = (

@@ -16,10 +16,7 @@ from trainkit.trainer.user_code import blaming, imported
 
 
 class OwnModel(Model):
-    """Calls the user's module with the inputs of a batch by name.
-
-    Its blocks are the modules that its `_no_split_modules` names, or else the longest of its module lists.
-    """
+    """Calls the user's module with the inputs of a batch by name."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -50,10 +47,7 @@ def build_target(recipe: Recipe) -> OwnModel:
 
 
 def loss_function(recipe: Recipe) -> LossFunction | None:
-    """What `train.loss` and `train.loss_reduction` say; None where the model's own loss is meant.
-
-    TrainingError when the function cannot be imported.
-    """
+    """The loss of `train.loss` and `train.loss_reduction`; None for the model's own. TrainingError without it."""
     path = recipe.train.loss
     if path is None and recipe.model.kind != "target":
         return None

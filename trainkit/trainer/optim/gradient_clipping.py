@@ -16,8 +16,7 @@ from torch.distributed.tensor import DTensor
 def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float | None) -> Tensor:
     """Scale the gradients in place, so that their norm is at most `max_norm`; without one they stay as they are.
 
-    Returns the norm before. Loss scaling must be undone, or the limit would be on scaled gradients.
-    Pascanu et al. 2013, algorithm 1.
+    Returns the norm before (Pascanu et al. 2013, algorithm 1). Loss scaling must be undone before.
     """
     # Also where nothing is to be clipped: the metrics line shows the norm.
     norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm or math.inf)

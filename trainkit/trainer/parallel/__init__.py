@@ -52,17 +52,12 @@ class Strategy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A strategy before its class is imported: DeepSpeed's import alone takes seconds.
+    """A strategy before its class is imported: DeepSpeed's import alone takes seconds."""
 
-    place: of the class. needs_group: whether one rank, too, needs a process group. casts: whether it casts the weights
-    itself, for training and evaluation alike, so that there is no autocast. hooks: whether it hooks modules from
-    outside, so that torch.compile takes blocks one by one inside the hooks.
-    """
-
-    place: str
-    needs_group: bool = True
-    casts: bool = False
-    hooks: bool = False
+    place: str  # of the class
+    needs_group: bool = True  # whether one rank, too, needs a process group
+    casts: bool = False  # the weights itself, for training and evaluation alike, so that there is no autocast
+    hooks: bool = False  # modules from outside, so that torch.compile takes blocks one by one inside the hooks
 
     def build(self, model: Model, settings: Settings, world: World, device: torch.device) -> Strategy:
         """The strategy around a model that is still on the CPU."""

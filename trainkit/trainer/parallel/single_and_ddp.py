@@ -123,10 +123,8 @@ def _write(state: dict[str, Any], folder: Path, group: Any = None) -> None:
 
 
 def _copied(value: Any) -> Any:
-    """The same nest of mappings and lists, with copies in host memory of the tensors in it.
-
-    Copies also of what is on the host already: counters of steps, and all that is offloaded, train on.
-    """
+    """The same nest of mappings and lists, with copies in host memory of the tensors in it."""
+    # Copies also of what is on the host already: counters of steps, and all that is offloaded, train on.
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):

@@ -40,10 +40,7 @@ def swap_folder(settings: Settings) -> Path | None:
 
 @contextlib.contextmanager
 def swap_space(settings: Settings) -> Iterator[None]:
-    """Hold the folder for this rank; the last rank to leave it removes it, and with it what killed runs have left.
-
-    TrainingError when the folder cannot be made.
-    """
+    """Hold the folder for this rank; the last to leave removes it. TrainingError when it cannot be made."""
     folder = swap_folder(settings)
     if folder is None:
         yield
@@ -64,7 +61,8 @@ def swap_space(settings: Settings) -> Iterator[None]:
 
 
 def clear_abandoned(root: Path) -> None:
-    """Remove the swap folders that no living rank holds: the kernel lets go of a lock however its holder ends."""
+    """Remove the swap folders that no living rank holds."""
+    # The kernel lets go of a lock however its holder ends.
     for lock_file in root.glob(f"{PREFIX}*.lock"):
         with contextlib.suppress(OSError):  # it is held, has just been removed, or is another user's
             held = _lock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -115,10 +113,7 @@ def save_swapped(engine: Any, folder: Path, rank: int) -> None:
 
 
 def load_swapped(engine: Any, folder: Path, rank: int) -> None:
-    """Read what :func:`save_swapped` wrote, by as many ranks, into any stage-3 engine.
-
-    ValueError if it is of another model.
-    """
+    """Read what as many ranks wrote with :func:`save_swapped` into any stage-3 engine; ValueError for another model."""
     zero, place = engine.optimizer, folder / FOLDER
     rest = _read(place / f"{rank}.pt")
     if rest["groups"] != len(zero.fp16_groups):

@@ -35,16 +35,13 @@ _MARKS = (_PROFILER._record_function_enter_new.default, _PROFILER._record_functi
 
 
 def checkpoint_blocks(blocks: Iterable[nn.Module], settings: GradientCheckpointing, *, dropout: bool) -> None:
-    """Recompute every n-th block in backward, from the first on; the loss stays bit-equal.
-
-    The block's forward is replaced, not the block: names in checkpoints and the hooks of FSDP and ZeRO stay the same.
-    dropout: whether the model draws random numbers; saving generator states costs a copy per block.
-    """
+    """Recompute every n-th block in backward, from the first on; the loss stays bit-equal. dropout: of the model."""
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": dropout}
     if settings.selective:
         SAC_IGNORED_OPS.update(_MARKS)
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
     for block in list(blocks)[:: int(settings.every)]:
+        # The block's forward is replaced, not the block: names in checkpoints and the hooks of FSDP and ZeRO stay.
         block.forward = partial(checkpoint, block.forward, **options)
 
 

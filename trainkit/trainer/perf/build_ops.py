@@ -101,13 +101,11 @@ def _cannot_be_built(name: str, why: str, remedy: str = "") -> MachineError:
 
 @contextlib.contextmanager
 def _going_to(descriptor: int) -> Iterator[None]:
-    """The output of this process and its compilers goes to a file.
-
-    By descriptor: DeepSpeed's trial compilations need a standard error that has one, and take a missing one for a
-    missing library.
-    """
+    """The output of this process and its compilers goes to a file."""
     sys.stdout.flush()
     sys.stderr.flush()
+    # By descriptor: DeepSpeed's trial compilations need a standard error that has one, and take a missing one for a
+    # missing library.
     saved = {number: os.dup(number) for number in (1, 2)}
     try:
         for number in saved:
@@ -122,10 +120,8 @@ def _going_to(descriptor: int) -> Iterator[None]:
 
 
 def clear_stale_locks(folder: Path) -> None:
-    """Remove `lock` files that a killed build has left: torch would wait for them for ever.
-
-    A living build keeps its lock file open, so one that no process holds open is stale.
-    """
+    """Remove `lock` files that a killed build has left: torch would wait for them for ever."""
+    # A living build keeps its lock file open, so one that no process holds open is stale.
     locks, held = {str(path) for path in folder.glob("**/lock")}, set()
     if not Path("/proc/self/fd").exists():
         return  # there is no list of what is held

@@ -23,7 +23,7 @@ def listed_backends() -> list[str]:
 
 
 def compile_model(model: Model, settings: Compile, strategy: str) -> None:
-    """Compile in place, so that names in checkpoints stay as they are. TrainingError if the backend is unknown here."""
+    """Compile in place. TrainingError if the backend is unknown here."""
     backend, backends = backend_in_use(settings.backend), listed_backends()
     if backend not in backends:
         raise TrainingError(
@@ -37,6 +37,7 @@ def compile_model(model: Model, settings: Compile, strategy: str) -> None:
         options["mode"] = settings.mode
     blocks = settings.scope == "blocks" or (settings.scope == "auto" and STRATEGIES[strategy].hooks)
     for module in model.blocks if blocks else [model]:
+        # Not torch.compile(module), which would prefix the names in checkpoints with `_orig_mod`.
         module.compile(**options)
 
 

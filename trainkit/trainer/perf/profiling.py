@@ -100,11 +100,7 @@ class Profiler:
 
 
 def seconds_by_group(events: Iterable[Any], *, on_device: bool) -> dict[str, dict[str, float]]:
-    """Seconds of all operators, by phase and group, over all watched steps.
-
-    An operator counts without those that it calls, so that the sum is the whole. on_device: the time of the kernels
-    that it started instead of its own.
-    """
+    """Seconds of all operators, by phase and group, over all watched steps. on_device: of the kernels they started."""
     every = list(events)
     marks = sorted(
         (event.time_range.start, event.time_range.end, event.name.removeprefix(MARK))
@@ -118,6 +114,7 @@ def seconds_by_group(events: Iterable[Any], *, on_device: bool) -> dict[str, dic
             continue
         place = bisect_right(starts, event.time_range.start) - 1
         inside = place >= 0 and event.time_range.start < marks[place][1]
+        # An operator counts without those that it calls, so that the sum is the whole.
         spent = event.self_device_time_total if on_device else event.self_cpu_time_total
         totals[marks[place][2] if inside else REST][group_of(event.name)] += spent / 1e6
     return {phase: {group: round(spent, 9) for group, spent in row.items()} for phase, row in totals.items()}
