@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from types import FrameType
 
 # In the order in which they are obeyed when several arrived.
 STOPPING = (signal.SIGTERM, signal.SIGINT)
@@ -21,10 +20,7 @@ class Requests:
     def listen(self, *numbers: signal.Signals) -> None:
         """Take over these signals. Until then they end the process at once, as they always do."""
         for number in numbers:
-            signal.signal(number, self._note)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._seen.add(number)
+            signal.signal(number, lambda seen, frame: self._seen.add(seen))
 
     def votes(self) -> list[int]:
         """1 for each watched signal that this rank has seen. Travels with the token counts, in one collective."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -28,8 +29,8 @@ def training_batches(
         yield from (samples[draw] for draw in draws)
         return
     # One iterator serves the whole run, so workers start once and persist, and stay ahead over the end of an epoch.
-    loader: DataLoader[Batch | TrainingError] = DataLoader(
-        _Guarded(samples),
+    loader: DataLoader[Any] = DataLoader(
+        cast("Dataset[Any]", Samples(len(samples), partial(_guarded, samples))),
         sampler=draws,
         batch_size=None,  # the sampler already hands over whole lists
         pin_memory=pinned,
@@ -45,18 +46,12 @@ def training_batches(
         yield found
 
 
-class _Guarded(Dataset[Batch | TrainingError]):
-    """Errors that name their cause, as values."""
-
-    def __init__(self, samples: Samples) -> None:
-        self._samples = samples
-
-    def __getitem__(self, indices: Sequence[int]) -> Batch | TrainingError:
-        try:
-            return self._samples[indices]
-        except TrainingError as error:
-            # Raised in a worker, it would arrive with the traceback of the worker in its message.
-            return error
+def _guarded(samples: Samples, indices: Sequence[int]) -> Any:
+    """Errors that name their cause, as values: raised in a worker, they would arrive with its traceback."""
+    try:
+        return samples[indices]
+    except TrainingError as error:
+        return error
 
 
 def _obey_signals(worker: int) -> None:

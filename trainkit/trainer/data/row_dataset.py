@@ -62,8 +62,8 @@ def source_of_rows(
 
 def _split(parts: Sequence[Texts], data: Rows, *, whole: bool, packing: bool) -> tuple[list[tuple[Texts, Spans]], int]:
     """Texts and spans for training and validation, neither empty, and how many samples had nothing to predict."""
-    cut, ahead = (packed if packing else padded), 0 if whole else 1
-    every = [(texts, cut(texts, data.sequence_length, ahead)) for texts in parts]
+    ahead = 0 if whole else 1
+    every = [(texts, _spans(texts, data.sequence_length, ahead, packing=packing)) for texts in parts]
     found = every if whole else [(texts, with_targets(spans, texts)) for texts, spans in every]
     sizes = [len(spans) for _, spans in found]
     left_out = sum(len(spans) for _, spans in every) - sum(sizes)
@@ -80,15 +80,12 @@ def _split(parts: Sequence[Texts], data: Rows, *, whole: bool, packing: bool) ->
     )
 
 
-def packed(texts: Texts, length: int, ahead: int = 1) -> Spans:
-    """Texts end to end. ahead: tokens beyond a sample that its targets reach."""
-    starts = np.arange(math.ceil((len(texts.ids) - ahead) / length)) * length
-    return np.stack([starts, np.minimum(starts + length + ahead, len(texts.ids))], axis=1)
-
-
-def padded(texts: Texts, length: int, ahead: int = 1) -> Spans:
-    """A sample for each text, cut after `length` tokens and the target of the last."""
+def _spans(texts: Texts, length: int, ahead: int, *, packing: bool) -> Spans:
+    """Samples of texts end to end, or one for each text, cut. ahead: tokens beyond a sample that its targets reach."""
     starts, ends = texts.starts[:-1], texts.starts[1:]
+    if packing:
+        starts = np.arange(math.ceil((len(texts.ids) - ahead) / length)) * length
+        ends = texts.starts[-1:]
     return np.stack([starts, np.minimum(starts + length + ahead, ends)], axis=1)
 
 

@@ -26,6 +26,7 @@ class Model(nn.Module):
     padding: int | None = None  # the id that it knows to be no text
     attention: str  # the implementation that is really used
     attention_width: int | None = None  # layers x heads x size of a head; None where that does not give the FLOPs
+    routing: tuple[int, int] = (0, 0)  # experts of a block, and how many of them a token takes
     # Tokens that each expert of each block got since it was last read (blocks with experts, experts).
     expert_load: Tensor | None = None
     loss_function: LossFunction | None = None  # in place of the model's own
@@ -38,13 +39,10 @@ class Model(nn.Module):
 
     def idle_parameters(self) -> int:
         """How many parameters that train a token does not go through: those of experts that are not its own."""
-        return 0
-
-    def idle_share(self, experts: int, top_k: int) -> int:
-        """:meth:`idle_parameters` where the experts' weights are stacks under `experts` and a token takes `top_k`."""
+        experts, taken = self.routing
         trained = [(name, each) for name, each in self.named_parameters() if each.requires_grad]
         stacks = sum(each.numel() for name, each in trained if ".experts." in name)
-        return stacks * (experts - top_k) // max(1, experts)
+        return stacks * (experts - taken) // max(1, experts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,7 @@ class Gpt(Model):
         self.positions = nn.Embedding(sequence_length, width)
         self.dropout = nn.Dropout(settings.dropout)
         self.moe = settings.moe
+        self.routing = (self.moe.experts, self.moe.top_k)
         shape = (width, settings.heads, settings.dropout)
         self.blocks = nn.ModuleList(
             MoeBlock(*shape, self.moe, fused=fused_attention)
@@ -138,10 +139,6 @@ class Gpt(Model):
         load = torch.stack([load for _, _, load in routings])
         self.expert_load = load if self.expert_load is None else self.expert_load + load
         return loss + auxiliary_loss(routings, targets, self.moe, IGNORED)
-
-    def idle_parameters(self) -> int:
-        """As of the recipe's experts; none without them."""
-        return self.idle_share(self.moe.experts, self.moe.top_k)
 
 
 def build_gpt(recipe: Recipe) -> Gpt:

@@ -45,6 +45,7 @@ class Transformer(Model):
         self.attention = str(inner.config._attn_implementation)
         self.attention_width = attention_width(inner.config)
         self.routers = routers_of(inner.config)
+        self.routing = (self.routers.experts, self.routers.top_k) if self.routers else (0, 0)
         self._takes = frozenset(inspect.signature(inner.forward).parameters)
         # Past keys and values are of use in generation only, and cost memory in training.
         self._options = {"use_cache": False} if "use_cache" in self._takes else {}
@@ -75,10 +76,6 @@ class Transformer(Model):
         logits = outputs.logits.flatten(0, -2).float()
         return functional.cross_entropy(logits, truth.flatten(), ignore_index=ignored, reduction="sum")
 
-    def idle_parameters(self) -> int:
-        """As of the routers, where the model has some."""
-        return 0 if self.routers is None else self.idle_share(self.routers.experts, self.routers.top_k)
-
 
 class Labelled(Transformer):
     """The same for data with labels, by other names; a masked model's are its hidden tokens."""
@@ -102,7 +99,7 @@ class Classifier(Labelled):
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
         self.labels = int(inner.config.num_labels)
-        self.routers = None
+        self.routers, self.routing = None, (0, 0)
 
     def head(self) -> Sequence[nn.Parameter]:
         """The layers that give the labels."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
@@ -33,7 +33,11 @@ class Fsdp(Engine):
         for unit in WRAPPING[asked.auto_wrap](model, asked):
             fully_shard(unit, reshard_after_forward=asked.sharding == "full_shard", **options)
         if asked.prefetch > 1:  # 1 is what FSDP2 does by itself
-            gather_ahead([unit for unit in model.modules() if isinstance(unit, FSDPModule)], asked.prefetch)
+            # In the order of the forward pass: the next units' shards are gathered while one computes.
+            units: list[Any] = [unit for unit in model.modules() if isinstance(unit, FSDPModule)]
+            for index, unit in enumerate(units):
+                unit.set_modules_to_forward_prefetch(units[index + 1 : index + 1 + asked.prefetch])
+                unit.set_modules_to_backward_prefetch(units[max(0, index - asked.prefetch) : index][::-1])
         if "mp_policy" in options:  # what leaves the model is fp32; what passes between blocks stays in their format
             options["mp_policy"] = dataclasses.replace(options["mp_policy"], output_dtype=torch.float32)
         self._sharded: FSDPModule = fully_shard(model, **options)
@@ -43,13 +47,6 @@ class Fsdp(Engine):
         """Gradients are reduced and scattered in the last micro step only; until then each rank holds them whole."""
         self._sharded.set_requires_gradient_sync(last)
         return nullcontext()
-
-
-def gather_ahead(units: Sequence[FSDPModule], count: int) -> None:
-    """Gather the shards of the next `count` units while one computes. units: in the order of the forward pass."""
-    for index, unit in enumerate(units):
-        unit.set_modules_to_forward_prefetch(list(units[index + 1 : index + 1 + count]))
-        unit.set_modules_to_backward_prefetch(list(reversed(units[max(0, index - count) : index])))
 
 
 def sharding_options(asked: FsdpSettings, dtype: str | None, world: World, device: torch.device) -> dict[str, Any]:

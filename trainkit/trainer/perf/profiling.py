@@ -59,12 +59,13 @@ class Profiler:
         if self._profile is not None:
             self._profile.step()
             if self.report is not None:  # all is seen: no more steps pay for it
-                self._end()
+                self._profile.stop()
+                self._profile = None
 
     def finish(self) -> None:
         """After the last step. Fewer steps than were asked for are reported all the same, with a warning."""
         if self._profile is not None:
-            self._end()
+            self._profile.stop()
         seen = self.report["steps"] if self.report else 0
         if self._wanted and seen < self._settings.steps:
             log.warning(
@@ -73,10 +74,6 @@ class Profiler:
                 seen,
                 self._settings.steps,
             )
-
-    def _end(self) -> None:
-        watched, self._profile = self._profile, None
-        watched.stop()
 
     def _take(self, watched: Any) -> None:
         events = [event for event in watched.events() if event.device_type.name == "CPU"]
@@ -124,14 +121,9 @@ Group = Literal["contractions", "normalizations", "element-wise", "other"]
 GROUPS: tuple[Group, ...] = ("contractions", "normalizations", "element-wise", "other")
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 # Names of torch's operators, without `aten::`, underscores at either end, `_foreach` and `_backward…`.
-NAMES: Mapping[Group, frozenset[str]] = {
-    "contractions": _words(
-        """
+_NAMES: Mapping[Group, str] = {
+    "contractions": """
         addbmm addmm addmv addr baddbmm bmm conv1d conv2d conv3d convolution dot einsum linear matmul mkldnn_convolution
         mkldnn_linear mkldnn_rnn_layer mm mv tensordot vdot int_mm scaled_mm grouped_mm scaled_grouped_mm
         scaled_dot_product_attention scaled_dot_product_attention_math scaled_dot_product_flash_attention
@@ -139,24 +131,20 @@ NAMES: Mapping[Group, frozenset[str]] = {
         scaled_dot_product_cudnn_attention scaled_dot_product_fused_attention_overrideable flash_attention_forward
         flash_attention efficient_attention_forward efficient_attention cudnn_attention_forward thnn_fused_lstm_cell
         cudnn_convolution slow_conv2d_forward flex_attention
-        """
-    ),
-    "normalizations": _words(
-        """
+        """,
+    "normalizations": """
         batch_norm cudnn_batch_norm fused_rms_norm group_norm layer_norm log_softmax logsumexp native_batch_norm
         native_group_norm native_layer_norm rms_norm safe_softmax softmax std_mean var_mean masked_softmax
-        """
-    ),
-    "element-wise": _words(
-        """
+        """,
+    "element-wise": """
         abs add addcdiv addcmul bernoulli bitwise_and bitwise_not bitwise_or ceil clamp clamp_max clamp_min clip cos
         div dropout elu eq erf exp exp2 expm1 feature_dropout floor fused_adam fused_adamw fused_adagrad fused_sgd
         fused_dropout ge gelu glu gt hardtanh isfinite isnan le leaky_relu lerp log log1p logical_and logical_not
         logical_or lt masked_fill masked_scale maximum minimum mul native_dropout ne neg pow reciprocal relu rsqrt rsub
         sigmoid sign silu sin softplus sqrt square sub tanh threshold where xlogy
-        """
-    ),
+        """,
 }
+NAMES = {group: frozenset(names.split()) for group, names in _NAMES.items()}
 # Kernels that torch.compile makes: inductor names them by what they are.
 KERNELS: Mapping[str, Group] = {
     "triton_tem_": "contractions",
