@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from trainkit.errors import TrainingError
-from trainkit.trainer.distributed import sum_float_over_ranks, sum_over_ranks
+from trainkit.trainer.distributed import sum_over_ranks
 from trainkit.trainer.metrics.memory_breakdown import memory_now
 from trainkit.trainer.metrics.mfu import Work
 from trainkit.trainer.metrics.writers import Metrics
@@ -93,7 +93,7 @@ class Progress:
 
 def report_step(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor | float, metrics: Metrics) -> None:
     """A metrics line for the step just done. TrainingError as of :func:`refuse_lost_run`."""
-    progress.loss = sum_float_over_ranks(float(loss), parts.world) / max(1, progress.step_tokens)
+    progress.loss = sum_over_ranks([float(loss)], parts.world)[0] / max(1, progress.step_tokens)
     record = {
         "step": progress.step,
         "loss": progress.loss,
@@ -155,7 +155,7 @@ def save_checkpoint(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor
     if parts.checkpoints.root is None:
         log.warning("no checkpoint is saved: not every rank can see the run directory of rank 0")
         return
-    mean = sum_float_over_ranks(float(loss), parts.world) / max(1, progress.step_tokens)
+    mean = sum_over_ranks([float(loss)], parts.world)[0] / max(1, progress.step_tokens)
     if not math.isfinite(mean) and parts.settings.dtype == "fp16":
         # The step may be one of those that loss scaling skips: the run goes on, without a checkpoint of it.
         if parts.world.rank == 0:

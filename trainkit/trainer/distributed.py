@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from trainkit.errors import TrainingError
 from trainkit.trainer.settings import World
 
+Number = TypeVar("Number", int, float)
 TIMEOUT = timedelta(minutes=10)  # of any collective, so that a lost rank ends a run instead of hanging it
 
 
@@ -58,23 +59,14 @@ def process_group(world: World, device: torch.device, *, needed: bool) -> Iterat
     dist.destroy_process_group()
 
 
-def sum_over_ranks(values: Sequence[int], world: World) -> list[int]:
-    """Element-wise sum of host integers over all ranks; no device is synchronised."""
+def sum_over_ranks(values: Sequence[Number], world: World) -> list[Number]:
+    """Element-wise sum of host numbers over all ranks, in 64 bits; no device is synchronised."""
     if world.size == 1:
         return list(values)
-    total = torch.tensor(values, dtype=torch.int64)
+    total = torch.tensor(values, dtype=torch.float64 if isinstance(values[0], float) else torch.int64)
     dist.all_reduce(total, group=world.group)
-    found: list[int] = total.tolist()
+    found: list[Number] = total.tolist()
     return found
-
-
-def sum_float_over_ranks(value: float, world: World) -> float:
-    """Sum of one host float over all ranks, in double precision."""
-    if world.size == 1:
-        return value
-    total = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(total)
-    return float(total)
 
 
 def gather_from_ranks(value: Any, world: World) -> list[Any]:

@@ -13,7 +13,7 @@ from trainkit.trainer.data.source import Batch
 from trainkit.trainer.distributed import sum_over_ranks
 from trainkit.trainer.metrics.mfu import tokens_in
 from trainkit.trainer.metrics.writers import Metrics
-from trainkit.trainer.randomness import seed_micro_step
+from trainkit.trainer.randomness import derived_seed
 from trainkit.trainer.setup import Parts
 from trainkit.trainer.signals import Requests
 
@@ -104,5 +104,6 @@ def seed_dropout(parts: Parts, step: int, index: int) -> None:
     """Give the samples of a micro step their dropout masks; without dropout there is nothing to draw."""
     if parts.model.stochastic:
         batch = parts.settings.batch
+        # The position in the global batch, not the rank: the same samples get the same masks on any number of ranks.
         position = (parts.world.rank * batch.accumulation + index) * batch.micro
-        seed_micro_step(parts.settings.recipe.train.seed, step, position)
+        torch.manual_seed(derived_seed(parts.settings.recipe.train.seed, "dropout", step, position))

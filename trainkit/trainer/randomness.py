@@ -35,12 +35,6 @@ def be_deterministic() -> None:
     torch.backends.cudnn.deterministic = True
 
 
-def seed_micro_step(seed: int, step: int, position: int) -> None:
-    """Seed dropout for the samples that start at `position` of the global batch."""
-    # The position, not the rank: the same samples get the same masks however many ranks share the batch.
-    torch.manual_seed(derived_seed(seed, "dropout", step, position))
-
-
 def generator_states() -> bytes:
     """The states of all generators of this process."""
     states: dict[str, Any] = {

@@ -117,12 +117,9 @@ class Checkpoints:
             put(scratch)
             generators_file(scratch, world.rank).write_bytes(generators)
             barrier(world)
-            if world.rank == 0:
-                _refuse_missing(scratch, world.size)
             files = described_files(scratch, world, flushed=True)
             if world.rank == 0:
-                _publish(scratch, final, {**content, "files": files})
-                self._prune(root, spared)
+                self._publish(scratch, final, {**content, "files": files}, spared)
             barrier(world)
         except (OSError, RuntimeError, CheckpointException) as error:  # torch raises RuntimeError on a full disk
             free = shutil.disk_usage(root).free / 2**20 if root.exists() else 0
@@ -132,29 +129,24 @@ class Checkpoints:
                 hint="those saved before are whole; make room, or point output.root at another disk",
             ) from error
 
-    def _prune(self, root: Path, spared: int | None) -> None:
-        stays = step_folder(root, spared) if spared is not None else None
-        for path in complete(root)[: -self._keep] if self._keep else []:
+    def _publish(self, scratch: Path, final: Path, manifest: Mapping[str, Any], spared: int | None) -> None:
+        """Give the folder its name once the disk has everything: a power cut leaves a whole checkpoint or none."""
+        ranks = range(self._world.size)
+        elsewhere = [str(rank) for rank in ranks if not generators_file(scratch, rank).exists()]
+        if elsewhere:
+            raise TrainingError(
+                f"{scratch} is not one folder for all ranks: what {', '.join(elsewhere)} wrote is not there",
+                hint="set output.root to a folder that all nodes share",
+            )
+        (scratch / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        # The other files are flushed already, but not the folders' entries for them.
+        for path in (scratch / MANIFEST, *(path for path in scratch.rglob("*") if path.is_dir()), scratch):
+            flush(path)
+        if final.exists():  # a folder without a manifest: not a checkpoint
+            shutil.rmtree(final)
+        scratch.rename(final)
+        flush(final.parent)  # only now may an older one go
+        stays = step_folder(final.parent, spared) if spared is not None else None
+        for path in complete(final.parent)[: -self._keep] if self._keep else []:
             if path != stays:  # renamed before: never half a checkpoint under its own name
                 shutil.rmtree(path.rename(path.with_name(f".tmp-old-{path.name}")))
-
-
-def _refuse_missing(folder: Path, ranks: int) -> None:
-    elsewhere = [str(rank) for rank in range(ranks) if not generators_file(folder, rank).exists()]
-    if elsewhere:
-        raise TrainingError(
-            f"{folder} is not one folder for all ranks: what {', '.join(elsewhere)} wrote is not there",
-            hint="set output.root to a folder that all nodes share",
-        )
-
-
-def _publish(scratch: Path, final: Path, manifest: Mapping[str, Any]) -> None:
-    """Give the folder its name once the disk has everything: a power cut leaves a whole checkpoint or none."""
-    (scratch / MANIFEST).write_text(json.dumps(manifest, indent=1))
-    # the files are flushed already
-    for path in (scratch / MANIFEST, *(path for path in scratch.rglob("*") if path.is_dir()), scratch):
-        flush(path)
-    if final.exists():  # a folder without a manifest: not a checkpoint
-        shutil.rmtree(final)
-    scratch.rename(final)
-    flush(final.parent)  # only now may an older one go

@@ -63,10 +63,15 @@ def source_of_rows(
 def _split(parts: Sequence[Texts], data: Rows, *, whole: bool, packing: bool) -> tuple[list[tuple[Texts, Spans]], int]:
     """Texts and spans for training and validation, neither empty, and how many samples had nothing to predict."""
     ahead = 0 if whole else 1
-    every = [(texts, _spans(texts, data.sequence_length, ahead, packing=packing)) for texts in parts]
-    found = every if whole else [(texts, with_targets(spans, texts)) for texts, spans in every]
+    found, left_out = [], 0
+    for texts in parts:
+        spans = _spans(texts, data.sequence_length, ahead, packing=packing)
+        if not whole:  # a prompt may fill a sample, and a text may be a single byte: there is nothing to predict
+            before = np.concatenate([[0], np.cumsum(texts.predicted)])
+            kept = before[spans[:, 1]] > before[np.minimum(spans[:, 0] + 1, spans[:, 1])]
+            spans, left_out = spans[kept], left_out + int(np.count_nonzero(~kept))
+        found.append((texts, spans))
     sizes = [len(spans) for _, spans in found]
-    left_out = sum(len(spans) for _, spans in every) - sum(sizes)
     if len(found) == 1 and sizes[0] >= 2:
         border = sizes[0] - max(1, int(sizes[0] * data.validation_fraction))
         texts, spans = found[0]
@@ -87,13 +92,6 @@ def _spans(texts: Texts, length: int, ahead: int, *, packing: bool) -> Spans:
         starts = np.arange(math.ceil((len(texts.ids) - ahead) / length)) * length
         ends = texts.starts[-1:]
     return np.stack([starts, np.minimum(starts + length + ahead, ends)], axis=1)
-
-
-def with_targets(spans: Spans, texts: Texts) -> Spans:
-    """The spans that hold something to predict: a prompt may fill a sample, and a text may be a single byte."""
-    before = np.concatenate([[0], np.cumsum(texts.predicted)])
-    kept: Spans = spans[before[spans[:, 1]] > before[np.minimum(spans[:, 0] + 1, spans[:, 1])]]
-    return kept
 
 
 def _whole_texts(

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe, TokensData
 from trainkit.trainer.data.source import Batch, Ids, Samples, Source, held_out, next_token_batch
-from trainkit.trainer.data.vocabulary import vocabulary_size
 
 _SCANNED = 1 << 26  # tokens: a file up to this size is looked through before the start, in well under a second
 
@@ -26,7 +25,8 @@ def open_source(recipe: Recipe, run_dir: Path) -> Source:
     path = Path(data.path).absolute()
     ids = _mapped(path, data.dtype)
     border = held_out(len(ids), data.sequence_length, data.validation_fraction, "tokens", f"{path}: ")
-    check = partial(check_ids, vocabulary=vocabulary_size(recipe), path=path)
+    # None where a model on disk decides it: the model is asked later, sample by sample.
+    check = partial(check_ids, vocabulary=getattr(recipe.model, "vocab_size", None), path=path)
     scanned = len(ids) <= _SCANNED
     if scanned:
         check(ids, 0)

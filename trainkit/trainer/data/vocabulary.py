@@ -19,15 +19,9 @@ from trainkit.trainer.models.base import Model
 _NONE = torch.zeros(0)
 
 
-def vocabulary_size(recipe: Recipe) -> int | None:
-    """How many token ids the model knows; None where a model on disk decides it, not the recipe."""
-    size: int | None = getattr(recipe.model, "vocab_size", None)
-    return size
-
-
 def check_vocabulary(recipe: Recipe, highest: int, where: str) -> None:
     """TrainingError if an id does not lie in the vocabulary. where: the setting or place that it comes from."""
-    size = vocabulary_size(recipe)
+    size = getattr(recipe.model, "vocab_size", None)  # None where a model on disk decides it, not the recipe
     if size is not None and highest >= size:
         raise TrainingError(
             f"model.vocab_size: {size} is too small for token id {highest} of {where}",

@@ -12,7 +12,7 @@ import torch
 
 from trainkit.trainer.data.sampler import Permutation
 from trainkit.trainer.data.source import Samples
-from trainkit.trainer.distributed import sum_float_over_ranks, sum_over_ranks
+from trainkit.trainer.distributed import sum_over_ranks
 from trainkit.trainer.parallel import Strategy
 from trainkit.trainer.randomness import derived_seed
 from trainkit.trainer.settings import Settings, World
@@ -43,7 +43,7 @@ class Evaluation:
             if own:
                 total, counted = total + float(loss), counted + batch.counted
         strategy.model.train()
-        return sum_float_over_ranks(total, self._world) / max(1, sum_over_ranks([counted], self._world)[0])
+        return sum_over_ranks([total], self._world)[0] / max(1, sum_over_ranks([counted], self._world)[0])
 
 
 def in_turn(passes: Sequence[Pass], world: World) -> Iterator[tuple[Pass, bool]]:
