@@ -76,11 +76,11 @@ def settle_micro_batch(
 ) -> tuple[Settings, Found | None]:
     """The settings with the micro batch in them, and how it was found; None where the plan has decided it.
 
-    Called on every rank. All take the same: what is remembered if every rank remembers one, else what a search finds.
-    TrainingError where not one sample fits.
+    Called on every rank. TrainingError where not one sample fits.
     """
     if not settings.batch.search:
         return settings, None
+    # All ranks take the same: what is remembered if every one of them remembers one, else what a search finds.
     memory = Memory(settings, device)
     known: list[int | None] = gather_from_ranks(memory.recall(), world)
     remembered = [micro for micro in known if micro is not None]
@@ -214,10 +214,7 @@ class Trial:
         self._known: list[tuple[int, int]] = []  # micro batches that fitted, with their peaks in bytes; 0 is at rest
 
     def attempt(self, micro: int) -> tuple[int, str]:
-        """Take a step with a micro batch, unless it is expected to take more than there is.
-
-        Returns the peak in bytes, the expected one where it was not tried, and why the micro batch does not fit, or "".
-        """
+        """Take a step with a micro batch; its peak in bytes, expected or seen, and why it does not fit, or ""."""
         try:
             # No collective but for the making of the copy: a rank may run out of memory by itself, and then all start
             # over.

@@ -117,11 +117,7 @@ def report_step(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor | f
 
 
 def expert_use(model: Model, world: World) -> dict[str, Any]:
-    """Use of the experts since the line before, for the metrics; empty for a dense model. Called on every rank.
-
-    expert_shares: of each block with experts, each expert's share of the tokens. expert_imbalance: the largest share
-    over the mean share, in the least even block; 1 is even.
-    """
+    """Use of the experts since the line before, for the metrics; empty for a dense model. Called on every rank."""
     load, model.expert_load = model.expert_load, None
     if load is None:
         return {}
@@ -129,6 +125,7 @@ def expert_use(model: Model, world: World) -> dict[str, Any]:
     counts = sum_over_ranks(load.flatten().tolist(), world)
     rows = [counts[block * experts : (block + 1) * experts] for block in range(blocks)]
     shares = [[round(count / max(1, sum(row)), 6) for count in row] for row in rows]
+    # The shares of each block with experts; the largest share over the mean share in the least even block, 1 is even.
     return {"expert_imbalance": round(max(map(max, shares)) * experts, 6), "expert_shares": shares}
 
 

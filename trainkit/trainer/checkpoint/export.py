@@ -141,11 +141,7 @@ def _write_config(recipe: Recipe, manifest: Mapping[str, Any], folder: Path) -> 
 
 
 def load_weights(model: nn.Module, checkpoint: Path, ranks: int) -> None:
-    """Fill a model with what `ranks` ranks saved.
-
-    Raises RuntimeError, ValueError or KeyError for a checkpoint that is of another model, and UnpicklingError for one
-    that holds more than data.
-    """
+    """Fill a model with what `ranks` ranks saved. UnpicklingError for more than data, others for another model."""
     if (checkpoint / STATE).is_dir():
         weights = model.state_dict()
         with quiet(), only_data(checkpoint / STATE):  # torch puts the shards together itself

@@ -65,10 +65,9 @@ def unpickled(content: bytes) -> Any:
 def only_data(state: Path | None = None) -> Iterator[None]:
     """Inside, torch.load reads tensors and plain values alone, though DeepSpeed and torch ask it for all.
 
-    state: a folder of torch.distributed.checkpoint, whose metadata is a pickle of its own and looked through before.
-    UnpicklingError for what is no data.
+    state: a folder of torch.distributed.checkpoint. UnpicklingError for what is no data.
     """
-    if state is not None:
+    if state is not None:  # its metadata is a pickle of its own, which no option of torch's restricts
         unpickled((state / ".metadata").read_bytes())
     known = [load(place) for place in _DEEPSPEED] if "deepspeed" in sys.modules else []
     before = os.environ.get(_FORCE)

@@ -15,10 +15,8 @@ class ChatError(ValueError):
 
 
 def chat_tokens(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
-    """Ids of the whole chat, and for each whether it is part of an answer. ChatError where that cannot be known.
-
-    An answer runs from where the template invites it to the end of its message, the token that ends the turn included.
-    """
+    """Ids of the whole chat, and for each whether it is part of an answer. ChatError where that cannot be known."""
+    # An answer runs from where the template invites it to the end of its message, with the token that ends the turn.
     # `datasets` fills the keys that only some messages have with None, which templates would write out.
     messages = [{name: value for name, value in message.items() if value is not None} for message in messages]
     if not any(message.get("role") == "assistant" for message in messages):

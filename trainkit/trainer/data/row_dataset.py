@@ -25,10 +25,7 @@ _SHOWN = 8  # labels by name in one line
 def source_of_rows(
     recipe: Recipe, train: Iterable[Row], validation: Iterable[Row] | None = None, names: Sequence[str] = ()
 ) -> Source:
-    """Samples of the rows; without a validation set of its own, the end is held out. TrainingError names the row.
-
-    names: of the labels, where the data set knows them and the recipe does not name them.
-    """
+    """Samples of the rows; without a validation set, the end is held out. names: of labels, if the data knows them."""
     data = cast("Rows", recipe.data)
     task = recipe.model.task if isinstance(recipe.model, HfModel) else "causal_lm"
     whole = task != "causal_lm"
@@ -125,13 +122,10 @@ def _next_tokens(texts: Texts, spans: Spans, length: int, padding: int, indices:
 
 
 def known_labels(parts: Sequence[Texts], names: Sequence[str]) -> tuple[Labels, NDArray[np.int64]]:
-    """The labels as numbers: as they are, or places among the names. TrainingError for one that has no number.
-
-    names: in order of their numbers; without any, those in the data in alphabetical order.
-    """
+    """The labels as numbers: as they are, or places among the names. TrainingError for one that has no number."""
     every = [(label, place) for texts in parts for label, place in zip(texts.labels, texts.label_places, strict=True)]
     found_names = sorted({label for label, _ in every if isinstance(label, str)})
-    chosen = tuple(names or found_names)
+    chosen = tuple(names or found_names)  # those in the data in alphabetical order, the same on every machine
     numbers: dict[int | str, int] = {name: number for number, name in enumerate(chosen)}
     highest, where = -1, ""
     for label, place in every:

@@ -93,9 +93,9 @@ def held_out(size: int, length: int, fraction: float, unit: str, where: str = ""
 def next_token_batch(samples: Iterable[tuple[Ids, NDArray[np.bool_]]], size: int, length: int, padding: int) -> Batch:
     """A batch of `size` samples of which the next tokens are predicted; what a sample does not fill is padding.
 
-    samples: ids of up to `length` + 1 tokens each, and which of them are predicted, from the second on. There is no
-    attention mask: padding is at the end, where no token before it looks.
+    samples: ids of up to `length` + 1 tokens each, and which of them are predicted, from the second on.
     """
+    # No attention mask: padding is at the end, where no token before it looks.
     tokens = np.full((size, length), padding, dtype=np.int64)
     targets = np.full((size, length), IGNORED, dtype=np.int64)
     for row, (ids, predicted) in enumerate(samples):

@@ -110,10 +110,7 @@ class Corpus:
 
 
 def open_corpus(files: Sequence[Path], folders: Sequence[Path], encoder: Encoder | None = None) -> Corpus:
-    """The corpus of these files, from the first of the cache folders that can be used. TrainingError if none can.
-
-    encoder: what cuts the text, without one into bytes; equal ones, by their content, share a corpus.
-    """
+    """The corpus of these files, from the first of the cache folders that can be used. TrainingError if none can."""
     encoder = encoder or Encoder()
     digest = _digest(files, encoder)
     refusals = []

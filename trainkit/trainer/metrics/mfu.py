@@ -42,12 +42,9 @@ def work_of(model: Model, settings: Settings, device: torch.device) -> Work:
 
 
 def flops_per_token(model: Model, sequence_length: int) -> float | None:
-    """6 N + 12 L H Q T (PaLM, appendix B), for tokens in samples of `sequence_length` = T.
-
-    N: entries of matrices that a token is multiplied with: no look-up tables, no biases, and of experts only those
-    that it goes through. Of frozen ones the gradient is not computed: 4 instead of 6. L H Q: layers x heads x size of
-    a head.
-    """
+    """6 N + 12 L H Q T (PaLM, appendix B), for tokens in samples of `sequence_length` = T; L H Q: `attention_width`."""
+    # N: entries of matrices that a token is multiplied with: no look-up tables, no biases, and of experts only those
+    # that it goes through. Of frozen ones the gradient is not computed: 4 instead of 6.
     if model.attention_width is None:
         return None
     # A look-up costs no product; a table that is tied to the output layer is multiplied with there.

@@ -119,13 +119,10 @@ def routers_of(config: Any) -> Routers | None:
 
 
 def routers_loss(routers: Routers, outputs: Any, targets: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
-    """The routers' loss, summed over counted targets, and how many tokens each expert of each block got.
-
-    targets: (batch, sequence). The formula is that of transformers (Switch Transformers, equations 4 to 6, over all
-    blocks at once), for each sample alone and weighed by its counted targets, so that it does not depend on how samples
-    are spread over micro batches and ranks; padding behind the last target is left out. The second result has shape
-    (blocks, experts).
-    """
+    """The routers' loss, summed over counted targets (batch, sequence), and the tokens of each (blocks, experts)."""
+    # The formula is that of transformers (Switch Transformers, equations 4 to 6, over all blocks at once), for each
+    # sample alone and weighed by its counted targets, so that it does not depend on how samples are spread over micro
+    # batches and ranks; padding behind the last target is left out.
     given = tuple(each for each in getattr(outputs, "router_logits", None) or () if each is not None)
     if not given or any(each.shape[-1] != routers.experts for each in given):
         raise TrainingError(

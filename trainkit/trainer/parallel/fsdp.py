@@ -50,13 +50,11 @@ class Fsdp(Engine):
 
 
 def sharding_options(asked: FsdpSettings, dtype: str | None, world: World, device: torch.device) -> dict[str, Any]:
-    """What every unit is sharded with. Gradients are reduced in fp32, unless they are to keep their format.
-
-    dtype: to cast the weights to for the computation; None leaves them as they are.
-    """
+    """What every unit is sharded with. dtype: to cast weights to for the computation; None leaves them as they are."""
     options: dict[str, Any] = {"mesh": init_device_mesh(device.type, (world.size,))}
     if dtype != "fp32":
         param_dtype = DTYPES[dtype] if dtype else None
+        # A sum over many ranks loses digits in 16 bits.
         reduce_dtype = torch.float32 if asked.reduce_dtype == "fp32" else None
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
     if asked.offload:

@@ -32,9 +32,7 @@ TAG = "zero"  # DeepSpeed's name for the folder inside a checkpoint
 class Zero(Strategy):
     """A DeepSpeed engine around the model and torch's own optimizer; the planned JSON decides everything else.
 
-    The optimizer stays the one that the recipe names, offloaded or not, so that a name means one thing under every
-    strategy; `adamw_torch_fused` is the fast one on CPU. In stage 1 the last micro step reduces, in stages 2 and 3 each
-    one does, a partition at a time.
+    In stage 1 the last micro step reduces, in stages 2 and 3 each one does, a partition at a time.
     """
 
     def __init__(self, model: Model, settings: Settings, world: World, device: torch.device) -> None:
@@ -43,7 +41,9 @@ class Zero(Strategy):
             raise TrainingError("trainer.json names no DeepSpeed configuration, which every zero strategy needs")
         model.to(device)
         config = engine_config(settings, model, world)
-        optimizer = build_optimizer(model, settings.recipe.optimizer)  # which looks at whole parameters
+        # The one that the recipe names, offloaded or not, and not DeepSpeed's: a name means one thing under every
+        # strategy. Built before the engine, because it looks at whole parameters.
+        optimizer = build_optimizer(model, settings.recipe.optimizer)
         with contextlib.redirect_stdout(io.StringIO()):  # some of its optimizers print memory figures unasked
             if settings.dtype == "fp32" and swaps_parameters(config):
                 # Left to itself it swaps in bf16 on a CPU without fp16 kernels (partition_parameters.py, _set_dtype).
