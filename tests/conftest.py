@@ -14,6 +14,9 @@ import pytest
 # The workers of a test run share the cores: torch in each of them with as many threads as there are cores would be
 # many times slower. Before anything imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A run of one process has a thread per core all the same (its plan says so). While another worker holds a core, these
+# threads would burn the time that it needs by spinning at every barrier: three to four times the work of the run.
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 # A shell without job control starts what is in its background with Ctrl-C ignored, and so would be every child here.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -9,10 +9,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from trainkit.frameworks.deepspeed.config import deepspeed_config
 from trainkit.machine.facts import Facts
@@ -139,39 +139,69 @@ def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     }
 
 
+class Rank(Protocol):
+    """A process of a run: as much of `subprocess.Popen` as is needed here."""
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, or the signal that ended it, negative; None while it is not known to have ended."""
+
+    def poll(self) -> int | None:
+        """The same, looked at now."""
+
+    def wait(self) -> int:
+        """The same, once it has ended."""
+
+    def send_signal(self, number: int, /) -> None:
+        """Send a signal, unless it has ended."""
+
+    def terminate(self) -> None:
+        """Send TERM."""
+
+    def kill(self) -> None:
+        """Send KILL."""
+
+
+# Starts a rank: its command line but for the interpreter, its environment, and the file of its output.
+Start = Callable[[Sequence[str], Mapping[str, str], Path], Rank]
+
+
+def start_process(command: Sequence[str], environ: Mapping[str, str], log: Path) -> Rank:
+    """A rank as a process of its own."""
+    with log.open("w") as output:
+        return subprocess.Popen([sys.executable, *command], env=environ, stdout=output, stderr=subprocess.STDOUT)
+
+
 def start_ranks(
-    settings: Path, ranks: int, *, program: Sequence[str] = ("-m", "trainkit.trainer"), **extra: str
-) -> list[subprocess.Popen[str]]:
+    settings: Path,
+    ranks: int,
+    *,
+    program: Sequence[str] = ("-m", "trainkit.trainer"),
+    start: Start = start_process,
+    **extra: str,
+) -> list[Rank]:
     """Start the ranks of a run; the output of each goes to `rank-N.log` beside the settings."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    processes = []
-    for rank in range(ranks):
-        with (settings.parent / f"rank-{rank}.log").open("w") as log:
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, *program, "--settings", str(settings)],
-                    env={**rank_environment(rank, ranks, port), **extra},
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                )
-            )
-    return processes
+    command = (*program, "--settings", str(settings))
+    return [
+        start(command, {**rank_environment(rank, ranks, port), **extra}, settings.parent / f"rank-{rank}.log")
+        for rank in range(ranks)
+    ]
 
 
-def finish(processes: Sequence[subprocess.Popen[str]], timeout: float = 120.0) -> list[int]:
+def finish(ranks: Sequence[Rank], timeout: float = 120.0) -> list[int]:
     """Exit codes of all ranks. Once one fails the others are ended, as a launcher would; none outlives the timeout."""
     deadline = time.monotonic() + timeout
-    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
-        if any(process.returncode for process in processes):
+    while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
+        if any(rank.returncode for rank in ranks):
             deadline = min(deadline, time.monotonic() + 5.0)  # the others may be about to end by themselves
         time.sleep(0.01)
-    for process in processes:
-        if process.poll() is None:
-            process.kill()
-    return [process.wait() for process in processes]
+    for rank in ranks:
+        if rank.poll() is None:
+            rank.kill()
+    return [rank.wait() for rank in ranks]
 
 
 def run_case(
@@ -181,10 +211,11 @@ def run_case(
     *,
     resume: Path | None = None,
     program: Sequence[str] = ("-m", "trainkit.trainer"),
+    start: Start = start_process,
 ) -> Curve:
     """Run one case to its end. RuntimeError with the logs if a rank fails."""
     settings = write_settings(run_dir, case, corpus, resume=resume)
-    codes = finish(start_ranks(settings, case.ranks, program=program))
+    codes = finish(start_ranks(settings, case.ranks, program=program, start=start))
     if any(codes):
         logs = "\n".join(path.read_text() for path in sorted(run_dir.glob("rank-*.log")))
         raise RuntimeError(f"exit codes {codes}\n{logs}")

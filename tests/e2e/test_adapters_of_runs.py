@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from strategy_runs import CASES, run_case, write_corpus
+from strategy_runs import CASES, write_corpus
 
+from tests.warm_ranks import run_case
 from trainkit.trainer.checkpoint.export import export_adapters
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]

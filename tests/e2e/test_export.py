@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from strategy_runs import CASES, run_case, write_corpus, write_settings
+from strategy_runs import CASES, write_corpus, write_settings
 
+from tests.warm_ranks import run_case
 from trainkit.trainer.checkpoint.export import trained_model
 from trainkit.trainer.settings import World, read_settings
 from trainkit.trainer.setup import assemble

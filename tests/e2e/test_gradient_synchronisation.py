@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
-from strategy_runs import CASES, GLOBAL_BATCH, MICRO, run_case, write_corpus
+from strategy_runs import CASES, GLOBAL_BATCH, MICRO, write_corpus
+
+from tests.warm_ranks import run_case
 
 WATCHED = 2  # optimizer steps
 REDUCING = ("c10d::allreduce_", "c10d::_reduce_scatter_base_")

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from strategy_runs import CASES, finish, read_curve, start_ranks, write_corpus, write_settings
+from strategy_runs import CASES, finish, read_curve, write_corpus, write_settings
+
+from tests.warm_ranks import start_ranks
 
 HEAVY: dict[str, Any] = {
     "model": {"layers": 1, "heads": 8, "hidden_size": 16},

@@ -14,19 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from strategy_runs import (
-    Case,
-    Curve,
-    finish,
-    largest_difference,
-    read_curve,
-    run_case,
-    start_ranks,
-    write_corpus,
-    write_settings,
-)
+from strategy_runs import Case, Curve, finish, largest_difference, read_curve, write_corpus, write_settings
 
 from tests.conftest import Trainkit
+from tests.warm_ranks import run_case, start_ranks
 
 pytestmark = [
     pytest.mark.campaign,

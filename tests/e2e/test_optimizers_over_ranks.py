@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from strategy_runs import Case, largest_difference, run_case, write_corpus
+from strategy_runs import Case, largest_difference, write_corpus
+
+from tests.warm_ranks import run_case
 
 STEPS = 4
 RATES = {"adafactor": 3e-2, "adagrad": 1e-2}

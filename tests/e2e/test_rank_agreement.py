@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from strategy_runs import CASES, ROOT, Case, finish, start_ranks, write_corpus, write_settings
+from strategy_runs import CASES, ROOT, Case, finish, write_corpus, write_settings
+
+from tests.warm_ranks import start_ranks
 
 DDP = CASES["ddp"].changed(train={"steps": 2})
 

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from strategy_runs import CASES, finish, read_curve, run_case, start_ranks, write_corpus, write_settings
+from strategy_runs import CASES, Rank, finish, read_curve, write_corpus, write_settings
+
+from tests.warm_ranks import run_case, start_ranks
 
 # Dropout and loader processes on: what draws random numbers or reads ahead is what resuming gets wrong.
 HARD: dict[str, dict[str, Any]] = {"model": {"dropout": 0.1}, "train": {"steps": 8}, "data": {"workers": 1}}
@@ -35,7 +37,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def wait_for(condition: Callable[[], bool], processes: list[subprocess.Popen[str]], seconds: float = 60.0) -> None:
+def wait_for(condition: Callable[[], bool], processes: list[Rank], seconds: float = 60.0) -> None:
     """Poll; ends everything and fails when the condition does not come true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -43,7 +45,7 @@ def wait_for(condition: Callable[[], bool], processes: list[subprocess.Popen[str
             for process in processes:
                 process.kill()
                 process.wait()
-            pytest.fail("the run did not get there: " + " ".join(str(process.args) for process in processes))
+            pytest.fail(f"the run did not get there: exit codes {[process.returncode for process in processes]}")
         time.sleep(0.01)
 
 

@@ -8,18 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from strategy_runs import (
-    CASES,
-    Case,
-    Curve,
-    finish,
-    largest_difference,
-    run_case,
-    start_ranks,
-    write_corpus,
-    write_settings,
-)
+from strategy_runs import CASES, Case, Curve, finish, largest_difference, write_corpus, write_settings
 
+from tests.warm_ranks import run_case, start_ranks
 from trainkit.errors import TrainingError
 from trainkit.trainer.checkpoint.manifest import Identity
 from trainkit.trainer.checkpoint.resuming import load

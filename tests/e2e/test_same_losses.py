@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from strategy_runs import CASES, Case, Curve, largest_difference, run_case, write_corpus
+from strategy_runs import CASES, Case, Curve, largest_difference, write_corpus
+
+from tests.warm_ranks import run_case
 
 LOSS, NORM = 1e-6, 1e-5
 PLANTED = Path(__file__).parent / "programs" / "planted.py"

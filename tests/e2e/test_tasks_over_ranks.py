@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from strategy_runs import Case, run_case, write_corpus
+from strategy_runs import Case, write_corpus
+
+from tests.warm_ranks import run_case
 
 PROGRAM = """
 from torch import nn

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from strategy_runs import Case, largest_difference, run_case
+from strategy_runs import Case, largest_difference
 
+from tests.warm_ranks import run_case
 from trainkit.errors import TrainingError
 from trainkit.trainer.loop import train
 from trainkit.trainer.metrics.result import result

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from strategy_runs import Case, run_case
+from strategy_runs import Case
 
+from tests.warm_ranks import run_case
 from trainkit.trainer.metrics.predictions import FILE, predict
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import assemble
