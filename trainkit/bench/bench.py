@@ -14,7 +14,7 @@ from trainkit.bench.table import Comparison, as_csv, as_data
 from trainkit.errors import MachineError
 from trainkit.files import publish
 from trainkit.runner.execute import ATTEMPT, Ended, RunRequest, carry_out
-from trainkit.runner.report.console import Console, Stream
+from trainkit.runner.report.console import Stream, Terminal
 from trainkit.runner.report.failure import describe_failure
 from trainkit.runner.report.follow import last_lines
 from trainkit.runner.report.progress_line import duration
@@ -44,36 +44,23 @@ class Setup:
     repeat: int
 
 
-class Watched:
-    """A console that shows trainkit's own lines of a run, and how far the whole is on the live line.
+class BenchTerminal(Terminal):
+    """Shows trainkit's own lines of a run, and how far the whole bench is on the live line."""
 
-    What the programs print is in their logs.
-    """
-
-    def __init__(self, console: Console, whole: Callable[[], str]) -> None:
-        self._console = console
-        self._whole = whole
+    whole: Callable[[], str]  # says how far
 
     def program(self, stream: Stream, data: bytes) -> None:
-        """Nothing: a comparison is no place for the output of each."""
-
-    def say(self, text: str) -> None:
-        """Text of trainkit's own."""
-        self._console.say(text)
+        """Nothing: a comparison is no place for the output of each program, which is in its logs."""
 
     def live(self, line: Callable[[int], str]) -> bool:
         """The run's line behind the whole's. True even without a terminal: one last line for each run is enough."""
 
         def both(width: int) -> str:
-            whole = self._whole()
+            whole = self.whole()
             return f"{whole}  {line(max(width - len(whole) - 2, 0))}"[: max(width - 1, 0)]
 
-        self._console.live(both)
+        super().live(both)
         return True
-
-    def abandon(self, seconds: float) -> None:
-        """After so many seconds drop what a stalled reader does not take."""
-        self._console.abandon(seconds)
 
 
 @dataclass
@@ -107,7 +94,7 @@ class _Bench:
         return Comparison(setup.recipe, setup.machine, setup.memory, compare(rows, setup.base), missing)
 
 
-def run_all(setup: Setup, folder: Path, console: Console) -> tuple[Comparison, int | None]:
+def run_all(setup: Setup, folder: Path, console: BenchTerminal) -> tuple[Comparison, int | None]:
     """Run every candidate `repeat` times, in rounds, so that a slow spell of the machine hits all of them alike.
 
     bench.csv and bench.json in the folder are renewed after each run. Returns what was found, and the signal that
@@ -139,14 +126,14 @@ def write(found: Comparison, folder: Path) -> None:
     publish(folder / "bench.json", json.dumps(as_data(found), indent=2, ensure_ascii=False) + "\n")
 
 
-def _run_one(bench: _Bench, candidate: Candidate, request: RunRequest, console: Console) -> None:
+def _run_one(bench: _Bench, candidate: Candidate, request: RunRequest, console: BenchTerminal) -> None:
     bench.begun += 1
     bench.begun_at = time.monotonic()
     described = f": {candidate.description}" if candidate.description else ""
     console.say(f"{bench.begun} of {bench.runnable}  {candidate.name}{described}  ({_clock(bench)})")
     try:
-        whole = Watched(console, lambda: f"{bench.begun}/{bench.runnable} {candidate.name}, {_clock(bench)} |")
-        ended = carry_out(request, whole)
+        console.whole = lambda: f"{bench.begun}/{bench.runnable} {candidate.name}, {_clock(bench)} |"
+        ended = carry_out(request, console)
     except MachineError as error:
         measurement = Measurement("refused", int(error.exit_code), str(error))
         console.say(f"refused: {error}")
@@ -157,7 +144,7 @@ def _run_one(bench: _Bench, candidate: Candidate, request: RunRequest, console: 
     bench.measured.setdefault(candidate.name, []).append(measurement)
 
 
-def _note_end(bench: _Bench, ended: Ended, console: Console) -> None:
+def _note_end(bench: _Bench, ended: Ended, console: BenchTerminal) -> None:
     if ended.verdict.failure == "signal":
         bench.stopped_by = ended.verdict.signal
     elif ended.verdict.exit_code != 0:

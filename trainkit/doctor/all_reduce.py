@@ -16,7 +16,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from trainkit.runner.supervisor.process_tree import die_with_parent
+from trainkit.runner.supervisor.processes import die_with_parent
 
 RANKS = 2
 LOOPBACK = "127.0.0.1"

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from trainkit.runner.supervisor.process_tree import die_with_parent
+from trainkit.runner.supervisor.processes import die_with_parent
 
 
 def main() -> int:

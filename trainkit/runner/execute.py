@@ -19,7 +19,7 @@ from trainkit.runner.locks import lock_folder
 from trainkit.runner.materialize import Bindings, BoundPlan, bind
 from trainkit.runner.rank.streams import holds_input
 from trainkit.runner.report.card_watch import CardWatch
-from trainkit.runner.report.console import Console, Terminal
+from trainkit.runner.report.console import Terminal
 from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.failure import describe_failure, remarks
 from trainkit.runner.report.follow import Relay
@@ -29,7 +29,6 @@ from trainkit.runner.rundir import create
 from trainkit.runner.rundir.card_locks import Cards, taken_by
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import hold
-from trainkit.runner.rundir.status import Attempt
 from trainkit.runner.supervisor.channel import Spec
 from trainkit.runner.supervisor.parent import Job, Supervisor
 
@@ -53,7 +52,7 @@ class RunRequest:
     command_shell: str
     environ: Mapping[str, str]
     node_rank: int | None = None
-    console: Console | None = None
+    console: Terminal | None = None
     again: Callable[[], RunRequest] | None = None
 
 
@@ -80,7 +79,7 @@ def execute(request: RunRequest) -> int:
     return ended.verdict.exit_code
 
 
-def carry_out(request: RunRequest, console: Console) -> Ended:
+def carry_out(request: RunRequest, console: Terminal) -> Ended:
     """Run the plan to its end. Raises MachineError, before anything starts, when this machine cannot run it."""
     request, cards = _take_cards(request, console)
     plan = request.planned.plan
@@ -108,7 +107,7 @@ def carry_out(request: RunRequest, console: Console) -> Ended:
         cards.release()
 
 
-def _take_cards(request: RunRequest, console: Console) -> tuple[RunRequest, Cards]:
+def _take_cards(request: RunRequest, console: Terminal) -> tuple[RunRequest, Cards]:
     """Lock the plan's cards. Where another run was quicker, plan again: the new plan chooses others, or refuses."""
     _refuse_blocked(request.planned.plan)
     cards = Cards(request.environ)
@@ -158,7 +157,8 @@ def _job(plan: Plan, layout: RunLayout, bindings: Bindings, bound: BoundPlan, st
     locks = lock_folder(bound.environment, str(layout.root))
     keeps_stdin = _keeps_stdin(plan)
     spec = Spec(
-        status=Attempt(str(layout.status), layout.id, ATTEMPT, started),
+        run_dir=str(layout.root),
+        status={"run_id": layout.id, "attempt": ATTEMPT, "started": started},
         attempt_dir=str(attempt.root),
         trainkit_pid=os.getpid(),
         argv=bound.argv,
@@ -178,7 +178,7 @@ def _keeps_stdin(plan: Plan) -> bool:
     return plan.launcher.kind == "python" and plan.topology.world_size == 1
 
 
-def _follow(job: Job, plan: Plan, layout: RunLayout, console: Console, locks: tuple[int, ...]) -> Ended:
+def _follow(job: Job, plan: Plan, layout: RunLayout, console: Terminal, locks: tuple[int, ...]) -> Ended:
     begin = time.monotonic()
     relay = Relay(layout, ATTEMPT, console)
     watch = CardWatch(plan.cards, layout.cards)

@@ -54,17 +54,16 @@ def bench(
 
     Example: trainkit bench efficiency-table-small --only checkpointing,bf16
     """
-    from trainkit.bench.bench import run_all
+    from trainkit.bench.bench import BenchTerminal, run_all
     from trainkit.bench.plot import can_plot, draw
     from trainkit.bench.table import as_data, render
-    from trainkit.runner.report.console import Terminal
 
     if not no_plot and not can_plot():
         hint = "pip install 'trainkit[bench]', or leave the plot out with --no-plot"
         raise MachineError("the plot needs matplotlib, which is not installed", hint=hint)
     setup, root = prepare(context, presets, only, with_base=not no_base, repeat=repeat)
     folder = output or root / f"bench-{time.strftime('%Y%m%d-%H%M%S')}"
-    console = Terminal(dict(os.environ))
+    console = BenchTerminal(os.environ)
     found, stopped_by = run_all(setup, folder, console)
     if not no_plot and found.rows:
         draw(found, folder)

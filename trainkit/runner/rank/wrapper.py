@@ -18,9 +18,8 @@ from trainkit.files import read_json
 from trainkit.machine.cpu_affinity import keep_to
 from trainkit.runner.rank.streams import Copier, copy_window_size, open_channel
 from trainkit.runner.rundir.records import RankRecord, log_path, shown_path, write_last_record, write_record
-from trainkit.runner.supervisor.process_tree import exit_of_child
+from trainkit.runner.supervisor.processes import exit_of_child, spawn
 from trainkit.runner.supervisor.signals import PASSED_ON, STOP, wakeup
-from trainkit.runner.supervisor.spawn import SpawnOptions, Streams, spawn
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 HOOK = os.path.join(_PACKAGE, "verify", "hook")
@@ -137,16 +136,15 @@ class Wrapper:
         # but who reads from the terminal must stay in the terminal's foreground group.
         group = None if self._shares_terminal else 0
         keep_to(self._options.cores, self._record.local_rank)
-        options = SpawnOptions(group=group, dies_with_parent=True, ignore=self._ignored)
-        pid = spawn(self._options.program, self._program_environ(), Streams(0, *channels), options)
+        is_main = not (self._record.local_rank if self._options.each_node else self._record.rank)
+        environ = {**self._environ, **({} if is_main else dict(self._options.replica_env))}
+        if self._options.expected:
+            environ = observed(environ, self._options.expected, self._shown)
+        streams = (0, *channels)
+        pid = spawn(self._options.program, environ, streams, group=group, dies_with_parent=True, ignore=self._ignored)
         self._record = self._record._replace(pid=pid)
         with contextlib.suppress(OSError):  # a full disk: the program runs, and its end will be tried again
             write_record(self._options.attempt_dir, self._record)
-
-    def _program_environ(self) -> Mapping[str, str]:
-        is_main = not (self._record.local_rank if self._options.each_node else self._record.rank)
-        environ = {**self._environ, **({} if is_main else dict(self._options.replica_env))}
-        return observed(environ, self._options.expected, self._shown) if self._options.expected else environ
 
     def _follow(self, received: int) -> None:
         self._look_for_end()
@@ -156,9 +154,6 @@ class Wrapper:
         while (now := time.monotonic()) < drain_until and len(self._selector.get_map()) > 1:
             if not self._step(received, min(now + SILENT_SECONDS, drain_until)):
                 break
-        self._linger(received)
-
-    def _linger(self, received: int) -> None:
         if self._exit in (-signal.SIGTERM, -signal.SIGINT):
             until = time.monotonic() + LINGER_SECONDS
             while not self._record.told_to_stop and time.monotonic() < until:
@@ -176,16 +171,14 @@ class Wrapper:
                     self._on_signal(number)
             elif not key.data.copy():
                 self._selector.unregister(key.fd)
-        self._keep_time(time.monotonic())
-        return bool(events)
-
-    def _keep_time(self, now: float) -> None:
+        now = time.monotonic()
         if now >= self._term_at:
             self._term_at = float("inf")
             self._send(signal.SIGTERM)
         if now >= self._kill_at:
             self._kill_at = float("inf")
             self._send(signal.SIGKILL)
+        return bool(events)
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGCHLD:
@@ -199,7 +192,7 @@ class Wrapper:
             self._stop(number)
 
     def _stop(self, number: int) -> None:
-        again = self._record.told_to_stop
+        again = self._record.told_to_stop  # a launcher may send TERM to the program's group and to each rank
         self._record = self._record._replace(told_to_stop=True)
         if number == signal.SIGINT and self._shares_terminal:
             # The terminal has sent it to the program as well: give KeyboardInterrupt's clean-up a moment before TERM.

@@ -6,27 +6,11 @@ import os
 import select
 import time
 from collections.abc import Callable, Mapping
-from typing import Literal, Protocol
+from typing import Literal
 
 Stream = Literal["out", "err"]
 CHUNK = 4096  # what a pipe that select() calls writable takes without blocking
 ERASE = b"\r\x1b[2K"
-
-
-class Console(Protocol):
-    """Where a run shows itself."""
-
-    def program(self, stream: Stream, data: bytes) -> None:
-        """Output of the main rank, unchanged."""
-
-    def say(self, text: str) -> None:
-        """Text of trainkit's own, on standard error; standard output is the program's alone."""
-
-    def live(self, line: Callable[[int], str]) -> bool:
-        """Draw the live line, made for a width in columns. False where there is none: say plain lines instead."""
-
-    def abandon(self, seconds: float) -> None:
-        """After so many seconds drop what a stalled reader does not take. Called from a signal handler."""
 
 
 class Terminal:
@@ -47,29 +31,30 @@ class Terminal:
             self._put(stream, data)
 
     def say(self, text: str) -> None:
-        """Text of trainkit's own, on standard error; never in the middle of the program's line."""
+        """Text of trainkit's own, never in the middle of the program's line; standard output is the program's alone."""
         newline = "" if self._at_start or not self._is_terminal["err"] else "\n"
         self._put("err", f"{newline}{text}\n".encode("utf-8", "replace"))
 
     def live(self, line: Callable[[int], str]) -> bool:
-        """Draw the live line if the terminal can and the program has finished its own line."""
+        """Draw the live line, made for a width in columns, if the program has finished its own line.
+
+        False where there is none: say plain lines instead.
+        """
         if not self._can_redraw:
             return False
-        text = line(self._width())
+        try:
+            width = os.get_terminal_size(self._fds["err"]).columns or 80
+        except OSError:
+            width = 80
+        text = line(width)
         if self._at_start and text != self._drawn:
             self._write("err", ERASE + text.encode("ascii", "replace"))
             self._drawn = text
         return True
 
     def abandon(self, seconds: float) -> None:
-        """After so many seconds drop what a stalled reader does not take."""
+        """After so many seconds drop what a stalled reader does not take. Called from a signal handler."""
         self._patient_until = time.monotonic() + seconds
-
-    def _width(self) -> int:
-        try:
-            return os.get_terminal_size(self._fds["err"]).columns or 80
-        except OSError:
-            return 80
 
     def _put(self, stream: Stream, data: bytes) -> None:
         if self._is_terminal[stream]:
@@ -82,18 +67,13 @@ class Terminal:
     def _write(self, stream: Stream, data: bytes) -> None:
         view = memoryview(data)
         while view and stream not in self._broken:
-            if not self._is_writable(self._fds[stream]):
-                self._broken.add(stream)
-                return
+            while not select.select([], [self._fds[stream]], [], 0.1)[1]:
+                if time.monotonic() > self._patient_until:
+                    self._broken.add(stream)
+                    return
             try:
                 view = view[os.write(self._fds[stream], view[:CHUNK]) :]
             except BlockingIOError:
                 continue
             except OSError:  # the reader has gone (`| head`): the run continues, its logs are complete
                 self._broken.add(stream)
-
-    def _is_writable(self, fd: int) -> bool:
-        while not select.select([], [fd], [], 0.1)[1]:
-            if time.monotonic() > self._patient_until:
-                return False
-        return True

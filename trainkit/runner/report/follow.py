@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from trainkit.runner.report.console import Console, Stream
+from trainkit.runner.report.console import Stream, Terminal
 from trainkit.runner.report.progress_line import Progress, live_line, plain_line
 from trainkit.runner.rundir.layout import RunLayout
 
@@ -70,7 +70,7 @@ class JsonLines:
 class Relay:
     """Shows the main rank's output (its pseudo-terminal's, where it has one) and how far the run is."""
 
-    def __init__(self, layout: RunLayout, attempt: int, console: Console) -> None:
+    def __init__(self, layout: RunLayout, attempt: int, console: Terminal) -> None:
         self.progress = Progress()
         self.shown_rank: int | None = None
         self._console = console

@@ -20,7 +20,8 @@ class Preparation(NamedTuple):
 class Spec(NamedTuple):
     """The first message: the whole attempt."""
 
-    status: Sequence[Any]  # an Attempt
+    run_dir: str
+    status: Mapping[str, object]  # what status.json says in every state
     attempt_dir: str
     trainkit_pid: int
     argv: Sequence[str]

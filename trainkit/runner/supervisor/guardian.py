@@ -6,6 +6,7 @@ any manner, it ends what is left: TERM to the ranks, the grace time, then KILL f
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -16,14 +17,13 @@ from typing import Any, NoReturn
 
 from trainkit.runner.locks import Lock
 from trainkit.runner.report.exit_status import Observed, Verdict, judge
-from trainkit.runner.rundir.status import Attempt, write_status
+from trainkit.runner.rundir.status import write_status
 from trainkit.runner.supervisor import cleanup
 from trainkit.runner.supervisor.channel import Channel, Preparation, Spec
-from trainkit.runner.supervisor.process_tree import become_subreaper, descendants
+from trainkit.runner.supervisor.processes import become_subreaper, descendants, send_signal, spawn
 from trainkit.runner.supervisor.ranks import Ranks
 from trainkit.runner.supervisor.signals import PASSED_ON, wakeup
-from trainkit.runner.supervisor.spawn import SpawnOptions, Streams, spawn
-from trainkit.runner.supervisor.termination import Action, Situation, Termination
+from trainkit.runner.supervisor.termination import Action, Termination
 
 IGNORED = ("INT", "TERM", "HUP", "QUIT", "TSTP", "TTIN", "TTOU", "USR1", "USR2", "PIPE")
 QUICK, SLOW = 0.05, 0.2  # seconds between looks, before and after all ranks have registered
@@ -53,80 +53,90 @@ class Guardian:
         self._save("starting")
         failed = self._prepare()
         if failed is None and self._termination.stop is None:
-            self._start()
+            self._start_launcher()
             self._await(self._launcher_pid)
         self._ranks.poll()
         abandoned = self._ranks.alive() if self._launcher_pid and self._termination.stop is None else []
         self._end_rest()
-        verdict = self._judge(failed, abandoned)
+        self._ranks.poll()
+        verdict = judge(
+            Observed(
+                launcher=self._spec.launcher,
+                launcher_exit=self._exits.get(self._launcher_pid),
+                records=tuple(self._ranks.records.values()),
+                vanished=self._ranks.vanished,
+                abandoned=abandoned,
+                stop=self._termination.stop,
+                expected_ranks=self._spec.ranks,
+                nodes=self._spec.nodes,
+                preparation=failed,
+            )
+        )
         cleanup.remove_leftovers(self._ranks.records.values(), self._held)
         self._save("ended", verdict)
-        self._report(event="ended", **verdict._asdict())
+        self._trainkit.send({"event": "ended", **verdict._asdict()})
         return verdict
 
     def _prepare(self) -> tuple[str, int] | None:
         """Run the preparations; title and exit code of one that failed."""
-        for item in self._spec.preparations:
-            preparation = Preparation(*item)
-            with Lock(preparation.lock) as lock:
+        for title, argv, path in (Preparation(*item) for item in self._spec.preparations):
+            with Lock(path) as lock:
                 if not lock.acquire():
-                    self._report(event="waiting", title=preparation.title, lock=preparation.lock)
+                    self._trainkit.send({"event": "waiting", "title": title, "lock": path})
                 while self._termination.stop is None and not lock.acquire():
                     self._wait(SLOW)
                 if self._termination.stop is not None:
                     return None
-                code = self._run_preparation(preparation, lock)
+                self._trainkit.send({"event": "preparing", "title": title})
+                code = self._run_preparation(argv, lock)
             if code != 0 and self._termination.stop is None:
-                return preparation.title, code
+                return title, code
         return None
 
-    def _run_preparation(self, preparation: Preparation, lock: Lock) -> int:
-        self._report(event="preparing", title=preparation.title)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        streams = [os.open(f"{self._spec.attempt_dir}/logs/prepare.{name}", flags, 0o666) for name in ("out", "err")]
+    def _run_preparation(self, argv: Sequence[str], lock: Lock) -> int:
+        log, flags = f"{self._spec.attempt_dir}/logs/prepare", os.O_WRONLY | os.O_CREAT | os.O_APPEND
         nothing = os.open(os.devnull, os.O_RDONLY)
+        streams = [nothing, *(os.open(f"{log}.{name}", flags, 0o666) for name in ("out", "err"))]
         try:
             # The child holds the lock too: it stays locked while the child lives, even if the guardian does not.
-            options = SpawnOptions(new_session=True, ignore=PASSED_ON)
-            pid = self._spawn(preparation.argv, Streams(nothing, *streams), options, (lock.fd,))
+            pid = self._spawn(argv, streams, new_session=True, ignore=PASSED_ON, inherit=(lock.fd,))
         finally:
-            for fd in (*streams, nothing):
+            for fd in streams:
                 os.close(fd)
         return self._await(pid)
 
-    def _start(self) -> None:
+    def _start_launcher(self) -> None:
         group = self._spec.foreground_group
         # A scheduler may send USR1 to every process of a job (scancel --signal). torchrun and the other launchers would
         # die of it, with all ranks; ignored, it stays so through exec, and each rank's wrapper takes it up again.
-        options = SpawnOptions(new_session=group is None, group=group, ignore=(*self._spec.ignore, *PASSED_ON))
-        self._launcher_pid = self._spawn(self._spec.argv, Streams(0, 1, 2), options)
+        ignore = (*self._spec.ignore, *PASSED_ON)
+        self._launcher_pid = self._spawn(
+            self._spec.argv, (0, 1, 2), new_session=group is None, group=group, ignore=ignore
+        )
         self._save("running")
 
-    def _spawn(self, argv: Sequence[str], streams: Streams, options: SpawnOptions, inherit: Sequence[int] = ()) -> int:
+    def _spawn(self, argv: Sequence[str], streams: Sequence[int], **options: Any) -> int:
         try:
-            return spawn(argv, os.environ, streams, options, inherit)
+            return spawn(argv, os.environ, streams, **options)
         except OSError as error:
-            os.write(streams.stderr, f"cannot start {argv[0]}: {error.strerror}\n".encode("utf-8", "surrogateescape"))
-            self._exits[NOT_FOUND] = 127
+            os.write(streams[2], f"cannot start {argv[0]}: {error.strerror}\n".encode("utf-8", "surrogateescape"))
+            self._exits[NOT_FOUND] = 127  # as a shell says it
             return NOT_FOUND
 
     def _await(self, pid: int) -> int:
         while pid not in self._exits:
             self._ranks.poll()
-            self._introduce()
+            # On several nodes the global rank of this one's first rank is known only when that has registered.
+            first = next((r.rank for r in self._ranks.records.values() if r.local_rank == 0), None)
+            if first is not None and not self._introduced and self._spec.nodes > 1:
+                self._introduced = True
+                self._trainkit.send({"event": "main rank", "rank": first})
             if self._termination.is_stuck(self._ranks.first_failure()):
                 self._termination.order(f"{self._spec.launcher} did not end the run after a rank had failed")
             self._end_if_ordered()
             starting = len(self._ranks.records) < self._spec.ranks
             self._wait(QUICK if starting or self._termination.stop else SLOW)
         return self._exits[pid]
-
-    def _introduce(self) -> None:
-        """On several nodes the global rank of this one's first rank is known only when that has registered."""
-        first = next((r.rank for r in self._ranks.records.values() if r.local_rank == 0), None)
-        if first is not None and not self._introduced and self._spec.nodes > 1:
-            self._introduced = True
-            self._report(event="main rank", rank=first)
 
     def _wait(self, seconds: float) -> None:
         """Until something happens: a message, an ended child, a rank that is gone, or the time to KILL."""
@@ -141,7 +151,13 @@ class Guardian:
             else:
                 self._selector.unregister(self._trainkit)
                 self._termination.order("trainkit was killed")
-        self._exits.update(cleanup.reap())
+        self._reap()
+
+    def _reap(self) -> None:
+        """Collect children that have ended, also those that were orphaned to this subreaper."""
+        with contextlib.suppress(ChildProcessError):
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                self._exits[found[0]] = os.waitstatus_to_exitcode(found[1])
 
     def _obey(self, orders: Iterable[Mapping[str, Any]]) -> None:
         for order in orders:
@@ -153,26 +169,27 @@ class Guardian:
                 self._ranks.signal(order["signal"])
 
     def _end_if_ordered(self) -> None:
-        running = [self._launcher_pid] if self._launcher_pid and self._launcher_pid not in self._exits else []
-        situation = Situation(bool(self._ranks.records), bool(self._ranks.alive()), bool(running))
-        for action in self._termination.due(situation):
-            self._carry_out(action, running)
+        # Only while it runs; later its number may be another process's.
+        launcher = [self._launcher_pid] if self._launcher_pid and self._launcher_pid not in self._exits else []
+        ranks_known, ranks_alive = bool(self._ranks.records), bool(self._ranks.alive())
+        for action in self._termination.due(
+            ranks_known=ranks_known, ranks_alive=ranks_alive, launcher_runs=bool(launcher)
+        ):
+            self._carry_out(action, launcher)
 
     def _carry_out(self, action: Action, launcher: Sequence[int] = ()) -> None:
-        """launcher: its pid while it runs; later the number may be another process's."""
         if action is Action.TERM_RANKS:
-            self._ranks.tell_to_stop()
+            self._ranks.stop()
         elif action is Action.TERM_LAUNCHER:
-            cleanup.send(launcher, signal.SIGTERM)
+            send_signal(launcher, signal.SIGTERM)
         elif action is not Action.KILL:
-            cleanup.send({*descendants(os.getpid()), *launcher}, signal.SIGTERM)
+            send_signal({*descendants(os.getpid()), *launcher}, signal.SIGTERM)
         else:
             groups = [self._launcher_pid, *(record.pid for record in self._ranks.records.values())]
-            ended = cleanup.kill_descendants(groups)
-            self._exits.update(cleanup.reap())
-            self._held |= ended.held
-            self._survivors = ended.survivors
-            for pid in (self._launcher_pid, *ended.survivors):  # what even KILL does not end is not waited for
+            self._survivors, held = cleanup.kill_descendants(groups)
+            self._held |= held
+            self._reap()
+            for pid in (self._launcher_pid, *self._survivors):  # what even KILL does not end is not waited for
                 self._exits.setdefault(pid, -signal.SIGKILL)
 
     def _end_rest(self) -> None:
@@ -182,26 +199,10 @@ class Guardian:
             alive = bool(self._ranks.alive())
             if alive:
                 self._termination.order(f"{self._spec.launcher} ended before its ranks")
-            for action in self._termination.end_rest(alive):
+            for action in self._termination.end_rest(ranks_alive=alive):
                 self._carry_out(action)
             self._end_if_ordered()
             self._wait(QUICK)
-
-    def _judge(self, failed: tuple[str, int] | None, abandoned: Sequence[int]) -> Verdict:
-        self._ranks.poll()
-        return judge(
-            Observed(
-                launcher=self._spec.launcher,
-                launcher_exit=self._exits.get(self._launcher_pid),
-                records=tuple(self._ranks.records.values()),
-                vanished=self._ranks.vanished,
-                abandoned=abandoned,
-                stop=self._termination.stop,
-                expected_ranks=self._spec.ranks,
-                nodes=self._spec.nodes,
-                preparation=failed,
-            )
-        )
 
     def _save(self, state: str, verdict: Verdict | None = None) -> None:
         pids = {
@@ -210,10 +211,7 @@ class Guardian:
             "launcher": self._launcher_pid or None,
             "ranks": {str(r.rank): r.pid for r in self._ranks.records.values()},
         }
-        write_status(Attempt(*self._spec.status), state, pids, verdict, self._survivors)
-
-    def _report(self, **event: object) -> None:
-        self._trainkit.send(event)
+        write_status(self._spec.run_dir, self._spec.status, state, pids, verdict, self._survivors)
 
 
 def main(fd: int) -> NoReturn:

@@ -12,20 +12,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from trainkit.runner.rank.streams import copy_window_size
-from trainkit.runner.report.console import Console
+from trainkit.runner.report.console import Terminal
 from trainkit.runner.report.exit_status import KILLED, Verdict
 from trainkit.runner.report.follow import Relay
 from trainkit.runner.rundir.layout import AttemptLayout
 from trainkit.runner.rundir.records import RankRecord, read_records
-from trainkit.runner.rundir.status import Attempt, write_status
+from trainkit.runner.rundir.status import write_status
 from trainkit.runner.supervisor.channel import Channel, Spec
-from trainkit.runner.supervisor.cleanup import kill_descendants, remove_leftovers, send
-from trainkit.runner.supervisor.process_tree import become_subreaper, descendants, is_alive
-from trainkit.runner.supervisor.signals import PASSED_ON, STOP, Orders, handled, signal_name
-from trainkit.runner.supervisor.spawn import SpawnOptions, Streams, spawn
+from trainkit.runner.supervisor.cleanup import kill_descendants, remove_leftovers
+from trainkit.runner.supervisor.processes import become_subreaper, descendants, is_alive, send_signal, spawn
+from trainkit.runner.supervisor.signals import PASSED_ON, STOP, handled, signal_name
 
 TURN_SECONDS = 0.1
 STALLED_SECONDS = 2.0  # after a stop, for a reader that does not take the output
@@ -49,7 +49,7 @@ class Job:
 class Supervisor:
     """One attempt, seen from trainkit."""
 
-    def __init__(self, job: Job, relay: Relay, console: Console, locks: Sequence[int]) -> None:
+    def __init__(self, job: Job, relay: Relay, console: Terminal, locks: Sequence[int]) -> None:
         self._job = job
         self._relay = relay
         self._console = console
@@ -57,26 +57,33 @@ class Supervisor:
         self._locks = locks
         near, self._far = socket.socketpair()
         self._guardian = Channel(near)
-        self._orders = Orders(self._pass_order, lambda: console.abandon(STALLED_SECONDS))
         self._selector = selectors.DefaultSelector()
         self._verdict: Verdict | None = None
-        self._terminal: int | None = None
+        self._terminal: int | None = None  # our side of the rank's pseudo-terminal
         self._connected = False  # to the guardian, which has its spec
+        self._stopped_by: int | None = None
+        self._insists = False  # a second Ctrl-C
         self._announced = False
 
-    def run(self, each_turn: Callable[[], None]) -> Verdict:
-        """Start, follow to the end, and return the verdict. each_turn is called about ten times a second."""
+    def run(self, on_start: Callable[[], None]) -> Verdict:
+        """Start, follow to the end, and return the verdict. on_start is called once the guardian runs."""
         become_subreaper()
         others = frozenset(descendants(os.getpid()))
-        with handled((*STOP, *PASSED_ON, signal.SIGWINCH), self._orders.take):
+        with handled((*STOP, *PASSED_ON, signal.SIGWINCH), self._on_signal):
             pid = self._start()
+            on_start()
             while self._connected:
                 self._turn()
-                each_turn()
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             if self._verdict is None:
                 self._verdict = self._finish_for_guardian(code, others)
-            self._drain()
+            if self._terminal is not None:
+                while self._relay.pass_on(self._terminal):
+                    pass
+                os.close(self._terminal)
+            self._relay.finish()
+            self._guardian.close()
+            self._selector.close()
         return self._verdict
 
     def _start(self) -> int:
@@ -91,8 +98,9 @@ class Supervisor:
         pid = spawn(
             (sys.executable, "-I", "-S", "-c", BOOT, root, str(self._far.fileno())),
             self._job.environment,
-            Streams(0 if self._job.keeps_stdin else nothing, out, err),
-            SpawnOptions(new_session=not foreground, group=0 if foreground else None),
+            (0 if self._job.keeps_stdin else nothing, out, err),
+            new_session=not foreground,
+            group=0 if foreground else None,
             inherit=(self._far.fileno(), *self._locks),
         )
         self._far.close()
@@ -102,9 +110,9 @@ class Supervisor:
         self._selector.register(self._guardian, selectors.EVENT_READ, "guardian")
         self._guardian.send(self._job.spec._asdict())
         self._connected = True
-        if self._orders.stopped_by is not None:  # it came before there was a guardian to ask
-            number, self._orders.stopped_by = self._orders.stopped_by, None
-            self._orders.take(number)
+        if self._stopped_by is not None:  # it came before there was a guardian to ask
+            number, self._stopped_by = self._stopped_by, None
+            self._on_signal(number)
         return pid
 
     def _open_terminal(self) -> int | None:
@@ -115,19 +123,38 @@ class Supervisor:
             return None
         import tty
 
-        master, slave = os.openpty()
-        self._terminal = master
+        self._terminal, slave = os.openpty()
         tty.setraw(slave)
-        real = 1 if os.isatty(1) else 2
-        copy_window_size(real, master)
-        self._orders.on_resize = lambda: copy_window_size(real, master)
-        os.set_blocking(master, False)
-        self._selector.register(master, selectors.EVENT_READ, "terminal")
+        self._resize()
+        os.set_blocking(self._terminal, False)
+        self._selector.register(self._terminal, selectors.EVENT_READ, "terminal")
         if not os.isatty(1):
             self._relay.follow_logs(0, ("out",))
         elif not os.isatty(2):
             self._relay.follow_logs(0, ("err",))
         return slave
+
+    def _resize(self) -> None:
+        if self._terminal is not None:
+            copy_window_size(1 if os.isatty(1) else 2, self._terminal)
+
+    def _on_signal(self, number: int, _frame: FrameType | None = None) -> None:
+        """The handler. Sending from here, not from the loop, works while the loop is blocked in a write."""
+        if number in PASSED_ON:
+            self._order({"do": "signal", "signal": number})
+        elif number == signal.SIGWINCH:
+            self._resize()
+        elif self._stopped_by is None:
+            self._stopped_by = number
+            self._console.abandon(STALLED_SECONDS)
+            self._order({"do": "stop", "signal": number, "why": f"trainkit received {signal_name(number)}"})
+        elif number == signal.SIGINT:
+            self._insists = True
+            self._order({"do": "kill"})
+
+    def _order(self, order: Mapping[str, object]) -> None:
+        if self._connected:  # the spec must be the first message
+            self._guardian.send(order)
 
     def _turn(self) -> None:
         for key, _ in self._selector.select(TURN_SECONDS):
@@ -139,7 +166,13 @@ class Supervisor:
             else:
                 for event in events:
                     self._on_event(event)
-        self._announce()
+        if self._stopped_by is not None and not self._announced:
+            self._announced = True
+            how = f"ranks get TERM, and KILL after {self._job.spec.grace:g} s (Ctrl-C once more kills at once)"
+            self._console.say(f"{signal_name(self._stopped_by)}: ending the run; {how}")
+        elif self._insists:
+            self._insists = False
+            self._console.say("killing every process of the run")
         self._relay.turn()
 
     def _on_event(self, event: dict[str, Any]) -> None:
@@ -153,50 +186,24 @@ class Supervisor:
         elif kind == "waiting":
             self._console.say(f"{event['title']}: another run is at it; waiting for {event['lock']}")
 
-    def _announce(self) -> None:
-        if self._orders.stopped_by is None:
-            return
-        if not self._announced:
-            self._announced = True
-            name, grace = signal_name(self._orders.stopped_by), f"{self._job.spec.grace:g} s"
-            self._console.say(
-                f"{name}: ending the run; ranks get TERM, and KILL after {grace} (Ctrl-C once more kills at once)"
-            )
-        elif self._orders.insists:
-            self._orders.insists = False
-            self._console.say("killing every process of the run")
-
-    def _drain(self) -> None:
-        if self._terminal is not None:
-            while self._relay.pass_on(self._terminal):
-                pass
-            os.close(self._terminal)
-        self._relay.finish()
-        self._guardian.close()
-        self._selector.close()
-
-    def _pass_order(self, order: Mapping[str, object]) -> None:
-        if self._connected:  # the spec must be the first message
-            self._guardian.send(order)
-
     def _finish_for_guardian(self, code: int, others: frozenset[int]) -> Verdict:
         """The guardian is gone; as subreaper trainkit has inherited its children. End them in the same order."""
         records: list[RankRecord] = []
         with contextlib.suppress(FileNotFoundError):
             records = list(read_records(str(self._job.attempt.root)))
         deadline = time.monotonic() + self._job.spec.grace
-        send([r.wrapper_pid for r in records if r.ended is None and is_alive(r.wrapper_pid)], signal.SIGTERM)
+        send_signal([r.wrapper_pid for r in records if r.ended is None and is_alive(r.wrapper_pid)], signal.SIGTERM)
         while any(is_alive(record.wrapper_pid) for record in records) and time.monotonic() < deadline:
             time.sleep(TURN_SECONDS)
-            if self._orders.insists:
+            if self._insists:
                 break
-        ended = kill_descendants(spare=others)
-        remove_leftovers(records, ended.held)
+        survivors, held = kill_descendants(spare=others)
+        remove_leftovers(records, held)
         if code < 0:
             verdict = Verdict(KILLED, "guardian", "trainkit's guardian process was killed from outside", signal=-code)
         else:
             bug = "this is a bug in trainkit: its guardian process failed; its traceback is in"
             verdict = Verdict(3, "trainkit", f"{bug} {self._job.attempt.launcher_log}")
         pids = {"trainkit": os.getpid(), "ranks": {str(r.rank): r.pid for r in records}}
-        write_status(Attempt(*self._job.spec.status), "ended", pids, verdict, ended.survivors)
+        write_status(self._job.spec.run_dir, self._job.spec.status, "ended", pids, verdict, survivors)
         return verdict

@@ -10,7 +10,7 @@ import time
 
 from trainkit.runner.report.exit_status import first_failure
 from trainkit.runner.rundir.records import RankRecord, read_records
-from trainkit.runner.supervisor.process_tree import is_alive, open_pidfd
+from trainkit.runner.supervisor.processes import is_alive, open_pidfd
 
 YOUNG_NANOSECONDS = 50_000_000
 
@@ -26,7 +26,7 @@ class Ranks:
         self._host = os.uname().nodename
         self._stamp: int | None = None
         self._watched: dict[int, int | None] = {}  # wrapper pid -> pidfd
-        self._told: set[int] = set()
+        self._stopped: set[int] = set()  # wrapper pids that have had TERM
 
     def poll(self) -> None:
         """Take in new records and ends."""
@@ -38,8 +38,7 @@ class Ranks:
                 if latest.wrapper_pid == record.wrapper_pid and latest.ended is None:
                     self.vanished[rank] = time.time()
         for pid in [pid for pid in self._watched if not is_alive(pid)]:
-            pidfd = self._watched.pop(pid)
-            if pidfd is not None:
+            if (pidfd := self._watched.pop(pid)) is not None:
                 self._selector.unregister(pidfd)
                 os.close(pidfd)
 
@@ -57,13 +56,11 @@ class Ranks:
         for rank in self.alive():
             self._send(self.records[rank].wrapper_pid, number)
 
-    def tell_to_stop(self) -> None:
+    def stop(self) -> None:
         """TERM, once, to every wrapper that has not had it."""
-        for rank in self.alive():
-            pid = self.records[rank].wrapper_pid
-            if pid not in self._told:
-                self._told.add(pid)
-                self._send(pid, signal.SIGTERM)
+        for pid in {self.records[rank].wrapper_pid for rank in self.alive()} - self._stopped:
+            self._stopped.add(pid)
+            self._send(pid, signal.SIGTERM)
 
     def _read(self) -> None:
         # A rename into the folder changes its time stamp: nothing is opened while nothing happens.
@@ -79,16 +76,13 @@ class Ranks:
             if record.host == self._host:
                 known = self.records.get(record.rank)
                 self.records[record.rank] = record
-                if known is None or known.wrapper_pid != record.wrapper_pid:
-                    self._watch(record)
-
-    def _watch(self, record: RankRecord) -> None:
-        self.vanished.pop(record.rank, None)  # the launcher has restarted it
-        if record.ended is None:
-            pidfd = open_pidfd(record.wrapper_pid)
-            self._watched[record.wrapper_pid] = pidfd
-            if pidfd is not None:
-                self._selector.register(pidfd, selectors.EVENT_READ)
+                if known is not None and known.wrapper_pid == record.wrapper_pid:
+                    continue
+                self.vanished.pop(record.rank, None)  # the launcher has restarted it
+                if record.ended is None:
+                    pidfd = self._watched[record.wrapper_pid] = open_pidfd(record.wrapper_pid)
+                    if pidfd is not None:
+                        self._selector.register(pidfd, selectors.EVENT_READ)
 
     def _send(self, pid: int, number: int) -> None:
         pidfd = self._watched.get(pid)

@@ -1,4 +1,4 @@
-"""Signals: which end a run, which go to its ranks, and what trainkit does when it receives one."""
+"""Signals: which end a run, which go to its ranks, and how a loop is woken by them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def signal_name(number: int) -> str:
     """``SIGTERM`` rather than 15."""
     try:
         return signal.Signals(number).name
-    except ValueError:
+    except ValueError:  # real-time signals have no name
         return f"signal {number}"
 
 
@@ -43,28 +43,3 @@ def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], N
     finally:
         for number, previous in before.items():
             signal.signal(number, previous)
-
-
-class Orders:
-    """Signals that trainkit received during a run, in order, and what it asks of the guardian then."""
-
-    def __init__(self, send: Callable[[dict[str, object]], None], on_stop: Callable[[], None]) -> None:
-        self.stopped_by: int | None = None
-        self.insists = False  # a second Ctrl-C
-        self.on_resize: Callable[[], None] = lambda: None  # of the terminal
-        self._send = send
-        self._on_stop = on_stop
-
-    def take(self, number: int, _frame: FrameType | None = None) -> None:
-        """The handler. Sending from here, not from the loop, works while the loop is blocked in a write."""
-        if number in PASSED_ON:
-            self._send({"do": "signal", "signal": number})
-        elif number == signal.SIGWINCH:
-            self.on_resize()
-        elif self.stopped_by is None:
-            self.stopped_by = number
-            self._on_stop()
-            self._send({"do": "stop", "signal": number, "why": f"trainkit received {signal_name(number)}"})
-        elif number == signal.SIGINT:
-            self.insists = True
-            self._send({"do": "kill"})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from enum import Enum, auto
-from typing import NamedTuple
 
 from trainkit.runner.report.exit_status import Stop
 
@@ -23,14 +22,6 @@ class Action(Enum):
     TERM_LAUNCHER = auto()
     TERM_REST = auto()  # what the launcher left behind
     KILL = auto()  # everything
-
-
-class Situation(NamedTuple):
-    """What a decision depends on."""
-
-    ranks_known: bool  # whether any has registered
-    ranks_alive: bool
-    launcher_runs: bool
 
 
 class Termination:
@@ -56,8 +47,8 @@ class Termination:
         patience = self._grace + (RESTART_SECONDS if self._may_restart else STUCK_SECONDS)
         return failed_at is not None and time.time() - failed_at > patience
 
-    def due(self, seen: Situation) -> list[Action]:
-        """What is to be done now."""
+    def due(self, *, ranks_known: bool, ranks_alive: bool, launcher_runs: bool) -> list[Action]:
+        """What is to be done now. ranks_known: whether any rank has registered."""
         now = time.monotonic()
         if now >= self.kill_at:
             self.kill_at = float("inf")
@@ -65,19 +56,19 @@ class Termination:
         if self.stop is None:
             return []
         actions = [Action.TERM_RANKS]
-        if not seen.ranks_known:
+        if not ranks_known:
             actions += self._once(Action.TERM_ALL)
-        if seen.ranks_alive or not seen.ranks_known:
+        if ranks_alive or not ranks_known:
             self._gone_since = None
         elif self._gone_since is None:
             self._gone_since = now
         idle = self._gone_since is not None and now - self._gone_since > IDLE_SECONDS
         # At once to a launcher that would restart what is being ended; any other ends by itself with its ranks.
-        if seen.launcher_runs and (idle or self._may_restart):
+        if launcher_runs and (idle or self._may_restart):
             actions += self._once(Action.TERM_LAUNCHER)
         return actions
 
-    def end_rest(self, ranks_alive: bool) -> list[Action]:
+    def end_rest(self, *, ranks_alive: bool) -> list[Action]:
         """The same for what is still there after the launcher: ranks have the full grace time, others a short one."""
         now = time.monotonic()
         if ranks_alive or self._rest_since is None:

@@ -1,0 +1,160 @@
+"""Processes: started just so, tied to their parent, found below an ancestor, and asked whether they live."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Collection, Mapping, Sequence
+
+LINUX = sys.platform == "linux"
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def spawn(
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    streams: Sequence[int],
+    *,
+    group: int | None = None,
+    new_session: bool = False,
+    dies_with_parent: bool = False,
+    ignore: Collection[int] = (),
+    inherit: Sequence[int] = (),
+) -> int:
+    """The pid of the started program. Raises the OSError that exec met in the child (not found, not executable).
+
+    streams: descriptors that become 0, 1 and 2. group: the process group to join, 0 for its own. inherit: more
+    descriptors to keep. ignore: signals that stay ignored; all others start with their default action.
+    """
+    # Not subprocess.Popen: its import costs half the start-up of a rank's wrapper.
+    parent = os.getpid()
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            if new_session:
+                os.setsid()
+            elif group is not None:
+                os.setpgid(0, group)
+            if dies_with_parent:
+                die_with_parent(signal.SIGKILL)
+                if os.getppid() != parent:  # it ended before the request was in place
+                    os._exit(128 + signal.SIGKILL)
+            _set_up(streams, ignore, inherit)
+            os.execvpe(argv[0], list(argv), dict(environment))
+        except OSError as error:
+            os.write(writer, str(error.errno).encode())
+        finally:
+            os._exit(127)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as report:
+        failure = report.read()  # empty when exec closed the pipe
+    if not failure:
+        return pid
+    os.waitpid(pid, 0)
+    raise OSError(int(failure), os.strerror(int(failure)), argv[0])
+
+
+def _set_up(streams: Sequence[int], ignore: Collection[int], inherit: Sequence[int]) -> None:
+    """Descriptors and signals of the child, before exec."""
+    # Copies above 2 first: a source may itself be 0, 1 or 2.
+    for target, copy in enumerate([os.dup(fd) for fd in streams]):
+        os.dup2(copy, target)
+    for fd in inherit:
+        os.set_inheritable(fd, True)
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        with contextlib.suppress(OSError, ValueError):  # KILL and STOP take no action but their own
+            signal.signal(number, signal.SIG_IGN if number in ignore else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _prctl(option: int, value: int) -> bool:
+    if not LINUX:
+        return False
+    import ctypes
+
+    return bool(ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0)
+
+
+def become_subreaper() -> bool:
+    """Orphaned descendants become children of this process, not of init. False where the system has no such thing."""
+    return _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(signal_number: int) -> bool:
+    """Ask for a signal when the parent (the thread that forked) ends. Survives exec."""
+    return _prctl(PR_SET_PDEATHSIG, signal_number)
+
+
+def open_pidfd(pid: int) -> int | None:
+    """A descriptor that becomes readable when the process ends; None where it is gone or the system has no pidfds."""
+    if not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+def send_signal(pids: Collection[int], number: int) -> None:
+    """A signal to each that is still there."""
+    for pid in pids:
+        if pid > 1:  # kill() reads 0 and below as groups, -1 as everybody
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+
+
+def descendants(ancestor: int) -> list[int]:
+    """Every living process below this one, parents before children, without zombies. Empty where there is no /proc."""
+    children: dict[int, list[tuple[int, str]]] = {}
+    # All of /proc is read: the `children` files are documented to be unreliable while processes come and go.
+    for name in os.listdir("/proc") if LINUX else ():
+        if name.isdigit() and (found := _parent_and_state(int(name))) is not None:
+            children.setdefault(found[0], []).append((int(name), found[1]))
+    order: list[int] = []
+    queue = [ancestor]
+    while queue:
+        for pid, state in children.get(queue.pop(0), []):
+            queue.append(pid)
+            if state not in "ZX":
+                order.append(pid)
+    return order
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    if LINUX:
+        found = _parent_and_state(pid)
+        return found is not None and found[1] not in "ZX"
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)  # another user's
+    return True
+
+
+def _parent_and_state(pid: int) -> tuple[int, str] | None:
+    """Parent pid and state letter of a process, as proc(5) describes its stat file; None when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()  # the name before may hold spaces and parentheses
+    except OSError:
+        return None
+    return int(fields[1]), fields[0].decode()
+
+
+def exit_of_child(pid: int) -> int | None:
+    """Exit code of a child that has ended (minus the signal that killed it), None while it runs."""
+    # The zombie stays where the system allows (not on macOS before Python 3.13): until it is reaped, its pid and its
+    # group's id are not given to another process.
+    if hasattr(os, "waitid"):
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return None
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+    reaped, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if reaped else None
