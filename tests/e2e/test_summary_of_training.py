@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainkit.runner.report.summary import NOT_FINITE
-from trainkit.runner.report.summary_table import render_summary
+from trainkit.runner.report.summary import NOT_FINITE, render_summary
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainkit.runner.report.follow import JsonLines, Tail, last_lines
+from trainkit.runner.report.follow import Tail, last_lines
 from trainkit.runner.report.progress_line import Progress, count, duration, live_line, plain_line, size
 
 START: dict[str, Any] = {"event": "start", "steps": 300}
@@ -68,14 +68,14 @@ def test_plain_lines_show_steps_and_evaluations_and_nothing_else() -> None:
 
 def test_a_torn_last_line_waits_for_its_rest_and_a_broken_one_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    records = JsonLines(path)
-    assert list(records.read()) == []
+    tail = Tail(path)
+    assert list(tail.records()) == []
     path.write_text('{"step": 1}\n{"st')
-    assert list(records.read()) == [{"step": 1}]
+    assert list(tail.records()) == [{"step": 1}]
     with path.open("a") as file:
         file.write('ep": 2}\n{"step": {"step": 3}\n{"step": 4}\n')
-    assert list(records.read()) == [{"step": 2}, {"step": 4}]
-    records.close()
+    assert list(tail.records()) == [{"step": 2}, {"step": 4}]
+    tail.close()
 
 
 def test_a_tail_finds_a_file_that_appears_later(tmp_path: Path) -> None:

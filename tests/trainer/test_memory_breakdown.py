@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainkit.runner.report.summary_table import render_summary
+from trainkit.runner.report.summary import render_summary
 from trainkit.trainer.loop import train
 from trainkit.trainer.metrics.result import result
 from trainkit.trainer.metrics.writers import Metrics

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainkit.runner.report.summary_table import profile_rows
+from trainkit.runner.report.summary import profile_rows
 from trainkit.trainer.loop import train
 from trainkit.trainer.metrics.result import result
 from trainkit.trainer.metrics.writers import Metrics

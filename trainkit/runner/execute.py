@@ -14,17 +14,16 @@ from trainkit.errors import Diagnostic, MachineError
 from trainkit.files import write_json
 from trainkit.machine.held_cards import user_name
 from trainkit.plan.model import Plan, Planned
-from trainkit.runner import nodes
 from trainkit.runner.locks import lock_folder
 from trainkit.runner.materialize import Bindings, BoundPlan, bind
 from trainkit.runner.rank.streams import holds_input
+from trainkit.runner.rendezvous import group_of, local_address, node_rank, rendezvous
 from trainkit.runner.report.card_watch import CardWatch
 from trainkit.runner.report.console import Terminal
 from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.failure import describe_failure, remarks
 from trainkit.runner.report.follow import Relay
-from trainkit.runner.report.summary import build_summary
-from trainkit.runner.report.summary_table import render_summary
+from trainkit.runner.report.summary import build_summary, render_summary
 from trainkit.runner.rundir import create
 from trainkit.runner.rundir.card_locks import Cards, taken_by
 from trainkit.runner.rundir.layout import RunLayout
@@ -94,9 +93,7 @@ def carry_out(request: RunRequest, console: Terminal) -> Ended:
         cards.sign(user_name(os.getuid()), str(layout.root))
         lock = hold(layout)
         try:
-            values = {name: value.bind(bindings.values) for name, value in plan.environment.set}
-            values |= {name: request.environ[name] for name in plan.environment.take}
-            create.write(layout, plan, bound, request.recipe_yaml, request.command_shell, values)
+            create.write(layout, plan, bound, request.recipe_yaml, request.command_shell)
             console.say(f"run directory: {layout.root}")
             job = _job(plan, layout, bindings, bound, started)
             # The guardian holds these too: should trainkit be killed, run and cards are not free before all is ended.
@@ -138,13 +135,15 @@ def _refuse_blocked(plan: Plan) -> None:
 def _bind(request: RunRequest) -> tuple[RunLayout, Bindings, BoundPlan]:
     """The run directory is created last: what cannot be bound leaves nothing behind."""
     plan = request.planned.plan
-    rank = nodes.node_rank(plan, request.node_rank, request.environ)
-    master, port = nodes.rendezvous(plan)
-    local = nodes.local_address(master, plan.topology.nodes)
-    group = nodes.group_of(plan, rank)
+    rank = node_rank(plan, request.node_rank, request.environ)
+    master, port = rendezvous(plan)
+    local = local_address(master, plan.topology.nodes)
+    group = group_of(plan, rank)
 
     def bindings(layout: RunLayout) -> Bindings:
-        run_id = nodes.common_run_id(plan, layout.id)
+        # The launchers of all nodes find each other by this id, so on several it must not depend on the node. Node 0
+        # hosts a rendezvous of its own for every run: two runs of one name do not meet by mistake.
+        run_id = layout.id if plan.topology.nodes == 1 else plan.name
         return Bindings(run_id, str(layout.root), ATTEMPT, port, rank, master, local, group)
 
     bind(plan, bindings(RunLayout(Path.cwd())), request.environ)

@@ -26,17 +26,12 @@ class Bindings:
     group: int = 0
 
     @property
-    def attempt_dir(self) -> str:
-        """<run_dir>/attempts/<n>."""
-        return str(RunLayout(Path(self.run_dir)).attempt(self.attempt).root)
-
-    @property
     def values(self) -> Mapping[Variable, str]:
         """A value for every variable that a plan may hold."""
         return {
             Variable.RUN_ID: self.run_id,
             Variable.RUN_DIR: self.run_dir,
-            Variable.ATTEMPT_DIR: self.attempt_dir,
+            Variable.ATTEMPT_DIR: str(RunLayout(Path(self.run_dir)).attempt(self.attempt).root),
             Variable.PORT: str(self.port),
             Variable.NODE_RANK: str(self.node_rank),
             Variable.MASTER_ADDR: self.master_addr,
@@ -74,8 +69,7 @@ def child_environment(
     diff: EnvironmentDiff, values: Mapping[Variable, str], environ: Mapping[str, str]
 ) -> dict[str, str]:
     """The ranks' whole environment: the caller's without what the plan unsets, what it takes, and what it sets."""
-    missing = [name for name in diff.take if name not in environ]
-    if missing:
+    if missing := [name for name in diff.take if name not in environ]:
         raise MachineError(
             Diagnostic(
                 "error",
@@ -85,10 +79,9 @@ def child_environment(
             )
             for name in missing
         )
-    child = {name: value for name, value in environ.items() if not _is_unset(name, diff.unset)}
+
+    # What is taken may be among what is unset; what is set counts over all. A pattern's * is its last character.
+    exact, prefixes = set(diff.unset), tuple(item[:-1] for item in diff.unset if item.endswith("*"))
+    child = {name: value for name, value in environ.items() if name not in exact and not name.startswith(prefixes)}
     child |= {name: environ[name] for name in diff.take}
     return child | {name: value.bind(values) for name, value in diff.set}
-
-
-def _is_unset(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(name.startswith(item[:-1]) if item.endswith("*") else name == item for item in patterns)

@@ -65,7 +65,7 @@ def doctor(context: typer.Context, presets: Presets = None, variant: Variant = N
 def target_of(context: typer.Context, presets: Presets, variant: str | None, facts: Facts) -> Target:
     """The plan of what the line names, on a machine; without a recipe, preset or override, anything."""
     from trainkit.doctor.check import Target
-    from trainkit.runner.nodes import node_rank
+    from trainkit.runner.rendezvous import node_rank
 
     if not (context.args or presets or variant or context.obj):
         return Target()

@@ -60,7 +60,7 @@ def refuse_unfit(plan: Plan, recipe: Recipe, facts: Facts, given_rank: int | Non
     from trainkit.doctor.check import Target
     from trainkit.doctor.examine import examine_before_run
     from trainkit.doctor.registry import FAST
-    from trainkit.runner.nodes import node_rank
+    from trainkit.runner.rendezvous import node_rank
 
     target = Target(plan, recipe, node_rank(plan, given_rank, os.environ))
     found = examine_before_run(FAST, facts, target)

@@ -69,7 +69,7 @@ def show(
 
     Example: trainkit runs show quickstart
     """
-    from trainkit.runner.report.summary_table import render_summary
+    from trainkit.runner.report.summary import render_summary
 
     info = find_run(run, root)
     if as_json:

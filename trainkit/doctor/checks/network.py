@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from trainkit.doctor.all_reduce import LOOPBACK, unreachable
 from trainkit.doctor.check import Check, Finding, Host, Level, Target, ok, skipped
 from trainkit.errors import MachineError
-from trainkit.runner.ports import free_port
+from trainkit.runner.rendezvous import free_port
 
 RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
 FEW, FEWEST = 1000, 50  # ranks of one machine connect to each other pairwise, for every process group

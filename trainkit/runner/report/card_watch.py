@@ -35,8 +35,8 @@ class CardWatch:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to sample, in a thread of its own: a driver that hangs must not hold up the run. Only once."""
-        if self._cards and self._thread is None:
+        """Begin to sample, in a thread of its own: a driver that hangs must not hold up the run."""
+        if self._cards:
             self._thread = threading.Thread(target=self._run, name="card-watch", daemon=True)
             self._thread.start()
 

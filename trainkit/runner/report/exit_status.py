@@ -45,15 +45,18 @@ class Verdict(NamedTuple):
 
 
 def judge(seen: Observed) -> Verdict:
-    """The first cause that applies wins, in the order of the rules below."""
-    rules = (_first_failure, _stopped, _preparation, _launcher_killed, _abandoned, _stopped_elsewhere, _launcher_failed)
-    for rule in rules:
-        if (verdict := rule(seen)) is not None:
-            return verdict
-    if len(seen.records) >= seen.expected_ranks:
-        return Verdict(0)
-    why = f"{seen.launcher} exited 0 but only {len(seen.records)} of {seen.expected_ranks} ranks started"
-    return Verdict(1, "launcher", why)
+    """The first cause that applies wins, in the order of these lines."""
+    first, stop = first_failure(seen.records, seen.vanished), seen.stop
+    if first is not None and (stop is None or first[0] <= stop.at):  # later ones fail because the run is being ended
+        return _rank_failed(first[1], seen)
+    if stop is not None and stop.signal is not None:
+        return Verdict(128 + stop.signal, "signal", stop.why, signal=stop.signal)
+    if stop is not None and not seen.abandoned:  # else the stop was the answer to the launcher's end
+        return Verdict(KILLED, "trainkit", stop.why)
+    if seen.preparation is not None:
+        title, code = seen.preparation
+        return Verdict(code if code >= 0 else 128 - code, "preparation", f"the preparation '{title}' {_how(code)}")
+    return _launcher_failed(seen)
 
 
 def first_failure(records: Sequence[RankRecord], vanished: Mapping[int, float]) -> tuple[float, int] | None:
@@ -62,11 +65,7 @@ def first_failure(records: Sequence[RankRecord], vanished: Mapping[int, float]) 
     return min([*failures, *((at, rank) for rank, at in vanished.items())], default=None)
 
 
-def _first_failure(seen: Observed) -> Verdict | None:
-    first = first_failure(seen.records, seen.vanished)
-    if first is None or (seen.stop is not None and first[0] > seen.stop.at):  # the end was under way
-        return None
-    rank = first[1]
+def _rank_failed(rank: int, seen: Observed) -> Verdict:
     if rank in seen.vanished:
         return Verdict(KILLED, "rank", f"rank {rank} was killed from outside", rank, signal.SIGKILL)
     record = next(r for r in seen.records if r.rank == rank)
@@ -79,56 +78,27 @@ def _first_failure(seen: Observed) -> Verdict | None:
     return Verdict(record.code, "program", f"rank {rank} {how}", rank, record.signal)
 
 
-def _stopped(seen: Observed) -> Verdict | None:
-    if seen.stop is None:
-        return None
-    if seen.stop.signal is not None:
-        return Verdict(128 + seen.stop.signal, "signal", seen.stop.why, signal=seen.stop.signal)
-    if seen.abandoned:  # the stop was the answer to the launcher's end
-        return None
-    return Verdict(KILLED, "trainkit", seen.stop.why)
-
-
-def _preparation(seen: Observed) -> Verdict | None:
-    if seen.preparation is None:
-        return None
-    title, code = seen.preparation
-    return Verdict(code if code >= 0 else 128 - code, "preparation", f"the preparation '{title}' {_how(code)}")
-
-
-def _launcher_killed(seen: Observed) -> Verdict | None:
-    if seen.launcher_exit is None or seen.launcher_exit >= 0:
-        return None
-    number = -seen.launcher_exit
-    why = f"{seen.launcher} was ended from outside by {signal_name(number)}"
-    return Verdict(KILLED, "launcher", why, signal=number)
-
-
-def _abandoned(seen: Observed) -> Verdict | None:
-    if not seen.abandoned:
-        return None
-    ranks = ", ".join(str(rank) for rank in seen.abandoned)
-    why = f"{seen.launcher} ended while ranks were still running: {ranks}"
-    return Verdict(seen.launcher_exit or KILLED, "launcher", why)
-
-
-def _stopped_elsewhere(seen: Observed) -> Verdict | None:
+def _launcher_failed(seen: Observed) -> Verdict:
+    """What the launcher's end says where no rank failed by itself, success included."""
+    launcher, code = seen.launcher, seen.launcher_exit or 0
+    if code < 0:
+        why = f"{launcher} was ended from outside by {signal_name(-code)}"
+        return Verdict(KILLED, "launcher", why, signal=-code)
+    if seen.abandoned:
+        ranks = ", ".join(str(rank) for rank in seen.abandoned)
+        return Verdict(code or KILLED, "launcher", f"{launcher} ended while ranks were still running: {ranks}")
     stopped = [record for record in seen.records if record.told_to_stop]
-    incomplete = bool(seen.launcher_exit) or any(record.failed for record in stopped)
     # On several nodes a failure elsewhere looks the same from here: the launcher stops this node's ranks.
-    if not stopped or not incomplete or seen.nodes > 1:
-        return None
-    first = min(stopped, key=lambda record: record.ended or float("inf"))
-    why = f"{seen.launcher} or rank {first.rank} was stopped from outside"
-    return Verdict(KILLED, "rank", why, first.rank)
-
-
-def _launcher_failed(seen: Observed) -> Verdict | None:
-    if not seen.launcher_exit:
-        return None
-    elsewhere = " (no rank of this node failed by itself)" if seen.nodes > 1 else " and no rank failed"
-    why = f"{seen.launcher} exited with code {seen.launcher_exit}{elsewhere}"
-    return Verdict(seen.launcher_exit, "launcher", why)
+    if stopped and seen.nodes == 1 and (code or any(record.failed for record in stopped)):
+        rank = min(stopped, key=lambda record: record.ended or float("inf")).rank
+        return Verdict(KILLED, "rank", f"{launcher} or rank {rank} was stopped from outside", rank)
+    if code:
+        elsewhere = " (no rank of this node failed by itself)" if seen.nodes > 1 else " and no rank failed"
+        return Verdict(code, "launcher", f"{launcher} exited with code {code}{elsewhere}")
+    if len(seen.records) < seen.expected_ranks:
+        why = f"{launcher} exited 0 but only {len(seen.records)} of {seen.expected_ranks} ranks started"
+        return Verdict(1, "launcher", why)
+    return Verdict(0)
 
 
 def _how(code: int | None) -> str:

@@ -28,6 +28,7 @@ class Tail:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: Any = None
+        self._rest = b""
 
     def read(self) -> bytes:
         """The next bytes, at most 256 KiB; empty when there is nothing new."""
@@ -39,22 +40,9 @@ class Tail:
         data: bytes = self._file.read(CHUNK)
         return data
 
-    def close(self) -> None:
-        """Let go of the file."""
-        if self._file is not None:
-            self._file.close()
-
-
-class JsonLines:
-    """Objects of a JSON-lines file as they are appended. A torn last line waits, a broken one is skipped."""
-
-    def __init__(self, path: Path) -> None:
-        self._tail = Tail(path)
-        self._rest = b""
-
-    def read(self) -> Iterator[dict[str, Any]]:
-        """Those that are complete by now."""
-        while data := self._tail.read():
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Objects of a JSON-lines file that are complete by now. A torn last line waits, a broken one is skipped."""
+        while data := self.read():
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
                 with contextlib.suppress(ValueError):  # a torn line that a restarted writer has appended to
@@ -64,7 +52,8 @@ class JsonLines:
 
     def close(self) -> None:
         """Let go of the file."""
-        self._tail.close()
+        if self._file is not None:
+            self._file.close()
 
 
 class Relay:
@@ -76,7 +65,7 @@ class Relay:
         self._console = console
         self._logs = layout.attempt(attempt)
         self._tails: dict[Stream, Tail] = {}
-        self._metrics = JsonLines(layout.metrics)
+        self._metrics = Tail(layout.metrics)
         self._begin = self._said = time.monotonic()
         self._unsaid = ""
 
@@ -97,10 +86,12 @@ class Relay:
         self._console.program("out", data)
         return len(data) or None
 
-    def turn(self) -> None:
-        """Show what is new."""
-        self._show_logs(AT_ONCE)
-        for record in self._metrics.read():
+    def turn(self, most: int | None = AT_ONCE) -> None:
+        """Show what is new. most: chunks of output, None for all."""
+        for stream, tail in self._tails.items():
+            for data in islice(iter(tail.read, b""), most):
+                self._console.program(stream, data)
+        for record in self._metrics.records():
             self.progress = self.progress.take(record, time.monotonic())
             line = plain_line(self.progress, record)
             if line:
@@ -112,20 +103,13 @@ class Relay:
 
     def finish(self) -> None:
         """Show the rest."""
-        self._show_logs(None)
-        self.turn()
+        self.turn(None)
         if self.progress.latest is None or not self._draw():
             self._say_plain(due=True)
         elif self._unsaid:
             self._console.say(self._unsaid)  # the live line is erased by what follows; its last state stays
-        for tail in self._tails.values():
+        for tail in (*self._tails.values(), self._metrics):
             tail.close()
-        self._metrics.close()
-
-    def _show_logs(self, most: int | None) -> None:
-        for stream, tail in self._tails.items():
-            for data in islice(iter(tail.read, b""), most):
-                self._console.program(stream, data)
 
     def _draw(self) -> bool:
         now = time.monotonic()

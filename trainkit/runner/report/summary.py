@@ -1,8 +1,12 @@
-"""summary.json: the account of a finished run, from its plan, its verdict and what the trainer measured."""
+"""summary.json, the account of a finished run: built from plan, verdict and measurements, and shown as a table.
+
+`trainkit runs show` prints the same table again, from the file alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from trainkit.files import read_json
@@ -10,8 +14,11 @@ from trainkit.plan.model import Plan
 from trainkit.planner.expected import EXPECTED
 from trainkit.runner.report.card_watch import CardWatch
 from trainkit.runner.report.exit_status import Verdict
-from trainkit.runner.report.progress_line import Progress
+from trainkit.runner.report.progress_line import Progress, count, duration, size
 from trainkit.runner.rundir.layout import RunLayout
+from trainkit.text import counted
+
+Summary = Mapping[str, Any]
 
 UNTRAINED = "the run was asked for 0 steps: it only evaluated"
 FOREIGN = "only the built-in trainer reports it; this run executed a program of its own"
@@ -21,6 +28,7 @@ NOT_FINITE = "it is infinite or no number"
 UNFINISHED = "the run ended before the trainer could report it"
 # In every summary: null where it is not known, and then `reasons` says why.
 REPORTED = ("steps", "final_loss", "eval_loss", "train_seconds", "samples_per_second", "tokens_per_second", "memory")
+PEAKS = (("allocated", "peak_allocated"), ("reserved", "peak_reserved"), ("resident", "rss"))
 
 
 def build_summary(
@@ -34,7 +42,7 @@ def build_summary(
 ) -> dict[str, Any]:
     """Everything that is known at the end. Times are seconds, memory is bytes."""
     result = read_json(layout.result)
-    known: dict[str, Any] = {**_so_far(progress), **result}
+    known: dict[str, Any] = {**_so_far(progress.latest), **result}
     not_finite = result.pop("not_finite", ())
     # An evaluation that was not asked for needs no reason.
     missing = [name for name in REPORTED if known.get(name) is None and not (result and name == "eval_loss")]
@@ -55,18 +63,23 @@ def build_summary(
         "device": plan.topology.device,
         "world_size": plan.topology.world_size,
         "global_batch": plan.batch.global_,
-        **_in_force(plan, layout),
+        **_seen_in_ranks(plan, layout),
         "training_digest": plan.training_digest,
         "recipe_digest": plan.recipe_digest,
     }
 
 
-def _in_force(plan: Plan, layout: RunLayout) -> dict[str, Any]:
-    """What the ranks of this node were seen to run, where the plan promises to look."""
-    if all(file.path != EXPECTED for file in plan.files):
+def _so_far(latest: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What the latest metrics say, for a run that has not finished."""
+    if latest is None:
         return {}
-    files = sorted(layout.attempts[-1].shown.glob("rank-*.json")) if layout.attempts else []
-    return {"in_force": {file.stem.removeprefix("rank-"): read_json(file) for file in files}}
+    rates = {name: latest.get(name) for name in ("samples_per_second", "tokens_per_second")}
+    return {
+        "steps": latest["step"],
+        "final_loss": latest.get("loss"),
+        "train_seconds": latest.get("elapsed"),
+        **rates,
+    }
 
 
 def _reason(plan: Plan, has_rank_0: bool, result: Mapping[str, Any]) -> str:
@@ -79,15 +92,155 @@ def _reason(plan: Plan, has_rank_0: bool, result: Mapping[str, Any]) -> str:
     return NO_STEP if result.get("steps") else UNTRAINED
 
 
-def _so_far(progress: Progress) -> dict[str, Any]:
-    """What the metrics of an unfinished run say."""
-    latest = progress.latest
-    if latest is None:
+def _seen_in_ranks(plan: Plan, layout: RunLayout) -> dict[str, Any]:
+    """What the ranks of this node were seen to run, where the plan promises to look."""
+    if all(file.path != EXPECTED for file in plan.files):
         return {}
-    rates = {name: latest.get(name) for name in ("samples_per_second", "tokens_per_second")}
-    return {
-        "steps": progress.step,
-        "final_loss": latest.get("loss"),
-        "train_seconds": latest.get("elapsed"),
-        **rates,
-    }
+    files = sorted(layout.attempts[-1].shown.glob("rank-*.json")) if layout.attempts else []
+    return {"in_force": {file.stem.removeprefix("rank-"): read_json(file) for file in files}}
+
+
+def render_summary(summary: Summary, run_dir: Path) -> str:
+    """The summary as a table of two columns, then the sample of generated text. Rows without a value are left out."""
+    rows = [
+        *_speed(summary),
+        *_training(summary),
+        *_losses(summary),
+        *_memory(summary),
+        *profile_rows(summary.get("profile")),
+        ("Run directory", str(run_dir)),
+    ]
+    shown = [(name, value) for name, value in rows if value]
+    width = max(len(name) for name, _ in shown)
+    table = "\n".join(f"{name:<{width}}  {value}" for name, value in shown)
+    # A model may have learned escape sequences, which the terminal must not obey.
+    sample = "".join(
+        letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}"
+        for letter in str(summary.get("sample") or "")
+    )
+    return f"{table}\n\nSample of generated text:\n{sample}" if sample else table
+
+
+def _has_stepped(summary: Summary) -> bool:
+    """False where it is known that no step was run: such a run has no rates."""
+    steps = summary.get("steps")
+    return steps is None or steps != summary.get("first_step")
+
+
+def _speed(summary: Summary) -> Iterator[tuple[str, str]]:
+    trained, wall = summary.get("train_seconds"), float(summary["wall_seconds"])
+    if not isinstance(trained, int | float) or not _has_stepped(summary):
+        yield "Time", f"{wall:.2f} s" if wall < 60 else duration(wall)
+    else:
+        compiling = summary.get("compile_seconds")
+        inside = f" ({compiling:.2f} s of it compiling)" if compiling else ""
+        yield "Time", f"{trained:.2f} s of training{inside}, {duration(wall)} in all"
+    for title, name in (("Samples/second", "samples_per_second"), ("Tokens/second", "tokens_per_second")):
+        value = summary.get(name)
+        yield title, count(value) if isinstance(value, int | float) and _has_stepped(summary) else ""
+    # Model FLOPs utilization, where the peak of the card is known.
+    share, peak = summary.get("mfu"), summary.get("peak_flops_per_second")
+    yield "MFU", f"{share:.1%} of {peak / 1e12:.0f} TFLOP/s a card" if share is not None and peak else ""
+
+
+def _training(summary: Summary) -> Iterator[tuple[str, str]]:
+    steps, strategy = summary.get("steps"), f"{summary['strategy']}, {summary['launcher']}"
+    ranks = f"{counted(summary['world_size'], 'rank')} ({strategy})"
+    if steps == 0:
+        yield "Steps", f"none, on {ranks}: only evaluated"
+    elif steps is not None:
+        nothing = "" if _has_stepped(summary) else "; nothing was left to train"
+        yield "Steps", f"{steps} of {summary['global_batch']} samples on {ranks}{nothing}"
+    if (seen := summary.get("in_force")) is not None:
+        yield "In force", _in_force(seen, summary["world_size"])
+    if found := summary.get("micro_search"):
+        yield "Micro batch", _micro_batch(found)
+    trained, frozen = summary.get("parameters"), summary.get("frozen_parameters")
+    if trained and frozen:
+        whole = trained + frozen
+        yield "Parameters training", f"{trained:,} of {whole:,} ({trained / whole:.2%})"
+    yield "Skipped steps", str(summary.get("skipped_steps") or "")
+
+
+def _in_force(seen: Summary, world_size: int) -> str:
+    """What was seen to run, where the plan promised to look. seen: the account of each rank."""
+    if not seen:
+        return "not shown: no step of an optimizer of torch was seen"
+    errors = [account["error"] for account in seen.values() if "error" in account]
+    if errors:
+        return f"not shown: {errors[0]}"
+    facts = ("strategy", "device", "dtype")
+    found = {", ".join(str(account[name]) for name in facts if account[name]) for account in seen.values()}
+    verdict = "not as planned" if any(account["differences"] for account in seen.values()) else "as planned"
+    unknown = "; the strategy is unknown" if any(account["strategy"] is None for account in seen.values()) else ""
+    of = f" of {world_size}" if world_size > len(seen) else ""
+    ranks = f"{len(seen)}{of} rank{'s' if world_size != 1 else ''}"
+    return f"{verdict}, seen in {ranks}: {'; '.join(sorted(found))}{unknown}"
+
+
+def _micro_batch(found: Summary) -> str:
+    """How the micro batch was found, where the recipe left it open."""
+    text = f"{found['micro']}, accumulation {found['accumulation']}: "
+    if found["source"] == "remembered":
+        return f"{text}remembered in {found['remembered_in']}"
+    tried = ", ".join(f"{trial['micro']}{'' if trial['fits'] else ' (too large)'}" for trial in found["tried"])
+    kept = f"; remembered in {found['remembered_in']}" if found["remembered_in"] else ""
+    return f"{text}the largest that fits of {tried}{kept}"
+
+
+def _losses(summary: Summary) -> Iterator[tuple[str, str]]:
+    reasons = summary.get("reasons") or {}
+
+    def loss(name: str) -> str:
+        value = summary.get(name)
+        if isinstance(value, int | float):
+            return f"{value:.4f}"
+        return NOT_FINITE if reasons.get(name) == NOT_FINITE else ""
+
+    corpus, final = summary.get("corpus") or {}, loss("final_loss")
+    entropy = corpus.get("unigram_entropy")
+    if isinstance(entropy, int | float) and isinstance(summary.get("final_loss"), int | float):
+        unit = "token" if "tokens" in corpus else "byte"
+        final += f" nats per {unit} (unigram entropy of the corpus: {entropy:.4f})"
+    yield "Final loss", final
+    evaluated, best = loss("eval_loss"), summary.get("best_eval_loss")
+    if best is not None and best != summary.get("eval_loss"):
+        evaluated += f" (lowest: {loss('best_eval_loss')} at step {summary.get('best_step')})"
+    stopped = "; early stopping: no improvement" if summary.get("stopped_early") else ""
+    yield "Evaluation loss", f"{evaluated}{stopped}"
+    share = summary.get("data_wait_share")
+    if isinstance(share, int | float) and _has_stepped(summary):
+        yield "Waiting for data", f"{share:.1%} of the training"
+
+
+def _memory(summary: Summary) -> Iterator[tuple[str, str]]:
+    """Of each card what the driver saw, of each rank its peaks, then what they are made of."""
+    for uuid, used in (summary.get("gpu_memory_occupied") or {}).items():
+        yield "GPU memory occupied", f"{size(used)}  {uuid}"
+    for uuid, mean in (summary.get("gpu_utilization") or {}).items():
+        yield "GPU utilization", f"{mean:g} %  {uuid}"
+    ranks = summary.get("memory") or []
+    for entry in ranks:
+        figures = [f"{size(entry[key])} {word}" for word, key in PEAKS if entry.get(key)]
+        yield f"Peak memory, rank {entry.get('rank')}", ", ".join(figures)
+    for entry in ranks:
+        parts = {name.replace("_", " "): used for name, used in (entry.get("anatomy") or {}).items()}
+        figures = [f"{_amount(used)} {name}" for name, used in parts.items() if used is not None]
+        yield f"Memory of rank {entry.get('rank')}", ", ".join(figures)
+
+
+def _amount(used: int) -> str:
+    return size(used) if used >= 10 * 2**20 else f"{used / 2**10:.0f} KiB"
+
+
+def profile_rows(profile: Summary | None) -> Iterator[tuple[str, str]]:
+    """Time by groups of operators: a row for forward, backward and the rest, for one step of those watched."""
+    if not profile:
+        return
+    steps = profile["steps"]
+    for phase, groups in profile["operators"].items():
+        whole = sum(groups.values())
+        shares = ", ".join(f"{seconds / whole:.1%} {group}" for group, seconds in groups.items()) if whole else "none"
+        yield f"Operators, {phase}", f"{whole / steps:.4f} s: {shares}"
+    yield "Profiled", f"{counted(steps, 'step')}, {profile['seconds'] / steps:.4f} s each"
+    yield "Trace", profile["trace"] or ""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from trainkit.files import read_json
 from trainkit.planner.resume import SavedCheckpoint
-from trainkit.runner.rundir.layout import CHECKPOINT_PREFIX, MANIFEST, RunLayout
+from trainkit.runner.rundir.layout import CHECKPOINT_PREFIX, MANIFEST, RunLayout, subfolders
 
 TRAINER_FOLDER = re.compile(r"^checkpoint-(\d+)$")
 TRAINER_STATE = "trainer_state.json"  # rank 0 writes it after weights and optimizer
@@ -21,63 +19,52 @@ TRAINER_OPTIMIZER = ("optimizer.pt", "optimizer.bin", "optimizer_0", "global_ste
 
 def saved_checkpoints(output_root: str, name: str) -> list[SavedCheckpoint]:
     """The built-in trainer's under <output_root>/<name>: newest run first, within a run latest step first."""
-    return [saved for run in _runs(output_root, name) for saved in checkpoints_of(run)]
+    return [saved for run in _newest_first(output_root, name) for saved in checkpoints_of(run)]
+
+
+def trainer_checkpoints(output_root: str, name: str) -> list[SavedCheckpoint]:
+    """Trainer's under <output_root>/<name>/<run>/output: newest run first, within a run latest step first."""
+    return [saved for run in _newest_first(output_root, name) for saved in _of_trainer(run)]
+
+
+def _newest_first(output_root: str, name: str) -> list[RunLayout]:
+    return [RunLayout(path) for path in sorted(subfolders(Path(output_root).absolute() / name), reverse=True)]
 
 
 def checkpoints_of(layout: RunLayout) -> list[SavedCheckpoint]:
     """The complete checkpoints of one run, latest step first."""
-    inside = [saved for folder in _folders(layout.checkpoints) if (saved := _read(folder, layout.id)) is not None]
+    inside = [saved for folder in subfolders(layout.checkpoints) for saved in _read(folder, layout.id)]
     return sorted(inside, key=lambda saved: saved.step, reverse=True)
 
 
 def named_checkpoint(path: str) -> list[SavedCheckpoint]:
     """The complete checkpoint at a path, or none."""
     folder = Path(path).absolute()
-    saved = _read(folder, folder.parent.parent.name)
-    return [] if saved is None else [replace(saved, path=path)]
+    return [replace(saved, path=path) for saved in _read(folder, folder.parent.parent.name)]
 
 
-def trainer_checkpoints(output_root: str, name: str) -> list[SavedCheckpoint]:
-    """Trainer's under <output_root>/<name>/<run>/output: newest run first, within a run latest step first."""
-    return [saved for run in _runs(output_root, name) for saved in _of_trainer(run)]
-
-
-def _runs(output_root: str, name: str) -> Iterator[RunLayout]:
-    for folder in sorted(_folders(Path(output_root).absolute() / name), reverse=True):
-        yield RunLayout(folder)
-
-
-def _folders(parent: Path) -> list[Path]:
-    try:
-        return [path for path in parent.iterdir() if path.is_dir() and not path.name.startswith(".")]
-    except OSError:
-        return []
-
-
-def _read(folder: Path, run: str) -> SavedCheckpoint | None:
-    """None for an incomplete checkpoint: the manifest is written last, and lists all files with their sizes."""
+def _read(folder: Path, run: str) -> list[SavedCheckpoint]:
+    """None of it where it is incomplete: the manifest is written last, and lists all files with their sizes."""
     if not folder.name.startswith(CHECKPOINT_PREFIX):
-        return None
+        return []
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         # Sizes only: whoever loads the checkpoint compares the checksums, which takes a while.
         if any((folder / name).stat().st_size != facts["size"] for name, facts in manifest["files"].items()):
-            return None
-        return SavedCheckpoint(
+            return []
+        best = manifest.get("best", {})
+        saved = SavedCheckpoint(
             path=str(folder),
             step=int(manifest["step"]),
             training_digest=str(manifest["training_digest"]),
             run=run,
             strategy=str(manifest["strategy"]),
             world_size=int(manifest["world_size"]),
-            best_step=_best_step(manifest.get("best", {})),
+            best_step=int(best["step"]) if best.get("loss") is not None else None,
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def _best_step(best: Mapping[str, Any]) -> int | None:
-    return int(best["step"]) if best.get("loss") is not None else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # torn, or of another program
+        return []
+    return [saved]
 
 
 def _of_trainer(layout: RunLayout) -> list[SavedCheckpoint]:

@@ -37,29 +37,28 @@ def create(output_root: str, name: str) -> RunLayout:
     raise MachineError(f"no free name for a run directory was found in {parent}", hint="check that it is a folder")
 
 
-def write(
-    layout: RunLayout, plan: Plan, bound: BoundPlan, recipe_yaml: str, command_shell: str, values: Mapping[str, str]
-) -> None:
-    """Write recipe, plan, script, environment and planned files. values: the environment diff's, bound."""
+def write(layout: RunLayout, plan: Plan, bound: BoundPlan, recipe_yaml: str, command_shell: str) -> None:
+    """Write recipe, plan, script, environment and planned files."""
     from trainkit.plan.serialize import plan_to_json
 
-    layout.attempt(1).logs.mkdir(parents=True)
-    layout.attempt(1).ranks.mkdir()
+    attempt = layout.attempt(1)
+    attempt.logs.mkdir(parents=True)
+    attempt.ranks.mkdir()
     publish(layout.recipe, recipe_yaml)
     publish(layout.plan, json.dumps(plan_to_json(plan), indent=2) + "\n")
     publish(layout.command, command_shell)
     layout.command.chmod(0o755)
-    publish(layout.environment, masked_environment(plan.environment, values))
+    publish(layout.environment, _masked_environment(plan.environment, bound.environment))
     for path, content in bound.files:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         publish(path, content)
 
 
-def masked_environment(diff: EnvironmentDiff, values: Mapping[str, str]) -> str:
+def _masked_environment(diff: EnvironmentDiff, bound: Mapping[str, str]) -> str:
     """The environment diff as text. What was taken from the caller, and what is named like a secret, is masked."""
     lines = [f"unset {name}" for name in diff.unset]
-    for name in sorted(values):
+    for name in sorted({*(name for name, _ in diff.set), *diff.take}):
         hidden = name in diff.take or is_secret_name(name)
-        value = values[name] if values[name].isprintable() else values[name].encode("unicode_escape").decode("ascii")
+        value = bound[name] if bound[name].isprintable() else bound[name].encode("unicode_escape").decode("ascii")
         lines.append(f"{name}={MASK if hidden else value}")
     return "".join(f"{line}\n" for line in lines)

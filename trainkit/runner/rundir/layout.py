@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from trainkit.runner.rundir.records import log_path
 
@@ -12,12 +13,10 @@ CHECKPOINT_PREFIX = "step-"
 MANIFEST = "manifest.json"
 
 
-class Folder(Protocol):
-    """Something that has a root folder."""
-
-    @property
-    def root(self) -> Path:
-        """The folder."""
+def subfolders(parent: Path) -> Iterator[Path]:
+    """The folders in a folder but for hidden ones, in no order; none where it cannot be read."""
+    with contextlib.suppress(OSError):
+        yield from (path for path in parent.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 class Inside:
@@ -26,7 +25,7 @@ class Inside:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __get__(self, folder: Folder, _owner: type) -> Path:
+    def __get__(self, folder: RunLayout | AttemptLayout, _owner: type) -> Path:
         return folder.root / self._name
 
 

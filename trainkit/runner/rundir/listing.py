@@ -6,14 +6,14 @@ import contextlib
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainkit.files import read_json
 from trainkit.runner.locks import try_lock
-from trainkit.runner.rundir.layout import RunLayout
+from trainkit.runner.rundir.layout import RunLayout, subfolders
 
 STATES = ("starting", "running", "ended")
 LATEST = 1e11  # seconds since the epoch: what datetime can show
@@ -35,8 +35,8 @@ class RunInfo:
 def list_runs(output_root: str, name: str | None = None) -> list[RunInfo]:
     """The runs under an output folder, oldest first; of one name, if it is given."""
     root = Path(output_root)
-    parents = [root / name] if name else sorted(_subfolders(root))
-    runs = [read_run(path) for parent in parents for path in _subfolders(parent) if is_run(path)]
+    parents = [root / name] if name else sorted(subfolders(root))
+    runs = [read_run(path) for parent in parents for path in subfolders(parent) if is_run(path)]
     return sorted(runs, key=lambda run: run.layout.id)
 
 
@@ -88,9 +88,9 @@ def hold(layout: RunLayout) -> int:
 def prunable(runs: Sequence[RunInfo], keep: int) -> list[RunInfo]:
     """The runs to remove so that the newest `keep` of each name stay; running ones always stay."""
     by_name: dict[str, list[RunInfo]] = {}
-    for run in sorted(runs, key=lambda run: run.layout.id):
+    for run in sorted(runs, key=lambda run: run.layout.id, reverse=True):
         by_name.setdefault(run.layout.name, []).append(run)
-    old = [run for group in by_name.values() for run in group[: max(0, len(group) - keep)]]
+    old = [run for newest_first in by_name.values() for run in reversed(newest_first[keep:])]
     return [run for run in old if run.state in ("ended", "lost")]
 
 
@@ -102,11 +102,6 @@ def remove(run: RunInfo) -> bool:
         run.layout.plan.unlink()  # first: a half-removed folder must not count as a run
     shutil.rmtree(run.layout.root)
     return True
-
-
-def _subfolders(parent: Path) -> Iterator[Path]:
-    with contextlib.suppress(OSError):
-        yield from (path for path in parent.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def _time(value: object) -> float | None:

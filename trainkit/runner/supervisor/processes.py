@@ -39,11 +39,7 @@ def spawn(
                 os.setsid()
             elif group is not None:
                 os.setpgid(0, group)
-            if dies_with_parent:
-                die_with_parent(signal.SIGKILL)
-                if os.getppid() != parent:  # it ended before the request was in place
-                    os._exit(128 + signal.SIGKILL)
-            _set_up(streams, ignore, inherit)
+            _set_up(streams, ignore, inherit, parent if dies_with_parent else None)
             os.execvpe(argv[0], list(argv), dict(environment))
         except OSError as error:
             os.write(writer, str(error.errno).encode())
@@ -58,8 +54,12 @@ def spawn(
     raise OSError(int(failure), os.strerror(int(failure)), argv[0])
 
 
-def _set_up(streams: Sequence[int], ignore: Collection[int], inherit: Sequence[int]) -> None:
-    """Descriptors and signals of the child, before exec."""
+def _set_up(streams: Sequence[int], ignore: Collection[int], inherit: Sequence[int], parent: int | None) -> None:
+    """Descriptors and signals of the child, and its tie to the parent, before exec."""
+    if parent is not None:
+        die_with_parent(signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before the request was in place
+            os._exit(128 + signal.SIGKILL)
     # Copies above 2 first: a source may itself be 0, 1 or 2.
     for target, copy in enumerate([os.dup(fd) for fd in streams]):
         os.dup2(copy, target)

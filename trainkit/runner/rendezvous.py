@@ -1,17 +1,21 @@
-"""Which node this is, and how the nodes reach each other."""
+"""Which node this is, and where the ranks meet: node rank, address of node 0, free port."""
 
 from __future__ import annotations
 
+import errno
+import random
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 
 from trainkit.errors import MachineError
 from trainkit.plan.model import Plan
-from trainkit.runner.ports import free_port
 
 # They number the nodes of a job from 0: Slurm, Kubernetes (indexed job), PBS, then SageMaker, Azure ML and others.
 NODE_RANK_VARIABLES = ("SLURM_NODEID", "JOB_COMPLETION_INDEX", "PBS_NODENUM", "NODE_RANK")
 LOOPBACK = "127.0.0.1"
+LOWEST_PORT = 15000
+TRIES = 200
 
 
 def node_rank(plan: Plan, given: int | None, environ: Mapping[str, str]) -> int:
@@ -36,12 +40,8 @@ def node_rank(plan: Plan, given: int | None, environ: Mapping[str, str]) -> int:
 
 def group_of(plan: Plan, rank: int) -> int:
     """Index of the node group that a node belongs to: groups are numbered through in order."""
-    first = 0
-    for index, group in enumerate(plan.topology.groups):
-        first += group.count
-        if rank < first:
-            return index
-    raise ValueError(f"node {rank} is in no group of the plan")
+    groups = [index for index, group in enumerate(plan.topology.groups) for _ in range(group.count)]
+    return groups[rank]
 
 
 def rendezvous(plan: Plan) -> tuple[str, int]:
@@ -55,6 +55,37 @@ def rendezvous(plan: Plan) -> tuple[str, int]:
         f"the plan has {plan.topology.nodes} nodes, and nodes.rendezvous does not say where they meet",
         hint="set nodes.rendezvous to host:port of node 0",
     )
+
+
+def free_port() -> int:
+    """A TCP port without a listener. Raises MachineError if none is found."""
+    try:
+        ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        ephemeral = 0
+    # Below the range from which the kernel numbers outgoing connections: none is given the port before the launcher
+    # takes it. The range starts at 32768 on Linux by default, at 49152 on macOS.
+    highest = (ephemeral if ephemeral > LOWEST_PORT + 1000 else 32768) - 1
+    choice = random.SystemRandom()
+    for _ in range(TRIES):
+        port = choice.randint(LOWEST_PORT, highest)
+        if _is_free(port):
+            return port
+    raise MachineError(
+        f"no free TCP port between {LOWEST_PORT} and {highest} was found",
+        hint="end what listens there, or name one with nodes.rendezvous=host:port",
+    )
+
+
+def _is_free(port: int) -> bool:
+    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104  only tried
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.bind((address, port))
+        except OSError as error:
+            if family == socket.AF_INET or error.errno == errno.EADDRINUSE:  # other errors mean: no IPv6 here
+                return False
+    return True
 
 
 def local_address(master: str, nodes: int) -> str:
@@ -71,11 +102,3 @@ def local_address(master: str, nodes: int) -> str:
             f"node 0 cannot be reached by the name {master}: {error.strerror or error}",
             hint="check nodes.rendezvous and this machine's name resolution",
         ) from error
-
-
-def common_run_id(plan: Plan, own: str) -> str:
-    """The id under which the launchers of all nodes find each other: on several nodes it must not depend on the node.
-
-    Node 0 hosts a rendezvous of its own for every run, so two runs of one name do not meet by mistake.
-    """
-    return own if plan.topology.nodes == 1 else plan.name

@@ -10,8 +10,7 @@ from handmade_plans import make_plan
 
 from trainkit.errors import MachineError
 from trainkit.plan.model import NodeGroup, Plan, Topology
-from trainkit.runner.nodes import group_of, local_address, node_rank, rendezvous
-from trainkit.runner.ports import free_port
+from trainkit.runner.rendezvous import free_port, group_of, local_address, node_rank, rendezvous
 
 
 def plan_of(*counts: int) -> Plan:
