@@ -56,6 +56,7 @@ class LazyCommands(CommandGroup):
         found = load(f"trainkit.cli.commands.{place}")
         if issubclass(cls, CommandGroup):
             return typer.main.get_command(found)
+        # An app of its own for each: Typer would read the signatures of all commands of one app.
         alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         alone.command(cmd_name, cls=cls)(found)
         command: Any = typer.main.get_command(alone)
@@ -81,6 +82,7 @@ def _show_version(asked: bool) -> None:
         raise typer.Exit
 
 
+# Typer shows an option of the whole program in the help only where a callback takes it.
 @app.callback()
 def _root(
     version: Annotated[

@@ -61,6 +61,7 @@ def render_diagnostic(diagnostic: Diagnostic, *, colour: bool = False) -> str:
 
 def one_line(text: str) -> str:
     """The text without anything that could move the cursor of a terminal."""
+    # Names of files and values of recipes come from others, and may hold escape sequences.
     return "".join(char if char.isprintable() else "\ufffd" for char in text.replace("\n", " "))
 
 

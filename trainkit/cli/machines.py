@@ -83,6 +83,7 @@ def profile_facts(name: str, profile: Mapping[str, Any]) -> Facts:
     card = dict(data.pop("cards", {"count": 0, "memory_gib": 0}))
     card |= dict.fromkeys(("memory_total", "memory_free"), int(card.pop("memory_gib") * GIB))
     count = card.pop("count")
+    # A local version such as +cpu is of this machine's build, not of the profile's.
     here = {key: value.partition("+")[0] for key, value in packages.probe()["packages"].items()}
     return Facts.from_json(
         {

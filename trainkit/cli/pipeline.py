@@ -109,6 +109,7 @@ def resolve_request(
     from trainkit.recipe.resolved import Request
 
     disk = Disk()
+    # Everything that the pure core would otherwise ask the system for.
     request = Request(
         recipe=find_recipe(recipe, disk) if recipe is not None else None,
         cwd=working_folder(),
@@ -151,7 +152,7 @@ def plan_recipe(resolved: Resolved, facts: Facts | None = None) -> Planned:
         saved = trainer_checkpoints if recipe.program.kind == "hf" else saved_checkpoints
         if resume == "auto":
             earlier = saved(recipe.output.root, recipe.name)
-        elif recipe.program.kind != "hf":
+        elif recipe.program.kind != "hf":  # Trainer looks into a named folder by itself
             earlier = named_checkpoint(resume)
     return build_plan(resolved, facts or probe(), earlier)
 

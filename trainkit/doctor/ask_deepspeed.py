@@ -46,6 +46,7 @@ def asked(builders: Any, name: str) -> dict[str, Any]:
 
 def overheard(call: Callable[[], Any]) -> tuple[Any, str]:
     """The call's result and all that it wrote. Builders duplicate the descriptors, so these are what is redirected."""
+    # A file and not a pipe: nothing reads while the call writes.
     own = (os.dup(1), os.dup(2))
     with tempfile.TemporaryFile() as file:
         try:

@@ -112,6 +112,7 @@ def private_environment() -> Iterator[Mapping[str, str]]:
     try:
         yield environ
     finally:
+        # Until it is gone: a killed compiler's files may appear after the first attempt.
         end = time.monotonic() + REMOVING
         while folder and os.path.lexists(folder) and time.monotonic() < end:
             shutil.rmtree(folder, ignore_errors=True)

@@ -89,6 +89,7 @@ def apply(check: Check, host: Host, target: Target) -> CheckResult:
 
 def examine_before_run(checks: Iterable[Check], facts: Facts, target: Target) -> tuple[Diagnostic, ...]:
     """Problems as errors, warnings as warnings; notes are the doctor's alone."""
+    # The fast checks start no command, so none is left to be closed.
     host = this_host(facts, Commands({}), Path.cwd(), dict(os.environ))
     found = []
     for result in (apply(check, host, target) for check in checks):

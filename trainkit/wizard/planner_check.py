@@ -5,22 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import Diagnostic, RecipeError
-from trainkit.machine.facts import Gpu, MigInstance
+from trainkit.machine.facts import Gpu
 from trainkit.machine.selection import allocation
 from trainkit.recipe.layers.paths import Files, absolute
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.validation.type_errors import choices, takes_switch
-from trainkit.wizard.question import AnswerError, Choice, Settings, nest
-from trainkit.wizard.view import View
+from trainkit.wizard.question import AnswerError, Choice
+from trainkit.wizard.view import Settings, View, nest
 
 if TYPE_CHECKING:
     from trainkit.plan.model import Notice, Plan
     from trainkit.recipe.resolved import Resolved
-
-Card = TypeVar("Card", Gpu, MigInstance)
 
 _NAME = ".answers-so-far.yaml"
 # Programs that train with their engine's strategy even in one process, and which is assumed until it is asked.
@@ -74,11 +72,13 @@ def check(view: View) -> PlannerResult:
     extends = {"extends": [view.base.path]} if view.base.path else {}
     text = json.dumps({"version": 1, **extends, **nest({**view.chosen, **dict(_stand_ins(view))})})
     # The machine with all its cards free: a recipe is for other days too.
-    idle = tuple(
-        replace(_freed(gpu), instances=tuple(_freed(part) for part in gpu.instances)) for gpu in view.facts.gpus
-    )
+    free: dict[str, Any] = {"processes": (), "held_by": None}
+    idle = []
+    for gpu in view.facts.gpus:
+        parts = tuple(replace(part, **free, memory_free=part.memory_total) for part in gpu.instances)
+        idle.append(replace(gpu, **free, memory_free=gpu.memory_total, instances=parts))
     try:
-        plan = build_plan(resolve_text(view, text, _NAME), replace(view.facts, gpus=idle)).plan
+        plan = build_plan(resolve_text(view, text, _NAME), replace(view.facts, gpus=tuple(idle))).plan
     except RecipeError as error:
         return PlannerResult(tuple(each for each in error.diagnostics if each.severity == "error"))
     # A choice for which only a package is missing is offered all the same.
@@ -86,17 +86,13 @@ def check(view: View) -> PlannerResult:
     return PlannerResult((), missing, tuple(each.what for each in plan.blockers if each.installs), plan)
 
 
-def _freed(card: Card) -> Card:
-    return replace(card, processes=(), held_by=None, memory_free=card.memory_total)
-
-
 def resolve_text(view: View, text: str, name: str) -> Resolved:
     """Resolve a recipe that is not written yet, as a file of this name in the working folder."""
     from trainkit.flags.resolve import resolve
     from trainkit.recipe.resolved import Request
 
-    environ = {key: value for key, value in view.environ.items() if not key.startswith("TRAINKIT__")}
-    resolved = resolve(Request(name, view.cwd, environ=environ), Overlay(view.files, absolute(name, view.cwd), text))
+    files = Overlay(view.files, absolute(name, view.cwd), text)
+    resolved = resolve(Request(name, view.cwd, environ=view.environ), files)
     # Which files another machine has cannot be seen from here.
     return replace(resolved, absent={}) if view.facts.origin else resolved
 
@@ -107,10 +103,12 @@ def _stand_ins(view: View) -> Iterator[tuple[str, Any]]:
         yield "train.steps", 1
     if not view.builtin and not view.get("program.script") and not view.get("program.module"):
         yield "program.module", "program"
+    # An address that no one looks up while planning.
     if int(view.get("nodes.count")) > 1 and "nodes.rendezvous" not in view.chosen:
         yield "nodes.rendezvous", "host:29500"
     if "nvme" in (view.get(f"strategy.{name}") for name in ("offload_optimizer", "offload_param")):
         yield "strategy.nvme_path", view.get("strategy.nvme_path") or "nvme"
+    # `single` is the schema's default and would refuse several ranks before the strategy is asked about.
     if view.get("strategy.kind") == "single" and "strategy.kind" not in view.chosen and needs_strategy(view):
         yield "strategy.kind", ENGINES.get(str(view.get("program.kind")), "ddp")
 
@@ -134,6 +132,7 @@ def reaches(view: View, key: str) -> bool:
         return view.builtin
     setting = schema().setting(key, view.kind(key.rpartition(".")[0]))
     assert setting is not None, key
+    # Any value but the default shows it: a default that cannot be passed on is no error.
     literals = [each for each in choices(setting.annotation) if each not in ("auto", setting.default)]
     switch = takes_switch(setting) or isinstance(setting.default, bool)
     sample = literals[0] if literals else True if switch else 8

@@ -16,8 +16,7 @@ from trainkit.recipe.layers.paths import Files, absolute
 from trainkit.recipe.schema.fields import defaults, schema, tagged_sections
 from trainkit.recipe.validation.validate import default_kind, unknown_keys, validate_layer
 from trainkit.wizard.planner_check import check
-from trainkit.wizard.question import Settings, flatten
-from trainkit.wizard.view import Base, View
+from trainkit.wizard.view import Base, Settings, View, flatten
 
 
 def read_given(answers: str | None, overrides: Sequence[str], files: Files, cwd: str) -> tuple[Settings, Merge]:
@@ -60,7 +59,7 @@ def _likely(section: str, state: Merge) -> str:
     """The kind that has the given settings, where none is named: it may come from the base or an answer."""
     given = state.get(section)
     names = given.keys() if isinstance(given, dict) else ()
-    kinds = schema().sections[section].kinds.items()
+    kinds = schema().sections[section].kinds.items()  # in the order of the schema
     fitting = [kind for kind, model in kinds if set(names) <= model.model_fields.keys()]
     return default_kind(section) if default_kind(section) in fitting or not fitting else fitting[0]
 
@@ -68,7 +67,7 @@ def _likely(section: str, state: Merge) -> str:
 def _modified(tree: Any, prefix: str = "") -> Iterator[str]:
     for name, value in tree.items():
         key = f"{prefix}{name}"
-        if name[-1:] in ("+", "!"):
+        if name[-1:] in ("+", "!"):  # they append to, or replace, what a weaker layer says
             yield key
         elif isinstance(value, dict) and key in schema().sections:
             yield from _modified(value, f"{key}.")
@@ -82,8 +81,7 @@ def read_base(recipe: str, name: str, files: Files, cwd: str, environ: dict[str,
     from trainkit.flags.resolve import resolve
     from trainkit.recipe.resolved import Request
 
-    clean = {key: value for key, value in environ.items() if not key.startswith("TRAINKIT__")}
-    resolved = resolve(Request(recipe, cwd, environ=clean), files)
+    resolved = resolve(Request(recipe, cwd, environ=environ), files)
     kinds = {section: getattr(resolved.recipe, section).kind for section in tagged_sections()}
     values = {**dict(flatten(defaults(kinds))), **dict(flatten(resolved.tree))}
     path = absolute(recipe, cwd)
@@ -98,8 +96,7 @@ def placed(found: Sequence[Diagnostic], state: Merge) -> tuple[Diagnostic, ...]:
 
 def check_given(view: View, places: Merge) -> None:
     """Raise RecipeError where the given settings cannot go together, whatever the answers will be."""
-    if not view.given:
-        return
-    wrong = [each for each in check(view).errors if each.key in view.given]
+    # Planning takes longer than the first question may, so only where there is something to check.
+    wrong = [each for each in check(view).errors if each.key in view.given] if view.given else []
     if wrong:
         raise RecipeError(placed(wrong, places))

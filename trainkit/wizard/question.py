@@ -1,14 +1,11 @@
-"""Questions, choices and answers as values, with the recipe's settings by dotted key."""
+"""What is asked: topics, their questions with choices, and why an answer is not accepted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from trainkit.recipe.schema.fields import schema
-
-Settings = Mapping[str, Any]
+from trainkit.wizard.view import Settings, View
 
 
 @dataclass(frozen=True)
@@ -44,16 +41,6 @@ class Question:
     topic: str = ""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What was answered to a topic, as typed, and what it sets."""
-
-    topic: str
-    typed: str
-    sets: Settings
-    reason: str
-
-
 @dataclass(eq=False)
 class AnswerError(ValueError):
     """Why an answer is not accepted: what is wrong, what to do, and why."""
@@ -63,28 +50,29 @@ class AnswerError(ValueError):
     why: str = ""
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The settings of a recipe's tree by dotted key; unknown keys are left out."""
-    for name, value in tree.items():
-        key = f"{prefix}{name}"
-        if key in schema().settings:
-            yield key, value
-        elif isinstance(value, Mapping):
-            yield from flatten(value, f"{key}.")
+def _no_text(view: View, text: str) -> tuple[Settings, str]:
+    hint = "type one of the words that are shown, or their first letters"
+    raise AnswerError(f"{text!r} is none of the choices", hint)
 
 
-def nest(settings: Settings) -> dict[str, Any]:
-    """The settings as the tree of a recipe."""
-    tree: dict[str, Any] = {}
-    for key, value in settings.items():
-        target = tree
-        *sections, name = key.split(".")
-        for section in sections:
-            target = target.setdefault(section, {})
-        target[name] = value
-    return tree
+@dataclass(frozen=True)
+class Topic:
+    """One thing to settle. keys: the settings that settle it; where one of them is given, nothing is asked.
+
+    open: whether the answers so far leave it open; ask: the question; read: what a typed text sets, with the reason.
+    explains: the settings that `?` describes; the keys, where none are named.
+    planned: whether the planner says of each choice if it can be taken.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    open: Callable[[View], bool]
+    ask: Callable[[View], Question]
+    read: Callable[[View, str], tuple[Settings, str]] = _no_text
+    explains: tuple[str, ...] = ()
+    planned: bool = True
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two values are the same to a recipe, where `true` is not 1."""
-    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+def offered(view: View, key: str, notes: Callable[[str], str]) -> tuple[Choice, ...]:
+    """A choice for each value of a setting, with a note on it that is also the reason."""
+    return tuple(Choice(value, notes(value), {key: value}, notes(value)) for value in view.values(key))

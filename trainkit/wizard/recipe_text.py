@@ -18,10 +18,9 @@ from trainkit.recipe.yaml.writer import comment, flow, shortened
 from trainkit.text import counted
 from trainkit.wizard.planner_check import resolve_text
 from trainkit.wizard.prefilled import placed
-from trainkit.wizard.question import Settings, flatten, nest, same
 from trainkit.wizard.topics import TOPICS
 from trainkit.wizard.topics.place import described
-from trainkit.wizard.view import View
+from trainkit.wizard.view import Settings, View, flatten, nest, same
 
 if TYPE_CHECKING:
     from trainkit.plan.model import Plan
@@ -38,7 +37,7 @@ def compose(view: View, path: str, schema_uri: str = "") -> str:
     needed = {key: value for key, value in view.chosen.items() if view.written(key) and key not in _OWN}
     presets = fitting(view, needed)
     in_presets = {key for sets in presets.values() for key in sets}
-    reasons, facts = _Reasons(view), view.facts
+    reasons, facts = _Reasons(view), view.facts  # each reason is written once, where its first setting is
     found = (described(facts.gpus), "Apple MPS" if facts.mps else "", counted(facts.cpu_cores, "CPU core"))
     lines = [
         *([f"# yaml-language-server: $schema={schema_uri}"] if schema_uri else []),
@@ -144,6 +143,7 @@ def fitting(view: View, needed: Settings) -> dict[str, Settings]:
                 agreeing[name] = sets
     chosen: dict[str, Settings] = {}
     left = set(needed)
+    # Greedy: the presets hardly overlap, so the one that sets the most is part of the smallest selection.
     while useful := [name for name, sets in agreeing.items() if sets.keys() & left]:
         best = max(useful, key=lambda name: (len(agreeing[name].keys() & left), -len(agreeing[name])))
         chosen[best] = agreeing[best]

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from trainkit.wizard.planner_check import rejections, validated
-from trainkit.wizard.question import Answer, AnswerError, Question
+from trainkit.wizard.question import AnswerError, Question, Topic
 from trainkit.wizard.topics import TOPICS
-from trainkit.wizard.topics.topic import Topic
-from trainkit.wizard.view import View
+from trainkit.wizard.view import Answer, View
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,7 @@ class Session:
         )
         free = {choice.word: not choice.refused for choice in offered}
         default, source = question.default, question.source
+        # An answer from before one went back is proposed again, while it can still be given.
         last = self.before.get(topic.name)
         if last is not None and free.get(last, bool(question.expected)):
             default, source = last, "your last answer"
@@ -86,7 +86,7 @@ class Session:
 
 def _read(topic: Topic, question: Question, view: View, typed: str) -> Answer:
     if typed == question.default and question.source == view.base.name and view.base.path:
-        return Answer(topic.name, typed, {}, "")
+        return Answer(topic.name, typed, {}, "")  # the recipe extends the base, which says it already
     begun = [choice for choice in question.choices if choice.word.startswith(typed.lower())]
     found = [choice for choice in begun if choice.word == typed.lower()] or begun
     if len(found) == 1:

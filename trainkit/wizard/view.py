@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -11,8 +12,20 @@ from trainkit.machine.facts import Facts
 from trainkit.machine.selection import allocation
 from trainkit.recipe.layers.paths import Files
 from trainkit.recipe.schema.fields import Setting, schema, tagged_sections
+from trainkit.recipe.validation.type_errors import choices
 from trainkit.recipe.validation.validate import default_kind
-from trainkit.wizard.question import Answer, Settings, same
+
+Settings = Mapping[str, Any]  # by dotted key
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was answered to a topic, as typed, and what it sets."""
+
+    topic: str
+    typed: str
+    sets: Settings
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -93,6 +106,25 @@ class View:
         setting = self.declared(key)
         return setting.default if setting else None
 
+    def values(self, key: str) -> list[Any]:
+        """The literal values of a setting; the kinds, for the kind of a tagged section."""
+        section, _, name = key.rpartition(".")
+        if name == "kind" and section in tagged_sections():
+            return list(schema().sections[section].kinds)
+        setting = self.declared(key)
+        return choices(setting.annotation) if setting else []
+
+    def meaning(self, key: str, value: Any) -> str:
+        """The part of the schema's description about one value, without the final dot; empty where there is none."""
+        section, _, name = key.rpartition(".")
+        if name == "kind" and section in tagged_sections():
+            kind = schema().setting(key, str(value))
+            return kind.description.rstrip(".") if kind else ""
+        setting = self.declared(key)
+        described = setting.description if setting else ""
+        found = re.search(rf"(?:^|[.;,:] )`{re.escape(str(value))}`:? (.*?)(?:[.;](?: |$)|, `|$)", described)
+        return found[1].replace("`", "").removeprefix("is ") if found else ""
+
     def written(self, key: str) -> bool:
         """Whether the recipe must say it: what was chosen is neither the base's value nor the default."""
         if key not in self.chosen:
@@ -123,6 +155,7 @@ class View:
         explicit, select = self.get("nodes.processes_per_node"), self.get("devices.select")
         if isinstance(explicit, int):
             return explicit
+        # On a CPU two ranks are the fewest that a strategy other than `single` is tried with.
         if self.device != "cuda":
             return 1 if self.device == "mps" or self.get("strategy.kind") == "single" else 2
         if isinstance(select, (list, int)):
@@ -140,3 +173,30 @@ class View:
     def builtin(self) -> bool:
         """Whether the program is trainkit's own trainer."""
         return bool(self.get("program.kind") == "builtin")
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The settings of a recipe's tree by dotted key; unknown keys are left out."""
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if key in schema().settings:
+            yield key, value
+        elif isinstance(value, Mapping):
+            yield from flatten(value, f"{key}.")
+
+
+def nest(settings: Settings) -> dict[str, Any]:
+    """The settings as the tree of a recipe."""
+    tree: dict[str, Any] = {}
+    for key, value in settings.items():
+        target = tree
+        *sections, name = key.split(".")
+        for section in sections:
+            target = target.setdefault(section, {})
+        target[name] = value
+    return tree
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are the same to a recipe, where `true` is not 1."""
+    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)

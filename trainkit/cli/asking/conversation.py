@@ -40,7 +40,7 @@ class LineAsker:
         sys.stdout.write(f"[{proposed}] " if proposed else "> ")
         sys.stdout.flush()
         text = sys.stdin.readline()
-        if not sys.stdin.isatty():
+        if not sys.stdin.isatty():  # no terminal has echoed the user's own line break
             sys.stdout.write("\n")
         if not text:
             raise EOFError

@@ -99,6 +99,7 @@ def _decide(finished: Finished, session: Session, job: Job, asker: Asker) -> str
     from trainkit.plan.render import table
 
     show_diagnostics(finished.warnings)
+    # Without its first line, which is for editors.
     say(["", finished.text.partition("\n")[2], table.render(finished.plan, asker.width)])
     while True:
         exists = _exists(job.target) and not job.force

@@ -97,6 +97,7 @@ def prepare(
     if not resolved:
         raise UsageError("nothing is left to run", hint="leave out --no-base, or name variants with --only")
     candidates = [candidate(name, base.variants.get(name, ""), each) for name, each in resolved.items()]
+    # All run on one machine, so the first plan that there is says what kind of memory is measured.
     plan = next((each.request.planned.plan for each in candidates if each.request), None)
     memory: MemoryKind = "gpu" if plan and plan.topology.device == "cuda" else "rss"
     setup = Setup(base.recipe.name, machine(plan), memory, BASE, candidates, repeat)

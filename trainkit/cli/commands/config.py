@@ -76,7 +76,9 @@ def first_question(
     from trainkit.wizard.session import Session
     from trainkit.wizard.view import Base, View
 
-    disk, cwd, environ = Disk(), working_folder(), dict(os.environ)
+    disk, cwd = Disk(), working_folder()
+    # What this shell adds to every recipe must not become part of one.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("TRAINKIT__")}
     recipe = find_recipe(base, disk) if base is not None else None
     if Path(output).is_dir():
         raise UsageError(f"{output or '.'} is a folder", hint=f"name a file: --output {Path(output, 'recipe.yaml')}")

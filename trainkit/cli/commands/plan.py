@@ -125,6 +125,7 @@ def write_export(resolved: Resolved, facts: Facts, tool: str, folder: str | None
 
     if tool not in EXPORTS:
         raise UsageError(f"there is no export to {tool!r}", hint=f"choose one of: {', '.join(EXPORTS)}")
+    # A file of another tool takes the decisions alone, without argv and environment of a plan.
     context, *_ = decide(resolved, facts, ())
     made = export(context, tool, folder or ".")
     if made.left:

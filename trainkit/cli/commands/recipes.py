@@ -125,6 +125,7 @@ def judge(recipe: str, overrides: Sequence[str], presets: Sequence[str] | None) 
         except TrainkitError as error:
             found += error.diagnostics
             valid = False
+    # Of equal ones the first stays, in its place: reversed twice.
     unique = {(each.what, each.key, each.origin.place if each.origin else ""): each for each in reversed(found)}
     return list(reversed(unique.values())), valid
 

@@ -28,6 +28,7 @@ def run(
         int | None,
         Option("--node-rank", min=0, help="This machine's number among several, where no scheduler sets it."),
     ] = None,
+    # Not an option of `run`: it is taken so that the error can say what is meant.
     machine: Annotated[str | None, Option("--on", hidden=True)] = None,
 ) -> None:
     """Run RECIPE (a file, a shipped name, or the directory of an earlier run). Words after -- go to the program.
@@ -43,6 +44,7 @@ def run(
         raise UsageError(f"a run is on this machine, not on {machine}", hint="`trainkit plan RECIPE --on` plans for it")
     resolved = resolve_line(context, presets, variant)
 
+    # Called again when another run takes a chosen card between planning and start: the machine has changed.
     def request() -> RunRequest:
         facts = probe()
         planned = plan_recipe(resolved, facts)

@@ -103,7 +103,7 @@ def prune(
         what = "this run" if len(chosen) == 1 else f"these {len(chosen)} runs"
         try:
             yes = typer.confirm(f"remove {what} with all checkpoints?")
-        except typer.Abort as abort:
+        except typer.Abort as abort:  # Ctrl-D leaves the cursor behind the question
             sys.stdout.write("\n")
             raise UsageError("nothing is removed without an answer", hint="--yes removes without asking") from abort
     if not yes:
@@ -117,6 +117,7 @@ def find_run(word: str, root: str) -> RunInfo:
     """The run that a word means: a run directory, the id of a run under the root, or a name for its newest run."""
     from trainkit.runner.rundir import listing
 
+    # A path first: a name may be that of a folder here. ValueError is a NUL byte in the word.
     with contextlib.suppress(OSError, ValueError):
         if listing.is_run(Path(word)):
             return listing.read_run(Path(word))

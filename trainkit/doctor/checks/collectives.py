@@ -42,6 +42,7 @@ def run(host: Host, target: Target) -> Iterator[Finding]:
 
 
 def _tried(host: Host, target: Target, backend: str) -> Finding:
+    # -P: a torch.py or random.py in the working folder must not be imported.
     program = (host.facts.executable, "-P", "-m", "trainkit.doctor.all_reduce", backend, f"{SECONDS:g}")
     done = host.run(program, LIMIT - 1, environ=_environment(host, target))
     try:

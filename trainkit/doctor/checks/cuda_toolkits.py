@@ -203,6 +203,7 @@ def picks(host: Host, toolkits: tuple[Toolkit, ...]) -> tuple[Pick, ...]:
 def torch_pick(host: Host, toolkits: tuple[Toolkit, ...]) -> Pick | None:
     """The toolkit that torch builds extensions with, in its order (torch/utils/cpp_extension.py, _find_cuda_home)."""
     found = {pick.by: pick for pick in picks(host, toolkits)}
+    # LD_LIBRARY_PATH is what programs load, and has no say in what is compiled.
     for name in ("CUDA_HOME", "CUDA_PATH", "PATH"):
         if name in found:
             return found[name]

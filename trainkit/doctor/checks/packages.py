@@ -140,6 +140,7 @@ def _mixed(majors: Mapping[int, list[str]], found: Mapping[str, Distribution], p
         shown = [f"{name} {found[name].version}" for name in names]
         more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
         listed += (f"CUDA {major}: {', '.join(shown[:3])}{more}",)
+    # Whose packages are the most is what the environment was made for.
     kept = max(majors, key=lambda major: (len(majors[major]), major))
     odd = sorted(name for major, names in majors.items() if major != kept for name in names)
     others = " or ".join(str(major) for major in sorted(majors) if major != kept)

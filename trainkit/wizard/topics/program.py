@@ -6,9 +6,8 @@ import shlex
 from collections.abc import Mapping
 
 from trainkit.recipe.layers.paths import absolute
-from trainkit.wizard.question import AnswerError, Question, Settings
-from trainkit.wizard.topics.topic import Topic, meaning, offered
-from trainkit.wizard.view import View
+from trainkit.wizard.question import AnswerError, Question, Topic, offered
+from trainkit.wizard.view import Settings, View
 
 # By the ending of a file: the kind of data that reads it.
 DATA_KINDS: Mapping[str, str] = {".jsonl": "jsonl", ".npy": "tokens"}
@@ -23,7 +22,7 @@ def _kinds(view: View) -> Question:
         "trainkit's own trainer reads the whole recipe. A script of yours is started unedited, in as many "
         "processes as you choose, and gets what its kind says."
     )
-    kinds = offered(view, "program.kind", lambda kind: meaning(view, "program.kind", kind))
+    kinds = offered(view, "program.kind", lambda kind: view.meaning("program.kind", kind))
     default, source = str(view.get("program.kind")), view.base.name or "no script needed"
     return Question("What do the processes execute?", (why,), kinds, default, source)
 
@@ -45,6 +44,7 @@ def _read_command(view: View, text: str) -> tuple[Settings, str]:
         argv = shlex.split(text)
     except ValueError as error:
         raise AnswerError(f"the quotes do not match: {error}", "write the words as in a shell") from error
+    # Pasted from a shell line; which interpreter starts it is the plan's to say.
     if argv[:1] in (["python"], ["python3"]):
         argv = argv[1:]
     if not argv:
@@ -77,7 +77,7 @@ def _read_data(view: View, text: str) -> tuple[Settings, str]:
     pattern = "/".join(parts[wild:])
     folder = "/".join(parts[:wild]) or ("/" if text.startswith("/") else ".")
     if pattern.endswith(ROWS) or any(view.files.exists(absolute(f"{text}/{name}", view.cwd)) for name in SAVED):
-        return {"data.kind": "dataset", "data.path": folder}, meaning(view, "data.kind", "dataset")
+        return {"data.kind": "dataset", "data.path": folder}, view.meaning("data.kind", "dataset")
     if pattern:
         return {"data.kind": "text", "data.path": folder, "data.include": pattern}, "every file that fits the pattern"
     try:
@@ -87,7 +87,7 @@ def _read_data(view: View, text: str) -> tuple[Settings, str]:
     except OSError:
         pass  # the planner says what is wrong with a file
     kind = next((kind for ending, kind in DATA_KINDS.items() if text.endswith(ending)), "text")
-    return {"data.kind": kind, "data.path": text}, meaning(view, "data.kind", kind)
+    return {"data.kind": kind, "data.path": text}, view.meaning("data.kind", kind)
 
 
 def _is_text(view: View) -> bool:

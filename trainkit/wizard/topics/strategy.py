@@ -9,9 +9,8 @@ from trainkit.machine.facts import Gpu
 from trainkit.planner.advice.memory import in_words, largest, parameters
 from trainkit.text import counted
 from trainkit.wizard.planner_check import UNCONFIGURED, needs_strategy, reaches, used_cards
-from trainkit.wizard.question import AnswerError, Choice, Question, Settings
-from trainkit.wizard.topics.topic import Topic, meaning, offered, values_of
-from trainkit.wizard.view import View
+from trainkit.wizard.question import AnswerError, Choice, Question, Topic, offered
+from trainkit.wizard.view import Settings, View
 
 OFFLOADS = ("strategy.offload_optimizer", "strategy.offload_param")
 NVME = "strategy.nvme_path"
@@ -32,8 +31,8 @@ def _strategy(view: View) -> Question:
     if view.get("program.kind") in UNCONFIGURED:
         why += ("A script of kind torch does this by itself: choose what it does.",)
     choices = []
-    for name in values_of(view, "strategy.kind"):
-        note = reason = what = meaning(view, "strategy.kind", name)
+    for name in view.values("strategy.kind"):
+        note = reason = what = view.meaning("strategy.kind", name)
         if cards:
             size = in_words(largest(name, view.ranks, min(gpu.memory_total for gpu in cards)))
             note = f"up to {size} parameters; {what[:1].lower()}{what[1:]}"
@@ -52,6 +51,7 @@ def _best(view: View, cards: Sequence[Gpu]) -> tuple[str, str]:
     if size is None or not cards:
         return "ddp", "the fastest while the model fits"
     memory = min(gpu.memory_total for gpu in cards)
+    # Each next one divides more and so has more traffic.
     order = ("ddp", "zero2", "fsdp")
     fitting = (name for name in order if largest(name, view.ranks, memory) >= size)
     return next(fitting, "fsdp"), f"the model has {in_words(size)} parameters"
@@ -61,8 +61,8 @@ def _sharding(view: View) -> Question:
     key = SHARDING.keys[0]
     choices = [
         Choice(name, note, {key: name, "strategy.offload": False}, f"{name} {note}".strip())
-        for name in values_of(view, key)
-        for note in [meaning(view, key, name)]
+        for name in view.values(key)
+        for note in [view.meaning(key, name)]
     ]
     first = choices[0].word
     note = f"{first}, with the shards in CPU memory; slower"
@@ -115,7 +115,7 @@ def _offload(view: View) -> Question:
 def _offloads(view: View) -> Iterator[Choice]:
     """Nothing; the optimizer's state to each place; state and parameters, where the stage divides both."""
     optimizer, parameter = (
-        [place for place in values_of(view, key) if place != "none"] if view.declared(key) else [] for key in OFFLOADS
+        [place for place in view.values(key) if place != "none"] if view.declared(key) else [] for key in OFFLOADS
     )
     nothing = {key: "none" for key in OFFLOADS if view.declared(key)}
     yield Choice("none", "everything stays on the cards", nothing, "nothing is offloaded")
@@ -138,8 +138,8 @@ def _nvme(view: View) -> Question:
 def _launcher(view: View) -> Question:
     key = "launcher.kind"
     notes = {
-        name: meaning(view, key, name) or (LAUNCHERS[name].HELP if name in LAUNCHERS else "")
-        for name in values_of(view, key)
+        name: view.meaning(key, name) or (LAUNCHERS[name].HELP if name in LAUNCHERS else "")
+        for name in view.values(key)
     }
     choices = tuple(Choice(name, note, {key: name}, f"{name} {note}".strip()) for name, note in notes.items())
     why = "auto is right unless a program or a habit requires another; the same processes start under each."

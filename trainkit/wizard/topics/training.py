@@ -8,9 +8,8 @@ from trainkit.planner.dtype import AMPERE
 from trainkit.recipe.validation.type_errors import takes_switch
 from trainkit.text import counted
 from trainkit.wizard.planner_check import check, reaches, used_cards
-from trainkit.wizard.question import AnswerError, Choice, Question, Settings
-from trainkit.wizard.topics.topic import Topic, offered
-from trainkit.wizard.view import View
+from trainkit.wizard.question import AnswerError, Choice, Question, Topic, offered
+from trainkit.wizard.view import Settings, View
 
 EVERY = "efficiency.gradient_checkpointing.every"
 SAVE = "checkpoint.every_steps"
@@ -21,7 +20,9 @@ FORMATS = {
     "bf16": "16 bits without loss scaling, for Ampere and later",
     "auto": "bf16 where every card has it, else fp32",
 }
+# `64/8`, `64/auto`, `/8`, or `64` alone.
 _PAIR = re.compile(r"(?P<first>\d*)\s*/\s*(?P<second>\d+|auto)|(?P<only>\d+)")
+# `500`, `500/250`, `3 epochs`, `1.5 epochs/1000`.
 _LENGTH = re.compile(r"(?P<count>\d+(?:\.\d+)?)\s*(?P<unit>steps?|epochs?)?(?:\s*/\s*(?P<save>\d+))?")
 
 
