@@ -177,7 +177,7 @@ def test_cards_that_are_not_there_block_the_run_and_the_plan_can_still_be_read(
 
 def test_a_card_outside_the_allocation_is_refused_by_name(layered: Layered, machine: Machine) -> None:
     plan = build_plan(layered({"devices": {"select": [0]}}), machine(4, visible="2,3")).plan
-    assert any("card `0` lies outside CUDA_VISIBLE_DEVICES=2,3" in what for what in blockers(plan))
+    assert any("card `0` is outside CUDA_VISIBLE_DEVICES=2,3" in what for what in blockers(plan))
 
 
 @pytest.mark.parametrize(

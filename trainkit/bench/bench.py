@@ -13,7 +13,7 @@ from trainkit.bench.rows import Measurement, MemoryKind, Row, compare, measure, 
 from trainkit.bench.table import Comparison, as_csv, as_data
 from trainkit.errors import MachineError
 from trainkit.files import publish
-from trainkit.runner.execute import ATTEMPT, Ended, RunRequest, carry_out
+from trainkit.runner.execute import ATTEMPT, RunRequest, carry_out
 from trainkit.runner.report.console import Stream, Terminal
 from trainkit.runner.report.failure import describe_failure
 from trainkit.runner.report.follow import last_lines
@@ -139,16 +139,12 @@ def _run_one(bench: _Bench, candidate: Candidate, request: RunRequest, console: 
         console.say(f"refused: {error}")
     else:
         measurement = measure(ended.summary, bench.setup.memory, last_errors(ended.layout), str(ended.layout.root))
-        _note_end(bench, ended, console)
+        if ended.verdict.failure == "signal":
+            bench.stopped_by = ended.verdict.signal
+        elif ended.verdict.exit_code != 0:  # no rank's output was shown, so the failed one's is quoted
+            console.say(describe_failure(ended.verdict, ended.layout.attempt(ATTEMPT), None))
     bench.walls.append(time.monotonic() - bench.begun_at)
     bench.measured.setdefault(candidate.name, []).append(measurement)
-
-
-def _note_end(bench: _Bench, ended: Ended, console: BenchTerminal) -> None:
-    if ended.verdict.failure == "signal":
-        bench.stopped_by = ended.verdict.signal
-    elif ended.verdict.exit_code != 0:
-        console.say(describe_failure(ended.verdict, ended.layout.attempt(ATTEMPT), None))
 
 
 def last_errors(layout: RunLayout) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainkit.bench.rows import MEMORY_MEANING, Row
-from trainkit.bench.table import MIB, Comparison, mebibytes, rate
+from trainkit.bench.table import MIB, Comparison, rate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,9 +41,16 @@ def draw(found: Comparison, folder: Path) -> list[Path]:
         # A figure of its own, not pyplot's: no window system is looked for, no state is shared.
         figure = Figure(figsize=(11, 1.75 + _ROW_INCHES * len(rows)), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
-        _draw(left, rows, _memory(found))
-        _draw(right, rows, _throughput(found))
-        _whiskers(right, rows)
+        memory = [None if row.memory_bytes is None else row.memory_bytes / MIB for row in rows]
+        unit = f"{MEMORY_MEANING[found.memory]}, MiB"
+        _draw(left, rows, _Panel("Memory (less is better)", unit, memory, "{:,.0f} MiB".format, _LIGHT, "///"))
+        rates = [row.samples_per_second for row in rows]
+        _draw(
+            right, rows, _Panel("Throughput (more is better)", "samples per second", rates, rate, _MIDDLE, spread=True)
+        )
+        for place, row in enumerate(rows):  # from the slowest to the fastest of several runs
+            if row.spread is not None:
+                right.plot(row.spread, (place, place), color=_EDGE, linewidth=1.4, marker="|", markersize=7, zorder=4)
         left.set_yticks(range(len(rows)), [row.name for row in rows])
         left.set_ylim(len(rows) - 0.4, -0.6)  # the first row on top
         based = "; the dashed line is the base" if any(row.speed is not None for row in rows) else ""
@@ -65,17 +72,6 @@ class _Panel:
     shade: str
     hatch: str = ""
     spread: bool = False  # whether the rows' spread is of these values
-
-
-def _memory(found: Comparison) -> _Panel:
-    values = [None if row.memory_bytes is None else row.memory_bytes / MIB for row in found.rows]
-    unit = f"{MEMORY_MEANING[found.memory]}, MiB"
-    return _Panel("Memory (less is better)", unit, values, lambda value: mebibytes(value * MIB), _LIGHT, "///")
-
-
-def _throughput(found: Comparison) -> _Panel:
-    values = [row.samples_per_second for row in found.rows]
-    return _Panel("Throughput (more is better)", "samples per second", values, rate, _MIDDLE, spread=True)
 
 
 def _draw(axes: Axes, rows: Sequence[Row], panel: _Panel) -> None:
@@ -111,10 +107,3 @@ def _draw(axes: Axes, rows: Sequence[Row], panel: _Panel) -> None:
     axes.grid(axis="x", color=_PALE, linewidth=0.4, alpha=0.6, zorder=0)
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _whiskers(axes: Axes, rows: Sequence[Row]) -> None:
-    """From the slowest to the fastest of several runs."""
-    for place, row in enumerate(rows):
-        if row.spread is not None:
-            axes.plot(row.spread, (place, place), color=_EDGE, linewidth=1.4, marker="|", markersize=7, zorder=4)

@@ -14,7 +14,7 @@ def keep_to(shares: str, local_rank: int) -> None:
     Raises OSError where the system does not allow it, or has no such cores.
     """
     # The wrapper itself is bound, before it starts the program: children inherit the binding, so no thread of the
-    # program ever runs elsewhere, and memory that it touches first lies on the NUMA node of these cores.
+    # program ever runs elsewhere, and memory that it touches first is on the NUMA node of these cores.
     if shares:
         os.sched_setaffinity(0, core_list(shares.split(":")[local_rank]))
 

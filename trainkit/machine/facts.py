@@ -51,7 +51,7 @@ class MigInstance:
 class Gpu:
     """One accelerator. `index` is its position in PCI order (as nvidia-smi counts).
 
-    What a driver or a card does not tell is None (for counts and rates) or empty.
+    What a driver or a card does not report is None (for counts and rates) or empty.
     cores: arithmetic units as NVIDIA counts them. mig: whether the card is split; then only its `instances`
     can be used.
     throttling: why the clock is held down just now (``power cap``, ``heat``), without the harmless reasons.

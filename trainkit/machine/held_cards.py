@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from trainkit.machine.facts import Gpu, Hold
 
-FOLDERS = ("/run/lock", "/var/tmp", "/tmp")  # noqa: S108 - the first that anybody may write to; shared on purpose
+FOLDERS = ("/run/lock", "/var/tmp", "/tmp")  # noqa: S108 - the first that every user may write to; shared on purpose
 SETTING = "TRAINKIT_CARD_LOCKS"
 
 
@@ -36,7 +36,7 @@ def with_holders(gpus: tuple[Gpu, ...], environ: Mapping[str, str]) -> tuple[Gpu
 
 
 def folder(environ: Mapping[str, str]) -> str:
-    """Where card locks lie: one folder for all users of a machine. Containers that share cards may be given one too."""
+    """The folder of card locks: one for all users of a machine. Containers that share cards may be given one too."""
     if chosen := environ.get(SETTING):
         return chosen
     base = next((path for path in FOLDERS if os.access(path, os.W_OK | os.X_OK)), FOLDERS[-1])

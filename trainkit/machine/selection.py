@@ -136,7 +136,7 @@ def _numbers(gpus: Sequence[Gpu], order: str) -> Mapping[str, int]:
 
 
 def speed(gpu: Gpu) -> tuple[float, tuple[int, int], int]:
-    """What cards are ranked by: units times clock where the driver tells them, then architecture, then memory."""
+    """What cards are ranked by: units times clock where the driver reports them, then architecture, then memory."""
     return (gpu.cores or 0) * (gpu.clock_limit or 0), gpu.compute_capability, gpu.memory_total
 
 
@@ -181,11 +181,11 @@ def pick(names: Sequence[int | str], facts: Facts, order: str = "pci") -> Select
 
 
 def _why_not(name: int | str, found: Sequence[Gpu], facts: Facts, number: Mapping[str, int]) -> str:
-    """Why a name does not stand for one card of the allocation. found: those of the allocation that it names."""
+    """Why a name matches no single card of the allocation. found: those of the allocation that it names."""
     if found and not is_part(found[0]):
         return f"`{name}` names {len(found)} cards ({', '.join(gpu.uuid for gpu in found)})"
     if not found and matching(name, usable(facts.gpus), number):
-        return f"card `{name}` lies outside {restriction(facts)}"
+        return f"card `{name}` is outside {restriction(facts)}"
     split = matching(name, facts.gpus, number)
     parts = found or [part for gpu in split[:1] for part in _parts(gpu)]
     if parts:

@@ -106,30 +106,25 @@ def carry_out(request: RunRequest, console: Terminal) -> Ended:
 
 def _take_cards(request: RunRequest, console: Terminal) -> tuple[RunRequest, Cards]:
     """Lock the plan's cards. Where another run was quicker, plan again: the new plan chooses others, or refuses."""
-    _refuse_blocked(request.planned.plan)
     cards = Cards(request.environ)
-    for _ in range(CHOICES):
+    for choice in range(CHOICES):
         plan = request.planned.plan
+        if blockers := [notice for notice in plan.notices if notice.severity == "blocker"]:
+            raise MachineError(Diagnostic("error", notice.what, hint=notice.hint) for notice in blockers)
+        if choice > 0:
+            console.say("now: " + ", ".join(f"card {card.index} ({card.uuid})" for card in plan.cards))
         lost = cards.take([card.uuid for card in plan.cards], shared=plan.shares_cards)
         if lost is None:
             cards.sign(user_name(os.getuid()), "")
             return request, cards
         name = next(f"card {card.index} ({card.name})" for card in plan.cards if card.uuid == lost)
+        # Between the probe that the plan was made from and this lock, another run may have started.
         what = f"{name} was taken meanwhile by {taken_by(lost, request.environ)}"
         if request.again is None:
             raise MachineError(what, hint="start again when that run has ended, or choose other cards")
         console.say(f"{what}; choosing again")
         request = request.again()
-        _refuse_blocked(request.planned.plan)
-        chosen = ", ".join(f"card {card.index} ({card.uuid})" for card in request.planned.plan.cards)
-        console.say(f"now: {chosen}")
     raise MachineError(f"other runs took the chosen cards {CHOICES} times", hint="try again")
-
-
-def _refuse_blocked(plan: Plan) -> None:
-    blockers = [notice for notice in plan.notices if notice.severity == "blocker"]
-    if blockers:
-        raise MachineError(Diagnostic("error", notice.what, hint=notice.hint) for notice in blockers)
 
 
 def _bind(request: RunRequest) -> tuple[RunLayout, Bindings, BoundPlan]:
@@ -146,6 +141,7 @@ def _bind(request: RunRequest) -> tuple[RunLayout, Bindings, BoundPlan]:
         run_id = layout.id if plan.topology.nodes == 1 else plan.name
         return Bindings(run_id, str(layout.root), ATTEMPT, port, rank, master, local, group)
 
+    # The folder does not matter here: bound only to see whether every variable is there.
     bind(plan, bindings(RunLayout(Path.cwd())), request.environ)
     layout = create.create(plan.output_root, plan.name)
     return layout, bindings(layout), bind(plan, bindings(layout), request.environ)
@@ -186,11 +182,12 @@ def _follow(job: Job, plan: Plan, layout: RunLayout, console: Terminal, locks: t
     finally:
         watch.close()
     seconds = time.monotonic() - begin
+    # On several nodes each has a run directory of its own, and only rank 0 measures.
     has_rank_0 = plan.topology.nodes == 1 or relay.shown_rank == 0
     summary = build_summary(plan, layout, verdict, seconds, relay.progress, watch, has_rank_0)
     for remark in remarks(job.attempt):
         console.say(remark)
-    try:
+    try:  # a full disk must not change the exit code
         write_json(layout.summary, summary)
     except OSError as error:
         console.say(f"{layout.summary} could not be written: {error.strerror}")

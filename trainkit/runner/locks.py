@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from trainkit.files import cache_folder
 
@@ -21,28 +21,19 @@ def try_lock(fd: int) -> bool:
     return False
 
 
-class Lock:
-    """A file to be locked; the lock is held while any process has its descriptor."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.fd = -1
-
-    def __enter__(self) -> Lock:
-        os.makedirs(os.path.dirname(self.path), exist_ok=True)
-        self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self.fd)
-
-    def acquire(self) -> bool:
-        """Take the lock if it is free."""
-        return try_lock(self.fd)
+@contextlib.contextmanager
+def lock_file(path: str) -> Iterator[int]:
+    """The descriptor of a file to be locked with :func:`try_lock`, open for a while."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def lock_folder(environ: Mapping[str, str], run_dir: str) -> str:
-    """Where this user's locks lie: the cache folder, or the run directory where there is no writable home."""
+    """The folder of this user's locks: the cache folder, or the run directory where there is no writable home."""
     home = environ.get("HOME") or os.path.expanduser("~")  # a container may have a user but no HOME
     folder = cache_folder({**environ, "HOME": home}, "locks") or run_dir
     try:

@@ -202,7 +202,7 @@ def _world_size() -> int:
 
 
 def _device(parameters: Sequence[Any], wrappers: Wrappers, sharded: Sequence[Any]) -> str | None:
-    """Where the computation is; offloaded parameters lie on the CPU meanwhile."""
+    """Where the computation is; offloaded parameters are on the CPU meanwhile."""
     if wrappers.engine is not None:
         return str(wrappers.engine.device).partition(":")[0]
     if sharded:

@@ -45,7 +45,7 @@ def _limit(root: Path) -> float | None:
 
 
 def probe_numa(root: Path = Path("/")) -> Mapping[str, tuple[NumaNode, ...]]:
-    """Which cores are near to which part of the memory, in the order of nodes; none where the system does not tell."""
+    """Which cores are near to which part of the memory, in the order of nodes; none where the system does not say."""
     found = [_node(path) for path in (root / "sys/devices/system/node").glob("node*") if path.name[4:].isdigit()]
     return {"numa": tuple(sorted(found, key=lambda node: node.index))}
 

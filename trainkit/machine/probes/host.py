@@ -14,7 +14,7 @@ from trainkit.machine.versions import at_least
 
 
 def probe(root: Path = Path("/")) -> Mapping[str, str]:
-    """As the kernel tells it; no name service is asked, and no tool is started."""
+    """As the kernel gives it; no name service is asked, and no tool is started."""
     named = re.search(r'^PRETTY_NAME="?([^"\n]+)', text(root / "etc/os-release"), re.MULTILINE)
     system = named[1] if named else platform.system()
     if sys.platform == "darwin":

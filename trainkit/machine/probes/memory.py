@@ -26,7 +26,7 @@ def probe(root: Path = Path("/")) -> Mapping[str, int | None]:
 def available(root: Path = Path("/")) -> int:
     """Bytes that processes can still take: the system's estimate, or less where a cgroup leaves less.
 
-    What there is in all where the system does not tell.
+    What there is in all where the system does not say.
     """
     installed, free = _whole_machine(root)
     left = [installed if free is None else min(installed, free)]

@@ -1,4 +1,4 @@
-"""NVIDIA cards, by NVML, asked only where a driver is present; and the processes on them, as /proc tells."""
+"""NVIDIA cards, by NVML, asked only where a driver is present; and the processes on them, as /proc shows them."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Asked:
         return None if milliwatts is None else milliwatts / 1000
 
     def _memory(self, handle: Any) -> tuple[int, int, int]:
-        """Total, free, and the driver's own; zeros where a card shares the machine's memory and does not tell."""
+        """Total, free, and the driver's own; zeros where a card shares the machine's memory and does not report it."""
         memory = self.maybe("nvmlDeviceGetMemoryInfo", handle)
         if not memory:
             return 0, 0, 0

@@ -1,4 +1,4 @@
-"""The scheduler's allocation, as the environment tells it. Nothing is asked of the scheduler itself."""
+"""The scheduler's allocation, as the environment describes it. Nothing is asked of the scheduler itself."""
 
 from __future__ import annotations
 

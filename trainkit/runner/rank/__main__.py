@@ -16,7 +16,8 @@ USAGE = (
 
 
 def parse(argv: Sequence[str]) -> Options:
-    """Read the command line (ValueError when it is wrong). By hand: argparse costs more than all the rest here."""
+    """Read the command line. Raises ValueError when it is wrong."""
+    # By hand: argparse costs more than all the rest here.
     values = {"--attempt": "", "--grace": "30", "--main": "each-node", "--expect": "", "--cores": ""}
     rest, variables = list(argv), list[str]()
     while rest and rest[0] in (*values, "--replica-env") and len(rest) > 1:

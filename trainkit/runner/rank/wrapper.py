@@ -58,6 +58,7 @@ class Wrapper:
         self._shares_terminal = os.isatty(0)
         hang_up = signal.getsignal(signal.SIGHUP)
         self._ignored = (signal.SIGHUP,) if hang_up == signal.SIG_IGN else ()  # nohup's
+        # torchrun, accelerate and deepspeed set these for each worker; the plan does where there is no launcher.
         rank, local_rank, restart = (
             _number(environ, name) for name in ("RANK", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")
         )
@@ -217,6 +218,7 @@ class Wrapper:
         if not self._shares_terminal:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # children that the program left behind
                 os.killpg(self._record.pid, signal.SIGKILL)
+        # Only now: while the zombie was there, the group's number could not be given to other processes.
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._record.pid, 0)
         lost = sum(copier.lost for copier in self._copiers)

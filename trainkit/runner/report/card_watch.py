@@ -60,6 +60,7 @@ class CardWatch:
         except Exception:  # noqa: BLE001 - no library, no driver, a broken one: the summary then has null
             return False
         self._nvml = pynvml
+        # By UUID: NVML counts cards in PCI order and does not read CUDA_VISIBLE_DEVICES.
         for rank, card in enumerate(self._cards):
             with contextlib.suppress(pynvml.NVMLError):
                 self._handles.append((rank, card.uuid, pynvml.nvmlDeviceGetHandleByUUID(card.uuid.encode())))

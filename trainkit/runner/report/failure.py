@@ -47,6 +47,7 @@ def describe_failure(verdict: Verdict, attempt: AttemptLayout, shown_rank: int |
     if verdict.failure == "program" and verdict.exit_code in (2, 3, 4):  # trainkit's own codes too: say whose it is
         lines.append(f"exit code {verdict.exit_code} is the program's own")
     log = _log(verdict, attempt)
+    # What the user has just read on the terminal is not repeated.
     end = last_lines(log, LINES) if log is not None else []
     if end and (verdict.rank is None or verdict.rank != shown_rank):
         lines += [f"the last lines of {log}:", *(f"  | {line}" for line in end)]

@@ -34,6 +34,7 @@ class Progress:
         if not self.latest or steps <= 0 or not isinstance(seconds, int | float):
             return known
         before, paces = self.seconds_per_step or 0.0, self.paces + 1
+        # Whole steps between two records: a run may log every n-th.
         pace = before + (seconds / steps - before) * max(1 / paces, NEWEST)
         return replace(known, seconds_per_step=pace, paces=paces)
 

@@ -72,7 +72,7 @@ class Cards:
             time.sleep(STEP_SECONDS)
 
     def _open(self, name: str) -> int:
-        """Anybody's file, or a new one that anybody may lock."""
+        """The file of whichever user made it, or a new one that all users may lock."""
         try:
             _make_folder(folder(self._environ))
             for _ in range(100):
@@ -106,7 +106,7 @@ def _is_only_name(fd: int, name: str) -> bool:
 
 
 def _make_folder(name: str) -> None:
-    """For all users: anybody may add files, only their owners may remove them."""
+    """For all users: each may add files, only their owners may remove them."""
     try:
         os.mkdir(name)
     except FileExistsError:

@@ -22,6 +22,7 @@ def create(output_root: str, name: str) -> RunLayout:
     """A new run directory <output_root>/<name>/<timestamp>-<id>. Raises MachineError when it cannot be created."""
     parent = Path(output_root).absolute() / name
     for _ in range(TRIES):
+        # The time sorts runs by age, the random part keeps apart those of one second.
         root = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         try:
             parent.mkdir(parents=True, exist_ok=True)

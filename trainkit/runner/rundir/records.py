@@ -41,12 +41,12 @@ class RankRecord(NamedTuple):
 
 
 def record_path(attempt_dir: str, rank: int) -> str:
-    """Where the record of a global rank lies."""
+    """Path of the record of a global rank."""
     return os.path.join(attempt_dir, "ranks", f"rank-{rank}.json")
 
 
 def log_path(attempt_dir: str, rank: int, stream: str) -> str:
-    """Where the output of a global rank lies; stream is ``out`` or ``err``."""
+    """Path of the output of a global rank; stream is ``out`` or ``err``."""
     return os.path.join(attempt_dir, "logs", f"rank-{rank}.{stream}")
 
 

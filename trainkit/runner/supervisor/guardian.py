@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from trainkit.runner.locks import Lock
+from trainkit.runner.locks import lock_file, try_lock
 from trainkit.runner.report.exit_status import Observed, Verdict, judge
 from trainkit.runner.rundir.status import write_status
 from trainkit.runner.supervisor import cleanup
@@ -80,10 +80,10 @@ class Guardian:
     def _prepare(self) -> tuple[str, int] | None:
         """Run the preparations; title and exit code of one that failed."""
         for title, argv, path in (Preparation(*item) for item in self._spec.preparations):
-            with Lock(path) as lock:
-                if not lock.acquire():
+            with lock_file(path) as lock:
+                if not try_lock(lock):
                     self._trainkit.send({"event": "waiting", "title": title, "lock": path})
-                while self._termination.stop is None and not lock.acquire():
+                while self._termination.stop is None and not try_lock(lock):
                     self._wait(SLOW)
                 if self._termination.stop is not None:
                     return None
@@ -93,13 +93,13 @@ class Guardian:
                 return title, code
         return None
 
-    def _run_preparation(self, argv: Sequence[str], lock: Lock) -> int:
+    def _run_preparation(self, argv: Sequence[str], lock: int) -> int:
         log, flags = f"{self._spec.attempt_dir}/logs/prepare", os.O_WRONLY | os.O_CREAT | os.O_APPEND
         nothing = os.open(os.devnull, os.O_RDONLY)
         streams = [nothing, *(os.open(f"{log}.{name}", flags, 0o666) for name in ("out", "err"))]
         try:
             # The child holds the lock too: it stays locked while the child lives, even if the guardian does not.
-            pid = self._spawn(argv, streams, new_session=True, ignore=PASSED_ON, inherit=(lock.fd,))
+            pid = self._spawn(argv, streams, new_session=True, ignore=PASSED_ON, inherit=(lock,))
         finally:
             for fd in streams:
                 os.close(fd)

@@ -67,6 +67,7 @@ class Supervisor:
 
     def run(self, on_start: Callable[[], None]) -> Verdict:
         """Start, follow to the end, and return the verdict. on_start is called once the guardian runs."""
+        # Should the guardian be killed, its children become ours; those that we have already are not of the run.
         become_subreaper()
         others = frozenset(descendants(os.getpid()))
         with handled((*STOP, *PASSED_ON, signal.SIGWINCH), self._on_signal):
@@ -124,6 +125,7 @@ class Supervisor:
         import tty
 
         self._terminal, slave = os.openpty()
+        # Raw: the real terminal edits lines and makes signals; twice would be wrong.
         tty.setraw(slave)
         self._resize()
         os.set_blocking(self._terminal, False)

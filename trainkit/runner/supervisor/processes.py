@@ -103,7 +103,7 @@ def open_pidfd(pid: int) -> int | None:
 def send_signal(pids: Collection[int], number: int) -> None:
     """A signal to each that is still there."""
     for pid in pids:
-        if pid > 1:  # kill() reads 0 and below as groups, -1 as everybody
+        if pid > 1:  # kill() reads 0 and below as groups, -1 as every process
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
 

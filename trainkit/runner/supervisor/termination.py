@@ -73,6 +73,7 @@ class Termination:
         now = time.monotonic()
         if ranks_alive or self._rest_since is None:
             self._rest_since = now
+        # What ends by itself within a moment needs no signal.
         actions = self._once(Action.TERM_REST) if now - self._rest_since > SETTLE_SECONDS else []
         if actions:
             self.kill_at = min(self.kill_at, now + min(self._grace, REST_SECONDS))
