@@ -109,8 +109,7 @@ def _take_cards(request: RunRequest, console: Terminal) -> tuple[RunRequest, Car
     cards = Cards(request.environ)
     for choice in range(CHOICES):
         plan = request.planned.plan
-        if blockers := [notice for notice in plan.notices if notice.severity == "blocker"]:
-            raise MachineError(Diagnostic("error", notice.what, hint=notice.hint) for notice in blockers)
+        _refuse_blocked(plan)
         if choice > 0:
             console.say("now: " + ", ".join(f"card {card.index} ({card.uuid})" for card in plan.cards))
         lost = cards.take([card.uuid for card in plan.cards], shared=plan.shares_cards)
@@ -125,6 +124,11 @@ def _take_cards(request: RunRequest, console: Terminal) -> tuple[RunRequest, Car
         console.say(f"{what}; choosing again")
         request = request.again()
     raise MachineError(f"other runs took the chosen cards {CHOICES} times", hint="try again")
+
+
+def _refuse_blocked(plan: Plan) -> None:
+    if blockers := [notice for notice in plan.notices if notice.severity == "blocker"]:
+        raise MachineError(Diagnostic("error", notice.what, hint=notice.hint) for notice in blockers)
 
 
 def _bind(request: RunRequest) -> tuple[RunLayout, Bindings, BoundPlan]:
