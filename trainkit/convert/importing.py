@@ -86,7 +86,7 @@ def _leave_out(draft: Draft, resolved: Resolved) -> bool:
     found = [each for each in unreached(resolved, PROGRAMS[kind].REACH, kind) if each.key in draft.settings]
     for each in found:
         setting = draft.settings.pop(each.key)
-        why = f": {each.why}" if each.why else "."
+        why = f": {each.why}." if each.why else "."
         more = "" if draft.get("program.kind") else " Name the script behind `--` to keep it."
         reason = f" ({draft.reasons.pop(each.key)})" if each.key in draft.reasons else ""
         draft.remark(

@@ -54,12 +54,10 @@ def check(resolved: Resolved) -> tuple[Diagnostic, ...]:
     """The built-in trainer takes no script, module or arguments."""
     program = resolved.recipe.program
     return tuple(
-        Diagnostic(
-            "error",
+        resolved.error(
+            f"program.{name}",
             f"program.{name} has no meaning for the built-in trainer",
-            key=f"program.{name}",
-            origin=resolved.origin(f"program.{name}"),
-            hint=f"set program.kind to torch to run your own program, or leave program.{name} out",
+            f"set program.kind to torch to run your own program, or leave program.{name} out",
         )
         for name in ("script", "module", "args", "local_rank")
         if getattr(program, name)

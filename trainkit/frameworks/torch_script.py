@@ -8,7 +8,7 @@ from trainkit.frameworks.base import own_scripts
 from trainkit.frameworks.base.interface import Detection, all_own, nothing
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
-from trainkit.plan.support import LAUNCHED, Reach, Table
+from trainkit.plan.support import LAUNCHED, OWN_CHECKPOINT, Reach, Table
 
 REQUIRES: Mapping[str, str] = {}
 DETECTION = Detection()
@@ -17,15 +17,11 @@ problems = wrapper = files = environment = preparations = nothing
 REACH: Table = {
     **LAUNCHED,
     "": Reach("the file that TRAINKIT_RECIPE names"),
-    "checkpoint.resume": Reach(
-        why="Which folder holds a checkpoint of the program's own is not known.",
-        instead="Pass the checkpoint in program.args, and leave checkpoint.resume out.",
-        anyway=("never",),
-    ),
+    "checkpoint.resume": OWN_CHECKPOINT,
 }
 
 
 def notices(context: Context) -> tuple[Notice, ...]:
     """Settings do not reach a script by themselves."""
-    what = "Settings of the recipe reach this program only through its arguments and the file named by TRAINKIT_RECIPE."
+    what = "settings of the recipe reach this program only through its arguments and the file named by TRAINKIT_RECIPE"
     return (Notice("note", what),)

@@ -62,14 +62,14 @@ def notices(context: Context) -> Iterator[Notice]:
     if not on_xla(context):
         return
     if is_spmd(context):
-        what = f"The batch of {context.batch.micro} is that of the one process, and SPMD splits it over all chips."
-        yield Notice("note", what, "Set batch.micro to a multiple of the number of chips.")
+        what = f"the batch of {context.batch.micro} is that of the one process, and SPMD splits it over all chips"
+        yield Notice("note", what, "set batch.micro to a multiple of the number of chips")
     elif context.recipe.program.kind in TAKEN_BY_ITSELF:
-        what = "The run uses chip 0 alone; chips of TPU v2 and v3 have two cores, which accelerate counts as processes."
-        yield Notice("note", what, "strategy.kind: fsdp with program.kind: hf uses every chip of the machine.")
+        what = "the run uses chip 0 alone; chips of TPU v2 and v3 have two cores, which accelerate counts as processes"
+        yield Notice("note", what, "strategy.kind: fsdp with program.kind: hf uses every chip of the machine")
     if context.recipe.program.kind in TAKEN_BY_ITSELF and context.dtype == "bf16":
-        what = "On XLA bf16 is the format of every float: parameters, gradients and the optimizer's state too."
-        yield Notice("note", what, "torch_xla 2.9 does this with a warning that later ones will not.")
+        what = "on XLA bf16 is the format of every float: parameters, gradients and the optimizer's state too"
+        yield Notice("note", what, "torch_xla 2.9 does this with a warning that later ones will not")
     yield from _releases(context)
 
 
@@ -77,5 +77,5 @@ def _releases(context: Context) -> Iterator[Notice]:
     """torch_xla is compiled against one release of torch."""
     torch, xla = (context.facts.packages.get(name, "") for name in ("torch", "torch-xla"))
     if torch and xla and torch.split(".")[:2] != xla.split(".")[:2]:
-        what = f"torch_xla {xla} is made for torch {'.'.join(xla.split('.')[:2])}, and torch {torch} is installed."
-        yield Notice("blocker", what, "Install both of one release: pip install 'torch==2.9.*' 'torch_xla[tpu]==2.9.*'")
+        what = f"torch_xla {xla} is made for torch {'.'.join(xla.split('.')[:2])}, and torch {torch} is installed"
+        yield Notice("blocker", what, "install both of one release: pip install 'torch==2.9.*' 'torch_xla[tpu]==2.9.*'")

@@ -35,6 +35,12 @@ LAUNCH = Reach("the launch")
 LAUNCHED: Table = dict.fromkeys(
     ("version", "name", "program", "devices", "nodes", "launcher", "env", "env_from", "output", "strategy.kind"), LAUNCH
 )
+# Of programs that save by themselves.
+OWN_CHECKPOINT = Reach(
+    why="which folder holds a checkpoint of the program's own is not known",
+    instead="pass the checkpoint in program.args, as resume_from_checkpoint, and leave checkpoint.resume out",
+    anyway=("never",),
+)
 
 
 def way(table: Table, key: str) -> Reach | None:

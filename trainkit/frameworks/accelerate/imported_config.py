@@ -8,7 +8,7 @@ from typing import Any
 
 from trainkit.errors import Origin
 from trainkit.frameworks.accelerate.fields import SETTINGS
-from trainkit.frameworks.base.draft import Draft, ImportContext, wrong_values
+from trainkit.frameworks.base.draft import Draft, ImportContext
 from trainkit.frameworks.base.fields import Unsupported
 from trainkit.recipe.layers.assignment import Assignment
 
@@ -72,11 +72,7 @@ class ImportedConfig:
     def put(self, name: str, key: str, value: Any, reason: str = "") -> None:
         """Set a key to what a name means, or note what is wrong with the value."""
         self.used.add(name)
-        assignment = Assignment(key, value, self.origin(name))
-        problems = wrong_values([assignment], self.draft)
-        self.draft.problems += problems
-        if not problems:
-            self.draft.put(assignment, reason)
+        self.draft.put_checked(Assignment(key, value, self.origin(name)), reason)
 
     def remark(self, name: str, text: str) -> None:
         """Note something on a value, which with this is understood."""

@@ -66,20 +66,20 @@ def environment(context: Context) -> tuple[SourcedVariable, ...]:
 def notices(context: Context) -> Iterator[Notice]:
     """What stays the script's own, and what accelerate does by itself."""
     what = (
-        "Model, data, optimizer and the loop are the script's own; its DataLoader decides the micro batch, and the "
-        f"sizes in this plan only count with {context.batch.micro}."
+        "model, data, optimizer and the loop are the script's own; its DataLoader decides the micro batch, and the "
+        f"sizes in this plan only count with {context.batch.micro}"
     )
-    yield Notice("note", what, "Pass the script's own settings in program.args.")
+    yield Notice("note", what, "pass the script's own settings in program.args")
     strategy = context.recipe.strategy
     if isinstance(strategy, Fsdp) and strategy.auto_wrap == "transformer" and not strategy.wrap_classes:
-        what = "strategy.wrap_classes is empty: a model that does not name its blocks (_no_split_modules) is one unit."
-        yield Notice("note", what, "Name the class of its blocks.")
+        what = "strategy.wrap_classes is empty: a model that does not name its blocks (_no_split_modules) is one unit"
+        yield Notice("note", what, "name the class of its blocks")
     if context.zero:
         yield from _zero_notices(context)
     chosen = context.recipe.efficiency.compile
     if chosen.enabled and chosen.dynamic is None:
-        what = "accelerate compiles for the sizes that it sees (dynamic=False): other sizes are compiled again."
-        yield Notice("note", what, "Set efficiency.compile.dynamic to true where sizes change.")
+        what = "accelerate compiles for the sizes that it sees (dynamic=False): other sizes are compiled again"
+        yield Notice("note", what, "set efficiency.compile.dynamic to true where sizes change")
 
 
 def _zero_notices(context: Context) -> Iterator[Notice]:
@@ -87,12 +87,12 @@ def _zero_notices(context: Context) -> Iterator[Notice]:
         base = context.resolved.attachments.get("strategy.config")
         found = value_at(base.tree, "gradient_clipping") if base else None
         norm = "1, which accelerate fills in" if found in (None, "auto") else f"{found}, as its file says"
-        what = f"DeepSpeed scales gradients down to a norm of {norm}: clip_grad_norm_ does nothing then."
-        yield Notice("note", what, "Set train.max_grad_norm to the script's own.")
+        what = f"DeepSpeed scales gradients down to a norm of {norm}: clip_grad_norm_ does nothing then"
+        yield Notice("note", what, "set train.max_grad_norm to the script's own")
     if context.topology.device == "cpu" and context.topology.world_size > 1:
         what = (
-            "On a CPU, Accelerator() counts one process under DeepSpeed unless it is given the backend: the run would "
-            "end with `Check batch related parameters`."
+            "on a CPU, Accelerator() counts one process under DeepSpeed unless it is given the backend: the run would "
+            "end with `Check batch related parameters`"
         )
-        hint = 'In the script: Accelerator(kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")]).'
+        hint = 'write Accelerator(kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")]) in the script'
         yield Notice("warning", what, hint)

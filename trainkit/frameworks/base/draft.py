@@ -73,6 +73,13 @@ class Draft:
         if text not in self.remarks:
             self.remarks.append(text)
 
+    def put_checked(self, assignment: Assignment, reason: str = "") -> None:
+        """Set a key, or note what is wrong with the type or bounds of its value."""
+        problems = wrong_values([assignment], self)
+        self.problems += problems
+        if not problems:
+            self.put(assignment, reason)
+
     def fail(self, what: str, origin: Origin, hint: str, why: str = "") -> None:
         """Note an error."""
         self.problems.append(Diagnostic("error", what, origin=origin, why=why, hint=hint))
@@ -100,6 +107,15 @@ def read_flag(draft: Draft, context: ImportContext, flag: FlagUse) -> tuple[list
     assignments, found = flags()[flag.name].read(use)
     kept = [each for each in found if each.severity == "error"]
     return assignments, kept or wrong_values(assignments, draft)
+
+
+def apply_flag(draft: Draft, context: ImportContext, name: str, value: str | None, origin: Origin) -> bool:
+    """Set what trainkit's own flag of this name makes of a value, or note why it cannot; whether it could."""
+    assignments, problems = read_flag(draft, context, FlagUse(name, value, origin))
+    draft.problems += problems
+    for each in assignments:
+        draft.put(each)
+    return not problems
 
 
 def wrong_values(assignments: list[Assignment], draft: Draft) -> list[Diagnostic]:

@@ -6,7 +6,7 @@ accelerate's file and may do so in transformers'.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from trainkit.errors import Diagnostic, Origin
@@ -138,6 +138,13 @@ FIELDS: tuple[Field, ...] = (
     choice("state_dict_type", "strategy.state_dict_type", STATE_DICTS),
     switch("activation_checkpointing", CHECKPOINTING, recomputes),
 )
+
+
+def of_first_version(context: Context) -> Iterator[str]:
+    """The keys that the recipe sets and that FSDP's second version, which it chooses, does not have."""
+    for name, anyway in FIRST_VERSION.items() if setting(context, "strategy.version") == 2 else ():
+        if setting(context, f"strategy.{name}") not in (None, anyway):
+            yield f"strategy.{name}"
 
 
 def only_by_size(tool: str) -> str:

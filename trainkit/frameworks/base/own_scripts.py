@@ -28,8 +28,8 @@ def check_target(resolved: Resolved) -> tuple[Diagnostic, ...]:
     both = bool(program.script)
     neither = f"a program of kind {program.kind} requires a script or a module"
     what = "program.script and program.module are both given" if both else neither
-    hint = "Keep one of the two." if both else "Set program.script to its path, or program.module to its dotted name."
-    return (Diagnostic("error", what, key="program", origin=resolved.origin("program.kind"), hint=hint),)
+    hint = "keep one of the two" if both else "set program.script to its path, or program.module to its dotted name"
+    return (resolved.error("program", what, hint, at=resolved.origin("program.kind")),)
 
 
 def described(context: Context) -> str:

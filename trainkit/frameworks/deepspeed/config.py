@@ -26,10 +26,10 @@ OWN_AUTO = ("data_types.keep_in_fp32_modules", "expert_parallel.", "pipeline.", 
 HANDED_OVER = ("optimizer", "scheduler")
 # Sections of what a program has to call DeepSpeed for, and the built-in trainer does not -> what to do instead.
 UNCALLED: Mapping[str, str] = {
-    "activation_checkpointing": "Set efficiency.gradient_checkpointing instead.",
-    "compression_training": "Remove it.",
-    "data_efficiency": "Remove it: the trainer's data is its own.",
-    "expert_parallel": "Set model.moe instead.",
+    "activation_checkpointing": "set efficiency.gradient_checkpointing instead",
+    "compression_training": "remove it",
+    "data_efficiency": "remove it: the trainer's data is its own",
+    "expert_parallel": "set model.moe instead",
 }
 
 
@@ -69,7 +69,7 @@ def deepspeed_config(context: Context, reader: Reader, *, whole: bool = False) -
         problems += _not_for_builtin(tree, known, base)
     for key, value in leaves(tree):
         if value == AUTO and not key.startswith(OWN_AUTO) and not _stays(key, rules):
-            hint = "Write a value, or remove it."
+            hint = "write a value, or remove it"
             problems.append(_problem(key, 'is "auto", and no setting of the recipe fills it', base, hint))
     if problems:
         raise RecipeError(problems)
@@ -116,7 +116,7 @@ def _base_tree(base: Attachment | None) -> tuple[Tree, list[Diagnostic]]:
         return {}, [Diagnostic("error", what, key="strategy.config", origin=base.origins.get(""))]
     # Beside today's names, which the recipe fills in, the old ones are an error of DeepSpeed's own.
     return deepcopy(dict(base.tree)), [
-        _problem(key, "is a name that DeepSpeed has replaced", base, f"Write {instead}.")
+        _problem(key, "is a name that DeepSpeed has replaced", base, f"write {instead}")
         for key, instead in OUTDATED.items()
         if _get(base.tree, key) is not UNSET
     ]
@@ -172,7 +172,7 @@ def _not_for_builtin(tree: Tree, known: set[str], base: Attachment | None) -> It
     for section in HANDED_OVER:
         for key, value in leaves(tree.pop(section, {}), section):
             if key not in known and value != AUTO:
-                yield _problem(key, f"is {dumps(value)}, and no setting of the recipe says that", base, "Remove it.")
+                yield _problem(key, f"is {dumps(value)}, and no setting of the recipe says that", base, "remove it")
     for section in UNCALLED.keys() & tree.keys():
         yield _problem(section, "does nothing: the built-in trainer does not call it", base, UNCALLED[section])
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainkit.frameworks.base.detection import program_kind
-from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, read_flag, wrong_values
+from trainkit.frameworks.base.draft import Draft, ImportContext, apply_flag
 from trainkit.frameworks.base.fields import Unsupported
 from trainkit.frameworks.base.foreign_file import ForeignFile
 from trainkit.frameworks.deepspeed.config import leaves
@@ -46,9 +46,7 @@ def read(draft: Draft, context: ImportContext, source: ForeignFile) -> None:
         take_apart(draft, context, source)
         return
     # Trainer reads the file beside its own arguments: it is the base as it is.
-    assignments, draft.problems = read_flag(draft, context, FlagUse("deepspeed", source.path, source.at("")))
-    for each in assignments:
-        draft.put(each)
+    apply_flag(draft, context, "deepspeed", source.path, source.at(""))
 
 
 def take_apart(draft: Draft, context: ImportContext, source: ForeignFile) -> None:
@@ -184,9 +182,8 @@ def _keep_as_base(entries: Entries, path: str, left: str) -> None:
         key, what, hint = entries.obstacles[0]
         draft.fail(f"{what}, and the file is needed as base for {left}", source.at(key), hint)
         return
-    assignment = Assignment("strategy.config", path, source.at(""))
-    draft.problems += wrong_values([assignment], draft)
-    draft.put(assignment, f"base of the generated file, for what the recipe has no key of: {left}")
+    reason = f"base of the generated file, for what the recipe has no key of: {left}"
+    draft.put_checked(Assignment("strategy.config", path, source.at("")), reason)
 
 
 def _optimizer(entries: Entries) -> None:
@@ -278,12 +275,8 @@ class Entries:
 
     def put(self, key: str, setting: str, value: Any, reason: str = "") -> None:
         """Set what a key means, or note what is wrong with it."""
-        assignment = Assignment(setting, value, self.source.at(key))
         self.read.add(key)
-        problems = wrong_values([assignment], self.draft)
-        self.draft.problems += problems
-        if not problems:
-            self.draft.put(assignment, reason)
+        self.draft.put_checked(Assignment(setting, value, self.source.at(key)), reason)
 
     def take(self, row: Row) -> None:
         """Set what a field says, by any of its names; what no setting says stays in the file."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from trainkit.errors import Diagnostic
 from trainkit.frameworks.base import own_scripts
 from trainkit.frameworks.base.argv_reader import script_flags
-from trainkit.frameworks.base.draft import FlagUse, read_flag
+from trainkit.frameworks.base.draft import apply_flag
 from trainkit.frameworks.base.fields import said
 from trainkit.frameworks.base.interface import Detection, nothing
 from trainkit.frameworks.deepspeed.fields import CARRIED, FILE
@@ -34,10 +34,10 @@ REQUIRES: Mapping[str, str] = {}
 DETECTION = Detection(
     "DeepSpeed's engine", frozenset({"deepspeed.initialize"}), flags=frozenset({FLAG.removeprefix("--")})
 )
-_OWN = "The script does this itself."
+_OWN = "the script does this itself"
 _CALLED = Reach(
-    why="DeepSpeed recomputes what the script hands to deepspeed.checkpointing.",
-    instead="Put activation_checkpointing in the file that strategy.config names, and leave it out here.",
+    why="DeepSpeed recomputes what the script hands to deepspeed.checkpointing",
+    instead="put activation_checkpointing in the file that strategy.config names, and leave it out here",
     anyway=(False,),
 )
 REACH: Table = {
@@ -45,10 +45,10 @@ REACH: Table = {
     **dict.fromkeys((*CARRIED, "strategy"), Reach(FILE)),
     "train.steps": Reach(f"{FILE}, as the length of the schedule"),
     "efficiency.gradient_checkpointing": _CALLED,
-    "data.pin_memory": Reach(why=_OWN, instead="Leave it out.", anyway=(False,)),  # which the preset for CPUs says
+    "data.pin_memory": Reach(why=_OWN, instead="leave it out", anyway=(False,)),  # which the preset for CPUs says
     **dict.fromkeys(
         ("model", "data", "peft", "sample", "eval", "checkpoint"),
-        Reach(why=_OWN, instead="Pass what the script takes in program.args.", anyway=("never",)),
+        Reach(why=_OWN, instead="pass what the script takes in program.args", anyway=("never",)),
     ),
 }
 
@@ -58,32 +58,30 @@ def problems(context: Context) -> Iterator[Diagnostic]:
     recipe, given = context.recipe, context.resolved.given
     for word, key in own_scripts.arguments(recipe.program.args):
         if word.partition("=")[0] == FLAG:
-            hint = "Name the file in strategy.config: it is the base that the recipe fills."
-            yield _error(context, f"{FLAG} is the plan's to pass", key, hint)
+            hint = "name the file in strategy.config: it is the base that the recipe fills"
+            yield context.resolved.error(key, f"{FLAG} is the plan's to pass", hint)
     if given("optimizer.name") and recipe.optimizer.name not in TYPES.values():
         names = " or ".join(dict.fromkeys(TYPES.values()))
-        hint = f"Choose {names}, or leave it out and describe it in the file of strategy.config."
-        yield _error(context, f"optimizer {recipe.optimizer.name} cannot be made by DeepSpeed", "optimizer.name", hint)
+        hint = f"choose {names}, or leave it out and describe it in the file of strategy.config"
+        yield context.resolved.error(
+            "optimizer.name", f"optimizer {recipe.optimizer.name} cannot be made by DeepSpeed", hint
+        )
     schedule = recipe.schedule
     if not said(context, *SCHEDULE_KEYS):
         if given("train.steps"):
-            hint = "Pass what the script takes in program.args, or give a schedule, whose length it is."
-            yield _error(context, "train.steps cannot reach a program of kind deepspeed", "train.steps", hint)
+            hint = "pass what the script takes in program.args, or give a schedule, whose length it is"
+            yield context.resolved.error("train.steps", "train.steps cannot reach a program of kind deepspeed", hint)
         return
     warms = schedule.name != "constant"
     if warms and schedule.warmup_steps < SHORTEST_WARMUP:
-        hint = f"Set schedule.warmup_steps to {SHORTEST_WARMUP} or more, or schedule.name to constant."
-        yield _error(context, "DeepSpeed's schedules warm up", "schedule.warmup_steps", hint)
+        hint = f"set schedule.warmup_steps to {SHORTEST_WARMUP} or more, or schedule.name to constant"
+        yield context.resolved.error("schedule.warmup_steps", "DeepSpeed's schedules warm up", hint)
     if schedule.name in ("linear", "cosine") and recipe.train.steps is None:
-        hint = "Set train.steps to the number of updates that the script makes."
-        yield _error(context, f"the schedule {schedule.name} needs its length", "schedule.name", hint)
+        hint = "set train.steps to the number of updates that the script makes"
+        yield context.resolved.error("schedule.name", f"the schedule {schedule.name} needs its length", hint)
     if schedule.name == "linear" and schedule.min_lr_ratio:
-        hint = "Set schedule.min_lr_ratio to 0, or schedule.name to cosine."
-        yield _error(context, "DeepSpeed's linear schedule ends at 0", "schedule.min_lr_ratio", hint)
-
-
-def _error(context: Context, what: str, key: str, hint: str) -> Diagnostic:
-    return Diagnostic("error", what, key=key, origin=context.resolved.origin(key), hint=hint)
+        hint = "set schedule.min_lr_ratio to 0, or schedule.name to cosine"
+        yield context.resolved.error("schedule.min_lr_ratio", "DeepSpeed's linear schedule ends at 0", hint)
 
 
 def reason(context: Context) -> str:
@@ -107,7 +105,7 @@ def notices(context: Context) -> tuple[Notice, ...]:
     """What the file says can be overruled in the script."""
     sections = {"optimizer": "optimizer", "schedule": "lr_scheduler"}
     return tuple(
-        Notice("note", f"A script that passes {sections[section]} to deepspeed.initialize overrules {section} here.")
+        Notice("note", f"a script that passes {sections[section]} to deepspeed.initialize overrules {section} here")
         for section in sections
         if said(context, section)
     )
@@ -119,9 +117,6 @@ def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> list[str]
     given = next((each for each in found if f"--{each.name}" == FLAG), None)
     if given is None:
         return list(argv)
-    assignments, problems = read_flag(draft, context, FlagUse("deepspeed", next(iter(given.values), ""), given.origin))
-    draft.problems += problems
-    for each in assignments:
-        draft.put(each)
+    apply_flag(draft, context, "deepspeed", next(iter(given.values), ""), given.origin)
     more = given.values[1:]  # words behind the file are the script's own
     return [word for each in found for word in (more if each is given else each.words)]

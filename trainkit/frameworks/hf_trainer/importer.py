@@ -9,7 +9,7 @@ from typing import Any
 
 from trainkit.errors import Diagnostic
 from trainkit.frameworks.base.argv_reader import ScriptFlag, script_flags
-from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, read_flag, wrong_values
+from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, apply_flag, read_flag, wrong_values
 from trainkit.frameworks.base.fields import Settings, Unsupported
 from trainkit.frameworks.base.fsdp_settings import only_by_size
 from trainkit.frameworks.hf_trainer import optimizer
@@ -152,9 +152,8 @@ def _by_own_flag(reading: Reading, name: str) -> None:
         hint = "write these settings to a file, and name that"
         draft.fail("--deepspeed holds settings, where a recipe names a file", origin, hint)
     else:
-        assignments, problems = read_flag(draft, reading.context, FlagUse(name, value, origin))
-        draft.problems += problems
-        reading.put(name, assignments)
+        apply_flag(draft, reading.context, name, value, origin)
+        reading.taken.add(name)
 
 
 def _fsdp(reading: Reading, name: str) -> None:
@@ -168,11 +167,8 @@ def _fsdp(reading: Reading, name: str) -> None:
         return
     if value in ("True", "true"):
         draft.remark("Trainer of transformers 5 ends with an error at --fsdp True; the switch is bare.")
-    assignments, problems = read_flag(
-        draft, reading.context, FlagUse(name, value if flag.values else None, flag.origin)
-    )
-    draft.problems += problems
-    reading.put(name, assignments)
+    apply_flag(draft, reading.context, name, value if flag.values else None, flag.origin)
+    reading.taken.add(name)
 
 
 # Read before the table: the strategy decides which of its fields count.

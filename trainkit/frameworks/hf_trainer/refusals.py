@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from trainkit.errors import Diagnostic
 from trainkit.frameworks.base.fields import UNSET, Unsupported, said, setting
-from trainkit.frameworks.base.fsdp_settings import FIRST_VERSION
+from trainkit.frameworks.base.fsdp_settings import of_first_version
 from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
 from trainkit.frameworks.hf_trainer import deepspeed, fsdp_config
 from trainkit.frameworks.hf_trainer.argv_reader import agrees, key_of, own_flags, shown, written
@@ -27,16 +27,13 @@ CONFIG_SUFFIXES = (".json", ".yaml", ".yml")
 
 def problems(context: Context) -> Iterator[Diagnostic]:
     """Every error."""
-    yield from _unsupported(context)
-    yield from _contradictions(context)
-    yield from _against_files(context)
-    yield from _of_first_version(context)
-    yield from _own_argv(context)
+    for find in (_unsupported, _contradictions, _against_files, _of_first_version, _own_argv):
+        yield from find(context)
 
 
 def error(context: Context, key: str, what: str, why: str, hint: str) -> Diagnostic:
     """An error at a key."""
-    return Diagnostic("error", what, key=key, origin=context.resolved.origin(key), why=why, hint=hint)
+    return context.resolved.error(key, what, hint, why=why)
 
 
 def _unsupported(context: Context) -> Iterator[Diagnostic]:
@@ -88,14 +85,10 @@ def _against_files(context: Context) -> Iterator[Diagnostic]:
 
 def _of_first_version(context: Context) -> Iterator[Diagnostic]:
     """Settings that FSDP's second version does not have."""
-    if setting(context, "strategy.version") != 2 or on_xla(context):
-        return
-    for name, anyway in FIRST_VERSION.items():
-        key = f"strategy.{name}"
-        if setting(context, key) not in (None, anyway):
-            what = f"{key} {setting(context, key)} is of FSDP's version 1, and strategy.version is 2"
-            hint = f"leave {key} out, or set strategy.version to 1"
-            yield error(context, key, what, "version 2 has no such setting", hint)
+    for key in () if on_xla(context) else of_first_version(context):
+        what = f"{key} {setting(context, key)} is of FSDP's version 1, and strategy.version is 2"
+        hint = f"leave {key} out, or set strategy.version to 1"
+        yield error(context, key, what, "version 2 has no such setting", hint)
 
 
 def _own_argv(context: Context) -> Iterator[Diagnostic]:

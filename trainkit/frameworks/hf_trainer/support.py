@@ -13,42 +13,42 @@ def _no(why: str, instead: str, *anyway: object) -> Reach:
 
 
 _LOSS = _no(
-    "The loss is computed by the script's model or Trainer.",
-    "Leave it out, and give Trainer the function in the script, as compute_loss_func.",
+    "the loss is computed by the script's model or Trainer",
+    "leave it out, and give Trainer the function in the script, as compute_loss_func",
 )
 # Sections and keys that no field stands for.
 REFUSED: Table = {
-    "model": _no("The script makes its own model.", "Pass what it takes in program.args, as model_name_or_path."),
-    "data": _no("The script reads its own data.", "Pass what it takes in program.args, as task_name."),
-    "peft": _no("The script makes its own adapters.", "Pass what the script takes in program.args."),
+    "model": _no("the script makes its own model", "pass what it takes in program.args, as model_name_or_path"),
+    "data": _no("the script reads its own data", "pass what it takes in program.args, as task_name"),
+    "peft": _no("the script makes its own adapters", "pass what the script takes in program.args"),
     "train.loss": _LOSS,
     "train.loss_reduction": _LOSS,
-    "predict": _no("Trainer writes no predictions by itself.", "Leave predict out."),
+    "predict": _no("Trainer writes no predictions by itself", "leave predict out"),
     "batch.memory_mib": _no(
-        "Only the built-in trainer tries what fits.", "Set batch.micro to a number, and leave this out."
+        "only the built-in trainer tries what fits", "set batch.micro to a number, and leave this out"
     ),
-    "profile": _no("Only the built-in trainer profiles its steps.", "Profile in the script, and leave profile out."),
-    "sample": _no("Trainer generates no sample.", "Leave sample out."),
+    "profile": _no("only the built-in trainer profiles its steps", "profile in the script, and leave profile out"),
+    "sample": _no("Trainer generates no sample", "leave sample out"),
     "precision.weights": _no(
-        "The script loads its own weights, in the format that it chooses.",
-        "Leave precision.weights out, or pass the script's own setting, as torch_dtype.",
+        "the script loads its own weights, in the format that it chooses",
+        "leave precision.weights out, or pass the script's own setting, as torch_dtype",
     ),
     "efficiency.attention": _no(
-        "The script makes its own model.", "Pass the script's own setting in program.args, as attn_implementation."
+        "the script makes its own model", "pass the script's own setting in program.args, as attn_implementation"
     ),
-    "efficiency.compile.dynamic": _no("Trainer lets torch find out.", "Leave it out.", None),
-    "efficiency.compile.scope": _no("Trainer compiles the model as a whole.", "Leave it out.", "auto", "model"),
-    "efficiency.gradient_checkpointing.selective": _no("transformers recomputes whole blocks.", "Leave it out.", False),
+    "efficiency.compile.dynamic": _no("Trainer lets torch find out", "leave it out", None),
+    "efficiency.compile.scope": _no("Trainer compiles the model as a whole", "leave it out", "auto", "model"),
+    "efficiency.gradient_checkpointing.selective": _no("transformers recomputes whole blocks", "leave it out", False),
     "eval.batches": _no(
-        "Trainer evaluates on the whole data set.",
-        "Pass the script's own limit in program.args, as max_eval_samples.",
+        "Trainer evaluates on the whole data set",
+        "pass the script's own limit in program.args, as max_eval_samples",
     ),
     "eval.patience": _no(
-        "Stopping early is a callback, which the script adds.",
-        "Add EarlyStoppingCallback in the script, and leave eval.patience out.",
+        "stopping early is a callback, which the script adds",
+        "add EarlyStoppingCallback in the script, and leave eval.patience out",
         0,
     ),
-    "checkpoint.asynchronous": _no("Trainer waits for its checkpoints.", "Leave it out.", False),
+    "checkpoint.asynchronous": _no("Trainer waits for its checkpoints", "leave it out", False),
 }
 _ZERO = ("offload_optimizer", "offload_param", "overlap_comm", "config", "nvme_path", "gather_16bit")
 
