@@ -32,37 +32,29 @@ def read_command(draft: Draft, context: ImportContext, words: Sequence[str], kin
     draft.title = f"{draft.title}: {shown}" if draft.title else shown
     variables, rest = take_variables(draft, words, starts)
     read_variables(draft, variables)
-    command = _launched(draft, context, rest)
+    name = posixpath.basename(rest[0]) if rest else ""
+    launcher = launcher_of(name)
+    if launcher is None:
+        hint = f"name a .json or .yaml file, or a command that begins with one of: {', '.join(LAUNCHERS)}"
+        raise UsageError(f"{name or 'an empty word'} is neither a file nor a launcher", hint=hint)
+    command = LAUNCHERS[launcher].read(draft, context, rest)
     if draft.problems:
         return
     if not command.argv:
         raise UsageError("the command names no program", hint="add the script: trainkit import torchrun … train.py")
     draft.replicas = command.launcher != "python" and _several(draft, command)
-    _program(draft, context, command, kind)
-    _spread(draft, command)
-
-
-def starts(word: str) -> bool:
-    """Whether a word begins a command that can be read."""
-    return launcher_of(posixpath.basename(word)) is not None
-
-
-def _launched(draft: Draft, context: ImportContext, words: Sequence[str]) -> LauncherCommand:
-    name = posixpath.basename(words[0]) if words else ""
-    launcher = launcher_of(name)
-    if launcher is None:
-        hint = f"name a .json or .yaml file, or a command that begins with one of: {', '.join(LAUNCHERS)}"
-        raise UsageError(f"{name or 'an empty word'} is neither a file nor a launcher", hint=hint)
-    return LAUNCHERS[launcher].read(draft, context, words)
-
-
-def _program(draft: Draft, context: ImportContext, command: LauncherCommand, kind: str | None) -> None:
     read_target(draft, context, command.argv, kind, module=command.module)
     if command.local_rank and draft.get("program.kind") != "hf":
         reason = "the command passes it; leave it out where the script reads LOCAL_RANK"
         draft.set("program.local_rank", True, argv_origin("torch.distributed.launch"), reason)
     if not command.python and command.argv[0].endswith(".py"):
         draft.remark(f"{command.argv[0]} was started without Python (--no_python), and trainkit starts it with Python.")
+    _spread(draft, command)
+
+
+def starts(word: str) -> bool:
+    """Whether a word begins a command that can be read."""
+    return launcher_of(posixpath.basename(word)) is not None
 
 
 def read_target(

@@ -24,9 +24,16 @@ def recipe_text(draft: Draft, folder: str, schema_uri: str = "") -> str:
     """The recipe. folder: where it will lie (absolute), from which it names files. schema_uri: for editors."""
     tree: Tree = {}
     for key, each in draft.settings.items():
-        value = posixpath.relpath(each.value, folder) if _names_file(key, each.value) else each.value
-        _place(tree, split_key(key), value)
-    head = [*([f"# yaml-language-server: $schema={schema_uri}"] if schema_uri else []), *_head(draft)]
+        declared, value = schema().settings.get(key), each.value
+        if declared and declared[0].file and isinstance(value, str):
+            value = posixpath.relpath(value, folder)
+        section, path = tree, split_key(key)
+        for part in path[:-1]:
+            section = section.setdefault(part, {})
+        section[path[-1]] = value
+    head = [f"# yaml-language-server: $schema={schema_uri}"] if schema_uri else []
+    for text in (f"Made by `trainkit import` from: {draft.title}", *(f"- {remark}" for remark in draft.remarks)):
+        head += comment(text, WIDTH)
     body = (line for name in Recipe.model_fields if name in tree for line in _section(draft, name, tree[name]))
     return "".join(f"{line}\n" for line in (*head, "version: 1", f"name: {flow(recipe_name(draft), 'name')}", *body))
 
@@ -34,23 +41,6 @@ def recipe_text(draft: Draft, folder: str, schema_uri: str = "") -> str:
 def recipe_name(draft: Draft) -> str:
     """A name for runs, out of the program's or the file's."""
     return _UNFIT.sub("-", draft.name).strip("-._")[:100] or "run"
-
-
-def _names_file(key: str, value: Any) -> bool:
-    declared = schema().settings.get(key)
-    return bool(declared and declared[0].file and isinstance(value, str))
-
-
-def _place(tree: Tree, path: list[str], value: Any) -> None:
-    for part in path[:-1]:
-        tree = tree.setdefault(part, {})
-    tree[path[-1]] = value
-
-
-def _head(draft: Draft) -> Iterator[str]:
-    yield from comment(f"Made by `trainkit import` from: {draft.title}", WIDTH)
-    for remark in draft.remarks:
-        yield from comment(f"- {remark}", WIDTH)
 
 
 def _section(draft: Draft, name: str, value: Any) -> Iterator[str]:

@@ -46,10 +46,6 @@ def _strategy_source(context: Context) -> Source:
     return Source(rule="accelerate only starts processes; the program shards the model itself")
 
 
-def _precision(context: Context) -> str:
-    return MIXED[context.dtype] if on_accelerator(context) and not context.zero else "no"
-
-
 def _precision_source(context: Context) -> Source:
     if not on_accelerator(context):
         return Source(rule="the program sets its own precision")
@@ -92,7 +88,7 @@ _LAUNCH: tuple[Setting, ...] = (
     Setting(
         "mixed_precision",
         ("precision.dtype",),
-        _precision,
+        lambda context: MIXED[context.dtype] if on_accelerator(context) and not context.zero else "no",
         _read_precision,
         "no",
         variable="ACCELERATE_MIXED_PRECISION",
@@ -145,12 +141,10 @@ def _dynamo(name: str, key: str, encode: Encoder, decode: Callable[[Any], Settin
     return Setting(f"dynamo_config.dynamo_{name}", keys, when(_compiles, encode), decode, variable=variable, **more)
 
 
-def _read_backend(value: Any) -> Settings:
-    return {} if value in OFF else {f"{COMPILE}.enabled": True, f"{COMPILE}.backend": str(value).lower()}
-
-
 _COMPILATION: tuple[Setting, ...] = (
-    _dynamo("backend", "backend", lambda context: context.recipe.efficiency.compile.backend.upper(), _read_backend,
+    _dynamo("backend", "backend", lambda context: context.recipe.efficiency.compile.backend.upper(),
+            lambda value: {f"{COMPILE}.enabled": True, f"{COMPILE}.backend": str(value).lower()} if value not in OFF
+            else {},
             default="NO", aliases=("dynamo_backend",)),
     _dynamo("mode", "mode", lambda context: context.recipe.efficiency.compile.mode, plain(f"{COMPILE}.mode"),
             default="default"),
@@ -212,11 +206,6 @@ def _loads_once(context: Context) -> bool:
     return setting(context, "strategy.sync_module_states") is not False if chosen is None else chosen
 
 
-def _prefetch(context: Context) -> Any:
-    chosen = setting(context, "strategy.backward_prefetch")
-    return UNSET if chosen is None else chosen.upper()
-
-
 FSDP: tuple[Setting, ...] = (
     Setting("use_fsdp", ("strategy.kind",), when(shards, fixed(True)), variable="ACCELERATE_USE_FSDP", text=word,
             in_file=never, switch=True),
@@ -233,7 +222,8 @@ FSDP: tuple[Setting, ...] = (
           when(_wraps("transformer"), lambda context: ",".join(setting(context, "strategy.wrap_classes")) or UNSET),
           variable="TRANSFORMER_CLS_TO_WRAP"),
     _fsdp("state_dict_type"),
-    _fsdp("backward_prefetch", when(_is_version(1), _prefetch),
+    _fsdp("backward_prefetch",
+          when(_is_version(1), lambda context: (setting(context, "strategy.backward_prefetch") or "").upper() or UNSET),
           aliases=("fsdp_config.fsdp_backward_prefetch_policy",)),
     *map(_first, ("forward_prefetch", "use_orig_params", "sync_module_states")),
     _fsdp("cpu_ram_efficient_loading", when(shards, _loads_once), True,
@@ -244,10 +234,6 @@ FSDP: tuple[Setting, ...] = (
 )  # fmt: skip
 
 # ---- DeepSpeed: the plan gives it one file, because accelerate's own keys lose the paths and are errors beside a file
-
-
-def _on_several_nodes(context: Context) -> bool:
-    return is_zero(context) and context.topology.nodes > 1
 
 
 def _read_stage(value: Any) -> Settings | Unsupported:
@@ -274,7 +260,8 @@ _DEEPSPEED: tuple[Setting, ...] = (
     Setting("deepspeed_config.zero3_init_flag", ("strategy.kind",),
             when(is_zero, lambda context: context.recipe.strategy.kind == "zero3"),
             variable="ACCELERATE_DEEPSPEED_ZERO3_INIT", text=word),
-    Setting("deepspeed_config.deepspeed_multinode_launcher", (), when(_on_several_nodes, fixed("standard")),
+    Setting("deepspeed_config.deepspeed_multinode_launcher", (),
+            when(lambda context: is_zero(context) and context.topology.nodes > 1, fixed("standard")),
             nothing_but("standard", "pdsh"),
             source=rule("accelerate would start the ranks with pdsh; this is torchrun on each node")),
     # Accelerator() lets this variable win over the argument that the script gives it.

@@ -11,10 +11,10 @@ from trainkit.frameworks.base.draft import FlagUse, read_flag
 from trainkit.frameworks.base.fields import by_name
 from trainkit.frameworks.base.foreign_file import open_foreign_file
 from trainkit.frameworks.base.fsdp_settings import FIELDS, FIRST_VERSION, only_by_size, read_settings
+from trainkit.frameworks.deepspeed.fields import AUTO, FORMATS
 from trainkit.frameworks.deepspeed.importer import take_apart
+from trainkit.frameworks.deepspeed.sharding import formats
 from trainkit.recipe.layers.merge import value_at
-from trainkit.recipe.layers.paths import absolute
-from trainkit.recipe.yaml.reader import compose_bytes
 
 FSDP, ZERO = "fsdp_config", "deepspeed_config"
 FILE = f"{ZERO}.deepspeed_config_file"
@@ -41,7 +41,8 @@ def fsdp(config: ImportedConfig) -> None:
             del values["fsdp_min_num_params"]
     kind = config.origin("distributed_type")
     draft.set("strategy.kind", "fsdp", kind)
-    tree = {name: _unquoted(each.value) for name, each in values.items()}
+    words: dict[Any, Any] = {"true": True, "false": False}  # which accelerate reads in quotes too
+    tree = {name: words.get(str(each.value).lower(), each.value) for name, each in values.items()}
     assignments, problems = read_settings(tree, by_name(FIELDS), lambda name: values[name].origin, "fsdp_config:")
     for each in assignments:
         draft.put(each)
@@ -50,11 +51,6 @@ def fsdp(config: ImportedConfig) -> None:
         draft.set("strategy.version", 1, kind, "accelerate takes version 1 where fsdp_version is not given")
     if draft.get("strategy.auto_wrap") is None:
         draft.set("strategy.auto_wrap", "none", kind, "accelerate wraps the model as a whole where no policy is given")
-
-
-def _unquoted(value: Any) -> Any:
-    """accelerate reads true and false in quotes too."""
-    return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
 
 
 def deepspeed(config: ImportedConfig) -> None:
@@ -93,13 +89,12 @@ def _by_file(config: ImportedConfig) -> None:
 
 def _format_of_file(config: ImportedConfig, path: str) -> None:
     """The plan compares its number format with the file's; a flag counts where the file leaves it open."""
-    tree = compose_bytes(config.context.files.read(absolute(path, config.context.cwd))).tree
-    formats = {dtype: value_at(tree, f"{dtype}.enabled") for dtype in ("bf16", "fp16")}
-    for dtype in (name for name, enabled in formats.items() if enabled is True and config.program):
+    tree = open_foreign_file(config.context, path).tree
+    for dtype in formats(tree) if config.program else ():
         config.put(FILE, "precision.dtype", dtype)
     if config.get("mixed_precision") in (None, False, "no"):
         return
-    if config.by_flag("mixed_precision") and all(each in (None, "auto") for each in formats.values()):
+    if config.by_flag("mixed_precision") and all(value_at(tree, row.name) in (None, AUTO) for row in FORMATS):
         config.put("mixed_precision", "precision.dtype", config.get("mixed_precision"))
     else:
         config.remark("mixed_precision", "mixed_precision beside a DeepSpeed file: the file has the number format.")

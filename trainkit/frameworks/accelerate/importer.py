@@ -57,7 +57,9 @@ def launched(draft: Draft, context: ImportContext, flags: Sequence[FlagUse]) -> 
         draft.remark("accelerate also reads default_config.yaml of the home folder; it is not read here (name it).")
     for each in flags:
         if each.name not in NOT_IN_FILE:
-            values[_key(each.name)] = ConfigValue(_value(each.value), each.origin, flag=True)
+            text = each.value
+            value = True if text is None else text if ":" in text or text == "no" else read_scalar(text)
+            values[_key(each.name)] = ConfigValue(value, each.origin, flag=True)
     for flag, kind in KIND_FLAGS.items():
         if flag in named:
             values["distributed_type"] = ConfigValue(kind, named[flag].origin, flag=True)
@@ -75,10 +77,6 @@ def _key(flag: str) -> str:
     section = next((name for name in SECTIONS if flag.startswith(name.removesuffix("config"))), "")
     name = BY_FLAG.get(flag) or (f"{section}.{flag}" if section else flag)
     return RENAMED.get(name, name)
-
-
-def _value(text: str | None) -> Any:
-    return True if text is None else text if ":" in text or text == "no" else read_scalar(text)
 
 
 def interpret(config: ImportedConfig) -> int | None:

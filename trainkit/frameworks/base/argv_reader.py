@@ -41,19 +41,14 @@ def script_flags(words: Sequence[str]) -> Iterator[ScriptFlag]:
         if not word.startswith("--") and position < len(words):
             continue
         if position > start:
-            yield _script_flag(name, words[start:position])
+            taken = tuple(words[start:position])
+            _, equals, value = taken[0].partition("=")
+            yield ScriptFlag(name, ((value,) if equals else ()) + taken[1:] if name else (), taken)
         if word == "--":
             if position < len(words):
                 yield ScriptFlag("", (), tuple(words[position:]))
             return
         start, name = position, word[2:].partition("=")[0].replace("-", "_")
-
-
-def _script_flag(name: str, words: Sequence[str]) -> ScriptFlag:
-    if not name:
-        return ScriptFlag("", (), tuple(words))
-    _, equals, value = words[0].partition("=")
-    return ScriptFlag(name, ((value,) if equals else ()) + tuple(words[1:]), tuple(words))
 
 
 def as_arguments(words: Sequence[str]) -> Mapping[str, object] | list[str]:

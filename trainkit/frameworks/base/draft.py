@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -121,15 +121,10 @@ def apply_flag(draft: Draft, context: ImportContext, name: str, value: str | Non
 def wrong_values(assignments: list[Assignment], draft: Draft) -> list[Diagnostic]:
     """Errors in the types and bounds of values."""
     plain = [replace(each, modifier="") for each in assignments]
-    kinds: Mapping[str, str] = {
-        "strategy": _kind(plain, draft, "strategy", "single"), "model": "gpt", "data": "text",
-    }  # fmt: skip
+    given = next((each.value for each in assignments if each.key == "strategy.kind"), None)
+    strategy = str(given or draft.get("strategy.kind") or "single")
+    kinds = {"strategy": strategy, "model": "gpt", "data": "text"}
     return validate_layer(layer_of(LAYER, 1, "", plain), kinds, lambda value: False)
-
-
-def _kind(assignments: list[Assignment], draft: Draft, section: str, default: str) -> str:
-    given = next((each.value for each in assignments if each.key == f"{section}.kind"), None)
-    return str(given or draft.get(f"{section}.kind") or default)
 
 
 def card(word: str) -> int | str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainkit.errors import Origin, RecipeError, UsageError
@@ -35,14 +35,22 @@ class ForeignFile:
 
 
 def open_foreign_file(context: ImportContext, path: str, program: Sequence[str] = ()) -> ForeignFile:
-    """Read a file. Raises UsageError where there is none, and RecipeError with each place where it cannot be read."""
+    """Read a file to import. Raises UsageError where there is none, and RecipeError for what cannot be read."""
+    file = read_mapping(context, path, f"file {path}", 1)
+    if not file.tree:
+        raise UsageError(f"{path} holds no mapping", hint="name a DeepSpeed JSON file or an accelerate config")
+    return replace(file, program=tuple(program))
+
+
+def read_mapping(context: ImportContext, path: str, layer: str, strength: int) -> ForeignFile:
+    """A JSON or YAML file as a part of a layer. Raises UsageError and RecipeError."""
     document = compose_bytes(_read(context, path))
-    text = page(f"file {path}", 1, path, document)
+    text = page(layer, strength, path, document)
     if document.errors:
         raise RecipeError([text.diagnose("error", each) for each in document.errors])
-    if not isinstance(document.tree, Mapping) or not document.tree:
-        raise UsageError(f"{path} holds no mapping", hint="name a DeepSpeed JSON file or an accelerate config")
-    return ForeignFile(path, document.tree, document.values, text, tuple(program))
+    if not isinstance(document.tree, Mapping):
+        raise UsageError(f"{path} holds no mapping", hint="write a JSON object or YAML mapping")
+    return ForeignFile(path, document.tree, document.values, text)
 
 
 def script_text(context: ImportContext, path: str) -> str:

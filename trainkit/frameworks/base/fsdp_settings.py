@@ -56,10 +56,6 @@ def _sharding(value: Any) -> Settings | Unsupported:
     return {"strategy.sharding": word}
 
 
-def _sharding_word(value: Any) -> Settings | Unsupported:
-    return Unsupported("", "write full_shard or shard_grad_op") if isinstance(value, bool) else _sharding(value)
-
-
 def _frees(context: Context) -> Any:
     word = setting(context, "strategy.sharding")
     return word if setting(context, "strategy.version") == 1 else word == "full_shard"
@@ -122,7 +118,7 @@ def recomputes(context: Context) -> bool:
 FIELDS: tuple[Field, ...] = (
     Field("version", ("strategy.version",), lambda context: setting(context, "strategy.version"), _version),
     Field("reshard_after_forward", ("strategy.sharding",), _frees, _sharding),
-    Field("sharding_strategy", ("strategy.sharding",), decode=_sharding_word),
+    Field("sharding_strategy", ("strategy.sharding",), decode=lambda value: _sharding(str(value))),
     switch("cpu_offload", "strategy.offload", aliases=("offload_params",)),
     choice("auto_wrap_policy", "strategy.auto_wrap", POLICIES),
     Field("min_num_params", ("strategy.min_params",), _where("size", "strategy.min_params"), _min_params),

@@ -65,10 +65,11 @@ def deepspeed_config(context: Context, reader: Reader, *, whole: bool = False) -
             sources.append((row.name, _keys(row, context)))
         else:
             problems.append(_disagreement(row, found, value, context))
+    stays = {row.name for row, rule in rules if rule in AUTO_STAYS}
     if reader == "builtin":
         problems += _not_for_builtin(tree, known, base)
     for key, value in leaves(tree):
-        if value == AUTO and not key.startswith(OWN_AUTO) and not _stays(key, rules):
+        if value == AUTO and not key.startswith(OWN_AUTO) and key not in stays:
             hint = "write a value, or remove it"
             problems.append(_problem(key, 'is "auto", and no setting of the recipe fills it', base, hint))
     if problems:
@@ -96,10 +97,6 @@ def _value(tree: Tree, row: Row, rule: Rule, context: Context, *, guesses: bool)
     if found is UNSET:
         return value if row.written(context) and rule not in (Rule.COMPARED, Rule.AGREED) else UNSET
     return value if is_open or not (rule is Rule.TUNED or (rule is Rule.KEPT and not given)) else UNSET
-
-
-def _stays(key: str, rules: list[tuple[Row, Rule]]) -> bool:
-    return any(row.name == key and rule in AUTO_STAYS for row, rule in rules)
 
 
 def _keys(row: Row, context: Context) -> tuple[str, ...]:

@@ -88,15 +88,6 @@ def _constant(name: str, value: Any, default: Any, rules: Rules, *schedules: str
     )
 
 
-def _end(context: Context) -> Any:
-    schedule = context.recipe.schedule
-    return schedule.min_lr_ratio if schedule.name == "cosine" else UNSET
-
-
-def _decays(context: Context) -> bool:
-    return context.recipe.schedule.name in ("linear", "cosine")
-
-
 OPTIMIZER = (
     Row("optimizer.type", ("optimizer.name",), _type, _class(TYPES, "optimizer.name"), rules=readers.TYPE),
     # FusedAdam and DeepSpeedCPUAdam decay nothing by default; torch_adam makes it torch.optim.AdamW
@@ -126,12 +117,17 @@ SCHEDULER = (
     # DeepSpeed warms up along a logarithm, the recipe along a line
     _constant("warmup_type", "linear", "log", readers.SHAPE),
     same_row("scheduler.params.warmup_num_steps", "schedule.warmup_steps", readers.LENGTH, default=1000),
-    same_row("scheduler.params.total_num_steps", "train.steps", readers.LENGTH, written=_decays),
+    same_row(
+        "scheduler.params.total_num_steps",
+        "train.steps",
+        readers.LENGTH,
+        written=lambda context: context.recipe.schedule.name in ("linear", "cosine"),
+    ),
     _constant("warmup_min_ratio", 0.0, 0.0, readers.SHAPE, "cosine"),
     Row(
         "scheduler.params.cos_min_ratio",
         ("schedule.min_lr_ratio",),
-        _end,
+        lambda context: context.recipe.schedule.min_lr_ratio if context.recipe.schedule.name == "cosine" else UNSET,
         same("schedule.min_lr_ratio")[1],
         1e-4,
         rules=readers.SHAPE,

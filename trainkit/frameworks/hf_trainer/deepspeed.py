@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainkit.frameworks.base.draft import Draft, ImportContext
+from trainkit.frameworks.base.foreign_file import open_foreign_file
 from trainkit.frameworks.deepspeed.fields import BATCH
 from trainkit.frameworks.deepspeed.sharding import formats
 from trainkit.plan.context import Context
 from trainkit.plan.provenance import SourcedFile
 from trainkit.recipe.layers.merge import value_at
-from trainkit.recipe.yaml.reader import compose_bytes
 
 # Key of the file -> the field that Trainer compares it with.
 COMPARED: Mapping[str, str] = {
@@ -56,7 +56,7 @@ def import_base(draft: Draft, context: ImportContext) -> None:
     base = draft.settings.get("strategy.config")
     if base is None or draft.problems:
         return
-    tree = compose_bytes(context.files.read(base.value)).tree
+    tree = open_foreign_file(context, base.value).tree
     reason = "the DeepSpeed file says it, and Trainer requires its own flag to say the same"
     enabled = formats(tree)
     if len(enabled) == 1 and draft.get("precision.dtype") is None:

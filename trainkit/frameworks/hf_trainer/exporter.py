@@ -33,7 +33,9 @@ def unfit(context: Context) -> str:
 
 def files(context: Context, folder: str) -> dict[str, str]:
     """The command as a script, and the files. folder: from the working folder, in which the command is to be run."""
-    words = [*_launcher(context, folder), *map(shlex.quote, _program(context, folder))]
+    alone = context.launcher == "python" and _itself(context)
+    launcher = () if alone else LAUNCHERS[context.launcher].shell_words(context, folder)
+    words = [*launcher, *map(shlex.quote, _program(context, folder))]
     ranks = counted(context.topology.world_size, "rank")
     head = f"# {context.recipe.name}: strategy {context.recipe.strategy.kind}, {ranks}. Run it where it was exported."
     line = " \\\n    ".join(_groups([*_variables(context), *words]))
@@ -68,12 +70,6 @@ def _devices(context: Context) -> Iterator[tuple[str, str]]:
         yield shows, ",".join(map(str, chosen_cards(context)))
         if not amd:
             yield "CUDA_DEVICE_ORDER", ORDER[devices.order if isinstance(devices.select, list) else "pci"][0]
-
-
-def _launcher(context: Context, folder: str) -> tuple[str, ...]:
-    """The launcher's own arguments, ready for the shell."""
-    alone = context.launcher == "python" and _itself(context)
-    return () if alone else LAUNCHERS[context.launcher].shell_words(context, folder)
 
 
 def _itself(context: Context) -> bool:

@@ -8,20 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from trainkit.frameworks.base import fsdp_settings as sharding
 from trainkit.frameworks.base.fields import UNSET, Field, Policy, Settings, Unsupported, by_name, chosen, said
 from trainkit.frameworks.hf_trainer import fsdp_config, optimizer
 from trainkit.frameworks.torch_xla import on_xla
 from trainkit.plan.context import Context
+from trainkit.recipe.schema.launching import Reporter
 
 OUTPUT = "output"  # folder in the run directory
-REPORTERS = ("tensorboard", "wandb")
-
-
-def _nowhere(context: Context) -> bool:
-    return False
+REPORTERS = get_args(Reporter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +30,7 @@ class Argument(Field):
     """
 
     switch: bool = False
-    needed: Callable[[Context], bool] = _nowhere
+    needed: Callable[[Context], bool] = lambda context: False
     owned: bool = False
 
     def is_given(self, context: Context) -> bool:
@@ -95,10 +92,6 @@ def _bucket(context: Context) -> Any:
     return int(size) if size.is_integer() else Unsupported("Trainer takes whole MiB", "write a whole number")
 
 
-def _read_bucket(value: Any) -> Settings | Unsupported:
-    return {"strategy.bucket_mb": float(value)} if type(value) is int and value else Unsupported("")
-
-
 def _recomputing(context: Context) -> Any:
     every = context.recipe.efficiency.gradient_checkpointing.every
     if every is not True and every:
@@ -126,17 +119,9 @@ def _steps(context: Context) -> Any:
     return chosen(context, "train.steps")
 
 
-def _read_steps(value: Any) -> Settings:
-    return {"train.steps": None if value == -1 else value}
-
-
 def _every(name: str, key: str, default: Any) -> Argument:
     """Steps between two events; 0 is said by the strategy beside it."""
     return plain(name, key, default, encode=lambda context: chosen(context, key) or UNSET)
-
-
-def _eval_strategy(context: Context) -> Any:
-    return "steps" if chosen(context, "eval.every_steps") else "no"
 
 
 def _save_strategy(context: Context) -> Any:
@@ -150,10 +135,6 @@ def _save_strategy(context: Context) -> Any:
 def _of_the_best(name: str, value: Any) -> Argument:
     key = "checkpoint.keep_best"
     return plain(name, key, encode=lambda context: value if chosen(context, key) else UNSET)
-
-
-def _read_resume(value: Any) -> Settings:
-    return {"checkpoint.resume": {"true": "auto", "false": "never"}.get(str(value).lower(), value)}
 
 
 def _read_report_to(value: Any) -> Settings | Unsupported:
@@ -205,7 +186,12 @@ FIELDS: tuple[Argument, ...] = (
     _eval_format("fp16"),
     plain("fsdp", "strategy.kind", encode=fsdp_config.encode_switch, needed=fsdp_config.is_chosen, owned=True),
     switch("ddp_find_unused_parameters", "strategy.find_unused_parameters", None),
-    plain("ddp_bucket_cap_mb", "strategy.bucket_mb", encode=_bucket, decode=_read_bucket),
+    plain(
+        "ddp_bucket_cap_mb",
+        "strategy.bucket_mb",
+        encode=_bucket,
+        decode=lambda value: {"strategy.bucket_mb": float(value)} if type(value) is int and value else Unsupported(""),
+    ),
     switch(
         "activation_checkpointing",
         sharding.CHECKPOINTING,
@@ -235,12 +221,24 @@ FIELDS: tuple[Argument, ...] = (
     plain("lr_scheduler_type", ("schedule.name", "schedule.min_lr_ratio"), "linear", encode=optimizer.encode_schedule),
     plain("lr_scheduler_kwargs", "schedule.min_lr_ratio", encode=optimizer.encode_schedule_settings),
     plain("warmup_steps", "schedule.warmup_steps", 0),
-    plain("max_steps", "train.steps", -1, encode=_steps, decode=_read_steps),
+    plain(
+        "max_steps",
+        "train.steps",
+        -1,
+        encode=_steps,
+        decode=lambda value: {"train.steps": None if value == -1 else value},
+    ),
     plain("num_train_epochs", "train.epochs", 3.0),
     plain("seed", "train.seed", 42),
     switch("full_determinism", "train.deterministic"),
     plain("max_grad_norm", "train.max_grad_norm", 1.0),
-    plain("eval_strategy", "eval.every_steps", "no", encode=_eval_strategy, aliases=("evaluation_strategy",)),
+    plain(
+        "eval_strategy",
+        "eval.every_steps",
+        "no",
+        encode=lambda context: "steps" if chosen(context, "eval.every_steps") else "no",
+        aliases=("evaluation_strategy",),
+    ),
     _every("eval_steps", "eval.every_steps", None),
     plain("save_strategy", ("checkpoint.every_steps", "checkpoint.keep_best"), "steps", encode=_save_strategy),
     _every("save_steps", "checkpoint.every_steps", 500),
@@ -251,7 +249,7 @@ FIELDS: tuple[Argument, ...] = (
         "resume_from_checkpoint",
         "checkpoint.resume",
         encode=lambda context: context.resume.path or UNSET,
-        decode=_read_resume,
+        decode=lambda value: {"checkpoint.resume": {"true": "auto", "false": "never"}.get(str(value).lower(), value)},
         owned=True,
     ),
     plain("dataloader_num_workers", "data.workers", 0),

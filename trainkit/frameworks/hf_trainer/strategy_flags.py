@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from trainkit.errors import Diagnostic
+from trainkit.errors import Diagnostic, RecipeError, UsageError
 from trainkit.flags.flag import Outcome, Use
-from trainkit.frameworks.base.foreign_file import ForeignFile
+from trainkit.frameworks.base.draft import ImportContext
+from trainkit.frameworks.base.foreign_file import ForeignFile, read_mapping
 from trainkit.frameworks.base.fsdp_settings import REFUSED, SHARDING
 from trainkit.frameworks.deepspeed.fields import KINDS, ZERO
 from trainkit.frameworks.deepspeed.sharding import faults, sharding
 from trainkit.frameworks.hf_trainer.fsdp_config import read_fsdp_config
 from trainkit.recipe.layers.assignment import Assignment
-from trainkit.recipe.layers.layer import page
 from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.layers.paths import absolute
-from trainkit.recipe.yaml.reader import compose_bytes
 
 _FSDP_WORDS = (*SHARDING, "auto_wrap", "offload")
 
@@ -73,15 +70,11 @@ def deepspeed(use: Use) -> Outcome:
 
 def _read_file(use: Use) -> ForeignFile | list[Diagnostic]:
     """The JSON or YAML file that a flag names, or the errors for which it cannot be read."""
-    name = use.value or ""
     try:
-        document = compose_bytes(use.files.read(absolute(name, use.cwd)))
-    except OSError as error:
-        reason = "there is no file" if isinstance(error, FileNotFoundError) else "cannot read"
-        return [use.error(f"--{use.name}: {reason} {name}", "check the path; it starts from the current folder")]
-    text = page(f"flag --{use.name}", use.origin.strength, name, document)
-    if document.errors:
-        return [text.diagnose("error", each) for each in document.errors]
-    if not isinstance(document.tree, Mapping):
-        return [use.error(f"--{use.name}: {name} holds no mapping", "write a JSON object or YAML mapping")]
-    return ForeignFile(name, document.tree, document.values, text)
+        return read_mapping(
+            ImportContext(use.files, use.cwd), use.value or "", f"flag --{use.name}", use.origin.strength
+        )
+    except UsageError as error:
+        return [use.error(f"--{use.name}: {each.what}", each.hint) for each in error.diagnostics]
+    except RecipeError as error:
+        return list(error.diagnostics)
