@@ -21,18 +21,25 @@ IN_FILE = {row.keys[0].removeprefix("batch."): row.name for row in BATCH}
 
 def solve_batch(resolved: Resolved, ranks: int) -> BatchArithmetic:
     """Solve the triangle for `ranks` data-parallel ranks. Raises RecipeError where the numbers cannot fit."""
-    given = {name: value for name, value in _sides(resolved).items() if value is not None}
-    if resolved.recipe.batch.micro == "auto" and "accumulation" not in given:
+    batch, given = resolved.recipe.batch, _given(resolved)
+    if batch.micro == "auto" and "accumulation" not in given:
         return _searched(resolved, given, ranks)
     note = ""
     if len(given) == 3 and given["global"] != given["micro"] * given["accumulation"] * ranks:
-        loser = _loser(resolved, given, ranks)
+        # A DeepSpeed file is weaker than any layer.
+        strengths = {
+            name: origin.strength if resolved.given(f"batch.{name}") and (origin := _origin(resolved, name)) else -1
+            for name in given
+        }
+        if len(set(strengths.values())) == 1:
+            raise RecipeError(_contradiction(resolved, given, ranks))
+        loser = next(name for name in GIVES_WAY if strengths[name] == min(strengths.values()))
         beaten, origin = given.pop(loser), _origin(resolved, loser)
         layer = origin.layer if origin else "the defaults"
         note = f"batch.{loser} gives way: it was {beaten} in {layer}, the weakest of the three"
     global_, micro, accumulation = _complete(resolved, given, ranks)
-    eval_micro = resolved.recipe.batch.eval_micro
-    return BatchArithmetic(global_, micro, accumulation, ranks, micro if eval_micro == "auto" else eval_micro, note)
+    eval_micro = micro if batch.eval_micro == "auto" else batch.eval_micro
+    return BatchArithmetic(global_, micro, accumulation, ranks, eval_micro, note)
 
 
 def _searched(resolved: Resolved, given: dict[str, int], ranks: int) -> BatchArithmetic:
@@ -52,23 +59,18 @@ def _searched(resolved: Resolved, given: dict[str, int], ranks: int) -> BatchAri
     return BatchArithmetic(total, least, share, ranks, eval_micro, search=sizes if len(sizes) > 1 else ())
 
 
-def _sides(resolved: Resolved) -> dict[str, int | None]:
-    batch = resolved.recipe.batch
+def _given(resolved: Resolved) -> dict[str, int]:
+    """The sides that the recipe sets, and those that only a DeepSpeed file of the user's does."""
+    batch, base = resolved.recipe.batch, resolved.attachments.get("strategy.config")
     sides = {"global": batch.global_, "micro": batch.micro, "accumulation": batch.accumulation}
-    given: dict[str, int | None] = {name: None if value == "auto" else value for name, value in sides.items()}
-    if batch.micro == "auto":  # a search, which leaves its sides open
+    given = {name: value for name, value in sides.items() if isinstance(value, int)}
+    if batch.micro == "auto" or base is None or not isinstance(base.tree, Mapping):  # a search leaves its sides open
         return given
-    given |= {name: value for name, value in _of_file(resolved).items() if given[name] is None}
-    if given["global"] and given["micro"] is None and given["accumulation"] is None and batch.global_ == "auto":
+    in_file = {name: base.tree.get(key) for name, key in IN_FILE.items()}
+    given |= {name: value for name, value in in_file.items() if name not in given and type(value) is int and value > 0}
+    if given.keys() == {"global"} and batch.global_ == "auto":
         given["accumulation"] = 1  # as DeepSpeed reads a file with train_batch_size alone
-    return given
-
-
-def _of_file(resolved: Resolved) -> dict[str, int]:
-    base = resolved.attachments.get("strategy.config")
-    tree = base.tree if base is not None and isinstance(base.tree, Mapping) else {}
-    found = {name: tree.get(key) for name, key in IN_FILE.items()}
-    return {name: value for name, value in found.items() if type(value) is int and value > 0}
+    return {name: given[name] for name in sides if name in given}
 
 
 def _complete(resolved: Resolved, given: dict[str, int], ranks: int) -> tuple[int, int, int]:
@@ -107,15 +109,6 @@ def _indivisible(resolved: Resolved, total: int, divisor: int, factor: str, rank
     )
 
 
-def _loser(resolved: Resolved, given: dict[str, int], ranks: int) -> str:
-    """Which of three disagreeing sides gives way. Raises RecipeError when one layer gave all three."""
-    strengths = {name: _strength(resolved, name) for name in given}
-    if len(set(strengths.values())) == 1:
-        raise RecipeError(_contradiction(resolved, given, ranks))
-    weakest = min(strengths.values())
-    return next(name for name in GIVES_WAY if strengths[name] == weakest)
-
-
 def _contradiction(resolved: Resolved, given: dict[str, int], ranks: int) -> Diagnostic:
     micro, accumulation = given["micro"], given["accumulation"]
     product = micro * accumulation * ranks
@@ -128,12 +121,6 @@ def _contradiction(resolved: Resolved, given: dict[str, int], ranks: int) -> Dia
         why=f"micro {micro} x accumulation {accumulation} x {ranks} ranks is {product}, not {given['global']}",
         at=_origin(resolved, "global"),
     )
-
-
-def _strength(resolved: Resolved, name: str) -> int:
-    """A DeepSpeed file is weaker than any layer."""
-    origin = resolved.origin(f"batch.{name}") if resolved.given(f"batch.{name}") else None
-    return origin.strength if origin else -1
 
 
 def _origin(resolved: Resolved, name: str) -> Origin | None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trainkit.errors import Diagnostic, RecipeError
+from trainkit.errors import RecipeError
 from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS
 from trainkit.machine.facts import Facts
 from trainkit.machine.selection import is_made_up
 from trainkit.plan.context import Context
 from trainkit.plan.model import (
     PLAN_VERSION,
-    BatchArithmetic,
     Card,
     Choice,
     Command,
@@ -23,7 +22,7 @@ from trainkit.plan.model import (
     Provenance,
     Variable,
 )
-from trainkit.plan.provenance import Source, SourcedFile, Token, module, texts, token
+from trainkit.plan.provenance import Source, Token, module, texts, token
 from trainkit.plan.support import unreached
 from trainkit.planner import expected
 from trainkit.planner.batch import solve_batch
@@ -81,7 +80,11 @@ def build_plan(resolved: Resolved, facts: Facts, saved: Sequence[SavedCheckpoint
         techniques=techniques_in_force(context),
         notices=notices + plan_notices(context),
     )
-    return Planned(plan, _provenance(command_sources, environment_sources, files))
+    parts = {f"commands.0.argv.{position}": source for position, source in enumerate(command_sources)}
+    parts |= {f"environment.{name}": source for name, source in environment_sources.items()}
+    parts |= {f"files.{file.path}.{key}": source for file in files for key, source in file.sources.items()}
+    keys = {part: source.keys for part, source in parts.items() if source.keys}
+    return Planned(plan, Provenance(keys, {part: source.rule for part, source in parts.items() if source.rule}))
 
 
 def decide(
@@ -103,7 +106,12 @@ def decide(
     base = None if resolved.given("precision.dtype") else resolved.attachments.get("strategy.config")
     dtype = choose_dtype(recipe, placement.topology.device, placement.cards, base.tree if base else None)
     problems += unsupported(resolved, placement.topology, placement.cards, launcher.kind, dtype)
-    batch = _batch(resolved, placement.topology.world_size, problems)
+    try:
+        batch = solve_batch(resolved, placement.topology.world_size)
+    except RecipeError as error:
+        raise RecipeError([*problems, *error.diagnostics]) from error
+    if problems:
+        raise RecipeError(problems)
     topology = name_cards(placement, launcher.kind, recipe.strategy.kind)
     digest = training_digest(recipe, batch, dtype)
     reader = Reader(digest, recipe.strategy.kind, topology.world_size, recipe.program.kind)
@@ -112,17 +120,6 @@ def decide(
     if found := tuple(program.problems(context)) or tuple(overwritten(context)):
         raise RecipeError(found)
     return context, launcher, Choice(topology.device, placement.device_reason), placement.notices + notices
-
-
-def _batch(resolved: Resolved, ranks: int, problems: list[Diagnostic]) -> BatchArithmetic:
-    """The solved triangle. Raises RecipeError for its own problems and for those found before it, together."""
-    try:
-        batch = solve_batch(resolved, ranks)
-    except RecipeError as error:
-        raise RecipeError([*problems, *error.diagnostics]) from error
-    if problems:
-        raise RecipeError(problems)
-    return batch
 
 
 def _command(context: Context) -> tuple[Command, tuple[Source, ...]]:
@@ -142,13 +139,3 @@ def _command(context: Context) -> tuple[Command, tuple[Source, ...]]:
     )
     sources = tuple(item.source for item in (*launcher, *wrapper, *program))
     return Command(texts(launcher), texts(wrapper), texts(program)), sources
-
-
-def _provenance(
-    command: Sequence[Source], environment: Mapping[str, Source], files: Sequence[SourcedFile]
-) -> Provenance:
-    parts: dict[str, Source] = {f"commands.0.argv.{position}": source for position, source in enumerate(command)}
-    parts |= {f"environment.{name}": source for name, source in environment.items()}
-    parts |= {f"files.{file.path}.{key}": source for file in files for key, source in file.sources.items()}
-    keys = {part: source.keys for part, source in parts.items() if source.keys}
-    return Provenance(keys, {part: source.rule for part, source in parts.items() if source.rule})

@@ -31,7 +31,15 @@ def choose_dtype(recipe: Recipe, device: str, cards: Sequence[Gpu], in_file: obj
 def precision_notices(context: Context) -> Iterator[Notice]:
     """What the chosen cards lack for the chosen formats, and settings that do nothing or little on this device."""
     precision, device, dtype = context.recipe.precision, context.topology.device, context.dtype
-    yield from _old_cards(context)
+    old = next((gpu for gpu in context.cards if gpu.compute_capability < AMPERE), None)
+    if old is not None:
+        has = f"requires compute capability 8.0; {old.name} has {'.'.join(map(str, old.compute_capability))}"
+        if dtype == "bf16":
+            yield Notice("blocker", f"bf16 {has}", "set precision to fp16")
+        elif precision.eval == "bf16":
+            yield Notice("blocker", f"precision.eval bf16 {has}", "set precision.eval to same")
+        if precision.tf32:
+            yield Notice("blocker", f"tf32 {has}", "leave precision.tf32 out")
     if precision.tf32 is not None and device != "cuda":
         yield Notice("warning", f"precision.tf32 does nothing on {device}", "leave it out: only CUDA cards have it")
     if dtype == "fp16" and device == "cpu":
@@ -41,17 +49,3 @@ def precision_notices(context: Context) -> Iterator[Notice]:
     if builtin and precision.weights == "bf16" and not optimizer(name).keeps_rounding:
         what = f"precision.weights bf16 rounds small updates of {name} away: training may not progress"
         yield Notice("warning", what, "set optimizer.name to adamw_anyprecision, which keeps what rounding loses")
-
-
-def _old_cards(context: Context) -> Iterator[Notice]:
-    precision = context.recipe.precision
-    old = next((gpu for gpu in context.cards if gpu.compute_capability < AMPERE), None)
-    if old is None:
-        return
-    has = f"requires compute capability 8.0; {old.name} has {'.'.join(map(str, old.compute_capability))}"
-    if context.dtype == "bf16":
-        yield Notice("blocker", f"bf16 {has}", "set precision to fp16")
-    elif precision.eval == "bf16":
-        yield Notice("blocker", f"precision.eval bf16 {has}", "set precision.eval to same")
-    if precision.tf32:
-        yield Notice("blocker", f"tf32 {has}", "leave precision.tf32 out")

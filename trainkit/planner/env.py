@@ -68,13 +68,12 @@ def check_environment(resolved: Resolved) -> list[Diagnostic]:
 
 def overwritten(context: Context) -> Iterator[Diagnostic]:
     """Variables of the recipe's that the launcher would set to something else in the ranks."""
-    for item in LAUNCHERS[context.launcher].added(context):
-        for name, key in _named(context.recipe):
-            if name == item.name and not item.yields:
-                value = f" to {item.value}" if item.value else ""
-                setter = f"launcher {context.launcher} sets{value} in each rank"
-                what = f"{key.partition('.')[0]} names {name}, which {setter}"
-                yield context.resolved.error(key, what, f"leave {name} out, or choose another launcher.kind")
+    added = {item.name: item for item in LAUNCHERS[context.launcher].added(context) if not item.yields}
+    for name, key in _named(context.recipe):
+        if name in added:
+            value = f" to {added[name].value}" if added[name].value else ""
+            what = f"{key.partition('.')[0]} names {name}, which launcher {context.launcher} sets{value} in each rank"
+            yield context.resolved.error(key, what, f"leave {name} out, or choose another launcher.kind")
 
 
 def _named(recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -133,16 +132,25 @@ def _defaults(context: Context) -> Iterator[SourcedVariable]:
             "(cuBLAS, results reproducibility)"
         )
         yield variable("CUBLAS_WORKSPACE_CONFIG", ":4096:8", keys=("train.deterministic",), rule=rule)
-    if (
-        recipe.model.kind == "hf"
-    ):  # it comes from a folder or from the recipe; `env` may say otherwise for the user's code
+    # The model comes from a folder or from the recipe; `env` may say otherwise for the user's code.
+    if recipe.model.kind == "hf":
         yield variable("HF_HUB_OFFLINE", "1", keys=("model.kind",), rule="nothing is downloaded in silence")
 
 
 def _devices(context: Context) -> Iterator[SourcedVariable]:
     device, keys = context.topology.device, ("devices.type",)
     if device == "cuda":
-        yield from _cards(context)
+        cards, order, keys = ",".join(context.devices), context.recipe.devices.order, ("devices.select",)
+        if _amd(context):
+            rule = "rank i of a node uses the i-th, as ROCm counts"
+            yield variable("HIP_VISIBLE_DEVICES", cards, keys=keys, rule=rule)
+            return
+        name, rule = ORDER[order]
+        if order == "fastest" and all(each.isdecimal() for each in context.devices):
+            name = ORDER["pci"][0]
+            rule = "the cards are in the order of devices.order, by numbers that have one meaning"
+        yield variable("CUDA_DEVICE_ORDER", name, keys=("devices.order",), rule=rule)
+        yield variable("CUDA_VISIBLE_DEVICES", cards, keys=keys, rule="rank i of a node uses the i-th")
         return
     # The deepspeed launcher writes its own slots there, on a CPU too.
     if context.facts.gpus and context.launcher != "deepspeed":
@@ -155,19 +163,6 @@ def _devices(context: Context) -> Iterator[SourcedVariable]:
     if device == "mps":
         rule = "operators that MPS lacks run on the CPU instead of ending the run"
         yield variable("PYTORCH_ENABLE_MPS_FALLBACK", "1", keys=keys, rule=rule)
-
-
-def _cards(context: Context) -> Iterator[SourcedVariable]:
-    cards, order, keys = ",".join(context.devices), context.recipe.devices.order, ("devices.select",)
-    if _amd(context):
-        rule = "rank i of a node uses the i-th, as ROCm counts"
-        yield variable("HIP_VISIBLE_DEVICES", cards, keys=keys, rule=rule)
-        return
-    name, rule = ORDER[order]
-    if order == "fastest" and all(device.isdecimal() for device in context.devices):
-        name, rule = ORDER["pci"][0], "the cards are in the order of devices.order, by numbers that have one meaning"
-    yield variable("CUDA_DEVICE_ORDER", name, keys=("devices.order",), rule=rule)
-    yield variable("CUDA_VISIBLE_DEVICES", cards, keys=keys, rule="rank i of a node uses the i-th")
 
 
 def _amd(context: Context) -> bool:

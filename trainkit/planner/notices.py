@@ -116,10 +116,6 @@ def _cores(context: Context) -> Iterator[Notice]:
         yield Notice("warning", what, "set data.workers lower")
 
 
-def _program(context: Context) -> Iterable[Notice]:
-    return PROGRAMS[context.recipe.program.kind].notices(context)
-
-
 def _optimizer(context: Context) -> Iterator[Notice]:
     """What a reader of the recipe may not expect of the optimizer that it names."""
     optimizer = context.recipe.optimizer
@@ -156,5 +152,5 @@ SOURCES: tuple[Callable[[Context], Iterable[Notice]], ...] = (
     _cores,
     _dropped,
     _batch,
-    _program,
+    lambda context: PROGRAMS[context.recipe.program.kind].notices(context),
 )

@@ -60,8 +60,8 @@ def place(resolved: Resolved, facts: Facts) -> Placement:
     processes = recipe.nodes.processes_per_node
     if processes == "auto":
         processes = 1 if device in ("mps", "xla") or recipe.strategy.kind == "single" else 2
-    notices = tuple(_off_cards(resolved, facts, device, reason))
-    return Placement(_topology(resolved, device, (device,) * processes), (), reason, notices)
+    group = NodeGroup(recipe.nodes.count, processes, (device,) * processes)
+    return Placement(Topology(device, (group,)), (), reason, tuple(_off_cards(resolved, facts, device, reason)))
 
 
 def _off_cards(resolved: Resolved, facts: Facts, device: Device, reason: str) -> Iterator[Notice]:
@@ -90,25 +90,19 @@ def _place_on_cards(resolved: Resolved, facts: Facts, reason: str) -> Placement:
             at=resolved.origin(key) or resolved.origin("devices.select"),
         )
         raise RecipeError(problem)
+    nodes = resolved.recipe.nodes.count
     if not selection.missing:
-        topology = _topology(resolved, "cuda", tuple(gpu.uuid for gpu in selection.cards))
-        notices = _card_notices(resolved, selection.cards, facts)
-        return Placement(topology, selection.cards, reason, tuple(notices))
+        group = NodeGroup(nodes, len(selection.cards), tuple(gpu.uuid for gpu in selection.cards))
+        notices = tuple(_card_notices(resolved, selection.cards, facts))
+        return Placement(Topology("cuda", (group,)), selection.cards, reason, notices)
     # The plan is written all the same, so that it can be read: with the recipe's list, or with indices.
-    names = select if isinstance(select, list) else range(wanted)
-    waiting = select == "free" and allocation(facts)
-    hint = (
-        "wait, or name cards and set devices.when_busy: warn"
-        if waiting
-        else "`devices.select: auto` takes what is there"
-    )
+    names = tuple(map(str, select if isinstance(select, list) else range(wanted)))
+    hint = "`devices.select: auto` takes what is there"
+    if select == "free" and allocation(facts):
+        hint = "wait, or name cards and set devices.when_busy: warn"
     missing = (f"not on this machine: {what}{_why_none(facts)}" for what in selection.missing)
-    return Placement(
-        _topology(resolved, "cuda", tuple(map(str, names))),
-        (),
-        reason,
-        tuple(Notice("blocker", what, hint) for what in missing),
-    )
+    blockers = tuple(Notice("blocker", what, hint) for what in missing)
+    return Placement(Topology("cuda", (NodeGroup(nodes, len(names), names),)), (), reason, blockers)
 
 
 def _why_none(facts: Facts) -> str:
@@ -131,7 +125,14 @@ def _select(resolved: Resolved, facts: Facts) -> tuple[Selection, int]:
     allowed = ordered(allocation(facts), recipe.devices.order)
     single = recipe.strategy.kind == "single"
     if select == "free":
-        _check_one_node(resolved)
+        if recipe.nodes.count > 1:
+            problem = resolved.error(
+                "devices.select",
+                f"devices.select is free, but the run has {recipe.nodes.count} nodes",
+                "let the scheduler choose, or use a count",
+                why="which cards are idle differs from machine to machine, and one plan serves all nodes",
+            )
+            raise RecipeError(problem)
         amount = count if count != "auto" else 1 if single else None
         selection = take_free(amount, allowed, idle_below(resolved))
         return selection, amount or max(len(selection.cards), 1)
@@ -164,24 +165,19 @@ def _check_list(resolved: Resolved, facts: Facts, select: list[int | str]) -> No
         raise RecipeError(resolved.error("devices.select", what, hint) for what, hint in problems)
 
 
-def _check_one_node(resolved: Resolved) -> None:
-    if resolved.recipe.nodes.count > 1:
-        problem = resolved.error(
-            "devices.select",
-            f"devices.select is free, but the run has {resolved.recipe.nodes.count} nodes",
-            "let the scheduler choose, or use a count",
-            why="which cards are idle differs from machine to machine, and one plan serves all nodes",
-        )
-        raise RecipeError(problem)
-
-
 def idle_below(resolved: Resolved) -> int:
     """The recipe's threshold of an idle card, in bytes."""
     return resolved.recipe.devices.idle_below * MIB
 
 
 def _card_notices(resolved: Resolved, cards: Sequence[Gpu], facts: Facts) -> Iterator[Notice]:
-    yield from _whose_choice(facts)
+    if given := restriction(facts):
+        job = facts.allocation
+        giver = f", the allocation of {job.scheduler} job {job.job}" if job and job.job else ""
+        yield Notice("note", f"cards were chosen inside the caller's {given}{giver}")
+        if wrong := unread(facts):
+            what = f"`{wrong}` in {given} matches no single GPU; CUDA ignores it and all later entries"
+            yield Notice("warning", what, "export the cards that `trainkit gpus` shows")
     yield from _busy(resolved, cards, facts)
     yield from _uneven(resolved, cards, facts)
     # CUDA counts fastest first unless the environment says otherwise, nvidia-smi and schedulers by PCI address.
@@ -190,17 +186,6 @@ def _card_notices(resolved: Resolved, cards: Sequence[Gpu], facts: Facts) -> Ite
         what = f"CUDA_VISIBLE_DEVICES={facts.visible_devices} is read as nvidia-smi counts; CUDA alone would count the "
         hint = "export CUDA_DEVICE_ORDER=PCI_BUS_ID, or name cards by UUID"
         yield Notice("warning", f"{what}fastest card as 0, and the cards here differ", hint)
-
-
-def _whose_choice(facts: Facts) -> Iterator[Notice]:
-    if not restriction(facts):
-        return
-    job = facts.allocation
-    giver = f", the allocation of {job.scheduler} job {job.job}" if job and job.job else ""
-    yield Notice("note", f"cards were chosen inside the caller's {restriction(facts)}{giver}")
-    if wrong := unread(facts):
-        what = f"`{wrong}` in {restriction(facts)} matches no single GPU; CUDA ignores it and all later entries"
-        yield Notice("warning", what, "export the cards that `trainkit gpus` shows")
 
 
 def _busy(resolved: Resolved, cards: Sequence[Gpu], facts: Facts) -> Iterator[Notice]:
@@ -231,10 +216,6 @@ def _uneven(resolved: Resolved, cards: Sequence[Gpu], facts: Facts) -> Iterator[
     elif len(names) > 1 and speed(first) < speed(best):
         what = f"rank 0 is on the slower card {first.index} ({first.name})"
         yield Notice("warning", what, "`devices.order: fastest` puts the fastest first")
-
-
-def _topology(resolved: Resolved, device: Device, devices: tuple[str, ...]) -> Topology:
-    return Topology(device, (NodeGroup(resolved.recipe.nodes.count, len(devices), devices),))
 
 
 def name_cards(placement: Placement, launcher: str, strategy: str) -> Topology:
