@@ -145,7 +145,7 @@ class _Session:
                     _set(self.config, path, "")
                 del waiting[path]
                 progress = True
-        return found + [self._circle(path, expression) for path, expression in waiting.items()]
+        return found + [self._explain(path, expression, None) for path, expression in waiting.items()]
 
     def _evaluate(self, path: Path, expression: str) -> Any:
         literals, keys = _REFERENCE.split(expression)[::2], _REFERENCE.findall(expression)
@@ -207,7 +207,8 @@ class _Session:
             self.state.places[leaf] = origin
         entries[-1] = Entry(value_at(self.state.tree, leaf), origin, f"from {expression}")
 
-    def _explain(self, path: Path, expression: str, error: Exception) -> Diagnostic:
+    def _explain(self, path: Path, expression: str, error: Exception | None) -> Diagnostic:
+        """What an exception of OmegaConf's means. error: None for what waits for itself, and so for ever."""
         message = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
         absent, asked = _KEY_NOT_FOUND.search(message), self.asked
         if absent:
@@ -217,13 +218,10 @@ class _Session:
         if "KeyError" in message and asked:
             hint = f"set it, or give a default: ${{oc.env:{asked[-1]},value}}"
             return self._error(path, f"reads the environment variable {asked[-1]}, which is not set", hint)
-        if "Recursive interpolation" in message:
-            return self._circle(path, expression)
+        if error is None or "Recursive interpolation" in message:
+            return self._error(path, f"{expression[:100]} refers to itself in a circle", "write one of the values out")
         what = f"{expression[:100]} cannot be resolved: {message}"
         return self._error(path, what, "write \\${ for a text that is meant literally")
-
-    def _circle(self, path: Path, expression: str) -> Diagnostic:
-        return self._error(path, f"{expression[:100]} refers to itself in a circle", "write one of the values out")
 
     def _error(self, path: Path, what: str, hint: str) -> Diagnostic:
         key = _dotted(path)

@@ -128,28 +128,25 @@ def _walk(
         types = (member for member, _ in members(info.annotation))
         models = [each for each in types if isinstance(each, type) and issubclass(each, Section)]
         if not models:
-            settings.setdefault(key, []).append(_setting(key, info, variant))
+            extra: Mapping[str, Any] = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+            setting = Setting(
+                key,
+                info.annotation,
+                tuple(info.metadata),
+                info.get_default(),
+                info.description or "",
+                unit=str(extra.get("unit", "")),
+                flag=str(extra.get("flag", "")),
+                file=bool(extra.get("file", False)),
+                variant=variant,
+                open=any(get_origin(member) is dict for member, _ in members(info.annotation)),
+            )
+            settings.setdefault(key, []).append(setting)
             continue
         kinds = {kind: each for each in models if (kind := _kind(each))}
         sections[key] = SectionEntry(key, models[0], info.description or "", kinds, variant)
         for each in models:
             _walk(each, f"{key}.", _kind(each) if len(models) > 1 else variant, sections, settings)
-
-
-def _setting(key: str, info: FieldInfo, variant: str) -> Setting:
-    extra: Mapping[str, Any] = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
-    return Setting(
-        key,
-        info.annotation,
-        tuple(info.metadata),
-        info.get_default(),
-        info.description or "",
-        unit=str(extra.get("unit", "")),
-        flag=str(extra.get("flag", "")),
-        file=bool(extra.get("file", False)),
-        variant=variant,
-        open=any(get_origin(member) is dict for member, _ in members(info.annotation)),
-    )
 
 
 def _kind(model: type[Section]) -> str:

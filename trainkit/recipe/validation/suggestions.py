@@ -44,22 +44,18 @@ def nearest_key(key: str) -> str | None:
     """The recipe key that an unknown dotted key most likely means: in the same section first, then anywhere."""
     section, _, name = key.rpartition(".")
     table = schema()
-    siblings = {
-        each.rpartition(".")[2]: each
-        for each in (*table.keys, *([] if section else ["extends", "variants"]))
-        if each.rpartition(".")[0] == section
-    }
-    close = nearest(name, siblings, 0.7)
-    if close:
+    known = (*table.keys, *([] if section else ["extends", "variants"]))
+    siblings = {each.rpartition(".")[2]: each for each in known if each.rpartition(".")[0] == section}
+    if close := nearest(name, siblings, 0.7):
         return siblings[close]
-    familiar = {**{each.flag: each.key for each in table.all_settings()}, **_FAMILIAR}.get(name.lower())
-    if familiar:
-        return familiar
+    familiar = {**{each.flag: each.key for each in table.all_settings()}, **_FAMILIAR}
+    if name.lower() in familiar:
+        return familiar[name.lower()]
+    # Of settings with one name the first section's counts.
     elsewhere = {each.rpartition(".")[2]: each for each in reversed(table.keys)}
     if name in elsewhere:
         return elsewhere[name]
-    whole = nearest(key, table.keys, 0.75)
-    if whole:
+    if whole := nearest(key, table.keys, 0.75):
         return whole
     close = nearest(name, elsewhere, 0.75)
     return elsewhere[close] if close else None
