@@ -359,7 +359,7 @@ def test_nothing_is_bound_unless_it_is_asked_for(layered: Layered, machine: Mach
 
 def test_a_binding_that_cannot_be_had_blocks_the_run(layered: Layered, machine: Machine) -> None:
     silent = machine(2)
-    assert "does not tell its NUMA nodes" in said(build_plan(layered(BOUND), silent).plan, "blocker")
+    assert "does not report its NUMA nodes" in said(build_plan(layered(BOUND), silent).plan, "blocker")
     unplaced = replace(silent, numa=NODES)
     assert "on which node card 0 is" in said(build_plan(layered(BOUND), unplaced).plan, "blocker")
     outside = with_cards(silent, {0: {"numa_node": 1}, 1: {"numa_node": 1}}, numa=NODES, cpu_affinity=(0,))

@@ -22,7 +22,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         **_builtins(plan),
         "topology": {
             "device": topology.device,
-            "nodes": topology.nodes,
+            "nodes": topology.nodes,  # this and the next follow from the groups, for those who read the JSON
             "world_size": topology.world_size,
             "groups": _builtins(topology.groups),
         },

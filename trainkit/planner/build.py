@@ -96,6 +96,7 @@ def decide(
     """
     recipe = resolved.recipe
     program = PROGRAMS[recipe.program.kind]
+    # Collected up to the batch, so that one try shows all that has to be mended.
     problems = [*program.check(resolved), *unreached(resolved, program.REACH, recipe.program.kind)]
     problems += check_environment(resolved)
     try:

@@ -40,13 +40,13 @@ def _shares(context: Context) -> tuple[tuple[int, ...], ...] | str:
     """The cores of each local rank, or why they are not known."""
     facts = context.facts
     if not facts.numa:
-        return "the system does not tell its NUMA nodes"
+        return "the system does not report its NUMA nodes"
     if context.topology.device == "cuda":
         nodes = [gpu.numa_node for gpu in context.cards]
         if not nodes:
             return "there is no card"
         if unknown := next((gpu for gpu in context.cards if gpu.numa_node is None), None):
-            return f"the system does not tell on which node card {unknown.index} is"
+            return f"the system does not report on which node card {unknown.index} is"
     else:  # without cards ranks are spread over the nodes in order
         nodes = [facts.numa[rank * len(facts.numa) // context.processes].index for rank in range(context.processes)]
     usable: dict[int | None, tuple[int, ...]] = {

@@ -79,13 +79,13 @@ def _off_cards(resolved: Resolved, facts: Facts, device: Device, reason: str) ->
 
 def _place_on_cards(resolved: Resolved, facts: Facts, reason: str) -> Placement:
     select, explicit = resolved.recipe.devices.select, resolved.recipe.nodes.processes_per_node
-    selection, wanted = _select(resolved, facts)
-    if explicit not in {"auto", wanted}:
+    selection, requested = _select(resolved, facts)
+    if explicit not in {"auto", requested}:
         key = "nodes.processes_per_node"
         problem = resolved.error(
             key,
-            f"{wanted} cards are selected for {explicit} processes on each node",
-            f"set nodes.processes_per_node to {wanted}, or devices.select to {explicit}",
+            f"{requested} cards are selected for {explicit} processes on each node",
+            f"set nodes.processes_per_node to {requested}, or devices.select to {explicit}",
             why="each process uses exactly one card",
             at=resolved.origin(key) or resolved.origin("devices.select"),
         )
@@ -96,7 +96,7 @@ def _place_on_cards(resolved: Resolved, facts: Facts, reason: str) -> Placement:
         notices = tuple(_card_notices(resolved, selection.cards, facts))
         return Placement(Topology("cuda", (group,)), selection.cards, reason, notices)
     # The plan is written all the same, so that it can be read: with the recipe's list, or with indices.
-    names = tuple(map(str, select if isinstance(select, list) else range(wanted)))
+    names = tuple(map(str, select if isinstance(select, list) else range(requested)))
     hint = "`devices.select: auto` takes what is there"
     if select == "free" and allocation(facts):
         hint = "wait, or name cards and set devices.when_busy: warn"
@@ -137,12 +137,12 @@ def _select(resolved: Resolved, facts: Facts) -> tuple[Selection, int]:
         selection = take_free(amount, allowed, idle_below(resolved))
         return selection, amount or max(len(selection.cards), 1)
     if isinstance(select, int):
-        wanted = select
+        requested = select
     elif select != "all" and count != "auto":
-        wanted = count
+        requested = count
     else:
-        wanted = 1 if single and select != "all" else max(len(allowed), 1)
-    return take(wanted, allowed), wanted
+        requested = 1 if single and select != "all" else max(len(allowed), 1)
+    return take(requested, allowed), requested
 
 
 def _check_list(resolved: Resolved, facts: Facts, select: list[int | str]) -> None:

@@ -97,6 +97,7 @@ def _newest(reader: Reader, saved: Sequence[SavedCheckpoint]) -> tuple[Resume, t
     if not saved:
         return Resume(None, 0, "no earlier run of this name left a complete checkpoint"), ()
     same = [checkpoint for checkpoint in saved if checkpoint.training_digest == reader.training_digest]
+    # `saved` is newest first, so the first that can be read is the newest.
     readable = next((checkpoint for checkpoint in same if not _obstacle(checkpoint, reader)), None)
     if readable:
         reason = f"the newest complete checkpoint with these training settings, of run {readable.run}"

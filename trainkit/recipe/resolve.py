@@ -70,6 +70,7 @@ def _layers(arguments: Arguments, request: Request, files: Files) -> tuple[list[
 
     Also what is wrong with them, and the files that they are from.
     """
+    # Weakest first: what is asked for at the command line counts more than what the file says.
     sources = Sources(files, request.cwd)
     if request.recipe is not None:
         sources.add_recipe(request.recipe)

@@ -38,7 +38,7 @@ def render(other: Plan, plan: Plan) -> str:
 
 
 def _decisions(data: Mapping[str, Any]) -> dict[str, Any]:
-    flat = _flat(data)
+    flat = leaves(data)
     return {key: value for part in PARTS for key, value in flat.items() if key == part or key.startswith(f"{part}.")}
 
 
@@ -86,13 +86,13 @@ def _file(before: Mapping[str, Any], after: Mapping[str, Any], path: str) -> Ite
     if old is None or new is None:
         yield f"{'+' if old is None else '-'} the whole file"
     elif path.endswith(".json"):
-        yield from _values(_flat(json.loads(old)), _flat(json.loads(new)))
+        yield from _values(leaves(json.loads(old)), leaves(json.loads(new)))
     else:
         yield from _sequence(old.splitlines(), new.splitlines())
 
 
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Leaves by dotted key; lists of plain values stay whole."""
+def leaves(value: Any, prefix: str = "") -> dict[str, Any]:
+    """The values of a tree by dotted key; lists of plain values stay whole."""
     if isinstance(value, Mapping) and value:
         items = value.items()
     elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
@@ -101,5 +101,5 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
         return {prefix: value}
     found: dict[str, Any] = {}
     for key, item in items:
-        found |= _flat(item, f"{prefix}.{key}" if prefix else str(key))
+        found |= leaves(item, f"{prefix}.{key}" if prefix else str(key))
     return found

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import UsageError
 from trainkit.plan.model import Plan
 from trainkit.plan.render.argv import named, quoted
+from trainkit.plan.render.diff import leaves
 from trainkit.recipe.validation.suggestions import nearest_key
 
 if TYPE_CHECKING:
@@ -42,23 +43,29 @@ def render(query: str, resolved: Resolved, planned: Planned) -> str:
 
     Raises UsageError with suggestions when it is neither.
     """
-    settings = _leaves(resolved.recipe.model_dump(mode="json", by_alias=True))
+    settings = leaves(resolved.recipe.model_dump(mode="json", by_alias=True))
     keys = [key for key in dict.fromkeys((*settings, *resolved.history)) if key == query or key.startswith(f"{query}.")]
     if keys:
         return "".join(f"{line}\n" for key in keys for line in _history(key, resolved, settings, planned.plan))
-    parts = _matching(query, planned)
-    if parts:
-        return "\n".join("\n".join(_part(part, shown, resolved, planned, settings)) for part, shown in parts) + "\n"
-    near = _near(query, (*settings, *(name for name, _ in planned.plan.environment.set)))
+    lines: list[str] = []
+    for part, shown in _matching(query, planned):
+        lines.append(shown)
+        if rule := planned.provenance.rules.get(part):
+            lines.append(f"  because: {rule}")
+        for key in planned.provenance.parts.get(part, ()):
+            origin = resolved.given(key)
+            value = f" = {_shown(settings[key])}" if key in settings else ""
+            lines.append(f"  from {key}{value}   {origin.place if origin else 'default'}")
+    if lines:
+        return "\n".join(lines) + "\n"
+    known = (*settings, *(name for name, _ in planned.plan.environment.set))
+    # What the query may mean: names that end with it, what other tools call so, names that look like it.
+    near = [name for name in known if name.endswith(f".{query}")]
+    if not near:
+        familiar = nearest_key(query)
+        near = [familiar] if familiar and familiar in known else difflib.get_close_matches(query, known)
     hint = f"did you mean {' or '.join(near)}?" if near else "without a key, all values that are set are listed"
     raise UsageError(f"`{query}` is neither a key of the recipe nor a word of the plan", hint=hint)
-
-
-def _near(query: str, known: Sequence[str]) -> list[str]:
-    """Names that the query may mean: those that end with it, what other tools call so, those that look like it."""
-    ends = [name for name in known if name.endswith(f".{query}")]
-    familiar = nearest_key(query)
-    return ends or ([familiar] if familiar and familiar in known else difflib.get_close_matches(query, known, n=3))
 
 
 def _history(key: str, resolved: Resolved, settings: Mapping[str, Any], plan: Plan) -> Iterator[str]:
@@ -104,34 +111,14 @@ def _matching(query: str, planned: Planned) -> list[tuple[str, str]]:
             found.append((f"environment.{name}", f"{own}   given to the ranks by {plan.launcher.kind} itself"))
     given = {name for name, _ in (*plan.environment.set, *plan.environment.added)}
     gone = (name for name in (*plan.environment.unset, *plan.environment.take) if name not in given)
-    found += [(f"environment.{name}", f"{name}   of the caller's environment") for name in gone if _names(name, query)]
+    found += [
+        (f"environment.{name}", f"{name}   of the caller's environment")
+        for name in gone
+        if query == name or (name.endswith("*") and query.startswith(name[:-1]))  # the plan unsets `PET_*` as a pattern
+    ]
     files = (part for part in {**planned.provenance.parts, **planned.provenance.rules} if part.startswith("files."))
     for part in sorted(files):
         key = part.removeprefix("files.")
         if key == query or key.startswith(f"{query}.") or key.endswith(f".{query}"):
             found.append((part, f"{key}   in a generated file"))
-    return found
-
-
-def _names(name: str, query: str) -> bool:
-    """Whether a variable, or a pattern like ``PET_*``, is what the query names."""
-    return query == name or (name.endswith("*") and query.startswith(name[:-1]))
-
-
-def _part(part: str, shown: str, resolved: Resolved, planned: Planned, settings: Mapping[str, Any]) -> Iterator[str]:
-    yield shown
-    if rule := planned.provenance.rules.get(part):
-        yield f"  because: {rule}"
-    for key in planned.provenance.parts.get(part, ()):
-        origin = resolved.given(key)
-        value = f" = {_shown(settings[key])}" if key in settings else ""
-        yield f"  from {key}{value}   {origin.place if origin else 'default'}"
-
-
-def _leaves(value: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(value, Mapping) or (not value and prefix):
-        return {prefix: value}
-    found: dict[str, Any] = {}
-    for key, item in value.items():
-        found |= _leaves(item, f"{prefix}.{key}" if prefix else str(key))
     return found

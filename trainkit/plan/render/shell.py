@@ -63,6 +63,7 @@ def _run_time(plan: Plan) -> Iterator[str]:
         yield 'if [ "$node_rank" -eq 0 ]; then is_host=true; else is_host=false; fi'
         return
     texts = (*plan.commands[0].bare, *(value for _, value in plan.environment.set))
+    # Free when asked for; another program may still take it before the launcher does.
     if any(Variable.PORT in text.parts for text in texts):
         python = quoted(plan.commands[0].program[0], _reference)
         yield f"port=${{PORT:-$({python} -c {shlex.quote(FREE_PORT)})}}"

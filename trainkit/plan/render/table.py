@@ -10,6 +10,7 @@ from trainkit.plan.render.argv import lines, named, quoted
 from trainkit.text import counted
 
 WIDTH = 96
+# The order of the page: what stops the run first.
 SEVERITIES = ("blocker", "warning", "note")
 TIMES = "\N{MULTIPLICATION SIGN}"
 

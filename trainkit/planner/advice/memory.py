@@ -47,7 +47,7 @@ def in_words(parameters: float) -> str:
 
 
 def parameters(model: Mapping[str, Any]) -> float | None:
-    """Parameters of the native model, which its sizes tell; None for any other."""
+    """Parameters of the native model, from its sizes; None for any other."""
     if model.get("kind") != "gpt":
         return None
     width, layers, vocabulary = (float(model[name]) for name in ("hidden_size", "layers", "vocab_size"))

@@ -41,6 +41,7 @@ def environment_layer(environ: Mapping[str, str], strength: int, cwd: str) -> tu
 
 
 def _key(variable: str) -> str:
+    # Names of variables have no dots, so `__` separates; below `env` they are the user's own and keep their case.
     parts = variable.removeprefix(PREFIX).split("__")
     for prefix in open_keys():
         depth = prefix.count(".") + 1

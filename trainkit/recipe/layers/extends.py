@@ -14,6 +14,7 @@ from trainkit.recipe.validation.suggestions import nearest
 from trainkit.recipe.yaml.reader import Document
 from trainkit.recipe.yaml.syntax import Mark, Problem
 
+# Far beyond what people write by hand: they end what would otherwise run on and on.
 MAX_EXTENDS_DEPTH = 32
 MAX_FILES = 500
 _SUFFIXES = (".yaml", ".yml")

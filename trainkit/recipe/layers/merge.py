@@ -43,6 +43,7 @@ class Merge:
                 self._append(layer, target, name, key, value)
             elif isinstance(value, Mapping):
                 self.places[key] = origin
+                # A mapping over a scalar or a list: there is nothing below to merge with.
                 if modifier == "!" or not isinstance(target.get(name), dict):
                     self._drop(key, replaced)
                     self._drop(f"{key}.", replaced)

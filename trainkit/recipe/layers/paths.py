@@ -66,6 +66,7 @@ def attach(
             attachments[key] = read
         else:
             found += read
+        # Absolute, so that the plan means the same file whatever folder it is started from.
         section, _, name = key.rpartition(".")
         state.get(section)[name] = path
         state.history[key][-1] = Entry(path, entry.origin, entry.note)

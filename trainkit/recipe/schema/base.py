@@ -30,6 +30,7 @@ class Section(BaseModel):
 
 def section(model: type[Section], description: str) -> Any:
     """Declare one mapping of the recipe, by default with the defaults of its settings."""
+    # Constructed, not validated: that would build a validator for the section alone while modules load.
     return setting(model.model_construct(), description)
 
 

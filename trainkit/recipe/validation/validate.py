@@ -100,6 +100,7 @@ def validate_layer(layer: Layer, kinds: Mapping[str, str], skip: Callable[[Any],
 def validate(tree: Mapping[str, Any], locate: Locate) -> tuple[Recipe | None, list[Diagnostic]]:
     """The recipe, or every error in the merged tree."""
     complete = with_kinds(tree)
+    # pydantic takes inf and nan for floats, and no bound would explain them.
     errors = list(_not_finite(complete, "", locate))
     try:
         return (None, errors) if errors else (Recipe.model_validate(complete), [])

@@ -221,7 +221,7 @@ class _Composer:
                     self._error(event, "`<<` requires a mapping, or a list of mappings", "write `<<: *anchor`")
             elif key is not None:
                 mapping[key] = value
-        for source in merged:
+        for source in merged:  # keys of the mapping itself win, then those of the first `<<`
             for key, value in source.items():
                 mapping.setdefault(key, value)
         return mapping
