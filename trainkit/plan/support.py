@@ -51,7 +51,7 @@ def way(table: Table, key: str) -> Reach | None:
 
 
 def unreached(resolved: Resolved, table: Table, kind: str) -> Iterator[Diagnostic]:
-    """An error for each key that a layer gives and that cannot reach a program of this kind. Defaults may stay behind."""
+    """An error for each key that a layer gives and that cannot reach a program of this kind. Defaults may be lost."""
     for key in resolved.history:
         origin = resolved.given(key)
         found = way(table, key)
