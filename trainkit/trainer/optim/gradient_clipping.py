@@ -18,7 +18,8 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float | None) -
 
     Returns the norm before (Pascanu et al. 2013, algorithm 1). Loss scaling must be undone before.
     """
-    # Also where nothing is to be clipped: the metrics line shows the norm.
+    # Also where nothing is to be clipped: the metrics line shows the norm, and a run whose gradients are not finite
+    # ends by it.
     norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm or math.inf)
     # Of sharded gradients (FSDP2) each rank has a share of the sum of squares; this is where the ranks add them up.
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
