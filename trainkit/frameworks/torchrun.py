@@ -19,9 +19,8 @@ from trainkit.frameworks.base.launcher_flags import (
     parse_flags,
     put_settings,
     rule,
-    switches,
-    values,
     whole_number,
+    without_key,
 )
 from trainkit.machine.versions import has
 from trainkit.plan.context import Context
@@ -148,8 +147,8 @@ FLAGS: tuple[LauncherFlag, ...] = (
     LauncherFlag("module", short="-m", switch=True),
     LauncherFlag("redirects", short="-r"),
     LauncherFlag("tee", short="-t"),
-    *switches("standalone run_path virtual_local_rank use_env"),
-    *values(
+    *without_key("standalone run_path virtual_local_rank use_env", switch=True),
+    *without_key(
         "monitor_interval start_method event_log_handler role local_ranks_filter duplicate_stdout_filters "
         "duplicate_stderr_filters node_rank master_addr master_port logs_specs numa_binding signals_to_handle "
         "log_line_prefix_template"

@@ -17,13 +17,11 @@ from trainkit.frameworks.base.fields import UNSET
 from trainkit.frameworks.base.interface import NODE_RANK, LauncherCommand, restarts
 from trainkit.frameworks.base.launcher_flags import (
     LauncherFlag,
-    families,
     fixed,
     flag_tokens,
     parse_flags,
     rule,
-    switches,
-    values,
+    without_key,
 )
 from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
 from trainkit.frameworks.deepspeed.launcher import by_import
@@ -101,13 +99,14 @@ _PASSED: tuple[LauncherFlag, ...] = (
 _OTHERS: tuple[LauncherFlag, ...] = (
     LauncherFlag("module", short="-m", switch=True),
     LauncherFlag("tee", short="-t"),
-    *switches(
+    *without_key(
         "multi_gpu tpu use_parallelism_config use_megatron_lm tpu_cluster no_tpu_cluster fp8_use_autocast_during_eval "
-        "ipex use_xpu use_tp"
+        "ipex use_xpu use_tp",
+        switch=True,
     ),
-    *values("role rdzv_conf monitor_interval vm env aws_access_key_id aws_secret_access_key mpirun_hostfile mpirun_ccl "
-            "tp_size"),
-    *families("fsdp_ megatron_lm_ fp8_ parallelism_config_"),
+    *without_key("role rdzv_conf monitor_interval vm env aws_access_key_id aws_secret_access_key mpirun_hostfile "
+                 "mpirun_ccl tp_size"),
+    *without_key("fsdp_ megatron_lm_ fp8_ parallelism_config_", family=True),
 )  # fmt: skip
 _NAMED = {each.name for each in _PASSED}
 FLAGS: tuple[LauncherFlag, ...] = (

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from trainkit.frameworks.base.fields import UNSET, Field, Settings, Unsupported
+from trainkit.frameworks.base.fields import UNSET, Settings, Unsupported
+from trainkit.frameworks.base.launcher_flags import LauncherFlag
 from trainkit.plan.context import Context
-from trainkit.plan.provenance import Source
 from trainkit.recipe.schema import Fsdp
 
 Encoder = Callable[[Context], Any]
@@ -25,25 +25,19 @@ def never(context: Context) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting(Field):
+class Setting(LauncherFlag):
     """A field of the config file: its name is the dotted key, and the last part of that is a flag of the launcher.
 
     variable: what the workers read, and text: the value as it is there. in_file: whether the plan's file has the key.
-    source: what made the value, where the keys alone do not say it. flag, switch: whether the launcher has such a flag,
-    and one without a value. idle: for a key that is never applied from the file, the values that say nothing anyway.
+    flag: whether the launcher has such a flag. idle: for a key that is never applied from the file, the values that say
+    nothing anyway.
     """
 
     variable: str = ""
     text: Callable[[Any], str] = str
     in_file: Callable[[Context], bool] = always
-    source: Callable[[Context], Source] | None = None
     flag: bool = True
-    switch: bool = False
     idle: tuple[Any, ...] | None = None
-
-    def made_by(self, context: Context) -> Source:
-        """What made the value."""
-        return self.source(context) if self.source else Source(self.keys)
 
 
 def word(value: Any) -> str:

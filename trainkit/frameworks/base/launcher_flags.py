@@ -26,20 +26,14 @@ class LauncherFlag(Field):
     switch: bool = False
     family: bool = False
 
-
-def switches(names: str) -> tuple[LauncherFlag, ...]:
-    """Flags without a value and without a recipe key."""
-    return tuple(LauncherFlag(name, switch=True) for name in names.split())
-
-
-def values(names: str) -> tuple[LauncherFlag, ...]:
-    """Flags with a value and without a recipe key."""
-    return tuple(LauncherFlag(name) for name in names.split())
+    def made_by(self, context: Context) -> Source:
+        """What made the value."""
+        return self.source(context) if self.source else Source(self.keys)
 
 
-def families(names: str) -> tuple[LauncherFlag, ...]:
-    """What the names of several flags with a value and without a recipe key begin with."""
-    return tuple(LauncherFlag(name, family=True) for name in names.split())
+def without_key(names: str, *, switch: bool = False, family: bool = False) -> tuple[LauncherFlag, ...]:
+    """Flags, or what the names of several begin with, that no recipe key stands for: switches, or with a value."""
+    return tuple(LauncherFlag(name, switch=switch, family=family) for name in names.split())
 
 
 def rule(text: str, keys: tuple[str, ...] = ()) -> Callable[[Context], Source]:
@@ -69,7 +63,7 @@ def flag_tokens(context: Context, flags: Sequence[LauncherFlag], separator: str 
             continue
         name = f"--{flag.name.replace('_', separator)}"
         parts = () if flag.switch else ("=", *(value if isinstance(value, tuple) else (str(value),)))
-        source = flag.source(context) if flag.source else Source(flag.keys)
+        source = flag.made_by(context)
         yield token(name, *parts, keys=source.keys, rule=source.rule)
 
 

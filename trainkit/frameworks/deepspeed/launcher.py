@@ -17,9 +17,8 @@ from trainkit.frameworks.base.launcher_flags import (
     parse_flags,
     put_settings,
     rule,
-    switches,
-    values,
     whole_number,
+    without_key,
 )
 from trainkit.frameworks.torchrun import END_OF_FLAGS, read_rendezvous
 from trainkit.machine.versions import has
@@ -144,8 +143,8 @@ FLAGS: tuple[LauncherFlag, ...] = (
         default=-1,
     ),
     LauncherFlag("quiet", short="-q", switch=True),
-    *switches("module no_ssh no_ssh_check force_multi save_pid bind_cores_to_rank elastic_training"),
-    *values(
+    *without_key("module no_ssh no_ssh_check force_multi save_pid bind_cores_to_rank elastic_training", switch=True),
+    *without_key(
         "master_addr node_rank launcher launcher_args enable_each_rank_log autotuning bind_core_list ssh_port "
         "venv_script log_level min_elastic_nodes max_elastic_nodes"
     ),
