@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainkit.bench.rows import MEMORY_MEANING, Row
-from trainkit.bench.table import MIB, Comparison, rate
+from trainkit.bench.table import Comparison, rate
+from trainkit.text import MIB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

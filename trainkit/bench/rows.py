@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Literal
 
+from trainkit.runner.report.exit_status import KILLED
+
 Outcome = Literal["ok", "failed", "out of memory", "interrupted", "refused"]
 MemoryKind = Literal["gpu", "rss"]
 
-KILLED = 137
 # What a rank's standard error holds when memory, of a card or of the machine, ran out.
 OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "MemoryError", "can't allocate memory", "bad_alloc")
 # Long heads for prose, short ones for columns.

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainkit.bench.rows import MEMORY_HEAD, MEMORY_MEANING, MemoryKind, Row
+from trainkit.text import MIB
 
-MIB = 2**20
 _REASON = 100  # characters of a failure's reason in the table; files hold all of it
 
 

@@ -38,7 +38,7 @@ class Verdict(NamedTuple):
     """failure: whose failure it was; None for a run that succeeded."""
 
     exit_code: int
-    failure: str | None = None  # program | plan | rank | launcher | preparation | signal | trainkit
+    failure: str | None = None  # program | plan | rank | launcher | preparation | signal | guardian | trainkit
     why: str = ""
     rank: int | None = None
     signal: int | None = None
