@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # The workers of a test run share the cores: torch in each of them with as many threads as there are cores would be
@@ -24,6 +25,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 from tests.made_up_cards import Cards, environments
 
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile("trainkit", deadline=None)
+hypothesis.settings.load_profile("trainkit")
 pytest_plugins = ["tests.made_up_plans", "tests.made_up_recipes", "tests.tiers"]
 ROOT = Path(__file__).resolve().parents[1]
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]

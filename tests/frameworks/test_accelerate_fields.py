@@ -23,7 +23,7 @@ from trainkit.recipe.resolved import Resolved
 Layered = Callable[..., Resolved]
 Machine = Callable[..., Facts]
 SCRIPT = {"kind": "accelerate", "script": "train.py"}
-small = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+small = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 switch = st.booleans()
 shared = {
     "kind": st.just("fsdp"),

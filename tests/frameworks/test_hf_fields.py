@@ -33,7 +33,7 @@ Decided = Callable[[Mapping[str, Any]], Context]
 
 PACKAGES = {"torch": "2.13.0", "accelerate": "1.15.0", "deepspeed": "0.19.8", "transformers": "5.23.0"}
 HF: dict[str, Any] = {"program": {"kind": "hf", "script": "train.py"}}
-SHARED = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SHARED = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 RATES = st.floats(1e-8, 1, allow_subnormal=False)
 STEPS = st.integers(1, 10**6)
 SECTIONS: Mapping[str, Mapping[str, st.SearchStrategy[Any]]] = {

@@ -20,7 +20,7 @@ from trainkit.planner.build import decide
 from trainkit.recipe.resolved import Resolved
 
 FLAGS = {"torchrun": torchrun.FLAGS, "accelerate": accelerate.FLAGS, "deepspeed": deepspeed.FLAGS}
-small = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+small = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def parser_of(tool: str, monkeypatch: pytest.MonkeyPatch) -> argparse.ArgumentParser:

@@ -121,9 +121,9 @@ def test_workers_hide_a_slow_data_set_and_the_summary_says_what_waiting_costs(tm
     (tmp_path / "slow_rows.py").write_text(PROGRAM)
     shares, said = [], []
     for workers in (0, 2):
-        data = {"kind": "target", "target": "slow_rows:Rows", "args": {"seconds": 0.01}, "sequence_length": 32}
+        data = {"kind": "target", "target": "slow_rows:Rows", "args": {"seconds": 0.03}, "sequence_length": 32}
         case = Case({"kind": "single"}, ranks=1).changed(
-            data={**data, "workers": workers}, train={"steps": 10}, eval={"every_steps": 0}
+            data={**data, "workers": workers}, train={"steps": 6}, eval={"every_steps": 0}
         )
         settings = write_settings(tmp_path / f"run-{workers}", case, tmp_path)
         done = subprocess.run(
