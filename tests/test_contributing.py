@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from trainkit.doctor.registry import CHECKS
+from trainkit.doctor.examine import CHECKS
 from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS
 from trainkit.optimizers import OPTIMIZERS
 from trainkit.recipe.schema.launching import Launcher, Program

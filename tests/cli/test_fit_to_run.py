@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainkit.doctor.registry import FAST
+from trainkit.doctor.examine import FAST
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 

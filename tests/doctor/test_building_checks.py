@@ -14,7 +14,7 @@ import pytest
 from prepared_machine import GIB, Machine, target_for, text_of
 
 from trainkit.doctor.check import Target
-from trainkit.doctor.checks import collectives
+from trainkit.doctor.checks import network
 from trainkit.machine.facts import Gpu, GpuProcess, MigInstance
 
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler here")
@@ -140,7 +140,7 @@ def test_two_real_processes_reduce_a_tensor(real: Machine) -> None:
 
 @pytest.mark.e2e
 def test_processes_that_cannot_talk_are_found_and_leave_nothing(real: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collectives, "SECONDS", 3.0)
+    monkeypatch.setattr(network, "SECONDS", 3.0)
     real.package("torch", "2.13.0")
     real.environ["GLOO_SOCKET_IFNAME"] = "no-such-card"
     result = real.examine("collectives")

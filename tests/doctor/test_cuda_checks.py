@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prepared_machine import GIB, Machine, target_for, text_of
 
-from trainkit.doctor.checks.host_compiler import NEWEST
+from trainkit.doctor.checks.build_tools import NEWEST
 from trainkit.machine.facts import Gpu, TorchBuild
 
 DRIVER = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build  (builder)  Tue Aug 2026\n"

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from prepared_machine import Machine
 
+from trainkit.cli.commands.doctor import as_data, render
 from trainkit.doctor.check import Check, CheckResult, Finding, Host, Level, Target, ok, skipped, worst
 from trainkit.doctor.commands import Commands
-from trainkit.doctor.examine import examine
-from trainkit.doctor.registry import CHECKS
-from trainkit.doctor.rendering import as_data, render
+from trainkit.doctor.examine import CHECKS, examine
 
 
 def made_up(

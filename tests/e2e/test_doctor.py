@@ -16,7 +16,7 @@ import pytest
 
 from tests.made_up_cards import GIGABYTE, Cards, card
 from trainkit.doctor.check import LEVELS
-from trainkit.doctor.registry import CHECKS
+from trainkit.doctor.examine import CHECKS
 from trainkit.runner.supervisor.processes import descendants, is_alive
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]

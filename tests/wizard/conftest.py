@@ -11,10 +11,8 @@ import pytest
 
 from trainkit.cli.disk import Disk
 from trainkit.machine.facts import Facts, Gpu
-from trainkit.wizard.prefilled import read_base
-from trainkit.wizard.question import AnswerError
-from trainkit.wizard.session import Session
-from trainkit.wizard.view import Base, View
+from trainkit.wizard.question import AnswerError, Base, View
+from trainkit.wizard.session import Session, read_base
 
 GIGABYTE = 1024**3
 PACKAGES = {

@@ -120,7 +120,7 @@ def test_the_run_is_named_after_the_file(
 
 def test_kept_answers_are_the_same_answers_again(machine: Machine, start: Start, tmp_path: Path) -> None:
     session, _ = answered(start(machine(2)), strategy="zero2", offload="cpu", batch="64/4")
-    from trainkit.wizard.prefilled import read_given
+    from trainkit.wizard.session import read_given
 
     (tmp_path / "kept.yaml").write_text(answers_text(session.view, "trainkit config"))
     given, _ = read_given("kept.yaml", (), session.view.files, str(tmp_path))

@@ -83,7 +83,7 @@ class Check:
     name: str
     title: str
     limit: float
-    run: Callable[[Host, Target], Iterable[Finding]]
+    run: Callable[[Host, Target], Finding | Iterable[Finding]]
     fast: bool = False
 
 

@@ -1,20 +1,49 @@
-"""Run checks: side by side with a time limit each, or the fast ones one after another before a run."""
+"""All checks, and how they run: side by side with a time limit each, or the fast ones one by one before a run.
+
+A new check takes its module in `checks/` and its name here, at its place in the order in which they are shown.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
-from trainkit.doctor.check import Check, CheckResult, Finding, Host, Target, this_host
+from trainkit.doctor.check import Check, CheckResult, Finding, Host, Target, ok, skipped, this_host
+from trainkit.doctor.checks.build_tools import BUILD_TOOLS, DEEPSPEED_OPS, HOST_COMPILER
+from trainkit.doctor.checks.cuda_toolkits import TOOLKIT_VERSION, TOOLKITS
+from trainkit.doctor.checks.disk import DISK_SPACE, WRITE_SPEED
+from trainkit.doctor.checks.gpus import DRIVER, GPU_HEALTH
+from trainkit.doctor.checks.limits import PROCESS_LIMITS, SHARED_MEMORY
+from trainkit.doctor.checks.network import COLLECTIVES, HOST_NAMES, PORTS
+from trainkit.doctor.checks.packages import CUDA_LIBRARIES, INTERPRETER, PACKAGES
+from trainkit.doctor.checks.stale_settings import STALE_SETTINGS
 from trainkit.doctor.commands import Commands
 from trainkit.errors import Diagnostic
 from trainkit.machine.facts import Facts
 
 LAST = 1.0  # seconds for checks that were given up to tidy
+
+
+def plan_blockers(host: Host, target: Target) -> Finding | list[Finding]:
+    """What the plan itself finds missing on this machine: cards, packages, whatever stops `trainkit run`."""
+    if target.plan is None:
+        return skipped("no recipe is named")
+    found = [Finding("problem", each.what, (), (each.hint,) if each.hint else ()) for each in target.plan.blockers]
+    return found or ok("this machine can run it, as far as the plan can tell")
+
+
+PLAN_BLOCKERS = Check("plan", "plan", 1.0, plan_blockers)  # not fast: `trainkit run` shows the blockers itself
+_ORDER = (
+    PLAN_BLOCKERS, INTERPRETER, PACKAGES, CUDA_LIBRARIES, DRIVER, GPU_HEALTH, TOOLKITS, TOOLKIT_VERSION, HOST_COMPILER,
+    BUILD_TOOLS, DEEPSPEED_OPS, COLLECTIVES, SHARED_MEMORY, PROCESS_LIMITS, DISK_SPACE, WRITE_SPEED, PORTS, HOST_NAMES,
+    STALE_SETTINGS,
+)  # fmt: skip
+CHECKS: Mapping[str, Check] = {check.name: check for check in _ORDER}
+FAST: tuple[Check, ...] = tuple(check for check in _ORDER if check.fast)
 
 
 class _Thread(threading.Thread):
@@ -80,7 +109,8 @@ def apply(check: Check, host: Host, target: Target) -> CheckResult:
     """What one check finds; an error of the system is a finding too."""
     started = time.monotonic()
     try:
-        findings = tuple(check.run(host, target))
+        found = check.run(host, target)
+        findings = (found,) if isinstance(found, Finding) else tuple(found)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         findings = (Finding("warning", f"cannot be examined: {error.strerror or error}{where}"),)
@@ -102,3 +132,8 @@ def examine_before_run(checks: Iterable[Check], facts: Facts, target: Target) ->
                 what, why = f"{result.title}: {finding.what}", "; ".join(finding.evidence)
                 found.append(Diagnostic(severity, what, why=why, hint=hint))
     return tuple(found)
+
+
+def checks_for(target: Target) -> tuple[Check, ...]:
+    """All of them; that of the plan only where there is one."""
+    return _ORDER if target.plan else tuple(check for check in _ORDER if check is not PLAN_BLOCKERS)

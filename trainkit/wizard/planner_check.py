@@ -13,8 +13,7 @@ from trainkit.machine.selection import allocation
 from trainkit.recipe.layers.paths import Files, absolute
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.validation.type_errors import choices, takes_switch
-from trainkit.wizard.question import AnswerError, Choice
-from trainkit.wizard.view import Settings, View, nest
+from trainkit.wizard.question import AnswerError, Choice, Settings, View, nest
 
 if TYPE_CHECKING:
     from trainkit.plan.model import Notice, Plan

@@ -17,10 +17,10 @@ from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.yaml.writer import comment, flow, shortened
 from trainkit.text import counted
 from trainkit.wizard.planner_check import resolve_text
-from trainkit.wizard.prefilled import placed
+from trainkit.wizard.question import Settings, View, flatten, nest, same
+from trainkit.wizard.session import placed
 from trainkit.wizard.topics import TOPICS
 from trainkit.wizard.topics.place import described
-from trainkit.wizard.view import Settings, View, flatten, nest, same
 
 if TYPE_CHECKING:
     from trainkit.plan.model import Plan

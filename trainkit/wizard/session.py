@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
-from trainkit.wizard.planner_check import rejections, validated
-from trainkit.wizard.question import AnswerError, Question, Topic
+from trainkit.errors import Diagnostic, Origin, RecipeError
+from trainkit.flags.overrides import override_layers
+from trainkit.recipe.layers.extends import Sources
+from trainkit.recipe.layers.interpolation import interpolated
+from trainkit.recipe.layers.layer import VARIANTS, Layer
+from trainkit.recipe.layers.merge import Merge, merge
+from trainkit.recipe.layers.paths import Files, absolute
+from trainkit.recipe.schema.fields import defaults, schema, tagged_sections
+from trainkit.recipe.validation.validate import default_kind, unknown_keys, validate_layer
+from trainkit.wizard.planner_check import check, rejections, validated
+from trainkit.wizard.question import Answer, AnswerError, Base, Question, Settings, Topic, View, flatten
 from trainkit.wizard.topics import TOPICS
-from trainkit.wizard.view import Answer, View
 
 
 @dataclass(frozen=True)
@@ -99,3 +109,86 @@ def _read(topic: Topic, question: Question, view: View, typed: str) -> Answer:
         raise AnswerError(f"{typed!r} is short for {' and '.join(each.word for each in found)}", "type one more letter")
     sets, reason = topic.read(view, typed)
     return Answer(topic.name, typed, sets, reason)
+
+
+def read_given(answers: str | None, overrides: Sequence[str], files: Files, cwd: str) -> tuple[Settings, Merge]:
+    """The settings of a file of answers (written like a recipe) and of `key=value` overrides, which win.
+
+    Also the places of both. Raises RecipeError with all errors that do not depend on the answers.
+    """
+    sources = Sources(files, cwd)
+    if answers is not None:
+        sources.add_recipe(answers)
+    flags, found = override_layers(overrides, len(sources.layers), cwd, files, lambda key: None)
+    layers = [*sources.layers, *flags]
+    state = merge(layers)
+    found = [*sources.errors, *found, *state.errors]
+    for name, (given, *_) in sources.variants.items():  # nothing is dropped silently
+        origin = Origin(f"file {given.page.source}", 0, given.page.source)
+        hint = "start from the file with --from, which keeps its variants, or write them into the new recipe"
+        what = f"the variant {name!r} is not an answer"
+        found.append(Diagnostic("error", what, f"{VARIANTS}.{name}", origin, hint=hint))
+    for layer in layers:
+        found += _wrong(layer, state)
+    wrong = [each for each in found if each.severity == "error"]
+    if wrong:
+        raise RecipeError(wrong)
+    return dict(flatten(state.tree)), state
+
+
+def _wrong(layer: Layer, state: Merge) -> Iterator[Diagnostic]:
+    yield from unknown_keys(layer)
+    given = {section: state.get(f"{section}.kind") for section in tagged_sections()}
+    kinds = {section: kind if isinstance(kind, str) else _likely(section, state) for section, kind in given.items()}
+    yield from validate_layer(layer, kinds, interpolated)
+    hint = "write the whole value; a list or a mapping of the base is changed in the recipe itself"
+    for key in _modified(layer.tree):
+        what = f"`{key}` changes a value that is not known here"
+        yield Diagnostic("error", what, key[:-1], layer.origin(key[:-1]), hint=hint)
+
+
+def _likely(section: str, state: Merge) -> str:
+    """The kind that has the given settings, where none is named: it may come from the base or an answer."""
+    given = state.get(section)
+    names = given.keys() if isinstance(given, dict) else ()
+    kinds = schema().sections[section].kinds.items()  # in the order of the schema
+    fitting = [kind for kind, model in kinds if set(names) <= model.model_fields.keys()]
+    return default_kind(section) if default_kind(section) in fitting or not fitting else fitting[0]
+
+
+def _modified(tree: Any, prefix: str = "") -> Iterator[str]:
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if name[-1:] in ("+", "!"):  # they append to, or replace, what a weaker layer says
+            yield key
+        elif isinstance(value, dict) and key in schema().sections:
+            yield from _modified(value, f"{key}.")
+
+
+def read_base(recipe: str, name: str, files: Files, cwd: str, environ: dict[str, str]) -> Base:
+    """The recipe to start from, which must be valid by itself. recipe: a path, or the name of a shipped one.
+
+    Raises RecipeError.
+    """
+    from trainkit.flags.resolve import resolve
+    from trainkit.recipe.resolved import Request
+
+    resolved = resolve(Request(recipe, cwd, environ=environ), files)
+    kinds = {section: getattr(resolved.recipe, section).kind for section in tagged_sections()}
+    values = {**dict(flatten(defaults(kinds))), **dict(flatten(resolved.tree))}
+    path = absolute(recipe, cwd)
+    shipped = (known for known, place in files.shipped().items() if recipe == known or path == place)
+    return Base(next(shipped, path), name, values)
+
+
+def placed(found: Sequence[Diagnostic], state: Merge) -> tuple[Diagnostic, ...]:
+    """Diagnostics of the finished recipe at the places where the settings were given, for those that were."""
+    return tuple(replace(each, origin=state.places.get(each.key, each.origin)) for each in found)
+
+
+def check_given(view: View, places: Merge) -> None:
+    """Raise RecipeError where the given settings cannot go together, whatever the answers will be."""
+    # Planning takes longer than the first question may, so only where there is something to check.
+    wrong = [each for each in check(view).errors if each.key in view.given] if view.given else []
+    if wrong:
+        raise RecipeError(placed(wrong, places))

@@ -72,9 +72,8 @@ def first_question(
     """
     from trainkit.cli.machines import machine_facts
     from trainkit.recipe.layers.paths import absolute
-    from trainkit.wizard.prefilled import check_given, read_base, read_given
-    from trainkit.wizard.session import Session
-    from trainkit.wizard.view import Base, View
+    from trainkit.wizard.question import Base, View
+    from trainkit.wizard.session import Session, check_given, read_base, read_given
 
     disk, cwd = Disk(), working_folder()
     # What this shell adds to every recipe must not become part of one.

@@ -60,8 +60,7 @@ def refuse_unfit(plan: Plan, recipe: Recipe, facts: Facts, given_rank: int | Non
     These are the plan's own blockers and the problems that the checks find.
     """
     from trainkit.doctor.check import Target
-    from trainkit.doctor.examine import examine_before_run
-    from trainkit.doctor.registry import FAST
+    from trainkit.doctor.examine import FAST, examine_before_run
     from trainkit.runner.rendezvous import node_rank
 
     target = Target(plan, recipe, node_rank(plan, given_rank, os.environ))

@@ -1,17 +1,20 @@
-"""What compiling takes besides CUDA: a C++ compiler, ninja, Python's headers, libaio; what DeepSpeed can build."""
+"""What compiling takes: C++ compilers (nvcc's too), ninja, Python's headers, libaio; which ops DeepSpeed can build."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from trainkit.doctor.check import Check, Finding, Host, Level, Target, ok, requirement_level, skipped
+from trainkit.doctor.check import NO_CUDA_BUILDS, Check, Finding, Host, Level, Target, ok, requirement_level, skipped
+from trainkit.doctor.checks.cuda_toolkits import Toolkit, find_toolkits, torch_pick
 
-ASK_SECONDS = 10.0
+ASK_SECONDS, COMPILER_SECONDS = 10.0, 5.0
 OPS_LIMIT = 16.0
 # The ops that trainkit's plans build, and what for.
 USES: Mapping[str, str] = {
@@ -25,6 +28,21 @@ INSTALL_LIBAIO = "sudo apt-get install libaio-dev      # dnf: libaio-devel"
 # What DeepSpeed's async_io is checked with by DeepSpeed itself (ops/op_builder/async_io.py): a call that must link.
 LIBAIO = "#include <libaio.h>\nint main() { io_context_t context = 0; return io_setup(1, &context); }\n"
 PLAIN = "#include <vector>\nint main() { return std::vector<int>(1)[0]; }\n"
+SOURCE = "https://docs.nvidia.com/cuda/cuda-installation-guide-linux/#host-compiler-support-policy"
+# CUDA version -> newest major version of gcc and of clang. The guide's policy: nvcc looks at the major version alone.
+# Where the guide of a first release says less than the header of a later update, this is what nvcc enforces.
+NEWEST: Mapping[str, tuple[int, int]] = {
+    "11.0": (9, 9), "11.1": (10, 10), "11.2": (10, 11), "11.3": (10, 11), "11.4": (11, 12),
+    "11.5": (11, 12), "11.6": (11, 13), "11.7": (11, 13), "11.8": (11, 14),
+    "12.0": (12, 14), "12.1": (12, 15), "12.2": (12, 16), "12.3": (12, 16), "12.4": (13, 17),
+    "12.5": (13, 17), "12.6": (13, 18), "12.8": (14, 19), "12.9": (14, 19),
+    "13.0": (15, 20),
+}  # fmt: skip
+_GNU = re.compile(r"#if\s+__GNUC__\s*>\s*(\d+)")
+_CLANG = re.compile(r"#if\s+\(__clang_major__\s*>=\s*(\d+)\)")
+_VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?")
+OLDEST_SUGGESTED = 9  # torch's headers are C++17
+_WRAPPERS = ("ccache", "sccache")
 
 
 def build_tools(host: Host, target: Target) -> list[Finding]:
@@ -105,15 +123,13 @@ def _ninja(host: Host, level: Level) -> Iterator[Finding]:
         yield Finding(level, what, _path(host), (f"{host.pip} install ninja",))
 
 
-def deepspeed_ops(host: Host, target: Target) -> Iterator[Finding]:
+def deepspeed_ops(host: Host, target: Target) -> list[Finding]:
     """What DeepSpeed cannot build, each op for itself; what it can, together."""
     if not (target.anything or target.ops):  # only some offloads compile any
-        yield skipped("the plan compiles none of DeepSpeed's ops")
-        return
+        return [skipped("the plan compiles none of DeepSpeed's ops")]
     version = host.facts.packages.get("deepspeed")
     if version is None:
-        yield skipped("DeepSpeed is not installed")
-        return
+        return [skipped("DeepSpeed is not installed")]
     level, environ = requirement_level(target), dict(host.environ)
     if target.plan is not None and not target.cuda:
         environ["DS_ACCELERATOR"] = "cpu"  # as the plan sets it
@@ -121,19 +137,123 @@ def deepspeed_ops(host: Host, target: Target) -> Iterator[Finding]:
     done = host.run(program, OPS_LIMIT - 1, environ=environ)
     if not done.fine:
         look = f"{host.python} -c 'import deepspeed'"
-        yield Finding(level, f"DeepSpeed {version} cannot be imported", (done.said,), (look,))
-        return
-    answers = json.loads(done.output)
-    names = {op: f"{op} ({USES[op]})" if op in USES else op for op in answers}
-    if fine := [names[op] for op, answer in answers.items() if answer["compatible"]]:
-        yield ok(f"DeepSpeed {version} can build {', '.join(fine)}; compiled before the first run that needs it")
-    for op, answer in answers.items():
-        if not answer["compatible"]:
-            report = "ds_report      # DeepSpeed's own account"
-            fix = (INSTALL_LIBAIO, report) if op == "async_io" else (report,)
-            evidence = (answer["said"],) if answer["said"] else ()
-            yield Finding(level, f"DeepSpeed {version} cannot build {names[op]}", evidence, fix)
+        return [Finding(level, f"DeepSpeed {version} cannot be imported", (done.said,), (look,))]
+    found, fine = [], []
+    for op, answer in json.loads(done.output).items():
+        name = f"{op} ({USES[op]})" if op in USES else op
+        if answer["compatible"]:
+            fine.append(name)
+            continue
+        fix = (*([INSTALL_LIBAIO] if op == "async_io" else []), "ds_report      # DeepSpeed's own account")
+        evidence = (answer["said"],) if answer["said"] else ()
+        found.append(Finding(level, f"DeepSpeed {version} cannot build {name}", evidence, fix))
+    builds = f"DeepSpeed {version} can build {', '.join(fine)}; compiled before the first run that needs it"
+    return [*([ok(builds)] if fine else []), *found]
 
 
 BUILD_TOOLS = Check("build-tools", "build tools", 15.0, build_tools)
 DEEPSPEED_OPS = Check("deepspeed-ops", "DeepSpeed ops", OPS_LIMIT, deepspeed_ops)
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A C or C++ compiler. kind: gcc, clang, or empty where it is not known; label: the first line of its --version."""
+
+    path: Path
+    kind: str
+    version: str
+    label: str
+
+    @property
+    def major(self) -> int:
+        """Major version, 0 where unknown."""
+        head = self.version.partition(".")[0]
+        return int(head) if head.isdigit() else 0
+
+
+def ask(host: Host, path: Path) -> Compiler:
+    """What a compiler says of itself."""
+    done = host.run((str(path), "--version"), COMPILER_SECONDS)
+    line = done.output.strip().splitlines()[0] if done.fine and done.output.strip() else done.said
+    gcc = done.fine and ("GCC" in line or "Free Software" in done.output)
+    kind = "clang" if "clang" in line else "gcc" if gcc else ""
+    found = [match.group() for match in _VERSION.finditer(line)]
+    # gcc names its version last, behind that of the distribution's package; clang directly behind its name
+    version = found[0 if kind == "clang" else -1] if found else ""
+    return Compiler(path, kind if version else "", version, line)
+
+
+def newest(toolkit: Toolkit, kind: str) -> tuple[int, str]:
+    """The newest major version that a toolkit accepts, and the source; 0 where it is not known.
+
+    The toolkit's own header is what nvcc enforces; NVIDIA's table is for toolkits without it.
+    """
+    header = toolkit.root / "include" / "crt" / "host_config.h"
+    try:
+        text = header.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    if kind == "gcc" and (match := _GNU.search(text)):
+        return int(match[1]), str(header)
+    if kind == "clang" and (match := _CLANG.search(text)):
+        return int(match[1]) - 1, str(header)
+    if kind and toolkit.version in NEWEST:
+        return NEWEST[toolkit.version][0 if kind == "gcc" else 1], SOURCE
+    return 0, ""
+
+
+def host_compiler(host: Host, target: Target) -> Finding:
+    """Whether the C++ compiler that nvcc would use is too new for the CUDA toolkit, unknown, or fine."""
+    build, level = host.facts.torch, requirement_level(target)
+    if not target.compiles_cuda:
+        return NO_CUDA_BUILDS
+    if build and not build.cuda:
+        return skipped(f"{build.label}: no CUDA extension is compiled")
+    pick = torch_pick(host, find_toolkits(host))
+    if pick is None or pick.toolkit is None:
+        return skipped("no CUDA toolkit would be used")
+    toolkit = pick.toolkit
+    by, path = used_compiler(host)
+    if path is None:
+        install = ("sudo apt-get install gcc g++",)
+        return Finding(level, f"nvcc finds no C++ compiler by {by}", (toolkit.label,), install)
+    compiler = ask(host, path)
+    kind, cuda = compiler.kind, toolkit.version
+    limit, source = newest(toolkit, kind)
+    evidence = (f"{path}: {compiler.label}", f"picked by {by}", toolkit.label)
+    if not limit:
+        return skipped(f"no figure is known for {compiler.label or path} with CUDA {cuda}")
+    if compiler.major <= limit:
+        return ok(f"{kind} {compiler.version} with CUDA {cuda} (up to {kind} {limit})", *evidence, source)
+    what = f"{kind} {compiler.version} is too new for CUDA {cuda}, which accepts {limit} at most"
+    return Finding(level, what, (*evidence, f"limit: {source}"), _older_compiler(host, kind, limit, toolkit.root))
+
+
+def used_compiler(host: Host) -> tuple[str, Path | None]:
+    """What decides on nvcc's host compiler, and the program.
+
+    torch hands CC on as -ccbin (torch/utils/cpp_extension.py); else nvcc reads NVCC_CCBIN, then looks for gcc on PATH
+    (CUDA compiler driver, --compiler-bindir).
+    """
+    for name in ("CC", "NVCC_CCBIN"):
+        argv = [word for word in shlex.split(host.environ.get(name, "")) if word not in _WRAPPERS]
+        if argv:
+            path = Path(argv[0])
+            return name, path if path.is_absolute() and path.exists() else host.which(argv[0])
+    return "PATH", host.which("gcc")
+
+
+def _older_compiler(host: Host, kind: str, limit: int, toolkit: Path) -> tuple[str, ...]:
+    """An older compiler that is here already, else how to get one."""
+    plus = {"gcc": "g++", "clang": "clang++"}[kind]
+    for major in range(limit, OLDEST_SUGGESTED - 1, -1):
+        older, older_plus = host.which(f"{kind}-{major}"), host.which(f"{plus}-{major}")
+        if older and older_plus and ask(host, older).major <= limit:
+            c, cxx, bin_folder = (shlex.quote(str(path)) for path in (older, older_plus, toolkit / "bin"))
+            links = f"sudo ln -s {c} {bin_folder}/{kind} && sudo ln -s {cxx} {bin_folder}/{plus}"
+            return f"export CC={c} CXX={cxx}", f"{links}      # or for every user"
+    install = f"sudo apt-get install gcc-{limit} g++-{limit}      # conda: install -c conda-forge gxx_linux-64={limit}"
+    return install, f"export CC=gcc-{limit} CXX=g++-{limit}"
+
+
+HOST_COMPILER = Check("host-compiler", "compiler for CUDA", 10.0, host_compiler)

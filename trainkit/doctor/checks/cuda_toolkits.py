@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainkit.doctor.check import NO_CUDA_BUILDS, Check, Finding, Host, Level, Target, ok, requirement_level, skipped
+from trainkit.doctor.check import NO_CUDA_BUILDS, Check, Finding, Host, Target, ok, requirement_level, skipped
 from trainkit.machine.versions import release
 
 # Major versions within which DeepSpeed takes any minor one (deepspeed/ops/op_builder/builder.py,
@@ -50,24 +49,19 @@ def agreement(host: Host, target: Target) -> list[Finding]:
             look = f"{toolkit.root}/bin/nvcc --version      # should print its release"
             what = f"nvcc of {toolkit.root} does not print its version"
             found.append(Finding("warning", what, (toolkit.why,), (look,)))
-    found += _unusable(torch_pick(host, toolkits), level, fix)
+    if (pick := torch_pick(host, toolkits)) and pick.toolkit is None:
+        what = f"torch would look for a CUDA toolkit by {pick.by} and find none"
+        found.append(Finding(level, what, (pick.label,), fix or ("unset CUDA_HOME CUDA_PATH",)))
+    elif pick and not has_headers(pick.folder):
+        what = f"torch would compile with the toolkit in {pick.folder}, which has no CUDA headers"
+        evidence = (pick.label, f"missing: {pick.folder}/include/cuda_runtime.h")
+        found.append(Finding(level, what, evidence, fix))
     if len({each.version for each in chosen if each.version}) > 1:
         names = " and ".join((", ".join(each.by for each in chosen[:-1]), chosen[-1].by))
         found.append(Finding(level, f"{names} pick different CUDA toolkits", listed, fix))
     if len(toolkits) == 1:
         return found or [ok(toolkits[0].label, *listed)]
     return found or [Finding("note", f"{len(toolkits)} toolkits are installed", listed, fix)]
-
-
-def _unusable(pick: Pick | None, level: Level, fix: tuple[str, ...]) -> Iterator[Finding]:
-    """What torch would compile with lacks the compiler or the headers."""
-    if pick and pick.toolkit is None:
-        what = f"torch would look for a CUDA toolkit by {pick.by} and find none"
-        yield Finding(level, what, (pick.label,), fix or ("unset CUDA_HOME CUDA_PATH",))
-    elif pick and not has_headers(pick.folder):
-        what = f"torch would compile with the toolkit in {pick.folder}, which has no CUDA headers"
-        evidence = (pick.label, f"missing: {pick.folder}/include/cuda_runtime.h")
-        yield Finding(level, what, evidence, fix)
 
 
 def version(host: Host, target: Target) -> Finding:
@@ -245,6 +239,4 @@ def install_lines(cuda: str) -> tuple[str, ...]:
 
 
 TOOLKITS = Check("toolkits", "CUDA toolkits", 10.0, agreement)
-TOOLKIT_VERSION = Check(
-    "toolkit-version", "CUDA of torch and toolkit", 10.0, lambda host, target: [version(host, target)]
-)
+TOOLKIT_VERSION = Check("toolkit-version", "CUDA of torch and toolkit", 10.0, version)

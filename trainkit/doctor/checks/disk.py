@@ -58,12 +58,11 @@ def disk_space(host: Host, target: Target) -> Iterator[Finding]:
         yield ok(f"{format_size(space.free)} free at the run root", str(root))
 
 
-def write_speed(host: Host, target: Target) -> Iterator[Finding]:
+def write_speed(host: Host, target: Target) -> Finding:
     """Write, force to the disk and remove at most 64 MiB, in about 2 seconds at most."""
     folder = existing(host.folder / target.output_root)
     if not usable(folder) or host.space(folder).free < SPARE:
-        yield skipped(f"{folder} has no room for a trial")
-        return
+        return skipped(f"{folder} has no room for a trial")
     block = os.urandom(BLOCK)  # zeros would be compressed away by some file systems
     size, begin = 0, time.monotonic()
     with tempfile.TemporaryFile(dir=folder) as file:  # which has no name, so nothing can stay behind
@@ -77,9 +76,8 @@ def write_speed(host: Host, target: Target) -> Iterator[Finding]:
     evidence = f"{format_size(size)} written and synced in {seconds:.2f} s in {folder}"
     if size / seconds < SLOW:
         fix = "trainkit run RECIPE output.root=/a/local/disk      # or checkpoint.asynchronous=true"
-        yield Finding("warning", f"slow: {speed}", (evidence,), (fix,))
-    else:
-        yield ok(f"{speed} at the run root", evidence)
+        return Finding("warning", f"slow: {speed}", (evidence,), (fix,))
+    return ok(f"{speed} at the run root", evidence)
 
 
 DISK_SPACE = Check("disk-space", "disk space", 3.0, disk_space, fast=True)

@@ -19,29 +19,26 @@ NVIDIA, DISPLAY = "0x10de", "0x03"  # PCI vendor, class of display controllers
 MUCH = GIB  # of a card's memory in a process that is not ours
 
 
-def check_driver(host: Host, target: Target) -> Iterator[Finding]:
+def check_driver(host: Host, target: Target) -> Finding:
     """Missing, not answering, too old, or fine."""
     driver, build = driver_version(host), host.facts.torch
     blind = host.facts.notes.get("nvidia")  # why NVML shows no card of a loaded driver
     if not target.cuda:
-        yield NO_CUDA
-    elif note := host.facts.notes.get("gpus"):
+        return NO_CUDA
+    if note := host.facts.notes.get("gpus"):
         # A library that is newer than the loaded module is what an upgrade without a reboot leaves.
         evidence = (f"NVML: {note}", f"kernel module: {driver or 'not loaded'}")
         fix = (
             "sudo reboot      # after an upgrade of the driver; `nvidia-smi` must answer",
             "sudo nvidia-smi -pm 1      # where it answers, but only after seconds: keeps the cards awake",
         )
-        yield Finding("problem", "the driver does not answer", evidence, fix)
-    elif not driver:
-        yield _absent(host)
-    elif not host.facts.gpus and blind:
+        return Finding("problem", "the driver does not answer", evidence, fix)
+    if not driver:
+        return _absent(host)
+    if not host.facts.gpus and blind:
         look = "nvidia-smi      # in a container: docker run --gpus all …"
-        yield Finding("warning", f"driver {driver} is loaded, but {blind}", (), (look,))
-    elif build is None:
-        yield skipped(f"driver {driver}; torch is not installed")
-    else:
-        yield _judged(host, driver, build)
+        return Finding("warning", f"driver {driver} is loaded, but {blind}", (), (look,))
+    return _judged(host, driver, build) if build else skipped(f"driver {driver}; torch is not installed")
 
 
 def driver_version(host: Host) -> str:
@@ -100,22 +97,22 @@ def _judged(host: Host, driver: str, build: TorchBuild) -> Finding:
 DRIVER = Check("driver", "NVIDIA driver", 4.0, check_driver, fast=True)
 
 
-def check_health(host: Host, target: Target) -> list[Finding]:
+def check_health(host: Host, target: Target) -> Finding | list[Finding]:
     """What is wrong with each card that the plan uses, or with any."""
     if not target.cuda:
-        return [NO_CUDA]
+        return NO_CUDA
     cards = list(host.facts.gpus)
     if target.plan:
         used = set(target.plan.topology.groups[0].devices)
         # A plan names a card by UUID or index, or a part of it by its own UUID.
         cards = [gpu for gpu in cards if used & {gpu.uuid, str(gpu.index), *(part.uuid for part in gpu.instances)}]
     if not cards:
-        return [skipped("there is no card here")]
+        return skipped("there is no card here")
     found = []
     for gpu in cards:
         label = f"card {gpu.index} ({gpu.name})"
         found += [*_memory(gpu, label), *_clocks(gpu, label), *_processes(gpu, label)]
-    return found or [ok(f"{counted(len(cards), 'card')} without errors, throttling or other processes")]
+    return found or ok(f"{counted(len(cards), 'card')} without errors, throttling or other processes")
 
 
 def _memory(gpu: Gpu, label: str) -> Iterator[Finding]:

@@ -91,30 +91,27 @@ def _locked(host: Host) -> Iterator[Finding]:
         yield Finding("warning", "memory cannot be locked without limit, which InfiniBand requires", evidence, (fix,))
 
 
-def shared_memory(host: Host, target: Target) -> Iterator[Finding]:
+def shared_memory(host: Host, target: Target) -> Finding:
     """Too small, nearly full, or fine. Loader processes, NCCL and DeepSpeed share memory; gloo does not."""
     path = host.under("/dev/shm")  # noqa: S108 - only its size is read
     if recipe := target.recipe:
         loaders = recipe.data.workers if recipe.program.kind == "builtin" else 1  # of a script nothing is known
         if not loaders and (target.ranks == 1 or not (target.cuda or target.deepspeed)):
-            yield skipped("neither loader processes nor ranks of this plan share memory")
-            return
+            return skipped("neither loader processes nor ranks of this plan share memory")
     if not path.is_dir():
-        yield skipped(f"there is no {path} on this system")
-        return
+        return skipped(f"there is no {path} on this system")
     space = host.space(path)
     evidence = (f"{path}: {format_size(space.total)}, {format_size(space.free)} free",)
     listing = f"ls -lS {path} | head      # what fills it; remove what no process uses any more"
     if space.free < SHM_FULL:
-        yield Finding("problem", "no room left", evidence, (listing, *SHM_FIX))
-    elif space.total <= CONTAINER_SHM:
+        return Finding("problem", "no room left", evidence, (listing, *SHM_FIX))
+    if space.total <= CONTAINER_SHM:
         # whether it is enough depends on the batch and on the number of cards
         level: Level = "problem" if target.anything else "warning"
-        yield Finding(level, "too small for many cards or for loader processes", evidence, SHM_FIX)
-    elif space.free < SHM_LOW:
-        yield Finding("warning", "little room for loader processes with large batches", evidence, (listing, *SHM_FIX))
-    else:
-        yield ok(f"{format_size(space.free)} free in {path}")
+        return Finding(level, "too small for many cards or for loader processes", evidence, SHM_FIX)
+    if space.free < SHM_LOW:
+        return Finding("warning", "little room for loader processes with large batches", evidence, (listing, *SHM_FIX))
+    return ok(f"{format_size(space.free)} free in {path}")
 
 
 SHARED_MEMORY = Check("shared-memory", "shared memory", 2.0, shared_memory, fast=True)

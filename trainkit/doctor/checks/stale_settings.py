@@ -111,15 +111,11 @@ def _files(host: Host, target: Target) -> Iterator[Finding]:
     cache = Path(host.environ.get("XDG_CACHE_HOME") or host.home / ".cache")
     accelerate = Path(host.environ.get("HF_HOME") or cache / "huggingface", "accelerate")
     exported = host.environ.get("DS_ENV_FILE", ".deepspeed_env")
-    read = {
-        "`accelerate launch` by hand reads this file unasked; trainkit always names its own": [
-            accelerate / "default_config.yaml", accelerate / "default_config.json"
-        ],
-        "`deepspeed` by hand exports what it holds to other nodes; trainkit's plans do not read it": dict.fromkeys(
-            (host.home / exported, host.folder / exported)
-        ),
-    }  # fmt: skip
-    for what, path in ((what, path) for what, paths in read.items() for path in paths):
+    by_accelerate = "`accelerate launch` by hand reads this file unasked; trainkit always names its own"
+    by_deepspeed = "`deepspeed` by hand exports what it holds to other nodes; trainkit's plans do not read it"
+    read = dict.fromkeys((accelerate / f"default_config.{ending}" for ending in ("yaml", "json")), by_accelerate)
+    read |= dict.fromkeys((host.home / exported, host.folder / exported), by_deepspeed)
+    for path, what in read.items():
         if path.is_file():
             quoted = shlex.quote(str(path))
             yield Finding("note", what, (str(path),), (f"mv {quoted} {quoted}.off      # unless you need it",))

@@ -11,8 +11,7 @@ from trainkit.machine.selection import allocation, is_idle, occupants, restricti
 from trainkit.recipe.schema.fields import schema
 from trainkit.text import GIB, MIB, counted
 from trainkit.wizard.planner_check import ENGINES, validated
-from trainkit.wizard.question import AnswerError, Choice, Question, Topic
-from trainkit.wizard.view import Settings, View
+from trainkit.wizard.question import AnswerError, Choice, Question, Settings, Topic, View
 
 KEYS = ("devices.type", "devices.select", "nodes.processes_per_node", "nodes.count", "nodes.rendezvous")
 # A run of one process; the shipped presets set the same.

@@ -6,8 +6,7 @@ import shlex
 from collections.abc import Mapping
 
 from trainkit.recipe.layers.paths import absolute
-from trainkit.wizard.question import AnswerError, Question, Topic, offered
-from trainkit.wizard.view import Settings, View
+from trainkit.wizard.question import AnswerError, Question, Settings, Topic, View, offered
 
 # By the ending of a file: the kind of data that reads it.
 DATA_KINDS: Mapping[str, str] = {".jsonl": "jsonl", ".npy": "tokens"}

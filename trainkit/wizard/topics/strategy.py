@@ -9,8 +9,7 @@ from trainkit.machine.facts import Gpu
 from trainkit.planner.advice.memory import in_words, largest, parameters
 from trainkit.text import counted
 from trainkit.wizard.planner_check import UNCONFIGURED, needs_strategy, reaches, used_cards
-from trainkit.wizard.question import AnswerError, Choice, Question, Topic, offered
-from trainkit.wizard.view import Settings, View
+from trainkit.wizard.question import AnswerError, Choice, Question, Settings, Topic, View, offered
 
 OFFLOADS = ("strategy.offload_optimizer", "strategy.offload_param")
 NVME = "strategy.nvme_path"

@@ -8,8 +8,7 @@ from trainkit.planner.dtype import AMPERE
 from trainkit.recipe.validation.type_errors import takes_switch
 from trainkit.text import counted
 from trainkit.wizard.planner_check import check, reaches, used_cards
-from trainkit.wizard.question import AnswerError, Choice, Question, Topic, offered
-from trainkit.wizard.view import Settings, View
+from trainkit.wizard.question import AnswerError, Choice, Question, Settings, Topic, View, offered
 
 EVERY = "efficiency.gradient_checkpointing.every"
 SAVE = "checkpoint.every_steps"
