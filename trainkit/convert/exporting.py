@@ -11,6 +11,7 @@ from trainkit.frameworks.accelerate import exporter as accelerate
 from trainkit.frameworks.accelerate.fields import SETTINGS
 from trainkit.frameworks.deepspeed import exporter as deepspeed
 from trainkit.frameworks.deepspeed.fields import CARRIED as OF_DEEPSPEED
+from trainkit.frameworks.deepspeed.fields import STRATEGY_KEYS
 from trainkit.frameworks.deepspeed.optimizer import TYPES, has_schedule
 from trainkit.frameworks.hf_trainer import exporter as hf_trainer
 from trainkit.frameworks.hf_trainer.fsdp_config import CONFIG as FSDP_CONFIG
@@ -38,16 +39,13 @@ class Export(Protocol):
 
 EXPORTS: dict[str, Export] = {"accelerate": accelerate, "deepspeed": deepspeed, "hf": hf_trainer}
 
-_SHARDS = tuple(
-    f"strategy.{name}" for name in ("offload_optimizer", "offload_param", "nvme_path", "overlap_comm", "gather_16bit")
-)
-_ZERO = ("strategy.kind", *_SHARDS, "strategy.bucket_mb", "precision.dtype", "train.max_grad_norm")
+_ZERO = ("strategy.kind", *STRATEGY_KEYS, "precision.dtype", "train.max_grad_norm")
 _FLAGS = (key for key, way in REACH.items() if way.by.startswith("--") or way.by == FSDP_CONFIG)
 # The settings that an import of the exported files gives back. A key stands for all below it.
 CARRIED: Mapping[str, frozenset[str]] = {
     "hf": frozenset({
-        *_FLAGS, *_SHARDS, "nodes.count", "nodes.processes_per_node", "nodes.rendezvous", "strategy.kind", "program",
-        "launcher.kind", "launcher.max_restarts", "output.root", "env", "devices.type", "devices.select",
+        *_FLAGS, *STRATEGY_KEYS, "nodes.count", "nodes.processes_per_node", "nodes.rendezvous", "strategy.kind",
+        "program", "launcher.kind", "launcher.max_restarts", "output.root", "env", "devices.type", "devices.select",
         "devices.order",
     }),
     "deepspeed": frozenset({*_ZERO, *OF_DEEPSPEED}),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trainkit.frameworks.base.draft import argv_origin
-from trainkit.frameworks.base.interface import LauncherCommand, nothing, unchanged
+from trainkit.frameworks.base.interface import NEVER_RESTARTS, LauncherCommand, nothing, unchanged
 from trainkit.frameworks.registry import LAUNCHERS, launcher_of
 from trainkit.plan.combination import Refusal
 from trainkit.plan.context import Context
@@ -22,12 +22,7 @@ COMMAND = re.compile(r"python(\d+(\.\d+)*)?(\.exe)?|.*\.py")
 REQUIRES: Mapping[str, str] = {}
 UNSUPPORTED = (
     Refusal({"ranks": ("several",)}, "launcher.kind", "`python` starts one process", "launcher.kind: torchrun"),
-    Refusal(
-        {"restarts": ("yes",)},
-        "launcher.max_restarts",
-        "this launcher never restarts ranks",
-        "launcher.kind: torchrun, or launcher.max_restarts: 0",
-    ),
+    NEVER_RESTARTS,
 )
 argv = files = added = nothing
 escape = unchanged

@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from string import Template
 from typing import Any, TypeVar
 
-from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, argv_origin, read_flag
+from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, apply_flag, argv_origin
 from trainkit.frameworks.base.fields import UNSET, Settings, Unsupported
 from trainkit.frameworks.base.interface import ALWAYS_A_GROUP, NODE_RANK, LauncherCommand, nothing, restarts
 from trainkit.frameworks.base.launcher_flags import (
     LauncherFlag,
+    always,
     fixed,
     flag_tokens,
     parse_flags,
@@ -122,12 +123,7 @@ FLAGS: tuple[LauncherFlag, ...] = (
             Source(rule="the others reach this node under this address"),
         ),
     ),
-    LauncherFlag(
-        "rdzv_id",
-        encode=fixed((Variable.RUN_ID,)),
-        default="none",
-        source=rule("the run's id, so that runs never meet one another"),
-    ),
+    always("rdzv_id", (Variable.RUN_ID,), "the run's id, so that runs never meet one another", default="none"),
     LauncherFlag(
         "max_restarts",
         ("launcher.max_restarts",),
@@ -135,7 +131,7 @@ FLAGS: tuple[LauncherFlag, ...] = (
         whole_number("launcher.max_restarts"),
         0,
     ),
-    LauncherFlag("log_dir", encode=fixed((Variable.ATTEMPT_DIR, "/torchrun")), source=rule(OWN_FILES)),
+    always("log_dir", (Variable.ATTEMPT_DIR, "/torchrun"), OWN_FILES),
     LauncherFlag(
         "shutdown_timeout",
         encode=lambda context: (
@@ -143,7 +139,7 @@ FLAGS: tuple[LauncherFlag, ...] = (
         ),
         source=rule(f"{RECORD_SECONDS} s more than the grace time, for the exit records", ("launcher.grace_seconds",)),
     ),
-    LauncherFlag("no_python", encode=fixed(True), default=False, source=rule(OWN_INTERPRETER), switch=True),
+    always("no_python", True, OWN_INTERPRETER, default=False),
     LauncherFlag("module", short="-m", switch=True),
     LauncherFlag("redirects", short="-r"),
     LauncherFlag("tee", short="-t"),
@@ -253,11 +249,8 @@ def read_rendezvous(draft: Draft, named: Mapping[str, FlagUse]) -> None:
 
 def _read_processes(draft: Draft, context: ImportContext, use: FlagUse) -> int | None:
     """The processes of each node, None for one on each card; the words for kinds of devices are trainkit's own too."""
-    assignments, problems = read_flag(draft, context, use)
-    draft.problems += problems
-    for each in assignments:
-        draft.put(each)
-    count = next((each.value for each in assignments if each.key == "nodes.processes_per_node"), None)
+    apply_flag(draft, context, use.name, use.value, use.origin)
+    count = draft.get("nodes.processes_per_node")
     if count in (1, "auto"):
         draft.settings.pop("nodes.processes_per_node", None)
     return count if isinstance(count, int) else None

@@ -75,38 +75,27 @@ def notes(context: Context) -> tuple[str, ...]:
 
 
 def _head(context: Context, path: str) -> Iterator[str]:
-    """How the launcher is called, with what it takes from no config file."""
+    """How the launcher is called, with what it takes from no config file, and what differs on each machine."""
+    recipe, topology, by_variable = context.recipe, context.topology, _cpu_by_variable(context)
     if on_xla(context):
         yield CHIPS
-    named = f"--config_file {shlex.quote(path)}"
-    words = " ".join((*_variables(context), "accelerate launch", *_flags(context), named))
-    yield f"{context.recipe.name}, for: {words} SCRIPT WORDS..."
-    if _cpu_by_variable(context):
+    numbered = isinstance(recipe.devices.select, list) and any(isinstance(each, int) for each in recipe.devices.select)
+    words = {
+        "ACCELERATE_USE_CPU=true": by_variable,
+        "DS_ACCELERATOR=cpu": topology.device == "cpu" and context.zero,
+        f"CUDA_DEVICE_ORDER={ORDER[recipe.devices.order][0]}": numbered,
+        "accelerate launch": True,
+        f"--max_restarts {recipe.launcher.max_restarts}": recipe.launcher.max_restarts,
+        "--main_process_port 0": topology.nodes == 1 and topology.world_size > 1,
+        "--machine_rank RANK": topology.nodes > 1,
+        "--main_process_ip HOST --main_process_port PORT": topology.nodes > 1 and recipe.nodes.rendezvous == "auto",
+        f"--config_file {shlex.quote(path)}": True,
+    }
+    yield f"{recipe.name}, for: {' '.join(word for word, is_given in words.items() if is_given)} SCRIPT WORDS..."
+    if by_variable:
         yield "Several processes read ACCELERATE_USE_CPU alone; use_cpu in this file does not reach them."
 
 
 def _cpu_by_variable(context: Context) -> bool:
     """Whether only a variable puts the ranks on the CPU: there the file alone starts something else."""
     return context.topology.device == "cpu" and not context.zero and context.topology.world_size > 1
-
-
-def _variables(context: Context) -> Iterator[str]:
-    devices = context.recipe.devices
-    if _cpu_by_variable(context):
-        yield "ACCELERATE_USE_CPU=true"
-    if context.topology.device == "cpu" and context.zero:
-        yield "DS_ACCELERATOR=cpu"
-    if isinstance(devices.select, list) and any(isinstance(each, int) for each in devices.select):
-        yield f"CUDA_DEVICE_ORDER={ORDER[devices.order][0]}"
-
-
-def _flags(context: Context) -> Iterator[str]:
-    """What accelerate takes from flags only, and what differs on each machine."""
-    if context.recipe.launcher.max_restarts:
-        yield f"--max_restarts {context.recipe.launcher.max_restarts}"
-    if context.topology.nodes == 1 and context.topology.world_size > 1:
-        yield "--main_process_port 0"
-    elif context.topology.nodes > 1:
-        yield "--machine_rank RANK"
-        if context.recipe.nodes.rendezvous == "auto":
-            yield "--main_process_ip HOST --main_process_port PORT"

@@ -29,6 +29,7 @@ from trainkit.frameworks.base.fields import UNSET, Settings, Unsupported, by_nam
 from trainkit.frameworks.base.fsdp_settings import FIELDS, FIRST_VERSION
 from trainkit.frameworks.base.launcher_flags import fixed, rule, whole_number
 from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
+from trainkit.frameworks.deepspeed.fields import kind_of
 from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
 from trainkit.plan.provenance import Source
@@ -236,12 +237,6 @@ FSDP: tuple[Setting, ...] = (
 # ---- DeepSpeed: the plan gives it one file, because accelerate's own keys lose the paths and are errors beside a file
 
 
-def _read_stage(value: Any) -> Settings | Unsupported:
-    kinds = {"0": "ddp", "1": "zero1", "2": "zero2", "3": "zero3"}
-    kind = kinds.get(str(value))
-    return {"strategy.kind": kind} if kind else Unsupported("", "write 0, 1, 2 or 3")
-
-
 def _offload(place: str) -> tuple[Setting, Setting]:
     """Where a state is kept: the recipe's path is for both."""
     start = f"deepspeed_config.offload_{place}"
@@ -270,7 +265,8 @@ _DEEPSPEED: tuple[Setting, ...] = (
                   lambda context: context.batch.accumulation),
             plain("batch.accumulation", "auto", "none"), variable="ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
             in_file=never),
-    Setting("deepspeed_config.zero_stage", decode=_read_stage),
+    Setting("deepspeed_config.zero_stage",
+            decode=lambda value: kind_of(int(value) if str(value).isdecimal() else value)),
     Setting("deepspeed_config.gradient_clipping", decode=plain("train.max_grad_norm", "auto", "none")),
     Setting("deepspeed_config.zero3_save_16bit_model", decode=plain("strategy.gather_16bit")),
     *_offload("optimizer"),

@@ -1,30 +1,33 @@
-"""What accelerate is given, by file or by flag, under one name each: the base of everything that reads it."""
+"""What accelerate is given, by file or by flag, under one name each; and what that says of FSDP and DeepSpeed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainkit.errors import Origin
-from trainkit.frameworks.accelerate.fields import SETTINGS
-from trainkit.frameworks.base.draft import Draft, ImportContext
-from trainkit.frameworks.base.fields import Unsupported
+from trainkit.frameworks.accelerate.fields import OFF, SETTINGS
+from trainkit.frameworks.base.draft import LAYER, Draft, FlagUse, ImportContext, read_flag
+from trainkit.frameworks.base.fields import Unsupported, by_name
+from trainkit.frameworks.base.foreign_file import open_foreign_file
+from trainkit.frameworks.base.fsdp_settings import FIELDS, FIRST_VERSION, only_by_size, read_settings
+from trainkit.frameworks.deepspeed.config import leaves
+from trainkit.frameworks.deepspeed.fields import AUTO, FORMATS
+from trainkit.frameworks.deepspeed.importer import take_apart
+from trainkit.frameworks.deepspeed.sharding import formats
 from trainkit.recipe.layers.assignment import Assignment
+from trainkit.recipe.layers.merge import value_at
 
 BY_NAME = {each.name: each for each in SETTINGS}
 # Names that older versions used, and today's.
 RENAMED = {alias: each.name for each in SETTINGS for alias in each.aliases}
 NOTHING: tuple[Any, ...] = (None, [], {}, "")
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigValue:
-    """One value, where it is given, and whether by a flag (a file's value of some keys is never applied)."""
-
-    value: Any
-    origin: Origin
-    flag: bool = False
+FSDP, ZERO = "fsdp_config", "deepspeed_config"
+FILE = f"{ZERO}.deepspeed_config_file"
+# What may be given beside a file.
+_BESIDE_FILE = ("deepspeed_config_file", "zero3_init_flag", "deepspeed_multinode_launcher")
+_NVME = "accelerate never hands NVMe paths to its workers; the recipe's is used"
 
 
 @dataclass
@@ -36,7 +39,7 @@ class ImportedConfig:
 
     draft: Draft
     context: ImportContext
-    values: dict[str, ConfigValue]
+    values: dict[str, Assignment]
     program: bool = False
     used: set[str] = field(default_factory=set)
 
@@ -46,14 +49,14 @@ class ImportedConfig:
         return self.values[name].value if name in self.values else None
 
     def by_flag(self, name: str) -> bool:
-        """Whether a flag gives the value."""
-        return name in self.values and self.values[name].flag
+        """Whether a flag gives the value: a file's value of some keys is never applied."""
+        return name in self.values and self.origin(name).layer == LAYER
 
     def origin(self, name: str) -> Origin:
         """Where the value under a name is given."""
         return self.values[name].origin
 
-    def below(self, section: str) -> dict[str, ConfigValue]:
+    def below(self, section: str) -> dict[str, Assignment]:
         """What a nested mapping holds, by name."""
         start = f"{section}."
         return {name.removeprefix(start): value for name, value in self.values.items() if name.startswith(start)}
@@ -81,11 +84,116 @@ class ImportedConfig:
         self.draft.remark(f"{place}{text}")
 
 
-def flattened(tree: Mapping[str, Any], at: Callable[[str], Origin]) -> dict[str, ConfigValue]:
+def flattened(tree: Mapping[str, Any], at: Callable[[str], Origin]) -> dict[str, Assignment]:
     """The values of a file, by dotted name of today. at: the place of a name."""
-    found: dict[str, Any] = {}
-    for name, value in tree.items():
-        found |= (
-            {f"{name}.{below}": each for below, each in value.items()} if isinstance(value, Mapping) else {name: value}
-        )
-    return {RENAMED.get(name, name): ConfigValue(each, at(name)) for name, each in found.items() if each not in NOTHING}
+    given = [Assignment(name, each, at(name)) for name, each in leaves(tree) if each not in NOTHING]
+    return {RENAMED.get(each.key, each.key): each for each in given}
+
+
+def fsdp(config: ImportedConfig) -> None:
+    """Every key of fsdp_config, and what accelerate takes where one is missing."""
+    draft, values = config.draft, config.below(FSDP)
+    config.used |= {f"{FSDP}.{name}" for name in values}
+    if "fsdp_version" in values and values["fsdp_version"].value == 2:
+        for name in values.keys() & {f"fsdp_{each}" for each in ("sharding_strategy", *FIRST_VERSION)}:
+            config.remark(f"{FSDP}.{name}", f"{name} is ignored with fsdp_version 2, and left out.")
+            del values[name]
+    offload = values.pop("fsdp_activation_checkpointing_offload", None)
+    if offload and offload.value:
+        draft.remark("fsdp_activation_checkpointing_offload has no key in a recipe: activations stay on the device.")
+    policy = str(values["fsdp_auto_wrap_policy"].value) if "fsdp_auto_wrap_policy" in values else ""
+    if "fsdp_min_num_params" in values and policy != "SIZE_BASED_WRAP":
+        config.remark(f"{FSDP}.fsdp_min_num_params", only_by_size("accelerate"))
+        if policy:
+            del values["fsdp_min_num_params"]
+    kind = config.origin("distributed_type")
+    draft.set("strategy.kind", "fsdp", kind)
+    words: dict[Any, Any] = {"true": True, "false": False}  # which accelerate reads in quotes too
+    tree = {name: words.get(str(each.value).lower(), each.value) for name, each in values.items()}
+    assignments, problems = read_settings(tree, by_name(FIELDS), lambda name: values[name].origin, "fsdp_config:")
+    draft.put_all(assignments, problems)
+    if "fsdp_version" not in values:
+        draft.set("strategy.version", 1, kind, "accelerate takes version 1 where fsdp_version is not given")
+    if draft.get("strategy.auto_wrap") is None:
+        draft.set("strategy.auto_wrap", "none", kind, "accelerate wraps the model as a whole where no policy is given")
+
+
+def deepspeed(config: ImportedConfig) -> None:
+    """A DeepSpeed file, or accelerate's own keys for it."""
+    (_by_keys if config.get(FILE) is None else _by_file)(config)
+    for name in config.below(ZERO):
+        if f"{ZERO}.{name}" not in config.used:
+            config.remark(f"{ZERO}.{name}", f"{name} has no key in a recipe.")
+    compiles = config.get("dynamo_config.dynamo_backend") not in OFF
+    for name in config.below("dynamo_config") if compiles else ():
+        config.remark(f"dynamo_config.{name}", f"accelerate ignores {name} under DeepSpeed.")
+
+
+def _by_file(config: ImportedConfig) -> None:
+    """A base for a script, which makes its own optimizer and schedule; taken apart for the built-in trainer."""
+    path = str(config.get(FILE))
+    if config.program:
+        given = FlagUse("deepspeed", path, config.origin(FILE))
+        assignments, problems = read_flag(config.draft, config.context, given)
+        problems = [replace(each, what=each.what.replace("--deepspeed: ", "")) for each in problems]
+        config.draft.put_all(assignments, problems)
+        if problems:
+            return
+    else:
+        take_apart(config.draft, config.context, open_foreign_file(config.context, path))
+    config.get(f"{ZERO}.zero3_init_flag")
+    for other in config.below(ZERO):
+        if other not in _BESIDE_FILE:
+            config.remark(f"{ZERO}.{other}", f"{other} beside a DeepSpeed file is an error in the workers; left out.")
+    # The plan compares its number format with the file's; a flag counts where the file leaves it open.
+    tree = open_foreign_file(config.context, path).tree
+    for dtype in formats(tree) if config.program else ():
+        config.put(FILE, "precision.dtype", dtype)
+    if config.get("mixed_precision") in (None, False, "no"):
+        return
+    if config.by_flag("mixed_precision") and all(value_at(tree, row.name) in (None, AUTO) for row in FORMATS):
+        config.put("mixed_precision", "precision.dtype", config.get("mixed_precision"))
+    else:
+        config.remark("mixed_precision", "mixed_precision beside a DeepSpeed file: the file has the number format.")
+
+
+def _by_keys(config: ImportedConfig) -> None:
+    if config.get(f"{ZERO}.zero_stage") is None:
+        reason = "accelerate takes ZeRO stage 2 where zero_stage is not given"
+        config.put("distributed_type", "strategy.kind", "zero2", reason)
+    config.take(f"{ZERO}.zero_stage")
+    kind = config.draft.get("strategy.kind")
+    if config.draft.problems:
+        return
+    stage = int(kind.removeprefix("zero")) if kind.startswith("zero") else 0
+    config.take(f"{ZERO}.gradient_accumulation_steps")
+    clipping = config.get(f"{ZERO}.gradient_clipping")
+    if clipping in (None, "auto", "none") or stage or not config.program:
+        config.take(f"{ZERO}.gradient_clipping")
+    else:
+        text = f"gradient_clipping {clipping} is DeepSpeed's: with plain replicas the script's clip_grad_norm_ counts."
+        config.remark(f"{ZERO}.gradient_clipping", text)
+    _offload(config, "optimizer", stage, 1)
+    _offload(config, "param", stage, 3)
+    for name in ("zero3_init_flag", "zero3_save_16bit_model"):
+        if config.get(f"{ZERO}.{name}") is True and stage != 3:
+            text = f"{name} needs ZeRO stage 3, and the stage is {stage}: it does nothing, and is left out."
+            config.remark(f"{ZERO}.{name}", text)
+        elif name == "zero3_save_16bit_model":
+            config.take(f"{ZERO}.{name}")
+    if config.get(f"{ZERO}.deepspeed_multinode_launcher") not in (None, "standard", "pdsh"):
+        config.used.discard(f"{ZERO}.deepspeed_multinode_launcher")
+
+
+def _offload(config: ImportedConfig, place: str, stage: int, least: int) -> None:
+    """Where a state is kept. least: the first stage that can move it."""
+    name, path = f"{ZERO}.offload_{place}_device", f"{ZERO}.offload_{place}_nvme_path"
+    device, _ = config.get(name), config.get(path)
+    if device not in (None, "none") and stage < least:
+        needs = f"{least} or more" if least < 3 else str(least)
+        text = f"offload_{place}_device {device} needs ZeRO stage {needs}, and the stage is {stage}: it does nothing, "
+        config.remark(name, f"{text}and is left out.")
+        return
+    config.take(name)
+    if device == "nvme":
+        config.take(path, _NVME)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainkit.frameworks.accelerate.fields import OFF, SETTINGS
-from trainkit.frameworks.accelerate.import_sharding import deepspeed, fsdp
-from trainkit.frameworks.accelerate.imported_config import RENAMED, ConfigValue, ImportedConfig, flattened
+from trainkit.frameworks.accelerate.imported_config import RENAMED, ImportedConfig, deepspeed, flattened, fsdp
 from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, argv_origin
 from trainkit.frameworks.base.foreign_file import ForeignFile, open_foreign_file
+from trainkit.recipe.layers.assignment import Assignment
 from trainkit.recipe.yaml.scalars import read_scalar
 
 # Nested mappings of the file whose keys have flags that the table does not list one by one.
 SECTIONS = ("fsdp_config", "dynamo_config", "fp8_config", "parallelism_config", "megatron_lm_config")
 BY_FLAG = {name.rpartition(".")[2]: name for name in (*RENAMED, *(each.name for each in SETTINGS))}
+KIND = "distributed_type"
 # Flags that say which of the kinds of distributed_type it is.
 KIND_FLAGS = {"multi_gpu": "MULTI_GPU", "use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "tpu": "XLA",
               "use_megatron_lm": "MEGATRON_LM"}  # fmt: skip
@@ -43,13 +44,13 @@ def read(draft: Draft, context: ImportContext, source: ForeignFile) -> None:
     """Settings of the file alone. Its processes count with any launcher."""
     interpret(ImportedConfig(draft, context, flattened(source.tree, source.at), bool(source.program)))
     if source.program and draft.get("devices.type") != "xla":
-        draft.set("launcher.kind", "accelerate", source.at("distributed_type"))
+        draft.set("launcher.kind", "accelerate", source.at(KIND))
 
 
 def launched(draft: Draft, context: ImportContext, flags: Sequence[FlagUse]) -> int | None:
     """Settings of `accelerate launch`: its flags win over its file. Returns the processes of each machine."""
     named = {each.name: each for each in flags}
-    values: dict[str, ConfigValue] = {}
+    values: dict[str, Assignment] = {}
     if "config_file" in named:
         source = open_foreign_file(context, named["config_file"].value or "")
         values = flattened(source.tree, source.at)
@@ -59,36 +60,33 @@ def launched(draft: Draft, context: ImportContext, flags: Sequence[FlagUse]) -> 
         if each.name not in NOT_IN_FILE:
             text = each.value
             value = True if text is None else text if ":" in text or text == "no" else read_scalar(text)
-            values[_key(each.name)] = ConfigValue(value, each.origin, flag=True)
+            # The file's key of today that the flag sets.
+            section = next((name for name in SECTIONS if each.name.startswith(name.removesuffix("config"))), "")
+            key = BY_FLAG.get(each.name) or (f"{section}.{each.name}" if section else each.name)
+            key = RENAMED.get(key, key)
+            values[key] = Assignment(key, value, each.origin)
     for flag, kind in KIND_FLAGS.items():
         if flag in named:
-            values["distributed_type"] = ConfigValue(kind, named[flag].origin, flag=True)
+            values[KIND] = Assignment(KIND, kind, named[flag].origin)
     if "cpu" in named:
-        values["use_cpu"] = ConfigValue(True, named["cpu"].origin, flag=True)
-    if "distributed_type" not in values:
+        values["use_cpu"] = Assignment("use_cpu", True, named["cpu"].origin)
+    if KIND not in values:
         origin, alone = argv_origin("accelerate launch"), "cpu" in named or "use_mps_device" in named
         count = values["num_processes"].value if "num_processes" in values else 1 if alone else 2
-        values["distributed_type"] = ConfigValue("NO" if count == 1 else "MULTI_GPU", origin, flag=True)
+        values[KIND] = Assignment(KIND, "NO" if count == 1 else "MULTI_GPU", origin)
     return interpret(ImportedConfig(draft, context, values, program=True))
-
-
-def _key(flag: str) -> str:
-    """The file's key of today that a flag sets."""
-    section = next((name for name in SECTIONS if flag.startswith(name.removesuffix("config"))), "")
-    name = BY_FLAG.get(flag) or (f"{section}.{flag}" if section else flag)
-    return RENAMED.get(name, name)
 
 
 def interpret(config: ImportedConfig) -> int | None:
     """Everything that is given, as settings; returns the processes of each machine, None for one on each card."""
-    kind = config.get("distributed_type")
+    kind = config.get(KIND)
     kind = "NO" if kind in (None, False) else str(kind)
     if str(config.get("compute_environment") or "LOCAL_MACHINE") != "LOCAL_MACHINE":
         hint = "write a config for machines that you can log in to"
         config.draft.fail("a config for Amazon SageMaker", config.origin("compute_environment"), hint)
         return None
-    config.values.setdefault("distributed_type", ConfigValue(kind, argv_origin("accelerate")))
-    _KINDS.get(kind, _unknown_kind)(config)
+    config.values.setdefault(KIND, Assignment(KIND, kind, argv_origin("accelerate")))
+    _strategy(config, kind)
     if config.get("fp16") is True:
         config.remark("fp16", "fp16 is today mixed_precision: fp16.")
         config.take("fp16")
@@ -106,40 +104,29 @@ def interpret(config: ImportedConfig) -> int | None:
     return processes
 
 
-def _single(config: ImportedConfig) -> None:
-    if config.get("distributed_type") == "MPS":
-        config.remark("distributed_type", "distributed_type MPS is not valid any more: accelerate finds MPS itself.")
-        config.put("distributed_type", "devices.type", "mps")
-
-
-def _tpu(config: ImportedConfig) -> None:
-    config.put("distributed_type", "devices.type", "xla")
-    config.remark("distributed_type", _CHIPS)
-    if config.by_flag("downcast_bf16"):
-        config.take("downcast_bf16")
-
-
-def _replicas(config: ImportedConfig) -> None:
-    config.put("distributed_type", "strategy.kind", "ddp")
-    if config.get("distributed_type") == "MULTI_CPU":
-        config.put("distributed_type", "devices.type", "cpu")
-
-
-def _unknown_kind(config: ImportedConfig) -> None:
-    what = f"distributed_type {config.get('distributed_type')} cannot be run by trainkit"
-    config.draft.fail(what, config.origin("distributed_type"), "use MULTI_GPU, FSDP, DEEPSPEED or NO", _ELSEWHERE)
-
-
-_KINDS: Mapping[str, Callable[[ImportedConfig], None]] = {
-    "NO": _single,
-    "MPS": _single,
-    "XLA": _tpu,
-    "TPU": _tpu,
-    "MULTI_GPU": _replicas,
-    "MULTI_CPU": _replicas,
-    "FSDP": fsdp,
-    "DEEPSPEED": deepspeed,
-}
+def _strategy(config: ImportedConfig, kind: str) -> None:
+    match kind:
+        case "NO":
+            pass
+        case "MPS":
+            config.put(KIND, "devices.type", "mps")
+            config.remark(KIND, "distributed_type MPS is not valid any more: accelerate finds MPS itself.")
+        case "XLA" | "TPU":
+            config.put(KIND, "devices.type", "xla")
+            config.remark(KIND, _CHIPS)
+            if config.by_flag("downcast_bf16"):
+                config.take("downcast_bf16")
+        case "MULTI_GPU" | "MULTI_CPU":
+            config.put(KIND, "strategy.kind", "ddp")
+            if kind == "MULTI_CPU":
+                config.put(KIND, "devices.type", "cpu")
+        case "FSDP":
+            fsdp(config)
+        case "DEEPSPEED":
+            deepspeed(config)
+        case _:
+            what = f"distributed_type {kind} cannot be run by trainkit"
+            config.draft.fail(what, config.origin(KIND), "use MULTI_GPU, FSDP, DEEPSPEED or NO", _ELSEWHERE)
 
 
 def _processes(config: ImportedConfig, kind: str) -> int | None:

@@ -17,6 +17,7 @@ from trainkit.frameworks.base.fields import UNSET
 from trainkit.frameworks.base.interface import NODE_RANK, LauncherCommand, restarts
 from trainkit.frameworks.base.launcher_flags import (
     LauncherFlag,
+    always,
     fixed,
     flag_tokens,
     parse_flags,
@@ -76,8 +77,8 @@ def _port_source(context: Context) -> Source:
 
 # What the plan passes as flags, in the order of its command: what accelerate would lose from the file.
 _PASSED: tuple[LauncherFlag, ...] = (
-    LauncherFlag("config_file", encode=fixed((Variable.RUN_DIR, f"/{CONFIG}")),
-                 source=rule("without it accelerate reads a default file from the home folder")),
+    always("config_file", (Variable.RUN_DIR, f"/{CONFIG}"),
+           "without it accelerate reads a default file from the home folder"),
     LauncherFlag("deepspeed_config_file", encode=when(is_zero, fixed((Variable.RUN_DIR, f"/{DEEPSPEED}"))),
                  source=rule("as a flag, because the run directory is known only when the run starts")),
     LauncherFlag("machine_rank", encode=when(_together, fixed((Variable.NODE_RANK,))),
@@ -94,7 +95,7 @@ _PASSED: tuple[LauncherFlag, ...] = (
     LauncherFlag("quiet", encode=when(lambda context: not through_torchrun(context), fixed(True)),
                  source=rule("the program's own error is shown, not accelerate's traceback about it"),
                  short="-q", switch=True),
-    LauncherFlag("no_python", encode=fixed(True), source=rule(OWN_INTERPRETER), switch=True),
+    always("no_python", True, OWN_INTERPRETER),
 )  # fmt: skip
 _OTHERS: tuple[LauncherFlag, ...] = (
     LauncherFlag("module", short="-m", switch=True),

@@ -11,6 +11,7 @@ from trainkit.frameworks.accelerate.setting import given
 from trainkit.frameworks.base.fields import setting
 from trainkit.frameworks.base.fsdp_settings import CHECKPOINTING, of_first_version
 from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
+from trainkit.frameworks.deepspeed.fields import STRATEGY_KEYS
 from trainkit.plan.context import Context
 from trainkit.plan.support import LAUNCHED, OWN_CHECKPOINT, Reach, Table
 from trainkit.recipe.layers.merge import value_at
@@ -19,7 +20,6 @@ from trainkit.recipe.schema import Ddp, Fsdp
 ENVIRONMENT = Reach("the environment of Accelerator()")
 # Keys whose values are variables of Accelerator(); the kind of strategy is decided before.
 VARIABLES = {key for each in SETTINGS if each.variable for key in each.keys} - LAUNCHED.keys()
-ZERO = ("offload_optimizer", "offload_param", "overlap_comm", "config", "nvme_path", "bucket_mb", "gather_16bit")
 
 
 def _own(what: str, example: str) -> Reach:
@@ -73,7 +73,7 @@ REACH: Table = {
         instead="leave it out, or write same",
         anyway=("same",),
     ),
-    **dict.fromkeys((f"strategy.{name}" for name in ZERO), Reach(DEEPSPEED)),
+    **dict.fromkeys((*STRATEGY_KEYS, "strategy.config"), Reach(DEEPSPEED)),
 }
 
 # accelerate, utils/dataclasses.py: DynamoBackend

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -73,6 +73,12 @@ class Draft:
         if text not in self.remarks:
             self.remarks.append(text)
 
+    def put_all(self, assignments: Iterable[Assignment], problems: Iterable[Diagnostic]) -> None:
+        """Set what a part of the source says, and note what is wrong in it."""
+        self.problems += problems
+        for each in assignments:
+            self.put(each)
+
     def put_checked(self, assignment: Assignment, reason: str = "") -> None:
         """Set a key, or note what is wrong with the type or bounds of its value."""
         problems = wrong_values([assignment], self)
@@ -109,13 +115,10 @@ def read_flag(draft: Draft, context: ImportContext, flag: FlagUse) -> tuple[list
     return assignments, kept or wrong_values(assignments, draft)
 
 
-def apply_flag(draft: Draft, context: ImportContext, name: str, value: str | None, origin: Origin) -> bool:
-    """Set what trainkit's own flag of this name makes of a value, or note why it cannot; whether it could."""
+def apply_flag(draft: Draft, context: ImportContext, name: str, value: str | None, origin: Origin) -> None:
+    """Set what trainkit's own flag of this name makes of a value, or note why it cannot."""
     assignments, problems = read_flag(draft, context, FlagUse(name, value, origin))
-    draft.problems += problems
-    for each in assignments:
-        draft.put(each)
-    return not problems
+    draft.put_all(assignments, problems)
 
 
 def wrong_values(assignments: list[Assignment], draft: Draft) -> list[Diagnostic]:

@@ -86,6 +86,18 @@ def same(key: str) -> tuple[Callable[[Context], Any], Callable[[Any], Settings]]
     return (lambda context: setting(context, key)), (lambda value: {key: value})
 
 
+def boolean(key: str, yes: Any = True, no: Any = False) -> Callable[[Any], Settings | Unsupported]:
+    """Decoder of a yes-or-no field. yes, no: what the key is set to; UNSET sets nothing."""
+
+    def decode(value: Any) -> Settings | Unsupported:
+        if not isinstance(value, bool):
+            return Unsupported("true or false is expected", "write true or false without quotes")
+        meant = yes if value else no
+        return {} if meant is UNSET else {key: meant}
+
+    return decode
+
+
 def setting(context: Context, key: str) -> Any:
     """The recipe's value at a key, defaults included; UNSET where the chosen kind of a section has no such key."""
     found: Any = context.recipe

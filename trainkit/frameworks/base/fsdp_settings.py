@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from trainkit.errors import Diagnostic, Origin
-from trainkit.frameworks.base.fields import UNSET, Field, Settings, Unsupported, chosen, setting
+from trainkit.frameworks.base.fields import UNSET, Field, Settings, Unsupported, boolean, chosen, setting
 from trainkit.plan.context import Context
 from trainkit.recipe.layers.assignment import Assignment
 from trainkit.recipe.validation.suggestions import nearest
@@ -100,13 +100,7 @@ def switch(
     **columns: Any,
 ) -> Field:
     """A yes-or-no field of one key; null in the recipe leaves it to the tool. means: the values of yes and no."""
-
-    def decode(value: Any) -> Settings | Unsupported:
-        if not isinstance(value, bool):
-            return Unsupported("true or false is expected", "write true or false without quotes")
-        return {key: means[0] if value else means[1]}
-
-    return Field(name, (key,), encode or (lambda context: chosen(context, key)), decode, **columns)
+    return Field(name, (key,), encode or (lambda context: chosen(context, key)), boolean(key, *means), **columns)
 
 
 def recomputes(context: Context) -> bool:

@@ -32,18 +32,21 @@ ALWAYS_A_GROUP: tuple[Refusal, ...] = (
         "this launcher is for several processes, and a run on XLA is one",
         "launcher.kind: python",
     ),
-    Refusal(
-        {"program": ("hf",), "strategy": ("single",)},
-        "launcher.kind",
-        "this launcher sets LOCAL_RANK, and Trainer wraps the model in DDP wherever it finds that",
-        "launcher.kind: python, or strategy.kind: ddp",
+    *(
+        Refusal(
+            {"program": (kind,), "strategy": ("single",)},
+            "launcher.kind",
+            f"this launcher sets LOCAL_RANK, and {wraps} wraps the model in DDP wherever it finds that",
+            f"launcher.kind: {instead}, or strategy.kind: ddp",
+        )
+        for kind, wraps, instead in (("hf", "Trainer", "python"), ("accelerate", "accelerate", "accelerate or python"))
     ),
-    Refusal(
-        {"program": ("accelerate",), "strategy": ("single",)},
-        "launcher.kind",
-        "this launcher sets LOCAL_RANK, and accelerate wraps the model in DDP wherever it finds that",
-        "launcher.kind: accelerate or python, or strategy.kind: ddp",
-    ),
+)
+NEVER_RESTARTS = Refusal(
+    {"restarts": ("yes",)},
+    "launcher.max_restarts",
+    "this launcher never restarts ranks",
+    "launcher.kind: torchrun, or launcher.max_restarts: 0",
 )
 
 

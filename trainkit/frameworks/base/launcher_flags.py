@@ -31,6 +31,11 @@ class LauncherFlag(Field):
         return self.source(context) if self.source else Source(self.keys)
 
 
+def always(name: str, value: Any, why: str, **columns: Any) -> LauncherFlag:
+    """A flag that every plan passes with this value, or as a switch, for this reason."""
+    return LauncherFlag(name, encode=fixed(value), source=rule(why), switch=value is True, **columns)
+
+
 def without_key(names: str, *, switch: bool = False, family: bool = False) -> tuple[LauncherFlag, ...]:
     """Flags, or what the names of several begin with, that no recipe key stands for: switches, or with a value."""
     return tuple(LauncherFlag(name, switch=switch, family=family) for name in names.split())

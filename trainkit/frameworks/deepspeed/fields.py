@@ -7,9 +7,10 @@ zero/offload_config.py, lr_schedules.py, and https://www.deepspeed.ai/docs/confi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from trainkit.frameworks.base.fields import UNSET, Settings, Unsupported, same, setting
+from trainkit.frameworks.base.fields import UNSET, Settings, Unsupported, boolean, same, setting
 from trainkit.frameworks.deepspeed import readers
 from trainkit.frameworks.deepspeed.optimizer import OPTIMIZER, SCHEDULER
 from trainkit.frameworks.deepspeed.readers import REACHES, Row, Rules, same_row
@@ -37,28 +38,20 @@ def mebibytes(elements: float, dtype: str) -> float:
 
 def _switch(name: str, key: str, rules: Rules, **more: Any) -> Row:
     """A field that is true or false; other values, as "auto", are left where they are."""
-    encode, decode = same(key)
-
-    def truth(value: Any) -> Settings | Unsupported:
-        return decode(value) if isinstance(value, bool) else Unsupported("true or false is expected")
-
-    return Row(name, (key,), encode, truth, rules=rules, **more)
+    return replace(same_row(name, key, rules, **more), decode=boolean(key))
 
 
 def _format(dtype: str, *aliases: str) -> Row:
     def is_chosen(context: Context) -> bool:
         return context.dtype == dtype
 
-    def decode(value: Any) -> Settings | Unsupported:
-        if not isinstance(value, bool):
-            return Unsupported("true or false is expected")
-        return {"precision.dtype": dtype} if value else {}
-
-    name, keys = f"{dtype}.enabled", ("precision.dtype",)
-    return Row(name, keys, is_chosen, decode, default=False, aliases=aliases, rules=readers.FORMAT, written=is_chosen)
+    decode = boolean("precision.dtype", dtype, UNSET)
+    columns: dict[str, Any] = {"default": False, "aliases": aliases, "rules": readers.FORMAT, "written": is_chosen}
+    return Row(f"{dtype}.enabled", ("precision.dtype",), is_chosen, decode, **columns)
 
 
-def _stage(value: Any) -> Settings | Unsupported:
+def kind_of(value: Any) -> Settings | Unsupported:
+    """The strategy of a stage of ZeRO."""
     if type(value) is not int or value not in (0, *KINDS):
         return Unsupported("", "write 0, 1, 2 or 3")
     return {"strategy.kind": KINDS.get(value, "ddp")}
@@ -156,7 +149,7 @@ BUCKETS = (
     _bucket("allgather_bucket_size", readers.OVERLAP, (1, 2)),
 )
 _ZERO = (
-    Row(f"{ZERO}.stage", ("strategy.kind",), lambda context: STAGES[context.recipe.strategy.kind], _stage, default=0),
+    Row(f"{ZERO}.stage", ("strategy.kind",), lambda context: STAGES[context.recipe.strategy.kind], kind_of, default=0),
     *BUCKETS,
     # DeepSpeed's default is true at stage 3
     _switch(f"{ZERO}.overlap_comm", "strategy.overlap_comm", readers.OVERLAP, default=None),
@@ -248,3 +241,5 @@ OUTDATED: Mapping[str, str] = {
 CARRIED: frozenset[str] = frozenset(
     key for row in FIELDS if row.rules.deepspeed in REACHES for key in row.keys if not key.startswith("strategy.")
 )
+# Settings of a strategy that the file carries, apart from its kind.
+STRATEGY_KEYS = tuple(dict.fromkeys(key for row in FIELDS for key in row.keys if key.startswith("strategy.")))[1:]

@@ -19,7 +19,6 @@ from trainkit.frameworks.deepspeed.fields import (
     OFFLOADS,
     OUTDATED,
     ROWS,
-    STAGES,
     ZERO,
     mebibytes,
 )
@@ -60,7 +59,17 @@ def take_apart(draft: Draft, context: ImportContext, source: ForeignFile) -> Non
         hint = f"write {STAGE}: 1, which runs on one process too"
         draft.fail("a program on DeepSpeed's engine trains with ZeRO", source.at(STAGE), hint)
         return
-    entries = Entries(draft, source, _kind(draft, source, stage))
+    reason = ""
+    if stage in (None, 0):
+        where = "says no ZeRO stage" if stage is None else "has ZeRO stage 0"
+        stage, reason = 0, f"the file {where}: plain data parallelism"
+    entries = Entries(draft, source, stage)
+    kind = ROWS[STAGE].decode(stage)
+    if isinstance(kind, Unsupported):
+        draft.fail(f"{STAGE} is {stage!r}", source.at(STAGE), kind.instead)
+        entries.stage = 1
+    else:
+        draft.set("strategy.kind", kind["strategy.kind"], source.at(STAGE), reason)
     for read_part in (_strategy, _batch, _plain, _optimizer, _schedule):
         read_part(entries)
     for row in FIELDS:
@@ -74,21 +83,8 @@ def take_apart(draft: Draft, context: ImportContext, source: ForeignFile) -> Non
         _keep_as_base(entries, absolute(source.path, context.cwd), ", ".join(left))
 
 
-def _kind(draft: Draft, source: ForeignFile, stage: Any) -> str:
-    reason = ""
-    if stage in (None, 0):
-        where = "says no ZeRO stage" if stage is None else "has ZeRO stage 0"
-        stage, reason = 0, f"the file {where}: plain data parallelism"
-    found = ROWS[STAGE].decode(stage)
-    if isinstance(found, Unsupported):
-        draft.fail(f"{STAGE} is {stage!r}", source.at(STAGE), found.instead)
-        return "zero1"
-    draft.set("strategy.kind", found["strategy.kind"], source.at(STAGE), reason)
-    return str(found["strategy.kind"])
-
-
 def _strategy(entries: Entries) -> None:
-    entries.skip(ZERO)
+    entries.skipped.add(ZERO)
     entries.read.add(STAGE)
     if not (stage := entries.stage):
         return
@@ -133,7 +129,8 @@ def _buckets(entries: Entries) -> None:
     if AUTO in (entries.get("fp16.enabled"), entries.get("bf16.enabled")) or len({str(size) for size in sizes}) > 1:
         return
     if isinstance(sizes[0], int | float):
-        entries.put(names[0], "strategy.bucket_mb", mebibytes(sizes[0], entries.dtype))
+        dtype = next(iter(formats(entries.source.tree)), "fp32")  # in which values are exchanged
+        entries.put(names[0], "strategy.bucket_mb", mebibytes(sizes[0], dtype))
         entries.read |= {row.name for row in BUCKETS if row.name in names}
 
 
@@ -142,7 +139,7 @@ def _batch(entries: Entries) -> None:
     total, micro, accumulation = (entries.get(row.name) for row in BATCH)
     if not all(type(size) is int and size > 0 for size in (total, micro, accumulation)):
         return
-    entries.skip(BATCH[2].name)
+    entries.skipped.add(BATCH[2].name)
     entries.read.add(BATCH[2].name)
     ranks = total / (micro * accumulation)
     if ranks % 1 or not ranks:
@@ -207,7 +204,7 @@ def _schedule(entries: Entries) -> None:
         return
     if kind != "WarmupCosineLR" and entries.get(f"{params}.warmup_type") in (None, "log"):
         if entries.source.program:  # the recipe has no such warm-up: the file keeps the schedule
-            entries.skip("scheduler")
+            entries.skipped.add("scheduler")
             return
         entries.read.add(f"{params}.warmup_type")
         text = f"{kind} warms up along a logarithm by default; the recipe's warm-up is a line."
@@ -243,35 +240,21 @@ def _defaults(entries: Entries) -> None:
 class Entries:
     """What has been taken over so far.
 
-    read: keys that need the file no more. skipped: keys and sections that are not taken over as they are. reasons: by
-    key. obstacles: keys with which the file cannot be the base, why, and what to do.
+    stage: of ZeRO, 0 without it. read: keys that need the file no more. skipped: keys and sections that are not taken
+    over as they are. reasons: by key. obstacles: keys with which the file cannot be the base, why, and what to do.
     """
 
     draft: Draft
     source: ForeignFile
-    kind: str
+    stage: int
     read: set[str] = field(default_factory=set)
     skipped: set[str] = field(default_factory=set)
     reasons: dict[str, str] = field(default_factory=dict)
     obstacles: list[tuple[str, str, str]] = field(default_factory=list)
 
-    @property
-    def stage(self) -> int:
-        """Of ZeRO; 0 without it."""
-        return STAGES.get(self.kind, 0)
-
-    @property
-    def dtype(self) -> str:
-        """The format in which values are exchanged."""
-        return next(iter(formats(self.source.tree)), "fp32")
-
     def get(self, key: str) -> Any:
         """The value at a dotted key, None where there is none."""
         return value_at(self.source.tree, key)
-
-    def skip(self, *keys: str) -> None:
-        """Leave keys, or whole sections, out."""
-        self.skipped.update(keys)
 
     def put(self, key: str, setting: str, value: Any, reason: str = "") -> None:
         """Set what a key means, or note what is wrong with it."""
@@ -294,7 +277,7 @@ class Entries:
         value, section = self.get(key), key.partition(".")[0]
         found = ROWS[key].decode(value)
         if value in (None, AUTO) or (isinstance(found, Unsupported) and self.source.program and type(value) is str):
-            self.skip(section)
+            self.skipped.add(section)
             return False
         if isinstance(found, Unsupported):
             what = f"{key} {value} has no counterpart in the recipe"
@@ -302,5 +285,5 @@ class Entries:
                 what = f"{key} must be the name of a class, not {value!r}"
             hint = f"{found.instead}, or remove the section and choose {ROWS[key].keys[0]} in the recipe"
             self.draft.fail(what, self.source.at(key), hint)
-            self.skip(section)
+            self.skipped.add(section)
         return not isinstance(found, Unsupported)

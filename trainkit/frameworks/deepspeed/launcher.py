@@ -9,10 +9,17 @@ from typing import Any
 
 from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, argv_origin, card, read_flag
 from trainkit.frameworks.base.fields import UNSET, Settings, Unsupported
-from trainkit.frameworks.base.interface import ALWAYS_A_GROUP, LauncherCommand, chosen_cards, nothing, unchanged
+from trainkit.frameworks.base.interface import (
+    ALWAYS_A_GROUP,
+    NEVER_RESTARTS,
+    LauncherCommand,
+    chosen_cards,
+    nothing,
+    unchanged,
+)
 from trainkit.frameworks.base.launcher_flags import (
     LauncherFlag,
-    fixed,
+    always,
     flag_tokens,
     parse_flags,
     put_settings,
@@ -76,12 +83,7 @@ UNSUPPORTED = (
         "the deepspeed launcher renumbers cards in CUDA_VISIBLE_DEVICES, while ROCm goes by HIP_VISIBLE_DEVICES",
         "launcher.kind: torchrun, which runs the zero strategies too",
     ),
-    Refusal(
-        {"restarts": ("yes",)},
-        "launcher.max_restarts",
-        "this launcher never restarts ranks",
-        "launcher.kind: torchrun, or launcher.max_restarts: 0",
-    ),
+    NEVER_RESTARTS,
 )
 files = nothing
 escape = unchanged
@@ -97,11 +99,11 @@ def _cards(value: Any) -> Settings | Unsupported:
 
 # In the order of the plan's command; defaults as deepspeed/launcher/runner.py has them.
 FLAGS: tuple[LauncherFlag, ...] = (
-    LauncherFlag(
+    always(
         "hostfile",
-        encode=fixed("/dev/null"),
+        "/dev/null",
+        "without it a file at /job/hostfile would turn this into a run on several nodes",
         default="/job/hostfile",
-        source=rule("without it a file at /job/hostfile would turn this into a run on several nodes"),
         short="-H",
     ),
     LauncherFlag(
@@ -121,20 +123,9 @@ FLAGS: tuple[LauncherFlag, ...] = (
         source=rule("DeepSpeed would count NUMA domains", RANKS),
         aliases=("num_gpus",),
     ),
-    LauncherFlag(
-        "master_port",
-        encode=fixed((Variable.PORT,)),
-        default=29500,
-        source=rule("a free port of this machine; the default is 29500"),
-    ),
-    LauncherFlag(
-        "no_local_rank",
-        encode=fixed(True),
-        default=False,
-        source=rule("DeepSpeed would add --local_rank to the program's arguments"),
-        switch=True,
-    ),
-    LauncherFlag("no_python", encode=fixed(True), default=False, source=rule(OWN_INTERPRETER), switch=True),
+    always("master_port", (Variable.PORT,), "a free port of this machine; the default is 29500", default=29500),
+    always("no_local_rank", True, "DeepSpeed would add --local_rank to the program's arguments", default=False),
+    always("no_python", True, OWN_INTERPRETER, default=False),
     LauncherFlag("exclude", short="-e"),
     LauncherFlag(
         "num_nodes",
@@ -219,7 +210,9 @@ def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherC
     if "num_gpus" in named:
         command.processes = _read_count(draft, context, named["num_gpus"])
     if draft.get("nodes.count"):
-        _read_nodes(draft, named)
+        draft.set("launcher.kind", "torchrun", argv_origin("deepspeed"), "on several nodes, one torchrun on each")
+        read_rendezvous(draft, named)
+        draft.remark("deepspeed starts the other nodes by ssh; trainkit run is started on each, with --node-rank N.")
         done |= {"master_addr", "master_port"} if draft.get("nodes.rendezvous") else set()
     if "exclude" in named or "hostfile" in named:
         draft.remark(
@@ -232,13 +225,6 @@ def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherC
         )
     put_settings(draft, FLAGS, used, done | {"include", "num_nodes"})
     return command
-
-
-def _read_nodes(draft: Draft, named: Mapping[str, FlagUse]) -> None:
-    """Several nodes, which DeepSpeed's launcher reaches by ssh, and trainkit by being started on each."""
-    draft.set("launcher.kind", "torchrun", argv_origin("deepspeed"), "on several nodes, one torchrun on each")
-    read_rendezvous(draft, named)
-    draft.remark("deepspeed starts the other nodes by ssh; trainkit run is started on each, with --node-rank N.")
 
 
 def _read_count(draft: Draft, context: ImportContext, use: FlagUse) -> int | None:
@@ -256,6 +242,5 @@ def _read_count(draft: Draft, context: ImportContext, use: FlagUse) -> int | Non
         )
         draft.set("nodes.processes_per_node", count, use.origin)
         return count
-    for each in assignments:
-        draft.put(each)
+    draft.put_all(assignments, ())
     return count

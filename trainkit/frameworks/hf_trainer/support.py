@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
+from trainkit.frameworks.deepspeed.fields import STRATEGY_KEYS
 from trainkit.frameworks.hf_trainer.fields import FIELDS
 from trainkit.frameworks.hf_trainer.fsdp_config import CONFIG, TORCH, XLA
 from trainkit.plan.support import LAUNCHED, Reach, Table
@@ -50,13 +51,12 @@ REFUSED: Table = {
     ),
     "checkpoint.asynchronous": _no("Trainer waits for its checkpoints", "leave it out", False),
 }
-_ZERO = ("offload_optimizer", "offload_param", "overlap_comm", "config", "nvme_path", "gather_16bit")
 
 REACH: Table = {
     **REFUSED,
     **LAUNCHED,
     **{key: Reach(CONFIG) for field in (*TORCH, *XLA) for key in field.keys if key.startswith("strategy.")},
-    **{f"strategy.{name}": Reach(DEEPSPEED) for name in _ZERO},
+    **dict.fromkeys((*STRATEGY_KEYS, "strategy.config"), Reach(DEEPSPEED)),
     # fields of one key last: what a key is known by
     **{
         key: Reach(f"--{field.name}")
