@@ -138,10 +138,11 @@ def _of_the_best(name: str, value: Any) -> Argument:
 
 
 def _read_report_to(value: Any) -> Settings | Unsupported:
-    names = value if isinstance(value, list) else str(value).strip("[]").replace(",", " ").split()
-    names = {"none": [], "all": list(REPORTERS)}.get(names[0] if len(names) == 1 else "", names)
-    if unknown := set(names) - set(REPORTERS):
-        return Unsupported(f"a recipe has no {', '.join(sorted(unknown))}", f"write {', '.join(REPORTERS)} or none")
+    names = value if isinstance(value, list) else str(value or "").strip("[]").replace(",", " ").split()
+    names = [] if names == ["none"] else list(REPORTERS) if names == ["all"] else names
+    if unknown := [each for each in names if each not in REPORTERS]:
+        hint = f"write {', '.join(REPORTERS)} or none; metrics.jsonl is always written, for any other tool to read"
+        return Unsupported(f"trainkit does not know {unknown[0]!r}", hint)
     return {"logging.report_to": names}
 
 

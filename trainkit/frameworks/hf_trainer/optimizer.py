@@ -27,7 +27,7 @@ def encode_name(context: Context) -> Any:
 
 
 def decode_name(value: Any) -> Settings:
-    """Trainer has two names for some."""
+    """The optimizer of any of Trainer's names, which has two for some."""
     return {"optimizer.name": next((name for name, each in OPTIMIZERS.items() if value in each.hf_aliases), value)}
 
 
