@@ -1,25 +1,39 @@
-"""A command line of a launcher or of Python: its launcher's flags, its program, and the program's own words."""
+"""A command line of a launcher or of Python: the variables in front of it, its launcher's flags, and its program."""
 
 from __future__ import annotations
 
 import posixpath
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import get_args
 
-from trainkit.convert.command_environment import read_variables, take_variables
-from trainkit.errors import UsageError
+from trainkit.errors import Origin, UsageError
 from trainkit.frameworks.base.argv_reader import as_arguments, without_secrets
 from trainkit.frameworks.base.detection import DetectedKind, program_kind
-from trainkit.frameworks.base.draft import Draft, ImportContext, argv_origin
+from trainkit.frameworks.base.draft import Draft, ImportContext, argv_origin, card
 from trainkit.frameworks.base.interface import LauncherCommand
 from trainkit.frameworks.hf_trainer.argv_reader import flags_in_file
 from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS, launcher_of
-from trainkit.recipe.layers.secrets import mask_words
+from trainkit.machine.selection import ORDER
+from trainkit.planner.env import DECIDED, LEAKS
+from trainkit.recipe.layers.secrets import is_secret_name, mask_words
 from trainkit.recipe.schema import Program
 
 KINDS = tuple(get_args(Program.model_fields["kind"].annotation))
+_ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<value>.*)", re.DOTALL)
+_ORDERS = {theirs: ours for ours, (theirs, _) in ORDER.items()}
+_CUDA_ORDER = "as CUDA numbers cards where CUDA_DEVICE_ORDER is not set; pci numbers them as nvidia-smi does"
+# Commands that start another one, and what a recipe says instead of them, where it has something.
+_STARTERS: Mapping[str, str] = {
+    **dict.fromkeys(("env", "nohup", "time", "exec", "command", "stdbuf", "ionice", "unbuffer", "caffeinate"), ""),
+    **dict.fromkeys(("nice", "sudo", "timeout"), "call trainkit run in the same way"),
+    **dict.fromkeys(("uv", "poetry", "pipenv", "conda", "mamba", "micromamba", "pixi", "hatch", "rye"),
+                    "trainkit's own interpreter starts the ranks"),
+    **dict.fromkeys(("taskset", "numactl"), "see launcher.numa_binding"),
+    "srun": "trainkit starts the ranks of each node itself; see cluster, nodes.count and nodes.processes_per_node",
+}  # fmt: skip
 _DATA_PARALLEL = (
     "Trainer in one process that sees several cards wraps the model in nn.DataParallel and multiplies the batch; "
     "trainkit starts a process for each card instead."
@@ -30,8 +44,8 @@ def read_command(draft: Draft, context: ImportContext, words: Sequence[str], kin
     """Import a command. kind: of the program, where the caller knows it."""
     shown = " ".join(shlex.quote(word) for word in mask_words(words))
     draft.title = f"{draft.title}: {shown}" if draft.title else shown
-    variables, rest = take_variables(draft, words, starts)
-    read_variables(draft, variables)
+    variables, rest = _take_variables(draft, words)
+    _read_variables(draft, variables)
     name = posixpath.basename(rest[0]) if rest else ""
     launcher = launcher_of(name)
     if launcher is None:
@@ -82,6 +96,96 @@ def read_target(
         draft.remark(f"{flag} is a secret and not written down: give it to the script in its environment (env_from).")
     if kept:
         draft.set("program.args", as_arguments(kept), origin)
+
+
+def _take_variables(draft: Draft, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The assignments that a command begins with, and the rest of it from the launcher on.
+
+    Commands that only start it are named and left out.
+    """
+    rest, found = list(words), dict[str, str]()
+    while rest:
+        starter = rest[0].rpartition("/")[2]
+        if match := _ASSIGNMENT.fullmatch(rest[0]):
+            found[match["name"]] = match["value"]
+            rest.pop(0)
+        elif starter in _STARTERS and any(map(starts, rest[1:])):
+            # It ends where the command, an assignment in front of that, or another starter begins.
+            taken = [rest.pop(0)]
+            while not (starts(rest[0]) or _ASSIGNMENT.fullmatch(rest[0]) or rest[0] in _STARTERS):
+                taken.append(rest.pop(0))
+            instead = _STARTERS[starter]
+            if len(taken) > 1 or instead:
+                draft.remark(f"`{' '.join(taken)}` in front is not taken over{': ' if instead else ''}{instead}.")
+        else:
+            break
+    return found, rest
+
+
+def _read_variables(draft: Draft, variables: Mapping[str, str]) -> None:
+    """Import the variables as settings and remarks."""
+    for name, value in variables.items():
+        origin = argv_origin(f"{name}={value}")
+        leak = next((why for pattern, why in LEAKS.items() if fnmatchcase(name, pattern)), "")
+        if _chooses_devices(draft, name, value, origin):
+            continue
+        if is_secret_name(name):
+            taken = [*(draft.get("env_from") or []), name]
+            draft.settings.pop("env_from", None)
+            draft.set("env_from", taken, origin, "a secret is not written down: export it before the run")
+        elif name == "MASTER_ADDR":
+            port = variables.get("MASTER_PORT", "29500")
+            draft.remark(f"{origin.text} is where nodes meet: with several, set nodes.rendezvous to {value}:{port}.")
+        elif leak:
+            draft.remark(f"{name} is not taken over: it {leak}. Set what it is for in the recipe.")
+        elif name in DECIDED:
+            draft.remark(f"{name} is not taken over: the plan decides it; {DECIDED[name]}")
+        else:
+            draft.set(f"env.{name}", value, origin)
+    if isinstance(draft.get("devices.select"), list) and draft.get("devices.order") is None:
+        draft.set("devices.order", "fastest", argv_origin("CUDA_VISIBLE_DEVICES"), _CUDA_ORDER)
+
+
+def _chooses_devices(draft: Draft, name: str, value: str, origin: Origin) -> bool:
+    """Import a variable that chooses devices or the number format; False for any other."""
+    match name:
+        case "CUDA_VISIBLE_DEVICES" | "HIP_VISIBLE_DEVICES":
+            _visible(draft, value, origin)
+        case "CUDA_DEVICE_ORDER" if value in _ORDERS:
+            draft.set("devices.order", _ORDERS[value], origin)
+        case "CUDA_DEVICE_ORDER":
+            draft.fail(f"CUDA_DEVICE_ORDER {value!r} is unknown to CUDA", origin, f"write {' or '.join(_ORDERS)}")
+        case "DS_ACCELERATOR" if value in ("cpu", "cuda", "mps"):
+            draft.set("devices.type", value, origin)
+        case "DS_ACCELERATOR":
+            draft.remark(f"{name}={value} is not taken over: trainkit runs on cuda, mps and cpu.")
+        case "ACCELERATE_USE_CPU" if value.lower() in ("1", "true", "yes", "on", "y", "t"):
+            draft.set("devices.type", "cpu", origin)
+        case "ACCELERATE_MIXED_PRECISION" if value in ("bf16", "fp16"):
+            draft.set("precision.dtype", value, origin)
+            reach = f"{origin.text} reaches scripts on Accelerator() alone"
+            draft.remark(f"{reach}: for those import with --kind accelerate.")
+        case "ACCELERATE_MIXED_PRECISION" if value != "no":
+            draft.remark(f"{origin.text} is not taken over: a recipe has bf16 and fp16.")
+        case "ACCELERATE_USE_CPU" | "ACCELERATE_MIXED_PRECISION":
+            pass  # off, as without it
+        case "PJRT_DEVICE":
+            draft.set("devices.type", "xla", origin)
+            if value != "TPU":  # which the plan says by itself
+                draft.set("env.PJRT_DEVICE", value, origin)
+        case _:
+            return False
+    return True
+
+
+def _visible(draft: Draft, value: str, origin: Origin) -> None:
+    words = [each.strip() for each in value.split(",") if each.strip()]
+    bad = next((place for place, each in enumerate(words) if each.startswith("-")), len(words))
+    if bad < len(words):
+        what = "no card" if not bad else f"only {','.join(words[:bad])}"
+        draft.remark(f"{origin.text}: CUDA reads the list up to {words[bad]}, which is no card, and shows {what}.")
+    cards = [card(each) for each in words[:bad]]
+    draft.set("devices.select", cards or "none", origin)
 
 
 def _several(draft: Draft, command: LauncherCommand) -> bool:

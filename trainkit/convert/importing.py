@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from trainkit.convert.command import read_command, read_target, starts
 from trainkit.convert.shell import read_shell
-from trainkit.convert.writing import recipe_text
 from trainkit.errors import Diagnostic, RecipeError, UsageError
 from trainkit.flags.resolve import resolve
 from trainkit.frameworks.accelerate import importer as accelerate
@@ -18,9 +18,16 @@ from trainkit.frameworks.base.foreign_file import SCRIPT, SUFFIXES, ForeignFile,
 from trainkit.frameworks.deepspeed import importer as deepspeed
 from trainkit.frameworks.registry import PROGRAMS
 from trainkit.plan.support import unreached
-from trainkit.recipe.layers.paths import Files, absolute, seen_from
+from trainkit.recipe.layers.assignment import split_key
+from trainkit.recipe.layers.layer import ARGUMENTS
+from trainkit.recipe.layers.paths import Overlay, absolute, seen_from
 from trainkit.recipe.resolved import Request, Resolved
+from trainkit.recipe.schema import Recipe
+from trainkit.recipe.schema.fields import schema
+from trainkit.recipe.yaml.writer import block, comment, fitted, flow, shortened
 
+WIDTH = 120
+_NUMBER = re.compile(r"(0|[1-9]\d{0,14})(\.\d+)?")  # reaches the program with these very characters
 NO_LENGTH = "the file does not say how long to train: set it"
 
 
@@ -72,12 +79,19 @@ def import_words(
         read_command(draft, context, _words(draft, context, words, program), kind)
     if draft.problems:
         raise RecipeError(draft.problems)
-    text = recipe_text(draft, posixpath.dirname(target), schema_uri)
+    text = _recipe_text(draft, posixpath.dirname(target), schema_uri)
     resolved = _resolved(draft, context, target, text)
     if _leave_out(draft, resolved):
-        text = recipe_text(draft, posixpath.dirname(target), schema_uri)
+        text = _recipe_text(draft, posixpath.dirname(target), schema_uri)
         _resolved(draft, context, target, text)
-    return Imported(text, _absent(draft, context))
+    warnings = []
+    script = draft.get("program.script")
+    if script and not context.files.exists(absolute(script, context.cwd)):
+        what = f"there is no file {seen_from(context.cwd, absolute(script, context.cwd))} here"
+        hint = "trainkit check will ask for it; a path starts from the folder in which trainkit is called"
+        origin = draft.settings["program.script"].origin
+        warnings.append(Diagnostic("warning", what, "program.script", origin, hint=hint))
+    return Imported(text, tuple(warnings))
 
 
 def _leave_out(draft: Draft, resolved: Resolved) -> bool:
@@ -129,46 +143,68 @@ def _read_file(draft: Draft, context: ImportContext, path: str, program: Sequenc
         draft.set("train.epochs", 1, source.at(""), NO_LENGTH)
 
 
-class _WrittenFiles:
-    """The files as they will be once the recipe is written, and the program is there."""
-
-    def __init__(self, files: Files, written: Mapping[str, str], there: Sequence[str]) -> None:
-        self._files, self._written, self._there = files, written, (*there, *written)
-
-    def read(self, path: str) -> bytes:
-        """The file's bytes. Raises OSError."""
-        return self._written[path].encode() if path in self._written else self._files.read(path)
-
-    def exists(self, path: str) -> bool:
-        """Whether there is a file, or will be."""
-        return path in self._there or self._files.exists(path)
-
-    def shipped(self) -> Mapping[str, str]:
-        """As they are."""
-        return self._files.shipped()
-
-
 def _resolved(draft: Draft, context: ImportContext, target: str, text: str) -> Resolved:
     """The text as trainkit reads it. Raises RecipeError with what `trainkit check` would say, at its place."""
     script = draft.get("program.script")
-    files = _WrittenFiles(context.files, {target: text}, [absolute(script, context.cwd)] if script else [])
+    files = Overlay(context.files, {target: text}, [absolute(script, context.cwd)] if script else [])
     try:
         return resolve(Request(recipe=target, cwd=context.cwd), files)
     except RecipeError as error:
-        raise RecipeError([_at_source(draft, each) for each in error.diagnostics]) from error
+        found = []
+        for each in error.diagnostics:
+            key = each.key
+            while key and key not in draft.settings:
+                key = key.rpartition(".")[0]
+            found.append(replace(each, origin=draft.settings[key].origin if key else None))
+        raise RecipeError(found) from error
 
 
-def _at_source(draft: Draft, found: Diagnostic) -> Diagnostic:
-    key = found.key
-    while key and key not in draft.settings:
-        key = key.rpartition(".")[0]
-    return replace(found, origin=draft.settings[key].origin if key else None)
+def _recipe_text(draft: Draft, folder: str, schema_uri: str = "") -> str:
+    """The recipe. folder: where it will lie (absolute), from which it names files. schema_uri: for editors."""
+    tree: dict[str, Any] = {}
+    for key, each in draft.settings.items():
+        declared, value = schema().settings.get(key), each.value
+        if declared and declared[0].file and isinstance(value, str):
+            value = posixpath.relpath(value, folder)
+        section, path = tree, split_key(key)
+        for part in path[:-1]:
+            section = section.setdefault(part, {})
+        section[path[-1]] = value
+    head = [f"# yaml-language-server: $schema={schema_uri}"] if schema_uri else []
+    for text in (f"Made by `trainkit import` from: {draft.title}", *(f"- {remark}" for remark in draft.remarks)):
+        head += comment(text, WIDTH)
+    body = (line for name in Recipe.model_fields if name in tree for line in _section(draft, name, tree[name]))
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", draft.name).strip("-._")[:100] or "run"
+    return "".join(f"{line}\n" for line in (*head, "version: 1", f"name: {flow(name, 'name')}", *body))
 
 
-def _absent(draft: Draft, context: ImportContext) -> tuple[Diagnostic, ...]:
-    script = draft.get("program.script")
-    if not script or context.files.exists(absolute(script, context.cwd)):
-        return ()
-    what = f"there is no file {seen_from(context.cwd, absolute(script, context.cwd))} here"
-    hint = "trainkit check will ask for it; a path starts from the folder in which trainkit is called"
-    return (Diagnostic("warning", what, "program.script", draft.settings["program.script"].origin, hint=hint),)
+def _section(draft: Draft, name: str, value: Any) -> Iterator[str]:
+    """One section on a line where it fits, with the reasons of its settings; a program and its words below it."""
+    reasons = [
+        text if name == key or name != "program" else f"{key.partition('.')[2]}: {text}"
+        for key, text in draft.reasons.items()
+        if (key == name or key.startswith(f"{name}.")) and key in draft.settings
+    ]
+    for reason in dict.fromkeys(reasons):
+        yield from comment(reason, WIDTH)
+    if name == "program":
+        yield from _program(value)
+        return
+    yield from fitted(name, shortened(value, name), WIDTH)
+
+
+def _program(tree: Mapping[str, Any]) -> Iterator[str]:
+    yield "program:"
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from block({name: value}, _argument, "program", "  ")
+        else:
+            leaf = _argument if name == "args" else flow
+            yield from fitted(name, value, WIDTH, leaf, key="program", indent="  ")
+
+
+def _argument(value: Any, _key: str) -> str:
+    """One argument: as a plain number where it keeps its characters, else as a text."""
+    if isinstance(value, list):
+        return f"[{', '.join(_argument(each, ARGUMENTS) for each in value)}]"
+    return value if isinstance(value, str) and _NUMBER.fullmatch(value) else flow(value, ARGUMENTS)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trainkit.errors import Diagnostic, RecipeError
 from trainkit.machine.facts import Gpu
 from trainkit.machine.selection import allocation
-from trainkit.recipe.layers.paths import Files, absolute
+from trainkit.recipe.layers.paths import Overlay, absolute
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.validation.type_errors import choices, takes_switch
 from trainkit.wizard.question import AnswerError, Choice, Settings, View, nest
@@ -24,27 +24,6 @@ _NAME = ".answers-so-far.yaml"
 ENGINES: Mapping[str, str] = {"deepspeed": "zero2"}
 # Programs that get nothing of the recipe but their processes: planning warns of settings, and refuses none.
 UNCONFIGURED = frozenset({"torch"})
-
-
-@dataclass(frozen=True)
-class Overlay:
-    """A file system with one more file, which is not written yet. Satisfies `recipe.layers.paths.Files`."""
-
-    below: Files
-    path: str
-    text: str
-
-    def read(self, path: str) -> bytes:
-        """The file's bytes."""
-        return self.text.encode() if path == self.path else self.below.read(path)
-
-    def exists(self, path: str) -> bool:
-        """Whether there is a file at the path."""
-        return path == self.path or self.below.exists(path)
-
-    def shipped(self) -> Mapping[str, str]:
-        """The shipped files by name."""
-        return self.below.shipped()
 
 
 @dataclass(frozen=True)
@@ -90,7 +69,7 @@ def resolve_text(view: View, text: str, name: str) -> Resolved:
     from trainkit.flags.resolve import resolve
     from trainkit.recipe.resolved import Request
 
-    files = Overlay(view.files, absolute(name, view.cwd), text)
+    files = Overlay(view.files, {absolute(name, view.cwd): text})
     resolved = resolve(Request(name, view.cwd, environ=view.environ), files)
     # Which files another machine has cannot be seen from here.
     return replace(resolved, absent={}) if view.facts.origin else resolved

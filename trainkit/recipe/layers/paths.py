@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from trainkit.errors import Diagnostic
@@ -33,6 +34,27 @@ class Files(Protocol):
     def shipped(self) -> Mapping[str, str]:
         """Path of each shipped preset and recipe by name (``strategy/fsdp``, ``recipes/quickstart``)."""
         ...
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """Files with more above them, that are not written yet (content by path), or are taken to be there."""
+
+    below: Files
+    written: Mapping[str, str]
+    there: Sequence[str] = ()
+
+    def read(self, path: str) -> bytes:
+        """The file's bytes. Raises OSError."""
+        return self.written[path].encode() if path in self.written else self.below.read(path)
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file, or will be."""
+        return path in self.written or path in self.there or self.below.exists(path)
+
+    def shipped(self) -> Mapping[str, str]:
+        """The shipped files by name."""
+        return self.below.shipped()
 
 
 def absolute(path: str, base: str) -> str:
