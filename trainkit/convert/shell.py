@@ -13,7 +13,11 @@ _ASSIGNMENT = re.compile(rf"({_NAME})=(.*)", re.DOTALL)
 _EXPANSION = re.compile(rf"\$(?:({_NAME})|\{{({_NAME})(?:(:?[-?])([^}}]*))?\}})")
 _ARGUMENT = re.compile(r"\$(?:([1-9])|\{([1-9])\})")
 _ALL = re.compile(r"\$[@*]|\"\$@\"")
-_REDIRECTION = re.compile(r"&>>?|[<>]{1,3}(?:&\d*-?)?")
+_LONE_DOLLAR = re.compile(r"\$(?=[ \t\n\"'/=,.])")
+_ESCAPED = re.compile(r'\\([$`"\\\n])')  # within double quotes
+_BLANK = re.compile(r"(?:[ \t]|\\\n)+")
+_COMMENT = re.compile(r"#[^\n]*")
+_REDIRECTION = re.compile(r"\d*(?:&>>?|[<>]{1,3}(?:&\d*-?)?)")
 _SEPARATOR = re.compile(r"&&|\|\|?&?|;;?|&|\n")
 # Words that prepare something and start no training; they are named.
 _AROUND = frozenset({
@@ -48,6 +52,12 @@ class _Reader:
     remarks: list[str] = field(default_factory=list)
     found: list[list[str]] = field(default_factory=list)
 
+    def take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """What follows of this form, which is then read."""
+        if match := pattern.match(self.text, self.place):
+            self.place = match.end()
+        return match
+
     def fail(self, what: str, hint: str) -> UsageError:
         """The error that something cannot be known without the shell."""
         return UsageError(f"{self.path}: {what}" if self.path else f"the command cannot be read: {what}", hint=hint)
@@ -64,14 +74,15 @@ def read_shell(text: str, path: str = "", given: Sequence[str] = ()) -> tuple[li
     path: of the file that holds the text. given: the arguments that it is called with. Raises UsageError where there
     is no command, or more than one, or where a word is not known without running the text.
     """
-    reader = _Reader(text.replace("\r\n", "\n"), path, tuple(given))
+    # Two ends of line: a backslash at the end of the text takes the first.
+    reader = _Reader(text.replace("\r\n", "\n") + "\n\n", path, tuple(given))
     for words in _commands(reader):
         _take(reader, words)
     if len(reader.found) != 1:
         names = ", ".join(words[0] for words in reader.found[:4])
         shown = f" ({names})" if names else ""
         raise reader.fail(f"it holds {len(reader.found)} commands{shown}, not one", "give the command itself")
-    assigned = {name for word in reader.found[0] if (match := _ASSIGNMENT.fullmatch(word)) for name in match.groups()}
+    assigned = {match[1] for word in reader.found[0] if (match := _ASSIGNMENT.fullmatch(word))}
     front = [f"{name}={value}" for name, value in reader.exported.items() if name not in assigned]
     return [*front, *reader.found[0]], reader.remarks
 
@@ -79,14 +90,12 @@ def read_shell(text: str, path: str = "", given: Sequence[str] = ()) -> tuple[li
 def _take(reader: _Reader, words: list[str]) -> None:
     """One command: an assignment, something around the program, or the program."""
     name = words[0]
-    pairs = [_ASSIGNMENT.fullmatch(word) for word in (words[1:] if name == "export" else words)]
-    if name == "export" or all(pairs):
-        for match in pairs:
-            if match:
-                reader.known[match[1]] = match[2]
+    matches = [_ASSIGNMENT.fullmatch(word) for word in (words[1:] if name == "export" else words)]
+    if name == "export" or all(matches):
+        pairs = {match[1]: match[2] for match in matches if match}
+        reader.known |= pairs
         if name == "export":
-            reader.exported |= {match[1]: match[2] for match in pairs if match}
-            reader.exported |= {word: reader.known[word] for word in words[1:] if word in reader.known}
+            reader.exported |= pairs | {word: reader.known[word] for word in words[1:] if word in reader.known}
     elif name in _CONTROL:
         raise reader.fail(f"`{name}` is more than a plain command", "give the command itself")
     elif name in _FOLDERS:
@@ -100,93 +109,60 @@ def _take(reader: _Reader, words: list[str]) -> None:
 
 
 def _commands(reader: _Reader) -> Iterator[list[str]]:
-    """The words of each simple command; what it is piped into is named and left out."""
+    """The words of each simple command; redirections, and what it is piped into, are named and left out."""
     words: list[str] = []
     piped = False
-    for part, separates in _tokens(reader):
-        if not separates:
-            words.append(part)
-            continue
-        if words and piped:
-            reader.note(f"`| {' '.join(words)[:100]}` is not taken over: each rank's output is kept in the run folder.")
-        elif words:
-            yield words
-        if part == "&":
-            reader.note("`&` is not taken over: trainkit run stays in front until the run ends.")
-        words, piped = [], part.startswith("|") and part != "||"
-
-
-def _tokens(reader: _Reader) -> Iterator[tuple[str, bool]]:
-    """Words, and separators (True). Redirections are named and left out."""
     while reader.place < len(reader.text):
-        rest = reader.text[reader.place :]
-        if blank := re.match(r"(?:[ \t]|\\\n)+", rest):
-            reader.place += blank.end()
-        elif rest[0] == "#":
-            line = rest.partition("\n")[0]
-            if line.startswith("#SBATCH"):
+        if reader.take(_BLANK):
+            continue
+        if match := reader.take(_COMMENT):
+            if match[0].startswith("#SBATCH"):
                 reader.note("#SBATCH lines are not read: see cluster, nodes and devices.select in the recipe.")
-            reader.place += len(line)
-        elif match := re.match(rf"\d*(?:{_REDIRECTION.pattern})", rest):
-            reader.place += match.end()
+        elif match := reader.take(_REDIRECTION):
             target = "" if "&" in match[0][1:] else " ".join(_word(reader))
             reader.note(f"`{match[0]}{target}` is not taken over: each rank's output is kept in the run folder.")
-        elif match := _SEPARATOR.match(rest):
-            reader.place += match.end()
-            yield match[0], True
+        elif match := reader.take(_SEPARATOR):
+            if words and piped:
+                said = f"`| {' '.join(words)[:100]}` is not taken over"
+                reader.note(f"{said}: each rank's output is kept in the run folder.")
+            elif words:
+                yield words
+            if match[0] == "&":
+                reader.note("`&` is not taken over: trainkit run stays in front until the run ends.")
+            words, piped = [], match[0] in ("|", "|&")
         else:
-            for word in _word(reader):
-                yield word, False
-    yield "\n", True
+            words += _word(reader)
 
 
 def _word(reader: _Reader) -> list[str]:
     """The next word; several, or none, where a variable without quotes holds several, or none."""
-    if blank := re.match(r"(?:[ \t]|\\\n)+", reader.text[reader.place :]):
-        reader.place += blank.end()
+    reader.take(_BLANK)
     fields, open_ = [""], False  # open_: whether the last field is a word even when it is empty
-    while reader.place < len(reader.text):
-        letter = reader.text[reader.place]
-        if letter in " \t\n;&|<>":
-            break
-        if match := _ALL.match(reader.text, reader.place):
-            reader.place = match.end()
-            fields[-1:] = _all_given(reader, fields[-1])
-            continue
-        if letter in "'\"":
+    while (letter := reader.text[reader.place]) not in " \t\n;&|<>":
+        if reader.take(_ALL):  # word for word, the first behind what is in front of them
+            if not reader.given:
+                reader.note("$@ is empty here: put the script's arguments behind `--` after its name.")
+            first, *others = reader.given or ("",)
+            fields[-1:] = [fields[-1] + first, *others]
+        elif letter in "'\"":
             fields[-1] += _quoted(reader, letter)
             open_ = True
         elif letter == "$":
-            parts = re.split(r"\s+", _expanded(reader))
-            fields[-1] += parts[0]
-            fields += parts[1:]
+            first, *others = re.split(r"\s+", _expanded(reader))
+            fields[-1:] = [fields[-1] + first, *others]
+        elif letter in "()`":
+            raise reader.fail(f"`{letter}` runs another command", _PLAIN)
+        elif letter in "*?":
+            raise reader.fail(f"{letter} stands for names of files that only the shell knows", f"quote it, or {_PLAIN}")
+        elif letter == "~" and fields == [""] and not open_:
+            raise reader.fail("~ stands for your home folder", f"write the folder, or {_PLAIN}")
         else:
-            fields[-1] += _letter(reader, letter, first=fields == [""] and not open_)
+            reader.place += 1
+            if letter == "\\":  # the letter behind it as it is, or the next line
+                letter = reader.text[reader.place].strip("\n")
+                reader.place += 1
+            fields[-1] += letter
     return [word for word in fields[:-1] if word] + [word for word in fields[-1:] if word or open_]
-
-
-def _all_given(reader: _Reader, before: str) -> list[str]:
-    """The script's arguments, word for word, the first behind what is in front of them."""
-    if not reader.given:
-        reader.note("$@ is empty here: put the script's arguments behind `--` after its name.")
-        return [before]
-    return [before + reader.given[0], *reader.given[1:]]
-
-
-def _letter(reader: _Reader, letter: str, *, first: bool) -> str:
-    """One letter without quotes."""
-    reader.place += 1
-    if letter == "\\":
-        follows = reader.text[reader.place : reader.place + 1]
-        reader.place += 1
-        return "" if follows == "\n" else follows
-    if letter in "()`":
-        raise reader.fail(f"`{letter}` runs another command", _PLAIN)
-    if letter in "*?":
-        raise reader.fail(f"{letter} stands for names of files that only the shell knows", f"quote it, or {_PLAIN}")
-    if letter == "~" and first:
-        raise reader.fail("~ stands for your home folder", f"write the folder, or {_PLAIN}")
-    return letter
 
 
 def _quoted(reader: _Reader, quote: str) -> str:
@@ -202,9 +178,8 @@ def _quoted(reader: _Reader, quote: str) -> str:
             made += _expanded(reader)
         elif quote == '"' and letter == "`":
             raise reader.fail("` runs another command", _PLAIN)
-        elif quote == '"' and letter == "\\" and reader.text[reader.place + 1 : reader.place + 2] in '$`"\\\n':
-            made += reader.text[reader.place + 1].replace("\n", "")
-            reader.place += 2
+        elif quote == '"' and (match := reader.take(_ESCAPED)):
+            made += match[1].strip("\n")
         else:
             made += letter
             reader.place += 1
@@ -213,21 +188,18 @@ def _quoted(reader: _Reader, quote: str) -> str:
 
 def _expanded(reader: _Reader) -> str:
     """The value of the variable that begins here."""
-    if match := _ARGUMENT.match(reader.text, reader.place):
+    if match := reader.take(_ARGUMENT):
         number = int(match[1] or match[2])
         if number > len(reader.given):
             hint = f"call it with its arguments: trainkit import {reader.path} -- …"
             raise reader.fail(f"{match[0]} is argument {number} of the script, and it has {len(reader.given)}", hint)
-        reader.place = match.end()
         return reader.given[number - 1]
-    match = _EXPANSION.match(reader.text, reader.place)
+    if reader.take(_LONE_DOLLAR):
+        return "$"
+    match = reader.take(_EXPANSION)
     if match is None:
-        rest = reader.text[reader.place : reader.place + 2]
-        if rest[1:] in ("", " ", "\t", "\n", '"', "'", "/", "=", ",", "."):
-            reader.place += 1
-            return "$"
-        raise reader.fail(f"{rest} is known only where the shell runs", _PLAIN)
-    reader.place = match.end()
+        what = f"{reader.text[reader.place : reader.place + 2]} is known only where the shell runs"
+        raise reader.fail(what, _PLAIN)
     name, how, other = match[1] or match[2], match[3] or "", match[4] or ""
     if reader.known.get(name) or (name in reader.known and not how.startswith(":")):
         return reader.known[name]

@@ -10,7 +10,6 @@ from trainkit.frameworks.base.foreign_file import open_foreign_file
 from trainkit.frameworks.deepspeed.fields import BATCH
 from trainkit.frameworks.deepspeed.sharding import formats
 from trainkit.plan.context import Context
-from trainkit.plan.provenance import SourcedFile
 from trainkit.recipe.layers.merge import value_at
 
 # Key of the file -> the field that Trainer compares it with.
@@ -24,13 +23,6 @@ COMPARED: Mapping[str, str] = {
     "scheduler.params.warmup_max_lr": "learning_rate",
     "scheduler.params.warmup_num_steps": "warmup_steps",
 }
-
-
-def file(context: Context) -> SourcedFile:
-    """The file, from the recipe or with the user's as base."""
-    from trainkit.frameworks.deepspeed.config import config_file
-
-    return config_file(context, "hf")
 
 
 def implied(context: Context) -> dict[str, float]:

@@ -38,7 +38,8 @@ def files(context: Context, folder: str) -> dict[str, str]:
     words = [*launcher, *map(shlex.quote, _program(context, folder))]
     ranks = counted(context.topology.world_size, "rank")
     head = f"# {context.recipe.name}: strategy {context.recipe.strategy.kind}, {ranks}. Run it where it was exported."
-    line = " \\\n    ".join(_groups([*_variables(context), *words]))
+    parts = [*_variables(context), *words]  # each flag on a line with what follows it
+    line = "".join(f" \\\n    {part}" if part.startswith("--") else f" {part}" for part in parts).lstrip(" ")
     made = {each.path: each.content for tool in (program, LAUNCHERS[context.launcher]) for each in tool.files(context)}
     return {COMMAND: f"#!/bin/sh\n{head}\n{line}\n", **made}
 
@@ -89,14 +90,3 @@ def _program(context: Context, folder: str) -> Iterator[str]:
         words[0] = text("--module")
     for word in words:
         yield context.recipe.output.root if word == _PLACE else word.bind({Variable.RUN_DIR: folder})
-
-
-def _groups(words: list[str]) -> Iterator[str]:
-    """The quoted arguments in lines: each flag with what follows it."""
-    line: list[str] = []
-    for word in words:
-        if word.startswith("--") and line:
-            yield " ".join(line)
-            line = []
-        line.append(word)
-    yield " ".join(line)

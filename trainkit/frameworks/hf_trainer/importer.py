@@ -13,7 +13,7 @@ from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, apply_
 from trainkit.frameworks.base.fields import Settings, Unsupported
 from trainkit.frameworks.base.fsdp_settings import only_by_size
 from trainkit.frameworks.hf_trainer import optimizer
-from trainkit.frameworks.hf_trainer.argv_reader import newest, shown
+from trainkit.frameworks.hf_trainer.argv_reader import newest, shown, written
 from trainkit.frameworks.hf_trainer.deepspeed import import_base
 from trainkit.frameworks.hf_trainer.fields import BY_GONE_NAME, BY_NAME, FIELDS, GONE, Argument
 from trainkit.frameworks.hf_trainer.fsdp_config import read_fsdp_config
@@ -75,9 +75,15 @@ def read_program(draft: Draft, context: ImportContext, argv: Sequence[str]) -> l
     for strategy in STRATEGIES:
         _strategy(reading, strategy)
     _best(reading)
-    _plain_format(reading)
+    # `--bf16 False` and `--fp16 False` say that neither is used.
+    denied = [name for name in ("bf16", "fp16") if name in reading.flags and reading.flags[name].switch is False]
+    if denied and draft.get("precision.dtype") is None:
+        reading.take(denied[0], {"precision.dtype": "fp32"})
     import_base(draft, context)
-    _gone(reading)
+    for name, flag in reading.flags.items():
+        old = BY_GONE_NAME.get(written(flag).removeprefix("--").replace("-", "_"))
+        if old and name not in reading.taken:
+            draft.remark(f"transformers {old.until} and later have no --{old.name}: write {old.help}.")
     return [word for each in found if newest(each).name not in reading.taken for word in each.words]
 
 
@@ -91,16 +97,23 @@ def _by_field(reading: Reading, argument: Argument) -> None:
     if text and not argument.switch:
         value, problems = read_value(argument.keys[0], text, flag.origin)
     settings = UNREADABLE if value is None else _decoded(reading, argument, value)
-    if isinstance(settings, Unsupported):
-        _leave(reading, name, argument.owned, problems, settings)
-        return
-    # What a flag only implies gives way to the flag that says it.
-    settings = {key: each for key, each in settings.items() if key in argument.keys or draft.get(key) is None}
-    checked = {**settings, **({"strategy.kind": "ddp"} if name in REPLICAS_ONLY else {})}
-    if problems := wrong_values([Assignment(key, each, flag.origin) for key, each in checked.items()], draft):
-        _leave(reading, name, argument.owned, problems)
+    reason = settings if isinstance(settings, Unsupported) else UNREADABLE
+    if not isinstance(settings, Unsupported):
+        # What a flag only implies gives way to the flag that says it.
+        settings = {key: each for key, each in settings.items() if key in argument.keys or draft.get(key) is None}
+        checked = {**settings, **({"strategy.kind": "ddp"} if name in REPLICAS_ONLY else {})}
+        problems = wrong_values([Assignment(key, each, flag.origin) for key, each in checked.items()], draft)
+        if not problems:
+            reading.take(name, settings)
+            return
+    # What the recipe cannot say stays with the program, unless the plan decides it.
+    errors = [each for each in problems if each.severity == "error"]
+    if not argument.owned:
+        draft.remark(f"{shown(flag)} stays the program's own argument: the recipe has no such value.")
+    elif errors:
+        draft.problems += errors
     else:
-        reading.take(name, settings)
+        draft.fail(f"{shown(flag)} cannot be read", flag.origin, reason.instead or UNREADABLE.instead, reason.why)
 
 
 def _decoded(reading: Reading, argument: Argument, value: Any) -> Settings | Unsupported:
@@ -124,30 +137,11 @@ def _mapping(text: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _leave(
-    reading: Reading,
-    name: str,
-    owned: bool,
-    problems: Sequence[Diagnostic] = (),
-    reason: Unsupported = UNREADABLE,
-) -> None:
-    """What the recipe cannot say stays with the program, unless the plan decides it."""
-    flag = reading.flags[name]
-    errors = [each for each in problems if each.severity == "error"]
-    if not owned:
-        reading.draft.remark(f"{shown(flag)} stays the program's own argument: the recipe has no such value.")
-    elif errors:
-        reading.draft.problems += errors
-    else:
-        hint = reason.instead or UNREADABLE.instead
-        reading.draft.fail(f"{shown(flag)} cannot be read", flag.origin, hint, reason.why)
-
-
 def _by_own_flag(reading: Reading, name: str) -> None:
     """A place or a file, as trainkit's own flag of this name reads it."""
     value, draft, origin = reading.value(name) or "", reading.draft, reading.flags[name].origin
     if not value:
-        _leave(reading, name, owned=True)
+        draft.fail(f"{shown(reading.flags[name])} cannot be read", origin, UNREADABLE.instead)
     elif name == "deepspeed" and value.lstrip().startswith("{"):
         hint = "write these settings to a file, and name that"
         draft.fail("--deepspeed holds settings, where a recipe names a file", origin, hint)
@@ -239,17 +233,3 @@ def _best(reading: Reading) -> None:
     if reading.value("save_strategy") == "best" and by_loss and (greater is None or greater.switch is False):
         reading.take("save_strategy", {"checkpoint.keep_best": True})
         reading.taken |= {"metric_for_best_model", "greater_is_better"}
-
-
-def _plain_format(reading: Reading) -> None:
-    """`--bf16 False` and `--fp16 False` say that neither is used."""
-    denied = [name for name in ("bf16", "fp16") if name in reading.flags and reading.flags[name].switch is False]
-    if denied and reading.draft.get("precision.dtype") is None:
-        reading.take(denied[0], {"precision.dtype": "fp32"})
-
-
-def _gone(reading: Reading) -> None:
-    for name, flag in reading.flags.items():
-        old = BY_GONE_NAME.get(flag.words[0].removeprefix("--").partition("=")[0].replace("-", "_"))
-        if old and name not in reading.taken:
-            reading.draft.remark(f"transformers {old.until} and later have no --{old.name}: write {old.help}.")

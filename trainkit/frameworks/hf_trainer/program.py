@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
-from trainkit.errors import Diagnostic
 from trainkit.frameworks.base import own_scripts
 from trainkit.frameworks.base.argv_reader import script_flags
 from trainkit.frameworks.base.fields import UNSET, Unsupported, said_below
 from trainkit.frameworks.base.interface import Detection
 from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
 from trainkit.frameworks.deepspeed.ops import preparations
-from trainkit.frameworks.hf_trainer import deepspeed, fsdp_config, refusals, xla
+from trainkit.frameworks.hf_trainer import deepspeed, fsdp_config, refusals
 from trainkit.frameworks.hf_trainer.argv_reader import MARKS, SHARED_MARKS, own_flags, rendered, written
 from trainkit.frameworks.hf_trainer.fields import BY_GONE_NAME, FIELDS, OUTPUT, Argument
 from trainkit.frameworks.hf_trainer.support import REACH
-from trainkit.frameworks.hf_trainer.versions import BEYOND, OLDEST, version
+from trainkit.frameworks.hf_trainer.versions import BEYOND, OLDEST, UNTIL, can, version
+from trainkit.frameworks.torch_xla import is_spmd, on_xla
+from trainkit.lazy import call
 from trainkit.machine.versions import at_least
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice, Variable
 from trainkit.plan.provenance import Source, SourcedFile, SourcedVariable, Token, token
+from trainkit.recipe.schema import Fsdp
 from trainkit.recipe.schema.launching import program_argv
-
-if TYPE_CHECKING:
-    from trainkit.frameworks.base.draft import Draft, ImportContext
 
 __all__ = ["REACH", "preparations"]
 
 REQUIRES: Mapping[str, str] = {"transformers": OLDEST, "torch": "2.6", "accelerate": "1.9"}
-check, wrapper = own_scripts.check_target, own_scripts.wrapper
+check, wrapper, problems = own_scripts.check_target, own_scripts.wrapper, refusals.problems
+read = call("trainkit.frameworks.hf_trainer.importer:read_program")
+deepspeed_file = call("trainkit.frameworks.deepspeed.config:config_file")
 DETECTION = Detection(
     "transformers' Trainer",
     frozenset(
@@ -43,12 +43,7 @@ DETECTION = Detection(
 # What --hub_strategy pushes with the optimizer's state.
 RESUMABLE = ("checkpoint", "all_checkpoints")
 IMPLIED = "the plan decides it, so the program is given it"
-
-
-def problems(context: Context) -> Iterator[Diagnostic]:
-    """Settings that Trainer has no counterpart for, and arguments of the program's own that contradict the plan."""
-    yield from refusals.problems(context)
-    yield from xla.problems(context)
+XLA_OPTIMIZER = "an optimizer for torch_xla's FSDP"
 
 
 def reason(context: Context) -> str:
@@ -64,7 +59,7 @@ def argv(context: Context) -> tuple[Token, ...]:
 def files(context: Context) -> tuple[SourcedFile, ...]:
     """FSDP's settings, or DeepSpeed's."""
     if context.zero:
-        return (deepspeed.file(context),)
+        return (deepspeed_file(context, "hf"),)
     return (fsdp_config.file(context),) if fsdp_config.is_chosen(context) else ()
 
 
@@ -79,9 +74,13 @@ def notices(context: Context) -> Iterator[Notice]:
     if at_least(installed, BEYOND):  # one that is missing or too old is a missing package
         what = f"transformers {installed} is newer than trainkit knows: its settings may have other names"
         yield Notice("blocker", what, f"pip install 'transformers<{BEYOND}'")
-    yield from _gone(context)
-    push, strategy = own.get("push_to_hub"), own.get("hub_strategy")
-    chosen = strategy.values[0] if strategy and strategy.values else "every_save"
+    for flag in script_flags(program_argv(context.recipe.program.args)):
+        old = BY_GONE_NAME.get(flag.name)
+        if old and not old.known_to(installed):
+            what = f"TrainingArguments of transformers {installed} no longer have {written(flag).removeprefix('--')}"
+            yield Notice("warning", what, f"unless the script declares it itself, write {old.help}")
+    push, pushed = own.get("push_to_hub"), own.get("hub_strategy")
+    chosen = pushed.values[0] if pushed and pushed.values else "every_save"
     if push and push.switch is not False and chosen not in RESUMABLE:
         what = f"hub_strategy {chosen} pushes no optimizer state: training cannot be resumed from the hub"
         yield Notice("warning", what, "set hub_strategy to checkpoint in program.args to push a last-checkpoint too")
@@ -92,16 +91,27 @@ def notices(context: Context) -> Iterator[Notice]:
         what = "Trainer leaves --resume_from_checkpoint to the script, which has to hand it to train()"
         yield Notice("note", what)
     yield from _abbreviated(context)
-    yield from xla.notices(context)
+    strategy = context.recipe.strategy
+    if on_xla(context) and isinstance(strategy, Fsdp):
+        yield from _of_xla(context, strategy)
 
 
-def _gone(context: Context) -> Iterator[Notice]:
-    for flag in script_flags(program_argv(context.recipe.program.args)):
-        old = BY_GONE_NAME.get(flag.name)
-        if old and not old.known_to(version(context)):
-            name = written(flag).removeprefix("--")
-            what = f"TrainingArguments of transformers {version(context)} no longer have {name}"
-            yield Notice("warning", what, f"unless the script declares it itself, write {old.help}")
+def _of_xla(context: Context, strategy: Fsdp) -> Iterator[Notice]:
+    """What torch_xla's FSDP asks of the model, and what it does on one chip."""
+    if not can(XLA_OPTIMIZER, context):
+        what = f"transformers {version(context)} lacks {XLA_OPTIMIZER}; Trainer fails before step 1"
+        yield Notice("blocker", what, f"pip install 'transformers<{UNTIL[XLA_OPTIMIZER]}'")
+    if is_spmd(context):
+        what = (
+            "Trainer shards the output of a causal language model, or a tensor or tuple of three dimensions; with "
+            "other outputs it ends with an error"
+        )
+        yield Notice("note", what)
+    else:
+        yield Notice("note", "FSDP's version 1 shards over processes, and one process keeps every shard")
+    if strategy.auto_wrap == "transformer" and not strategy.wrap_classes:
+        what = "strategy.wrap_classes is empty: a model that does not name its blocks (_no_split_modules) is one unit"
+        yield Notice("note", what, "name the class of its blocks")
 
 
 def _abbreviated(context: Context) -> Iterator[Notice]:
@@ -149,23 +159,8 @@ def _flags(context: Context) -> Iterator[Token]:
     for name, number in deepspeed.implied(context).items():
         if name not in ours:
             yield from (token(word, keys=("strategy.config",)) for word in (f"--{name}", *rendered(number)))
-    for name, path in _paths(context):
+    sharded = {"fsdp_config": fsdp_config.CONFIG} if fsdp_config.is_chosen(context) else {}
+    for name, path in {"output_dir": OUTPUT, **sharded, **({"deepspeed": DEEPSPEED} if context.zero else {})}.items():
         if name not in own:
             yield token(f"--{name}", rule=IMPLIED)
             yield token(Variable.RUN_DIR, f"/{path}", rule=IMPLIED)
-
-
-def _paths(context: Context) -> Iterator[tuple[str, str]]:
-    """Fields that name places in the run directory."""
-    yield "output_dir", OUTPUT
-    if fsdp_config.is_chosen(context):
-        yield "fsdp_config", fsdp_config.CONFIG
-    if context.zero:
-        yield "deepspeed", DEEPSPEED
-
-
-def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> list[str]:
-    """Import Trainer's flags; the others stay the script's own."""
-    from trainkit.frameworks.hf_trainer.importer import read_program
-
-    return read_program(draft, context, argv)
