@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trainkit.errors import Diagnostic
 from trainkit.frameworks.base.fsdp_settings import FIRST_VERSION
 from trainkit.frameworks.base.interface import Detection, all_own, nothing
+from trainkit.frameworks.deepspeed.config import config_file
 from trainkit.frameworks.deepspeed.fields import FILE
 from trainkit.frameworks.deepspeed.ops import preparations
 from trainkit.plan.context import Context
@@ -79,11 +80,7 @@ def argv(context: Context) -> tuple[Token, ...]:
 def files(context: Context) -> tuple[SourcedFile, ...]:
     """The trainer's settings, and DeepSpeed's for the zero strategies."""
     settings = SourcedFile(SETTINGS, json.dumps(_settings(context), indent=2, ensure_ascii=False) + "\n", _sources())
-    if not context.zero:
-        return (settings,)
-    from trainkit.frameworks.deepspeed.config import config_file
-
-    return (settings, config_file(context, "builtin"))
+    return (settings, config_file(context, "builtin")) if context.zero else (settings,)
 
 
 def _settings(context: Context) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trainkit.frameworks.deepspeed.sharding import formats
+from trainkit.frameworks.deepspeed.fields import formats
 from trainkit.machine.facts import Gpu
 from trainkit.optimizers import optimizer
 from trainkit.plan.context import Context, Dtype

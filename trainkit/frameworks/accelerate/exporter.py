@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from trainkit.frameworks.accelerate import launcher
 from trainkit.frameworks.accelerate.launcher import CONFIG
-from trainkit.frameworks.accelerate.program import deepspeed_file
+from trainkit.frameworks.deepspeed.config import config_file
 from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
 from trainkit.frameworks.torch_xla import on_xla
 from trainkit.machine.selection import ORDER
@@ -64,7 +64,7 @@ def files(context: Context, folder: str) -> dict[str, str]:
         more["deepspeed_config.deepspeed_config_file"] = f"{folder}/{DEEPSPEED}"
     text = launcher.yaml_text(found | {key: (value, Source()) for key, value in more.items()})
     head = "".join(f"# {line}\n" for line in _head(context, f"{folder}/{CONFIG}"))
-    return {CONFIG: head + text} | ({DEEPSPEED: deepspeed_file(there).content} if context.zero else {})
+    return {CONFIG: head + text} | ({DEEPSPEED: config_file(there, "accelerate").content} if context.zero else {})
 
 
 def notes(context: Context) -> tuple[str, ...]:

@@ -13,9 +13,8 @@ from trainkit.frameworks.base.fields import Unsupported, by_name
 from trainkit.frameworks.base.foreign_file import open_foreign_file
 from trainkit.frameworks.base.fsdp_settings import FIELDS, FIRST_VERSION, only_by_size, read_settings
 from trainkit.frameworks.deepspeed.config import leaves
-from trainkit.frameworks.deepspeed.fields import AUTO, FORMATS
+from trainkit.frameworks.deepspeed.fields import AUTO, FORMATS, formats
 from trainkit.frameworks.deepspeed.importer import take_apart
-from trainkit.frameworks.deepspeed.sharding import formats
 from trainkit.recipe.layers.assignment import Assignment
 from trainkit.recipe.layers.merge import value_at
 

@@ -34,15 +34,6 @@ class Unsupported:
     instead: str = ""
 
 
-class Policy(Enum):
-    """When a field is written."""
-
-    ALWAYS = "always"  # the plan decides it, so the tool is given it whatever the recipe says
-    SAID = "said"  # only where a layer of the recipe says it: the tool's own default holds otherwise
-    KEPT = "kept"  # the user's own file has the word unless a layer of the recipe says otherwise
-    COMPARED = "compared"  # never written; the user's file or words may not say otherwise
-
-
 def _unset(context: Context) -> Unset:
     return UNSET
 
@@ -68,7 +59,6 @@ class Field:
     encode: Callable[[Context], Any] = _unset
     decode: Callable[[Any], Settings | Unsupported] = _unknown
     default: Any = UNSET
-    policy: Policy = Policy.SAID
     since: str = ""
     until: str = ""
     aliases: tuple[str, ...] = ()

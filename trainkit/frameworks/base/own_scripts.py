@@ -10,7 +10,7 @@ from trainkit.frameworks.registry import LAUNCHERS
 from trainkit.plan.context import Context
 from trainkit.plan.model import Text
 from trainkit.plan.provenance import INTERPRETER, SourcedVariable, Token, token, variable
-from trainkit.recipe.schema.launching import Scalar
+from trainkit.recipe.schema.launching import Scalar, program_argv
 
 if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
@@ -76,13 +76,8 @@ def arguments(args: dict[str, Scalar | list[Scalar]] | list[str]) -> tuple[tuple
     """
     if isinstance(args, list):
         return tuple((word, "program.args") for word in args)
-    words: list[tuple[str, str]] = []
-    for name, value in args.items():
-        if value is None or value is False:
-            continue
-        values = [] if value is True else value if isinstance(value, list) else [value]
-        words += [(word, f"program.args.{name}") for word in (f"--{name}", *(str(item) for item in values))]
-    return tuple(words)
+    pairs = ((word, name) for name, value in args.items() for word in program_argv({name: value}))
+    return tuple((word, f"program.args.{name}") for word, name in pairs)
 
 
 # How much libraries say, which they read from the environment: one level on main ranks, another on the rest.

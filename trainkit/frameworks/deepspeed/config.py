@@ -33,10 +33,10 @@ UNCALLED: Mapping[str, str] = {
 }
 
 
-def config_file(context: Context, reader: Reader, name: str = FILE) -> SourcedFile:
+def config_file(context: Context, reader: Reader) -> SourcedFile:
     """The file of a plan, for a program of this kind."""
     content, sources = deepspeed_config(context, reader)
-    return SourcedFile(name, as_text(content), {key: Source(keys) for key, keys in sources})
+    return SourcedFile(FILE, as_text(content), {key: Source(keys) for key, keys in sources})
 
 
 def as_text(content: Tree) -> str:

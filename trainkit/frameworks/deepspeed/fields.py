@@ -6,15 +6,16 @@ zero/offload_config.py, lr_schedules.py, and https://www.deepspeed.ai/docs/confi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainkit.frameworks.base.fields import UNSET, Settings, Unsupported, boolean, same, setting
 from trainkit.frameworks.deepspeed import readers
 from trainkit.frameworks.deepspeed.optimizer import OPTIMIZER, SCHEDULER
 from trainkit.frameworks.deepspeed.readers import REACHES, Row, Rules, same_row
 from trainkit.plan.context import Context
+from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.schema import GptModel
 
 FILE = "deepspeed.json"  # in the run directory, and as an export
@@ -243,3 +244,44 @@ CARRIED: frozenset[str] = frozenset(
 )
 # Settings of a strategy that the file carries, apart from its kind.
 STRATEGY_KEYS = tuple(dict.fromkeys(key for row in FIELDS for key in row.keys if key.startswith("strategy.")))[1:]
+
+
+class Said(NamedTuple):
+    """A setting of the recipe, the key of the file that says it, and its value."""
+
+    setting: str
+    key: str
+    value: Any
+
+
+def faults(tree: Any) -> Iterator[tuple[str, str, str]]:
+    """Key by key, what a recipe cannot build upon: what is wrong, and what to write."""
+    for key, instead in OUTDATED.items():
+        if value_at(tree, key) not in (None, False):
+            yield key, f"{key} is a name that DeepSpeed has replaced", f"write {instead}"
+    swapped = [f"{ZERO}.{name}.nvme_path" for name in OFFLOADS if value_at(tree, f"{ZERO}.{name}.device") == "nvme"]
+    if len({str(path) for key in swapped if (path := value_at(tree, key)) is not None}) > 1:
+        what = "optimizer state and parameters are swapped to different folders"
+        yield swapped[0], what, "write one path; each run swaps to folders of its own below it"
+
+
+def formats(tree: Any) -> tuple[str, ...]:
+    """The 16-bit formats that the file enables."""
+    rows = {row.name.partition(".")[0]: (row.name, *row.aliases) for row in FORMATS}
+    return tuple(name for name, keys in rows.items() if any(value_at(tree, key) is True for key in keys))
+
+
+def sharding(tree: Any, stage: int) -> Iterator[Said]:
+    """Everything that the file says and a strategy of this stage has a setting for, apart from sizes."""
+    seen = {"strategy.kind"}  # of two folders for one setting, the second is a disagreement with the file
+    for row in FIELDS:
+        section, _, last = row.name.rpartition(".")
+        unused = last == "nvme_path" and value_at(tree, f"{section}.device") != "nvme"
+        value = value_at(tree, row.name)
+        if value is None or unused or stage not in row.stages or not section.startswith(ZERO):
+            continue
+        found = row.decode(value)
+        if isinstance(found, Unsupported) or seen >= found.keys():
+            continue
+        seen |= found.keys()
+        yield from (Said(setting, row.name, each) for setting, each in found.items())

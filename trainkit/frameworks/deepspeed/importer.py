@@ -20,10 +20,12 @@ from trainkit.frameworks.deepspeed.fields import (
     OUTDATED,
     ROWS,
     ZERO,
+    faults,
+    formats,
     mebibytes,
+    sharding,
 )
 from trainkit.frameworks.deepspeed.readers import Row
-from trainkit.frameworks.deepspeed.sharding import faults, formats, sharding
 from trainkit.recipe.layers.assignment import Assignment
 from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.layers.paths import absolute
@@ -191,8 +193,7 @@ def _optimizer(entries: Entries) -> None:
         hint = "use AdamW or SGD, or remove the section and choose optimizer.name in the recipe"
         where = entries.source.at(f"{params}.adam_w_mode")
         entries.draft.fail("Adam with adam_w_mode false has no counterpart in the recipe", where, hint)
-        return
-    if kind == "Adam":
+    elif kind == "Adam":
         entries.reasons["optimizer.type"] = "DeepSpeed's Adam decouples weight decay, unless adam_w_mode is false"
     if kind == "SGD" and entries.get("zero_allow_untested_optimizer") is True:
         entries.read.add("zero_allow_untested_optimizer")  # which the plan says by itself
@@ -274,16 +275,16 @@ class Entries:
 
     def has_counterpart(self, key: str) -> bool:
         """Whether a recipe has a name for the class that a key names; where it has not, a script's engine may."""
-        value, section = self.get(key), key.partition(".")[0]
-        found = ROWS[key].decode(value)
-        if value in (None, AUTO) or (isinstance(found, Unsupported) and self.source.program and type(value) is str):
-            self.skipped.add(section)
+        value, found = self.get(key), ROWS[key].decode(self.get(key))
+        if not isinstance(found, Unsupported):
+            return True
+        self.skipped.add(key.partition(".")[0])
+        if not isinstance(value, str | None):
+            what = f"{key} must be the name of a class, not {value!r}"
+        elif value in (None, AUTO) or self.source.program:
             return False
-        if isinstance(found, Unsupported):
+        else:
             what = f"{key} {value} has no counterpart in the recipe"
-            if not isinstance(value, str):
-                what = f"{key} must be the name of a class, not {value!r}"
-            hint = f"{found.instead}, or remove the section and choose {ROWS[key].keys[0]} in the recipe"
-            self.draft.fail(what, self.source.at(key), hint)
-            self.skipped.add(section)
-        return not isinstance(found, Unsupported)
+        hint = f"{found.instead}, or remove the section and choose {ROWS[key].keys[0]} in the recipe"
+        self.draft.fail(what, self.source.at(key), hint)
+        return False

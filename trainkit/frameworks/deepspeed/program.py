@@ -11,6 +11,7 @@ from trainkit.frameworks.base.argv_reader import script_flags
 from trainkit.frameworks.base.draft import apply_flag
 from trainkit.frameworks.base.fields import said
 from trainkit.frameworks.base.interface import Detection, nothing
+from trainkit.frameworks.deepspeed.config import config_file
 from trainkit.frameworks.deepspeed.fields import CARRIED, FILE
 from trainkit.frameworks.deepspeed.ops import preparations
 from trainkit.frameworks.deepspeed.optimizer import TYPES
@@ -96,8 +97,6 @@ def argv(context: Context) -> tuple[Token, ...]:
 
 def files(context: Context) -> tuple[SourcedFile, ...]:
     """DeepSpeed's file, from the recipe or with the user's as base."""
-    from trainkit.frameworks.deepspeed.config import config_file
-
     return (config_file(context, "deepspeed"),)
 
 

@@ -74,7 +74,7 @@ SHAPE: Final = Rules(Rule.COMPARED, Rule.OWN, Rule.MADE, Rule.OWN)
 class Row(Field):
     """A field of DeepSpeed's file.
 
-    rules: in place of one policy, that of each program. stages: of ZeRO, at which DeepSpeed has it.
+    rules: when it is written, for each program. stages: of ZeRO, at which DeepSpeed has it.
     written: where it says no, the value is only compared with that of the user's file, or put in place of an "auto".
     """
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from trainkit.frameworks.base.draft import Draft, ImportContext
 from trainkit.frameworks.base.foreign_file import open_foreign_file
-from trainkit.frameworks.deepspeed.fields import BATCH
-from trainkit.frameworks.deepspeed.sharding import formats
+from trainkit.frameworks.deepspeed.fields import BATCH, formats
 from trainkit.plan.context import Context
 from trainkit.recipe.layers.merge import value_at
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, get_args
 
 from trainkit.frameworks.base import fsdp_settings as sharding
-from trainkit.frameworks.base.fields import UNSET, Field, Policy, Settings, Unsupported, by_name, chosen, said
+from trainkit.frameworks.base.fields import UNSET, Field, Settings, Unsupported, by_name, chosen, said
 from trainkit.frameworks.hf_trainer import fsdp_config, optimizer
 from trainkit.frameworks.torch_xla import on_xla
 from trainkit.plan.context import Context
@@ -25,8 +25,8 @@ REPORTERS = get_args(Reporter)
 class Argument(Field):
     """One field of TrainingArguments, and with it one flag of the script's.
 
-    switch: whether it takes yes or no. needed: where it is given though no layer says it, as policy ALWAYS does it
-    everywhere. owned: the program's own arguments may not say otherwise, whether a layer says it or not.
+    switch: whether it takes yes or no. needed: where it is given though no layer says it. owned: the program's own
+    arguments may not say otherwise, whether a layer says it or not.
     """
 
     switch: bool = False
@@ -35,7 +35,7 @@ class Argument(Field):
 
     def is_given(self, context: Context) -> bool:
         """Whether the plan decides the field; its value may still be UNSET."""
-        return self.policy is Policy.ALWAYS or self.needed(context) or said(context, *self.keys)
+        return self.needed(context) or said(context, *self.keys)
 
     def name_in(self, version: str) -> str:
         """What a version calls the field: before `since` by the name that it had."""
@@ -146,7 +146,7 @@ def _read_report_to(value: Any) -> Settings | Unsupported:
     return {"logging.report_to": names}
 
 
-DECIDED: dict[str, Any] = {"policy": Policy.ALWAYS, "owned": True}
+DECIDED: dict[str, Any] = {"needed": lambda context: True, "owned": True}
 
 FIELDS: tuple[Argument, ...] = (
     switch(

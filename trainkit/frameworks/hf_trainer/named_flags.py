@@ -8,8 +8,7 @@ from trainkit.frameworks.base.draft import ImportContext
 from trainkit.frameworks.base.fields import Unsupported
 from trainkit.frameworks.base.foreign_file import ForeignFile, read_mapping
 from trainkit.frameworks.base.fsdp_settings import REFUSED, SHARDING
-from trainkit.frameworks.deepspeed.fields import KINDS, ZERO
-from trainkit.frameworks.deepspeed.sharding import faults, sharding
+from trainkit.frameworks.deepspeed.fields import KINDS, ZERO, faults, sharding
 from trainkit.frameworks.hf_trainer.fields import BY_NAME
 from trainkit.frameworks.hf_trainer.fsdp_config import read_fsdp_config
 from trainkit.recipe.layers.assignment import Assignment
