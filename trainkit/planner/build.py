@@ -9,6 +9,7 @@ from trainkit.errors import RecipeError
 from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS
 from trainkit.machine.facts import Facts
 from trainkit.machine.selection import is_made_up
+from trainkit.optimizers import optimizer
 from trainkit.plan.context import Context
 from trainkit.plan.model import (
     PLAN_VERSION,
@@ -20,6 +21,7 @@ from trainkit.plan.model import (
     Planned,
     PlannedFile,
     Provenance,
+    TechniqueInForce,
     Variable,
 )
 from trainkit.plan.provenance import Source, Token, module, texts, token
@@ -35,7 +37,7 @@ from trainkit.planner.notices import plan_notices
 from trainkit.planner.numa import core_argv
 from trainkit.planner.placement import name_cards, place
 from trainkit.planner.resume import Reader, SavedCheckpoint, choose_resume
-from trainkit.planner.techniques import techniques_in_force
+from trainkit.planner.techniques import TECHNIQUES, value_of
 
 if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
@@ -77,7 +79,7 @@ def build_plan(resolved: Resolved, facts: Facts, saved: Sequence[SavedCheckpoint
         output_root=recipe.output.root,
         max_restarts=recipe.launcher.max_restarts,
         grace_seconds=recipe.launcher.grace_seconds,
-        techniques=techniques_in_force(context),
+        techniques=_techniques(context),
         notices=notices + plan_notices(context),
     )
     parts = {f"commands.0.argv.{position}": source for position, source in enumerate(command_sources)}
@@ -140,3 +142,17 @@ def _command(context: Context) -> tuple[Command, tuple[Source, ...]]:
     )
     sources = tuple(item.source for item in (*launcher, *wrapper, *program))
     return Command(texts(launcher), texts(wrapper), texts(program)), sources
+
+
+def _techniques(context: Context) -> tuple[TechniqueInForce, ...]:
+    """What the plan lists. A program of the user's own has none that are known of."""
+    if context.recipe.program.kind != "builtin":
+        return ()
+    kind = optimizer(context.recipe.optimizer.name)
+    found = [TechniqueInForce("optimizer.name", context.recipe.optimizer.name, kind.speed, kind.state)]
+    for row in TECHNIQUES:
+        if row.is_in_force(context):
+            value = value_of(context, row.key)
+            shown = str(value).lower() if isinstance(value, bool) else str(value)  # as a recipe writes it
+            found.append(TechniqueInForce(row.key, shown, row.speed, row.memory))
+    return tuple(found)

@@ -1,14 +1,72 @@
 """The techniques of the built-in trainer: what each does to speed and to memory, as one table.
 
-A plan lists those in force from it, and the README's table is made from it.
+A plan lists those in force from it (`planner.build`), and the README's table is made from it.
 """
 
 from __future__ import annotations
 
-from trainkit.optimizers import OPTIMIZERS, optimizer
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trainkit.optimizers import OPTIMIZERS
 from trainkit.plan.context import Context
-from trainkit.plan.model import TechniqueInForce
-from trainkit.planner.technique import Technique, compiled_with, has, packs, value_of
+from trainkit.recipe.schema.fields import schema
+
+# A plan has a line for its strategy and its optimizer whatever they are, so no row of theirs adds another.
+LISTED_ANYWAY = ("strategy.kind", "optimizer.name")
+
+
+@dataclass(frozen=True, slots=True)
+class Technique:
+    """One technique.
+
+    choice: how a recipe asks for it, from the key on. when: to use it. other_flag: how a command line asks for it,
+    where that is not the flag of the key. device: the only one on which it does anything. also: another value that
+    means it. in_force: whether a plan has it, where the choice alone does not tell. A key may have several rows.
+    """
+
+    choice: str
+    speed: str
+    memory: str
+    when: str
+    other_flag: str = ""
+    device: str = ""
+    also: str = ""
+    in_force: Callable[[Context], bool] | None = None
+
+    @property
+    def key(self) -> str:
+        """The recipe key."""
+        return self.choice.partition(":")[0]
+
+    @property
+    def flag(self) -> str:
+        """How a command line asks for it; empty where it has no way."""
+        setting, value = schema().settings[self.key][0], self.choice.partition(": ")[2]
+        if value.startswith("zero") or setting.variant.startswith("zero"):
+            return "--deepspeed FILE"
+        own = f"--{setting.flag}{'' if value == 'true' else f' {value}'}" if setting.flag else ""
+        return self.other_flag or own
+
+    def is_in_force(self, context: Context) -> bool:
+        """Whether a plan has it."""
+        if self.key in LISTED_ANYWAY or self.device not in ("", context.topology.device):
+            return False
+        if self.key.startswith("efficiency.compile.") and not context.recipe.efficiency.compile.enabled:
+            return False
+        if self.in_force:
+            return self.in_force(context)
+        asked, chosen = self.choice.partition(": ")[2], value_of(context, self.key)
+        return bool(chosen) if asked in ("true", "n") else chosen in (asked, self.also or asked)
+
+
+def value_of(context: Context, key: str) -> object:
+    """The value at a dotted key, the plan's own where the recipe leaves it open; None for no such setting."""
+    found: object = context.recipe
+    for name in key.split("."):
+        found = getattr(found, name, None)
+    return {"batch.accumulation": context.batch.accumulation, "precision.dtype": context.dtype}.get(key, found)
+
 
 TECHNIQUES: tuple[Technique, ...] = (
     # The computation on one device.
@@ -17,7 +75,6 @@ TECHNIQUES: tuple[Technique, ...] = (
         "the largest products that fit; some seconds of trial steps at the first start",
         "fills what is free, or batch.memory_mib",
         "the global batch is settled and the card is new to you",
-        flag="--per_device_train_batch_size auto",
         in_force=lambda context: bool(context.batch.search),
     ),
     Technique(
@@ -25,7 +82,6 @@ TECHNIQUES: tuple[Technique, ...] = (
         "slower than the same batch at once: smaller products, a little more work",
         "activations of one micro batch instead of the whole",
         "the wanted batch does not fit; fill the card with the micro batch first",
-        flag="--gradient_accumulation_steps n",
         in_force=lambda context: context.batch.accumulation > 1 and not context.batch.search,
     ),
     Technique(
@@ -33,7 +89,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         "about a quarter more time: the forward pass is done twice",
         "activations of one block instead of all",
         "activations are what does not fit",
-        flag="--gradient_checkpointing",
+        other_flag="--gradient_checkpointing",
     ),
     Technique(
         "efficiency.gradient_checkpointing.selective: true",
@@ -46,14 +102,14 @@ TECHNIQUES: tuple[Technique, ...] = (
         "faster where the card has units for it (Ampere and later)",
         "half the activations; a 16-bit copy of the weights besides",
         "the card has it; it needs no loss scaling",
-        flag="--bf16",
+        other_flag="--bf16",
     ),
     Technique(
         "precision.dtype: fp16",
         "faster on cards with tensor cores (Volta and later)",
         "half the activations; a 16-bit copy of the weights besides",
         "the card has no bf16; losses may overflow at 65504, and such steps are skipped",
-        flag="--fp16",
+        other_flag="--fp16",
     ),
     Technique(
         "precision.weights: bf16",
@@ -66,7 +122,6 @@ TECHNIQUES: tuple[Technique, ...] = (
         "fp32 matrix products on tensor cores, up to 3 times as fast",
         "none",
         "Ampere and later, beside any format; products have 10 bits of mantissa",
-        flag="--tf32",
         device="cuda",
     ),
     Technique(
@@ -74,10 +129,10 @@ TECHNIQUES: tuple[Technique, ...] = (
         "evaluation alone is faster",
         "none in training",
         "the weights are trained in fp32 and judged often",
-        in_force=lambda context: context.dtype == "fp32" and has("precision.eval", "bf16", "fp16")(context),
+        in_force=lambda context: context.dtype == "fp32" and context.recipe.precision.eval in ("bf16", "fp16"),
     ),
     *(
-        Technique(f"optimizer.name: {name}", each.speed, each.state, each.when, flag=f"--optim {name}")
+        Technique(f"optimizer.name: {name}", each.speed, each.state, each.when)
         for name, each in OPTIMIZERS.items()
         if each.when
     ),
@@ -86,7 +141,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         "one fused kernel",
         "no matrix of scores per head",
         "always; it is what auto means",
-        in_force=has("efficiency.attention", "auto", "sdpa"),
+        also="auto",
     ),
     Technique(
         "efficiency.attention: flash_attention_2",
@@ -105,30 +160,25 @@ TECHNIQUES: tuple[Technique, ...] = (
         "faster steps after a first one of seconds to minutes",
         "fused operations keep fewer activations",
         "runs long enough to pay for the first step",
-        flag="--torch_compile",
     ),
     Technique(
         "efficiency.compile.scope: blocks",
         "a shorter first step: one block is compiled for all; nothing is fused across blocks",
         "as with the whole model",
         "the model is deep, or sharded by fsdp or zero3",
-        in_force=compiled_with("efficiency.compile.scope", "blocks"),
     ),
     Technique(
         "efficiency.compile.mode: reduce-overhead",
         "no time between kernels: CUDA graphs start them all at once",
         "what the graphs work in stays taken",
         "steps are short, with small models or batches",
-        flag="--torch_compile_mode reduce-overhead",
-        in_force=compiled_with("efficiency.compile.mode", "reduce-overhead"),
     ),
     Technique(
         "efficiency.compile.mode: max-autotune",
         "faster kernels, chosen by trial in a first step of minutes",
         "copies of the inputs where CUDA graphs are recorded",
         "runs of hours on one kind of card",
-        flag="--torch_compile_mode max-autotune",
-        in_force=compiled_with("efficiency.compile.mode", "max-autotune", "max-autotune-no-cudagraphs"),
+        also="max-autotune-no-cudagraphs",
     ),
     Technique(
         "peft.kind: lora",
@@ -153,35 +203,31 @@ TECHNIQUES: tuple[Technique, ...] = (
         "slower: no kernel that adds in any order, no search for the fastest one",
         "some MiB of cuBLAS workspace",
         "two runs are to be compared bit by bit; on the same machine and versions only",
-        flag="--full_determinism",
     ),
     Technique(
         "profile.steps: n",
         "the watched steps are slower, the others as they are",
         "records of the watched steps' operators in the memory of rank 0",
         "you want to know what to make faster",
-        flag="--profile n",
+        other_flag="--profile n",
     ),
     Technique(
         "data.workers: n",
         "batches are made while the device computes",
         "a process of host memory for each worker",
         "steps wait for data",
-        flag="--dataloader_num_workers n",
     ),
     Technique(
         "data.prefetch_factor: n",
         "evens out batches that take uneven time",
         "n optimizer steps of samples for each worker, in host memory",
         "steps wait for data now and then, though workers are enough",
-        flag="--dataloader_prefetch_factor n",
     ),
     Technique(
         "data.pin_memory: true",
         "copies to the card run beside the computation",
         "page-locked host memory",
         "always on CUDA",
-        flag="--dataloader_pin_memory",
         device="cuda",
     ),
     Technique(
@@ -189,7 +235,10 @@ TECHNIQUES: tuple[Technique, ...] = (
         "nothing is computed for padding",
         "no activations of padding",
         "always for language models on rows, unless texts must not see one another",
-        in_force=packs,
+        # labelled texts are a sample each, whatever the setting says
+        in_force=lambda context: (
+            bool(value_of(context, "data.packing")) and value_of(context, "model.task") != "sequence_classification"
+        ),
     ),
     # Strategies, their settings, and saving what they spread.
     Technique(
@@ -203,42 +252,39 @@ TECHNIQUES: tuple[Technique, ...] = (
         "weights are gathered before each use, beside the computation",
         "weights, gradients and optimizer state divided by the ranks",
         "the model with its optimizer state does not fit on one card",
-        flag='--fsdp "full_shard auto_wrap"',
+        other_flag='--fsdp "full_shard auto_wrap"',
     ),
     Technique(
         "strategy.kind: zero1",
         "as ddp, and the update is shared",
         "optimizer state divided by the ranks",
         "the optimizer state is what does not fit",
-        flag="--deepspeed FILE",
     ),
     Technique(
         "strategy.kind: zero2",
         "gradients are reduced in each micro step",
         "optimizer state and gradients divided by the ranks",
         "gradients do not fit besides",
-        flag="--deepspeed FILE",
     ),
     Technique(
         "strategy.kind: zero3",
         "weights are gathered before each use",
         "weights, gradients and optimizer state divided by the ranks",
         "weights do not fit either, or are to live on the CPU or on NVMe",
-        flag="--deepspeed FILE",
     ),
     Technique(
         "strategy.sharding: shard_grad_op",
         "weights are gathered once a pass and not again in backward",
         "all weights whole between forward and backward",
         "weights fit, gradients and optimizer state do not",
-        flag='--fsdp "shard_grad_op"',
+        other_flag='--fsdp "shard_grad_op"',
     ),
     Technique(
         "strategy.auto_wrap: none",
         "slower: all weights are gathered at once, before anything is computed",
         "all weights whole while a pass lasts",
         "the model has no list of blocks",
-        flag="--fsdp full_shard",
+        other_flag="--fsdp full_shard",
     ),
     Technique(
         "strategy.prefetch: n",
@@ -252,14 +298,14 @@ TECHNIQUES: tuple[Technique, ...] = (
         "half the traffic of gradients in 16 bits",
         "half the gradients while they are reduced",
         "connections are slow, and losses stay as they are in a trial run",
-        in_force=lambda context: context.dtype != "fp32" and has("strategy.reduce_dtype", "same")(context),
+        in_force=lambda context: context.dtype != "fp32" and value_of(context, "strategy.reduce_dtype") == "same",
     ),
     Technique(
         "strategy.offload: true",
         "slower: shards travel over the bus in each step",
         "weights, gradients and optimizer state leave the card",
         "shards on all cards do not fit",
-        flag='--fsdp "full_shard offload"',
+        other_flag='--fsdp "full_shard offload"',
         device="cuda",
     ),
     Technique(
@@ -267,7 +313,6 @@ TECHNIQUES: tuple[Technique, ...] = (
         "slower: the update is done on the CPU",
         "optimizer state leaves the card",
         "the optimizer state does not fit on all cards",
-        flag="--deepspeed FILE",
         device="cuda",
     ),
     Technique(
@@ -275,14 +320,12 @@ TECHNIQUES: tuple[Technique, ...] = (
         "slower still: the state is read from files and written back in each update",
         "of the optimizer state, only some buffers are in memory",
         "the optimizer state does not fit in main memory either",
-        flag="--deepspeed FILE",
     ),
     Technique(
         "strategy.offload_param: cpu",
         "slowest: weights travel to the card for each use",
         "weights leave the card between uses",
         "one layer after another is all that fits",
-        flag="--deepspeed FILE",
         device="cuda",
     ),
     Technique(
@@ -290,7 +333,6 @@ TECHNIQUES: tuple[Technique, ...] = (
         "slowest of all: weights are read from files for each use",
         "matrices of a mebibyte and more are in memory only while they are used",
         "the weights do not fit in main memory either",
-        flag="--deepspeed FILE",
     ),
     Technique(
         "checkpoint.asynchronous: true",
@@ -299,17 +341,3 @@ TECHNIQUES: tuple[Technique, ...] = (
         "checkpoints are large or the disk is slow; not with ZeRO",
     ),
 )
-
-
-def techniques_in_force(context: Context) -> tuple[TechniqueInForce, ...]:
-    """What the plan lists. A program of the user's own has none that are known of."""
-    if context.recipe.program.kind != "builtin":
-        return ()
-    kind = optimizer(context.recipe.optimizer.name)
-    found = [TechniqueInForce("optimizer.name", context.recipe.optimizer.name, kind.speed, kind.state)]
-    for row in TECHNIQUES:
-        if row.is_in_force(context):
-            value = value_of(context, row.key)
-            shown = str(value).lower() if isinstance(value, bool) else str(value)  # as a recipe writes it
-            found.append(TechniqueInForce(row.key, shown, row.speed, row.memory))
-    return tuple(found)
