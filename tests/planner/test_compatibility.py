@@ -24,7 +24,7 @@ from trainkit.planner.compatibility import (
     table_rows,
 )
 from trainkit.planner.refusals import REFUSALS
-from trainkit.planner.requirements import REQUIREMENTS, of_launcher, of_program
+from trainkit.planner.requirements import REQUIREMENTS, of_tool
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Launcher
 
@@ -260,7 +260,7 @@ def test_the_trainer_wants_a_newer_deepspeed_than_programs_that_choose_theirs(
 
 def test_what_an_extra_installs_is_new_enough_for_every_choice_that_names_it() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    tools = (*map(of_launcher, LAUNCHERS), *map(of_program, PROGRAMS))
+    tools = [*(of_tool("launcher", name) for name in LAUNCHERS), *(of_tool("program", kind) for kind in PROGRAMS)]
     rows = (*REQUIREMENTS, *(each for tool in tools for each in tool))
     wanted = [each for each in rows if not each.install]
     assert len(wanted) > 10

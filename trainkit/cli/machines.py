@@ -41,12 +41,11 @@ def machine_facts(word: str | None) -> Facts:
         return replace(Facts.from_json(_read(word)), origin=word)
     import yaml
 
-    from trainkit.recipe.validation.suggestions import nearest
+    from trainkit.recipe.validation.suggestions import did_you_mean
 
     found = profiles()
     if word not in found:
-        near = nearest(word, found)
-        hint = f"did you mean {near}?" if near else f"the profiles are: {', '.join(found)}"
+        hint = did_you_mean(word, found, f"the profiles are: {', '.join(found)}")
         raise UsageError(f"there is no file and no machine profile {word!r}", hint=hint)
     return profile_facts(word, yaml.safe_load(found[word].read_text(encoding="utf-8")))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from trainkit.errors import Diagnostic, Origin, RecipeError
 from trainkit.frameworks.deepspeed.fields import BATCH
 from trainkit.plan.model import BatchArithmetic
-from trainkit.recipe.validation.batch_conflicts import GIVES_WAY
+from trainkit.recipe.validation.batch_conflicts import yielding_corner
 from trainkit.text import counted
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ def solve_batch(resolved: Resolved, ranks: int) -> BatchArithmetic:
             name: origin.strength if resolved.given(f"batch.{name}") and (origin := _origin(resolved, name)) else -1
             for name in given
         }
-        if len(set(strengths.values())) == 1:
+        loser = yielding_corner(strengths)
+        if loser is None:
             raise RecipeError(_contradiction(resolved, given, ranks))
-        loser = next(name for name in GIVES_WAY if strengths[name] == min(strengths.values()))
         beaten, origin = given.pop(loser), _origin(resolved, loser)
         layer = origin.layer if origin else "the defaults"
         note = f"batch.{loser} gives way: it was {beaten} in {layer}, the weakest of the three"

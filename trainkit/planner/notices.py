@@ -13,12 +13,12 @@ from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
 from trainkit.planner.advice.compile_backends import compile_notices
 from trainkit.planner.advice.memory import memory_advice
-from trainkit.planner.advice.padding import padding_notices
 from trainkit.planner.advice.tensor_cores import tensor_core_advice
 from trainkit.planner.dtype import precision_notices
 from trainkit.planner.env import order_notices
 from trainkit.planner.numa import core_notices
 from trainkit.planner.requirements import missing_packages
+from trainkit.recipe.schema import DatasetData, HfModel, JsonlData
 from trainkit.recipe.schema.fields import tagged_sections
 from trainkit.text import counted
 
@@ -30,6 +30,10 @@ PATHS: dict[str, tuple[str, bool]] = {
     "model.path": ("give a folder as save_pretrained writes it; nothing is downloaded", True),
     "peft.path": ("give a folder as peft or trainkit export --adapter writes it", True),
 }
+
+# torch's flash kernel takes no mask, so that scaled_dot_product_attention falls back to another one
+# (torch.nn.functional.scaled_dot_product_attention); it computes in 16 bits only, and other formats have none to lose.
+_FLASH_FORMATS = ("bf16", "fp16")
 
 
 def plan_notices(context: Context) -> tuple[Notice, ...]:
@@ -134,6 +138,27 @@ def _optimizer(context: Context) -> Iterator[Notice]:
         yield Notice("warning", what, "set strategy.kind to ddp for an optimizer that looks at whole matrices")
 
 
+def _padding(context: Context) -> Iterator[Notice]:
+    """A warning where batches come with an attention mask on CUDA. Texts that are predicted one by one need none."""
+    recipe = context.recipe
+    model, data = recipe.model, recipe.data
+    if recipe.program.kind != "builtin" or context.topology.device != "cuda" or context.dtype not in _FLASH_FORMATS:
+        return
+    if not isinstance(model, HfModel) or not isinstance(data, JsonlData | DatasetData):
+        return
+    labelled = model.task == "sequence_classification"
+    if model.task == "causal_lm" or (data.packing and not labelled):
+        return
+    if recipe.efficiency.attention not in ("auto", "sdpa"):
+        return
+    what = (
+        f"texts shorter than data.sequence_length {data.sequence_length} are filled up, which takes an attention mask, "
+        "and with a mask sdpa does not use its flash kernel"
+    )
+    remedy = "set efficiency.attention: flash_attention_2, which leaves padding out"
+    yield Notice("warning", what, remedy if labelled else f"{remedy}, or data.packing: true")
+
+
 SOURCES: tuple[Callable[[Context], Iterable[Notice]], ...] = (
     _other_machine,
     missing_packages,
@@ -142,7 +167,7 @@ SOURCES: tuple[Callable[[Context], Iterable[Notice]], ...] = (
     precision_notices,
     _optimizer,
     compile_notices,
-    padding_notices,
+    _padding,
     tensor_core_advice,
     memory_advice,
     _device,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS
 from trainkit.frameworks.torch_xla import is_spmd
@@ -56,32 +56,25 @@ REQUIREMENTS: tuple[Requirement, ...] = (
 )
 
 
-def of_launcher(name: str) -> tuple[Requirement, ...]:
-    """What a launcher itself needs."""
-    return _of_tool("launcher", name, LAUNCHERS[name].REQUIRES)
-
-
-def of_program(kind: str) -> tuple[Requirement, ...]:
-    """What programs of a kind need."""
-    return _of_tool("program", kind, PROGRAMS[kind].REQUIRES)
+def of_tool(choice: Literal["launcher", "program"], name: str) -> tuple[Requirement, ...]:
+    """What a launcher itself, or programs of a kind, need."""
+    packages = (LAUNCHERS if choice == "launcher" else PROGRAMS)[name].REQUIRES
+    extras = {"transformers": "hf"}
+    return tuple(Requirement(choice, (name,), *each, extras.get(each[0], "train")) for each in packages.items())
 
 
 def all_requirements() -> tuple[Requirement, ...]:
     """What any plan may need: of every launcher, every kind of program and every choice."""
-    tools = (*map(of_launcher, LAUNCHERS), *map(of_program, PROGRAMS))
-    return (*(each for found in tools for each in found), *REQUIREMENTS)
-
-
-def _of_tool(choice: str, name: str, packages: Mapping[str, str]) -> tuple[Requirement, ...]:
-    extras = {"transformers": "hf"}
-    return tuple(Requirement(choice, (name,), *each, extras.get(each[0], "train")) for each in packages.items())
+    launchers = (each for name in LAUNCHERS for each in of_tool("launcher", name))
+    return (*launchers, *(each for kind in PROGRAMS for each in of_tool("program", kind)), *REQUIREMENTS)
 
 
 def missing_packages(context: Context) -> tuple[Notice, ...]:
     """One blocker for each package that is absent or too old."""
     chosen = _choices(context)
     found: dict[str, Notice] = {}
-    for requirement in (*of_program(context.recipe.program.kind), *REQUIREMENTS, *of_launcher(context.launcher)):
+    program, launcher = of_tool("program", context.recipe.program.kind), of_tool("launcher", context.launcher)
+    for requirement in (*program, *REQUIREMENTS, *launcher):
         choice = next((value for value in chosen[requirement.of] if value in requirement.values), None)
         if choice is None or requirement.package in found:
             continue

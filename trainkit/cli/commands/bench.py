@@ -106,7 +106,7 @@ def prepare(
 
 def chosen(only: str | None, variants: Mapping[str, str]) -> list[str]:
     """The variants to run, in the recipe's order. Raises UsageError for a name that it does not have."""
-    from trainkit.recipe.validation.suggestions import nearest
+    from trainkit.recipe.validation.suggestions import did_you_mean
 
     if not variants:
         raise UsageError("the recipe has no variants to compare", hint="give it some below `variants:`")
@@ -115,8 +115,7 @@ def chosen(only: str | None, variants: Mapping[str, str]) -> list[str]:
     names = [name.strip() for name in only.split(",") if name.strip()]
     for name in names:
         if name not in variants:
-            near = nearest(name, variants)
-            hint = f"did you mean {near}?" if near else f"its variants are: {', '.join(variants)}"
+            hint = did_you_mean(name, variants, f"its variants are: {', '.join(variants)}")
             raise UsageError(f"the recipe has no variant {name!r}", hint=hint)
     return [name for name in variants if name in names]
 

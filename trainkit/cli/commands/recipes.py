@@ -64,10 +64,10 @@ def cp(
     shipped = Disk().shipped()
     path = shipped.get(f"recipes/{name}") or shipped.get(name)
     if path is None:
-        from trainkit.recipe.validation.suggestions import nearest
+        from trainkit.recipe.validation.suggestions import did_you_mean
 
-        near = nearest(name, [*shipped, *(key.removeprefix("recipes/") for key in shipped)])
-        hint = f"did you mean {near!r}?" if near else "`trainkit ls` shows the names"
+        names = [*shipped, *(key.removeprefix("recipes/") for key in shipped)]
+        hint = did_you_mean(name, names, "`trainkit ls` shows the names")
         raise UsageError(f"nothing shipped is named {name!r}", hint=hint)
     source, target = Path(path), Path(destination)
     if destination.endswith("/") or target.is_dir():

@@ -13,7 +13,7 @@ from trainkit.errors import Diagnostic, Origin
 from trainkit.frameworks.base.fields import UNSET, Field, Settings, Unsupported, boolean, chosen, setting
 from trainkit.plan.context import Context
 from trainkit.recipe.layers.assignment import Assignment
-from trainkit.recipe.validation.suggestions import nearest
+from trainkit.recipe.validation.suggestions import did_you_mean
 
 CHECKPOINTING = "efficiency.gradient_checkpointing.every"
 POLICIES = {"transformer": "TRANSFORMER_BASED_WRAP", "size": "SIZE_BASED_WRAP", "none": "NO_WRAP"}
@@ -155,8 +155,7 @@ def read_settings(
     for name, value in sorted(tree.items(), key=lambda item: item[0].endswith("auto_wrap_policy")):
         plain, origin = name.removeprefix("fsdp_"), place(name)
         if plain not in fields:
-            close = nearest(plain, fields)
-            hint = f"did you mean {close}?" if close else f"known are: {', '.join(fields)}"
+            hint = did_you_mean(plain, fields, f"known are: {', '.join(fields)}")
             found.append(Diagnostic("error", f"{shown} does not know the key {name!r}", origin=origin, hint=hint))
             continue
         settings = fields[plain].decode(value)

@@ -10,7 +10,7 @@ from trainkit.frameworks.base.draft import Draft, FlagUse, argv_origin
 from trainkit.frameworks.base.fields import UNSET, Field, Settings, Unsupported, by_name
 from trainkit.plan.context import Context
 from trainkit.plan.provenance import Source, Token, token
-from trainkit.recipe.validation.suggestions import nearest
+from trainkit.recipe.validation.suggestions import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,8 @@ def parse_flags(
         name = short.get(written, written.removeprefix("--").replace("-", "_"))
         flag = find_flag(flags, name)
         if flag is None:
-            close = nearest(name, {each.name for each in flags if not each.family})
-            hint = f"did you mean --{close}?" if close else "put what belongs to your program behind the script's name"
+            known = {each.name for each in flags if not each.family}
+            hint = did_you_mean(name, known, "put what belongs to your program behind the script's name", "--")
             draft.fail(f"{tool} has no flag {written}", argv_origin(word), hint)
             return found, []
         if flag.switch and equals:

@@ -10,7 +10,7 @@ from trainkit.errors import Diagnostic, Origin
 from trainkit.recipe.layers.layer import Layer, file_layer, page, read_document
 from trainkit.recipe.layers.paths import Files, absolute, seen_from
 from trainkit.recipe.layers.variants import Variant, read_variants
-from trainkit.recipe.validation.suggestions import nearest
+from trainkit.recipe.validation.suggestions import did_you_mean, nearest
 from trainkit.recipe.yaml.reader import Document
 from trainkit.recipe.yaml.syntax import Mark, Problem
 
@@ -67,9 +67,8 @@ class Sources:
                 self.layers.append(each.layer(len(self.layers)))
         elif not self.incomplete:
             origin = Origin("command line", len(self.layers), f"--variant {name}", text=f"--variant {name}")
-            close = nearest(name, self.variants)
             known = f"its variants are: {', '.join(self.variants)}" if self.variants else "it has none"
-            hint = f"did you mean {close}?" if close else known
+            hint = did_you_mean(name, self.variants, known)
             self.errors.append(Diagnostic("error", f"the recipe has no variant {name!r}", "", origin, hint=hint))
 
     def descriptions(self) -> dict[str, str]:

@@ -32,7 +32,12 @@ def json_schema() -> dict[str, Any]:
         "description": "A reference to another value (${train.seed}) or to the environment (${oc.env:NAME,default}).",
     }
     definitions[_VARIANT] = _variant(document)
-    document["properties"] = {"extends": _extends(), **document["properties"], VARIANTS: _variants()}
+    one = {"type": "string", "minLength": 1}
+    extends = {
+        "description": "Presets by name (strategy/fsdp) or files by path to build on; later wins, this file most.",
+        "anyOf": [one, {"type": "array", "items": one}],
+    }
+    document["properties"] = {"extends": extends, **document["properties"], VARIANTS: _variants()}
     document["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     document["title"] = "trainkit recipe"
     document["description"] = "A recipe of trainkit, or a preset to extend."
@@ -41,14 +46,6 @@ def json_schema() -> dict[str, Any]:
 
 def _models(model: type[Section]) -> list[type[Section]]:
     return [each for below in model.__subclasses__() for each in (below, *_models(below))]
-
-
-def _extends() -> dict[str, Any]:
-    one = {"type": "string", "minLength": 1}
-    return {
-        "description": "Presets by name (strategy/fsdp) or files by path to build on; later wins, this file most.",
-        "anyOf": [one, {"type": "array", "items": one}],
-    }
 
 
 def _variants() -> dict[str, Any]:
@@ -81,7 +78,8 @@ def _extend_mapping(definition: dict[str, Any], definitions: dict[str, Any]) -> 
             # Without a kind (which another layer gives) a mapping fits several members.
             declared["anyOf"] = declared.pop("oneOf")
             declared.pop("discriminator", None)
-        element = _element(declared)
+        lists = (each for each in (declared, *declared.get("anyOf", ())) if each.get("type") == "array")
+        element = next((each.get("items", {}) for each in lists), None)
         if element is not None:
             modified[f"^{name}\\+$"] = {"anyOf": [{"type": "array", "items": element}, element]}
         if _is_mapping(declared, definitions):
@@ -95,21 +93,10 @@ def _extend_mapping(definition: dict[str, Any], definitions: dict[str, Any]) -> 
         definition["type"] = ["object", "null"]
 
 
-def _element(declared: dict[str, Any]) -> dict[str, Any] | None:
-    """The schema of a list's elements, where the setting may be a list."""
-    for each in (declared, *declared.get("anyOf", ())):
-        if each.get("type") == "array":
-            element: dict[str, Any] = each.get("items", {})
-            return element
-    return None
-
-
 def _is_mapping(declared: dict[str, Any], definitions: dict[str, Any]) -> bool:
-    for each in (declared, *declared.get("anyOf", ()), *declared.get("allOf", ())):
-        target = definitions.get(str(each.get("$ref", "")).rpartition("/")[2], each)
-        if "properties" in target or "additionalProperties" in target:
-            return True
-    return False
+    parts = (declared, *declared.get("anyOf", ()), *declared.get("allOf", ()))
+    targets = (definitions.get(str(each.get("$ref", "")).rpartition("/")[2], each) for each in parts)
+    return any("properties" in each or "additionalProperties" in each for each in targets)
 
 
 def _allow_interpolation(declared: dict[str, Any]) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from trainkit.errors import Diagnostic
-from trainkit.recipe.layers.merge import Merge, value_at
-from trainkit.recipe.resolved import Entry
+from trainkit.recipe.layers.merge import Merge
 from trainkit.text import counted
 
 # Where layers of equal strength disagree, the first of these gives way.
@@ -28,7 +26,9 @@ def contradictions(state: Merge) -> list[Diagnostic]:
     total, micro, accumulation = (entry.value for entry in winners)
     if not all(type(value) is int and value > 0 for value in (total, micro, accumulation)):
         return []
-    ranks = _ranks(state.tree)
+    processes = 1 if state.get("strategy.kind") == "single" else state.get("nodes.processes_per_node")
+    nodes = 1 if state.get("strategy.kind") == "single" else state.get("nodes.count") or 1
+    ranks = nodes * processes if type(nodes) is int and type(processes) is int else None  # which the recipe alone says
     product = micro * accumulation
     if total % product == 0 and (ranks is None or total == product * ranks):
         return []
@@ -40,22 +40,8 @@ def contradictions(state: Merge) -> list[Diagnostic]:
     return [Diagnostic("error", what, corners[0], winners[0].origin, why, hint)]
 
 
-def yielding_corner(history: Mapping[str, Sequence[Entry]]) -> str | None:
-    """The corner (`accumulation`) that gives way where several layers give all three; None where nothing needs to."""
-    winners = {name: entries[-1] for name in GIVES_WAY if (entries := history.get(f"batch.{name}"))}
-    strengths = {
-        name: entry.origin.strength for name, entry in winners.items() if not entry.dropped and type(entry.value) is int
-    }
+def yielding_corner(strengths: Mapping[str, int]) -> str | None:
+    """The corner that gives way, by the strength of what gives each; None unless three disagree in it."""
     if len(strengths) < len(GIVES_WAY) or len(set(strengths.values())) == 1:
         return None
-    weakest = min(strengths.values())
-    return next(name for name in GIVES_WAY if strengths[name] == weakest)
-
-
-def _ranks(tree: Mapping[str, Any]) -> int | None:
-    """The number of ranks where the recipe alone says it."""
-    if value_at(tree, "strategy.kind") == "single":
-        return 1
-    nodes, processes = value_at(tree, "nodes.count"), value_at(tree, "nodes.processes_per_node")
-    nodes = 1 if nodes is None else nodes
-    return nodes * processes if type(nodes) is int and type(processes) is int else None
+    return next(name for name in GIVES_WAY if strengths[name] == min(strengths.values()))

@@ -40,6 +40,12 @@ def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str | None:
     return found[0] if found else None
 
 
+def did_you_mean(word: str, known: Iterable[str], otherwise: str, prefix: str = "") -> str:
+    """The hint for an unknown word: the nearest known one behind the prefix, or else what there is."""
+    close = nearest(word, known)
+    return f"did you mean {prefix}{close}?" if close else otherwise
+
+
 def nearest_key(key: str) -> str | None:
     """The recipe key that an unknown dotted key most likely means: in the same section first, then anywhere."""
     section, _, name = key.rpartition(".")

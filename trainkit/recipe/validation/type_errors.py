@@ -14,7 +14,7 @@ from trainkit.optimizers import OTHER_NAMES
 from trainkit.recipe.layers.secrets import MASK, is_secret_name
 from trainkit.recipe.schema.base import MOST
 from trainkit.recipe.schema.fields import Setting, members
-from trainkit.recipe.validation.suggestions import nearest
+from trainkit.recipe.validation.suggestions import did_you_mean
 from trainkit.recipe.yaml.scalars import read_scalar
 
 # What patterns mean. A pattern without words here is shown as it is (and a test asks for words).
@@ -138,9 +138,8 @@ def _remedy(setting: Setting, value: Any) -> str:
     if isinstance(value, str) and value in options:
         return "write a list: [a, b]"
     if isinstance(value, str):
-        close = nearest(value, options)
-        if close:
-            return f"did you mean {close}?"
+        if hint := did_you_mean(value, options, ""):
+            return hint
         try:
             read: object = read_scalar(value)
         except ValueError:

@@ -14,7 +14,7 @@ from trainkit.recipe.layers.layer import Layer
 from trainkit.recipe.layers.merge import split_modifier, value_at
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.schema.fields import open_keys, schema, tagged_sections
-from trainkit.recipe.validation.suggestions import nearest, nearest_key
+from trainkit.recipe.validation.suggestions import did_you_mean, nearest_key
 from trainkit.recipe.validation.type_errors import complain, inside, shown
 
 # Comparing an unknown word with every key takes a millisecond; more advice than this is not read anyway.
@@ -161,9 +161,9 @@ def _wrong(
     if error["type"] == "union_tag_invalid":
         kinds = list(schema().sections[key].kinds)
         given = value.get("kind") if isinstance(value, Mapping) else value
-        close = nearest(given, kinds) if isinstance(given, str) else None
         what = f"{key}.kind must be one of {', '.join(kinds)}, not {shown('kind', given)}"
-        hint = f"did you mean {close}?" if close else f"write one of them; the default is {default_kind(key)}"
+        otherwise = f"write one of them; the default is {default_kind(key)}"
+        hint = did_you_mean(given, kinds, otherwise) if isinstance(given, str) else otherwise
         return Diagnostic("error", what, f"{key}.kind", locate(f"{key}.kind"), hint=hint)
     if setting is None:
         if error["type"] == "value_error":

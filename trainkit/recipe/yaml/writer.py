@@ -30,11 +30,13 @@ def resolved_yaml(resolved: Resolved) -> str:
     Where three corners of the batch came from several layers, planning lets the weakest give way. In one file the three
     could contradict each other, so that corner is written as `auto`.
     """
-    yielding = yielding_corner(resolved.history)
+    batch = resolved.recipe.batch
+    corners = {"accumulation": batch.accumulation, "global": batch.global_, "micro": batch.micro}
+    origins = {name: resolved.given(f"batch.{name}") for name, value in corners.items() if type(value) is int}
+    yielding = yielding_corner({name: origin.strength for name, origin in origins.items() if origin})
     if yielding is None:
         return recipe_yaml(resolved.recipe)
-    name = {"global": "global_"}.get(yielding, yielding)
-    batch = resolved.recipe.batch.model_copy(update={name: "auto"})
+    batch = batch.model_copy(update={{"global": "global_"}.get(yielding, yielding): "auto"})
     return recipe_yaml(resolved.recipe.model_copy(update={"batch": batch}))
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import HfModel, Recipe
-from trainkit.recipe.validation.suggestions import nearest
+from trainkit.recipe.validation.suggestions import did_you_mean
 from trainkit.trainer.data.source import IGNORED, NO_LABEL
 from trainkit.trainer.models.base import Model, Remarks, blocks_of, tied_modules
 from trainkit.trainer.models.moe import routers_loss, routers_of
@@ -173,8 +173,7 @@ def configuration(asked: HfModel) -> Any:
     known = {*config.to_dict(), *config.attribute_map, "num_labels"}  # which is kept as the names of the labels
     for name in asked.config:
         if name not in known:
-            close = nearest(name, sorted(known))
-            hint = f"did you mean {close}?" if close else f"it has {', '.join(sorted(known))}"
+            hint = did_you_mean(name, sorted(known), f"it has {', '.join(sorted(known))}")
             raise TrainingError(f"model.config.{name}: {config.model_type} has no such setting", hint=hint)
     # Made again, so that what the architecture derives from its settings is derived from these.
     refused = getattr(huggingface_hub.errors, "StrictDataclassError", ValueError)
