@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainkit.bench.rows import Measurement, Row, compare, measure, remaining
-from trainkit.bench.table import Comparison, as_csv, as_data, render
+from trainkit.bench.comparison import Comparison, Measurement, Row, as_csv, as_data, compare, measure, remaining, render
 
 MIB = 2**20
 

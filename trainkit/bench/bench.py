@@ -9,8 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from trainkit.bench.rows import Measurement, MemoryKind, Row, compare, measure, remaining
-from trainkit.bench.table import Comparison, as_csv, as_data
+from trainkit.bench.comparison import (
+    Comparison,
+    Measurement,
+    MemoryKind,
+    Row,
+    as_csv,
+    as_data,
+    compare,
+    measure,
+    remaining,
+)
 from trainkit.errors import MachineError
 from trainkit.files import publish
 from trainkit.runner.execute import ATTEMPT, RunRequest, carry_out

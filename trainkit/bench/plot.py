@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainkit.bench.rows import MEMORY_MEANING, Row
-from trainkit.bench.table import Comparison, rate
+from trainkit.bench.comparison import MEMORY_MEANING, Comparison, Row, rate
 from trainkit.text import MIB
 
 if TYPE_CHECKING:
@@ -43,15 +41,13 @@ def draw(found: Comparison, folder: Path) -> list[Path]:
         figure = Figure(figsize=(11, 1.75 + _ROW_INCHES * len(rows)), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
         memory = [None if row.memory_bytes is None else row.memory_bytes / MIB for row in rows]
-        unit = f"{MEMORY_MEANING[found.memory]}, MiB"
-        _draw(left, rows, _Panel("Memory (less is better)", unit, memory, "{:,.0f} MiB".format, _LIGHT, "///"))
-        rates = [row.samples_per_second for row in rows]
-        _draw(
-            right, rows, _Panel("Throughput (more is better)", "samples per second", rates, rate, _MIDDLE, spread=True)
-        )
-        for place, row in enumerate(rows):  # from the slowest to the fastest of several runs
-            if row.spread is not None:
-                right.plot(row.spread, (place, place), color=_EDGE, linewidth=1.4, marker="|", markersize=7, zorder=4)
+        _draw(left, rows, memory, [None] * len(rows), "{:,.0f} MiB".format, color=_LIGHT, hatch="///")
+        left.set_title("Memory (less is better)", loc="left", fontweight="bold")
+        left.set_xlabel(f"{MEMORY_MEANING[found.memory]}, MiB")
+        rates, spreads = [row.samples_per_second for row in rows], [row.spread for row in rows]
+        _draw(right, rows, rates, spreads, rate, color=_MIDDLE)
+        right.set_title("Throughput (more is better)", loc="left", fontweight="bold")
+        right.set_xlabel("samples per second")
         left.set_yticks(range(len(rows)), [row.name for row in rows])
         left.set_ylim(len(rows) - 0.4, -0.6)  # the first row on top
         based = "; the dashed line is the base" if any(row.speed is not None for row in rows) else ""
@@ -62,49 +58,33 @@ def draw(found: Comparison, folder: Path) -> list[Path]:
     return paths
 
 
-@dataclass(frozen=True, slots=True)
-class _Panel:
-    """One half of the plot. values: of each row, None where unknown; label: how a value is written at its bar."""
+def _draw(
+    axes: Axes,
+    rows: Sequence[Row],
+    values: Sequence[float | None],
+    spreads: Sequence[tuple[float, float] | None],
+    label: Callable[[float], str],
+    **style: Any,
+) -> None:
+    """Bars with their values written behind them, the base's as a dashed line; what did not run says why.
 
-    title: str
-    unit: str
-    values: Sequence[float | None]
-    label: Callable[[float], str]
-    shade: str
-    hatch: str = ""
-    spread: bool = False  # whether the rows' spread is of these values
-
-
-def _draw(axes: Axes, rows: Sequence[Row], panel: _Panel) -> None:
-    """Bars with their values written behind them, the base's as a dashed line; what did not run says why."""
+    values, spreads: of each row, None where unknown; label: how a value is written at its bar; style: of the bars.
+    """
     shown = [
-        value if row.outcome == "ok" and value is not None else 0.0
-        for row, value in zip(rows, panel.values, strict=True)
+        value if row.outcome == "ok" and value is not None else 0.0 for row, value in zip(rows, values, strict=True)
     ]
-    axes.barh(
-        range(len(rows)),
-        shown,
-        height=0.66,
-        color=panel.shade,
-        edgecolor=_EDGE,
-        linewidth=0.8,
-        hatch=panel.hatch,
-        zorder=2,
-    )
-    ends = [
-        max(value, row.spread[1]) if row.spread and panel.spread else value
-        for row, value in zip(rows, shown, strict=True)
-    ]
+    axes.barh(range(len(rows)), shown, height=0.66, edgecolor=_EDGE, linewidth=0.8, zorder=2, **style)
+    ends = [max(value, spread[1]) if spread else value for value, spread in zip(shown, spreads, strict=True)]
     axes.set_xlim(0, (max(ends, default=0) or 1) * 1.2)
-    for place, (row, value, end) in enumerate(zip(rows, shown, ends, strict=True)):
-        text = panel.label(value) if value else row.outcome if row.outcome != "ok" else "not reported"
+    for place, (row, value, end, spread) in enumerate(zip(rows, shown, ends, spreads, strict=True)):
+        text = label(value) if value else row.outcome if row.outcome != "ok" else "not reported"
         axes.annotate(
             text, (end, place), (5, 0), textcoords="offset points", style="normal" if value else "italic", **_LABEL
         )
+        if spread:  # from the slowest to the fastest of several runs
+            axes.plot(spread, (place, place), color=_EDGE, linewidth=1.4, marker="|", markersize=7, zorder=4)
     if rows and shown[0] and rows[0].speed is not None:
         axes.axvline(shown[0], color=_EDGE, linewidth=0.9, linestyle=(0, (4, 3)), zorder=3)
-    axes.set_title(panel.title, loc="left", fontweight="bold")
-    axes.set_xlabel(panel.unit)
     axes.grid(axis="x", color=_PALE, linewidth=0.4, alpha=0.6, zorder=0)
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right"]].set_visible(False)

@@ -13,7 +13,7 @@ from trainkit.machine.selection import allocation
 from trainkit.recipe.layers.paths import Overlay, absolute
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.validation.type_errors import choices, takes_switch
-from trainkit.wizard.question import AnswerError, Choice, Settings, View, nest
+from trainkit.wizard.question import AnswerError, Choice, View, nest
 
 if TYPE_CHECKING:
     from trainkit.plan.model import Notice, Plan
@@ -131,8 +131,3 @@ def validated(view: View, keys: Sequence[str], offered: Iterable[Choice]) -> tup
         remark = next((each for each in result.packages if each not in before.packages), "")
         found.append(replace(choice, refused=refused, remark=remark))
     return tuple(sorted(found, key=lambda choice: bool(choice.refused)))
-
-
-def rejections(view: View, keys: Sequence[str], sets: Settings) -> list[AnswerError]:
-    """What the planner has against an answer that sets these values. keys: settings of its own topic."""
-    return check(view.supposing(sets)).against(check(view), view.pending - {*keys})

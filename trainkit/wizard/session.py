@@ -1,4 +1,4 @@
-"""A conversation as a value: the next question, the session after an answer, and the way back."""
+"""A conversation as a value: what is given before it, the next question, the session after an answer, the way back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainkit.recipe.layers.merge import Merge, merge
 from trainkit.recipe.layers.paths import Files, absolute
 from trainkit.recipe.schema.fields import defaults, schema, tagged_sections
 from trainkit.recipe.validation.validate import default_kind, unknown_keys, validate_layer
-from trainkit.wizard.planner_check import check, rejections, validated
+from trainkit.wizard.planner_check import check, validated
 from trainkit.wizard.question import Answer, AnswerError, Base, Question, Settings, Topic, View, flatten
 from trainkit.wizard.topics import TOPICS
 
@@ -55,9 +55,9 @@ class Session:
         if topic is None:
             return None
         question = topic.ask(view)
-        offered = (
-            validated(view, topic.keys, question.choices) if topic.planned and question.choices else question.choices
-        )
+        offered = question.choices
+        if topic.planned and offered:
+            offered = validated(view, topic.keys, offered)
         free = {choice.word: not choice.refused for choice in offered}
         default, source = question.default, question.source
         # An answer from before one went back is proposed again, while it can still be given.
@@ -82,7 +82,8 @@ class Session:
             answer = _read(topic, question, self.seen(), typed)
         except AnswerError as error:
             return error
-        if against := rejections(self.seen(), topic.keys, answer.sets):
+        view = self.seen()
+        if against := check(view.supposing(answer.sets)).against(check(view), view.pending - {*topic.keys}):
             return against[0]
         return Session(replace(self.view, answers=(*self.view.answers, answer)), self.before)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
-from typing import Protocol
 
 from trainkit.wizard.question import AnswerError, Choice, Question
 from trainkit.wizard.session import Session
@@ -15,23 +14,14 @@ GREETING = "Enter takes what is proposed; ? says more, < goes back, Ctrl-C leave
 NARROWEST_COLUMN = 12  # of the choices' words
 
 
-class Asker(Protocol):
-    """Asks one question and returns what was typed: an answer, `?` or `<`; nothing for the default."""
-
-    width: int
-
-    def ask(self, question: Question, number: int) -> str:
-        """Raises KeyboardInterrupt or EOFError when the user leaves."""
-
-
-class LineAsker:
+class Asker:
     """Asks in plain lines, with answers from standard input: for pipes and simple terminals."""
 
     def __init__(self, width: int) -> None:
         self.width = width
 
     def ask(self, question: Question, number: int) -> str:
-        """One typed line. Raises EOFError at the end of the input."""
+        """What was typed: an answer, `?` or `<`; nothing for the default. Raises EOFError at the end of the input."""
         proposed = proposal(question)
         say([head(question, number), *paragraphs(question, self.width)])
         if question.expected:

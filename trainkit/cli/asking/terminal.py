@@ -15,7 +15,7 @@ from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.vt100 import Vt100_Output
 from questionary.prompts.common import InquirerControl
 
-from trainkit.cli.asking.conversation import BACK, WHY, columns, cut, head, proposal, row
+from trainkit.cli.asking.conversation import BACK, WHY, Asker, columns, cut, head, proposal, row
 from trainkit.wizard.question import Question
 
 _STYLE = questionary.Style(
@@ -33,11 +33,11 @@ class _Line(str):
         return self.word
 
 
-class TerminalAsker:
-    """Satisfies :class:`trainkit.cli.asking.conversation.Asker`."""
+class TerminalAsker(Asker):
+    """Asks with lists and lines that are edited in place."""
 
     def __init__(self, width: int) -> None:
-        self.width = width
+        super().__init__(width)
         # No cursor position requests: terminals that never answer them would get a warning.
         size = shutil.get_terminal_size
         output = Vt100_Output(
@@ -71,9 +71,7 @@ class TerminalAsker:
         control = next(each for each in application.layout.find_all_controls() if isinstance(each, InquirerControl))
         own = KeyBindings()
         # Eager: questionary gives these keys another meaning, or filters the list by them.
-        own.add("c-d", eager=True)(
-            lambda event: event.app.exit(exception=EOFError)
-        )  # leaves a list as it leaves a line
+        own.add("c-d", eager=True)(lambda event: event.app.exit(exception=EOFError))  # as it leaves a line
         for key in (WHY, BACK):
             own.add(key, eager=True)(_giving(key))
 

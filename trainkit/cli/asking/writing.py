@@ -6,22 +6,54 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import chain, count
 from pathlib import Path
 
-from trainkit.cli.asking.conversation import BACK, GREETING, Asker, LineAsker, confirm, converse, say, wrapped
+from trainkit.cli.asking.conversation import BACK, GREETING, Asker, confirm, converse, say, wrapped
 from trainkit.cli.diagnostics import show_diagnostics
-from trainkit.cli.disk import schema_uri, write_file
+from trainkit.cli.disk import Disk, schema_uri, working_folder, write_file
+from trainkit.cli.machines import machine_facts
+from trainkit.cli.pipeline import find_recipe
 from trainkit.errors import RecipeError, UsageError
 from trainkit.recipe.layers.merge import Merge
-from trainkit.wizard.question import AnswerError
+from trainkit.recipe.layers.paths import absolute
+from trainkit.wizard.question import AnswerError, Base, View
 from trainkit.wizard.recipe_text import ANSWERS, Finished, answers_text, finish
-from trainkit.wizard.session import Session
+from trainkit.wizard.session import Session, check_given, read_base, read_given
 
 _NARROWEST, _WIDEST = 40, 110
 OTHER_FILE = "name another file (--output)"
 _INTERRUPTED = 130  # as a shell names the end by Ctrl-C
+
+
+def begin(
+    output: str, base: str | None, on: str | None, answers: str | None, given: Sequence[str], *, force: bool
+) -> tuple[Session, Job]:
+    """The conversation before its first question, with what is answered already, and what it is to write.
+
+    Raises RecipeError or UsageError for what was given.
+    """
+    disk, cwd = Disk(), working_folder()
+    # What this shell adds to every recipe must not become part of one.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("TRAINKIT__")}
+    recipe = find_recipe(base, disk) if base is not None else None
+    if Path(output).is_dir():
+        raise UsageError(f"{output or '.'} is a folder", hint=f"name a file: --output {Path(output, 'recipe.yaml')}")
+    if recipe is not None and absolute(recipe, cwd) == absolute(output, cwd):
+        raise UsageError(f"{output} is what the new recipe is to extend", hint="name another file: --output FILE")
+    settings, places = read_given(answers, given, disk, cwd)
+    start = read_base(recipe, base or "", disk, cwd, environ) if recipe is not None else Base()
+    machine = cache(partial(machine_facts, on))
+    if on is not None:
+        machine()  # so that an error is shown before the first question
+    session = Session(View(machine, disk, cwd, start, settings, (), environ))
+    check_given(session.seen(), places)
+    again = ["trainkit", "config", *(["--output", output] if output != "recipe.yaml" else [])]
+    again += [*(["--from", base] if base else []), *(["--on", on] if on else []), "--answers"]
+    return session, Job(Path(output), places, force, shlex.join(again))
 
 
 @dataclass(frozen=True)
@@ -165,4 +197,4 @@ def _asker() -> Asker:
         from trainkit.cli.asking.terminal import TerminalAsker
 
         return TerminalAsker(width)
-    return LineAsker(width)
+    return Asker(width)

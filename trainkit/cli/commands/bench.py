@@ -21,7 +21,7 @@ from trainkit.errors import ExitCode, MachineError, RecipeError, UsageError
 
 if TYPE_CHECKING:
     from trainkit.bench.bench import Candidate, Setup
-    from trainkit.bench.rows import MemoryKind
+    from trainkit.bench.comparison import MemoryKind
     from trainkit.plan.model import Plan, Planned
     from trainkit.recipe.resolved import Resolved
     from trainkit.runner.execute import RunRequest
@@ -55,8 +55,8 @@ def bench(
     Example: trainkit bench efficiency-table-small --only checkpointing,bf16
     """
     from trainkit.bench.bench import BenchTerminal, run_all
+    from trainkit.bench.comparison import as_data, render
     from trainkit.bench.plot import can_plot, draw
-    from trainkit.bench.table import as_data, render
 
     if not no_plot and not can_plot():
         hint = "pip install 'trainkit[bench]', or leave the plot out with --no-plot"

@@ -51,11 +51,9 @@ def list_runs(name: Name = None, root: Root = "runs", as_json: Json = False) -> 
     rows = [("STARTED", "STATE", "EXIT", "STEPS", "LOSS", "RUN")]
     for run in found:
         started = f"{datetime.fromtimestamp(run.started):%Y-%m-%d %H:%M:%S}" if run.started else "-"
-        loss = run.summary.get("final_loss")
-        shown = f"{loss:.4f}" if isinstance(loss, float) else "-"
-        rows.append(
-            (started, run.state, ended_with(run), str(run.summary.get("steps") or "-"), shown, str(run.layout.root))
-        )
+        loss, steps = run.summary.get("final_loss"), str(run.summary.get("steps") or "-")
+        shown, code = f"{loss:.4f}" if isinstance(loss, float) else "-", "-" if run.exit_code is None else run.exit_code
+        rows.append((started, run.state, str(code), steps, shown, str(run.layout.root)))
     sys.stdout.write(table(rows))
 
 
@@ -76,7 +74,7 @@ def show(
         sys.stdout.write(json.dumps(as_data(info), indent=2) + "\n")
         return
     why = f": {info.why}" if info.why else "" if info.exit_code == 0 else ": no reason recorded"
-    sys.stdout.write(f"{info.state}, exit code {ended_with(info)}{why}\n")
+    sys.stdout.write(f"{info.state}, exit code {'-' if info.exit_code is None else info.exit_code}{why}\n")
     if info.summary:
         sys.stdout.write(render_summary(info.summary, info.layout.root) + "\n")
 
@@ -126,11 +124,6 @@ def find_run(word: str, root: str) -> RunInfo:
         what = f"{word} is neither a run directory nor a run in {root}"
         raise UsageError(what, hint="`trainkit runs list` shows them")
     return named[-1]
-
-
-def ended_with(run: RunInfo) -> str:
-    """The exit code, for people."""
-    return "-" if run.exit_code is None else str(run.exit_code)
 
 
 def as_data(run: RunInfo) -> dict[str, Any]:
