@@ -27,7 +27,6 @@ from trainkit.runner.report.console import Stream, Terminal
 from trainkit.runner.report.failure import describe_failure
 from trainkit.runner.report.follow import last_lines
 from trainkit.runner.report.progress_line import duration
-from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.supervisor.signals import STOP, handled
 
 
@@ -125,14 +124,10 @@ def run_all(setup: Setup, folder: Path, console: BenchTerminal) -> tuple[Compari
             for candidate in setup.candidates:
                 if bench.stopped_by is None and candidate.request is not None:
                     _run_one(bench, candidate, candidate.request, console)
-                    write(bench.comparison(), folder)
+                    found = bench.comparison()
+                    publish(folder / "bench.csv", as_csv(found))
+                    publish(folder / "bench.json", json.dumps(as_data(found), indent=2, ensure_ascii=False) + "\n")
     return bench.comparison(), bench.stopped_by
-
-
-def write(found: Comparison, folder: Path) -> None:
-    """bench.csv and bench.json, each whole or not at all."""
-    publish(folder / "bench.csv", as_csv(found))
-    publish(folder / "bench.json", json.dumps(as_data(found), indent=2, ensure_ascii=False) + "\n")
 
 
 def _run_one(bench: _Bench, candidate: Candidate, request: RunRequest, console: BenchTerminal) -> None:
@@ -147,19 +142,16 @@ def _run_one(bench: _Bench, candidate: Candidate, request: RunRequest, console: 
         measurement = Measurement("refused", int(error.exit_code), str(error))
         console.say(f"refused: {error}")
     else:
-        measurement = measure(ended.summary, bench.setup.memory, last_errors(ended.layout), str(ended.layout.root))
+        # The end of every rank's standard error: there a failure says what it was.
+        logs = sorted(ended.layout.attempt(ATTEMPT).logs.glob("rank-*.err"))
+        errors = "\n".join(line for log in logs for line in last_lines(log))
+        measurement = measure(ended.summary, bench.setup.memory, errors, str(ended.layout.root))
         if ended.verdict.failure == "signal":
             bench.stopped_by = ended.verdict.signal
         elif ended.verdict.exit_code != 0:  # no rank's output was shown, so the failed one's is quoted
             console.say(describe_failure(ended.verdict, ended.layout.attempt(ATTEMPT), None))
     bench.walls.append(time.monotonic() - bench.begun_at)
     bench.measured.setdefault(candidate.name, []).append(measurement)
-
-
-def last_errors(layout: RunLayout) -> str:
-    """The end of every rank's standard error, where a failure says what it was."""
-    logs = sorted(layout.attempt(ATTEMPT).logs.glob("rank-*.err"))
-    return "\n".join(line for log in logs for line in last_lines(log))
 
 
 def _clock(bench: _Bench) -> str:

@@ -27,11 +27,11 @@ COMMANDS: Mapping[str, tuple[str, type[Command | CommandGroup], str]] = {
     "facts": ("machine:facts", Command, ""),
     "ls": ("recipes:ls", Command, ""),
     "cp": ("recipes:cp", Command, ""),
-    "config": ("config:config", Command, ""),
+    "config": ("recipes:config", Command, ""),
     "schema": ("recipes:schema", Command, ""),
     "doctor": ("doctor:doctor", RecipeCommand, "[RECIPE] [OVERRIDE]..."),
     "export": ("runs:export", Command, ""),
-    "import": ("import_:import_", ImportCommand, "FILE [-- SCRIPT WORDS...] | COMMAND..."),
+    "import": ("recipes:import_", ImportCommand, "FILE [-- SCRIPT WORDS...] | COMMAND..."),
     "runs": ("runs:app", CommandGroup, ""),
 }
 

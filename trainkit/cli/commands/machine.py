@@ -27,12 +27,12 @@ EVERY_SECONDS = 1.0
 NARROWEST, WIDEST = 60, 140  # columns
 BAR = 16  # cells of the memory bar
 Sections = dict[str, dict[str, str]]
-# Variables that change a launch: their names, or how these begin.
+# Variables that change a launch: how their names begin, and whole names.
 LAUNCH_VARIABLES = (
-    "ACCELERATE_", "BNB_", "CC", "CONDA_PREFIX", "CUBLAS_", "CUDA_", "CUDNN_", "CXX", "DEEPSPEED_", "DS_", "FSDP_",
-    "GLOO_", "GPU_", "HF_", "HIP_", "KMP_", "LD_LIBRARY_PATH", "LD_PRELOAD", "LOCAL_RANK", "MASTER_", "MKL_", "NCCL_",
-    "NVIDIA_", "OMP_", "PET_", "PYTHONPATH", "PYTORCH_", "RANK", "ROCM_", "ROCR_", "SLURM_", "TMPDIR", "TOKENIZERS_",
-    "TORCH", "TRAINKIT", "TRANSFORMERS_", "TRITON_", "UCX_", "VIRTUAL_ENV", "WANDB_", "WORLD_SIZE", "XDG_CACHE_HOME",
+    "ACCELERATE_", "BNB_", "CONDA_PREFIX", "CUBLAS_", "CUDA_", "CUDNN_", "DEEPSPEED_", "DS_", "FSDP_", "GLOO_", "GPU_",
+    "HF_", "HIP_", "KMP_", "LD_LIBRARY_PATH", "LD_PRELOAD", "LOCAL_RANK", "MASTER_", "MKL_", "NCCL_", "NVIDIA_", "OMP_",
+    "PET_", "PYTHONPATH", "PYTORCH_", "ROCM_", "ROCR_", "SLURM_", "TMPDIR", "TOKENIZERS_", "TORCH", "TRAINKIT",
+    "TRANSFORMERS_", "TRITON_", "UCX_", "VIRTUAL_ENV", "WANDB_", "WORLD_SIZE", "XDG_CACHE_HOME",
 )  # fmt: skip
 _WHOLE = frozenset({"CC", "CXX", "RANK"})
 _IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
@@ -188,6 +188,8 @@ def facts() -> None:
 
 def report(facts: Facts, environ: Mapping[str, str]) -> Sections:
     """Everything, by section; secret values are masked."""
+    from trainkit.recipe.layers.secrets import is_secret_name, mask, mask_line
+
     build = facts.torch
     limit = "" if facts.cpu_limit is None else f", {facts.cpu_limit:g} by the control group"
     available = "" if facts.memory_available is None else f", {facts.memory_available / GIB:.1f} available"
@@ -210,7 +212,11 @@ def report(facts: Facts, environ: Mapping[str, str]) -> Sections:
         },
         "cards": {f"card {gpu.index}": _card(gpu) for gpu in facts.gpus} or {"none": without},
         "scheduler": {"job": f"{job.scheduler} {job.job}", **job.variables} if job else {},
-        "environment": {name: shown(name, environ[name]) for name in sorted(environ) if changes_launch(name)},
+        "environment": {
+            name: mask(value) if is_secret_name(name) else _IN_URL.sub("***@", mask_line(value))
+            for name, value in sorted(environ.items())
+            if name in _WHOLE or name.startswith(LAUNCH_VARIABLES)
+        },
         "not found out": {name: note for name, note in facts.notes.items() if name not in {"nvidia", "amd"}},
     }
     if facts.driver:
@@ -230,18 +236,6 @@ def render_report(sections: Sections) -> str:
         )
         text += f"{title}:\n" + table((f"  {name}", value) for name, value in zip(rows, values, strict=True))
     return text
-
-
-def changes_launch(name: str) -> bool:
-    """Whether a variable changes a launch."""
-    return any(name == known if known in _WHOLE else name.startswith(known) for known in LAUNCH_VARIABLES)
-
-
-def shown(name: str, value: str) -> str:
-    """The value as others may see it."""
-    from trainkit.recipe.layers.secrets import is_secret_name, mask, mask_line
-
-    return mask(value) if is_secret_name(name) else _IN_URL.sub("***@", mask_line(value))
 
 
 def _card(gpu: Gpu) -> str:

@@ -18,7 +18,6 @@ from trainkit.errors import UsageError
 from trainkit.text import table
 
 if TYPE_CHECKING:
-    from trainkit.planner.resume import SavedCheckpoint
     from trainkit.runner.rundir.listing import RunInfo
 
 EXPORTER = ("-P", "-m", "trainkit.trainer.checkpoint.export")
@@ -176,38 +175,28 @@ def export(
 
 
 def find_checkpoint(word: str, root: str, *, best: bool) -> Path:
-    """The checkpoint folder that a word means; of a run, the newest or the best one. UsageError where there is none."""
-    from trainkit.runner.rundir.checkpoints import named_checkpoint
+    """The checkpoint folder that a word means; of a run, the newest or the best one. UsageError where there is none.
+
+    A name means its newest run that has some: one that only evaluates another's weights saves none.
+    """
+    from trainkit.runner.rundir.checkpoints import checkpoints_of, named_checkpoint, saved_checkpoints
 
     if named_checkpoint(word):
         if best:
             raise UsageError(f"--best chooses among the checkpoints of a run, and {word} is one", hint="name the run")
         return Path(word).absolute()
-    run, saved = saved_by(word, root)
+    layout = find_run(word, root).layout
+    run, saved = layout.root, checkpoints_of(layout)
+    if not saved and word == layout.name and (earlier := saved_checkpoints(root, word)):
+        run, saved = Path(earlier[0].path).parents[1], [each for each in earlier if each.run == earlier[0].run]
+        sys.stderr.write(f"{layout.root} has no complete checkpoint: exporting from {run}\n")
+    if not saved:
+        hint = "checkpoint.every_steps saves some; SIGUSR1 to a running one saves now"
+        raise UsageError(f"{run} has no complete checkpoint", hint=hint)
     step = saved[0].best_step if best else saved[0].step  # the newest checkpoint knows the best one
-    found = [Path(each.path) for each in saved if each.step == step]
-    if not found:
+    found = next((Path(each.path) for each in saved if each.step == step), None)
+    if found is None:
         lost = "nothing was evaluated" if step is None else f"that of step {step} is no longer there"
         hint = "checkpoint.keep_best keeps the one of the lowest evaluation loss"
         raise UsageError(f"{run} has no best checkpoint: {lost}", hint=hint)
-    return found[0]
-
-
-def saved_by(word: str, root: str) -> tuple[Path, list[SavedCheckpoint]]:
-    """The run directory that a word means, and its checkpoints. UsageError where there are none.
-
-    A name means its newest run that has some: one that only evaluates another's weights saves none.
-    """
-    from trainkit.runner.rundir.checkpoints import checkpoints_of, saved_checkpoints
-
-    run = find_run(word, root).layout
-    saved = checkpoints_of(run)
-    if saved:
-        return run.root, saved
-    earlier = saved_checkpoints(root, word) if word == run.name else []
-    if not earlier:
-        hint = "checkpoint.every_steps saves some; SIGUSR1 to a running one saves now"
-        raise UsageError(f"{run.root} has no complete checkpoint", hint=hint)
-    newest = Path(earlier[0].path).parents[1]
-    sys.stderr.write(f"{run.root} has no complete checkpoint: exporting from {newest}\n")
-    return newest, [each for each in earlier if each.run == earlier[0].run]
+    return found

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from trainkit.wizard.question import Topic
-from trainkit.wizard.topics.place import MACHINES, WHERE
-from trainkit.wizard.topics.program import COMMAND, DATA, PROGRAM
+from trainkit.wizard.topics.program_and_place import COMMAND, DATA, MACHINES, PROGRAM, WHERE
 from trainkit.wizard.topics.strategy import LAUNCHER, NVME_PATH, OFFLOAD, SHARDING, STRATEGY, WRAPPING
 from trainkit.wizard.topics.training import BATCH, CHECKPOINTING, LENGTH, PRECISION, SAVING
 
