@@ -1,15 +1,13 @@
-"""Everything that the wizard can ask about, in its order; one module for each group."""
+"""Everything that the wizard can ask about, in its order."""
 
 from __future__ import annotations
 
 from trainkit.wizard.question import Topic
-from trainkit.wizard.topics.program_and_place import COMMAND, DATA, MACHINES, PROGRAM, WHERE
-from trainkit.wizard.topics.strategy import LAUNCHER, NVME_PATH, OFFLOAD, SHARDING, STRATEGY, WRAPPING
-from trainkit.wizard.topics.training import BATCH, CHECKPOINTING, LENGTH, PRECISION, SAVING
+from trainkit.wizard.topics import program_and_place as place
+from trainkit.wizard.topics import strategy_and_training as training
 
 TOPICS: tuple[Topic, ...] = (
-    PROGRAM, COMMAND, WHERE, MACHINES, STRATEGY, SHARDING, WRAPPING, OFFLOAD, NVME_PATH, LAUNCHER, DATA, PRECISION,
-    BATCH, CHECKPOINTING, LENGTH, SAVING,
+    place.PROGRAM, place.COMMAND, place.WHERE, place.MACHINES, training.STRATEGY, training.SHARDING, training.WRAPPING,
+    training.OFFLOAD, training.NVME_PATH, training.LAUNCHER, place.DATA, training.PRECISION, training.BATCH,
+    training.CHECKPOINTING, training.LENGTH, training.SAVING,
 )  # fmt: skip
-
-__all__ = ["TOPICS"]
