@@ -221,11 +221,6 @@ def as_data(found: Comparison) -> dict[str, Any]:
     }
 
 
-def mebibytes(value: float) -> str:
-    """``812 MiB``."""
-    return f"{value / MIB:,.0f} MiB"
-
-
 def rate(value: float) -> str:
     """Samples per second with three digits that mean something."""
     return f"{value:.2f}" if value < 100 else f"{value:.0f}"
@@ -266,7 +261,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         (row.seconds, "{:.2f} s".format),
         (row.samples_per_second, rate),
         (row.speed, "{:.2f}".format),
-        (row.memory_bytes, mebibytes),
+        (row.memory_bytes, lambda value: f"{value / MIB:,.0f} MiB"),
         (row.memory, "{:.2f}".format),
         (row.final_loss, "{:.4f}".format),
     )

@@ -32,14 +32,8 @@ class Disk:
 
     def exists(self, path: str) -> bool:
         """Whether there is something at the path, as far as the system lets us look."""
-        try:
-            return Path(path).exists()
-        except (OSError, ValueError):  # a closed folder, a name that is too long, a NUL byte in it
-            return False
-
-    def is_folder(self, path: str) -> bool:
-        """Whether there is a folder at the path."""
-        return self.exists(path) and Path(path).is_dir()
+        # False, and no error, for a closed folder, a name that is too long, a NUL byte in it.
+        return os.path.exists(path)  # noqa: PTH110
 
     @cache  # noqa: B019 - there is one for each command
     def shipped(self) -> Mapping[str, str]:

@@ -151,10 +151,6 @@ def deepspeed_ops(host: Host, target: Target) -> list[Finding]:
     return [*([ok(builds)] if fine else []), *found]
 
 
-BUILD_TOOLS = Check("build-tools", "build tools", 15.0, build_tools)
-DEEPSPEED_OPS = Check("deepspeed-ops", "DeepSpeed ops", OPS_LIMIT, deepspeed_ops)
-
-
 @dataclass(frozen=True, slots=True)
 class Compiler:
     """A C or C++ compiler. kind: gcc, clang, or empty where it is not known; label: the first line of its --version."""
@@ -257,3 +253,5 @@ def _older_compiler(host: Host, kind: str, limit: int, toolkit: Path) -> tuple[s
 
 
 HOST_COMPILER = Check("host-compiler", "compiler for CUDA", 10.0, host_compiler)
+BUILD_TOOLS = Check("build-tools", "build tools", 15.0, build_tools)
+DEEPSPEED_OPS = Check("deepspeed-ops", "DeepSpeed ops", OPS_LIMIT, deepspeed_ops)

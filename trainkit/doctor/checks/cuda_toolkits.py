@@ -76,7 +76,11 @@ def version(host: Host, target: Target) -> Finding:
     cuda, toolkits = build.cuda, find_toolkits(host)
     right = fitting(toolkits, cuda)
     exact = right is not None and (right.version == cuda or release(cuda)[0] in MINORS_MIX)
-    fix = exports(right) if right is not None and exact else install_lines(cuda)
+    fix: tuple[str, ...] = (  # as the CUDA Installation Guide for Linux and conda's nvidia channel name the packages
+        f"sudo apt-get install cuda-toolkit-{cuda.replace('.', '-')}      # from NVIDIA's repository",
+        f"conda install -c nvidia cuda-toolkit={cuda}      # without root",
+    )
+    fix = exports(right) if right is not None and exact else fix
     pick = torch_pick(host, toolkits)
     if pick is None or pick.toolkit is None:
         what = "no CUDA toolkit is found, so no CUDA extension can be compiled (DeepSpeed's ops, apex)"
@@ -228,14 +232,6 @@ def fitting(toolkits: tuple[Toolkit, ...], cuda: str) -> Toolkit | None:
     same = [each for each in usable if each.version == cuda]
     major = [each for each in usable if release(each.version)[:1] == release(cuda)[:1]]
     return next(reversed(same or major), None)
-
-
-def install_lines(cuda: str) -> tuple[str, ...]:
-    """How to get a toolkit of a version (CUDA Installation Guide for Linux: package names; conda's nvidia channel)."""
-    return (
-        f"sudo apt-get install cuda-toolkit-{cuda.replace('.', '-')}      # from NVIDIA's repository",
-        f"conda install -c nvidia cuda-toolkit={cuda}      # without root",
-    )
 
 
 TOOLKITS = Check("toolkits", "CUDA toolkits", 10.0, agreement)

@@ -128,10 +128,6 @@ def shared_memory(host: Host, target: Target) -> Finding:
     return ok(f"{format_size(space.free)} free in {path}")
 
 
-SHARED_MEMORY = Check("shared-memory", "shared memory", 2.0, shared_memory, fast=True)
-PROCESS_LIMITS = Check("limits", "file and process limits", 2.0, processes, fast=True)
-
-
 def existing(folder: Path) -> Path:
     """The folder, or the nearest one above it that is there already and can be looked at."""
     return next(path for path in (folder, *folder.parents) if os.path.exists(path))  # noqa: PTH110 - False, no error
@@ -194,3 +190,5 @@ def write_speed(host: Host, target: Target) -> Finding:
 
 DISK_SPACE = Check("disk-space", "disk space", 3.0, disk_space, fast=True)
 WRITE_SPEED = Check("write-speed", "write speed", 8.0, write_speed)
+SHARED_MEMORY = Check("shared-memory", "shared memory", 2.0, shared_memory, fast=True)
+PROCESS_LIMITS = Check("limits", "file and process limits", 2.0, processes, fast=True)

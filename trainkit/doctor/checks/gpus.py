@@ -94,9 +94,6 @@ def _judged(host: Host, driver: str, build: TorchBuild) -> Finding:
     return Finding(level, what, (*evidence, *compat, SOURCE), tuple(fix))
 
 
-DRIVER = Check("driver", "NVIDIA driver", 4.0, check_driver, fast=True)
-
-
 def check_health(host: Host, target: Target) -> Finding | list[Finding]:
     """What is wrong with each card that the plan uses, or with any."""
     if not target.cuda:
@@ -168,3 +165,4 @@ def _processes(gpu: Gpu, label: str) -> Iterator[Finding]:
 
 
 GPU_HEALTH = Check("gpu-health", "GPU health", 2.0, check_health, fast=True)
+DRIVER = Check("driver", "NVIDIA driver", 4.0, check_driver, fast=True)

@@ -145,10 +145,6 @@ def host_names(host: Host, target: Target) -> list[Finding]:
     return found or [ok("this machine's name and localhost resolve, the loopback interface answers")]
 
 
-PORTS = Check("ports", "ports", 3.0, ports, fast=True)
-HOST_NAMES = Check("host-names", "host names", NAMES_LIMIT, host_names)
-
-
 def collectives(host: Host, target: Target) -> list[Finding]:
     """One finding for each backend that would be used: gloo, NCCL where there are two cards."""
     plan = target.plan
@@ -197,3 +193,5 @@ def _environment(host: Host, target: Target) -> dict[str, str]:
 
 
 COLLECTIVES = Check("collectives", "collectives", COLLECTIVES_LIMIT, collectives)
+PORTS = Check("ports", "ports", 3.0, ports, fast=True)
+HOST_NAMES = Check("host-names", "host names", NAMES_LIMIT, host_names)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
 
+OLDEST = "3.11"  # Python
 # The built-in trainer imports these for some choices only; a program of the user's own may import anything.
 HUGGING_FACE = frozenset({"accelerate", "transformers", "tokenizers", "huggingface-hub", "peft", "datasets"})
 OTHERS = frozenset({"torchvision", "torchaudio", "xformers", "trl", "lightning", "pytorch-lightning", "torchmetrics"})
@@ -170,13 +171,6 @@ def installed(host: Host) -> Mapping[str, Distribution]:
     return found
 
 
-PACKAGES = Check("packages", "packages", 8.0, packages)
-CUDA_LIBRARIES = Check("cuda-libraries", "CUDA libraries", 6.0, cuda_libraries)
-
-
-OLDEST = "3.11"
-
-
 def interpreter(host: Host, target: Target) -> list[Finding]:
     """What is odd, else its version and path."""
     python, executable = host.facts.python, host.facts.executable
@@ -228,3 +222,5 @@ def _twice(host: Host) -> Iterator[Finding]:
 
 
 INTERPRETER = Check("interpreter", "interpreter", 3.0, interpreter, fast=True)
+PACKAGES = Check("packages", "packages", 8.0, packages)
+CUDA_LIBRARIES = Check("cuda-libraries", "CUDA libraries", 6.0, cuda_libraries)

@@ -110,14 +110,6 @@ def _is_text(view: View) -> bool:
     return view.builtin and view.get("data.kind") == "text" and not isinstance(view.get("data.path"), list)
 
 
-PROGRAM = Topic("program", ("program.kind",), lambda view: True, _kinds, planned=False)
-COMMAND_KEYS = ("program.script", "program.module", "program.args")
-COMMAND = Topic("command", COMMAND_KEYS[:-1], lambda view: not view.builtin, _command, _read_command, COMMAND_KEYS)
-DATA = Topic(
-    "data", ("data.path", "data.kind", "data.target"), _is_text, _data, _read_data, ("data.path", "data.include")
-)
-
-
 def _where(view: View) -> Question:
     cards = allocation(view.facts)
     hidden = len(usable(view.facts.gpus)) - len(cards)
@@ -229,4 +221,10 @@ def _read_machines(view: View, text: str) -> tuple[Settings, str]:
 WHERE = Topic("where", KEYS, lambda view: True, _where, _read_where, KEYS[:-1], planned=False)
 MACHINES = Topic(
     "machines", KEYS[-1:], lambda view: int(view.get("nodes.count")) > 1, _machines, _read_machines, KEYS[-2:]
+)
+PROGRAM = Topic("program", ("program.kind",), lambda view: True, _kinds, planned=False)
+COMMAND_KEYS = ("program.script", "program.module", "program.args")
+COMMAND = Topic("command", COMMAND_KEYS[:-1], lambda view: not view.builtin, _command, _read_command, COMMAND_KEYS)
+DATA = Topic(
+    "data", ("data.path", "data.kind", "data.target"), _is_text, _data, _read_data, ("data.path", "data.include")
 )

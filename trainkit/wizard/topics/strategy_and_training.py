@@ -170,24 +170,6 @@ def _has(key: str) -> Callable[[View], bool]:
     return lambda view: view.declared(key) is not None and reaches(view, key)
 
 
-STRATEGY = Topic("strategy", ("strategy.kind",), needs_strategy, _strategy)
-SHARDING = Topic("sharding", ("strategy.sharding", "strategy.offload"), _has("strategy.sharding"), _sharding)
-WRAPPED = ("strategy.auto_wrap", "strategy.wrap_classes", "strategy.min_params")
-WRAPPING = Topic("wrapping", WRAPPED[:2], _has(WRAPPED[0]), _wrapping, _read_wrapping, WRAPPED)
-OFFLOAD = Topic("offload", OFFLOADS, _has(OFFLOADS[0]), _offload)
-NVME_PATH = Topic(
-    "nvme",
-    (NVME,),
-    lambda view: "nvme" in map(view.get, OFFLOADS),
-    _nvme,
-    lambda view, text: ({NVME: text}, "a folder on a local NVMe disk"),
-)
-# On several machines torchrun's agents start the processes, whichever launcher is named.
-LAUNCHER = Topic(
-    "launcher", ("launcher.kind",), lambda view: view.ranks > 1 and int(view.get("nodes.count")) == 1, _launcher
-)
-
-
 def _precision(view: View) -> Question:
     why = (
         "The format of forward and backward. 16 bits are about twice as fast on cards that have units for them; "
@@ -312,3 +294,19 @@ LENGTHS = ("train.steps", "train.epochs")
 LENGTH = Topic("length", LENGTHS, lambda v: v.builtin, _length, _read_length, (*LENGTHS, SAVE))
 SAVES = (SAVE, "checkpoint.keep", "checkpoint.resume")
 SAVING = Topic("saving", (SAVE,), lambda v: not v.builtin and reaches(v, SAVE), _saving, _read_saving, SAVES)
+STRATEGY = Topic("strategy", ("strategy.kind",), needs_strategy, _strategy)
+SHARDING = Topic("sharding", ("strategy.sharding", "strategy.offload"), _has("strategy.sharding"), _sharding)
+WRAPPED = ("strategy.auto_wrap", "strategy.wrap_classes", "strategy.min_params")
+WRAPPING = Topic("wrapping", WRAPPED[:2], _has(WRAPPED[0]), _wrapping, _read_wrapping, WRAPPED)
+OFFLOAD = Topic("offload", OFFLOADS, _has(OFFLOADS[0]), _offload)
+NVME_PATH = Topic(
+    "nvme",
+    (NVME,),
+    lambda view: "nvme" in map(view.get, OFFLOADS),
+    _nvme,
+    lambda view, text: ({NVME: text}, "a folder on a local NVMe disk"),
+)
+# On several machines torchrun's agents start the processes, whichever launcher is named.
+LAUNCHER = Topic(
+    "launcher", ("launcher.kind",), lambda view: view.ranks > 1 and int(view.get("nodes.count")) == 1, _launcher
+)
