@@ -70,11 +70,7 @@ def notices(context: Context) -> Iterator[Notice]:
     if context.recipe.program.kind in TAKEN_BY_ITSELF and context.dtype == "bf16":
         what = "on XLA bf16 is the format of every float: parameters, gradients and the optimizer's state too"
         yield Notice("note", what, "torch_xla 2.9 does this with a warning that later ones will not")
-    yield from _releases(context)
-
-
-def _releases(context: Context) -> Iterator[Notice]:
-    """torch_xla is compiled against one release of torch."""
+    # torch_xla is compiled against one release of torch.
     torch, xla = (context.facts.packages.get(name, "") for name in ("torch", "torch-xla"))
     if torch and xla and torch.split(".")[:2] != xla.split(".")[:2]:
         what = f"torch_xla {xla} is made for torch {'.'.join(xla.split('.')[:2])}, and torch {torch} is installed"

@@ -61,7 +61,7 @@ def _node_count(value: Any) -> Settings | Unsupported:
     return {"nodes.count": int(least)} if int(least) > 1 else {}
 
 
-def _by_nodes(one: T, several: T) -> Callable[[Context], T]:
+def by_nodes(one: T, several: T) -> Callable[[Context], T]:
     """A value, or its source, on one node and on several."""
     return lambda context: one if context.topology.nodes == 1 else several
 
@@ -92,7 +92,7 @@ FLAGS: tuple[LauncherFlag, ...] = (
         "rdzv_backend",
         encode=fixed("c10d"),
         default="static",
-        source=_by_nodes(
+        source=by_nodes(
             Source(rule="one node meets itself; the default backend would use port 29500"),
             Source(rule="restarts need it; the default backend has none"),
         ),
@@ -101,24 +101,24 @@ FLAGS: tuple[LauncherFlag, ...] = (
         "rdzv_endpoint",
         encode=_endpoint,
         default="",
-        source=_by_nodes(
+        source=by_nodes(
             Source(rule="port 0 is chosen by the kernel when it is used, so no other process can take it before"),
             Source(("nodes.rendezvous",)),
         ),
     ),
     LauncherFlag(
         "rdzv_conf",
-        encode=_by_nodes(("is_host=true",), ("is_host=", Variable.IS_HOST)),
+        encode=by_nodes(("is_host=true",), ("is_host=", Variable.IS_HOST)),
         default="",
-        source=_by_nodes(
+        source=by_nodes(
             Source(rule="this node hosts the store, whatever its name resolves to"),
             Source(rule="torchrun would guess the host by comparing host names, and hang on a miss"),
         ),
     ),
     LauncherFlag(
         "local_addr",
-        encode=_by_nodes(("127.0.0.1",), (Variable.LOCAL_ADDR,)),
-        source=_by_nodes(
+        encode=by_nodes(("127.0.0.1",), (Variable.LOCAL_ADDR,)),
+        source=by_nodes(
             Source(rule="a host name that does not resolve would hang the start"),
             Source(rule="the others reach this node under this address"),
         ),

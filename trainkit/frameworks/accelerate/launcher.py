@@ -70,11 +70,6 @@ def _together(context: Context) -> bool:
     return context.topology.nodes > 1 and through_torchrun(context)
 
 
-def _port_source(context: Context) -> Source:
-    several = context.topology.nodes > 1
-    return Source(("nodes.rendezvous",)) if several else Source(rule="accelerate picks a free port when it is used")
-
-
 # What the plan passes as flags, in the order of its command: what accelerate would lose from the file.
 _PASSED: tuple[LauncherFlag, ...] = (
     always("config_file", (Variable.RUN_DIR, f"/{CONFIG}"),
@@ -84,7 +79,9 @@ _PASSED: tuple[LauncherFlag, ...] = (
     LauncherFlag("machine_rank", encode=when(_together, fixed((Variable.NODE_RANK,))),
                  source=rule("which of the nodes this is")),
     LauncherFlag("main_process_ip", ("nodes.rendezvous",), when(_together, fixed((Variable.MASTER_ADDR,)))),
-    LauncherFlag("main_process_port", source=_port_source,
+    LauncherFlag("main_process_port",
+                 source=torchrun.by_nodes(Source(rule="accelerate picks a free port when it is used"),
+                                          Source(("nodes.rendezvous",))),
                  encode=when(through_torchrun, lambda context: (Variable.PORT,) if _together(context) else 0)),
     LauncherFlag("rdzv_backend", encode=when(through_torchrun, fixed("static")),
                  source=rule("the file's value is never applied; static ranks follow the node's rank")),

@@ -170,51 +170,41 @@ def _zero_notices(context: Context) -> Iterator[Notice]:
 
 def problems(context: Context) -> Iterator[Diagnostic]:
     """Every given value that would be dropped, though others of the same key reach the program."""
-    for find in (_by_strategy, _compilation, _sharding, _whole_batch, _variables):
-        yield from find(context)
+    for key, why, hint in _dropped(context):
+        what = f"{key} {setting(context, key)} cannot reach a program of kind accelerate"
+        yield context.resolved.error(key, what, hint, why=why)
+    yield from _whole_batch(context)
+    yield from _variables(context)
 
 
-def _by_strategy(context: Context) -> Iterator[Diagnostic]:
-    strategy, every = context.recipe.strategy, context.recipe.efficiency.gradient_checkpointing.every
+def _dropped(context: Context) -> Iterator[tuple[str, str, str]]:
+    """The key, why its value is dropped, and what to do."""
+    strategy, efficiency = context.recipe.strategy, context.recipe.efficiency
+    every, compiles, key = efficiency.gradient_checkpointing.every, efficiency.compile, "efficiency.compile"
     if given(context, "train.max_grad_norm") and not context.zero:
         why = "only DeepSpeed clips by itself; otherwise the script calls clip_grad_norm_"
-        yield _error(context, "train.max_grad_norm", why, "pass what the script takes in program.args")
+        yield "train.max_grad_norm", why, "pass what the script takes in program.args"
     if given(context, "data.pin_memory") and context.topology.device == "cuda":
-        why = "the script makes its own DataLoader"
-        yield _error(context, "data.pin_memory", why, "pass what the script takes in program.args")
+        yield "data.pin_memory", "the script makes its own DataLoader", "pass what the script takes in program.args"
     if given(context, "strategy.bucket_mb") and isinstance(strategy, Ddp):
-        yield _error(context, "strategy.bucket_mb", _KWARGS, "give it there, as bucket_cap_mb")
+        yield "strategy.bucket_mb", _KWARGS, "give it there, as bucket_cap_mb"
     if every and not isinstance(strategy, Fsdp):
-        why = "accelerate recomputes activations under fsdp only"
-        yield _error(
-            context, CHECKPOINTING, why, "switch it on in the script, as model.gradient_checkpointing_enable()"
-        )
+        hint = "switch it on in the script, as model.gradient_checkpointing_enable()"
+        yield CHECKPOINTING, "accelerate recomputes activations under fsdp only", hint
     elif every and every is not True:
-        why = "accelerate recomputes every wrapped unit or none"
-        yield _error(context, CHECKPOINTING, why, f"set {CHECKPOINTING} to true")
-
-
-def _compilation(context: Context) -> Iterator[Diagnostic]:
-    chosen, key = context.recipe.efficiency.compile, "efficiency.compile"
-    if chosen.enabled and chosen.backend.lower() not in BACKENDS:
-        why = f"accelerate takes {', '.join(BACKENDS)}"
-        yield _error(context, f"{key}.backend", why, "choose one of these, or compile in the script")
-    if chosen.enabled and chosen.dynamic is None and given(context, f"{key}.dynamic"):
+        yield CHECKPOINTING, "accelerate recomputes every wrapped unit or none", f"set {CHECKPOINTING} to true"
+    if compiles.enabled and compiles.backend.lower() not in BACKENDS:
+        hint = "choose one of these, or compile in the script"
+        yield f"{key}.backend", f"accelerate takes {', '.join(BACKENDS)}", hint
+    if compiles.enabled and compiles.dynamic is None and given(context, f"{key}.dynamic"):
         why = "accelerate launch knows yes and no only, and takes no for nothing"
-        yield _error(context, f"{key}.dynamic", why, "write true or false")
-
-
-def _sharding(context: Context) -> Iterator[Diagnostic]:
-    strategy = context.recipe.strategy
-    if not isinstance(strategy, Fsdp):
-        return
-    for key in of_first_version(context):
-        hint = f"leave {key} out, or set strategy.version to 1"
-        yield _error(context, key, "version 2 has no such setting", hint)
-    if strategy.version == 1 and strategy.cpu_ram_efficient_loading and strategy.sync_module_states is False:
-        key = "strategy.cpu_ram_efficient_loading"
+        yield f"{key}.dynamic", why, "write true or false"
+    for name in of_first_version(context):
+        yield name, "version 2 has no such setting", f"leave {name} out, or set strategy.version to 1"
+    loads_once = isinstance(strategy, Fsdp) and strategy.version == 1 and strategy.cpu_ram_efficient_loading
+    if loads_once and setting(context, "strategy.sync_module_states") is False:
         why = "weights that rank 0 alone loads reach the others by sync_module_states, which is false"
-        yield _error(context, key, why, "leave one of the two out")
+        yield "strategy.cpu_ram_efficient_loading", why, "leave one of the two out"
 
 
 def _whole_batch(context: Context) -> Iterator[Diagnostic]:
@@ -237,8 +227,3 @@ def _variables(context: Context) -> Iterator[Diagnostic]:
             what = f"{key.partition('.')[0]} names {name}, which the plan decides"
             hint = "use strategy, precision, efficiency or batch.accumulation"
             yield context.resolved.error(key, what, hint)
-
-
-def _error(context: Context, key: str, why: str, hint: str) -> Diagnostic:
-    what = f"{key} {setting(context, key)} cannot reach a program of kind accelerate"
-    return context.resolved.error(key, what, hint, why=why)

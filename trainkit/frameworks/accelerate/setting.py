@@ -14,11 +14,6 @@ from trainkit.recipe.schema import Fsdp
 Encoder = Callable[[Context], Any]
 
 
-def always(context: Context) -> bool:
-    """In every plan's file."""
-    return True
-
-
 def never(context: Context) -> bool:
     """In no plan's file."""
     return False
@@ -35,7 +30,7 @@ class Setting(LauncherFlag):
 
     variable: str = ""
     text: Callable[[Any], str] = str
-    in_file: Callable[[Context], bool] = always
+    in_file: Callable[[Context], bool] = lambda context: True
     flag: bool = True
     idle: tuple[Any, ...] | None = None
 

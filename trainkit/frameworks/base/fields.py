@@ -34,14 +34,6 @@ class Unsupported:
     instead: str = ""
 
 
-def _unset(context: Context) -> Unset:
-    return UNSET
-
-
-def _unknown(value: Any) -> Unsupported:
-    return Unsupported("a recipe has no such setting")
-
-
 @dataclass(frozen=True, slots=True)
 class Field:
     """One setting of a foreign tool.
@@ -56,8 +48,8 @@ class Field:
 
     name: str
     keys: tuple[str, ...] = ()
-    encode: Callable[[Context], Any] = _unset
-    decode: Callable[[Any], Settings | Unsupported] = _unknown
+    encode: Callable[[Context], Any] = lambda context: UNSET
+    decode: Callable[[Any], Settings | Unsupported] = lambda value: Unsupported("a recipe has no such setting")
     default: Any = UNSET
     since: str = ""
     until: str = ""

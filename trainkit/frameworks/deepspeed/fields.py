@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from trainkit.frameworks.base.fields import UNSET, Settings, Unsupported, boolean, same, setting
 from trainkit.frameworks.deepspeed import readers
@@ -246,14 +246,6 @@ CARRIED: frozenset[str] = frozenset(
 STRATEGY_KEYS = tuple(dict.fromkeys(key for row in FIELDS for key in row.keys if key.startswith("strategy.")))[1:]
 
 
-class Said(NamedTuple):
-    """A setting of the recipe, the key of the file that says it, and its value."""
-
-    setting: str
-    key: str
-    value: Any
-
-
 def faults(tree: Any) -> Iterator[tuple[str, str, str]]:
     """Key by key, what a recipe cannot build upon: what is wrong, and what to write."""
     for key, instead in OUTDATED.items():
@@ -271,8 +263,8 @@ def formats(tree: Any) -> tuple[str, ...]:
     return tuple(name for name, keys in rows.items() if any(value_at(tree, key) is True for key in keys))
 
 
-def sharding(tree: Any, stage: int) -> Iterator[Said]:
-    """Everything that the file says and a strategy of this stage has a setting for, apart from sizes."""
+def sharding(tree: Any, stage: int) -> Iterator[tuple[str, str, Any]]:
+    """What the file says and a strategy of this stage has a setting for, apart from sizes: setting, key and value."""
     seen = {"strategy.kind"}  # of two folders for one setting, the second is a disagreement with the file
     for row in FIELDS:
         section, _, last = row.name.rpartition(".")
@@ -284,4 +276,4 @@ def sharding(tree: Any, stage: int) -> Iterator[Said]:
         if isinstance(found, Unsupported) or seen >= found.keys():
             continue
         seen |= found.keys()
-        yield from (Said(setting, row.name, each) for setting, each in found.items())
+        yield from ((name, row.name, each) for name, each in found.items())

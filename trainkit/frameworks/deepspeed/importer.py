@@ -90,10 +90,10 @@ def _strategy(entries: Entries) -> None:
     entries.read.add(STAGE)
     if not (stage := entries.stage):
         return
-    for said in sharding(entries.source.tree, stage):
-        entries.read.add(said.key)
-        if said.value != "none":
-            entries.put(said.key, said.setting, said.value)
+    for setting, key, value in sharding(entries.source.tree, stage):
+        entries.read.add(key)
+        if value != "none":
+            entries.put(key, setting, value)
     for name in OFFLOADS:
         row = ROWS[f"{ZERO}.{name}.device"]
         entries.read.add(f"{ZERO}.{name}.nvme_path")
@@ -120,8 +120,7 @@ def _contradicted(entries: Entries, section: str) -> None:
         f"{entries.stage}: nothing of {section} is taken over."
     )
     entries.read |= {key for key, _ in leaves(entries.source.tree) if f"{key}.".startswith(f"{section}.")}
-    hint = f"remove {section}, or set {STAGE} to 3"
-    entries.obstacles.append((section, f"{section} is for ZeRO stage 3", hint))
+    entries.obstacles.append((section, f"{section} is for ZeRO stage 3", f"remove {section}, or set {STAGE} to 3"))
 
 
 def _buckets(entries: Entries) -> None:

@@ -76,7 +76,7 @@ def deepspeed(use: Use) -> Outcome:
         origin = file.at(f"{ZERO}.stage")
         return [], [use.error(f"{use.value}: {what}, expected 1, 2 or 3", hint, why=why, origin=origin)]
     found = [use.error(f"{use.value}: {what}", hint, origin=file.at(key)) for key, what, hint in faults(file.tree)]
-    said = [Assignment(each.setting, each.value, file.at(each.key)) for each in sharding(file.tree, stage)]
+    said = [Assignment(name, value, file.at(key)) for name, key, value in sharding(file.tree, stage)]
     kind, path = KINDS[stage], absolute(file.path, use.cwd)
     chosen = [use.assign("strategy.kind", kind), use.assign("strategy.config", path)]
     return ([], found) if found else ([*chosen, *said], [])
