@@ -13,6 +13,7 @@ from trainkit.plan.combination import Refusal
 from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
 from trainkit.plan.provenance import SourcedVariable, variable
+from trainkit.recipe.schema.launching import SELF_WRAPPING
 
 if TYPE_CHECKING:
     from trainkit.frameworks.base.draft import Draft, ImportContext
@@ -30,8 +31,6 @@ escape = unchanged
 SWITCHES, VALUES = frozenset("BEIOPRbdiqsSuvx"), frozenset("WX")
 
 ALONE = "one process is rank 0 of 1; a launcher would say so"
-# Programs whose libraries wrap the model in DDP as soon as there is a LOCAL_RANK (accelerate, state.py).
-FORM_GROUPS = ("hf", "accelerate")
 
 
 def local_rank(context: Context) -> str:
@@ -68,7 +67,7 @@ def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherC
 def environment(context: Context) -> tuple[SourcedVariable, ...]:
     """The rank environment of a single process; none where libraries would take it for a wish for DDP."""
     apart = context.recipe.strategy.kind == "single" or context.topology.device == "xla"
-    if apart and context.recipe.program.kind in FORM_GROUPS:
+    if apart and context.recipe.program.kind in SELF_WRAPPING:
         return ()
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     port = "a free port of this machine, so that a process group can be formed"

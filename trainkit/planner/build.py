@@ -22,13 +22,13 @@ from trainkit.plan.model import (
     PlannedFile,
     Provenance,
     TechniqueInForce,
+    Topology,
     Variable,
 )
 from trainkit.plan.provenance import Source, Token, module, texts, token
 from trainkit.plan.support import unreached
 from trainkit.planner import expected
 from trainkit.planner.batch import solve_batch
-from trainkit.planner.choices import choose_launcher, strategy_choice
 from trainkit.planner.compatibility import unsupported
 from trainkit.planner.dtype import choose_dtype
 from trainkit.planner.env import check_environment, overwritten, plan_environment
@@ -38,6 +38,7 @@ from trainkit.planner.numa import core_argv
 from trainkit.planner.placement import name_cards, place
 from trainkit.planner.resume import Reader, SavedCheckpoint, choose_resume
 from trainkit.planner.techniques import TECHNIQUES, value_of
+from trainkit.recipe.schema import Fsdp, Recipe
 
 if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
@@ -45,6 +46,22 @@ if TYPE_CHECKING:
 __all__ = ["SavedCheckpoint", "build_plan", "decide"]
 
 WRAPPER = "trainkit.runner.rank keeps each rank's log, exit record and signals; the bare command runs without it"
+
+STRATEGY_REASON = {
+    "single": "one process trains on one device",
+    "ddp": "each rank holds the whole model; gradients are averaged",
+    "fsdp": "parameters, gradients and optimizer state are sharded over the ranks (FSDP2)",
+    "zero1": "DeepSpeed partitions the optimizer state",
+    "zero2": "DeepSpeed partitions optimizer state and gradients",
+    "zero3": "DeepSpeed partitions optimizer state, gradients and parameters",
+}
+# kind of program -> who sets the strategy up there; the built-in trainer does by itself
+SET_UP_BY = {
+    "hf": "done by Trainer, which is told: ",
+    "accelerate": "done by Accelerator(), which is told: ",
+    "deepspeed": "done by DeepSpeed, which is told in its file: ",
+    "torch": "your program's own part: ",
+}
 
 
 def build_plan(resolved: Resolved, facts: Facts, saved: Sequence[SavedCheckpoint] = ()) -> Planned:
@@ -62,7 +79,7 @@ def build_plan(resolved: Resolved, facts: Facts, saved: Sequence[SavedCheckpoint
         name=recipe.name,
         recipe_digest=recipe_digest(recipe),
         training_digest=context.training_digest,
-        strategy=strategy_choice(recipe, context.topology.device),
+        strategy=_strategy(recipe, context.topology.device),
         launcher=launcher,
         program=Choice(recipe.program.kind, program.reason(context)),
         device=device,
@@ -105,7 +122,7 @@ def decide(
         placement = place(resolved, facts)
     except RecipeError as error:  # nothing else can be known without it
         raise RecipeError([*problems, *error.diagnostics]) from error
-    launcher = choose_launcher(recipe, placement.topology)
+    launcher = _choose_launcher(recipe, placement.topology)
     base = None if resolved.given("precision.dtype") else resolved.attachments.get("strategy.config")
     dtype = choose_dtype(recipe, placement.topology.device, placement.cards, base.tree if base else None)
     problems += unsupported(resolved, placement.topology, placement.cards, launcher.kind, dtype)
@@ -123,6 +140,27 @@ def decide(
     if found := tuple(program.problems(context)) or tuple(overwritten(context)):
         raise RecipeError(found)
     return context, launcher, Choice(topology.device, placement.device_reason), placement.notices + notices
+
+
+def _choose_launcher(recipe: Recipe, topology: Topology) -> Choice:
+    """As asked for, else the program's own launcher, else `python` for one process and `torchrun` for several."""
+    if recipe.launcher.kind != "auto":
+        return Choice(recipe.launcher.kind, "launcher.kind asks for it")
+    if recipe.program.kind == "accelerate" and topology.device != "xla":
+        return Choice("accelerate", "scripts on Accelerator() are made for it")
+    if topology.world_size == 1:
+        return Choice("python", "one process needs no launcher")
+    return Choice("torchrun", f"{topology.world_size} processes")
+
+
+def _strategy(recipe: Recipe, device: str) -> Choice:
+    """The recipe's strategy, with what it does and who sees to it."""
+    reason = STRATEGY_REASON[recipe.strategy.kind]
+    if isinstance(recipe.strategy, Fsdp) and device == "xla":
+        reason = reason.replace("ranks (FSDP2)", "chips (torch_xla's FSDP)")
+    elif isinstance(recipe.strategy, Fsdp) and recipe.strategy.version == 1:
+        reason = reason.replace("FSDP2", "FSDP1")
+    return Choice(recipe.strategy.kind, f"{SET_UP_BY.get(recipe.program.kind, '')}{reason}")
 
 
 def _command(context: Context) -> tuple[Command, tuple[Source, ...]]:

@@ -8,17 +8,16 @@ from trainkit.lazy import load
 from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
 from trainkit.plan.provenance import Source, SourcedFile, Token, token
+from trainkit.recipe.schema.launching import OWN_DEFAULTS, SELF_WRAPPING
 
 EXPECTED = "expected.json"
 RULE = "the first optimizer step of each rank is compared with the plan, through a hook on PYTHONPATH"
-BY_DEFAULT = ("hf", "accelerate")  # kinds whose libraries set the strategy up themselves
-GIVEN_DTYPE = ("hf", "accelerate", "deepspeed")  # kinds that are given the number format
 
 
 def is_verified(context: Context) -> bool:
     """Whether the run has to show what is in force."""
     program = context.recipe.program
-    return program.kind in BY_DEFAULT if program.verify == "auto" else program.verify
+    return program.kind in SELF_WRAPPING if program.verify == "auto" else program.verify
 
 
 def wrapper(context: Context) -> tuple[Token, ...]:
@@ -38,7 +37,7 @@ def files(context: Context) -> tuple[SourcedFile, ...]:
         "strategy": (context.recipe.strategy.kind, Source(("strategy.kind",))),
         "world_size": (context.topology.world_size, Source(("nodes.processes_per_node", "nodes.count"))),
         "device": (context.topology.device, Source(("devices.type",))),
-        "dtype": (context.dtype if program in GIVEN_DTYPE and given else None, Source(("precision.dtype",))),
+        "dtype": (context.dtype if program in OWN_DEFAULTS and given else None, Source(("precision.dtype",))),
     }
     content = {name: value for name, (value, _) in expected.items()}
     sources = {name: source for name, (_, source) in expected.items()}

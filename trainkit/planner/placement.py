@@ -29,12 +29,12 @@ from trainkit.machine.selection import (
     unread,
 )
 from trainkit.plan.model import NodeGroup, Notice, Topology
-from trainkit.planner.choices import Device, choose_device
+from trainkit.text import MIB, counted
 
 if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
 
-MIB = 2**20
+Device = Literal["cpu", "cuda", "mps", "xla"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Placement:
 
 def place(resolved: Resolved, facts: Facts) -> Placement:
     """Decide device, processes per node and cards. Raises RecipeError for what is wrong on any machine."""
-    device, reason = choose_device(resolved, facts)
+    device, reason = _choose_device(resolved, facts)
     if device == "cuda":
         return _place_on_cards(resolved, facts, reason)
     recipe = resolved.recipe
@@ -62,6 +62,26 @@ def place(resolved: Resolved, facts: Facts) -> Placement:
         processes = 1 if device in ("mps", "xla") or recipe.strategy.kind == "single" else 2
     group = NodeGroup(recipe.nodes.count, processes, (device,) * processes)
     return Placement(Topology(device, (group,)), (), reason, tuple(_off_cards(resolved, facts, device, reason)))
+
+
+def _choose_device(resolved: Resolved, facts: Facts) -> tuple[Device, str]:
+    """The kind of device and why: as asked for, else CUDA, then MPS, then CPU; never XLA by itself."""
+    devices = resolved.recipe.devices
+    if devices.select == "none":
+        if devices.type in {"cuda", "mps", "xla"}:
+            what = f"devices.type is {devices.type}, but devices.select is none"
+            hint = "leave devices.select out to use a card, or set devices.type to cpu"
+            raise RecipeError(resolved.error("devices.select", what, hint))
+        return "cpu", "devices.select is none"
+    if devices.type != "auto":
+        return devices.type, f"devices.type is {devices.type}"
+    if not isinstance(devices.select, str) or devices.select == "free":
+        return "cuda", "devices.select asks for cards"
+    if allocation(facts):
+        return "cuda", f"{counted(len(allocation(facts)), 'GPU')} can be used here"
+    if facts.gpus:
+        return "cpu", f"{restriction(facts) or 'MIG'} hides every GPU"
+    return ("mps", "Apple silicon without a CUDA card") if facts.mps else ("cpu", "there is no GPU here")
 
 
 def _off_cards(resolved: Resolved, facts: Facts, device: Device, reason: str) -> Iterator[Notice]:

@@ -16,7 +16,13 @@ class Section(BaseModel):
 
     # Validators are built once, as parts of the whole recipe's, instead of once more for each section alone.
     model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, populate_by_name=True, protected_namespaces=(), defer_build=True
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        populate_by_name=True,
+        protected_namespaces=(),
+        defer_build=True,
+        allow_inf_nan=False,
     )
 
     # The setting that a single value sets where the section is not written as a mapping (`precision: bf16`).

@@ -13,6 +13,8 @@ Scalar = str | int | float | bool | None
 Reporter = Literal["tensorboard", "wandb"]
 # Programs that keep their own defaults: what a recipe leaves out is not given to them.
 OWN_DEFAULTS = ("hf", "accelerate", "deepspeed")
+# Programs whose libraries set the strategy up themselves, as soon as there is a LOCAL_RANK (accelerate, state.py).
+SELF_WRAPPING = ("hf", "accelerate")
 _PORT = r"(?:[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5])"  # 1 to 65535
 
 

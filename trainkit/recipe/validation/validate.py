@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -100,10 +99,8 @@ def validate_layer(layer: Layer, kinds: Mapping[str, str], skip: Callable[[Any],
 def validate(tree: Mapping[str, Any], locate: Locate) -> tuple[Recipe | None, list[Diagnostic]]:
     """The recipe, or every error in the merged tree."""
     complete = with_kinds(tree)
-    # pydantic takes inf and nan for floats, and no bound would explain them.
-    errors = list(_not_finite(complete, "", locate))
     try:
-        return (None, errors) if errors else (Recipe.model_validate(complete), [])
+        return Recipe.model_validate(complete), []
     except ValidationError as error:
         return None, list(_translate(error.errors(include_url=False), complete, locate))
 
@@ -206,12 +203,3 @@ def _foreign(key: str, rest: tuple[int | str, ...], tree: Mapping[str, Any], loc
     if locate(f"{section}.kind") == locate(section):  # this layer leaves the kind to others
         hint += f"; with `kind: {owner}` beside it, it yields to the kind of a stronger layer"
     yield Diagnostic("error", what, full, locate(full), hint=hint)
-
-
-def _not_finite(value: Any, key: str, locate: Locate) -> Iterator[Diagnostic]:
-    if isinstance(value, float) and not math.isfinite(value):
-        what = f"{key} must be a finite number, not {value}"
-        yield Diagnostic("error", what, key, locate(key), hint="write a number")
-    elif isinstance(value, (dict, list)):
-        for name, each in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _not_finite(each, f"{key}.{name}" if key else str(name), locate)
