@@ -170,11 +170,10 @@ def _wrong(
         hint = f"write `{key}: {{kind: {value}}}`" if kind else f"write `{key}:` and its settings indented below"
         what = f"{key} must be a mapping, not {shown(key, value)}"
         return Diagnostic("error", what, key, locate(key), section.description, hint)
-    # The list element or mapping entry that a location names, behind the names of union members.
+    # The list elements and mapping entries that a location names, behind the names of union members.
     for part in rest:
         if part in (range(len(value)) if isinstance(value, list) else value if isinstance(value, Mapping) else ()):
             key, setting, value = f"{key}.{part}", inside(setting, type(value)), value[part]
-            break
     what, why, hint = complain(setting, key, value)
     return Diagnostic("error", what, key, locate(key), why, hint)
 
