@@ -225,7 +225,15 @@ def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherC
     if draft.get("nodes.count"):
         read_rendezvous(draft, named)
         done |= {"rdzv_endpoint", "master_addr", "master_port"}
-    processes = _read_processes(draft, context, named["nproc_per_node"]) if "nproc_per_node" in named else 1
+    processes: Any = 1
+    if "nproc_per_node" in named:
+        # One for each card, None here, where a word names the kind of device: the words are trainkit's own too.
+        use = named["nproc_per_node"]
+        apply_flag(draft, context, use.name, use.value, use.origin)
+        processes = draft.get("nodes.processes_per_node")
+        if processes in (1, "auto"):
+            draft.settings.pop("nodes.processes_per_node", None)
+        processes = processes if isinstance(processes, int) else None
     put_settings(draft, FLAGS, used, done | {"nnodes"})
     # torch.distributed.launch adds --local-rank unless it is given --use_env; torchrun fills in a macro.
     adds = posixpath.basename(argv[0]) == "torch.distributed.launch" and "use_env" not in named
@@ -245,12 +253,3 @@ def read_rendezvous(draft: Draft, named: Mapping[str, FlagUse]) -> None:
     elif host is not None:
         port = named["master_port"].value if "master_port" in named else "29500"
         draft.set("nodes.rendezvous", f"{host.value}:{port}", host.origin)
-
-
-def _read_processes(draft: Draft, context: ImportContext, use: FlagUse) -> int | None:
-    """The processes of each node, None for one on each card; the words for kinds of devices are trainkit's own too."""
-    apply_flag(draft, context, use.name, use.value, use.origin)
-    count = draft.get("nodes.processes_per_node")
-    if count in (1, "auto"):
-        draft.settings.pop("nodes.processes_per_node", None)
-    return count if isinstance(count, int) else None

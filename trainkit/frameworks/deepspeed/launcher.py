@@ -231,16 +231,13 @@ def _read_count(draft: Draft, context: ImportContext, use: FlagUse) -> int | Non
     """The number of cards, which are the first ones whatever CUDA_VISIBLE_DEVICES says."""
     chosen = draft.get("devices.select")
     assignments, problems = read_flag(draft, context, replace(use, name="num_gpus"))
-    draft.problems += problems
-    if problems:
-        return None
+    if problems or not isinstance(chosen, list):
+        draft.put_all(assignments, problems)
+        return None if problems else int(use.value or "1")
     count = int(use.value or "1")
-    if isinstance(chosen, list):
-        draft.remark(
-            f"deepspeed --num_gpus {use.value} ignores CUDA_VISIBLE_DEVICES and runs on cards "
-            f"{','.join(map(str, range(count)))}; the recipe takes those that the variable names."
-        )
-        draft.set("nodes.processes_per_node", count, use.origin)
-        return count
-    draft.put_all(assignments, ())
+    draft.remark(
+        f"deepspeed --num_gpus {use.value} ignores CUDA_VISIBLE_DEVICES and runs on cards "
+        f"{','.join(map(str, range(count)))}; the recipe takes those that the variable names."
+    )
+    draft.set("nodes.processes_per_node", count, use.origin)
     return count
