@@ -181,12 +181,8 @@ def export(context: Context, name: str, folder: str) -> Exported:
     if reason:
         hint = f"other formats: {', '.join(each for each in EXPORTS if each != name)}"
         raise RecipeError(f"the plan cannot be exported to {name}: {reason}", hint=hint)
-    return Exported(EXPORTS[name].files(context, folder), _left(context, name), EXPORTS[name].notes(context))
-
-
-def _left(context: Context, name: str) -> tuple[str, ...]:
-    """Settings that a layer gives and that do not reach the tool, in the order in which they were given."""
     resolved = context.resolved
     there = carried(context, name) | {key for key, each in exceptions(context, name).items() if each.reaches}
     given = [key for key in resolved.history if resolved.given(key) and key not in ("version", "name")]
-    return tuple(key for key in given if not below(key, there))
+    left = tuple(key for key in given if not below(key, there))
+    return Exported(EXPORTS[name].files(context, folder), left, EXPORTS[name].notes(context))

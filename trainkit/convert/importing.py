@@ -187,20 +187,15 @@ def _section(draft: Draft, name: str, value: Any) -> Iterator[str]:
     ]
     for reason in dict.fromkeys(reasons):
         yield from comment(reason, WIDTH)
-    if name == "program":
-        yield from _program(value)
+    if name != "program":
+        yield from fitted(name, shortened(value, name), WIDTH)
         return
-    yield from fitted(name, shortened(value, name), WIDTH)
-
-
-def _program(tree: Mapping[str, Any]) -> Iterator[str]:
     yield "program:"
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from block({name: value}, _argument, "program", "  ")
+    for part, each in value.items():
+        if isinstance(each, Mapping):
+            yield from block({part: each}, _argument, "program", "  ")
         else:
-            leaf = _argument if name == "args" else flow
-            yield from fitted(name, value, WIDTH, leaf, key="program", indent="  ")
+            yield from fitted(part, each, WIDTH, _argument if part == "args" else flow, key="program", indent="  ")
 
 
 def _argument(value: Any, _key: str) -> str:

@@ -59,7 +59,12 @@ def override_layers(
             use = Use(each.flag.name, each.value, origin, cwd, files, lambda key: typed.get(key) or current(key), given)
             assignments, diagnostics = each.flag.read(use)
         else:
-            assignments, diagnostics = _dotted(each, origin)
+            value, diagnostics = read_value(each.key, each.value or "", origin)
+            if each.key.partition(".")[0] == "extends":
+                what, hint = "a flag cannot change `extends`", "use --with PRESET"
+                diagnostics = [Diagnostic("error", what, "extends", origin, hint=hint)]
+            failed = any(problem.severity == "error" for problem in diagnostics)
+            assignments = [] if failed else [Assignment(each.key, value, origin, each.modifier)]
         found += diagnostics
         if assignments:  # a layer each, so that `explain` shows a flag that a later one on the line replaces
             layers.append(layer_of("flag", strength, cwd, assignments))
@@ -89,15 +94,6 @@ def argument_layer(arguments: Sequence[str], strength: int, cwd: str, current: C
     shown = mask_line(" ".join(arguments))
     origin = Origin("command line", strength, "words behind --", length=len(shown), text=shown)
     return layer_of("command line", strength, cwd, [Assignment(ARGUMENTS, [*before, *arguments], origin)])
-
-
-def _dotted(word: _Word, origin: Origin) -> tuple[list[Assignment], list[Diagnostic]]:
-    if word.key == "extends" or word.key.startswith("extends."):
-        return [], [Diagnostic("error", "a flag cannot change `extends`", "extends", origin, hint="use --with PRESET")]
-    value, found = read_value(word.key, word.value or "", origin)
-    if any(each.severity == "error" for each in found):
-        return [], found
-    return [Assignment(word.key, value, origin, word.modifier)], found
 
 
 def _split(words: Sequence[str], strength: int, found: list[Diagnostic]) -> Iterator[_Word]:

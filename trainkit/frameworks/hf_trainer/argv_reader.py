@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -73,15 +74,10 @@ def agrees(flag: ScriptFlag, value: Any) -> bool:
     if isinstance(value, bool):
         return flag.switch is value
     if isinstance(value, int | float):
-        return len(flag.values) == 1 and _number(flag.values[0]) == value
+        with suppress(ValueError):
+            return len(flag.values) == 1 and float(flag.values[0]) == value
+        return False
     return flag.values == rendered(value)
-
-
-def _number(word: str) -> float | None:
-    try:
-        return float(word)
-    except ValueError:
-        return None
 
 
 def flags_in_file(draft: Draft, context: ImportContext, argv: Sequence[str]) -> list[str]:

@@ -36,12 +36,6 @@ def _only(name: str, accepted: Any, why: str) -> Field:
     return Field(name, decode=decode)
 
 
-def _xla_settings(value: Any) -> Settings | Unsupported:
-    if not isinstance(value, dict):
-        return Unsupported("a mapping is expected", 'write {"compute_dtype": "bfloat16"}')
-    return {"strategy.xla_settings": value}
-
-
 def _if_said(context: Context) -> Any:
     """What is left to transformers where the recipe says nothing."""
     return recomputes(context) if said(context, CHECKPOINTING) else UNSET
@@ -66,7 +60,11 @@ XLA: tuple[Field, ...] = (
         "xla_fsdp_settings",
         ("strategy.xla_settings",),
         lambda context: chosen(context, "strategy.xla_settings") or UNSET,
-        _xla_settings,
+        lambda value: (
+            {"strategy.xla_settings": value}
+            if isinstance(value, dict)
+            else Unsupported("a mapping is expected", 'write {"compute_dtype": "bfloat16"}')
+        ),
     ),
     switch("xla_fsdp_grad_ckpt", CHECKPOINTING, _if_said),
     # without the key Trainer wraps by the model's _no_split_modules
