@@ -4,70 +4,100 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 from trainkit.errors import Diagnostic
 from trainkit.flags.flag import Flag, Outcome, Reader, Use, setting_reader
 from trainkit.lazy import call
+from trainkit.optimizers import OPTIMIZERS
 from trainkit.recipe.layers.assignment import Assignment
 from trainkit.recipe.layers.layer import ARGUMENTS
 from trainkit.recipe.schema.launching import Reporter
 
 ONLY_AT_THE_END = 1_000_000_000  # eval.every_steps evaluates at the end in any case
 _PROCESSES = "nodes.processes_per_node"
-# What knows HF's names and values, the words of --fsdp and the files of --fsdp_config and --deepspeed.
-_HF = "trainkit.frameworks.hf_trainer.named_flags"
-_BY_FIELD = call(f"{_HF}:by_field")
+_REPORTERS = get_args(Reporter)
+# What knows the words of --fsdp and the files of --fsdp_config and --deepspeed; imported for them alone.
+_STRATEGY = "trainkit.frameworks.hf_trainer.strategy_flags"
+
+
+def _reporters(value: Any) -> Mapping[str, Any]:
+    names = value if isinstance(value, list) else str(value or "").strip("[]").replace(",", " ").split()
+    return {"logging.report_to": [] if names == ["none"] else list(_REPORTERS) if names == ["all"] else names}
+
+
+# Settings that a value of HF's means where it is not the recipe's own: for flags, and for the fields of that name.
+HF_VALUES: Mapping[str, Callable[[Any], Mapping[str, Any]]] = {
+    "max_steps": lambda value: {"train.steps": None if value == -1 else value},
+    "optim": lambda value: {
+        "optimizer.name": next((name for name, each in OPTIMIZERS.items() if value in each.hf_aliases), value)
+    },
+    "report_to": _reporters,
+    "resume_from_checkpoint": lambda value: {
+        "checkpoint.resume": {"true": "auto", "false": "never"}.get(str(value).lower(), value)
+    },
+    # Naming a backend or a mode switches compilation on in Trainer.
+    "torch_compile_backend": lambda value: {"efficiency.compile.enabled": True, "efficiency.compile.backend": value},
+    "torch_compile_mode": lambda value: {"efficiency.compile.enabled": True, "efficiency.compile.mode": value},
+}
+
+
+def _by_value(key: str) -> Reader:
+    """Set a key, and what goes with it, to what HF's value of the flag means."""
+
+    def read(use: Use) -> Outcome:
+        assignments, found = setting_reader(key)(use)
+        settings = HF_VALUES[use.name](assignments[0].value) if assignments else {}
+        # What a flag only implies gives way to the flag that says it.
+        said = [each for each in settings if each == key or "torch_compile" not in use.given]
+        return [use.assign(each, settings[each]) for each in said], found
+
+    return read
+
 
 SPECIAL = [
     Flag(
         '--fsdp ["WORDS"]',
         ("strategy.kind", "strategy.sharding", "strategy.auto_wrap", "strategy.offload"),
         "Shard with FSDP2. Words: full_shard or shard_grad_op, auto_wrap, offload.",
-        call(f"{_HF}:fsdp"),
+        call(f"{_STRATEGY}:fsdp"),
     ),
     Flag(
         "--fsdp_config FILE",
         ("strategy",),
         "A JSON or YAML file with HF's FSDP settings.",
-        call(f"{_HF}:fsdp_config"),
+        call(f"{_STRATEGY}:fsdp_config"),
     ),
     Flag(
         "--deepspeed FILE",
         ("strategy.kind", "strategy.config"),
         "A DeepSpeed JSON file: its ZeRO stage is the strategy, and it is the base of the generated file.",
-        call(f"{_HF}:deepspeed"),
+        call(f"{_STRATEGY}:deepspeed"),
     ),
     Flag(
         "--torch_compile_backend BACKEND",
         ("efficiency.compile.backend", "efficiency.compile.enabled"),
         "Compile with this backend.",
-        _BY_FIELD,
+        _by_value("efficiency.compile.backend"),
     ),
     Flag(
         "--torch_compile_mode MODE",
         ("efficiency.compile.mode", "efficiency.compile.enabled"),
         "Compile in this mode.",
-        _BY_FIELD,
+        _by_value("efficiency.compile.mode"),
     ),
     Flag(
         "--optim NAME|pkg.mod:Class",
         ("optimizer.name",),
         "Optimizer: a name as in optimizer.name, or a class by its import path.",
-        _BY_FIELD,
+        _by_value("optimizer.name"),
     ),
-    Flag("--max_steps STEPS", ("train.steps",), "Optimizer steps; -1 for no limit.", _BY_FIELD, "steps"),
+    Flag("--max_steps STEPS", ("train.steps",), "Optimizer steps; -1 for no limit.", _by_value("train.steps"), "steps"),
     Flag(
         "--resume_from_checkpoint true|false|PATH",
         ("checkpoint.resume",),
         "true: the newest complete checkpoint of an earlier run of this name; false: none; or a path.",
-        _BY_FIELD,
-    ),
-    Flag(
-        f"--report_to none|{'|'.join(get_args(Reporter))}",
-        ("logging.report_to",),
-        "Where metrics go besides metrics.jsonl; none for nowhere else.",
-        _BY_FIELD,
+        _by_value("checkpoint.resume"),
     ),
 ]
 
@@ -110,6 +140,16 @@ def _epochs(use: Use) -> Outcome:
     assignments, found = setting_reader("train.epochs")(use)
     if "max_steps" not in use.given and use.current("train.steps") is not None:
         assignments.append(use.assign("train.steps", None))
+    return assignments, found
+
+
+@_flag(f"--report_to none|{'|'.join(_REPORTERS)}", "logging.report_to")
+def _report_to(use: Use) -> Outcome:
+    """Where metrics go besides metrics.jsonl; none for nowhere else."""
+    assignments, found = _by_value("logging.report_to")(use)
+    if unknown := [each for made in assignments for each in made.value if each not in _REPORTERS]:
+        hint = f"write {', '.join(_REPORTERS)} or none; metrics.jsonl is always written, for any other tool to read"
+        return [], [use.error(f"--report_to does not know {unknown[0]!r}", hint, key="logging.report_to")]
     return assignments, found
 
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
+from trainkit.flags.special import HF_VALUES
 from trainkit.frameworks.base import fsdp_settings as sharding
-from trainkit.frameworks.base.fields import UNSET, Field, Settings, Unsupported, by_name, chosen, said
+from trainkit.frameworks.base.fields import UNSET, Field, Unsupported, by_name, chosen, said
 from trainkit.frameworks.hf_trainer import fsdp_config, optimizer
 from trainkit.frameworks.torch_xla import on_xla
 from trainkit.plan.context import Context
-from trainkit.recipe.schema.launching import Reporter
 
 OUTPUT = "output"  # folder in the run directory
-REPORTERS = get_args(Reporter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +101,9 @@ def _recomputing(context: Context) -> Any:
 
 
 def _compiling(name: str) -> Argument:
-    """Naming a backend or a mode switches compilation on in Trainer."""
     on, key = "efficiency.compile.enabled", f"efficiency.compile.{name}"
-    return plain(
-        f"torch_compile_{name}",
-        key,
-        encode=lambda context: chosen(context, key) if chosen(context, on) else UNSET,
-        decode=lambda value: {on: True, key: value},
-    )
+    encode = {"encode": lambda context: chosen(context, key) if chosen(context, on) else UNSET}
+    return plain(f"torch_compile_{name}", key, decode=HF_VALUES[f"torch_compile_{name}"], **encode)
 
 
 def _steps(context: Context) -> Any:
@@ -135,15 +129,6 @@ def _save_strategy(context: Context) -> Any:
 def _of_the_best(name: str, value: Any) -> Argument:
     key = "checkpoint.keep_best"
     return plain(name, key, encode=lambda context: value if chosen(context, key) else UNSET)
-
-
-def _read_report_to(value: Any) -> Settings | Unsupported:
-    names = value if isinstance(value, list) else str(value or "").strip("[]").replace(",", " ").split()
-    names = [] if names == ["none"] else list(REPORTERS) if names == ["all"] else names
-    if unknown := [each for each in names if each not in REPORTERS]:
-        hint = f"write {', '.join(REPORTERS)} or none; metrics.jsonl is always written, for any other tool to read"
-        return Unsupported(f"trainkit does not know {unknown[0]!r}", hint)
-    return {"logging.report_to": names}
 
 
 DECIDED: dict[str, Any] = {"needed": lambda context: True, "owned": True}
@@ -210,7 +195,7 @@ FIELDS: tuple[Argument, ...] = (
         "optimizer.name",
         "adamw_torch_fused",
         encode=optimizer.encode_name,
-        decode=optimizer.decode_name,
+        decode=HF_VALUES["optim"],
         needed=on_xla,  # where the default has no step
     ),
     plain("learning_rate", "optimizer.lr", 5e-5),
@@ -227,7 +212,7 @@ FIELDS: tuple[Argument, ...] = (
         "train.steps",
         -1,
         encode=_steps,
-        decode=lambda value: {"train.steps": None if value == -1 else value},
+        decode=HF_VALUES["max_steps"],
     ),
     plain("num_train_epochs", "train.epochs", 3.0),
     plain("seed", "train.seed", 42),
@@ -250,7 +235,7 @@ FIELDS: tuple[Argument, ...] = (
         "resume_from_checkpoint",
         "checkpoint.resume",
         encode=lambda context: context.resume.path or UNSET,
-        decode=lambda value: {"checkpoint.resume": {"true": "auto", "false": "never"}.get(str(value).lower(), value)},
+        decode=HF_VALUES["resume_from_checkpoint"],
         owned=True,
     ),
     plain("dataloader_num_workers", "data.workers", 0),
@@ -267,7 +252,7 @@ FIELDS: tuple[Argument, ...] = (
         "logging.report_to",
         "none",
         encode=lambda context: list(context.recipe.logging.report_to) or "none",
-        decode=_read_report_to,
+        decode=HF_VALUES["report_to"],
     ),
 )
 _SHARDING = by_name(sharding.FIELDS)

@@ -26,11 +26,6 @@ def encode_name(context: Context) -> Any:
     return Unsupported(*refused) if refused else name
 
 
-def decode_name(value: Any) -> Settings:
-    """The optimizer of any of Trainer's names, which has two for some."""
-    return {"optimizer.name": next((name for name, each in OPTIMIZERS.items() if value in each.hf_aliases), value)}
-
-
 def encode_moment(context: Context, which: str) -> Any:
     """`adam_beta1` and its like, for the optimizers that Trainer hands them to."""
     known = optimizer(context.recipe.optimizer.name)

@@ -1,34 +1,19 @@
-"""Flags of trainkit's own that take what HF's do: values of TrainingArguments, and files of HF's or DeepSpeed's."""
+"""The flags that choose a strategy, by HF's words or by a file of HF's or DeepSpeed's."""
 
 from __future__ import annotations
 
 from trainkit.errors import Diagnostic, RecipeError, UsageError
-from trainkit.flags.flag import Outcome, Use, setting_reader
+from trainkit.flags.flag import Outcome, Use
 from trainkit.frameworks.base.draft import ImportContext
-from trainkit.frameworks.base.fields import Unsupported
 from trainkit.frameworks.base.foreign_file import ForeignFile, read_mapping
 from trainkit.frameworks.base.fsdp_settings import REFUSED, SHARDING
 from trainkit.frameworks.deepspeed.fields import KINDS, ZERO, faults, sharding
-from trainkit.frameworks.hf_trainer.fields import BY_NAME
 from trainkit.frameworks.hf_trainer.fsdp_config import read_fsdp_config
 from trainkit.recipe.layers.assignment import Assignment
 from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.layers.paths import absolute
-from trainkit.recipe.schema.fields import schema
 
 _FSDP_WORDS = (*SHARDING, "auto_wrap", "offload")
-
-
-def by_field(use: Use) -> Outcome:
-    """A flag that means what the field of TrainingArguments of its name means."""
-    field = BY_NAME[use.name]
-    read, found = setting_reader(field.keys[0])(use)
-    settings = field.decode(read[0].value) if read else {}
-    if isinstance(settings, Unsupported):
-        return [], [use.error(f"--{use.name}: {settings.why}", settings.instead, key=field.keys[0])]
-    # What a flag only implies gives way to the flag that says it, as --torch_compile does.
-    said = {setting.key for setting in schema().all_settings() if setting.flag in use.given}
-    return [use.assign(key, value) for key, value in settings.items() if key in field.keys or key not in said], found
 
 
 def fsdp(use: Use) -> Outcome:
