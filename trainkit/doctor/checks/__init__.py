@@ -1,1 +1,1 @@
-"""The checks, by subject; each is listed in `doctor/registry.py`."""
+"""The checks, by subject; each is listed in `doctor/examine.py`."""
