@@ -21,7 +21,7 @@ from trainkit.planner.compatibility import (
     DEVICES,
     STRATEGIES,
     refusals,
-    table_rows,
+    table_cells,
 )
 from trainkit.planner.refusals import REFUSALS
 from trainkit.planner.requirements import REQUIREMENTS, of_tool
@@ -58,7 +58,7 @@ def test_every_strategy_can_run_on_cpu_and_cuda_under_some_launcher_with_one_and
 
 
 def test_the_table_for_people_has_a_row_for_each_strategy_and_launcher() -> None:
-    rows = {(row.strategy, row.launcher): dict(row.cells) for row in table_rows()}
+    rows = table_cells()
     assert len(rows) == len(STRATEGIES) * len(LAUNCHERS)
     assert rows["ddp", "torchrun"] == {"cpu": "yes", "cuda": "yes", "mps": "no"}
     assert rows["ddp", "python"] == {"cpu": "one process", "cuda": "one process", "mps": "no"}

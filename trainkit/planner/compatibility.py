@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, get_args
 
 from trainkit.errors import Diagnostic
@@ -78,26 +77,17 @@ def _combination(recipe: Recipe, topology: Topology, cards: Sequence[Gpu], launc
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One row of the table for people: what a strategy can do under a launcher, by device."""
+def table_cells() -> dict[tuple[str, str], dict[str, str]]:
+    """The table for people: by strategy and launcher what the built-in trainer can do on each device of one node."""
+    answers = {(): "no", ("one",): "one process", ("several",): "several processes", ("one", "several"): "yes"}
+    amounts: tuple[Amount, ...] = get_args(Amount)
 
-    strategy: str
-    launcher: str
-    cells: tuple[tuple[str, str], ...]  # (device, `yes` | `one process` | `several processes` | `no`)
+    def cell(strategy: str, launcher: str, device: str) -> str:
+        asked = {amount: Combination(strategy, launcher, "builtin", device, amount) for amount in amounts}
+        return answers[tuple(amount for amount, combination in asked.items() if not refusals(combination))]
 
-
-def table_rows(program: str = "builtin") -> Iterator[Row]:
-    """Strategy x launcher x device for a program, on one node; the README's table is made from this."""
-    for strategy in STRATEGIES:
-        for launcher in LAUNCHERS:
-            cells = tuple((device, _cell(strategy, launcher, program, device)) for device in DEVICES)
-            yield Row(strategy, launcher, cells)
-
-
-def _cell(strategy: str, launcher: str, program: str, device: str) -> str:
-    amounts: tuple[Amount, ...] = ("one", "several")
-    found = [amount for amount in amounts if not refusals(Combination(strategy, launcher, program, device, amount))]
-    if len(found) == 2:
-        return "yes"
-    return {"one": "one process", "several": "several processes"}[found[0]] if found else "no"
+    return {
+        (strategy, launcher): {device: cell(strategy, launcher, device) for device in DEVICES}
+        for strategy in STRATEGIES
+        for launcher in LAUNCHERS
+    }

@@ -28,6 +28,7 @@ PATTERN_WORDS = {
     "data.collate": "an import path pkg.mod:name",
 }
 _PLAIN = {bool: "true or false", str: "a text", float: "a number", int: "a whole number", types.NoneType: "null"}
+_PLURAL = {"a text": "texts", "a whole number": "whole numbers", "a number": "numbers"}
 # Defaults as a recipe writes them.
 _WRITTEN = {"None": "null", "": '""', "True": "true", "False": "false"}
 _BOUNDS = {
@@ -167,7 +168,8 @@ def _words(annotation: Any, metadata: Iterable[Any] = ()) -> list[str]:
         if origin is Literal:
             found += [_WRITTEN.get(str(choice), str(choice)) for choice in get_args(member)]
         elif origin is list:
-            found.append(f"a list of {_plural(_words(get_args(member)[0]))}{_bounds(constraints)}")
+            elements = [_PLURAL.get(word, word) for word in _words(get_args(member)[0]) if word != "null"]
+            found.append(f"a list of {_either(elements)}{_bounds(constraints)}")
         elif origin is dict:
             found.append("a mapping")
         else:
@@ -185,11 +187,6 @@ def _bounds(constraints: Iterable[Any]) -> str:
     ]
     said += ["not empty" for each in constraints if isinstance(each, annotated_types.MinLen)]
     return f" ({', '.join(said)})" if said else ""
-
-
-def _plural(words: list[str]) -> str:
-    names = {"a text": "texts", "a whole number": "whole numbers", "a number": "numbers"}
-    return _either([names.get(word, word) for word in words if word != "null"])
 
 
 def _either(words: list[str]) -> str:
