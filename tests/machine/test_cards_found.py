@@ -18,7 +18,7 @@ from tests.conftest import Trainkit
 from tests.made_up_cards import GIGABYTE, Cards, card, stand_in
 from trainkit.machine.facts import Facts, GpuProcess
 from trainkit.machine.probe import PROBES, answers, probe
-from trainkit.machine.probes import amd, cpu, kernel_files, nvidia, packages, scheduler
+from trainkit.machine.probes import amd, host, nvidia, packages, scheduler
 from trainkit.runner.report import card_watch
 
 
@@ -146,7 +146,7 @@ def test_amd_cards_are_read_from_the_kernel_in_rocms_order(tmp_path: Path) -> No
         more = "simd_count 304\nunique_id 7211\ngfx_target_version 90402\n" if number else ""
         pairs = "".join(f"{name} {value}\n" for name, value in zip(words[::2], words[1::2], strict=True))
         (nodes / str(number) / "properties").write_text(pairs + more)
-    device = tmp_path / kernel_files.PCI / "0000:63:00.0"
+    device = tmp_path / host.PCI / "0000:63:00.0"
     device.mkdir(parents=True)
     for name, text in {"mem_info_vram_total": "206141652992", "mem_info_vram_used": "1000", "numa_node": "1"}.items():
         (device / name).write_text(f"{text}\n")
@@ -192,7 +192,7 @@ def test_numa_nodes_have_their_cores_and_memory(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "cpulist").write_text(f"{cores}\n")
         (folder / "meminfo").write_text(f"Node {number} MemTotal:       1024 kB\n")
-    assert [(node.index, node.cpus, node.memory_total) for node in cpu.probe_numa(tmp_path)["numa"]] == [
+    assert [(node.index, node.cpus, node.memory_total) for node in host.probe_numa(tmp_path)["numa"]] == [
         (0, (0, 1, 4), 1 << 20),
         (1, (2, 3), 1 << 20),
     ]

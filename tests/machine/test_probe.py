@@ -15,7 +15,7 @@ import pytest
 
 from trainkit.machine.facts import Facts, Gpu
 from trainkit.machine.probe import PROBES, probe
-from trainkit.machine.probes import cpu, host, memory, nvidia, packages
+from trainkit.machine.probes import host, nvidia, packages
 
 GIGABYTE = 1024**3
 
@@ -102,7 +102,7 @@ def test_cores_are_limited_by_affinity_and_by_cgroups_of_both_kinds(
     tmp_path: Path, files: dict[str, str], limit: int | None
 ) -> None:
     affinity = len(os.sched_getaffinity(0))
-    assert cpu.probe(write(tmp_path, files))["cpu_cores"] == (affinity if limit is None else min(limit, affinity))
+    assert host.probe_cpu(write(tmp_path, files))["cpu_cores"] == (affinity if limit is None else min(limit, affinity))
 
 
 @pytest.mark.parametrize(
@@ -118,12 +118,12 @@ def test_cores_are_limited_by_affinity_and_by_cgroups_of_both_kinds(
     ],
 )
 def test_memory_is_limited_by_cgroups_of_both_kinds(tmp_path: Path, files: dict[str, str]) -> None:
-    assert memory.probe(write(tmp_path, files))["memory_total"] == 1048576
+    assert host.probe_memory(write(tmp_path, files))["memory_total"] == 1048576
 
 
 def test_an_unlimited_cgroup_leaves_the_machines_memory(tmp_path: Path) -> None:
     files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"}
-    assert memory.probe(write(tmp_path, files)) == memory.probe(tmp_path / "nothing")
+    assert host.probe_memory(write(tmp_path, files)) == host.probe_memory(tmp_path / "nothing")
 
 
 class FakeNvml(SimpleNamespace):

@@ -18,10 +18,10 @@ import pytest
 from tests.conftest import Trainkit
 from tests.made_up_cards import GIGABYTE, Cards, card, stand_in
 from trainkit.errors import MachineError
-from trainkit.machine.held_cards import holder, path
+from trainkit.machine.card_locks import Cards as CardLocks
+from trainkit.machine.card_locks import holder, path
 from trainkit.plan.model import Card
 from trainkit.runner.report.card_watch import CardWatch
-from trainkit.runner.rundir.card_locks import Cards as CardLocks
 
 # Says which cards it sees, then waits to be let go.
 PROGRAM = """
@@ -146,7 +146,7 @@ def test_a_card_that_is_lost_between_plan_and_start_is_replaced_and_it_is_said(
     code = """
 import os, sys
 from trainkit.runner import execute
-from trainkit.runner.rundir.card_locks import Cards
+from trainkit.machine.card_locks import Cards
 from trainkit.machine.facts import Hold
 other = Cards(os.environ)
 before = execute._refuse_blocked

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainkit.machine.peaks import CARDS, peak
-from trainkit.trainer.metrics.mfu import Work, flops_per_token, work_of
+from trainkit.trainer.metrics.mfu import CARDS, Work, flops_per_token, peak, work_of
 from trainkit.trainer.settings import Settings
 from trainkit.trainer.setup import prepared_model
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from strategy_runs import ROOT, Case, write_settings
 
 from trainkit.errors import TrainingError
-from trainkit.machine.probes.memory import available
+from trainkit.machine.probes.host import available_memory
 from trainkit.trainer.auto_batch import Found, give_back, in_words, largest_fitting
 from trainkit.trainer.loop import train
 from trainkit.trainer.metrics.memory_breakdown import peak_resident, resident
@@ -222,13 +222,13 @@ def test_a_limit_on_the_process_is_kept_with_a_margin_and_the_run_comes_to_its_e
 def test_what_is_free_is_the_systems_estimate_or_what_a_cgroup_leaves(tmp_path: Path) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 4000 kB\n")
-    assert available(tmp_path) == 4000 * 1024
+    assert available_memory(tmp_path) == 4000 * 1024
     (tmp_path / "proc/self/cgroup").write_text("0::/job\n")
     group = tmp_path / "sys/fs/cgroup/job"
     group.mkdir(parents=True)
     (group / "memory.max").write_text("3000000\n")
     (group / "memory.current").write_text("2500000\n")
     (group / "memory.stat").write_text("anon 2000000\ninactive_file 500000\n")
-    assert available(tmp_path) == 1_000_000
+    assert available_memory(tmp_path) == 1_000_000
     (group / "memory.max").write_text("max\n")
-    assert available(tmp_path) == 4000 * 1024
+    assert available_memory(tmp_path) == 4000 * 1024

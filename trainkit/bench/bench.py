@@ -27,7 +27,7 @@ from trainkit.runner.report.console import Stream, Terminal
 from trainkit.runner.report.failure import describe_failure
 from trainkit.runner.report.follow import last_lines
 from trainkit.runner.report.progress_line import duration
-from trainkit.runner.supervisor.signals import STOP, handled
+from trainkit.runner.supervisor.processes import STOP, handled
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,18 +19,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from trainkit.machine.card_locks import with_holders
 from trainkit.machine.facts import Facts, TorchBuild
-from trainkit.machine.held_cards import with_holders
-from trainkit.machine.probes import amd, cpu, host, memory, nvidia, packages, scheduler
+from trainkit.machine.probes import amd, host, nvidia, packages, scheduler
 
 Probe = Callable[[], Mapping[str, Any]]
 
 # Name in Facts.notes -> what finds out a part of the facts: fields of Facts by name.
 PROBES: Mapping[str, Probe] = {
     "host": host.probe,
-    "cpu": cpu.probe,
-    "memory": memory.probe,
-    "numa": cpu.probe_numa,
+    "cpu": host.probe_cpu,
+    "memory": host.probe_memory,
+    "numa": host.probe_numa,
     "torch": packages.probe_torch,
     "packages": packages.probe,
     "mps": host.probe_mps,

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import Diagnostic, MachineError
-from trainkit.files import write_json
-from trainkit.machine.held_cards import user_name
+from trainkit.files import cache_folder, write_json
+from trainkit.machine.card_locks import Cards, taken_by, user_name
 from trainkit.plan.model import Plan, Planned
-from trainkit.runner.locks import lock_folder
 from trainkit.runner.materialize import Bindings, BoundPlan, bind
 from trainkit.runner.rank.streams import holds_input
 from trainkit.runner.rendezvous import group_of, local_address, node_rank, rendezvous
@@ -25,7 +24,6 @@ from trainkit.runner.report.failure import describe_failure, remarks
 from trainkit.runner.report.follow import Relay
 from trainkit.runner.report.summary import build_summary, render_summary
 from trainkit.runner.rundir import create
-from trainkit.runner.rundir.card_locks import Cards, taken_by
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import hold
 from trainkit.runner.supervisor.channel import Spec
@@ -153,7 +151,7 @@ def _bind(request: RunRequest) -> tuple[RunLayout, Bindings, BoundPlan]:
 
 def _job(plan: Plan, layout: RunLayout, bindings: Bindings, bound: BoundPlan, started: float) -> Job:
     attempt = layout.attempt(ATTEMPT)
-    locks = lock_folder(bound.environment, str(layout.root))
+    locks = _lock_folder(bound.environment, str(layout.root))
     keeps_stdin = _keeps_stdin(plan)
     spec = Spec(
         run_dir=str(layout.root),
@@ -171,6 +169,17 @@ def _job(plan: Plan, layout: RunLayout, bindings: Bindings, bound: BoundPlan, st
         ignore=[signal.SIGHUP] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [],  # nohup
     )
     return Job(spec, bound.environment, attempt, keeps_stdin)
+
+
+def _lock_folder(environ: Mapping[str, str], run_dir: str) -> str:
+    """The folder of this user's locks: the cache folder, or the run directory where there is no writable home."""
+    home = environ.get("HOME") or os.path.expanduser("~")  # a container may have a user but no HOME
+    folder = cache_folder({**environ, "HOME": home}, "locks") or run_dir
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError:
+        return run_dir
+    return folder if os.access(folder, os.W_OK) else run_dir
 
 
 def _keeps_stdin(plan: Plan) -> bool:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from trainkit.errors import TrainingError
 from trainkit.files import cache_folder, read_json, write_json
-from trainkit.machine.probes import memory as main_memory
+from trainkit.machine.probes.host import available_memory, probe_memory
 from trainkit.optimizers import optimizer
 from trainkit.planner.fingerprint import memory_digest
 from trainkit.trainer.distributed import gather_from_ranks
@@ -162,7 +162,7 @@ class Memory:
             card = torch.cuda.get_device_properties(device)
             name, size = card.name, card.total_memory
         else:
-            name, size = device.type, main_memory.probe()["memory_total"] or 0
+            name, size = device.type, probe_memory()["memory_total"] or 0
         # All that decides what fits: the settings that do, the host, its device and memory, and torch.
         work = memory_digest(settings.recipe, settings.batch, settings.dtype)
         described = json.dumps([work, platform.node(), name, size, torch.__version__])
@@ -275,7 +275,7 @@ def memory_limit(device: torch.device, asked_mib: int | None, environ: Mapping[s
         used, free = torch.cuda.memory_reserved(device), torch.cuda.mem_get_info(device)[0]
     else:
         # The ranks of one machine share the memory of its CPU.
-        used, free = resident(), main_memory.available() // max(1, int(environ.get("LOCAL_WORLD_SIZE", "1")))
+        used, free = resident(), available_memory() // max(1, int(environ.get("LOCAL_WORLD_SIZE", "1")))
         # what the process may still map, under `ulimit -v` and `ulimit -d`
         for name, kind in (("VmSize", resource.RLIMIT_AS), ("VmData", resource.RLIMIT_DATA)):
             limit = resource.getrlimit(kind)[0]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.machine.facts import Gpu
-from trainkit.machine.probes.kernel_files import PCI, numa_node, number, text
+from trainkit.machine.probes.host import PCI, numa_node, number, text
 
 TOPOLOGY = "sys/class/kfd/kfd/topology/nodes"
 

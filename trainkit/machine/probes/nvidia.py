@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from trainkit.machine.card_locks import user_name
 from trainkit.machine.facts import Gpu, GpuProcess, MigInstance
-from trainkit.machine.held_cards import user_name
-from trainkit.machine.probes.kernel_files import numa_node
+from trainkit.machine.probes.host import numa_node
 
 # Where a driver shows itself: on Linux, and in WSL. Elsewhere LD_LIBRARY_PATH leads to its library.
 DRIVERS = ("dev/nvidiactl", "proc/driver/nvidia", "usr/lib/wsl/lib/libnvidia-ml.so.1")

@@ -18,8 +18,7 @@ from trainkit.files import read_json
 from trainkit.machine.cpu_affinity import keep_to
 from trainkit.runner.rank.streams import Copier, copy_window_size, open_channel
 from trainkit.runner.rundir.records import RankRecord, log_path, shown_path, write_last_record, write_record
-from trainkit.runner.supervisor.processes import exit_of_child, spawn
-from trainkit.runner.supervisor.signals import PASSED_ON, STOP, wakeup
+from trainkit.runner.supervisor.processes import PASSED_ON, STOP, exit_of_child, spawn, wakeup
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 HOOK = os.path.join(_PACKAGE, "verify", "hook")

@@ -1,13 +1,18 @@
-"""Who ended a run, and with which exit code: one pure function over what was recorded."""
+"""Who ended a run, and with which exit code: one pure function over what was recorded; status.json, which says it."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from trainkit.files import publish_or_overwrite
 from trainkit.runner.rundir.records import RankRecord
-from trainkit.runner.supervisor.signals import signal_name
+from trainkit.runner.supervisor.processes import signal_name
 
 KILLED = 128 + signal.SIGKILL
 
@@ -104,3 +109,25 @@ def _launcher_failed(seen: Observed) -> Verdict:
 def _how(code: int | None) -> str:
     """code: minus the signal that ended it."""
     return f"was ended by {signal_name(-code)}" if code is not None and code < 0 else f"exited with code {code}"
+
+
+def write_status(
+    run_dir: str,
+    known: Mapping[str, object],
+    state: str,
+    pids: Mapping[str, object],
+    verdict: Verdict | None = None,
+    survivors: Sequence[int] = (),
+) -> None:
+    """Write status.json: the state of a run, or who ended it and why. The guardian does, so that it outlives trainkit.
+
+    known: what it says in every state. state: starting, running or ended, then with a verdict.
+    failure distinguishes a program's exit code 2, 3 or 4 (`program`) from trainkit's own (`trainkit`).
+    """
+    outcome = dict.fromkeys(Verdict._fields) if verdict is None else verdict._asdict()
+    ended = None if verdict is None else time.time()
+    status = {"state": state, **known, "ended": ended, **outcome, "pids": pids, "survivors": list(survivors)}
+    with contextlib.suppress(OSError):  # the run continues, or ends, also where its folder is gone
+        content = json.dumps(status, indent=2) + "\n"
+        # Only the end is worth the wait for the disk.
+        publish_or_overwrite(os.path.join(run_dir, "status.json"), content, flush=verdict is not None)

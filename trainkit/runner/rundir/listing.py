@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainkit.files import read_json
-from trainkit.runner.locks import try_lock
+from trainkit.files import read_json, try_lock
 from trainkit.runner.rundir.layout import RunLayout, subfolders
 
 STATES = ("starting", "running", "ended")

@@ -15,14 +15,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from trainkit.runner.locks import lock_file, try_lock
-from trainkit.runner.report.exit_status import Observed, Verdict, judge
-from trainkit.runner.rundir.status import write_status
+from trainkit.files import try_lock
+from trainkit.runner.report.exit_status import Observed, Verdict, judge, write_status
 from trainkit.runner.supervisor import cleanup
 from trainkit.runner.supervisor.channel import Channel, Preparation, Spec
-from trainkit.runner.supervisor.processes import become_subreaper, descendants, send_signal, spawn
+from trainkit.runner.supervisor.processes import PASSED_ON, become_subreaper, descendants, send_signal, spawn, wakeup
 from trainkit.runner.supervisor.ranks import Ranks
-from trainkit.runner.supervisor.signals import PASSED_ON, wakeup
 from trainkit.runner.supervisor.termination import Action, Termination
 
 IGNORED = ("INT", "TERM", "HUP", "QUIT", "TSTP", "TTIN", "TTOU", "USR1", "USR2", "PIPE")
@@ -80,7 +78,9 @@ class Guardian:
     def _prepare(self) -> tuple[str, int] | None:
         """Run the preparations; title and exit code of one that failed."""
         for title, argv, path in (Preparation(*item) for item in self._spec.preparations):
-            with lock_file(path) as lock:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
                 if not try_lock(lock):
                     self._trainkit.send({"event": "waiting", "title": title, "lock": path})
                 while self._termination.stop is None and not try_lock(lock):
@@ -89,6 +89,8 @@ class Guardian:
                     return None
                 self._trainkit.send({"event": "preparing", "title": title})
                 code = self._run_preparation(argv, lock)
+            finally:
+                os.close(lock)
             if code != 0 and self._termination.stop is None:
                 return title, code
         return None

@@ -17,15 +17,23 @@ from typing import Any
 
 from trainkit.runner.rank.streams import copy_window_size
 from trainkit.runner.report.console import Terminal
-from trainkit.runner.report.exit_status import KILLED, Verdict
+from trainkit.runner.report.exit_status import KILLED, Verdict, write_status
 from trainkit.runner.report.follow import Relay
 from trainkit.runner.rundir.layout import AttemptLayout
 from trainkit.runner.rundir.records import RankRecord, read_records
-from trainkit.runner.rundir.status import write_status
 from trainkit.runner.supervisor.channel import Channel, Spec
 from trainkit.runner.supervisor.cleanup import kill_descendants, remove_leftovers
-from trainkit.runner.supervisor.processes import become_subreaper, descendants, is_alive, send_signal, spawn
-from trainkit.runner.supervisor.signals import PASSED_ON, STOP, handled, signal_name
+from trainkit.runner.supervisor.processes import (
+    PASSED_ON,
+    STOP,
+    become_subreaper,
+    descendants,
+    handled,
+    is_alive,
+    send_signal,
+    signal_name,
+    spawn,
+)
 
 TURN_SECONDS = 0.1
 STALLED_SECONDS = 2.0  # after a stop, for a reader that does not take the output

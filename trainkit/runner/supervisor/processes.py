@@ -1,4 +1,4 @@
-"""Processes: started just so, tied to their parent, found below an ancestor, and asked whether they live."""
+"""Processes and signals: started just so, tied to their parent, found below an ancestor; signals received and sent."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any
 
 LINUX = sys.platform == "linux"
+STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# For the ranks only (a checkpoint request): a launcher that does not know them would die of them.
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -158,3 +163,34 @@ def exit_of_child(pid: int) -> int | None:
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
     reaped, status = os.waitpid(pid, os.WNOHANG)
     return os.waitstatus_to_exitcode(status) if reaped else None
+
+
+def signal_name(number: int) -> str:
+    """``SIGTERM`` rather than 15."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have no name
+        return f"signal {number}"
+
+
+def wakeup(numbers: Iterable[int]) -> int:
+    """A descriptor that brings the number of each of these signals: they wake a loop, and interrupt no code."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number in numbers:
+        signal.signal(number, lambda *_: None)  # a handler must only exist
+    return reader
+
+
+@contextlib.contextmanager
+def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle signals for a while. A HUP that nohup made ignored stays ignored."""
+    taken = [each for each in numbers if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN]
+    before: dict[int, Any] = {number: signal.signal(number, handler) for number in taken}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)

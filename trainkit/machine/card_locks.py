@@ -1,22 +1,94 @@
-"""Take the cards of a run, all or none, so that no two runs of this machine use one card without knowing it."""
+"""Cards that runs have taken: a folder with a file for each of them, locked as long as the run lasts.
+
+The holder locks the file and writes into it who it is; whoever can lock the file knows that the card is free. A
+holder removes its file before it lets go, so that nothing is left behind; one that is killed leaves an unlocked file.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
+import posixpath
+import pwd
 import stat
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from trainkit.errors import MachineError
-from trainkit.machine.held_cards import folder, holder, open_lock, path
-from trainkit.runner.locks import try_lock
+from trainkit.files import try_lock
+from trainkit.machine.facts import Gpu, Hold
 
+FOLDERS = ("/run/lock", "/var/tmp", "/tmp")  # noqa: S108 - the first that every user may write to; shared on purpose
+SETTING = "TRAINKIT_CARD_LOCKS"
 # A reader of the lock (`trainkit gpus`, another run's probe) has it for an instant; a run has it for good.
 PATIENCE_SECONDS = 0.3
 STEP_SECONDS = 0.01
+
+
+def with_holders(gpus: tuple[Gpu, ...], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """The cards and their MIG instances, each with who holds it."""
+    return tuple(
+        replace(
+            gpu,
+            held_by=holder(gpu.uuid, environ),
+            instances=tuple(replace(part, held_by=holder(part.uuid, environ)) for part in gpu.instances),
+        )
+        for gpu in gpus
+    )
+
+
+def folder(environ: Mapping[str, str]) -> str:
+    """The folder of card locks: one for all users of a machine. Containers that share cards may be given one too."""
+    if chosen := environ.get(SETTING):
+        return chosen
+    base = next((path for path in FOLDERS if os.access(path, os.W_OK | os.X_OK)), FOLDERS[-1])
+    return posixpath.join(base, "trainkit-cards")
+
+
+def path(uuid: str, environ: Mapping[str, str]) -> str:
+    """The lock file of a card."""
+    safe = "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in uuid)
+    return posixpath.join(folder(environ), safe)
+
+
+def open_lock(name: str, flags: int) -> int:
+    """Open a lock file. Raises OSError for what is none: a link, a FIFO, a device; for writing, a second name too.
+
+    Anybody may put something into the folder, and no other file may be reached through it. The owner is not checked:
+    runs of all users take each other's unlocked files.
+    """
+    # O_NONBLOCK: opening a FIFO would wait for its other end.
+    fd = os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    found = os.fstat(fd)
+    if stat.S_ISREG(found.st_mode) and (flags == os.O_RDONLY or found.st_nlink <= 1):  # 0: it has just been removed
+        return fd
+    os.close(fd)
+    raise OSError(errno.EPERM, "not a regular file with a single name", name)
+
+
+def holder(uuid: str, environ: Mapping[str, str]) -> Hold | None:
+    """Who holds a card; None for a free one."""
+    try:
+        fd = open_lock(path(uuid, environ), os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            written = json.loads(os.pread(fd, 1 << 16, 0))
+            return Hold(int(written["pid"]), str(written["user"]), str(written["run"]))
+        return Hold(0, "", "")  # it is just about to write
+    except OSError:  # a file system without locks: no card can be held there
+        return None
+    finally:
+        os.close(fd)
+    return None
 
 
 class Cards:
@@ -51,7 +123,7 @@ class Cards:
         """Let the cards go, and leave no file behind."""
         for fd, name in zip(self.fds, self._paths, strict=True):
             with contextlib.suppress(OSError):  # a folder whose files only their owners may remove
-                os.unlink(name)
+                Path(name).unlink()
             os.close(fd)
         self.fds.clear()
         self._paths.clear()
@@ -96,10 +168,18 @@ def taken_by(uuid: str, environ: Mapping[str, str]) -> str:
     return f"the run {held.run or 'that pid ' + str(held.pid) + ' starts'} ({held.user})" if held else "another run"
 
 
+def user_name(uid: int) -> str:
+    """The name of a user, or its number where it has no name here (in a container)."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
 def _is_only_name(fd: int, name: str) -> bool:
     """Whether the open file is at that path and nowhere else: what is written into it then reaches no other's file."""
     try:
-        found = os.stat(name, follow_symlinks=False)
+        found = Path(name).stat(follow_symlinks=False)
     except FileNotFoundError:
         return False
     return os.path.samestat(os.fstat(fd), found) and found.st_nlink == 1
@@ -108,9 +188,9 @@ def _is_only_name(fd: int, name: str) -> bool:
 def _make_folder(name: str) -> None:
     """For all users: each may add files, only their owners may remove them."""
     try:
-        os.mkdir(name)
+        Path(name).mkdir()
     except FileExistsError:
         return
     except FileNotFoundError:
-        os.makedirs(name, exist_ok=True)
-    os.chmod(name, 0o777 | stat.S_ISVTX)  # noqa: S103 - shared, as /tmp is
+        Path(name).mkdir(parents=True, exist_ok=True)
+    Path(name).chmod(0o777 | stat.S_ISVTX)  # shared, as /tmp is
