@@ -45,7 +45,7 @@ def test_only_the_adapters_change_and_only_they_have_optimizer_state(model: str,
     changed = {name for name, value in parts.model.state_dict().items() if not torch.equal(value, before[name])}
     assert changed == {name for name in before if "lora_" in name}
     optimizer: Any = parts.strategy
-    count = parts.measures.parameters
+    count = parts.parameters
     assert sum(each.numel() for each in optimizer.optimizer.state) == count.training
     total = count.training + count.frozen
     assert f"{count.training:,} of {total:,} parameters training" in describe(parts)

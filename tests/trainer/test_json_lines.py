@@ -12,6 +12,8 @@ from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe
 from trainkit.trainer.data.dataset import open_json_lines
 from trainkit.trainer.data.source import Source
+from trainkit.trainer.data.vocabulary import fitting_source
+from trainkit.trainer.models.gpt import build_gpt
 
 
 def source(path: Path | list[str], **settings: Any) -> Source:
@@ -113,5 +115,6 @@ def test_a_wrong_line_is_named_before_the_first_step(content: str | bytes | None
 def test_bytes_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", {"text": "abcdefghijklm"})
     recipe = {"data": {"kind": "jsonl", "path": str(path), "sequence_length": 4}}
-    with pytest.raises(TrainingError, match=r"model\.vocab_size: 100 is too small for token id 109"):
-        open_json_lines(Recipe.model_validate({**recipe, "model": {"kind": "gpt", "vocab_size": 100}}), Path())
+    asked = Recipe.model_validate({**recipe, "model": {"kind": "gpt", "vocab_size": 100}})
+    with pytest.raises(TrainingError, match=r"a vocabulary of 100 is too small for token 109 of .*a\.jsonl:1"):
+        fitting_source(open_json_lines(asked, Path()), build_gpt(asked), asked)

@@ -57,8 +57,8 @@ def parts_of(settings: Settings) -> Parts:
 
 
 def found_in(parts: Parts) -> Found:
-    assert parts.measures.found is not None
-    return parts.measures.found
+    assert parts.found is not None
+    return parts.found
 
 
 def losses(parts: Parts) -> list[float]:
@@ -157,6 +157,7 @@ def test_a_bound_that_not_one_sample_keeps_is_an_error_that_says_what_to_do(make
 
 SHORT_OF_MEMORY = """
 import json, resource, sys
+from dataclasses import asdict
 from pathlib import Path
 import torch
 from trainkit.trainer import auto_batch, loop, setup
@@ -168,8 +169,8 @@ resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 # One rank that does not know of the bound, and meets it.
 UNAWARE = """
 auto_batch.memory_limit = lambda device, asked: auto_batch.MemoryLimit(2**60, 2**60)
-found = setup.assemble(read_settings(Path(sys.argv[3])), World(), torch.device("cpu")).measures.found
-print(json.dumps(found.record()))
+found = setup.assemble(read_settings(Path(sys.argv[3])), World(), torch.device("cpu")).found
+print(json.dumps(asdict(found)))
 """
 TRAINING = """
 from trainkit.trainer.__main__ import main

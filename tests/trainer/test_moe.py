@@ -92,7 +92,7 @@ def test_a_run_says_how_many_parameters_a_token_meets(make_settings: MakeSetting
     )
     width = 32  # one of two blocks has experts: two matrices without biases, and a router
     expert, biases, router = 8 * width * width, 5 * width, 4 * width
-    count, of_dense = sparse.measures.parameters, dense.measures.parameters
+    count, of_dense = sparse.parameters, dense.parameters
     assert count.training == of_dense.training + 3 * expert - biases + router
     assert count.active == count.training - 3 * expert
     assert f"{count.training:,} parameters ({count.active:,} active)" in describe(sparse)
@@ -115,6 +115,6 @@ def test_experts_that_cannot_be_are_refused(moe: dict[str, int], words: str) -> 
 def test_what_is_active_of_frozen_experts_is_not_taken_from_what_trains(make_settings: MakeSettings) -> None:
     model = {"layers": 2, "heads": 2, "hidden_size": 16, "moe": {"experts": 4, "top_k": 2, "every": 1}}
     parts = assemble(make_settings(model=model, peft={"kind": "lora", "rank": 2}), World(), torch.device("cpu"))
-    count = parts.measures.parameters
+    count = parts.parameters
     assert 0 < count.training < count.frozen
     assert count.active == count.training

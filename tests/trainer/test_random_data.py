@@ -11,6 +11,8 @@ import torch
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import RandomData, Recipe
 from trainkit.trainer.data.random import labelled_batch, open_source
+from trainkit.trainer.data.vocabulary import fitting_source
+from trainkit.trainer.models.gpt import build_gpt
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import assemble
 
@@ -48,8 +50,8 @@ def test_the_native_model_trains_on_it_as_on_language(make_settings: MakeSetting
 
 def test_ids_outside_the_vocabulary_are_refused_before_the_start() -> None:
     recipe = Recipe.model_validate({"data": {"kind": "random"}})
-    with pytest.raises(TrainingError, match=r"model\.vocab_size: 256 is too small for token id 29999 of data\.high"):
-        open_source(recipe, Path())
+    with pytest.raises(TrainingError, match=r"a vocabulary of 256 is too small for token 29999 of data\.high"):
+        fitting_source(open_source(recipe, Path()), build_gpt(recipe), recipe)
 
 
 def test_an_empty_range_of_ids_is_refused() -> None:

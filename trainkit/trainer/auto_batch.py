@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -65,10 +65,6 @@ class Found:
     limit_bytes: int | None  # the least of all ranks; None where nothing was tried
     remembered_in: str | None  # a file; None where none could be written
     seconds: float  # that the search took
-
-    def record(self) -> dict[str, Any]:
-        """For metrics.jsonl and result.json."""
-        return asdict(self)
 
 
 def settle_micro_batch(
@@ -191,7 +187,7 @@ class Memory:
         for file in [file for file in files if self._read(file) != found.micro]:
             try:
                 file.parent.mkdir(parents=True, exist_ok=True)
-                write_json(file, {"key": self._key, "micro": found.micro, "found": found.record()}, indent=1)
+                write_json(file, {"key": self._key, "micro": found.micro, "found": asdict(found)}, indent=1)
             except OSError as error:
                 log.warning("%s cannot be written, the micro batch is searched for again: %s", file, error.strerror)
 

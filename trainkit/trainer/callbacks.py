@@ -99,7 +99,7 @@ def report_step(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor | f
         "loss": progress.loss,
         "learning_rate": parts.learning_rate(progress.step - 1),
         "grad_norm": float(norm),
-        **progress.speed(parts.settings.batch.global_, parts.measures.work, parts.world.size),
+        **progress.speed(parts.settings.batch.global_, parts.work, parts.world.size),
         "elapsed": round(progress.elapsed(), 6),
         "memory_bytes": memory_now(parts.device),
         **expert_use(parts.model, parts.world),

@@ -24,14 +24,14 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Pro
     progress = Progress(first, parts.steps)
     if recipe.efficiency.compile.enabled:
         progress.compiling.listen()
-    parts.measures.profiler.begin()
+    parts.profiler.begin()
     # A checkpoint needs no place in the data: the order of samples is a function of the step.
     for batch in timed(batches(parts, first), progress.wait):
         # One collective, on the host, for the tokens of the global batch and for the signals that any rank has seen.
         counted, *votes = sum_over_ranks([batch.counted, *requests.votes()], world)
         loss, norm = optimizer_step(parts, progress.step, batch, counted)
         progress.advance(counted, tokens_in(batch) * world.size)
-        parts.measures.profiler.step_done()
+        parts.profiler.step_done()
 
         if progress.step == first + 1 or progress.is_due(recipe.logging.every_steps):
             report_step(parts, progress, loss, norm, metrics)
@@ -48,7 +48,7 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Pro
         if stop or progress.stopped_early:
             progress.stopped_by = stop
             break
-    parts.measures.profiler.finish()
+    parts.profiler.finish()
     if parts.steps == 0:  # a run that only evaluates
         evaluate(parts, progress, metrics)
     parts.checkpoints.wait()
@@ -82,12 +82,12 @@ def optimizer_step(parts: Parts, step: int, batch: Batch, counted: int) -> tuple
         last = index + 1 == len(micro_batches)
         seed_dropout(parts, step, index)
         with strategy.micro_step(last=last):
-            with parts.measures.profiler.phase("forward"), parts.autocast, parts.measures.memory.micro_step():
+            with parts.profiler.phase("forward"), parts.autocast, parts.memory.micro_step():
                 loss = strategy.model(**inputs)
-            with parts.measures.profiler.phase("backward"):
+            with parts.profiler.phase("backward"):
                 strategy.backward(loss * share, last=last)
         total += loss.detach()
-    parts.measures.memory.before_update(strategy)
+    parts.memory.before_update(strategy)
     # Both are left on the device: reading them would wait for it.
     return total, strategy.update(parts.learning_rate(step))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,19 +41,8 @@ from trainkit.trainer.settings import Settings, World
 
 
 @dataclass(frozen=True, slots=True)
-class Measures:
-    """What a run reports of itself but for its losses. found: the micro batch, where the recipe left it open."""
-
-    parameters: Parameters
-    work: Work
-    memory: MemoryBreakdown
-    profiler: Profiler
-    found: Found | None
-
-
-@dataclass(frozen=True, slots=True)
 class Parts:
-    """All that the loop works with."""
+    """All that the loop works with, and what the run reports of itself."""
 
     settings: Settings
     world: World
@@ -69,7 +58,11 @@ class Parts:
     eval_autocast: AbstractContextManager[object]
     best: Best
     checkpoints: Checkpoints
-    measures: Measures
+    parameters: Parameters
+    work: Work
+    memory: MemoryBreakdown
+    profiler: Profiler
+    found: Found | None  # the micro batch, where the recipe left it open
 
 
 def assemble(settings: Settings, world: World, device: torch.device) -> Parts:
@@ -90,8 +83,6 @@ def assemble(settings: Settings, world: World, device: torch.device) -> Parts:
     model, source = seeded_model(settings, source)
     # Parameters and FLOPs are counted before the strategy shards the model.
     parameters, work = Parameters.of(model), work_of(model, settings, device)
-    profiler = Profiler(recipe.profile, settings.run_dir, device, main=world.rank == 0)
-    memory = MemoryBreakdown(compiled=recipe.efficiency.compile.enabled)
     return Parts(
         settings=settings,
         world=world,
@@ -107,7 +98,11 @@ def assemble(settings: Settings, world: World, device: torch.device) -> Parts:
         eval_autocast=autocast(settings, settings.eval_dtype, device),
         best=Best(),
         checkpoints=Checkpoints.of(settings, checkpoint_folder(settings, world), source.encoder.fingerprint, world),
-        measures=Measures(parameters, work, memory, profiler, found),
+        parameters=parameters,
+        work=work,
+        memory=MemoryBreakdown(compiled=recipe.efficiency.compile.enabled),
+        profiler=Profiler(recipe.profile, settings.run_dir, device, main=world.rank == 0),
+        found=found,
     )
 
 
@@ -168,7 +163,7 @@ def require_blocks(model: Model, recipe: Recipe) -> None:
 
 def describe(parts: Parts) -> str:
     """One line on what is about to run."""
-    settings, count = parts.settings, parts.measures.parameters
+    settings, count = parts.settings, parts.parameters
     parameters = f"{count.training:,} parameters"
     if count.frozen:
         total = count.training + count.frozen
@@ -193,7 +188,7 @@ def start_record(parts: Parts, first: int) -> dict[str, Any]:
         "world_size": parts.world.size,
         "samples_per_step": batch.global_,
         "tokens_per_step": batch.global_ * parts.settings.recipe.data.sequence_length,
-        "active_parameters": parts.measures.parameters.active,
+        "active_parameters": parts.parameters.active,
         "attention": parts.model.attention,
         **facts_of(parts),
     }
@@ -201,13 +196,13 @@ def start_record(parts: Parts, first: int) -> dict[str, Any]:
 
 def facts_of(parts: Parts) -> dict[str, Any]:
     """What the first line of the metrics and the result share."""
-    batch, measures = parts.settings.batch, parts.measures
+    batch = parts.settings.batch
     return {
         "micro_batch": batch.micro,
         "accumulation": batch.accumulation,
-        "micro_search": measures.found.record() if measures.found else None,
-        "parameters": measures.parameters.training,
-        "frozen_parameters": measures.parameters.frozen,
-        "flops_per_token": measures.work.flops_per_token,
-        "peak_flops_per_second": measures.work.peak,
+        "micro_search": asdict(parts.found) if parts.found else None,
+        "parameters": parts.parameters.training,
+        "frozen_parameters": parts.parameters.frozen,
+        "flops_per_token": parts.work.flops_per_token,
+        "peak_flops_per_second": parts.work.peak,
     }

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainkit.lazy import Registry
-
-if TYPE_CHECKING:
-    from trainkit.recipe.schema import Recipe
-    from trainkit.trainer.data.source import Source
+from trainkit.recipe.schema import Recipe
+from trainkit.trainer.data.source import Source
 
 # `data.kind` -> what opens it. Each raises TrainingError, with the setting or file to blame, for unusable data.
 SOURCES: Registry[Callable[[Recipe, Path], Source]] = Registry(

@@ -12,8 +12,7 @@ from typing import Any, cast
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import DatasetData, JsonlData, Recipe
 from trainkit.recipe.validation.suggestions import nearest
-from trainkit.trainer.data.row_dataset import source_of_rows
-from trainkit.trainer.data.rows import Row, json_lines
+from trainkit.trainer.data.rows import Row, json_lines, source_of_rows
 from trainkit.trainer.data.source import Source
 from trainkit.trainer.user_code import first_line
 
@@ -63,13 +62,11 @@ def _chosen(splits: Mapping[str, Split], name: str, key: str, path: Path, column
     if name not in splits:
         lacks = f"has no split {name!r}" if name else "has several splits, and none is train"
         raise TrainingError(f"{key}: {path} {lacks}", hint=f"it has {', '.join(splits)}")
-    known = splits[name].columns
-    for column in columns if known is not None else []:
-        if known is not None and column not in known:
+    if (known := splits[name].columns) is not None:
+        for column in [column for column in columns if column not in known]:
             close = nearest(column, known)
-            hint = f"it has {', '.join(known)}"
-            what = f"data.path: {path} [{name}] has no column {column!r}"
-            raise TrainingError(what, hint=f"did you mean {close}? {hint}" if close else hint)
+            hint = f"did you mean {close}? it has {', '.join(known)}" if close else f"it has {', '.join(known)}"
+            raise TrainingError(f"data.path: {path} [{name}] has no column {column!r}", hint=hint)
     return splits[name]
 
 

@@ -12,19 +12,18 @@ import torch
 
 from trainkit.recipe.schema import HfModel, RandomData, Recipe
 from trainkit.trainer.data.source import Batch, Samples, Source
-from trainkit.trainer.data.vocabulary import check_vocabulary
 from trainkit.trainer.randomness import derived_seed
 
 
 def open_source(recipe: Recipe, run_dir: Path) -> Source:
-    """The source of a recipe whose `data.kind` is random. TrainingError if the model's vocabulary is too small."""
+    """The source of a recipe whose `data.kind` is random."""
     data, seed = cast("RandomData", recipe.data), recipe.train.seed
-    check_vocabulary(recipe, data.high - 1, "data.high")
     labelled = isinstance(recipe.model, HfModel) and recipe.model.task == "sequence_classification"
     make = labelled_batch if labelled else sequence_batch
     train = Samples(data.samples, partial(make, data, seed, 0))
     validation = Samples(max(1, data.samples // 8), partial(make, data, seed, data.samples))
-    return Source(train, validation, f"{data.samples:,} random samples", {"samples": data.samples}, data.high - 1)
+    facts = {"samples": data.samples}
+    return Source(train, validation, f"{data.samples:,} random samples", facts, data.high - 1, where="data.high")
 
 
 def sequence_batch(data: RandomData, seed: int, first: int, indices: Sequence[int]) -> Batch:

@@ -19,24 +19,13 @@ from trainkit.trainer.models.base import Model
 _NONE = torch.zeros(0)
 
 
-def check_vocabulary(recipe: Recipe, highest: int, where: str) -> None:
-    """TrainingError if an id does not lie in the vocabulary. where: the setting or place that it comes from."""
-    size = getattr(recipe.model, "vocab_size", None)  # None where a model on disk decides it, not the recipe
-    if size is not None and highest >= size:
-        raise TrainingError(
-            f"model.vocab_size: {size} is too small for token id {highest} of {where}",
-            hint=f"set model.vocab_size to {highest + 1} or more",
-        )
-
-
 def fitting_source(source: Source, model: Model, recipe: Recipe) -> Source:
     """The source as the model takes it. TrainingError for a token or a label that the model does not know."""
     known, labels, padding = model.vocabulary, model.labels, model.padding
     if known is not None and source.highest >= known:
-        where = f" of {source.where}" if source.where else " in the data"
         raise TrainingError(
-            f"model: a vocabulary of {known} is too small for token {source.highest}{where}",
-            hint=f"it must be {source.highest + 1} or more; 256 holds every byte",
+            f"model: a vocabulary of {known} is too small for token {source.highest} of {source.where or 'the data'}",
+            hint=f"set its vocab_size to {source.highest + 1} or more; 256 holds every byte",
         )
     if labels is not None and padding is None:
         raise TrainingError(

@@ -23,9 +23,9 @@ def result(parts: Parts, progress: Progress) -> dict[str, Any]:
     stepping = max(seconds - progress.compiling.seconds, 1e-9)
     samples = (progress.step - progress.first) * settings.batch.global_
     stopped = progress.stopped_by
-    recipe, measures = settings.recipe, parts.measures
+    recipe = settings.recipe
     peaks = memory_record(parts.device, parts.world)
-    anatomy = measures.memory.record(parts.strategy, peaks["peak_allocated"] or peaks["rss"])
+    anatomy = parts.memory.record(parts.strategy, peaks["peak_allocated"] or peaks["rss"])
     losses = {"final_loss": progress.loss, "eval_loss": progress.eval_loss}
     return {
         "steps": progress.step,
@@ -41,8 +41,8 @@ def result(parts: Parts, progress: Progress) -> dict[str, Any]:
         # of the steps, without the time of compiling
         "samples_per_second": round(samples / stepping, 3),
         "tokens_per_second": round(progress.tokens / stepping, 1),
-        "profile": measures.profiler.report,
-        "mfu": measures.work.share(progress.computed / stepping, parts.world.size),
+        "profile": parts.profiler.report,
+        "mfu": parts.work.share(progress.computed / stepping, parts.world.size),
         # of the rank that waited longest: the others wait for it in turn
         "data_wait_share": round(max(gather_from_ranks(progress.waited, parts.world)) / seconds, 4),
         "memory": gather_from_ranks({**peaks, "anatomy": anatomy}, parts.world),

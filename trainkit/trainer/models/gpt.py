@@ -100,14 +100,11 @@ class Gpt(Model):
         self.stochastic = settings.dropout > 0
         self.attention_width = settings.layers * width
         self.vocabulary, self.attention = settings.vocab_size, "sdpa" if fused_attention else "eager"
-        self._initialise(settings.layers)
-
-    def _initialise(self, layers: int) -> None:
         # GPT-2: normal(0, 0.02), and the projections into the residual stream divided by sqrt(2 x layers)
         for name, parameter in self.named_parameters():
             if parameter.dim() >= 2:
                 into_residual = name.endswith(("attention.out.weight", "mlp_out.weight", "experts.down"))
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if into_residual else 0.02)
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * settings.layers) if into_residual else 0.02)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 

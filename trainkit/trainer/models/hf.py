@@ -21,11 +21,6 @@ from trainkit.trainer.user_code import first_line
 
 _SHOWN = 3  # names in a message
 _CHANCES = ("drop", "jitter", "noise")  # parts of settings' names, by which training draws random numbers
-AUTO_CLASSES = {
-    "causal_lm": "AutoModelForCausalLM",
-    "masked_lm": "AutoModelForMaskedLM",
-    "sequence_classification": "AutoModelForSequenceClassification",
-}
 
 
 class Transformer(Model):
@@ -107,9 +102,12 @@ class Classifier(Labelled):
         return [parameter for parameter in self.inner.parameters() if parameter not in body]
 
 
-WRAPPERS = {"causal_lm": Transformer, "masked_lm": Labelled, "sequence_classification": Classifier}
-
-
+# `model.task` -> transformers' class, and what goes around it.
+TASKS: Mapping[str, tuple[str, type[Transformer]]] = {
+    "causal_lm": ("AutoModelForCausalLM", Transformer),
+    "masked_lm": ("AutoModelForMaskedLM", Labelled),
+    "sequence_classification": ("AutoModelForSequenceClassification", Classifier),
+}
 _SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size")
 # Settings of models in which a token does not go through all weights.
 _UNEVEN = ("num_experts", "num_local_experts", "n_routed_experts", "is_encoder_decoder")
@@ -135,7 +133,8 @@ def build_hf(recipe: Recipe) -> Transformer:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     asked = cast("HfModel", recipe.model)
-    maker = getattr(transformers, AUTO_CLASSES[asked.task])
+    auto_class, wrapper = TASKS[asked.task]
+    maker = getattr(transformers, auto_class)
     attention = None if recipe.efficiency.attention == "auto" else recipe.efficiency.attention
     config = configuration(asked)
     remarks: Remarks = ()
@@ -149,7 +148,7 @@ def build_hf(recipe: Recipe) -> Transformer:
     except Exception as error:  # transformers and the Rust below it raise anything
         folder = f" from {asked.path}" if asked.path else ""
         raise TrainingError(f"model: transformers cannot build it{folder}: {first_line(error)}") from error
-    model = WRAPPERS[asked.task](inner)
+    model = wrapper(inner)
     model.remarks = remarks
     if model.context and recipe.data.sequence_length > model.context:
         what = f"data.sequence_length: the model has {model.context} places, fewer than {recipe.data.sequence_length}"
