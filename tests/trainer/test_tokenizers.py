@@ -15,7 +15,6 @@ from tests.trainer.tiny_tokenizer import CHATML
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe
 from trainkit.trainer.checkpoint.resuming import load
-from trainkit.trainer.checkpoint.saving import Checkpoints
 from trainkit.trainer.data import text
 from trainkit.trainer.data.dataset import open_json_lines
 from trainkit.trainer.data.encoding import open_encoder
@@ -165,10 +164,9 @@ def test_resuming_with_another_tokenizer_is_warned_of(
         return assemble(make_settings(data=data, model=model), World(), torch.device("cpu"))
 
     first = parts()
-    identity = first.checkpoints.identity
-    Checkpoints(tmp_path / "saved", identity, World(), keep=1).save(1, first.strategy)
-    saved = next((tmp_path / "saved").glob("step-*"))
-    load(saved, identity, first.strategy, World())
+    first.checkpoints.save(1, first.strategy)
+    saved = next(first.settings.run_dir.glob("checkpoints/step-*"))
+    load(saved, first.checkpoints.identity, first.strategy, World())
     assert "another tokenizer" not in caplog.text
     (tokenizer / "vocab.txt").write_text("another")
     other = parts()

@@ -124,18 +124,14 @@ def _search(settings: Settings, world: World, device: torch.device, make_copy: M
 def largest_fitting(sizes: Sequence[int], fits: Callable[[int], bool]) -> int | None:
     """The largest of ascending sizes that fits, by doubling, then bisection; None where the first does not."""
     # What fits, fits in every smaller size too.
-    best, over, place = -1, len(sizes), 0  # best and over: places of the largest known to fit and the least not to
-    while place < over:
-        if not fits(sizes[place]):
-            over = place
-            break
-        best, place = place, max(place + 1, bisect_right(sizes, 2 * sizes[place]) - 1)
+    best, over = -1, len(sizes)  # places of the largest known to fit and the least not to
     while over - best > 1:
-        middle = (best + over) // 2
-        if fits(sizes[middle]):
-            best = middle
+        doubled = max(best + 1, bisect_right(sizes, 2 * sizes[best]) - 1) if best >= 0 else 0
+        place = doubled if over == len(sizes) else (best + over) // 2
+        if fits(sizes[place]):
+            best = place
         else:
-            over = middle
+            over = place
     return sizes[best] if best >= 0 else None
 
 

@@ -104,14 +104,12 @@ def report_step(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor | f
         "memory_bytes": memory_now(parts.device),
         **expert_use(parts.model, parts.world),
     }
-    skipped = parts.strategy.skipped_steps()
     if parts.settings.recipe.efficiency.compile.enabled:
         record["compile_seconds"] = round(progress.compiling.seconds, 3)
     if parts.settings.dtype == "fp16":
-        record["skipped_steps"] = skipped
+        record["skipped_steps"] = parts.strategy.skipped_steps()
     metrics.write(record)
-    if parts.settings.dtype == "fp16":
-        progress.skipped.note(progress.step, skipped)
+    progress.skipped.note(progress.step, record.get("skipped_steps", 0))
     log.debug("step %d loss %.4f", progress.step, progress.loss)
     refuse_lost_run(parts, progress.step, progress.loss, norm)
 

@@ -57,16 +57,15 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Pro
 
 def batches(parts: Parts, first: int) -> Iterator[Batch]:
     """This rank's share of every global batch from step `first` on."""
-    settings, steps = parts.settings, range(first, parts.steps)
-    pin = parts.device.type == "cuda"
+    settings = parts.settings
     return training_batches(
         parts.source.train,
         parts.order,
         settings.batch,
         parts.world.rank,
-        steps=steps,
+        steps=range(first, parts.steps),
         data=settings.recipe.data,
-        pin=pin,
+        pin=parts.device.type == "cuda",
     )
 
 

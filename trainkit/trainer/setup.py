@@ -97,7 +97,7 @@ def assemble(settings: Settings, world: World, device: torch.device) -> Parts:
         evaluation=Evaluation(settings, source.validation, world, device),
         eval_autocast=autocast(settings, settings.eval_dtype, device),
         best=Best(),
-        checkpoints=Checkpoints.of(settings, checkpoint_folder(settings, world), source.encoder.fingerprint, world),
+        checkpoints=Checkpoints(settings, checkpoint_folder(settings, world), source.encoder.fingerprint, world),
         parameters=parameters,
         work=work,
         memory=MemoryBreakdown(compiled=recipe.efficiency.compile.enabled),

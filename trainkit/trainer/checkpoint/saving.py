@@ -42,26 +42,19 @@ def step_folder(root: Path, step: int) -> Path:
 class Checkpoints:
     """Those of a run, in one folder for all ranks. root: None where not all of them can see it.
 
-    asynchronous: the state is copied at once, and a thread writes and publishes the copy. At most one checkpoint is on
-    its way; the next one waits for it. keep: how many of the newest stay, 0 for all.
+    With `checkpoint.asynchronous` the state is copied at once, and a thread writes and publishes the copy. At most one
+    checkpoint is on its way; the next one waits for it. tokenizer: its fingerprint.
     """
 
-    def __init__(
-        self, root: Path | None, identity: Identity, world: World, *, keep: int, asynchronous: bool = False
-    ) -> None:
-        self.root, self.identity, self._keep = root, identity, keep
+    def __init__(self, settings: Settings, root: Path | None, tokenizer: str, world: World) -> None:
+        strategy, asked = settings.recipe.strategy.kind, settings.recipe.checkpoint
+        self.root, self._keep = root, asked.keep
+        self.identity = Identity(strategy, world.size, settings.training_digest, tokenizer)
         # The ranks' threads meet in a group of their own, for the training's collectives go on meanwhile.
-        own_group = asynchronous and dist.is_initialized()
+        own_group = asked.asynchronous and dist.is_initialized()
         self._world = replace(world, group=dist.new_group(backend="gloo", timeout=TIMEOUT)) if own_group else world
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint") if asynchronous else None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint") if asked.asynchronous else None
         self._on_its_way: Future[None] | None = None
-
-    @classmethod
-    def of(cls, settings: Settings, root: Path | None, tokenizer: str, world: World) -> Checkpoints:
-        """As the recipe says. tokenizer: its fingerprint."""
-        recipe = settings.recipe
-        identity = Identity(recipe.strategy.kind, world.size, settings.training_digest, tokenizer)
-        return cls(root, identity, world, keep=recipe.checkpoint.keep, asynchronous=recipe.checkpoint.asynchronous)
 
     def save(
         self, step: int, strategy: Strategy, *, best: Mapping[str, Any] | None = None, spared: int | None = None

@@ -72,7 +72,14 @@ def _chosen(splits: Mapping[str, Split], name: str, key: str, path: Path, column
 
 def _splits(path: Path) -> dict[str, Split]:
     if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
-        return _saved(path)
+        datasets = _library()
+        try:
+            saved = datasets.load_from_disk(str(path))
+        except Exception as error:  # Arrow, JSON and the file system raise anything
+            raise TrainingError(f"data.path: {path} is no sound data set: {first_line(error)}") from error
+        if hasattr(saved, "items"):
+            return {name: _of_table(each, f"{path} [{name}]") for name, each in saved.items()}
+        return {"train": _of_table(saved, str(path))}
     for suffix, reader in (("parquet", _parquet), ("jsonl", lambda files: Split(lambda columns: json_lines(files)))):
         files: dict[str, list[Path]] = {}
         for file in sorted(path.rglob(f"*.{suffix}")):
@@ -92,17 +99,6 @@ def _library() -> Any:
         raise TrainingError(what, hint="pip install --upgrade 'trainkit[hf]'") from error
     datasets.disable_progress_bars()
     return datasets
-
-
-def _saved(path: Path) -> dict[str, Split]:
-    datasets = _library()
-    try:
-        found = datasets.load_from_disk(str(path))
-    except Exception as error:  # Arrow, JSON and the file system raise anything
-        raise TrainingError(f"data.path: {path} is no sound data set: {first_line(error)}") from error
-    if hasattr(found, "items"):
-        return {name: _of_table(each, f"{path} [{name}]") for name, each in found.items()}
-    return {"train": _of_table(found, str(path))}
 
 
 def _parquet(files: list[Path]) -> Split:

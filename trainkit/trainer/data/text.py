@@ -5,7 +5,6 @@ They are tokenised once, by one process of a node, into a cache on disk, which a
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -15,7 +14,7 @@ import sysconfig
 import time
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 from trainkit.errors import TrainingError
 from trainkit.files import cache_folder
 from trainkit.recipe.schema import Recipe, TextData
+from trainkit.runner.locks import try_lock
 from trainkit.trainer.data.encoding import Encoder, open_encoder
 from trainkit.trainer.data.source import Samples, Source, held_out
 from trainkit.trainer.data.tokens import Stretch
@@ -174,10 +174,7 @@ def _lock(path: Path) -> Iterator[None]:
     """An exclusive lock that dies with its holder. TrainingError when another process holds it for too long."""
     deadline = time.monotonic() + _PATIENCE
     with path.open("a") as file:
-        while True:
-            with suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
+        while not try_lock(file.fileno()):
             if time.monotonic() > deadline:
                 raise TrainingError(f"another process has been building the corpus under {path} for {_PATIENCE:.0f} s")
             time.sleep(0.1)

@@ -37,8 +37,6 @@ class Zero(Strategy):
 
     def __init__(self, model: Model, settings: Settings, world: World, device: torch.device) -> None:
         deepspeed = import_deepspeed(device, settings.recipe.logging.level)
-        if settings.deepspeed is None:
-            raise TrainingError("trainer.json names no DeepSpeed configuration, which every zero strategy needs")
         model.to(device)
         config = engine_config(settings, model, world)
         # The one that the recipe names, offloaded or not, and not DeepSpeed's: a name means one thing under every
