@@ -20,6 +20,28 @@ def format_size(size: int) -> str:
     return f"{size} bytes"
 
 
+def format_rate(value: float) -> str:
+    """A rate with a sensible number of digits: ``7.12``, ``431``, ``52.3k``."""
+    if value >= 10_000:
+        return f"{value / 1000:.1f}k" if value < 1e6 else f"{value / 1e6:.2f}M"
+    return f"{value:.0f}" if value >= 100 else f"{value:.2f}"
+
+
+def format_memory(value: float) -> str:
+    """Bytes as MiB or GiB."""
+    return f"{value / 2**20:.0f} MiB" if value < 10 * 2**30 else f"{value / 2**30:.1f} GiB"
+
+
+def format_duration(seconds: float) -> str:
+    """``42 s``, ``3:07``, ``1:02:30``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
 def table(rows: Iterable[Sequence[str]]) -> str:
     """The rows below each other, a line each, with their columns aligned to the left."""
     cells = list(rows)

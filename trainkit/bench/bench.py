@@ -25,9 +25,9 @@ from trainkit.files import publish
 from trainkit.runner.execute import ATTEMPT, RunRequest, carry_out
 from trainkit.runner.report.console import Stream, Terminal
 from trainkit.runner.report.failure import describe_failure
-from trainkit.runner.report.follow import last_lines
-from trainkit.runner.report.progress_line import duration
+from trainkit.runner.report.progress import last_lines
 from trainkit.runner.supervisor.processes import STOP, handled
+from trainkit.text import format_duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,4 +157,5 @@ def _run_one(bench: _Bench, candidate: Candidate, request: RunRequest, console: 
 def _clock(bench: _Bench) -> str:
     now = time.monotonic()
     left = remaining(bench.walls, bench.runnable - len(bench.walls), now - bench.begun_at)
-    return f"{duration(now - bench.started)} so far" + ("" if left is None else f", about {duration(left)} left")
+    rest = "" if left is None else f", about {format_duration(left)} left"
+    return f"{format_duration(now - bench.started)} so far{rest}"

@@ -14,16 +14,15 @@ from trainkit.errors import Diagnostic, MachineError
 from trainkit.files import cache_folder, write_json
 from trainkit.machine.card_locks import Cards, taken_by, user_name
 from trainkit.plan.model import Plan, Planned
-from trainkit.runner.materialize import Bindings, BoundPlan, bind
+from trainkit.runner.materialize import Bindings, BoundPlan, bind, create_run_dir, write_run_dir
 from trainkit.runner.rank.streams import holds_input
 from trainkit.runner.rendezvous import group_of, local_address, node_rank, rendezvous
 from trainkit.runner.report.card_watch import CardWatch
 from trainkit.runner.report.console import Terminal
 from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.failure import describe_failure, remarks
-from trainkit.runner.report.follow import Relay
+from trainkit.runner.report.progress import Relay
 from trainkit.runner.report.summary import build_summary, render_summary
-from trainkit.runner.rundir import create
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import hold
 from trainkit.runner.supervisor.channel import Spec
@@ -91,7 +90,7 @@ def carry_out(request: RunRequest, console: Terminal) -> Ended:
         cards.sign(user_name(os.getuid()), str(layout.root))
         lock = hold(layout)
         try:
-            create.write(layout, plan, bound, request.recipe_yaml, request.command_shell)
+            write_run_dir(layout, plan, bound, request.recipe_yaml, request.command_shell)
             console.say(f"run directory: {layout.root}")
             job = _job(plan, layout, bindings, bound, started)
             # The guardian holds these too: should trainkit be killed, run and cards are not free before all is ended.
@@ -145,7 +144,7 @@ def _bind(request: RunRequest) -> tuple[RunLayout, Bindings, BoundPlan]:
 
     # The folder does not matter here: bound only to see whether every variable is there.
     bind(plan, bindings(RunLayout(Path.cwd())), request.environ)
-    layout = create.create(plan.output_root, plan.name)
+    layout = create_run_dir(plan.output_root, plan.name)
     return layout, bindings(layout), bind(plan, bindings(layout), request.environ)
 
 

@@ -59,7 +59,8 @@ class Wrapper:
         self._ignored = (signal.SIGHUP,) if hang_up == signal.SIG_IGN else ()  # nohup's
         # torchrun, accelerate and deepspeed set these for each worker; the plan does where there is no launcher.
         rank, local_rank, restart = (
-            _number(environ, name) for name in ("RANK", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")
+            int(value) if (value := environ.get(name, "")).isdigit() else 0
+            for name in ("RANK", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")
         )
         self._shown = shown_path(options.attempt_dir, rank)
         self._record = RankRecord(
@@ -74,7 +75,9 @@ class Wrapper:
 
     def run(self) -> int:
         """Start the program, see it through, record its end; the exit code for the launcher."""
-        received = self._listen()
+        numbers = (*STOP, *PASSED_ON, signal.SIGCHLD, signal.SIGWINCH)
+        received = wakeup(number for number in numbers if number not in self._ignored)
+        self._selector.register(received, selectors.EVENT_READ)
         try:
             channels = self._register()
         except OSError as error:
@@ -86,7 +89,10 @@ class Wrapper:
         try:
             self._start(channels)
         except OSError as error:
-            return self._not_started(error)
+            missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
+            message = f"cannot start {self._options.program[0]}: {error.strerror}"
+            self._copiers[1].write(f"trainkit.runner.rank: {message}\n".encode("utf-8", "surrogateescape"))
+            return self._end(ended=time.time(), exit_code=NOT_FOUND if missing else NOT_EXECUTABLE, message=message)
         finally:
             for fd in channels:
                 os.close(fd)
@@ -102,12 +108,6 @@ class Wrapper:
                 os.remove(self._shown)
         write_record(self._options.attempt_dir, self._record)
         return [self._open(name, fd) for name, fd in (("out", 1), ("err", 2))]
-
-    def _listen(self) -> int:
-        numbers = (*STOP, *PASSED_ON, signal.SIGCHLD, signal.SIGWINCH)
-        reader = wakeup(number for number in numbers if number not in self._ignored)
-        self._selector.register(reader, selectors.EVENT_READ)
-        return reader
 
     def _open(self, name: str, own: int) -> int:
         log = os.open(
@@ -189,18 +189,15 @@ class Wrapper:
         elif number not in STOP:
             self._send(number)
         else:
-            self._stop(number)
-
-    def _stop(self, number: int) -> None:
-        again = self._record.told_to_stop  # a launcher may send TERM to the program's group and to each rank
-        self._record = self._record._replace(told_to_stop=True)
-        if number == signal.SIGINT and self._shares_terminal:
-            # The terminal has sent it to the program as well: give KeyboardInterrupt's clean-up a moment before TERM.
-            self._term_at = time.monotonic() + min(CLEAN_UP_SECONDS, self._options.grace)
-        elif not again:
-            self._send(number)
-        if not again:
-            self._kill_at = time.monotonic() + self._options.grace
+            again = self._record.told_to_stop  # a launcher may send TERM to the program's group and to each rank
+            self._record = self._record._replace(told_to_stop=True)
+            if number == signal.SIGINT and self._shares_terminal:
+                # The terminal has sent it to the program too: give KeyboardInterrupt's clean-up a moment before TERM.
+                self._term_at = time.monotonic() + min(CLEAN_UP_SECONDS, self._options.grace)
+            elif not again:
+                self._send(number)
+            if not again:
+                self._kill_at = time.monotonic() + self._options.grace
 
     def _send(self, number: int) -> None:
         if self._exit is None and self._record.pid:
@@ -231,22 +228,11 @@ class Wrapper:
             not_as_planned=seen,
         )
 
-    def _not_started(self, error: OSError) -> int:
-        missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
-        message = f"cannot start {self._options.program[0]}: {error.strerror}"
-        self._copiers[1].write(f"trainkit.runner.rank: {message}\n".encode("utf-8", "surrogateescape"))
-        return self._end(ended=time.time(), exit_code=NOT_FOUND if missing else NOT_EXECUTABLE, message=message)
-
     def _end(self, **known: Any) -> int:
         self._record = self._record._replace(**known)
         with contextlib.suppress(OSError):  # a removed folder must not change the program's exit code
             write_last_record(self._options.attempt_dir, self._record)
         return self._record.code
-
-
-def _number(environ: Mapping[str, str], name: str) -> int:
-    value = environ.get(name, "")
-    return int(value) if value.isdigit() else 0
 
 
 def observed(environ: Mapping[str, str], expected: str, shown: str) -> dict[str, str]:

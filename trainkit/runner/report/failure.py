@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainkit.runner.report.exit_status import Verdict
-from trainkit.runner.report.follow import last_lines
+from trainkit.runner.report.progress import last_lines
 from trainkit.runner.rundir.checkpoints import checkpoints_of
 from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
 from trainkit.runner.rundir.records import read_records

@@ -14,9 +14,9 @@ from trainkit.plan.model import Plan
 from trainkit.planner.expected import EXPECTED
 from trainkit.runner.report.card_watch import CardWatch
 from trainkit.runner.report.exit_status import Verdict
-from trainkit.runner.report.progress_line import Progress, count, duration, size
+from trainkit.runner.report.progress import Progress
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.text import counted
+from trainkit.text import KIB, MIB, counted, format_duration, format_memory, format_rate
 
 Summary = Mapping[str, Any]
 
@@ -28,6 +28,14 @@ NOT_FINITE = "it is infinite or no number"
 UNFINISHED = "the run ended before the trainer could report it"
 # In every summary: null where it is not known, and then `reasons` says why.
 REPORTED = ("steps", "final_loss", "eval_loss", "train_seconds", "samples_per_second", "tokens_per_second", "memory")
+# Of these the metrics say something too, under names of their own.
+LOGGED = {
+    "steps": "step",
+    "final_loss": "loss",
+    "train_seconds": "elapsed",
+    "samples_per_second": "samples_per_second",
+    "tokens_per_second": "tokens_per_second",
+}
 PEAKS = (("allocated", "peak_allocated"), ("reserved", "peak_reserved"), ("resident", "rss"))
 
 
@@ -42,7 +50,8 @@ def build_summary(
 ) -> dict[str, Any]:
     """Everything that is known at the end. Times are seconds, memory is bytes."""
     result = read_json(layout.result)
-    known: dict[str, Any] = {**_so_far(progress.latest), **result}
+    latest = progress.latest or {}  # for a run that has not finished
+    known: dict[str, Any] = {**{name: latest.get(key) for name, key in LOGGED.items()}, **result}
     not_finite = result.pop("not_finite", ())
     # An evaluation that was not asked for needs no reason.
     missing = [name for name in REPORTED if known.get(name) is None and not (result and name == "eval_loss")]
@@ -66,19 +75,6 @@ def build_summary(
         **_seen_in_ranks(plan, layout),
         "training_digest": plan.training_digest,
         "recipe_digest": plan.recipe_digest,
-    }
-
-
-def _so_far(latest: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What the latest metrics say, for a run that has not finished."""
-    if latest is None:
-        return {}
-    rates = {name: latest.get(name) for name in ("samples_per_second", "tokens_per_second")}
-    return {
-        "steps": latest["step"],
-        "final_loss": latest.get("loss"),
-        "train_seconds": latest.get("elapsed"),
-        **rates,
     }
 
 
@@ -130,14 +126,14 @@ def _has_stepped(summary: Summary) -> bool:
 def _speed(summary: Summary) -> Iterator[tuple[str, str]]:
     trained, wall = summary.get("train_seconds"), float(summary["wall_seconds"])
     if not isinstance(trained, int | float) or not _has_stepped(summary):
-        yield "Time", f"{wall:.2f} s" if wall < 60 else duration(wall)
+        yield "Time", f"{wall:.2f} s" if wall < 60 else format_duration(wall)
     else:
         compiling = summary.get("compile_seconds")
         inside = f" ({compiling:.2f} s of it compiling)" if compiling else ""
-        yield "Time", f"{trained:.2f} s of training{inside}, {duration(wall)} in all"
+        yield "Time", f"{trained:.2f} s of training{inside}, {format_duration(wall)} in all"
     for title, name in (("Samples/second", "samples_per_second"), ("Tokens/second", "tokens_per_second")):
         value = summary.get(name)
-        yield title, count(value) if isinstance(value, int | float) and _has_stepped(summary) else ""
+        yield title, format_rate(value) if isinstance(value, int | float) and _has_stepped(summary) else ""
     # Model FLOPs utilization, where the peak of the card is known.
     share, peak = summary.get("mfu"), summary.get("peak_flops_per_second")
     yield "MFU", f"{share:.1%} of {peak / 1e12:.0f} TFLOP/s a card" if share is not None and peak else ""
@@ -216,21 +212,21 @@ def _losses(summary: Summary) -> Iterator[tuple[str, str]]:
 def _memory(summary: Summary) -> Iterator[tuple[str, str]]:
     """Of each card what the driver saw, of each rank its peaks, then what they are made of."""
     for uuid, used in (summary.get("gpu_memory_occupied") or {}).items():
-        yield "GPU memory occupied", f"{size(used)}  {uuid}"
+        yield "GPU memory occupied", f"{format_memory(used)}  {uuid}"
     for uuid, mean in (summary.get("gpu_utilization") or {}).items():
         yield "GPU utilization", f"{mean:g} %  {uuid}"
     ranks = summary.get("memory") or []
     for entry in ranks:
-        figures = [f"{size(entry[key])} {word}" for word, key in PEAKS if entry.get(key)]
+        figures = [f"{format_memory(entry[key])} {word}" for word, key in PEAKS if entry.get(key)]
         yield f"Peak memory, rank {entry.get('rank')}", ", ".join(figures)
     for entry in ranks:
         parts = {name.replace("_", " "): used for name, used in (entry.get("anatomy") or {}).items()}
-        figures = [f"{_amount(used)} {name}" for name, used in parts.items() if used is not None]
+        figures = [
+            f"{format_memory(used) if used >= 10 * MIB else f'{used / KIB:.0f} KiB'} {name}"
+            for name, used in parts.items()
+            if used is not None
+        ]
         yield f"Memory of rank {entry.get('rank')}", ", ".join(figures)
-
-
-def _amount(used: int) -> str:
-    return size(used) if used >= 10 * 2**20 else f"{used / 2**10:.0f} KiB"
 
 
 def profile_rows(profile: Summary | None) -> Iterator[tuple[str, str]]:

@@ -18,7 +18,7 @@ from typing import Any
 from trainkit.runner.rank.streams import copy_window_size
 from trainkit.runner.report.console import Terminal
 from trainkit.runner.report.exit_status import KILLED, Verdict, write_status
-from trainkit.runner.report.follow import Relay
+from trainkit.runner.report.progress import Relay
 from trainkit.runner.rundir.layout import AttemptLayout
 from trainkit.runner.rundir.records import RankRecord, read_records
 from trainkit.runner.supervisor.channel import Channel, Spec

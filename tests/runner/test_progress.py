@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from trainkit.runner.report.follow import Tail, last_lines
-from trainkit.runner.report.progress_line import Progress, count, duration, live_line, plain_line, size
+from trainkit.runner.report.progress import Progress, Tail, last_lines, live_line, plain_line
+from trainkit.text import format_duration, format_memory, format_rate
 
 START: dict[str, Any] = {"event": "start", "steps": 300}
 LINES: list[dict[str, Any]] = [
@@ -95,6 +95,6 @@ def test_the_last_lines_of_a_file_are_whole_lines_of_its_end(tmp_path: Path) -> 
 
 
 def test_figures_have_a_sensible_number_of_digits() -> None:
-    assert [count(v) for v in (7.123, 431.2, 52_345.0, 2_500_000.0)] == ["7.12", "431", "52.3k", "2.50M"]
-    assert [duration(v) for v in (42.4, 187, 3750)] == ["42 s", "3:07", "1:02:30"]
-    assert [size(v) for v in (512 * 2**20, 24 * 2**30)] == ["512 MiB", "24.0 GiB"]
+    assert [format_rate(v) for v in (7.123, 431.2, 52_345.0, 2_500_000.0)] == ["7.12", "431", "52.3k", "2.50M"]
+    assert [format_duration(v) for v in (42.4, 187, 3750)] == ["42 s", "3:07", "1:02:30"]
+    assert [format_memory(v) for v in (512 * 2**20, 24 * 2**30)] == ["512 MiB", "24.0 GiB"]

@@ -1,4 +1,4 @@
-"""What the user sees of a running run: the main rank's logs and the run's metrics, followed as they grow."""
+"""What the user sees of a running run: the main rank's logs, and how far it is, from files that are followed."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from trainkit.runner.report.console import Stream, Terminal
-from trainkit.runner.report.progress_line import Progress, live_line, plain_line
 from trainkit.runner.rundir.layout import RunLayout
+from trainkit.text import format_duration, format_memory, format_rate
 
 CHUNK = 1 << 18
 PLAIN_SECONDS = 1.0  # between two lines of progress where there is no live line …
 PLAIN_SHARE = 0.02  # … and at least this share of the time so far, so that a long run's log stays short
 AT_ONCE = 64  # chunks of output before anything else gets its turn
 TAIL_BYTES = 1 << 16
+BAR = 12  # characters
+NEWEST = 0.1  # weight of the latest pace in the smoothed one
 
 
 class Tail:
@@ -54,6 +57,41 @@ class Tail:
         """Let go of the file."""
         if self._file is not None:
             self._file.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the metrics show so far. Times are seconds; seen is a monotonic clock's."""
+
+    total: int | None = None
+    step: int = 0
+    latest: Mapping[str, Any] | None = None
+    seconds_per_step: float | None = None  # smoothed: the first records count alike, later ones a tenth each
+    paces: int = 0  # records that it was computed from
+    seen: float = 0.0
+
+    def take(self, record: Mapping[str, Any], now: float) -> Progress:
+        """The progress after one more record of metrics.jsonl."""
+        if record.get("event") == "start":
+            total = record.get("steps")
+            return replace(self, total=total if isinstance(total, int) else None)
+        step = record.get("step")
+        if not isinstance(step, int) or "loss" not in record:
+            return self
+        steps, seconds = step - self.step, record.get("seconds")
+        known = replace(self, step=step, latest=record, seen=now)
+        if not self.latest or steps <= 0 or not isinstance(seconds, int | float):
+            return known
+        before, paces = self.seconds_per_step or 0.0, self.paces + 1
+        # Whole steps between two records: a run may log every n-th.
+        pace = before + (seconds / steps - before) * max(1 / paces, NEWEST)
+        return replace(known, seconds_per_step=pace, paces=paces)
+
+    def remaining(self, now: float) -> float | None:
+        """Seconds to the last step at the latest pace; None while that is unknown."""
+        if self.total is None or self.seconds_per_step is None:
+            return None
+        return max(0.0, (self.total - self.step) * self.seconds_per_step - (now - self.seen))
 
 
 class Relay:
@@ -121,6 +159,46 @@ class Relay:
         if due and self._unsaid:
             self._console.say(self._unsaid)
             self._said, self._unsaid = now, ""
+
+
+def live_line(progress: Progress, now: float, width: int) -> str:
+    """The line for a terminal of so many columns. When it is narrow the bar goes first, then parts from the right."""
+    parts = _parts(progress.latest or {})
+    remaining = progress.remaining(now)
+    if remaining is not None:
+        parts.insert(1, f"{format_duration(remaining)} left")
+    head = f"step {progress.step}/{progress.total}" if progress.total else f"step {progress.step}"
+    candidates = ["  ".join([head, *parts[:kept]]) for kept in range(len(parts), -1, -1)]
+    if progress.total:
+        filled = min(BAR, BAR * progress.step // progress.total)
+        candidates.insert(0, f"[{'#' * filled}{'.' * (BAR - filled)}] {candidates[0]}")
+    return next((line for line in candidates if len(line) < width), head[: max(0, width - 1)])
+
+
+def plain_line(progress: Progress, record: Mapping[str, Any]) -> str:
+    """The line for a log, from one record; empty for records that say nothing of progress."""
+    step = record.get("step")
+    if not isinstance(step, int):
+        return ""
+    head = f"step {step}/{progress.total}" if progress.total else f"step {step}"
+    if "eval_loss" in record:
+        return f"{head}  evaluation loss {_number(record['eval_loss'])}"
+    return "  ".join([head, *_parts(record)]) if "loss" in record else ""
+
+
+def _parts(record: Mapping[str, Any]) -> list[str]:
+    parts = [f"loss {_number(record['loss'])}"] if "loss" in record else []
+    unit = next((unit for unit in ("tokens", "samples") if record.get(f"{unit}_per_second")), None)
+    if unit is not None:
+        parts.append(f"{format_rate(record[f'{unit}_per_second'])} {unit}/s")
+    if record.get("memory_bytes"):
+        parts.append(format_memory(record["memory_bytes"]))
+    return parts
+
+
+def _number(value: object) -> str:
+    """Four decimals; metrics hold null for what is infinite or no number."""
+    return f"{value:.4f}" if isinstance(value, int | float) else "not finite"
 
 
 def last_lines(path: Path, count: int | None = None) -> list[str]:
