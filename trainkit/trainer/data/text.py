@@ -23,9 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainkit.errors import TrainingError
-from trainkit.files import cache_folder
+from trainkit.files import cache_folder, try_lock
 from trainkit.recipe.schema import Recipe, TextData
-from trainkit.runner.locks import try_lock
 from trainkit.trainer.data.encoding import Encoder, open_encoder
 from trainkit.trainer.data.source import Samples, Source, held_out
 from trainkit.trainer.data.tokens import Stretch
