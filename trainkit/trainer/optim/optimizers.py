@@ -31,7 +31,9 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.opti
     groups = parameter_groups(model.parameters(), settings.weight_decay)
     make, arguments = optimizer_class(settings)
     if optimizer(settings.name).embeddings_in_32_bit:
-        keep_embeddings_in_32_bit(model)
+        # Rarely hit and unevenly, so that 8-bit state is unstable for them (bitsandbytes' documentation).
+        for module in [each for each in model.modules() if isinstance(each, nn.Embedding)]:
+            _bitsandbytes_manager().register_module_override(module, "weight", {"optim_bits": 32})
     try:
         made: torch.optim.Optimizer = make(groups, lr=settings.lr, **arguments, **settings.args)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -48,14 +50,6 @@ def optimizer_class(settings: OptimizerSettings) -> tuple[Callable[..., Any], di
         for name, keys in known.arguments.items()
     }
     return imported(known.path, "optimizer.name"), arguments | dict(known.fixed)
-
-
-def keep_embeddings_in_32_bit(model: nn.Module) -> None:
-    """Embeddings are rarely hit and unevenly, so 8-bit state is unstable for them (bitsandbytes' documentation)."""
-    manager = _bitsandbytes_manager()
-    for module in model.modules():
-        if isinstance(module, nn.Embedding):
-            manager.register_module_override(module, "weight", {"optim_bits": 32})
 
 
 def forget_embeddings() -> None:

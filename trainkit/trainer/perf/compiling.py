@@ -46,18 +46,15 @@ class CompileClock:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self._began = 0.0
 
     def listen(self) -> None:
         """Count from now on."""
         # seconds to import, and only of use to a compiled model
         from torch._dynamo.callback import on_compile_end, on_compile_start
 
-        on_compile_start(self._start)
-        on_compile_end(self._end)
+        # Whole again at each end; no one reads it while something compiles.
+        on_compile_start(lambda *_: self._add(-time.monotonic()))
+        on_compile_end(lambda *_: self._add(time.monotonic()))
 
-    def _start(self, *_: object) -> None:
-        self._began = time.monotonic()
-
-    def _end(self, *_: object) -> None:
-        self.seconds += time.monotonic() - self._began
+    def _add(self, seconds: float) -> None:
+        self.seconds += seconds
