@@ -105,18 +105,15 @@ class Observer:
             seen = {"error": f"{type(error).__name__}: {error}"}
         _write(self._shown, seen)
         if seen.get("differences"):
-            _end(f"trainkit: what runs is not what was planned: {'; '.join(seen['differences'])}\n")
+            why = f"trainkit: what runs is not what was planned: {'; '.join(seen['differences'])}\n"
+            # An exception could be caught, and ranks that wait for one another would never end.
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or replaced by something else
+                sys.stdout.flush()
+            with contextlib.suppress(OSError):
+                os.write(2, why.encode("utf-8", "backslashreplace"))
+            os._exit(NOT_AS_PLANNED)
 
     _at_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch.compiler.disable marks it
-
-
-def _end(why: str) -> None:
-    """An exception could be caught, and ranks that wait for one another would never end."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or replaced by something else
-        sys.stdout.flush()
-    with contextlib.suppress(OSError):
-        os.write(2, why.encode("utf-8", "backslashreplace"))
-    os._exit(NOT_AS_PLANNED)
 
 
 class Wrappers(NamedTuple):

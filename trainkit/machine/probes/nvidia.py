@@ -128,10 +128,8 @@ class Asked:
     def _pending_repair(self, handle: Any) -> bool | None:
         """Rows (Ampere and later) or pages (before) that wait for a reset."""
         rows = self.maybe("nvmlDeviceGetRemappedRows", handle)
-        if rows is not None:
-            return bool(rows[2])
-        pages = self.maybe("nvmlDeviceGetRetiredPagesPendingStatus", handle)
-        return None if pages is None else bool(pages)
+        waiting = self.maybe("nvmlDeviceGetRetiredPagesPendingStatus", handle) if rows is None else rows[2]
+        return None if waiting is None else bool(waiting)
 
     def _instances(self, handle: Any) -> tuple[MigInstance, ...]:
         found = []

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from trainkit.files import read_json
 from trainkit.machine.cpu_affinity import keep_to
 from trainkit.runner.rank.streams import Copier, copy_window_size, open_channel
-from trainkit.runner.rundir.records import RankRecord, log_path, shown_path, write_last_record, write_record
+from trainkit.runner.rundir.records import RankRecord, log_path, shown_path, write_record
 from trainkit.runner.supervisor.processes import PASSED_ON, STOP, exit_of_child, spawn, wakeup
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -231,7 +231,7 @@ class Wrapper:
     def _end(self, **known: Any) -> int:
         self._record = self._record._replace(**known)
         with contextlib.suppress(OSError):  # a removed folder must not change the program's exit code
-            write_last_record(self._options.attempt_dir, self._record)
+            write_record(self._options.attempt_dir, self._record)
         return self._record.code
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from trainkit.plan.model import Card
 
@@ -79,11 +79,6 @@ class CardWatch:
             found.append({"local_rank": rank, "uuid": uuid, "memory_bytes": memory, "utilization": busy})
         return found
 
-    def record(self, lines: TextIO) -> None:
-        """Take a sample and write its line."""
-        lines.write(json.dumps({"time": round(time.time(), 3), "cards": self.sample()}) + "\n")
-        lines.flush()
-
     def _ask(self, question: str, handle: Any, field: str) -> int | None:
         try:
             return int(getattr(getattr(self._nvml, question)(handle), field))
@@ -95,7 +90,8 @@ class CardWatch:
             return
         with contextlib.suppress(OSError), self._file.open("a", encoding="utf-8") as lines:  # the run itself continues
             while True:
-                self.record(lines)
+                lines.write(json.dumps({"time": round(time.time(), 3), "cards": self.sample()}) + "\n")
+                lines.flush()
                 if self._ending.wait(EVERY_SECONDS):
                     break
         with contextlib.suppress(self._nvml.NVMLError):

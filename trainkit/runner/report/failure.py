@@ -53,7 +53,12 @@ def describe_failure(verdict: Verdict, attempt: AttemptLayout, shown_rank: int |
         lines += [f"the last lines of {log}:", *(f"  | {line}" for line in end)]
     elif log is not None:
         lines.append(f"its log: {log}")
-    if hint := _hint(verdict, end):
+    hint = NOT_AS_PLANNED if verdict.failure == "plan" else ""
+    if verdict.failure in ("program", "rank", "launcher", "preparation"):
+        text = "\n".join(end)
+        by_trace = next((hint for trace, hint in TRACES.items() if trace in text), "")
+        hint = by_trace or HINTS.get(verdict.exit_code, "")
+    if hint:
         lines.append(f"next: {hint}")
     if saved := checkpoints_of(RunLayout(attempt.root.parent.parent)):
         again = "the same command with --resume_from_checkpoint true"
@@ -77,13 +82,3 @@ def _log(verdict: Verdict, attempt: AttemptLayout) -> Path | None:
     if verdict.failure == "launcher":
         return attempt.launcher_log
     return attempt.preparation_log if verdict.failure == "preparation" else None
-
-
-def _hint(verdict: Verdict, end: list[str]) -> str:
-    if verdict.failure == "plan":
-        return NOT_AS_PLANNED
-    if verdict.failure not in ("program", "rank", "launcher", "preparation"):
-        return ""
-    text = "\n".join(end)
-    by_trace = next((hint for trace, hint in TRACES.items() if trace in text), "")
-    return by_trace or HINTS.get(verdict.exit_code, "")

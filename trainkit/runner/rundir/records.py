@@ -40,11 +40,6 @@ class RankRecord(NamedTuple):
         return 128 + self.signal if self.signal is not None else (self.exit_code or 0)
 
 
-def record_path(attempt_dir: str, rank: int) -> str:
-    """Path of the record of a global rank."""
-    return os.path.join(attempt_dir, "ranks", f"rank-{rank}.json")
-
-
 def log_path(attempt_dir: str, rank: int, stream: str) -> str:
     """Path of the output of a global rank; stream is ``out`` or ``err``."""
     return os.path.join(attempt_dir, "logs", f"rank-{rank}.{stream}")
@@ -56,13 +51,9 @@ def shown_path(attempt_dir: str, rank: int) -> str:
 
 
 def write_record(attempt_dir: str, record: RankRecord) -> None:
-    """Put the record in place, whole."""
-    publish(record_path(attempt_dir, record.rank), json.dumps(record._asdict()) + "\n")
-
-
-def write_last_record(attempt_dir: str, record: RankRecord) -> None:
-    """The same for the end of a rank, also where the disk is full by now. OSError if the record is not there at all."""
-    publish_or_overwrite(record_path(attempt_dir, record.rank), json.dumps(record._asdict()) + "\n")
+    """Put the record in place, whole; that of an ended rank also where the disk is full by now. Raises OSError."""
+    write = publish if record.ended is None else publish_or_overwrite
+    write(os.path.join(attempt_dir, "ranks", f"rank-{record.rank}.json"), json.dumps(record._asdict()) + "\n")
 
 
 def read_records(attempt_dir: str) -> Iterator[RankRecord]:

@@ -108,13 +108,11 @@ class Guardian:
         return self._await(pid)
 
     def _start_launcher(self) -> None:
-        group = self._spec.foreground_group
+        argv, group = self._spec.argv, self._spec.foreground_group
         # A scheduler may send USR1 to every process of a job (scancel --signal). torchrun and the other launchers would
         # die of it, with all ranks; ignored, it stays so through exec, and each rank's wrapper takes it up again.
         ignore = (*self._spec.ignore, *PASSED_ON)
-        self._launcher_pid = self._spawn(
-            self._spec.argv, (0, 1, 2), new_session=group is None, group=group, ignore=ignore
-        )
+        self._launcher_pid = self._spawn(argv, (0, 1, 2), new_session=group is None, group=group, ignore=ignore)
         self._save("running")
 
     def _spawn(self, argv: Sequence[str], streams: Sequence[int], **options: Any) -> int:
@@ -173,10 +171,8 @@ class Guardian:
     def _end_if_ordered(self) -> None:
         # Only while it runs; later its number may be another process's.
         launcher = [self._launcher_pid] if self._launcher_pid and self._launcher_pid not in self._exits else []
-        ranks_known, ranks_alive = bool(self._ranks.records), bool(self._ranks.alive())
-        for action in self._termination.due(
-            ranks_known=ranks_known, ranks_alive=ranks_alive, launcher_runs=bool(launcher)
-        ):
+        known, alive = bool(self._ranks.records), bool(self._ranks.alive())
+        for action in self._termination.due(ranks_known=known, ranks_alive=alive, launcher_runs=bool(launcher)):
             self._carry_out(action, launcher)
 
     def _carry_out(self, action: Action, launcher: Sequence[int] = ()) -> None:
