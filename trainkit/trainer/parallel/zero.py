@@ -108,7 +108,8 @@ class Zero(Strategy):
 
 def engine_config(settings: Settings, model: Model, world: World) -> dict[str, Any]:
     """The planned JSON, with what only the run knows of swapping: its own folder, and the size of the largest shard."""
-    assert settings.deepspeed is not None
+    if settings.deepspeed is None:
+        raise TrainingError("trainer.json names no DeepSpeed configuration, which every zero strategy requires")
     config: dict[str, Any] = json.loads(settings.deepspeed.read_text())
     folder = swap_folder(settings)
     zero = config["zero_optimization"]
