@@ -39,6 +39,7 @@ log = logging.getLogger("trainkit.trainer")
 IN_RUN = "micro-batch.json"  # in the run directory
 SHARE = 0.9  # of what is free: the rest is for what grows later, and for others
 _CLEAR = Path("/proc/self/clear_refs")
+_MMAP_THRESHOLD = -3  # mallopt(3)
 _OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory")
 # A copy of the run's model under its strategy, and the inputs of this rank's share of the first step.
 MakeCopy = Callable[[], tuple[Strategy, dict[str, Tensor]]]
@@ -76,6 +77,10 @@ def settle_micro_batch(
     """
     if not settings.batch.search:
         return settings, None
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's
+    if mallopt and device.type == "cpu" and may_still_map() is not None:
+        # Under `ulimit` the heap counts with its holes, which differ from run to run: large tensors stay out of it.
+        mallopt(_MMAP_THRESHOLD, 2**20)
     # All ranks take the same: what is remembered if every one of them remembers one, else what a search finds.
     memory = Memory(settings, device)
     known: list[int | None] = gather_from_ranks(memory.recall(), world)
@@ -268,12 +273,19 @@ def memory_limit(device: torch.device, asked_mib: int | None, environ: Mapping[s
     else:
         # The ranks of one machine share the memory of its CPU.
         used, free = resident(), available_memory() // max(1, int(environ.get("LOCAL_WORLD_SIZE", "1")))
-        # what the process may still map, under `ulimit -v` and `ulimit -d`
-        for name, kind in (("VmSize", resource.RLIMIT_AS), ("VmData", resource.RLIMIT_DATA)):
-            limit = resource.getrlimit(kind)[0]
-            if limit != resource.RLIM_INFINITY and (mapped := status_bytes(name)):
-                free = min(free, limit - mapped[name])
+        if (left := may_still_map()) is not None:
+            free = min(free, left)
     return MemoryLimit(asked_mib * 2**20 if asked_mib else used + int(SHARE * free), used + free)
+
+
+def may_still_map() -> int | None:
+    """Bytes that `ulimit -v` and `ulimit -d` leave to this process; None where there is no such limit."""
+    left = []
+    for name, kind in (("VmSize", resource.RLIMIT_AS), ("VmData", resource.RLIMIT_DATA)):
+        limit = resource.getrlimit(kind)[0]
+        if limit != resource.RLIM_INFINITY and (mapped := status_bytes(name)):
+            left.append(limit - mapped[name])
+    return min(left, default=None)
 
 
 def give_back(device: torch.device) -> None:
