@@ -126,7 +126,7 @@ def test_the_trial_of_the_disk_leaves_nothing_and_spares_a_full_one(machine: Mac
 
 
 def test_a_slow_disk_is_found(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainkit.doctor.checks import disk_and_limits as disk
+    from trainkit.doctor.checks import disk
 
     monkeypatch.setattr(disk, "SLOW", 2**60)
     result = machine.examine("write-speed")

@@ -17,8 +17,8 @@ from trainkit.lazy import load
 _LAUNCHED = "RECIPE [OVERRIDE]... [-- PROGRAM ARGUMENTS]"
 # Name -> where the function is, how its argv is read, and what its usage line says of that. In the order of the help.
 COMMANDS: Mapping[str, tuple[str, type[Command | CommandGroup], str]] = {
-    "run": ("run_and_plan:run", LaunchCommand, _LAUNCHED),
-    "plan": ("run_and_plan:plan", LaunchCommand, _LAUNCHED),
+    "run": ("run:run", LaunchCommand, _LAUNCHED),
+    "plan": ("plan:plan", LaunchCommand, _LAUNCHED),
     "bench": ("bench:bench", LaunchCommand, _LAUNCHED),
     "check": ("recipes:check", RecipeCommand, "RECIPE... [OVERRIDE]..."),
     "explain": ("recipes:explain", RecipeCommand, "RECIPE [KEY] [OVERRIDE]..."),
@@ -27,11 +27,11 @@ COMMANDS: Mapping[str, tuple[str, type[Command | CommandGroup], str]] = {
     "facts": ("machine:facts", Command, ""),
     "ls": ("recipes:ls", Command, ""),
     "cp": ("recipes:cp", Command, ""),
-    "config": ("recipes:config", Command, ""),
+    "config": ("config:config", Command, ""),
     "schema": ("recipes:schema", Command, ""),
     "doctor": ("doctor:doctor", RecipeCommand, "[RECIPE] [OVERRIDE]..."),
     "export": ("runs:export", Command, ""),
-    "import": ("recipes:import_", ImportCommand, "FILE [-- SCRIPT WORDS...] | COMMAND..."),
+    "import": ("import_:import_", ImportCommand, "FILE [-- SCRIPT WORDS...] | COMMAND..."),
     "runs": ("runs:app", CommandGroup, ""),
 }
 

@@ -20,7 +20,7 @@ from trainkit.wizard.planner_check import resolve_text
 from trainkit.wizard.question import Settings, View, flatten, nest, same
 from trainkit.wizard.session import placed
 from trainkit.wizard.topics import TOPICS
-from trainkit.wizard.topics.program_and_place import described
+from trainkit.wizard.topics.devices import described
 
 if TYPE_CHECKING:
     from trainkit.plan.model import Plan

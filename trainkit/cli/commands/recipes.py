@@ -1,10 +1,8 @@
-"""Recipes as files, without a run: `trainkit ls`, `cp`, `check`, `explain`, `config`, `import` and `schema`."""
+"""Recipes as files, without a run: `trainkit ls`, `cp`, `check`, `explain` and `schema`."""
 
 from __future__ import annotations
 
 import json
-import posixpath
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,26 +13,11 @@ import typer
 from typer import Argument, Option
 
 from trainkit.cli.diagnostics import show_diagnostics
-from trainkit.cli.disk import MACHINES, MODELINE, Disk, schema_uri, working_folder, write_file
+from trainkit.cli.disk import MACHINES, MODELINE, Disk, schema_uri
 from trainkit.cli.options import Force, Json, On, Presets, Variant
 from trainkit.cli.pipeline import no_recipe, plan_recipe, replaces_recipe, resolve_request, show_warnings, split_line
 from trainkit.errors import Diagnostic, ExitCode, TrainkitError, UsageError
 from trainkit.text import table
-
-NewFile = Annotated[str, Option("--output", "-o", metavar="FILE", help="The recipe to write.")]
-From = Annotated[str | None, Option("--from", metavar="RECIPE", help="Start from this recipe; the new one extends it.")]
-Answers = Annotated[
-    str | None, Option("--answers", metavar="FILE", help="Answers in YAML, by recipe key; not asked again.")
-]
-Given = Annotated[
-    list[str] | None, Option("--set", metavar="KEY=VALUE", help="One answer, or any setting; may be repeated.")
-]
-Output = Annotated[
-    str | None, Option("--output", "-o", metavar="FILE", help="The recipe to write; default: standard output.")
-]
-Kind = Annotated[
-    str | None, Option("--kind", metavar="KIND", help="What the program is (program.kind), where you know.")
-]
 
 
 def ls(
@@ -185,92 +168,6 @@ def explain(
         return
     planned = plan_recipe(resolved, machine_facts(machine))
     sys.stdout.write("\n".join(renderer.render(query, resolved, planned) for query in queries))
-
-
-def config(
-    *,
-    output: NewFile = "recipe.yaml",
-    base: From = None,
-    on: On = None,
-    answers: Answers = None,
-    given: Given = None,
-    defaults: Annotated[bool, Option("--defaults", help="Ask nothing: take what is proposed.")] = False,
-    force: Annotated[bool, Option("--force", help="Replace an existing file without asking.")] = False,
-) -> None:
-    """Write a recipe from a few questions, of which this machine and your answers leave as few as possible.
-
-    On a terminal with arrow keys and typing, in a pipe line by line. Leaving with
-    Ctrl-C or Ctrl-D (exit code 130) keeps the answers in a file for --answers.
-
-    Example: trainkit config
-
-    Example: trainkit config --on 8xh100
-
-    Example: trainkit config --defaults --set strategy.kind=fsdp --output fsdp.yaml
-    """
-    from trainkit.cli.asking.writing import ask_and_write, begin, take_defaults
-
-    session, job = begin(output, base, on, answers, given or (), force=force)
-    if defaults:
-        take_defaults(session, job)
-    else:
-        raise typer.Exit(ask_and_write(session, job))
-
-
-def import_(
-    context: typer.Context,
-    *,
-    output: Output = None,
-    kind: Kind = None,
-    force: Force = False,
-) -> None:
-    """Write the recipe that another tool's command or file means.
-
-    COMMAND is a line as you type it today, word for word or quoted as one:
-    python, torchrun, python -m torch.distributed.launch, accelerate launch or
-    deepspeed, with variables in front of it. Options come before it. FILE is
-    a DeepSpeed JSON, an accelerate config, or a shell script (.sh) with one
-    such command. What the other tool ignores or misreads becomes a comment in
-    the recipe; what has no key is named.
-
-    Example: trainkit import torchrun --nproc_per_node 2 train.py --do_train --bf16 --output_dir out
-
-    Example: trainkit import ds_config.json --output recipe.yaml
-    """
-    from trainkit.convert.importing import import_words
-    from trainkit.frameworks.base.draft import ImportContext
-
-    argv, cwd = list(context.args), working_folder()
-    refuse(argv, output, kind, force=force)
-    target = posixpath.normpath(posixpath.join(cwd, output or "recipe.yaml"))
-    uri = schema_uri() if output is not None else ""
-    imported = import_words(argv, ImportContext(Disk(), cwd), target, program=context.obj, kind=kind, schema_uri=uri)
-    show_diagnostics(imported.warnings)
-    if output is None:
-        sys.stdout.write(imported.text)
-    else:
-        write_file(Path(output), imported.text, "give another --output")
-        sys.stdout.write(f"{output} is written. Next: trainkit plan {shlex.quote(output)}\n")
-
-
-def refuse(argv: Sequence[str], output: str | None, kind: str | None, *, force: bool) -> None:
-    """What is wrong with the call itself. Raises UsageError."""
-    from trainkit.convert.command import KINDS
-    from trainkit.convert.importing import is_file
-
-    if not any(word.strip() for word in argv[:1]):
-        raise UsageError("nothing to import is named", hint="name a file, or a command: trainkit import torchrun …")
-    from_file = is_file(argv[0])
-    if from_file and len(argv) > 1:
-        hint = f"give the program's arguments after `--`: trainkit import {argv[0]} -- {shlex.join(argv[1:])}"
-        raise UsageError(f"one word too many: {argv[1]!r}", hint=hint)
-    own = [each for each in KINDS if each != "builtin"]
-    if kind is not None and kind not in own:
-        raise UsageError(f"--kind {kind!r} is unknown", hint=f"choose one of: {', '.join(own)}")
-    if output is not None and Path(output).exists() and not force:
-        raise UsageError(f"{output} exists", hint="give another --output, or --force to replace it")
-    if output is not None and from_file and Path(output).resolve() == Path(argv[0]).resolve():
-        raise UsageError(f"{output} is what is imported", hint="give another --output")
 
 
 def schema(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from trainkit.wizard.question import Topic
-from trainkit.wizard.topics import program_and_place as place
-from trainkit.wizard.topics import strategy_and_training as training
+from trainkit.wizard.topics.data import DATA
+from trainkit.wizard.topics.devices import MACHINES, WHERE
+from trainkit.wizard.topics.program import COMMAND, PROGRAM
+from trainkit.wizard.topics.strategy import LAUNCHER, NVME_PATH, OFFLOAD, SHARDING, STRATEGY, WRAPPING
+from trainkit.wizard.topics.training import BATCH, CHECKPOINTING, LENGTH, PRECISION, SAVING
 
 TOPICS: tuple[Topic, ...] = (
-    place.PROGRAM, place.COMMAND, place.WHERE, place.MACHINES, training.STRATEGY, training.SHARDING, training.WRAPPING,
-    training.OFFLOAD, training.NVME_PATH, training.LAUNCHER, place.DATA, training.PRECISION, training.BATCH,
-    training.CHECKPOINTING, training.LENGTH, training.SAVING,
+    PROGRAM, COMMAND, WHERE, MACHINES, STRATEGY, SHARDING, WRAPPING, OFFLOAD, NVME_PATH, LAUNCHER, DATA, PRECISION,
+    BATCH, CHECKPOINTING, LENGTH, SAVING,
 )  # fmt: skip

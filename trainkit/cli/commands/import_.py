@@ -1,0 +1,81 @@
+"""`trainkit import`: the recipe that another tool's command or file means."""
+
+from __future__ import annotations
+
+import posixpath
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Option
+
+from trainkit.cli.diagnostics import show_diagnostics
+from trainkit.cli.disk import Disk, schema_uri, working_folder, write_file
+from trainkit.cli.options import Force
+from trainkit.errors import UsageError
+
+Output = Annotated[
+    str | None, Option("--output", "-o", metavar="FILE", help="The recipe to write; default: standard output.")
+]
+Kind = Annotated[
+    str | None, Option("--kind", metavar="KIND", help="What the program is (program.kind), where you know.")
+]
+
+
+def import_(
+    context: typer.Context,
+    *,
+    output: Output = None,
+    kind: Kind = None,
+    force: Force = False,
+) -> None:
+    """Write the recipe that another tool's command or file means.
+
+    COMMAND is a line as you type it today, word for word or quoted as one:
+    python, torchrun, python -m torch.distributed.launch, accelerate launch or
+    deepspeed, with variables in front of it. Options come before it. FILE is
+    a DeepSpeed JSON, an accelerate config, or a shell script (.sh) with one
+    such command. What the other tool ignores or misreads becomes a comment in
+    the recipe; what has no key is named.
+
+    Example: trainkit import torchrun --nproc_per_node 2 train.py --do_train --bf16 --output_dir out
+
+    Example: trainkit import ds_config.json --output recipe.yaml
+    """
+    from trainkit.convert.importing import import_words
+    from trainkit.frameworks.base.draft import ImportContext
+
+    argv, cwd = list(context.args), working_folder()
+    refuse(argv, output, kind, force=force)
+    target = posixpath.normpath(posixpath.join(cwd, output or "recipe.yaml"))
+    uri = schema_uri() if output is not None else ""
+    imported = import_words(argv, ImportContext(Disk(), cwd), target, program=context.obj, kind=kind, schema_uri=uri)
+    show_diagnostics(imported.warnings)
+    if output is None:
+        sys.stdout.write(imported.text)
+    else:
+        write_file(Path(output), imported.text, "give another --output")
+        sys.stdout.write(f"{output} is written. Next: trainkit plan {shlex.quote(output)}\n")
+
+
+def refuse(argv: Sequence[str], output: str | None, kind: str | None, *, force: bool) -> None:
+    """What is wrong with the call itself. Raises UsageError."""
+    from trainkit.convert.command import KINDS
+    from trainkit.convert.importing import is_file
+
+    if not any(word.strip() for word in argv[:1]):
+        raise UsageError("nothing to import is named", hint="name a file, or a command: trainkit import torchrun …")
+    from_file = is_file(argv[0])
+    if from_file and len(argv) > 1:
+        hint = f"give the program's arguments after `--`: trainkit import {argv[0]} -- {shlex.join(argv[1:])}"
+        raise UsageError(f"one word too many: {argv[1]!r}", hint=hint)
+    own = [each for each in KINDS if each != "builtin"]
+    if kind is not None and kind not in own:
+        raise UsageError(f"--kind {kind!r} is unknown", hint=f"choose one of: {', '.join(own)}")
+    if output is not None and Path(output).exists() and not force:
+        raise UsageError(f"{output} exists", hint="give another --output, or --force to replace it")
+    if output is not None and from_file and Path(output).resolve() == Path(argv[0]).resolve():
+        raise UsageError(f"{output} is what is imported", hint="give another --output")

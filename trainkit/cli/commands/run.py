@@ -1,0 +1,72 @@
+"""`trainkit run`: plan a recipe, then execute exactly that plan."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Option
+
+from trainkit.cli.diagnostics import show_diagnostics
+from trainkit.cli.options import Presets, Variant
+from trainkit.cli.pipeline import plan_recipe, resolve_line, run_request
+from trainkit.errors import Diagnostic, MachineError, UsageError
+
+if TYPE_CHECKING:
+    from trainkit.machine.facts import Facts
+    from trainkit.plan.model import Plan
+    from trainkit.recipe.schema import Recipe
+    from trainkit.runner.execute import RunRequest
+
+
+def run(
+    context: typer.Context,
+    presets: Presets = None,
+    variant: Variant = None,
+    node_rank: Annotated[
+        int | None,
+        Option("--node-rank", min=0, help="This machine's number among several, where no scheduler sets it."),
+    ] = None,
+    # Not an option of `run`: it is taken so that the error can say what is meant.
+    machine: Annotated[str | None, Option("--on", hidden=True)] = None,
+) -> None:
+    """Run RECIPE (a file, a shipped name, or the directory of an earlier run). Words after -- go to the program.
+
+    Example: trainkit run quickstart
+
+    Example: trainkit run quickstart train.steps=50 --bf16
+    """
+    from trainkit.machine.probe import probe
+    from trainkit.runner.execute import execute
+
+    if machine is not None:
+        raise UsageError(f"a run is on this machine, not on {machine}", hint="`trainkit plan RECIPE --on` plans for it")
+    resolved = resolve_line(context, presets, variant)
+
+    # Called again when another run takes a chosen card between planning and start: the machine has changed.
+    def request() -> RunRequest:
+        facts = probe()
+        planned = plan_recipe(resolved, facts)
+        refuse_unfit(planned.plan, resolved.recipe, facts, node_rank)
+        return run_request(planned, resolved, request, node_rank)
+
+    raise typer.Exit(execute(request()))
+
+
+def refuse_unfit(plan: Plan, recipe: Recipe, facts: Facts, given_rank: int | None) -> None:
+    """Show the warnings of the doctor's fast checks. Raises MachineError with all that stops the plan on this machine.
+
+    These are the plan's own blockers and the problems that the checks find.
+    """
+    from trainkit.doctor.check import Target
+    from trainkit.doctor.examine import FAST, examine_before_run
+    from trainkit.runner.rendezvous import node_rank
+
+    target = Target(plan, recipe, node_rank(plan, given_rank, os.environ))
+    found = examine_before_run(FAST, facts, target)
+    show_diagnostics(each for each in found if each.severity == "warning")
+    refused = [Diagnostic("error", notice.what, hint=notice.hint) for notice in plan.blockers]
+    refused += [each for each in found if each.severity == "error"]
+    if refused:
+        raise MachineError(refused)
