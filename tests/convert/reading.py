@@ -25,7 +25,7 @@ def context(files: Mapping[str, Any]) -> ImportContext:
 
 def imported(line: str, files: Mapping[str, Any] | None = None, **more: Any) -> str:
     """The recipe's text for a command or a file name."""
-    return import_words(shlex.split(line), context(files or {}), f"{HERE}/recipe.yaml", **more).text
+    return import_words(shlex.split(line), context(files or {}), f"{HERE}/recipe.yaml", **more)[0]
 
 
 def read(text: str, files: Mapping[str, Any] | None = None) -> Resolved:

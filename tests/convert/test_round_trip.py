@@ -14,7 +14,7 @@ import yaml
 
 from trainkit.cli.disk import Disk
 from trainkit.cli.machines import machine_facts
-from trainkit.convert.exporting import EXPORTS, below, carried, exceptions, export, unfit
+from trainkit.convert.exporting import EXPORTS, carried, exceptions, export, unfit
 from trainkit.convert.importing import import_words
 from trainkit.errors import RecipeError
 from trainkit.flags.resolve import resolve
@@ -23,6 +23,7 @@ from trainkit.machine.facts import Facts
 from trainkit.plan.context import Context
 from trainkit.planner.build import decide
 from trainkit.recipe.resolved import Request, Resolved
+from trainkit.recipe.schema.fields import lies_in
 from trainkit.recipe.schema.launching import program_argv
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
@@ -164,7 +165,7 @@ def read_back(tool: str, context: Context, cwd: Path) -> Resolved:
     program = (script, *program_argv(context.recipe.program.args)) if script else ()
     kind = context.recipe.program.kind if program else None
     there = ImportContext(Disk(), str(cwd))
-    text = import_words([f"out/{MAIN[tool]}"], there, str(cwd / "back.yaml"), program=program, kind=kind).text
+    text = import_words([f"out/{MAIN[tool]}"], there, str(cwd / "back.yaml"), program=program, kind=kind)[0]
     (cwd / "back.yaml").write_text(text)
     return resolve(Request(recipe=str(cwd / "back.yaml"), cwd=str(cwd)), Disk())
 
@@ -188,7 +189,7 @@ def compared(context: Context, tool: str) -> list[str]:
     given = [next((each for each in whole if key.startswith(each)), key) for key in given]
     told = carried(context, tool)
     otherwise = {key for key, way in exceptions(context, tool).items() if not way.comes_back}
-    there = [key for key in dict.fromkeys(given) if below(key, told) and not below(key, otherwise)]
+    there = [key for key in dict.fromkeys(given) if lies_in(key, told) and not lies_in(key, otherwise)]
     return [key for key in there if value(context.resolved, key) != "auto"]
 
 
@@ -228,7 +229,7 @@ def test_an_import_of_the_export_is_the_recipe_and_is_exported_to_the_same_files
         promised |= carried(context, tool) - UNTRIED
         count += 1
     assert count >= {"accelerate": 150, "deepspeed": 50, "hf": 60}[tool]
-    assert not {key for key in promised if not any(below(each, {key}) for each in compared_keys)}
+    assert not {key for key in promised if not any(lies_in(each, {key}) for each in compared_keys)}
 
 
 @pytest.mark.torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Sequence
@@ -97,7 +98,7 @@ def test_what_was_skipped_stands_at_the_end_by_its_reason() -> None:
 
 def test_json_holds_every_verdict() -> None:
     result = CheckResult("a", "made up", (Finding("warning", "w", ("e",), ("f",)), ok("fine", "x")), 0.12345)
-    data = as_data([result], "quickstart", 1.0)
+    data = json.loads(json.dumps(as_data([result], "quickstart", 1.0)))
     assert data["level"] == "warning" and data["recipe"] == "quickstart"
     assert data["checks"][0]["verdicts"] == [
         {"level": "warning", "what": "w", "evidence": ["e"], "fix": ["f"]},

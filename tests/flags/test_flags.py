@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trainkit.errors import Diagnostic
-from trainkit.flags.overrides import is_assignment, takes_next_word
+from trainkit.flags.overrides import split_overrides
 from trainkit.flags.registry import flag_reference, flags
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema.fields import schema
@@ -384,19 +384,27 @@ def test_a_deepspeed_file_says_where_it_swaps_to_and_how_it_sums(solve: Solve) -
     assert strategy["overlap_comm"] is True
 
 
-def test_words_are_told_apart_as_the_command_line_needs_it() -> None:
-    assert is_assignment("batch.micro=8")
-    assert not is_assignment("recipe.yaml")
-    assert not is_assignment("--seed=3")
-    assert takes_next_word("--seed", "3")
-    assert takes_next_word("--max_steps", "-1")
-    assert not takes_next_word("--seed=3", "4")
-    assert not takes_next_word("--bf16", "recipe.yaml")
-    assert takes_next_word("--bf16", "false")
-    assert takes_next_word("--fsdp", "full_shard auto_wrap")
-    assert not takes_next_word("--fsdp", "batch.micro=2")
-    assert takes_next_word("--unknown", "3")
-    assert not takes_next_word("--unknown", "recipe.yaml")
+@pytest.mark.parametrize(
+    ("words", "plain"),
+    [
+        (["batch.micro=8"], []),
+        (["recipe.yaml"], ["recipe.yaml"]),
+        (["--seed=3"], []),
+        (["--seed", "3"], []),
+        (["--max_steps", "-1"], []),
+        (["--seed=3", "4"], ["4"]),
+        (["--bf16", "recipe.yaml"], ["recipe.yaml"]),
+        (["--no-bf16", "quickstart"], ["quickstart"]),
+        (["--bf16", "false"], []),
+        (["--fsdp", "full_shard auto_wrap"], []),
+        (["--fsdp", "batch.micro=2"], []),
+        (["--unknown", "3"], []),
+        (["--unknown=3", "4"], ["4"]),
+        (["--unknown", "recipe.yaml"], ["recipe.yaml"]),
+    ],
+)
+def test_words_are_told_apart_as_the_command_line_needs_it(words: list[str], plain: list[str]) -> None:
+    assert split_overrides(words) == (plain, [each for each in words if each not in plain])
 
 
 @pytest.mark.parametrize(

@@ -120,14 +120,13 @@ def usage_error(error: Any) -> UsageError:
     """
     if type(error).__name__ == "NoArgsIsHelpError":
         return UsageError(())
-    message, context, near = _ADVICE.sub("", error.format_message()).rstrip(". "), error.ctx, []
+    message, context = _ADVICE.sub("", error.format_message()).rstrip(". "), error.ctx
+    hint = f"`{context.command_path if context else 'trainkit'} --help` shows what there is"
     unknown = _WORD.search(message)
     if unknown and context and message.startswith("No such"):
-        import difflib
+        from trainkit.recipe.validation.suggestions import did_you_mean
 
         options = [name for each in context.command.params for name in each.opts]
         commands = context.command.list_commands(context) if isinstance(context.command, CommandGroup) else []
-        near = difflib.get_close_matches(unknown[0].strip("'"), [*commands, *options], n=1)
-    path = context.command_path if context else "trainkit"
-    hint = f"did you mean {near[0]}?" if near else f"`{path} --help` shows what there is"
+        hint = did_you_mean(unknown[0].strip("'"), [*commands, *options], hint)
     return UsageError(f"{message[:1].lower()}{message[1:]}", hint=hint)

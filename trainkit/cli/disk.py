@@ -53,9 +53,9 @@ def shipped_root() -> Path:
     return installed if installed.is_dir() else package.parent
 
 
-def schema_uri() -> str:
-    """Where the installed JSON Schema is, for the first line of a recipe that an editor checks."""
-    return (shipped_root() / "configs" / "recipe.schema.json").as_uri()
+def modeline() -> str:
+    """The first line of a recipe that an editor checks: where the installed JSON Schema is."""
+    return MODELINE + (shipped_root() / "configs" / "recipe.schema.json").as_uri()
 
 
 def working_folder() -> str:

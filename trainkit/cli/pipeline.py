@@ -38,24 +38,12 @@ def split_line(argv: Sequence[str], *, most: int, what: str) -> tuple[list[str],
     given = os.environ.get(name)
     os.environ[name] = "__all__"
     try:  # this import builds the recipe's schema
-        from trainkit.flags.overrides import is_assignment, takes_next_word
+        from trainkit.flags.overrides import split_overrides
     finally:  # ranks inherit the environment, and a user's script may want its plugins
         os.environ.pop(name)
         if given is not None:
             os.environ[name] = given
-    positional: list[str] = []
-    overrides: list[str] = []
-    rest = list(argv)
-    while rest:
-        word = rest.pop(0)
-        if word.startswith("--"):
-            overrides.append(word)
-            if rest and takes_next_word(word, rest[0]):
-                overrides.append(rest.pop(0))
-        elif is_assignment(word):
-            overrides.append(word)
-        else:
-            positional.append(word)
+    positional, overrides = split_overrides(argv)
     if len(positional) > most:
         hint = f"this command takes {what}; write overrides as key=value, the program's arguments after `--`"
         raise UsageError(f"one word too many: {positional[most]!r}", hint=hint)

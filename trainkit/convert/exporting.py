@@ -19,6 +19,7 @@ from trainkit.frameworks.hf_trainer.support import REACH
 from trainkit.plan.combination import Combination
 from trainkit.plan.context import Context
 from trainkit.planner.compatibility import refusals
+from trainkit.recipe.schema.fields import lies_in
 
 
 class Export(Protocol):
@@ -138,7 +139,7 @@ def carried(context: Context, name: str) -> frozenset[str]:
     """The settings that the format carries for this plan; each stands for all below it."""
     lost = {key for key, each in exceptions(context, name).items() if not each.comes_back}
     absent = _absent(context, name)
-    return frozenset(key for key in CARRIED[name] if not below(key, lost) and not key.startswith(absent))
+    return frozenset(key for key in CARRIED[name] if not lies_in(key, lost) and not key.startswith(absent))
 
 
 def _absent(context: Context, name: str) -> tuple[str, ...]:
@@ -152,12 +153,6 @@ def _absent(context: Context, name: str) -> tuple[str, ...]:
     if makes and has_schedule(context):
         return ()
     return ("schedule.", "train.steps") if makes else ("schedule.", "train.steps", "optimizer.", "logging.")
-
-
-def below(key: str, keys: frozenset[str] | set[str]) -> bool:
-    """Whether a key is one of the keys, or below one."""
-    parts = key.split(".")
-    return any(".".join(parts[:length]) in keys for length in range(1, len(parts) + 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,5 +179,5 @@ def export(context: Context, name: str, folder: str) -> Exported:
     resolved = context.resolved
     there = carried(context, name) | {key for key, each in exceptions(context, name).items() if each.reaches}
     given = [key for key in resolved.history if resolved.given(key) and key not in ("version", "name")]
-    left = tuple(key for key in given if not below(key, there))
+    left = tuple(key for key in given if not lies_in(key, there))
     return Exported(EXPORTS[name].files(context, folder), left, EXPORTS[name].notes(context))

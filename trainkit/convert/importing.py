@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from trainkit.convert.command import read_command, read_target, starts
@@ -23,8 +23,8 @@ from trainkit.recipe.layers.layer import ARGUMENTS
 from trainkit.recipe.layers.paths import Overlay, absolute, seen_from
 from trainkit.recipe.resolved import Request, Resolved
 from trainkit.recipe.schema import Recipe
-from trainkit.recipe.schema.fields import schema
-from trainkit.recipe.yaml.writer import block, comment, fitted, flow, shortened
+from trainkit.recipe.schema.fields import lies_in, schema
+from trainkit.recipe.yaml.writer import block, comment, fitted, flow, opening, recipe_name, shortened
 
 WIDTH = 120
 _NUMBER = re.compile(r"(0|[1-9]\d{0,14})(\.\d+)?")  # reaches the program with these very characters
@@ -44,14 +44,6 @@ class Format(Protocol):
 FORMATS: dict[str, Format] = {"accelerate": accelerate, "deepspeed": deepspeed}
 
 
-@dataclass(frozen=True, slots=True)
-class Imported:
-    """The recipe's text, and warnings on it."""
-
-    text: str
-    warnings: tuple[Diagnostic, ...]
-
-
 def is_file(word: str) -> bool:
     """Whether a word names a file to import rather than a command, or a whole line of one."""
     return word.endswith((*SUFFIXES, SCRIPT)) and not starts(word.split(maxsplit=1)[0])
@@ -64,9 +56,9 @@ def import_words(
     *,
     program: Sequence[str] = (),
     kind: str | None = None,
-    schema_uri: str = "",
-) -> Imported:
-    """The recipe that a file or a command means.
+    modeline: str = "",
+) -> tuple[str, list[Diagnostic]]:
+    """The text of the recipe that a file or a command means, and warnings on it.
 
     target: absolute path at which the recipe will lie. program: script and words for a file that names none.
     kind: of the program. Raises UsageError and RecipeError.
@@ -79,10 +71,10 @@ def import_words(
         read_command(draft, context, _words(draft, context, words, program), kind)
     if draft.problems:
         raise RecipeError(draft.problems)
-    text = _recipe_text(draft, posixpath.dirname(target), schema_uri)
+    text = _recipe_text(draft, posixpath.dirname(target), modeline)
     resolved = _resolved(draft, context, target, text)
     if _leave_out(draft, resolved):
-        text = _recipe_text(draft, posixpath.dirname(target), schema_uri)
+        text = _recipe_text(draft, posixpath.dirname(target), modeline)
         _resolved(draft, context, target, text)
     warnings = []
     script = draft.get("program.script")
@@ -91,7 +83,7 @@ def import_words(
         hint = "trainkit check will ask for it; a path starts from the folder in which trainkit is called"
         origin = draft.settings["program.script"].origin
         warnings.append(Diagnostic("warning", what, "program.script", origin, hint=hint))
-    return Imported(text, tuple(warnings))
+    return text, warnings
 
 
 def _leave_out(draft: Draft, resolved: Resolved) -> bool:
@@ -159,8 +151,8 @@ def _resolved(draft: Draft, context: ImportContext, target: str, text: str) -> R
         raise RecipeError(found) from error
 
 
-def _recipe_text(draft: Draft, folder: str, schema_uri: str = "") -> str:
-    """The recipe. folder: where it will lie (absolute), from which it names files. schema_uri: for editors."""
+def _recipe_text(draft: Draft, folder: str, modeline: str = "") -> str:
+    """The recipe. folder: where it will lie (absolute), from which it names files."""
     tree: dict[str, Any] = {}
     for key, each in draft.settings.items():
         declared, value = schema().settings.get(key), each.value
@@ -170,12 +162,9 @@ def _recipe_text(draft: Draft, folder: str, schema_uri: str = "") -> str:
         for part in path[:-1]:
             section = section.setdefault(part, {})
         section[path[-1]] = value
-    head = [f"# yaml-language-server: $schema={schema_uri}"] if schema_uri else []
-    for text in (f"Made by `trainkit import` from: {draft.title}", *(f"- {remark}" for remark in draft.remarks)):
-        head += comment(text, WIDTH)
+    remarks = (f"Made by `trainkit import` from: {draft.title}", *(f"- {remark}" for remark in draft.remarks))
     body = (line for name in Recipe.model_fields if name in tree for line in _section(draft, name, tree[name]))
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", draft.name).strip("-._")[:100] or "run"
-    return "".join(f"{line}\n" for line in (*head, "version: 1", f"name: {flow(name, 'name')}", *body))
+    return "".join(f"{line}\n" for line in (*opening(recipe_name(draft.name), modeline, remarks, WIDTH), *body))
 
 
 def _section(draft: Draft, name: str, value: Any) -> Iterator[str]:
@@ -183,7 +172,7 @@ def _section(draft: Draft, name: str, value: Any) -> Iterator[str]:
     reasons = [
         text if name == key or name != "program" else f"{key.partition('.')[2]}: {text}"
         for key, text in draft.reasons.items()
-        if (key == name or key.startswith(f"{name}.")) and key in draft.settings
+        if lies_in(key, (name,)) and key in draft.settings
     ]
     for reason in dict.fromkeys(reasons):
         yield from comment(reason, WIDTH)

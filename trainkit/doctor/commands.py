@@ -45,9 +45,7 @@ class Commands:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
 
-    def __call__(
-        self, argv: tuple[str, ...], limit: float, *, environ: Mapping[str, str] | None = None, text: str = ""
-    ) -> Done:
+    def __call__(self, argv: tuple[str, ...], limit: float, *, environ: Mapping[str, str] | None = None) -> Done:
         """Run to its end, or kill it with all that it started after `limit` seconds."""
         import subprocess  # checks before a run start nothing, and are spared its import
 
@@ -55,7 +53,7 @@ class Commands:
             process = subprocess.Popen(
                 argv,
                 env=dict(self.environ if environ is None else environ),
-                stdin=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
@@ -69,13 +67,13 @@ class Commands:
             if self._closed:
                 _kill_group(process.pid)
         try:
-            output, errors = process.communicate(text, timeout=limit)
+            output, errors = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
             _kill_group(process.pid)
             output = errors = ""
             with contextlib.suppress(subprocess.TimeoutExpired):  # what left the group may still hold the pipes
                 output, errors = process.communicate(timeout=1)
-            for stream in (process.stdin, process.stdout, process.stderr):
+            for stream in (process.stdout, process.stderr):
                 if stream is not None:
                     stream.close()
             return Done(None, output, errors, f"{argv[0]} did not end within {limit:g} s")

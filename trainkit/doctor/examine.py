@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -46,42 +46,8 @@ CHECKS: Mapping[str, Check] = {check.name: check for check in _ORDER}
 FAST: tuple[Check, ...] = tuple(check for check in _ORDER if check.fast)
 
 
-class _Thread(threading.Thread):
-    """One check that runs beside the others. Daemonic: nothing can end a thread that hangs in the system."""
-
-    def __init__(self, check: Check, host: Host, target: Target) -> None:
-        super().__init__(name=f"doctor: {check.name}", daemon=True)
-        self.check, self.host, self.target = check, host, target
-        self.started = 0.0  # on the monotonic clock
-        self.found: CheckResult | None = None
-        self.error: BaseException | None = None
-
-    def start(self) -> None:
-        """Begin, and count the check's own limit from here."""
-        self.started = time.monotonic()
-        super().start()
-
-    def run(self) -> None:
-        """Called by the new thread."""
-        try:
-            self.found = apply(self.check, self.host, self.target)
-        except BaseException as error:  # noqa: BLE001 - handed to the caller's thread, which raises it
-            self.error = error
-
-    def result(self, deadline: float) -> CheckResult:
-        """Wait for it, but not beyond its limit or the deadline."""
-        self.join(max(min(self.started + self.check.limit, deadline) - time.monotonic(), 0))
-        if self.error is not None:
-            raise self.error
-        if self.found is None:
-            seconds = time.monotonic() - self.started
-            what = f"no answer within {seconds:.0f} s, given up: something that it looks at hangs"
-            return CheckResult(self.check.name, self.check.title, (Finding("warning", what),), seconds)
-        return self.found
-
-
 def examine(
-    checks: Iterable[Check],
+    checks: Sequence[Check],
     host: Host,
     target: Target,
     longest: float,
@@ -91,18 +57,39 @@ def examine(
 
     close: ends the commands that checks are waiting for, when all is done or when the user interrupts it.
     """
-    deadline = time.monotonic() + longest
-    threads = [_Thread(check, host, target) for check in checks]
+    started = time.monotonic()
+    found: dict[Check, CheckResult | BaseException] = {}
+    # Daemonic: nothing can end a thread that hangs in the system.
+    threads = [
+        threading.Thread(target=_work, args=(each, host, target, found), name=f"doctor: {each.name}", daemon=True)
+        for each in checks
+    ]
+    results = []
     try:
         for thread in threads:
             thread.start()
-        return tuple(thread.result(deadline) for thread in threads)
+        for check, thread in zip(checks, threads, strict=True):
+            thread.join(max(started + min(check.limit, longest) - time.monotonic(), 0))
+            seconds = time.monotonic() - started
+            late = f"no answer within {seconds:.0f} s, given up: something that it looks at hangs"
+            result = found.get(check) or CheckResult(check.name, check.title, (Finding("warning", late),), seconds)
+            if isinstance(result, BaseException):
+                raise result
+            results.append(result)
+        return tuple(results)
     finally:
         close()
         end = time.monotonic() + LAST
         for thread in threads:  # each may have a command to end and a file to remove
-            if thread.started:
+            if thread.ident:
                 thread.join(max(end - time.monotonic(), 0))
+
+
+def _work(check: Check, host: Host, target: Target, found: dict[Check, CheckResult | BaseException]) -> None:
+    try:
+        found[check] = apply(check, host, target)
+    except BaseException as error:  # noqa: BLE001 - handed to the caller's thread, which raises it
+        found[check] = error
 
 
 def apply(check: Check, host: Host, target: Target) -> CheckResult:

@@ -67,12 +67,13 @@ class Flag:
         return "optional" if metavar.startswith("[") else "value" if metavar else "switch"
 
 
-def setting_reader(key: str) -> Reader:
-    """Set a key to the flag's value, read as a dotted override reads it."""
+def setting_reader(key: str, modifier: str = "") -> Reader:
+    """Set a key to the flag's value, read as YAML. modifier: that of a dotted override."""
 
     def read(use: Use) -> Outcome:
         value, found = read_value(key, use.value or "", use.origin)
-        return ([] if any(each.severity == "error" for each in found) else [use.assign(key, value)]), found
+        failed = any(each.severity == "error" for each in found)
+        return ([] if failed else [Assignment(key, value, use.origin, modifier)]), found
 
     return read
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainkit.errors import Diagnostic, Origin
-from trainkit.flags.flag import Flag, Use
+from trainkit.flags.flag import Flag, Use, setting_reader
 from trainkit.flags.registry import flags
-from trainkit.recipe.layers.assignment import Assignment, layer_of, read_value
+from trainkit.recipe.layers.assignment import Assignment, layer_of
 from trainkit.recipe.layers.layer import ARGUMENTS, Layer
 from trainkit.recipe.layers.paths import Files
 from trainkit.recipe.layers.secrets import MASK, is_secret_name, mask_line
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.schema.launching import program_argv
-from trainkit.recipe.validation.suggestions import nearest, nearest_key
+from trainkit.recipe.validation.suggestions import did_you_mean, nearest_key
 
 _DOTTED = re.compile(r"(?P<key>[A-Za-z_][^\s=]*?)(?P<modifier>[+!]?)=(?P<value>.*)", re.DOTALL)
 _TRUE_FALSE = ("true", "false")
@@ -30,13 +30,26 @@ _RIVALS: Mapping[str, tuple[tuple[str, ...], ...]] = {
 
 @dataclass(frozen=True)
 class _Word:
-    """One override as typed: a flag with what it took, or a dotted key."""
+    """One override: a flag with what it took, or a dotted key.
 
-    typed: str
+    typed: its words on the command line. wrong: what is wrong with it, and what to write.
+    """
+
+    typed: tuple[str, ...]
     flag: Flag | None = None
-    value: str | None = None
     key: str = ""
+    value: str | None = None
     modifier: str = ""
+    wrong: tuple[str, str] | None = None
+
+
+def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words that are no overrides (a recipe, a key), and the overrides with what their flags take, in order."""
+    plain: list[str] = []
+    overrides: list[str] = []
+    for each in _split(words):
+        (overrides if each.key or each.typed[0].startswith("--") else plain).extend(each.typed)
+    return plain, overrides
 
 
 def override_layers(
@@ -46,45 +59,26 @@ def override_layers(
 
     current: the value of a key in the weaker layers, for flags that take something back.
     """
-    found: list[Diagnostic] = []
-    used = _in_order(list(_split(words, strength, found)))
+    split = _in_order(list(_split(words)))
+    found = [_error(each.typed[0], strength, *each.wrong) for each in split if each.wrong]
+    used = [each for each in split if not each.wrong]
     given = frozenset(each.flag.name for each in used if each.flag)
     # Other words of this line that decide whom a flag is for: they are no layer yet, so they are read as typed.
     typed = {each.key: each.value for each in used if each.key in ("program.kind", ARGUMENTS)}
     found += _rivals(used, strength)
     layers = []
     for each in used:
-        origin = _origin(each.typed, strength, each.key)
-        if each.flag:
-            use = Use(each.flag.name, each.value, origin, cwd, files, lambda key: typed.get(key) or current(key), given)
-            assignments, diagnostics = each.flag.read(use)
-        else:
-            value, diagnostics = read_value(each.key, each.value or "", origin)
-            if each.key.partition(".")[0] == "extends":
-                what, hint = "a flag cannot change `extends`", "use --with PRESET"
-                diagnostics = [Diagnostic("error", what, "extends", origin, hint=hint)]
-            failed = any(problem.severity == "error" for problem in diagnostics)
-            assignments = [] if failed else [Assignment(each.key, value, origin, each.modifier)]
+        name, read = (each.flag.name, each.flag.read) if each.flag else ("", setting_reader(each.key, each.modifier))
+        origin = _origin(" ".join(each.typed), strength, each.key)
+        use = Use(name, each.value, origin, cwd, files, lambda key: typed.get(key) or current(key), given)
+        assignments, diagnostics = read(use)
+        if each.key.partition(".")[0] == "extends":
+            problem = use.error("a flag cannot change `extends`", "use --with PRESET", key="extends")
+            assignments, diagnostics = [], [problem]
         found += diagnostics
         if assignments:  # a layer each, so that `explain` shows a flag that a later one on the line replaces
             layers.append(layer_of("flag", strength, cwd, assignments))
     return layers, found
-
-
-def is_assignment(word: str) -> bool:
-    """Whether a word on the command line is a dotted override (``batch.micro=8``)."""
-    return not word.startswith("-") and _DOTTED.fullmatch(word) is not None
-
-
-def takes_next_word(word: str, following: str) -> bool:
-    """Whether a flag as typed (``--seed``) takes the following word as its value."""
-    name, equals, _ = word.removeprefix("--").partition("=")
-    flag = flags().get(name.replace("-", "_"))
-    if equals:
-        return False
-    if flag is None:
-        return _belongs_to_unknown(following)
-    return _next(flag, [following]) is not None
 
 
 def argument_layer(arguments: Sequence[str], strength: int, cwd: str, current: Callable[[str], Any]) -> Layer:
@@ -96,25 +90,24 @@ def argument_layer(arguments: Sequence[str], strength: int, cwd: str, current: C
     return layer_of("command line", strength, cwd, [Assignment(ARGUMENTS, [*before, *arguments], origin)])
 
 
-def _split(words: Sequence[str], strength: int, found: list[Diagnostic]) -> Iterator[_Word]:
+def _split(words: Sequence[str]) -> Iterator[_Word]:
     remaining = list(words)
     while remaining:
         word = remaining.pop(0)
         dotted = _DOTTED.fullmatch(word.removeprefix("--"))
         if dotted and (not word.startswith("--") or "." in dotted["key"]):
-            key = dotted["key"]
-            if ".." in key or key.endswith("."):
-                found.append(_error(word, strength, f"{key[:80]!r} is no key", "write section.setting=value"))
-            else:
-                yield _Word(word, key=key, modifier=dotted["modifier"], value=dotted["value"])
+            key, modifier, value = dotted.groups()
+            no_key = (f"{key[:80]!r} is no key", "write section.setting=value")
+            yield _Word((word,), None, key, value, modifier, no_key if ".." in key or key.endswith(".") else None)
         elif word.startswith("--") and word != "--":
-            yield from _flag(word, remaining, strength, found)
+            yield _flag(word, remaining)
         else:
             hint = "write key=value, or quote the words that belong to one flag"
-            found.append(_error(word, strength, f"{word[:80]!r} is neither a flag nor key=value", hint))
+            yield _Word((word,), wrong=(f"{word[:80]!r} is neither a flag nor key=value", hint))
 
 
-def _flag(word: str, remaining: list[str], strength: int, found: list[Diagnostic]) -> Iterator[_Word]:
+def _flag(word: str, remaining: list[str]) -> _Word:
+    """A flag with its value, which is taken off the remaining words where it is one of them."""
     name, equals, text = word[2:].partition("=")
     name = name.replace("-", "_")
     flag, negated = flags().get(name), False
@@ -122,19 +115,18 @@ def _flag(word: str, remaining: list[str], strength: int, found: list[Diagnostic
         flag = flags().get(name[3:])
         flag, negated = (flag, True) if flag and flag.takes == "switch" and not equals else (None, False)
     if flag is None:
-        found.append(_unknown_flag(word, name, strength))
-        if remaining and _belongs_to_unknown(remaining[0]):
-            remaining.pop(0)  # most likely its value: not to be reported a second time
-        return
-    value: str | None = "false" if negated else text if equals else _next(flag, remaining)
-    typed = word if equals or value is None or negated else f"{word} {value}"
+        # What follows is most likely its value: not to be reported a second time.
+        takes = remaining and not equals and not remaining[0].startswith("--") and not _DOTTED.fullmatch(remaining[0])
+        takes = takes and not remaining[0].endswith((".yaml", ".yml"))
+        return _Word((word, remaining.pop(0)) if takes else (word,), wrong=_unknown_flag(name))
+    value = "false" if negated else text if equals else _next(flag, remaining)
+    wrong = None
     if flag.takes == "value" and value is None:
-        found.append(_error(word, strength, f"--{name} requires a value", f"write {flag.usage}"))
+        wrong = f"--{name} requires a value", f"write {flag.usage}"
     elif flag.takes == "switch" and value is not None and value.lower() not in _TRUE_FALSE:
         hint = f"write --{name}, --{name}=true or --{name}=false"
-        found.append(_error(word, strength, f"--{name} takes true or false, not {value[:40]!r}", hint))
-    else:
-        yield _Word(typed, flag, value)
+        wrong = f"--{name} takes true or false, not {value[:40]!r}", hint
+    return _Word((word,) if equals or negated or value is None else (word, value), flag, value=value, wrong=wrong)
 
 
 def _next(flag: Flag, remaining: list[str]) -> str | None:
@@ -151,16 +143,12 @@ def _next(flag: Flag, remaining: list[str]) -> str | None:
     return remaining.pop(0) if takes else None
 
 
-def _belongs_to_unknown(word: str) -> bool:
-    return not word.startswith("--") and not _DOTTED.fullmatch(word) and not word.endswith((".yaml", ".yml"))
-
-
-def _unknown_flag(word: str, name: str, strength: int) -> Diagnostic:
-    close = nearest(name, flags())
-    key = None if close else nearest_key(name)
-    hint = f"did you mean --{close}?" if close else f"did you mean {key}=…?" if key in schema().settings else ""
+def _unknown_flag(name: str) -> tuple[str, str]:
+    hint = did_you_mean(name, flags(), "", "--")
+    if not hint and (key := nearest_key(name)) in schema().settings:
+        hint = f"did you mean {key}=…?"
     hint = hint or "`trainkit run --help` lists the flags; what belongs to your program goes behind `--`"
-    return _error(word, strength, f"unknown flag --{name[:80]}", hint)
+    return f"unknown flag --{name[:80]}", hint
 
 
 def _in_order(words: list[_Word]) -> list[_Word]:
@@ -176,7 +164,7 @@ def _rivals(words: list[_Word], strength: int) -> Iterator[Diagnostic]:
     """An error where flags of different names decide the same: one of them would be dropped in silence."""
     # Only a switch can also take something back.
     asking = [each for each in words if each.value is None or each.value.lower() != "false"]
-    named = [(each.flag.name, each.typed) for each in asking if each.flag]
+    named = [(each.flag.name, " ".join(each.typed)) for each in asking if each.flag]
     for key, groups in _RIVALS.items():
         group_of = {name: group for group in groups for name in group}
         used = [(name, typed) for name, typed in named if name in group_of]

@@ -14,10 +14,17 @@ from trainkit.recipe.layers.layer import Layer, place_of
 from trainkit.recipe.layers.merge import Merge, merge
 from trainkit.recipe.layers.paths import Files, absent_inputs, absolute, attach
 from trainkit.recipe.resolved import Request, Resolved
-from trainkit.recipe.schema.fields import defaults, schema, tagged_sections
+from trainkit.recipe.schema.fields import defaults, tagged_sections
 from trainkit.recipe.validation.batch_conflicts import contradictions
 from trainkit.recipe.validation.rules import Context, check, written_secrets
-from trainkit.recipe.validation.validate import default_kind, unknown_keys, validate, validate_layer, without_unknown
+from trainkit.recipe.validation.validate import (
+    default_kind,
+    likely_kind,
+    unknown_keys,
+    validate,
+    validate_layer,
+    without_unknown,
+)
 
 # The request, the strength of its command line, the files, the layers below -> its layers, and what is wrong with it.
 Arguments = Callable[[Request, int, Files, Sequence[Layer]], tuple[list[Layer], list[Diagnostic]]]
@@ -98,9 +105,7 @@ def _assume_kinds(state: Merge) -> None:
     for section in tagged_sections():
         given = state.get(section)
         if isinstance(given, dict) and "kind" not in given:
-            kinds = schema().sections[section].kinds.items()
-            fitting = (kind for kind, model in kinds if given.keys() <= model.model_fields.keys())
-            given["kind"] = next(fitting, default_kind(section))
+            given["kind"] = likely_kind(section, given)
 
 
 def _distinct(found: Iterable[Diagnostic], whole: Origin) -> list[Diagnostic]:

@@ -172,8 +172,6 @@ class View:
         alike = name == "kind" or self.kind(section) in ("", self.base.values.get(f"{section}.kind"))
         if alike and key in self.base.values:
             return self.base.values[key]
-        if name == "kind" and section in tagged_sections():
-            return self.kind(section)
         setting = self.declared(key)
         return setting.default if setting else None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posixpath
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,8 +12,8 @@ from trainkit.recipe.layers.layer import normalise, read_document
 from trainkit.recipe.layers.merge import Merge
 from trainkit.recipe.layers.paths import seen_from
 from trainkit.recipe.schema import Recipe
-from trainkit.recipe.schema.fields import schema
-from trainkit.recipe.yaml.writer import comment, flow, shortened
+from trainkit.recipe.schema.fields import lies_in, schema
+from trainkit.recipe.yaml.writer import comment, flow, opening, recipe_name, shortened
 from trainkit.text import counted
 from trainkit.wizard.planner_check import resolve_text
 from trainkit.wizard.question import Settings, View, flatten, nest, same
@@ -26,25 +25,19 @@ if TYPE_CHECKING:
     from trainkit.plan.model import Plan
 
 WIDTH = 80
-NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _OWN = ("version", "name")  # lines that every recipe has
 
 
-def compose(view: View, path: str, schema_uri: str = "") -> str:
-    """The recipe to be written at a path (absolute). schema_uri: where the JSON Schema lies, for editors."""
-    stem = NAME.sub("-", posixpath.splitext(posixpath.basename(path))[0]).strip("-._")[:100]
-    name = view.given.get("name") or stem or "run"
+def compose(view: View, path: str, modeline: str = "") -> str:
+    """The recipe to be written at a path (absolute). modeline: its first line, for editors."""
+    name = view.given.get("name") or recipe_name(posixpath.splitext(posixpath.basename(path))[0])
     needed = {key: value for key, value in view.chosen.items() if view.written(key) and key not in _OWN}
     presets = fitting(view, needed)
     in_presets = {key for sets in presets.values() for key in sets}
     reasons, facts = _Reasons(view), view.facts  # each reason is written once, where its first setting is
     found = (described(facts.gpus), "Apple MPS" if facts.mps else "", counted(facts.cpu_cores, "CPU core"))
-    lines = [
-        *([f"# yaml-language-server: $schema={schema_uri}"] if schema_uri else []),
-        *comment(f"Made by `trainkit config` for {facts.hostname}: {', '.join(filter(None, found))}.", WIDTH),
-        "version: 1",
-        f"name: {flow(name, 'name')}",
-    ]
+    made = f"Made by `trainkit config` for {facts.hostname}: {', '.join(filter(None, found))}."
+    lines = opening(name, modeline, (made,), WIDTH)
     if base := view.base.path:
         if base.startswith("/"):  # a file is named from the recipe's own folder, a shipped recipe by its name
             base = posixpath.relpath(base, posixpath.dirname(path))
@@ -56,7 +49,7 @@ def compose(view: View, path: str, schema_uri: str = "") -> str:
         lines += _with_comment(f"  - {preset}", reasons.take(key for key in sets if key in needed), "  ")
     kept = {key: value for key, value in needed.items() if key not in in_presets}
     for section, value in _in_order(kept):
-        keys = [key for key in kept if key == section or key.startswith(f"{section}.")]
+        keys = [key for key in kept if lies_in(key, (section,))]
         lines += _with_comment(f"{section}: {flow(shortened(value, section), section)}", reasons.take(keys), "")
     said = {*needed, *in_presets, *_OWN}
     if left := [f"{key} {flow(value, key)}" for key, value in view.chosen.items() if key not in said]:
@@ -114,14 +107,14 @@ class Finished:
     warnings: tuple[Diagnostic, ...]
 
 
-def finish(view: View, path: str, places: Merge, schema_uri: str = "") -> Finished:
+def finish(view: View, path: str, places: Merge, modeline: str = "") -> Finished:
     """Make the recipe to be written at a path (absolute). places: of the settings that were given.
 
     Raises RecipeError with what is wrong, at the places where it was given.
     """
     from trainkit.planner.build import build_plan
 
-    text = compose(view, path, schema_uri)
+    text = compose(view, path, modeline)
     try:
         resolved = resolve_text(view, text, seen_from(view.cwd, path))
         plan = build_plan(resolved, view.facts).plan

@@ -15,7 +15,7 @@ from trainkit.recipe.layers.layer import VARIANTS, Layer
 from trainkit.recipe.layers.merge import Merge, merge
 from trainkit.recipe.layers.paths import Files, absolute
 from trainkit.recipe.schema.fields import defaults, schema, tagged_sections
-from trainkit.recipe.validation.validate import default_kind, unknown_keys, validate_layer
+from trainkit.recipe.validation.validate import likely_kind, unknown_keys, validate_layer
 from trainkit.wizard.planner_check import check, validated
 from trainkit.wizard.question import Answer, AnswerError, Base, Question, Settings, Topic, View, flatten
 from trainkit.wizard.topics import TOPICS
@@ -139,22 +139,14 @@ def read_given(answers: str | None, overrides: Sequence[str], files: Files, cwd:
 
 def _wrong(layer: Layer, state: Merge) -> Iterator[Diagnostic]:
     yield from unknown_keys(layer)
-    given = {section: state.get(f"{section}.kind") for section in tagged_sections()}
-    kinds = {section: kind if isinstance(kind, str) else _likely(section, state) for section, kind in given.items()}
+    # A kind that is not given may come from the base or an answer.
+    given = {section: (state.get(f"{section}.kind"), state.get(section)) for section in tagged_sections()}
+    kinds = {name: kind if isinstance(kind, str) else likely_kind(name, kept) for name, (kind, kept) in given.items()}
     yield from validate_layer(layer, kinds, interpolated)
     hint = "write the whole value; a list or a mapping of the base is changed in the recipe itself"
     for key in _modified(layer.tree):
         what = f"`{key}` changes a value that is not known here"
         yield Diagnostic("error", what, key[:-1], layer.origin(key[:-1]), hint=hint)
-
-
-def _likely(section: str, state: Merge) -> str:
-    """The kind that has the given settings, where none is named: it may come from the base or an answer."""
-    given = state.get(section)
-    names = given.keys() if isinstance(given, dict) else ()
-    kinds = schema().sections[section].kinds.items()  # in the order of the schema
-    fitting = [kind for kind, model in kinds if set(names) <= model.model_fields.keys()]
-    return default_kind(section) if default_kind(section) in fitting or not fitting else fitting[0]
 
 
 def _modified(tree: Any, prefix: str = "") -> Iterator[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trainkit.cli.asking.conversation import BACK, GREETING, Asker, confirm, converse, say, wrapped
 from trainkit.cli.diagnostics import show_diagnostics
-from trainkit.cli.disk import Disk, schema_uri, working_folder, write_file
+from trainkit.cli.disk import Disk, modeline, working_folder, write_file
 from trainkit.cli.machines import machine_facts
 from trainkit.cli.pipeline import find_recipe
 from trainkit.errors import RecipeError, UsageError
@@ -68,7 +68,7 @@ class Job:
     def finish(self, session: Session) -> Finished:
         """The recipe and its plan. Raises RecipeError."""
         path = os.path.abspath(self.target)  # noqa: PTH100 - a link stays a link
-        return finish(session.view, path, self.places, schema_uri())
+        return finish(session.view, path, self.places, modeline())
 
 
 def take_defaults(session: Session, job: Job) -> None:

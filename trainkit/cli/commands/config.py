@@ -9,23 +9,21 @@ from typer import Option
 
 from trainkit.cli.options import On
 
-NewFile = Annotated[str, Option("--output", "-o", metavar="FILE", help="The recipe to write.")]
-From = Annotated[str | None, Option("--from", metavar="RECIPE", help="Start from this recipe; the new one extends it.")]
-Answers = Annotated[
-    str | None, Option("--answers", metavar="FILE", help="Answers in YAML, by recipe key; not asked again.")
-]
-Given = Annotated[
-    list[str] | None, Option("--set", metavar="KEY=VALUE", help="One answer, or any setting; may be repeated.")
-]
-
 
 def config(
     *,
-    output: NewFile = "recipe.yaml",
-    base: From = None,
+    output: Annotated[str, Option("--output", "-o", metavar="FILE", help="The recipe to write.")] = "recipe.yaml",
+    base: Annotated[
+        str | None, Option("--from", metavar="RECIPE", help="Start from this recipe; the new one extends it.")
+    ] = None,
     on: On = None,
-    answers: Answers = None,
-    given: Given = None,
+    answers: Annotated[
+        str | None, Option("--answers", metavar="FILE", help="Answers in YAML, by recipe key; not asked again.")
+    ] = None,
+    given: Annotated[
+        list[str] | None,
+        Option("--set", metavar="KEY=VALUE", help="One answer, or any setting; may be repeated."),
+    ] = None,
     defaults: Annotated[bool, Option("--defaults", help="Ask nothing: take what is proposed.")] = False,
     force: Annotated[bool, Option("--force", help="Replace an existing file without asking.")] = False,
 ) -> None:

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,10 +139,7 @@ def as_data(results: Sequence[CheckResult], recipe: str | None, seconds: float) 
                 "title": result.title,
                 "level": result.level,
                 "seconds": round(result.seconds, 3),
-                "verdicts": [
-                    {"level": each.level, "what": each.what, "evidence": list(each.evidence), "fix": list(each.fix)}
-                    for each in result.findings
-                ],
+                "verdicts": [asdict(each) for each in result.findings],
             }
             for result in results
         ],

@@ -13,7 +13,7 @@ import typer
 from typer import Option
 
 from trainkit.cli.diagnostics import show_diagnostics
-from trainkit.cli.disk import Disk, schema_uri, working_folder, write_file
+from trainkit.cli.disk import Disk, modeline, working_folder, write_file
 from trainkit.cli.options import Force
 from trainkit.errors import UsageError
 
@@ -51,13 +51,14 @@ def import_(
     argv, cwd = list(context.args), working_folder()
     refuse(argv, output, kind, force=force)
     target = posixpath.normpath(posixpath.join(cwd, output or "recipe.yaml"))
-    uri = schema_uri() if output is not None else ""
-    imported = import_words(argv, ImportContext(Disk(), cwd), target, program=context.obj, kind=kind, schema_uri=uri)
-    show_diagnostics(imported.warnings)
+    first = modeline() if output is not None else ""
+    here = ImportContext(Disk(), cwd)
+    text, warnings = import_words(argv, here, target, program=context.obj, kind=kind, modeline=first)
+    show_diagnostics(warnings)
     if output is None:
-        sys.stdout.write(imported.text)
+        sys.stdout.write(text)
     else:
-        write_file(Path(output), imported.text, "give another --output")
+        write_file(Path(output), text, "give another --output")
         sys.stdout.write(f"{output} is written. Next: trainkit plan {shlex.quote(output)}\n")
 
 

@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from trainkit.cli.diagnostics import show_diagnostics
-from trainkit.cli.disk import MACHINES, MODELINE, Disk, schema_uri
+from trainkit.cli.disk import MACHINES, MODELINE, Disk, modeline, write_file
 from trainkit.cli.options import Force, Json, On, Presets, Variant
 from trainkit.cli.pipeline import no_recipe, plan_recipe, replaces_recipe, resolve_request, show_warnings, split_line
 from trainkit.errors import Diagnostic, ExitCode, TrainkitError, UsageError
@@ -74,17 +74,10 @@ def cp(
         target = target / source.name
     # With the modeline of this installation: a copy elsewhere is as far from the schema as it may be.
     lines = [line for line in source.read_text(encoding="utf-8").splitlines(keepends=True) if MODELINE not in line]
-    text = f"{MODELINE}{schema_uri()}\n{''.join(lines)}"
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with target.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError as error:
-        if not target.exists():
-            raise UsageError(f"{target.parent} is not a folder", hint="give another destination") from error
-        raise UsageError(f"{target} exists", hint="give another name, or --force to replace it") from error
-    except OSError as error:
-        raise UsageError(f"{target} cannot be written: {error.strerror}", hint="give another destination") from error
+    text = f"{modeline()}\n{''.join(lines)}"
+    if target.exists() and not force:
+        raise UsageError(f"{target} exists", hint="give another name, or --force to replace it")
+    write_file(target, text, "give another destination")
     sys.stdout.write(f"{target}\n")
 
 

@@ -8,11 +8,11 @@ import re
 import shlex
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from trainkit.doctor.check import NO_CUDA_BUILDS, Check, Finding, Host, Level, Target, ok, requirement_level, skipped
 from trainkit.doctor.checks.cuda_toolkits import Toolkit, find_toolkits, torch_pick
+from trainkit.machine.versions import release
 
 ASK_SECONDS, COMPILER_SECONDS = 10.0, 5.0
 OPS_LIMIT = 16.0
@@ -151,24 +151,8 @@ def deepspeed_ops(host: Host, target: Target) -> list[Finding]:
     return [*([ok(builds)] if fine else []), *found]
 
 
-@dataclass(frozen=True, slots=True)
-class Compiler:
-    """A C or C++ compiler. kind: gcc, clang, or empty where it is not known; label: the first line of its --version."""
-
-    path: Path
-    kind: str
-    version: str
-    label: str
-
-    @property
-    def major(self) -> int:
-        """Major version, 0 where unknown."""
-        head = self.version.partition(".")[0]
-        return int(head) if head.isdigit() else 0
-
-
-def ask(host: Host, path: Path) -> Compiler:
-    """What a compiler says of itself."""
+def ask(host: Host, path: Path) -> tuple[str, str, str]:
+    """What a compiler says of itself: gcc, clang or nothing known; its version; the first line of its --version."""
     done = host.run((str(path), "--version"), COMPILER_SECONDS)
     line = done.output.strip().splitlines()[0] if done.fine and done.output.strip() else done.said
     gcc = done.fine and ("GCC" in line or "Free Software" in done.output)
@@ -176,7 +160,7 @@ def ask(host: Host, path: Path) -> Compiler:
     found = [match.group() for match in _VERSION.finditer(line)]
     # gcc names its version last, behind that of the distribution's package; clang directly behind its name
     version = found[0 if kind == "clang" else -1] if found else ""
-    return Compiler(path, kind if version else "", version, line)
+    return kind if version else "", version, line
 
 
 def newest(toolkit: Toolkit, kind: str) -> tuple[int, str]:
@@ -213,15 +197,14 @@ def host_compiler(host: Host, target: Target) -> Finding:
     if path is None:
         install = ("sudo apt-get install gcc g++",)
         return Finding(level, f"nvcc finds no C++ compiler by {by}", (toolkit.label,), install)
-    compiler = ask(host, path)
-    kind, cuda = compiler.kind, toolkit.version
-    limit, source = newest(toolkit, kind)
-    evidence = (f"{path}: {compiler.label}", f"picked by {by}", toolkit.label)
+    kind, version, label = ask(host, path)
+    cuda, (limit, source) = toolkit.version, newest(toolkit, kind)
+    evidence = (f"{path}: {label}", f"picked by {by}", toolkit.label)
     if not limit:
-        return skipped(f"no figure is known for {compiler.label or path} with CUDA {cuda}")
-    if compiler.major <= limit:
-        return ok(f"{kind} {compiler.version} with CUDA {cuda} (up to {kind} {limit})", *evidence, source)
-    what = f"{kind} {compiler.version} is too new for CUDA {cuda}, which accepts {limit} at most"
+        return skipped(f"no figure is known for {label or path} with CUDA {cuda}")
+    if release(version) < (limit + 1,):
+        return ok(f"{kind} {version} with CUDA {cuda} (up to {kind} {limit})", *evidence, source)
+    what = f"{kind} {version} is too new for CUDA {cuda}, which accepts {limit} at most"
     return Finding(level, what, (*evidence, f"limit: {source}"), _older_compiler(host, kind, limit, toolkit.root))
 
 
@@ -244,7 +227,7 @@ def _older_compiler(host: Host, kind: str, limit: int, toolkit: Path) -> tuple[s
     plus = {"gcc": "g++", "clang": "clang++"}[kind]
     for major in range(limit, OLDEST_SUGGESTED - 1, -1):
         older, older_plus = host.which(f"{kind}-{major}"), host.which(f"{plus}-{major}")
-        if older and older_plus and ask(host, older).major <= limit:
+        if older and older_plus and release(ask(host, older)[1]) < (limit + 1,):
             c, cxx, bin_folder = (shlex.quote(str(path)) for path in (older, older_plus, toolkit / "bin"))
             links = f"sudo ln -s {c} {bin_folder}/{kind} && sudo ln -s {cxx} {bin_folder}/{plus}"
             return f"export CC={c} CXX={cxx}", f"{links}      # or for every user"

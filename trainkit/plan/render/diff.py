@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainkit.plan.model import Plan
-from trainkit.plan.render.argv import named, quoted
+from trainkit.plan.render.shell import quoted
 from trainkit.plan.serialize import plan_to_json
+from trainkit.recipe.schema.fields import lies_in
 
 # Parts that are compared value by value, in the order of the page.
 PARTS = (
@@ -22,12 +23,12 @@ _ABSENT = object()
 
 def render(other: Plan, plan: Plan) -> str:
     """What changes from `other` to `plan`: lines with ``-`` are only in the first, with ``+`` only in the second."""
-    before, after = plan_to_json(other), plan_to_json(plan)
+    old, new = ({file.path: file.content for file in one.files} for one in (other, plan))
     sections = {
-        "Decisions": _values(*map(_decisions, (before, after))),
-        "Command": _sequence(*map(_argv, (other, plan))),
-        "Environment": _values(_environment(before), _environment(after)),
-        **{f"File {path}": _file(before, after, path) for path in sorted({*before["files"], *after["files"]})},
+        "Decisions": _values(_decisions(other), _decisions(plan)),
+        "Command": _sequence(*([quoted(word) for each in one.commands for word in each.argv] for one in (other, plan))),
+        "Environment": _values(_environment(other), _environment(plan)),
+        **{f"File {path}": _file(path, old.get(path), new.get(path)) for path in sorted({*old, *new})},
         "Remarks": _sequence(*([f"{each.severity}: {each.what}" for each in one.notices] for one in (other, plan))),
         "Training": [] if other.training_digest == plan.training_digest else [TRAINING],
     }
@@ -37,24 +38,16 @@ def render(other: Plan, plan: Plan) -> str:
     return "\n".join("\n".join([title, *(f"  {line}" for line in lines)]) + "\n" for title, lines in found.items())
 
 
-def _decisions(data: Mapping[str, Any]) -> dict[str, Any]:
-    flat = leaves(data)
-    return {key: value for part in PARTS for key, value in flat.items() if key == part or key.startswith(f"{part}.")}
+def _decisions(plan: Plan) -> dict[str, Any]:
+    flat = leaves(plan_to_json(plan))
+    return {key: value for part in PARTS for key, value in flat.items() if lies_in(key, (part,))}
 
 
-def _environment(data: Mapping[str, Any]) -> dict[str, Any]:
-    environment = data["environment"]
-    values = {name: _shown(value) for name, value in environment["set"].items()}
-    values |= dict.fromkeys(environment["take"], "(taken from the caller)")
-    own = environment.get("added", {}).items()
-    values |= {name: "(the launcher's own)" if value is None else _shown(value) for name, value in own}
-    return values | dict.fromkeys((f"unset {name}" for name in environment["unset"]), "")
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return "".join(part if isinstance(part, str) else f"<{part['variable']}>" for part in value)
+def _environment(plan: Plan) -> dict[str, str]:
+    values = {name: str(value) for name, value in plan.environment.set}
+    values |= dict.fromkeys(plan.environment.take, "(taken from the caller)")
+    values |= {name: str(value) if value else "(the launcher's own)" for name, value in plan.environment.added}
+    return values | dict.fromkeys((f"unset {name}" for name in plan.environment.unset), "")
 
 
 def _values(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
@@ -77,12 +70,7 @@ def _sequence(before: list[str], after: list[str]) -> Iterator[str]:
     return (line for line in difflib.ndiff(before, after) if line[:1] in "+-")
 
 
-def _argv(plan: Plan) -> list[str]:
-    return [quoted(word, named) for command in plan.commands for word in command.argv]
-
-
-def _file(before: Mapping[str, Any], after: Mapping[str, Any], path: str) -> Iterator[str]:
-    old, new = before["files"].get(path), after["files"].get(path)
+def _file(path: str, old: str | None, new: str | None) -> Iterator[str]:
     if old is None or new is None:
         yield f"{'+' if old is None else '-'} the whole file"
     elif path.endswith(".json"):

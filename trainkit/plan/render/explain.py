@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import UsageError
 from trainkit.plan.model import Plan
-from trainkit.plan.render.argv import named, quoted
 from trainkit.plan.render.diff import leaves
+from trainkit.plan.render.shell import quoted
+from trainkit.recipe.schema.fields import lies_in
 from trainkit.recipe.validation.suggestions import nearest_key
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def render(query: str, resolved: Resolved, planned: Planned) -> str:
     Raises UsageError with suggestions when it is neither.
     """
     settings = leaves(resolved.recipe.model_dump(mode="json", by_alias=True))
-    keys = [key for key in dict.fromkeys((*settings, *resolved.history)) if key == query or key.startswith(f"{query}.")]
+    keys = [key for key in dict.fromkeys((*settings, *resolved.history)) if lies_in(key, (query,))]
     if keys:
         return "".join(f"{line}\n" for key in keys for line in _history(key, resolved, settings, planned.plan))
     lines: list[str] = []
@@ -99,15 +100,15 @@ def _matching(query: str, planned: Planned) -> list[tuple[str, str]]:
     plan, found = planned.plan, []
     for group, command in enumerate(plan.commands):
         for position, word in enumerate(command.argv):
-            shown = quoted(word, named)
+            shown = quoted(word)
             if query in {str(word), shown} or query.lstrip("-") == shown.partition("=")[0].lstrip("-") != "":
                 found.append((f"commands.{group}.argv.{position}", f"{shown}   word {position} of the command"))
     for name, value in plan.environment.set:
         if query == name:
-            found.append((f"environment.{name}", f"{name}={quoted(value, named)}   in the ranks' environment"))
+            found.append((f"environment.{name}", f"{name}={quoted(value)}   in the ranks' environment"))
     for name, own_value in plan.environment.added:
         if query == name:
-            own = f"{name}={quoted(own_value, named)}" if own_value else name
+            own = f"{name}={quoted(own_value)}" if own_value else name
             found.append((f"environment.{name}", f"{own}   given to the ranks by {plan.launcher.kind} itself"))
     given = {name for name, _ in (*plan.environment.set, *plan.environment.added)}
     gone = (name for name in (*plan.environment.unset, *plan.environment.take) if name not in given)
@@ -119,6 +120,6 @@ def _matching(query: str, planned: Planned) -> list[tuple[str, str]]:
     files = (part for part in {**planned.provenance.parts, **planned.provenance.rules} if part.startswith("files."))
     for part in sorted(files):
         key = part.removeprefix("files.")
-        if key == query or key.startswith(f"{query}.") or key.endswith(f".{query}"):
+        if lies_in(key, (query,)) or key.endswith(f".{query}"):
             found.append((part, f"{key}   in a generated file"))
     return found

@@ -1,12 +1,11 @@
-"""The plan as a POSIX shell script that runs it without trainkit's command line."""
+"""The plan as a POSIX shell script that runs it without trainkit's command line; words of a command, quoted."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from trainkit.plan.model import Plan, PlannedFile, Variable
-from trainkit.plan.render.argv import lines, quoted
+from trainkit.plan.model import Plan, PlannedFile, Text, Variable
 from trainkit.text import counted
 
 WIDTH = 100
@@ -109,3 +108,23 @@ def _commands(plan: Plan) -> Iterator[str]:
 
 def _reference(variable: Variable) -> str:
     return f'"${variable.value}"'
+
+
+def quoted(word: Text, write: Callable[[Variable], str] = lambda variable: f"<{variable.value}>") -> str:
+    """One word as a shell would read it, literal parts quoted where needed. write: a variable; default: for people."""
+    return "".join(shlex.quote(part) if isinstance(part, str) else write(part) for part in word.parts) or "''"
+
+
+def lines(words: Iterable[str], width: int, indent: str = "") -> Iterator[str]:
+    """Words packed into lines of at most `width` columns, joined by backslashes; a longer word has its own.
+
+    indent: put before every line but the first.
+    """
+    line = ""
+    for word in words:
+        if line.strip() and len(line) + 1 + len(word) > width - 2:
+            yield f"{line} \\"
+            line = f"{indent}{word}"
+        else:
+            line = f"{line} {word}" if line else word
+    yield line

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 
 from trainkit.plan.model import Plan, Text
-from trainkit.plan.render.argv import lines, named, quoted
+from trainkit.plan.render.shell import lines, quoted
 from trainkit.text import counted
 
 WIDTH = 96
@@ -85,7 +85,7 @@ def _commands(plan: Plan, width: int) -> Iterator[str]:
 def _words(words: tuple[Text, ...], width: int, *, last: bool) -> Iterator[str]:
     if not words:
         return
-    packed = list(lines((quoted(word, named) for word in words), width - 6))
+    packed = list(lines((quoted(word) for word in words), width - 6))
     for position, line in enumerate(packed):
         end = "" if last or position < len(packed) - 1 else " \\"
         yield f"{'  ' if position == 0 else '    '}{line}{end}"
@@ -100,7 +100,7 @@ def _preparations(plan: Plan, width: int) -> Iterator[str]:
 def _environment(plan: Plan, width: int) -> Iterator[str]:
     yield "Environment of the ranks"
     for name, value in plan.environment.set:
-        yield f"  {name}={quoted(value, named)}"
+        yield f"  {name}={quoted(value)}"
     if plan.environment.take:
         yield from _wrapped(f"taken from yours: {', '.join(plan.environment.take)}", width)
     if plan.environment.added:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import UnionType
@@ -88,6 +88,11 @@ def schema() -> Schema:
 def open_keys() -> frozenset[str]:
     """Settings whose keys are the user's own words."""
     return frozenset(each.key for each in schema().all_settings() if each.open)
+
+
+def lies_in(key: str, sections: Iterable[str]) -> bool:
+    """Whether a dotted key is one of the keys, or below one."""
+    return any(key == each or key.startswith(f"{each}.") for each in sections)
 
 
 @cache

@@ -121,6 +121,13 @@ def default_kind(section: str) -> str:
     return str(info.get_default().kind)
 
 
+def likely_kind(section: str, given: Any) -> str:
+    """The kind of a tagged section that names none: the first that has the given settings, else the default."""
+    names = given.keys() if isinstance(given, Mapping) else ()
+    kinds = schema().sections[section].kinds.items()  # in the order of the schema, the default first
+    return next((kind for kind, model in kinds if {*names} <= model.model_fields.keys()), default_kind(section))
+
+
 def _translate(errors: Sequence[ErrorDetails], tree: Mapping[str, Any], locate: Locate) -> Iterator[Diagnostic]:
     found: dict[str, Diagnostic] = {}
     for each in errors:

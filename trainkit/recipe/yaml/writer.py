@@ -5,6 +5,7 @@ What is written by hand here keeps keys in order, one section a line and a comme
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -13,7 +14,7 @@ from typing import Any
 from trainkit.recipe.layers.layer import VERBATIM
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Recipe
-from trainkit.recipe.schema.fields import open_keys, schema, short_forms
+from trainkit.recipe.schema.fields import lies_in, open_keys, schema, short_forms
 from trainkit.recipe.schema.launching import OWN_DEFAULTS
 from trainkit.recipe.validation.batch_conflicts import yielding_corner
 from trainkit.recipe.yaml.scalars import read_scalar
@@ -56,16 +57,12 @@ def flow(value: Any, key: str) -> str:
         return f"[{', '.join(flow(each, key) for each in value)}]"
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{scalar(name)}: {flow(each, key)}' for name, each in value.items())}}}"
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and _lies_in(key, VERBATIM):
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and lies_in(key, VERBATIM):
         return str(value)
-    if isinstance(value, str) and not _lies_in(key, open_keys()):
+    if isinstance(value, str) and not lies_in(key, open_keys()):
         # A recipe that has been resolved holds no interpolation any more: what looks like one is a literal text.
         value = value.replace("${", "\\${")
     return scalar(value)
-
-
-def _lies_in(key: str, mappings: Iterable[str]) -> bool:
-    return any(key == each or key.startswith(f"{each}.") for each in mappings)
 
 
 def block(tree: Mapping[str, Any], leaf: Leaf | None = None, key: str = "", indent: str = "") -> Iterator[str]:
@@ -95,6 +92,19 @@ def fitted(
         return
     for inner, each in value.items():
         yield from fitted(inner, each, width, leaf, key=below, indent=f"{indent}  ")
+
+
+def recipe_name(text: str) -> str:
+    """A name that a recipe may have, made of any text."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:100] or "run"
+
+
+def opening(name: str, modeline: str, remarks: Iterable[str], width: int) -> list[str]:
+    """The first lines of a recipe: remarks as comments, version and name. modeline: for editors, or empty."""
+    lines = [modeline] if modeline else []
+    for remark in remarks:
+        lines += comment(remark, width)
+    return [*lines, "version: 1", f"name: {flow(name, 'name')}"]
 
 
 def comment(text: str, width: int, indent: str = "") -> list[str]:
