@@ -18,7 +18,7 @@ from trainkit.plan.model import Plan, Text, Variable
 from trainkit.recipe.resolved import Entry, Resolved
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.validation.validate import with_kinds
-from trainkit.runner.materialize import child_environment
+from trainkit.runner.execute import child_environment
 
 PACKAGES = {"torch": "2.13.0", "numpy": "2.4.0", "accelerate": "1.15.0", "deepspeed": "0.19.8"}
 GIGABYTE = 1024**3

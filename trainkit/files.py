@@ -12,14 +12,29 @@ from typing import Any
 PathLike = str | os.PathLike[str]
 
 
-def write_atomically(path: PathLike, content: str | bytes, *, mode: int = 0o666) -> None:
-    """Write beside the target, flush to disk, rename over it. Readers see the old file or the new one."""
-    _replace(path, content, mode, flush=True)
+def write_atomically(path: PathLike, content: str | bytes) -> None:
+    """Like :func:`publish`, and safe from a power cut: the disk has the new file before it takes its name."""
+    publish(path, content, flush=True)
 
 
-def publish(path: PathLike, content: str | bytes) -> None:
-    """Like :func:`write_atomically`, but without waiting for the disk: for what matters while the machine is up."""
-    _replace(path, content, 0o666, flush=False)
+def publish(path: PathLike, content: str | bytes, *, flush: bool = False) -> None:
+    """Write beside the target, rename over it: readers see the old file or the new one. flush: wait for the disk."""
+    folder, name = os.path.split(os.fspath(path))
+    # In a folder that others may write to, a guessable name could be planted as a link to a file of ours.
+    scratch = os.path.join(folder, f".{name}.{os.urandom(8).hex()}")
+    fd = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content)
+            if flush:
+                # Before the rename: a file system may write the new name to disk before the content (fsync(2)).
+                file.flush()
+                os.fsync(fd)
+        os.replace(scratch, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(scratch)
+        raise
 
 
 def publish_or_overwrite(path: PathLike, content: str, *, flush: bool = False) -> None:
@@ -28,7 +43,7 @@ def publish_or_overwrite(path: PathLike, content: str, *, flush: bool = False) -
     Readers may then see it torn. OSError where there is no such file yet.
     """
     try:
-        _replace(path, content, 0o666, flush=flush)
+        publish(path, content, flush=flush)
     except OSError:
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
@@ -67,22 +82,3 @@ def cache_folder(environ: Mapping[str, str], name: str) -> str | None:
     if not os.path.isabs(base):  # the specification says to ignore relative paths
         base = os.path.join(home, ".cache") if home else ""
     return os.path.join(base, "trainkit", name) if base else None
-
-
-def _replace(path: PathLike, content: str | bytes, mode: int, *, flush: bool) -> None:
-    folder, name = os.path.split(os.fspath(path))
-    # In a folder that others may write to, a guessable name could be planted as a link to a file of ours.
-    scratch = os.path.join(folder, f".{name}.{os.urandom(8).hex()}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(scratch, flags, mode)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content)
-            if flush:
-                file.flush()
-                os.fsync(fd)
-        os.replace(scratch, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(scratch)
-        raise

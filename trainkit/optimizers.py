@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 MOMENTS = ("beta1", "beta2", "eps")
 ZERO = ("zero1", "zero2", "zero3")
@@ -76,6 +77,11 @@ class Optimizer:
 
 ADAM: Mapping[str, str | tuple[str, ...]] = {"betas": ("beta1", "beta2"), "eps": "eps"}
 _TWO_MOMENTS = "8 bytes of state per parameter"
+_WHOLE_TENSORS = Unsupported(
+    "its kernels take whole tensors, and fsdp hands it sharded ones (DTensor)",
+    "optimizer.name: adamw_torch_fused, or strategy.kind: ddp",
+    strategies=("fsdp",),
+)
 _XLA = Unsupported(
     "this optimizer has no step for XLA", "optimizer.name: adamw_torch", devices=("xla",), programs=("hf",)
 )
@@ -85,34 +91,27 @@ _APEX = (
     "or use a container that has it; adamw_torch_fused needs neither"
 )
 
+_TORCH_ADAMW = partial(Optimizer, "torch.optim:AdamW", ADAM, state_bytes=8)
+
 OPTIMIZERS: Mapping[str, Optimizer] = {
-    "adamw_torch": Optimizer(
-        "torch.optim:AdamW",
-        ADAM,
+    "adamw_torch": _TORCH_ADAMW(
         _TWO_MOMENTS,
         "PyTorch's choice of implementation",
-        state_bytes=8,
         deepspeed="AdamW",
         hf=MOMENTS,
     ),
-    "adamw_torch_fused": Optimizer(
-        "torch.optim:AdamW",
-        ADAM,
+    "adamw_torch_fused": _TORCH_ADAMW(
         _TWO_MOMENTS,
         "one kernel for the whole update",
         "always worth a try, on a CPU too",
-        state_bytes=8,
         fixed={"fused": True},
         unsupported=(_XLA,),
         hf=MOMENTS,
     ),
-    "adamw_torch_foreach": Optimizer(
-        "torch.optim:AdamW",
-        ADAM,
+    "adamw_torch_foreach": _TORCH_ADAMW(
         f"{_TWO_MOMENTS}, and temporaries as large as the weights",
         "many tensors in one kernel",
         "the fused one is not to be had",
-        state_bytes=8,
         fixed={"foreach": True},
         hf_unsupported=("adamw_torch is foreach on CUDA by itself", "set optimizer.name to adamw_torch"),
     ),
@@ -126,11 +125,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         fixed={"adam_w_mode": True},
         requires=Package("apex", "0.1", install=_APEX),
         unsupported=(
-            Unsupported(
-                "its kernels take whole tensors, and fsdp hands it sharded ones (DTensor)",
-                "optimizer.name: adamw_torch_fused, or strategy.kind: ddp",
-                strategies=("fsdp",),
-            ),
+            _WHOLE_TENSORS,
             Unsupported("apex's kernels run on CUDA only", "optimizer.name: adamw_torch_fused", devices=("cpu", "mps")),
         ),
         hf_unsupported=("transformers 5 no longer has it", "set optimizer.name to adamw_torch_fused"),
@@ -164,11 +159,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         "optimizer state is what does not fit",
         requires=Package("bitsandbytes", "0.50"),
         unsupported=(
-            Unsupported(
-                "its kernels take whole tensors, and fsdp hands it sharded ones (DTensor)",
-                "optimizer.name: adamw_torch_fused, or strategy.kind: ddp",
-                strategies=("fsdp",),
-            ),
+            _WHOLE_TENSORS,
             Unsupported(
                 "DeepSpeed hands the optimizer one flat vector per rank, in which embeddings cannot be kept in 32-bit",
                 "optimizer.name: adamw_torch, or strategy.kind: ddp",
@@ -253,6 +244,7 @@ def optimizer(name: str) -> Optimizer:
 _ANY_CLASS = "name its class by import path, as in optimizer.name: pkg.mod:Class, with optimizer.args"
 _LITTLE_MEMORY = "write adamw_bnb_8bit, adafactor, or the class itself as pkg.mod:Class"
 _OTHER_HARDWARE = "it is for hardware that trainkit does not drive"
+_PROJECTING = ("galore_adamw", "galore_adamw_8bit", "galore_adafactor", "apollo_adamw")
 # Names of Trainer's (transformers, training_args.OptimizerNames) that stand for a class: what to write instead.
 _CLASSES: Mapping[str, str] = {
     "adamw_torch_4bit": "torchao.optim:AdamW4bit, or adamw_bnb_8bit",
@@ -288,21 +280,14 @@ OTHER_NAMES: Mapping[str, tuple[str, str]] = {
     "adamw_torch_npu_fused": (_OTHER_HARDWARE, "write adamw_torch_fused"),
     "grokadamw": ("it is a class of the package grokadamw", _ANY_CLASS),
     **dict.fromkeys(
-        ("galore_adamw", "galore_adamw_8bit", "galore_adafactor", "apollo_adamw"),
+        _PROJECTING,
         (
             "it projects the gradients of chosen layers, which needs parameter groups that no recipe key describes",
             _LITTLE_MEMORY,
         ),
     ),
     **dict.fromkeys(
-        (
-            *(
-                f"{name}_layerwise"
-                for name in ("galore_adamw", "galore_adamw_8bit", "galore_adafactor", "apollo_adamw")
-            ),
-            "lomo",
-            "adalomo",
-        ),
+        (*(f"{name}_layerwise" for name in _PROJECTING), "lomo", "adalomo"),
         (
             "it updates weights inside the backward pass, where neither clipping nor accumulation can be done",
             _LITTLE_MEMORY,

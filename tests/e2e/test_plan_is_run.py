@@ -12,9 +12,10 @@ from string import Template
 
 import pytest
 
-from trainkit.plan.model import Plan
+from trainkit.plan.model import Plan, Variable
 from trainkit.plan.serialize import plan_from_json
-from trainkit.runner.materialize import Bindings, bind
+from trainkit.runner.execute import bind, run_values
+from trainkit.runner.rundir.layout import RunLayout
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -68,8 +69,8 @@ def test_the_processes_that_start_are_those_of_the_bound_plan(
 
     reports = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
     for rank, report in enumerate(reports):
-        bindings = bindings_seen(run_dir, reports[0]["processes"])
-        bound = bind(plan, bindings, {**clean_environment, **caller})
+        values = values_seen(run_dir, reports[0]["processes"])
+        bound = bind(plan, values, {**clean_environment, **caller})
         program = received(bound.argv[-len(plan.commands[0].program) :], launcher, ranks)
         wrapped = received(bound.argv[len(plan.commands[0].launcher) :], launcher, ranks)
 
@@ -82,7 +83,7 @@ def test_the_processes_that_start_are_those_of_the_bound_plan(
         if plan.commands[0].launcher:
             assert list(bound.argv)[1:] in [words[1:] for words in report["processes"]]
         check_environment(plan, bound.environment, report["environment"])
-        check_additions(plan, bindings, bound.environment, report["environment"])
+        check_additions(plan, values, bound.environment, report["environment"])
 
 
 def check_environment(plan: Plan, expected: Mapping[str, str], seen: Mapping[str, str]) -> None:
@@ -99,21 +100,24 @@ def check_environment(plan: Plan, expected: Mapping[str, str], seen: Mapping[str
     assert seen["UNTOUCHED"] == "kept"
 
 
-def check_additions(plan: Plan, bindings: Bindings, given: Mapping[str, str], seen: Mapping[str, str]) -> None:
+def check_additions(
+    plan: Plan, values: Mapping[Variable, str], given: Mapping[str, str], seen: Mapping[str, str]
+) -> None:
     """The launcher adds to what it was given what the plan shows, and nothing else."""
     added = dict(plan.environment.added)
     assert seen.keys() - given.keys() == added.keys() - given.keys()
-    known = {name: value.bind(bindings.values) for name, value in added.items() if value}
+    known = {name: value.bind(values) for name, value in added.items() if value}
     assert {name: seen[name] for name in known} == known
     changed = {name for name in seen.keys() & given.keys() if seen[name] != given[name]}
     assert changed <= RANK_VARIABLES | added.keys()
 
 
-def bindings_seen(run_dir: Path, processes: list[list[str]]) -> Bindings:
+def values_seen(run_dir: Path, processes: list[list[str]]) -> Mapping[Variable, str]:
     """The run-time values, read off the processes: only the port is not known from the run directory."""
     words = " ".join(word for process in processes for word in process)
     port = re.search(r"(?:master_port|main_process_port)[= ](\d+)", words)
-    return Bindings(run_dir.name, str(run_dir), 1, int(port.group(1)) if port else 0, 0, "127.0.0.1", "127.0.0.1")
+    found = int(port.group(1)) if port else 0
+    return run_values(run_dir.name, RunLayout(run_dir), found, 0, "127.0.0.1", "127.0.0.1")
 
 
 def received(words: Sequence[str], launcher: str, ranks: int) -> list[str]:

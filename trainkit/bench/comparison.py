@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from trainkit.text import MIB
 
 Outcome = Literal["ok", "failed", "out of memory", "interrupted", "refused"]
 MemoryKind = Literal["gpu", "rss"]
+Figure = Literal["seconds", "samples_per_second", "final_loss"]  # of which several runs have a median
 
 # What a rank's standard error holds when memory, of a card or of the machine, ran out.
 OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "MemoryError", "can't allocate memory", "bad_alloc")
@@ -68,34 +69,25 @@ class Row:
         return next((run.reason for run in self.runs if run.outcome != "ok"), "")
 
     @property
-    def seconds(self) -> float | None:
-        """Median over the runs."""
-        return _median(run.seconds for run in self._good)
-
-    @property
-    def samples_per_second(self) -> float | None:
-        """Median over the runs."""
-        return _median(run.samples_per_second for run in self._good)
-
-    @property
     def spread(self) -> tuple[float, float] | None:
         """Lowest and highest samples per second; None for fewer than two runs."""
-        rates = [run.samples_per_second for run in self._good if run.samples_per_second is not None]
+        rates = self._known("samples_per_second")
         return (min(rates), max(rates)) if len(rates) > 1 else None
 
     @property
     def memory_bytes(self) -> int | None:
         """The highest of the runs."""
-        return max((run.memory_bytes for run in self._good if run.memory_bytes is not None), default=None)
+        return max(self._known("memory_bytes"), default=None)
 
-    @property
-    def final_loss(self) -> float | None:
-        """Median over the runs."""
-        return _median(run.final_loss for run in self._good)
+    def median(self, figure: Figure) -> float | None:
+        """Of the runs that report it."""
+        known = self._known(figure)
+        # A loss that is not a number is the result of its variant, and has no order.
+        return next((value for value in known if math.isnan(value)), median(known)) if known else None
 
-    @property
-    def _good(self) -> list[Measurement]:
-        return [run for run in self.runs if run.outcome == "ok"]
+    def _known(self, figure: Figure | Literal["memory_bytes"]) -> list[Any]:
+        values = [getattr(run, figure) for run in self.runs if run.outcome == "ok"]
+        return [value for value in values if value is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +127,9 @@ def compare(rows: Sequence[Row], base: str) -> list[Row]:
     reference = next((row for row in rows if row.name == base and row.outcome == "ok"), None)
     if reference is None:
         return list(rows)
-    speed, memory = reference.samples_per_second, reference.memory_bytes
+    speed, memory = reference.median("samples_per_second"), reference.memory_bytes
     return [
-        replace(row, speed=_ratio(row.samples_per_second, speed), memory=_ratio(row.memory_bytes, memory))
+        replace(row, speed=_ratio(row.median("samples_per_second"), speed), memory=_ratio(row.memory_bytes, memory))
         for row in rows
     ]
 
@@ -175,12 +167,6 @@ def _occupied(summary: Mapping[str, Any], kind: MemoryKind) -> int | None:
 
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    # A loss that is not a number is the result of its variant, and has no order.
-    return next((value for value in known if math.isnan(value)), median(known)) if known else None
 
 
 def _ratio(value: float | None, reference: float | None) -> float | None:
@@ -235,15 +221,15 @@ def _record(row: Row, memory: MemoryKind) -> dict[str, Any]:
             "outcome": row.outcome,
             "reason": row.reason,
             "runs": len(row.runs),
-            "seconds": row.seconds,
-            "samples_per_second": row.samples_per_second,
+            "seconds": row.median("seconds"),
+            "samples_per_second": row.median("samples_per_second"),
             "samples_per_second_lowest": lowest,
             "samples_per_second_highest": highest,
             "memory_bytes": row.memory_bytes,
             "memory_kind": memory,
             "relative_speed": row.speed,
             "relative_memory": row.memory,
-            "final_loss": row.final_loss,
+            "final_loss": row.median("final_loss"),
         }
     )
 
@@ -258,12 +244,12 @@ def _cells(row: Row) -> tuple[str, ...]:
     if row.outcome != "ok":
         return (row.name, f"{row.outcome}: {row.reason[:_REASON]}" if row.reason else row.outcome)
     figures: tuple[tuple[float | None, Callable[[float], str]], ...] = (
-        (row.seconds, "{:.2f} s".format),
-        (row.samples_per_second, rate),
+        (row.median("seconds"), "{:.2f} s".format),
+        (row.median("samples_per_second"), rate),
         (row.speed, "{:.2f}".format),
         (row.memory_bytes, lambda value: f"{value / MIB:,.0f} MiB"),
         (row.memory, "{:.2f}".format),
-        (row.final_loss, "{:.4f}".format),
+        (row.median("final_loss"), "{:.4f}".format),
     )
     return (row.name, *("-" if value is None else text(value) for value, text in figures))
 

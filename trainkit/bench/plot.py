@@ -44,7 +44,7 @@ def draw(found: Comparison, folder: Path) -> list[Path]:
         _draw(left, rows, memory, [None] * len(rows), "{:,.0f} MiB".format, color=_LIGHT, hatch="///")
         left.set_title("Memory (less is better)", loc="left", fontweight="bold")
         left.set_xlabel(f"{MEMORY_MEANING[found.memory]}, MiB")
-        rates, spreads = [row.samples_per_second for row in rows], [row.spread for row in rows]
+        rates, spreads = [row.median("samples_per_second") for row in rows], [row.spread for row in rows]
         _draw(right, rows, rates, spreads, rate, color=_MIDDLE)
         right.set_title("Throughput (more is better)", loc="left", fontweight="bold")
         right.set_xlabel("samples per second")

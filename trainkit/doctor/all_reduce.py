@@ -26,7 +26,7 @@ CONNECTED, JOINED, REDUCED = "has reached the store", "has joined the group", "h
 def main() -> int:
     """Exit code 0 where both ranks have the sum, 1 where not or where the backend is not there."""
     backend, seconds = sys.argv[1], float(sys.argv[2])
-    die_with_parent(signal.SIGKILL)
+    die_with_parent()
     signal.alarm(int(seconds) + 5)  # whatever holds the waiting below
     if why := unreachable():
         sys.stderr.write(f"{LOOPBACK} does not answer: {why}\n")
@@ -74,7 +74,7 @@ def unreachable() -> str:
 
 def run_rank(rank: int, backend: str, ports: Any, seconds: float, writer: Any) -> None:
     """What a forked process does: its part, or a report of what stopped it."""
-    die_with_parent(signal.SIGKILL)
+    die_with_parent()
     signal.alarm(int(seconds) + 1)
     try:
         take_part(rank, backend, ports.get(), seconds, writer)

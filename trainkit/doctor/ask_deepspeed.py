@@ -10,7 +10,6 @@ import importlib
 import json
 import os
 import re
-import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from trainkit.runner.supervisor.processes import die_with_parent
 
 def main() -> int:
     """Exit code 1, and why, where DeepSpeed cannot even be imported."""
-    die_with_parent(signal.SIGKILL)
+    die_with_parent()
     try:
         builders, _ = overheard(lambda: importlib.import_module("deepspeed.ops.op_builder"))
     except Exception as error:  # noqa: BLE001 - whatever its libraries raise is the answer

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.runner.report.console import Stream, Terminal
-from trainkit.runner.rundir.layout import RunLayout
+from trainkit.runner.rundir.layout import AttemptLayout
 from trainkit.text import format_duration, format_memory, format_rate
 
 CHUNK = 1 << 18
@@ -97,13 +97,13 @@ class Progress:
 class Relay:
     """Shows the main rank's output (its pseudo-terminal's, where it has one) and how far the run is."""
 
-    def __init__(self, layout: RunLayout, attempt: int, console: Terminal) -> None:
+    def __init__(self, metrics: Path, logs: AttemptLayout, console: Terminal) -> None:
         self.progress = Progress()
         self.shown_rank: int | None = None
         self._console = console
-        self._logs = layout.attempt(attempt)
+        self._logs = logs
         self._tails: dict[Stream, Tail] = {}
-        self._metrics = Tail(layout.metrics)
+        self._metrics = Tail(metrics)
         self._begin = self._said = time.monotonic()
         self._unsaid = ""
 

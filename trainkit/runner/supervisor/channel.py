@@ -31,6 +31,7 @@ class Spec(NamedTuple):
     ranks: int  # expected on this node
     nodes: int
     max_restarts: int
+    keeps_stdin: bool  # one rank, started directly
     foreground_group: int | None  # trainkit's process group, when the one rank keeps the terminal
     ignore: Sequence[int]  # signals that stay ignored (nohup)
 

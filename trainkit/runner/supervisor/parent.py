@@ -10,7 +10,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -44,21 +43,15 @@ BOOT = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What the guardian is to do, and with which files and environment."""
-
-    spec: Spec
-    environment: Mapping[str, str]
-    attempt: AttemptLayout
-    keeps_stdin: bool  # one rank, started directly
-
-
 class Supervisor:
-    """One attempt, seen from trainkit."""
+    """One attempt, seen from trainkit. environment: of the launcher and the ranks."""
 
-    def __init__(self, job: Job, relay: Relay, console: Terminal, locks: Sequence[int]) -> None:
-        self._job = job
+    def __init__(
+        self, spec: Spec, environment: Mapping[str, str], relay: Relay, console: Terminal, locks: Sequence[int]
+    ) -> None:
+        self._spec = spec
+        self._environment = environment
+        self._attempt = AttemptLayout(Path(spec.attempt_dir))
         self._relay = relay
         self._console = console
         # Descriptors that the guardian keeps too: the run counts as running, and has its cards, while either lives.
@@ -97,17 +90,17 @@ class Supervisor:
 
     def _start(self) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        log = os.open(self._job.attempt.launcher_log, flags, 0o666)
+        log = os.open(self._attempt.launcher_log, flags, 0o666)
         nothing = os.open(os.devnull, os.O_RDONLY)
         slave = self._open_terminal()
         out = slave if slave is not None and os.isatty(1) else log
         err = slave if slave is not None and os.isatty(2) else log
-        foreground = self._job.spec.foreground_group is not None
+        foreground = self._spec.foreground_group is not None
         root = str(Path(__file__).resolve().parents[3])
         pid = spawn(
             (sys.executable, "-I", "-S", "-c", BOOT, root, str(self._far.fileno())),
-            self._job.environment,
-            (0 if self._job.keeps_stdin else nothing, out, err),
+            self._environment,
+            (0 if self._spec.keeps_stdin else nothing, out, err),
             new_session=not foreground,
             group=0 if foreground else None,
             inherit=(self._far.fileno(), *self._locks),
@@ -117,7 +110,7 @@ class Supervisor:
             if fd is not None:
                 os.close(fd)
         self._selector.register(self._guardian, selectors.EVENT_READ, "guardian")
-        self._guardian.send(self._job.spec._asdict())
+        self._guardian.send(self._spec._asdict())
         self._connected = True
         if self._stopped_by is not None:  # it came before there was a guardian to ask
             number, self._stopped_by = self._stopped_by, None
@@ -126,8 +119,8 @@ class Supervisor:
 
     def _open_terminal(self) -> int | None:
         """A pseudo-terminal for the one foreground rank, so that it sees a terminal and trainkit sees its output."""
-        if not self._job.keeps_stdin or not (os.isatty(1) or os.isatty(2)):
-            if self._job.spec.nodes == 1:
+        if not self._spec.keeps_stdin or not (os.isatty(1) or os.isatty(2)):
+            if self._spec.nodes == 1:
                 self._relay.follow_logs(0, ("out", "err"))
             return None
         import tty
@@ -178,7 +171,7 @@ class Supervisor:
                     self._on_event(event)
         if self._stopped_by is not None and not self._announced:
             self._announced = True
-            how = f"ranks get TERM, and KILL after {self._job.spec.grace:g} s (Ctrl-C once more kills at once)"
+            how = f"ranks get TERM, and KILL after {self._spec.grace:g} s (Ctrl-C once more kills at once)"
             self._console.say(f"{signal_name(self._stopped_by)}: ending the run; {how}")
         elif self._insists:
             self._insists = False
@@ -192,7 +185,7 @@ class Supervisor:
         elif kind == "main rank":
             self._relay.follow_logs(event["rank"], ("out", "err"))
         elif kind == "preparing":
-            self._console.say(f"{event['title']} …  (log: {self._job.attempt.preparation_log})")
+            self._console.say(f"{event['title']} …  (log: {self._attempt.preparation_log})")
         elif kind == "waiting":
             self._console.say(f"{event['title']}: another run is at it; waiting for {event['lock']}")
 
@@ -200,8 +193,8 @@ class Supervisor:
         """The guardian is gone; as subreaper trainkit has inherited its children. End them in the same order."""
         records: list[RankRecord] = []
         with contextlib.suppress(FileNotFoundError):
-            records = list(read_records(str(self._job.attempt.root)))
-        deadline = time.monotonic() + self._job.spec.grace
+            records = list(read_records(self._spec.attempt_dir))
+        deadline = time.monotonic() + self._spec.grace
         send_signal([r.wrapper_pid for r in records if r.ended is None and is_alive(r.wrapper_pid)], signal.SIGTERM)
         while any(is_alive(record.wrapper_pid) for record in records) and time.monotonic() < deadline:
             time.sleep(TURN_SECONDS)
@@ -213,7 +206,7 @@ class Supervisor:
             verdict = Verdict(KILLED, "guardian", "trainkit's guardian process was killed from outside", signal=-code)
         else:
             bug = "this is a bug in trainkit: its guardian process failed; its traceback is in"
-            verdict = Verdict(3, "trainkit", f"{bug} {self._job.attempt.launcher_log}")
+            verdict = Verdict(3, "trainkit", f"{bug} {self._attempt.launcher_log}")
         pids = {"trainkit": os.getpid(), "ranks": {str(r.rank): r.pid for r in records}}
-        write_status(self._job.spec.run_dir, self._job.spec.status, "ended", pids, verdict, survivors)
+        write_status(self._spec.run_dir, self._spec.status, "ended", pids, verdict, survivors)
         return verdict

@@ -62,7 +62,7 @@ def spawn(
 def _set_up(streams: Sequence[int], ignore: Collection[int], inherit: Sequence[int], parent: int | None) -> None:
     """Descriptors and signals of the child, and its tie to the parent, before exec."""
     if parent is not None:
-        die_with_parent(signal.SIGKILL)
+        die_with_parent()
         if os.getppid() != parent:  # it ended before the request was in place
             os._exit(128 + signal.SIGKILL)
     # Copies above 2 first: a source may itself be 0, 1 or 2.
@@ -77,22 +77,21 @@ def _set_up(streams: Sequence[int], ignore: Collection[int], inherit: Sequence[i
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def _prctl(option: int, value: int) -> bool:
-    if not LINUX:
-        return False
-    import ctypes
-
-    return bool(ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0)
+def become_subreaper() -> None:
+    """Orphaned descendants become children of this process, not of init, where the system has such a thing."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def become_subreaper() -> bool:
-    """Orphaned descendants become children of this process, not of init. False where the system has no such thing."""
-    return _prctl(PR_SET_CHILD_SUBREAPER, 1)
+def die_with_parent() -> None:
+    """Have this process killed when its parent (the thread that forked) ends. Survives exec (prctl(2))."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def die_with_parent(signal_number: int) -> bool:
-    """Ask for a signal when the parent (the thread that forked) ends. Survives exec."""
-    return _prctl(PR_SET_PDEATHSIG, signal_number)
+def _prctl(option: int, value: int) -> None:
+    if LINUX:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def open_pidfd(pid: int) -> int | None:

@@ -66,10 +66,9 @@ class Checkpoints:
         self.wait()
         content = {"step": step, **asdict(self.identity), "best": best or {}}
         put = partial(strategy.save_later(), group=self._world.group) if self._thread else strategy.save
-        if self._thread:
-            self._on_its_way = self._thread.submit(self._write, content, put, generator_states(), spared)
-        else:
-            self._write(content, put, generator_states(), spared)
+        # The generators' states are taken here, before the next step draws from them.
+        write = partial(self._write, content, put, generator_states(), spared)
+        self._on_its_way = self._thread.submit(write) if self._thread else write()
 
     def wait(self) -> None:
         """Until nothing is on its way; raises what went wrong with it."""

@@ -69,10 +69,8 @@ class TensorBoard(Reporter):
     """Scalars for TensorBoard, under `<run directory>/tensorboard`."""
 
     def __init__(self, run_dir: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise _not_installed("tensorboard") from error
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer: Any = SummaryWriter(str(run_dir / "tensorboard"))
 
     def write(self, record: Record) -> None:
@@ -99,8 +97,6 @@ class WeightsAndBiases(Reporter):
         try:
             # It makes temporary folders when it is imported, and removes them in a tear-down that ranks do without.
             import wandb
-        except ImportError as error:
-            raise _not_installed("wandb") from error
         finally:
             tempfile.tempdir = before
         self._wandb: Any = wandb
@@ -131,12 +127,6 @@ class WeightsAndBiases(Reporter):
         shutil.rmtree(self._temporary, ignore_errors=True)
 
 
-def _not_installed(name: str) -> TrainingError:
-    return TrainingError(
-        f"logging.report_to asks for {name}, which is not installed", hint="pip install 'trainkit[report]'"
-    )
-
-
 REPORTERS: Mapping[str, Callable[[Path], Reporter]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 
 
@@ -144,9 +134,13 @@ class Metrics(Reporter):
     """All reporters of the main rank as one; on every other rank it has none."""
 
     def __init__(self, run_dir: Path, report_to: Sequence[str], *, main: bool) -> None:
-        self._reporters: list[Reporter] = []
-        if main:
-            self._reporters = [JsonLines(run_dir / "metrics.jsonl"), *(REPORTERS[name](run_dir) for name in report_to)]
+        self._reporters: list[Reporter] = [JsonLines(run_dir / "metrics.jsonl")] if main else []
+        for name in report_to if main else ():
+            try:
+                self._reporters.append(REPORTERS[name](run_dir))
+            except ImportError as error:
+                what = f"logging.report_to asks for {name}, which is not installed"
+                raise TrainingError(what, hint="pip install 'trainkit[report]'") from error
 
     def write(self, record: Record) -> None:
         for reporter in self._reporters:
