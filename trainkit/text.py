@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -40,6 +41,11 @@ def format_duration(seconds: float) -> str:
     minutes, rest = divmod(whole, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
+    """A paragraph as lines of at most `width` columns but for longer words. first, rest: what the lines begin with."""
+    return textwrap.TextWrapper(width, first, rest, break_long_words=False, break_on_hyphens=False).wrap(text)
 
 
 def table(rows: Iterable[Sequence[str]]) -> str:

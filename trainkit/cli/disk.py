@@ -19,9 +19,6 @@ MACHINES = "machines"  # profiles to plan for (`--on`), which no recipe extends
 class Disk:
     """Satisfies :class:`trainkit.recipe.layers.paths.Files`."""
 
-    def __init__(self, root: Path | None = None) -> None:
-        self._root = root or shipped_root()
-
     def read(self, path: str) -> bytes:
         """The file's bytes, cut one byte above what a recipe may have. Raises OSError."""
         try:
@@ -38,8 +35,8 @@ class Disk:
     @cache  # noqa: B019 - there is one for each command
     def shipped(self) -> Mapping[str, str]:
         """Presets as ``strategy/fsdp``, recipes as ``recipes/quickstart``."""
-        found = {}
-        for folder, prefix in ((self._root / "configs", ""), (self._root / "recipes", "recipes/")):
+        found, root = {}, shipped_root()
+        for folder, prefix in ((root / "configs", ""), (root / "recipes", "recipes/")):
             for path in folder.rglob("*"):
                 if path.suffix in (".yaml", ".yml") and path.parent.name != MACHINES and path.is_file():
                     found[prefix + path.relative_to(folder).with_suffix("").as_posix()] = str(path)

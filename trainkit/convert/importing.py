@@ -18,12 +18,11 @@ from trainkit.frameworks.base.foreign_file import SCRIPT, SUFFIXES, ForeignFile,
 from trainkit.frameworks.deepspeed import importer as deepspeed
 from trainkit.frameworks.registry import PROGRAMS
 from trainkit.plan.support import unreached
-from trainkit.recipe.layers.assignment import split_key
 from trainkit.recipe.layers.layer import ARGUMENTS
 from trainkit.recipe.layers.paths import Overlay, absolute, seen_from
 from trainkit.recipe.resolved import Request, Resolved
 from trainkit.recipe.schema import Recipe
-from trainkit.recipe.schema.fields import lies_in, schema
+from trainkit.recipe.schema.fields import lies_in, nest, schema
 from trainkit.recipe.yaml.writer import block, comment, fitted, flow, opening, recipe_name, shortened
 
 WIDTH = 120
@@ -153,15 +152,12 @@ def _resolved(draft: Draft, context: ImportContext, target: str, text: str) -> R
 
 def _recipe_text(draft: Draft, folder: str, modeline: str = "") -> str:
     """The recipe. folder: where it will lie (absolute), from which it names files."""
-    tree: dict[str, Any] = {}
-    for key, each in draft.settings.items():
-        declared, value = schema().settings.get(key), each.value
+    settings = {key: each.value for key, each in draft.settings.items()}
+    for key, value in settings.items():
+        declared = schema().settings.get(key)
         if declared and declared[0].file and isinstance(value, str):
-            value = posixpath.relpath(value, folder)
-        section, path = tree, split_key(key)
-        for part in path[:-1]:
-            section = section.setdefault(part, {})
-        section[path[-1]] = value
+            settings[key] = posixpath.relpath(value, folder)
+    tree = nest(settings)
     remarks = (f"Made by `trainkit import` from: {draft.title}", *(f"- {remark}" for remark in draft.remarks))
     body = (line for name in Recipe.model_fields if name in tree for line in _section(draft, name, tree[name]))
     return "".join(f"{line}\n" for line in (*opening(recipe_name(draft.name), modeline, remarks, WIDTH), *body))

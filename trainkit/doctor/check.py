@@ -45,8 +45,11 @@ def skipped(why: str) -> Finding:
     return Finding("skipped", why)
 
 
-NO_CUDA = skipped("the plan uses no CUDA card")
-NO_CUDA_BUILDS = skipped("the plan compiles nothing for CUDA cards")
+# What a check may need of the target, and why it is skipped where the target lacks it.
+NEEDS: Mapping[str, str] = {
+    "cuda": "the plan uses no CUDA card",
+    "compiles_cuda": "the plan compiles nothing for CUDA cards",
+}
 
 
 def worst(levels: Iterable[Level]) -> Level:
@@ -77,7 +80,7 @@ class Check:
     """One independent check. title: what is examined, for people; limit: seconds after which it is given up.
 
     run: at least one finding; what the system refuses (OSError) becomes one.
-    fast: it takes milliseconds, so `trainkit run` calls it before the start.
+    fast: it takes milliseconds, so `trainkit run` calls it before the start. needs: what the target must have.
     """
 
     name: str
@@ -85,6 +88,7 @@ class Check:
     limit: float
     run: Callable[[Host, Target], Finding | Iterable[Finding]]
     fast: bool = False
+    needs: Literal["", "cuda", "compiles_cuda"] = ""
 
 
 def requirement_level(target: Target) -> Level:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from trainkit.doctor.check import Check, CheckResult, Finding, Host, Target, ok, skipped, this_host
+from trainkit.doctor.check import NEEDS, Check, CheckResult, Finding, Host, Target, ok, skipped, this_host
 from trainkit.doctor.checks.build_tools import BUILD_TOOLS, DEEPSPEED_OPS, HOST_COMPILER
 from trainkit.doctor.checks.cuda_toolkits import TOOLKIT_VERSION, TOOLKITS
 from trainkit.doctor.checks.disk import DISK_SPACE, WRITE_SPEED
@@ -96,7 +96,8 @@ def apply(check: Check, host: Host, target: Target) -> CheckResult:
     """What one check finds; an error of the system is a finding too."""
     started = time.monotonic()
     try:
-        found = check.run(host, target)
+        lacks = check.needs and not getattr(target, check.needs)
+        found = skipped(NEEDS[check.needs]) if lacks else check.run(host, target)
         findings = (found,) if isinstance(found, Finding) else tuple(found)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""

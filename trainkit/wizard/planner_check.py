@@ -11,9 +11,9 @@ from trainkit.errors import Diagnostic, RecipeError
 from trainkit.machine.facts import Gpu
 from trainkit.machine.selection import allocation
 from trainkit.recipe.layers.paths import Overlay, absolute
-from trainkit.recipe.schema.fields import schema
+from trainkit.recipe.schema.fields import nest, schema
 from trainkit.recipe.validation.type_errors import choices, takes_switch
-from trainkit.wizard.question import AnswerError, Choice, View, nest
+from trainkit.wizard.question import AnswerError, Choice, View
 
 if TYPE_CHECKING:
     from trainkit.plan.model import Notice, Plan

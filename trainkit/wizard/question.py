@@ -254,18 +254,6 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from flatten(value, f"{key}.")
 
 
-def nest(settings: Settings) -> dict[str, Any]:
-    """The settings as the tree of a recipe."""
-    tree: dict[str, Any] = {}
-    for key, value in settings.items():
-        target = tree
-        *sections, name = key.split(".")
-        for section in sections:
-            target = target.setdefault(section, {})
-        target[name] = value
-    return tree
-
-
 def same(one: Any, other: Any) -> bool:
     """Whether two values are the same to a recipe, where `true` is not 1."""
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)

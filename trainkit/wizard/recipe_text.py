@@ -12,11 +12,11 @@ from trainkit.recipe.layers.layer import normalise, read_document
 from trainkit.recipe.layers.merge import Merge
 from trainkit.recipe.layers.paths import seen_from
 from trainkit.recipe.schema import Recipe
-from trainkit.recipe.schema.fields import lies_in, schema
+from trainkit.recipe.schema.fields import lies_in, nest, schema
 from trainkit.recipe.yaml.writer import comment, flow, opening, recipe_name, shortened
 from trainkit.text import counted
 from trainkit.wizard.planner_check import resolve_text
-from trainkit.wizard.question import Settings, View, flatten, nest, same
+from trainkit.wizard.question import Settings, View, flatten, same
 from trainkit.wizard.session import placed
 from trainkit.wizard.topics import TOPICS
 from trainkit.wizard.topics.devices import described

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 from collections.abc import Iterable, Iterator
 
+from trainkit.text import wrapped
 from trainkit.wizard.question import AnswerError, Choice, Question
 from trainkit.wizard.session import Session
 
@@ -26,7 +26,7 @@ class Asker:
         say([head(question, number), *paragraphs(question, self.width)])
         if question.expected:
             begin = "or type" if question.choices else "for example"
-            say(wrapped(f"{begin} {question.expected}", self.width))
+            say(wrapped(f"{begin} {question.expected}", self.width, "  ", "  "))
         sys.stdout.write(f"[{proposed}] " if proposed else "> ")
         sys.stdout.flush()
         text = sys.stdin.readline()
@@ -134,10 +134,3 @@ def paragraphs(question: Question, width: int) -> Iterator[str]:
 def cut(text: str, width: int) -> str:
     """The text on one line of this width."""
     return text if len(text) <= width else f"{text[: max(width - 3, 1)]}..."
-
-
-def wrapped(text: str, width: int, first: str = "  ", rest: str = "  ") -> list[str]:
-    """A paragraph of this width."""
-    return textwrap.wrap(
-        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
-    )

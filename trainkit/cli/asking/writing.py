@@ -12,7 +12,7 @@ from functools import cache, partial
 from itertools import chain, count
 from pathlib import Path
 
-from trainkit.cli.asking.conversation import BACK, GREETING, Asker, confirm, converse, say, wrapped
+from trainkit.cli.asking.conversation import BACK, GREETING, Asker, confirm, converse, say
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.disk import Disk, modeline, working_folder, write_file
 from trainkit.cli.machines import machine_facts
@@ -20,6 +20,7 @@ from trainkit.cli.pipeline import find_recipe
 from trainkit.errors import RecipeError, UsageError
 from trainkit.recipe.layers.merge import Merge
 from trainkit.recipe.layers.paths import absolute
+from trainkit.text import wrapped
 from trainkit.wizard.question import AnswerError, Base, View
 from trainkit.wizard.recipe_text import ANSWERS, Finished, answers_text, finish
 from trainkit.wizard.session import Session, check_given, read_base, read_given
@@ -134,7 +135,7 @@ def _decide(finished: Finished, session: Session, job: Job, asker: Asker) -> str
     # Without its first line, which is for editors.
     say(["", finished.text.partition("\n")[2], table.render(finished.plan, asker.width)])
     while True:
-        exists = _exists(job.target) and not job.force
+        exists = Disk().exists(str(job.target)) and not job.force
         word = confirm(asker, str(job.target), exists, session.asked + 1)
         if word != "yes":
             return word
@@ -177,11 +178,7 @@ def _keep(session: Session, job: Job) -> None:
 def _free(target: Path) -> Path:
     """The path, or the next one with a number where another file is than answers of an earlier call."""
     numbered = (target.with_name(f"{target.name.removesuffix('.yaml')}-{number}.yaml") for number in count(2))
-    return next(path for path in chain((target,), numbered) if not _exists(path) or _holds_answers(path))
-
-
-def _exists(target: Path) -> bool:
-    return os.path.exists(target)  # noqa: PTH110 - Path.exists raises where it may not look; writing reports that
+    return next(path for path in chain((target,), numbered) if not Disk().exists(str(path)) or _holds_answers(path))
 
 
 def _holds_answers(found: Path) -> bool:

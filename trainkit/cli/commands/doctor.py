@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import sys
-import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -19,7 +18,7 @@ from trainkit.cli.disk import working_folder
 from trainkit.cli.options import Json, Presets, Variant
 from trainkit.cli.pipeline import plan_recipe, resolve_line
 from trainkit.errors import ExitCode, MachineError
-from trainkit.text import counted
+from trainkit.text import counted, wrapped
 
 if TYPE_CHECKING:
     from trainkit.doctor.check import CheckResult, Finding, Target
@@ -100,7 +99,7 @@ def render(results: Sequence[CheckResult], subject: str, seconds: float) -> str:
                 label = "" if finding.level == result.level else f"{finding.level}: "
                 lines += _finding(" " * INDENT + label, finding)
     for why, titles in skipped.items():
-        lines += _wrapped(f"{'skipped':<{INDENT}}{', '.join(titles)}: {why}", INDENT)
+        lines += wrapped(f"{'skipped':<{INDENT}}{', '.join(titles)}: {why}", WIDTH, "", " " * INDENT)
     levels = [result.level for result in results]
     counts = [
         counted(levels.count(level), level, "" if level in QUIET else "s")
@@ -112,16 +111,12 @@ def render(results: Sequence[CheckResult], subject: str, seconds: float) -> str:
 
 
 def _finding(label: str, finding: Finding) -> Iterator[str]:
-    yield from _wrapped(label + finding.what, INDENT)
+    yield from wrapped(label + finding.what, WIDTH, "", " " * INDENT)
     for line in finding.evidence if finding.level not in QUIET else ():
-        yield from _wrapped(f"{' ' * INDENT}| {line}", INDENT + 4)
+        yield from wrapped(f"{' ' * INDENT}| {line}", WIDTH, "", " " * (INDENT + 4))
     for number, line in enumerate(finding.fix):
         # never wrapped: it is there to be pasted
         yield f"{' ' * INDENT}{'fix:' if number == 0 else '    '} {line}"
-
-
-def _wrapped(line: str, indent: int) -> list[str]:
-    return textwrap.wrap(line, WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
 def as_data(results: Sequence[CheckResult], recipe: str | None, seconds: float) -> dict[str, Any]:

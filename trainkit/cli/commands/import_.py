@@ -17,19 +17,16 @@ from trainkit.cli.disk import Disk, modeline, working_folder, write_file
 from trainkit.cli.options import Force
 from trainkit.errors import UsageError
 
-Output = Annotated[
-    str | None, Option("--output", "-o", metavar="FILE", help="The recipe to write; default: standard output.")
-]
-Kind = Annotated[
-    str | None, Option("--kind", metavar="KIND", help="What the program is (program.kind), where you know.")
-]
-
 
 def import_(
     context: typer.Context,
     *,
-    output: Output = None,
-    kind: Kind = None,
+    output: Annotated[
+        str | None, Option("--output", "-o", metavar="FILE", help="The recipe to write; default: standard output.")
+    ] = None,
+    kind: Annotated[
+        str | None, Option("--kind", metavar="KIND", help="What the program is (program.kind), where you know.")
+    ] = None,
     force: Force = False,
 ) -> None:
     """Write the recipe that another tool's command or file means.

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from trainkit.doctor.check import NO_CUDA_BUILDS, Check, Finding, Host, Level, Target, ok, requirement_level, skipped
+from trainkit.doctor.check import Check, Finding, Host, Level, Target, ok, requirement_level, skipped
 from trainkit.doctor.checks.cuda_toolkits import Toolkit, find_toolkits, torch_pick
 from trainkit.machine.versions import release
 
@@ -185,8 +185,6 @@ def newest(toolkit: Toolkit, kind: str) -> tuple[int, str]:
 def host_compiler(host: Host, target: Target) -> Finding:
     """Whether the C++ compiler that nvcc would use is too new for the CUDA toolkit, unknown, or fine."""
     build, level = host.facts.torch, requirement_level(target)
-    if not target.compiles_cuda:
-        return NO_CUDA_BUILDS
     if build and not build.cuda:
         return skipped(f"{build.label}: no CUDA extension is compiled")
     pick = torch_pick(host, find_toolkits(host))
@@ -235,6 +233,6 @@ def _older_compiler(host: Host, kind: str, limit: int, toolkit: Path) -> tuple[s
     return install, f"export CC=gcc-{limit} CXX=g++-{limit}"
 
 
-HOST_COMPILER = Check("host-compiler", "compiler for CUDA", 10.0, host_compiler)
+HOST_COMPILER = Check("host-compiler", "compiler for CUDA", 10.0, host_compiler, needs="compiles_cuda")
 BUILD_TOOLS = Check("build-tools", "build tools", 15.0, build_tools)
 DEEPSPEED_OPS = Check("deepspeed-ops", "DeepSpeed ops", OPS_LIMIT, deepspeed_ops)

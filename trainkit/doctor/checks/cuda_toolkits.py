@@ -8,7 +8,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainkit.doctor.check import NO_CUDA_BUILDS, Check, Finding, Host, Target, ok, requirement_level, skipped
+from trainkit.doctor.check import Check, Finding, Host, Target, ok, requirement_level, skipped
 from trainkit.machine.versions import release
 
 # Major versions within which DeepSpeed takes any minor one (deepspeed/ops/op_builder/builder.py,
@@ -29,8 +29,6 @@ ASK_SECONDS = 5.0
 
 def agreement(host: Host, target: Target) -> list[Finding]:
     """Toolkits that do not answer, settings that disagree or lead nowhere, else the list."""
-    if not target.compiles_cuda:
-        return [NO_CUDA_BUILDS]
     toolkits = find_toolkits(host)
     chosen = picks(host, toolkits)
     if not toolkits and not chosen:
@@ -67,8 +65,6 @@ def agreement(host: Host, target: Target) -> list[Finding]:
 def version(host: Host, target: Target) -> Finding:
     """The same version, one that will do, or one that torch or DeepSpeed refuses."""
     build, level = host.facts.torch, requirement_level(target)
-    if not target.compiles_cuda:
-        return NO_CUDA_BUILDS
     if build is None:
         return skipped("torch is not installed")
     if not build.cuda:
@@ -234,5 +230,5 @@ def fitting(toolkits: tuple[Toolkit, ...], cuda: str) -> Toolkit | None:
     return next(reversed(same or major), None)
 
 
-TOOLKITS = Check("toolkits", "CUDA toolkits", 10.0, agreement)
-TOOLKIT_VERSION = Check("toolkit-version", "CUDA of torch and toolkit", 10.0, version)
+TOOLKITS = Check("toolkits", "CUDA toolkits", 10.0, agreement, needs="compiles_cuda")
+TOOLKIT_VERSION = Check("toolkit-version", "CUDA of torch and toolkit", 10.0, version, needs="compiles_cuda")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from trainkit.doctor.check import NO_CUDA, Check, Finding, Host, Level, Target, ok, skipped
+from trainkit.doctor.check import Check, Finding, Host, Level, Target, ok, skipped
 from trainkit.machine.facts import Gpu, TorchBuild
 from trainkit.machine.versions import at_least, release
 from trainkit.text import GIB, counted, format_size
@@ -23,8 +23,6 @@ def check_driver(host: Host, target: Target) -> Finding:
     """Missing, not answering, too old, or fine."""
     driver, build = driver_version(host), host.facts.torch
     blind = host.facts.notes.get("nvidia")  # why NVML shows no card of a loaded driver
-    if not target.cuda:
-        return NO_CUDA
     if note := host.facts.notes.get("gpus"):
         # A library that is newer than the loaded module is what an upgrade without a reboot leaves.
         evidence = (f"NVML: {note}", f"kernel module: {driver or 'not loaded'}")
@@ -96,8 +94,6 @@ def _judged(host: Host, driver: str, build: TorchBuild) -> Finding:
 
 def check_health(host: Host, target: Target) -> Finding | list[Finding]:
     """What is wrong with each card that the plan uses, or with any."""
-    if not target.cuda:
-        return NO_CUDA
     cards = list(host.facts.gpus)
     if target.plan:
         used = set(target.plan.topology.groups[0].devices)
@@ -164,5 +160,5 @@ def _processes(gpu: Gpu, label: str) -> Iterator[Finding]:
         yield Finding("warning", what, (free,), (fix,))
 
 
-GPU_HEALTH = Check("gpu-health", "GPU health", 2.0, check_health, fast=True)
-DRIVER = Check("driver", "NVIDIA driver", 4.0, check_driver, fast=True)
+GPU_HEALTH = Check("gpu-health", "GPU health", 2.0, check_health, fast=True, needs="cuda")
+DRIVER = Check("driver", "NVIDIA driver", 4.0, check_driver, fast=True, needs="cuda")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainkit.doctor.check import NO_CUDA, Check, Finding, Host, Target, ok, skipped
+from trainkit.doctor.check import Check, Finding, Host, Target, ok, skipped
 from trainkit.machine.probes.packages import canonical, distributions
 from trainkit.machine.versions import at_least
 from trainkit.optimizers import OPTIMIZERS
@@ -112,8 +112,6 @@ def _place(distribution: Distribution) -> str:
 
 def cuda_libraries(host: Host, target: Target) -> list[Finding]:
     """Two majors side by side, and files that both bring."""
-    if not target.cuda:
-        return [NO_CUDA]
     found = installed(host)
     majors: dict[int, list[str]] = {}
     for name, distribution in sorted(found.items()):
@@ -223,4 +221,4 @@ def _twice(host: Host) -> Iterator[Finding]:
 
 INTERPRETER = Check("interpreter", "interpreter", 3.0, interpreter, fast=True)
 PACKAGES = Check("packages", "packages", 8.0, packages)
-CUDA_LIBRARIES = Check("cuda-libraries", "CUDA libraries", 6.0, cuda_libraries)
+CUDA_LIBRARIES = Check("cuda-libraries", "CUDA libraries", 6.0, cuda_libraries, needs="cuda")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 
 from trainkit.plan.model import Plan, Text
 from trainkit.plan.render.shell import lines, quoted
-from trainkit.text import counted
+from trainkit.text import counted, wrapped
 
 WIDTH = 96
 # The order of the page: what stops the run first.
@@ -128,5 +127,4 @@ def _notices(plan: Plan, width: int) -> Iterator[str]:
 
 
 def _wrapped(line: str, width: int, below: str = "    ") -> list[str]:
-    wrapper = textwrap.TextWrapper(width, "  ", below, break_long_words=False, break_on_hyphens=False)
-    return wrapper.wrap(line)
+    return wrapped(line, width, "  ", below)

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainkit.errors import Diagnostic, Origin
 from trainkit.recipe.layers.layer import ARGUMENTS, VERBATIM, Layer, normalise
-from trainkit.recipe.schema.fields import open_keys, schema
+from trainkit.recipe.schema.fields import open_keys, schema, split_key
 from trainkit.recipe.validation.type_errors import accepts, takes_text_only
 from trainkit.recipe.yaml.reader import Dialect, compose
 
@@ -78,11 +78,3 @@ def layer_of(name: str, strength: int, base: str, assignments: Iterable[Assignme
             if isinstance(value, dict):
                 below += [(f"{key}.{name.rstrip('+!')}", inner) for name, inner in value.items()]
     return Layer(name, strength, base, normalise(tree, values), values, dict(values))
-
-
-def split_key(key: str) -> list[str]:
-    """The parts of a dotted key; what lies inside `env` or `program.args` is one part, dots and all."""
-    for prefix in open_keys():
-        if key.startswith(f"{prefix}."):
-            return [*prefix.split("."), key[len(prefix) + 1 :]]
-    return key.split(".")

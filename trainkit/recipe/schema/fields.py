@@ -90,6 +90,26 @@ def open_keys() -> frozenset[str]:
     return frozenset(each.key for each in schema().all_settings() if each.open)
 
 
+def split_key(key: str) -> list[str]:
+    """The parts of a dotted key; what lies inside `env` or `program.args` is one part, dots and all."""
+    for prefix in open_keys():
+        if key.startswith(f"{prefix}."):
+            return [*prefix.split("."), key[len(prefix) + 1 :]]
+    return key.split(".")
+
+
+def nest(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted key as the tree of a recipe."""
+    tree: dict[str, Any] = {}
+    for key, value in settings.items():
+        *sections, name = split_key(key)
+        target = tree
+        for section in sections:
+            target = target.setdefault(section, {})
+        target[name] = value
+    return tree
+
+
 def lies_in(key: str, sections: Iterable[str]) -> bool:
     """Whether a dotted key is one of the keys, or below one."""
     return any(key == each or key.startswith(f"{each}.") for each in sections)
@@ -109,16 +129,9 @@ def short_forms() -> Mapping[str, str]:
 
 def defaults(kinds: Mapping[str, str]) -> dict[str, Any]:
     """Every setting's default as a tree, for tagged sections of the given kinds."""
-    tree: dict[str, Any] = {}
-    for setting in schema().all_settings():
-        section, _, name = setting.key.rpartition(".")
-        if setting.variant and kinds.get(section) != setting.variant:
-            continue
-        target = tree
-        for part in section.split(".") if section else ():
-            target = target.setdefault(part, {})
-        target[name] = setting.default
-    return tree
+    settings = schema().all_settings()
+    chosen = (each for each in settings if each.variant in ("", kinds.get(each.key.rpartition(".")[0])))
+    return nest({each.key: each.default for each in chosen})
 
 
 def _walk(

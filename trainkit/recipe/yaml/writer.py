@@ -6,7 +6,6 @@ What is written by hand here keeps keys in order, one section a line and a comme
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -18,6 +17,7 @@ from trainkit.recipe.schema.fields import lies_in, open_keys, schema, short_form
 from trainkit.recipe.schema.launching import OWN_DEFAULTS
 from trainkit.recipe.validation.batch_conflicts import yielding_corner
 from trainkit.recipe.yaml.scalars import read_scalar
+from trainkit.text import wrapped
 
 # Other characters end or change the meaning of a plain scalar somewhere: a text with any of them is quoted.
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./+-")
@@ -109,9 +109,7 @@ def opening(name: str, modeline: str, remarks: Iterable[str], width: int) -> lis
 
 def comment(text: str, width: int, indent: str = "") -> list[str]:
     """The lines of a comment."""
-    first, following = f"{indent}# ", f"{indent}#   "
-    wrapper = textwrap.TextWrapper(width, first, following, break_long_words=False, break_on_hyphens=False)
-    return wrapper.wrap(text)
+    return wrapped(text, width, f"{indent}# ", f"{indent}#   ")
 
 
 def shortened(value: Any, key: str) -> Any:
