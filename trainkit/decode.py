@@ -23,6 +23,8 @@ def decode(kind: Any, data: Any, place: str = "") -> Any:
     """A value of type `kind` from builtins. Raises DecodeError, with the dotted place of the first wrong value."""
     if place.count(".") > DEEPEST:
         raise _wrong(place, "nested less deeply", data)
+    if place and hasattr(kind, "from_json"):  # it is not written as its fields
+        return kind.from_json(data)
     if is_dataclass(kind):
         return data if isinstance(data, kind) else _dataclass(kind, data, place)  # type: ignore[arg-type]
     origin, arguments = get_origin(kind), get_args(kind)

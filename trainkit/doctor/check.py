@@ -178,6 +178,14 @@ def this_host(facts: Facts, run: Callable[..., Done], folder: Path, environ: Map
     )
 
 
+def content(path: Path) -> str:
+    """The text of a file of the system; empty where there is none that can be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 def space(path: Path) -> Space:
     """As statvfs reports it."""
     found = os.statvfs(path)

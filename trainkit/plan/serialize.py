@@ -8,7 +8,7 @@ from typing import Any
 
 from trainkit.decode import decode
 from trainkit.errors import MachineError
-from trainkit.plan.model import PLAN_VERSION, Command, Plan, Text
+from trainkit.plan.model import PLAN_VERSION, Plan, Text
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
@@ -59,14 +59,10 @@ def plan_from_json(data: Mapping[str, Any]) -> Plan:
         "topology": {"device": topology["device"], "groups": topology["groups"]},
         "batch": {"global_" if key == "global" else key: value for key, value in data["batch"].items()},
         "commands": [_command(command) for command in data["commands"]],
-        "preparations": [{**item, "argv": _texts(item["argv"])} for item in data["preparations"]],
         "environment": {
             **environment,
-            "set": [(name, Text.from_json(value)) for name, value in environment["set"].items()],
-            "added": [
-                (name, None if value is None else Text.from_json(value))
-                for name, value in environment.get("added", {}).items()
-            ],
+            "set": [*environment["set"].items()],
+            "added": [*environment.get("added", {}).items()],
         },
         "files": [{"path": path, "content": content} for path, content in data["files"].items()],
     }
@@ -82,11 +78,7 @@ def _builtins(value: Any) -> Any:
     return [_builtins(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _command(data: Mapping[str, Any]) -> Command:
-    argv, wrapper = _texts(data["argv"]), data["wrapper"]
-    end = wrapper["first"] + wrapper["count"]
-    return Command(argv[: wrapper["first"]], argv[wrapper["first"] : end], argv[end:])
-
-
-def _texts(argv: list[Any]) -> tuple[Text, ...]:
-    return tuple(Text.from_json(word) for word in argv)
+def _command(data: Mapping[str, Any]) -> dict[str, Any]:
+    argv, first = data["argv"], data["wrapper"]["first"]
+    end = first + data["wrapper"]["count"]
+    return {"launcher": argv[:first], "wrapper": argv[first:end], "program": argv[end:]}

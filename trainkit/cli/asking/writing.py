@@ -88,7 +88,12 @@ def take_defaults(session: Session, job: Job) -> None:
 
 def ask_and_write(session: Session, job: Job) -> int:
     """The conversation; returns the exit code."""
-    asker = _asker()
+    width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
+    asker = Asker(width)
+    if sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb"):
+        from trainkit.cli.asking.terminal import TerminalAsker
+
+        asker = TerminalAsker(width)
     say(wrapped(GREETING, asker.width, "", ""))
     try:
         while True:
@@ -186,12 +191,3 @@ def _holds_answers(found: Path) -> bool:
         return found.read_text(encoding="utf-8", errors="replace").startswith(ANSWERS)
     except OSError:  # a folder, or a file that is not for us to read
         return False
-
-
-def _asker() -> Asker:
-    width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
-    if sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb"):
-        from trainkit.cli.asking.terminal import TerminalAsker
-
-        return TerminalAsker(width)
-    return Asker(width)

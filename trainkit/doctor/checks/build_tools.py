@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from trainkit.doctor.check import Check, Finding, Host, Level, Target, ok, requirement_level, skipped
+from trainkit.doctor.check import Check, Finding, Host, Level, Target, content, ok, requirement_level, skipped
 from trainkit.doctor.checks.cuda_toolkits import Toolkit, find_toolkits, torch_pick
 from trainkit.machine.versions import release
 
@@ -169,10 +169,7 @@ def newest(toolkit: Toolkit, kind: str) -> tuple[int, str]:
     The toolkit's own header is what nvcc enforces; NVIDIA's table is for toolkits without it.
     """
     header = toolkit.root / "include" / "crt" / "host_config.h"
-    try:
-        text = header.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
+    text = content(header)
     if kind == "gcc" and (match := _GNU.search(text)):
         return int(match[1]), str(header)
     if kind == "clang" and (match := _CLANG.search(text)):

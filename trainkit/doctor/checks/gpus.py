@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from trainkit.doctor.check import Check, Finding, Host, Level, Target, ok, skipped
+from trainkit.doctor.check import Check, Finding, Host, Level, Target, content, ok, skipped
 from trainkit.machine.facts import Gpu, TorchBuild
 from trainkit.machine.versions import at_least, release
 from trainkit.text import GIB, counted, format_size
@@ -43,10 +43,7 @@ def driver_version(host: Host) -> str:
     """From NVML, else from the kernel module; empty where none is loaded."""
     if host.facts.driver:
         return host.facts.driver
-    try:
-        match = _VERSION.search(host.under(VERSION_FILE).read_text())
-    except OSError:
-        return ""
+    match = _VERSION.search(content(host.under(VERSION_FILE)))
     return match[1] if match else ""
 
 
@@ -54,10 +51,7 @@ def _absent(host: Host) -> Finding:
     """The PCI bus shows cards without a driver too."""
     cards = []
     for device in sorted(host.root.glob("sys/bus/pci/devices/*")):
-        try:
-            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
-        except OSError:  # it has just gone
-            continue
+        vendor, kind = (content(device / name).strip() for name in ("vendor", "class"))
         if vendor == NVIDIA and kind.startswith(DISPLAY):
             cards.append(f"{device.name}: vendor {vendor}, class {kind}")
     if not cards:

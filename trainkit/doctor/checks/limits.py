@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 
-from trainkit.doctor.check import Check, Finding, Host, Level, Target, ok, skipped
+from trainkit.doctor.check import Check, Finding, Host, Level, Target, content, ok, skipped
 from trainkit.text import GIB, MIB, format_size
 
 # The default of a container (https://docs.docker.com/reference/cli/docker/container/run/):
@@ -59,11 +58,7 @@ def _processes(host: Host, target: Target) -> Iterator[Finding]:
 
 def _control_groups(host: Host) -> Iterator[tuple[int, str, str]]:
     """How many processes each control group around this process still permits, with evidence and fix."""
-    try:
-        lines = host.under("/proc/self/cgroup").read_text().splitlines()
-    except OSError:  # no such system
-        return
-    for line in lines:
+    for line in content(host.under("/proc/self/cgroup")).splitlines():
         _, controllers, group = line.split(":", 2)
         if controllers not in ("", "pids"):  # the one hierarchy of version 2 has no name
             continue
@@ -72,12 +67,11 @@ def _control_groups(host: Host) -> Iterator[tuple[int, str, str]]:
         for each in (folder, *folder.parents):
             if each != mount and mount not in each.parents:
                 continue
-            with contextlib.suppress(OSError):  # this group has no such limit
-                most, current = ((each / name).read_text().strip() for name in ("pids.max", "pids.current"))
-                if most.isdigit() and current.isdigit():
-                    left = int(most) - int(current)
-                    evidence = f"{each}/pids.max and pids.current: {left} left"
-                    yield left, evidence, "docker run --pids-limit=-1 …      # or your container's own setting"
+            most, current = (content(each / name).strip() for name in ("pids.max", "pids.current"))
+            if most.isdigit() and current.isdigit():  # else this group has no such limit
+                left = int(most) - int(current)
+                evidence = f"{each}/pids.max and pids.current: {left} left"
+                yield left, evidence, "docker run --pids-limit=-1 …      # or your container's own setting"
 
 
 def _locked(host: Host) -> Iterator[Finding]:

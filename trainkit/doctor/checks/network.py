@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import json
 import socket
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 
 from trainkit.doctor.all_reduce import LOOPBACK, unreachable
-from trainkit.doctor.check import Check, Finding, Host, Level, Target, ok, skipped
-from trainkit.doctor.checks.stale_settings import matching
+from trainkit.doctor.check import Check, Finding, Host, Level, Target, content, ok, skipped
 from trainkit.errors import MachineError
 from trainkit.machine.selection import allocation
 from trainkit.planner.env import LEAKS
@@ -49,10 +50,7 @@ def ports(host: Host, target: Target) -> list[Finding]:
     plan = target.plan
     if plan and plan.topology.world_size == 1 and plan.rendezvous == "auto":
         return [skipped("one process needs no rendezvous")]
-    try:
-        first, last = map(int, host.under(RANGE).read_text().split())
-    except (OSError, ValueError):
-        first, last = 32768, 60999  # Linux's default
+    first, last = map(int, (content(host.under(RANGE)) or "32768 60999").split())  # else Linux's default
     found: list[Finding] = []
     if plan and plan.rendezvous != "auto" and target.node_rank == 0:
         found += _rendezvous(host, plan.rendezvous, first, last)
@@ -92,17 +90,12 @@ def is_here(node: str, own_name: str) -> bool:
     """Whether a host is this machine, as far as can be known without a name service."""
     if node in ("localhost", own_name):
         return True
-    try:
-        address = ipaddress.ip_address(node)
-    except ValueError:
-        return False
-    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
-    try:
+    with contextlib.suppress(ValueError, OSError):  # a name, or the address of another machine
+        family = socket.AF_INET6 if ipaddress.ip_address(node).version == 6 else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((node, 0))
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def taken(port: int) -> str:
@@ -183,9 +176,8 @@ def _tried(host: Host, target: Target, backend: str) -> Finding:
 
 def _environment(host: Host, target: Target) -> dict[str, str]:
     """As a rank of trainkit's would have it: without what plans remove, with what the recipe sets."""
-    kept = {
-        name: value for name, value in host.environ.items() if not any(matching(name, pattern) for pattern in LEAKS)
-    }
+    leaks = {name for name in host.environ for pattern in LEAKS if fnmatchcase(name, pattern)}
+    kept = {name: value for name, value in host.environ.items() if name not in leaks}
     own = {name: str(value) for name, value in target.recipe.env.items()} if target.recipe else {}
     if target.plan:  # the same cards
         own |= {name: str(value) for name, value in target.plan.environment.set if name.startswith("CUDA_")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
@@ -65,11 +66,6 @@ def run(host: Host, target: Target) -> list[Finding]:
     return found or [ok("nothing in the environment or the home folder changes a launch")]
 
 
-def matching(name: str, pattern: str) -> bool:
-    """Whether a variable is what a pattern means."""
-    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
-
-
 def _shown(name: str, value: str) -> str:
     hidden = is_secret_name(name)
     return f"{name}={'***' if hidden else shlex.quote(value if len(value) <= 60 else value[:57] + '...')}"
@@ -79,7 +75,7 @@ def _leaks(host: Host, target: Target) -> Iterator[Finding]:
     """Variables that no plan hands on, unless the recipe sets or takes them itself."""
     taken = set(target.recipe.env) | set(target.recipe.env_from) if target.recipe else set()
     for pattern, effect in LEAKS.items():
-        names = [name for name in sorted(host.environ) if matching(name, pattern) and name not in taken]
+        names = [name for name in sorted(host.environ) if fnmatchcase(name, pattern) and name not in taken]
         if names:
             what = f"{', '.join(names)}: {effect}; trainkit does not hand {'it' if len(names) == 1 else 'them'} on"
             evidence = tuple(_shown(name, host.environ[name]) for name in names)
@@ -94,8 +90,8 @@ def _strays(host: Host, target: Target) -> Iterator[Finding]:
     affected = {"any": True, "cuda": target.cuda, "several": target.ranks > 1}
     met: dict[Stray, list[str]] = {}
     for name, value in sorted(host.environ.items()):
-        row = next((row for row in STRAYS if matching(name, row.pattern)), None)
-        leaks = any(matching(name, pattern) for pattern in LEAKS)
+        row = next((row for row in STRAYS if fnmatchcase(name, row.pattern)), None)
+        leaks = any(fnmatchcase(name, pattern) for pattern in LEAKS)
         if row and affected[row.on] and value not in row.harmless and name not in decided - OWN and not leaks:
             met.setdefault(row, []).append(name)
     for row, names in met.items():
