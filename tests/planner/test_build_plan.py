@@ -80,10 +80,6 @@ def test_a_program_of_ones_own_is_started_with_its_arguments_word_for_word(
 @pytest.mark.parametrize(
     ("recipe", "what"),
     [
-        ({"program": {"kind": "torch"}}, "requires a script or a module"),
-        ({"program": {"kind": "torch", "script": "a.py", "module": "b"}}, "are both given"),
-        ({"program": {"script": "a.py"}}, "program.script has no meaning for the built-in trainer"),
-        ({"program": {"args": ["--x"]}}, "program.args has no meaning for the built-in trainer"),
         (
             {"program": {"kind": "torch", "script": "a.py"}, "checkpoint": {"resume": "auto"}},
             "cannot reach a program of kind torch",

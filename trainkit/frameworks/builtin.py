@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from trainkit.errors import Diagnostic
 from trainkit.frameworks.base.fsdp_settings import FIRST_VERSION
 from trainkit.frameworks.base.interface import Detection, all_own, nothing
 from trainkit.frameworks.deepspeed.config import config_file
 from trainkit.frameworks.deepspeed.fields import FILE
-from trainkit.frameworks.deepspeed.ops import preparations
 from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
 from trainkit.plan.provenance import Source, SourcedFile, Token, module, token
 from trainkit.plan.support import Reach, Table
-
-if TYPE_CHECKING:
-    from trainkit.recipe.resolved import Resolved
-
-__all__ = ["REACH", "preparations"]
 
 SETTINGS = "trainer.json"
 
@@ -49,20 +42,6 @@ REACH: Table = {
         why="checkpoints of sharded models are written sharded", instead=_LEAVE, anyway=("sharded", None)
     ),
 }
-
-
-def check(resolved: Resolved) -> tuple[Diagnostic, ...]:
-    """The built-in trainer takes no script, module or arguments."""
-    program = resolved.recipe.program
-    return tuple(
-        resolved.error(
-            f"program.{name}",
-            f"program.{name} has no meaning for the built-in trainer",
-            f"set program.kind to torch to run your own program, or leave program.{name} out",
-        )
-        for name in ("script", "module", "args", "local_rank")
-        if getattr(program, name)
-    )
 
 
 def reason(context: Context) -> str:

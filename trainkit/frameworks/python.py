@@ -13,7 +13,7 @@ from trainkit.plan.combination import Refusal
 from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
 from trainkit.plan.provenance import SourcedVariable, variable
-from trainkit.recipe.schema.launching import SELF_WRAPPING
+from trainkit.recipe.schema.launching import ON_ACCELERATE
 
 if TYPE_CHECKING:
     from trainkit.frameworks.base.draft import Draft, ImportContext
@@ -67,7 +67,7 @@ def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherC
 def environment(context: Context) -> tuple[SourcedVariable, ...]:
     """The rank environment of a single process; none where libraries would take it for a wish for DDP."""
     apart = context.recipe.strategy.kind == "single" or context.topology.device == "xla"
-    if apart and context.recipe.program.kind in SELF_WRAPPING:
+    if apart and context.recipe.program.kind in ON_ACCELERATE:
         return ()
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     port = "a free port of this machine, so that a process group can be formed"

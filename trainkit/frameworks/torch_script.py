@@ -12,8 +12,8 @@ from trainkit.plan.support import LAUNCHED, OWN_CHECKPOINT, Reach, Table
 
 REQUIRES: Mapping[str, str] = {}
 DETECTION = Detection()
-check, reason, argv, read = own_scripts.check_target, own_scripts.described, own_scripts.argv, all_own
-problems = wrapper = files = environment = preparations = nothing
+reason, argv, read = own_scripts.described, own_scripts.argv, all_own
+problems = wrapper = files = environment = nothing
 REACH: Table = {
     **LAUNCHED,
     "": Reach("the file that TRAINKIT_RECIPE names"),

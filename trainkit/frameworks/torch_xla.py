@@ -8,9 +8,8 @@ from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
 from trainkit.plan.provenance import SourcedVariable, variable
 from trainkit.recipe.schema import Fsdp
+from trainkit.recipe.schema.launching import ON_ACCELERATE
 
-# Programs whose libraries compute on XLA wherever torch_xla can be imported (accelerate, state.py: _prepare_backend).
-TAKEN_BY_ITSELF = ("hf", "accelerate")
 # What the caller's environment would change of a run on XLA.
 LEAKS: dict[str, str] = {
     "XLA_USE_SPMD": "makes one device of all chips behind the recipe's back",
@@ -35,7 +34,7 @@ def is_spmd(context: Context) -> bool:
 
 def environment(context: Context) -> Iterator[SourcedVariable]:
     """What torch_xla reads when it is imported, and what keeps libraries from it in other runs."""
-    library, kind = context.recipe.program.kind in TAKEN_BY_ITSELF, ("devices.type",)
+    library, kind = context.recipe.program.kind in ON_ACCELERATE, ("devices.type",)
     if not on_xla(context):
         if library and "torch-xla" in context.facts.packages:
             rule = "accelerate and transformers compute on XLA wherever torch_xla is installed, unless this says no"
@@ -64,10 +63,10 @@ def notices(context: Context) -> Iterator[Notice]:
     if is_spmd(context):
         what = f"the batch of {context.batch.micro} is that of the one process, and SPMD splits it over all chips"
         yield Notice("note", what, "set batch.micro to a multiple of the number of chips")
-    elif context.recipe.program.kind in TAKEN_BY_ITSELF:
+    elif context.recipe.program.kind in ON_ACCELERATE:
         what = "the run uses chip 0 alone; chips of TPU v2 and v3 have two cores, which accelerate counts as processes"
         yield Notice("note", what, "strategy.kind: fsdp with program.kind: hf uses every chip of the machine")
-    if context.recipe.program.kind in TAKEN_BY_ITSELF and context.dtype == "bf16":
+    if context.recipe.program.kind in ON_ACCELERATE and context.dtype == "bf16":
         what = "on XLA bf16 is the format of every float: parameters, gradients and the optimizer's state too"
         yield Notice("note", what, "torch_xla 2.9 does this with a warning that later ones will not")
     # torch_xla is compiled against one release of torch.

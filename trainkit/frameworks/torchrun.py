@@ -26,15 +26,7 @@ from trainkit.frameworks.base.launcher_flags import (
 from trainkit.machine.versions import has
 from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
-from trainkit.plan.provenance import (
-    OWN_INTERPRETER,
-    AddedVariable,
-    Source,
-    Token,
-    added_variable,
-    module,
-    token,
-)
+from trainkit.plan.provenance import OWN_INTERPRETER, Source, SourcedVariable, Token, module, token, variable
 
 # The wrapper kills its program after the grace time, then writes the exit record; torchrun kills the wrapper later.
 RECORD_SECONDS = 5
@@ -158,16 +150,16 @@ def argv(context: Context) -> tuple[Token, ...]:
     return (*command, *flag_tokens(context, FLAGS, "-"), token("--", rule=END_OF_FLAGS))
 
 
-def added(context: Context) -> tuple[AddedVariable, ...]:
+def added(context: Context) -> tuple[SourcedVariable, ...]:
     """What the agent sets (torch/distributed/elastic/agent/server/local_elastic_agent.py)."""
     return (
         *of_agent(context),
-        added_variable("TORCHELASTIC_RUN_ID", Variable.RUN_ID, rule=ITS_OWN),
-        added_variable("TORCHELASTIC_USE_AGENT_STORE", "True", rule=ITS_OWN),
+        variable("TORCHELASTIC_RUN_ID", Variable.RUN_ID, rule=ITS_OWN),
+        variable("TORCHELASTIC_USE_AGENT_STORE", "True", rule=ITS_OWN),
     )
 
 
-def of_agent(context: Context) -> tuple[AddedVariable, ...]:
+def of_agent(context: Context) -> tuple[SourcedVariable, ...]:
     """The same without what follows from the kind of rendezvous."""
     world, nodes = str(context.topology.world_size), str(context.topology.nodes)
     known = {
@@ -188,11 +180,11 @@ def of_agent(context: Context) -> tuple[AddedVariable, ...]:
     meeting = "where the ranks meet, chosen by torchrun"
     errors = "1, unless your environment has another: errors of NCCL end the process"
     return (
-        *(added_variable(name, rule=OF_RANK) for name in places),
-        *(added_variable(name, value, rule=ITS_OWN) for name, value in known.items()),
-        *(added_variable(name, rule=meeting) for name in ("MASTER_ADDR", "MASTER_PORT")),
-        added_variable("TORCHELASTIC_ERROR_FILE", rule="where a program on torch's @record leaves its error"),
-        added_variable("TORCH_NCCL_ASYNC_ERROR_HANDLING", rule=errors, yields=True),
+        *(variable(name, rule=OF_RANK) for name in places),
+        *(variable(name, value, rule=ITS_OWN) for name, value in known.items()),
+        *(variable(name, rule=meeting) for name in ("MASTER_ADDR", "MASTER_PORT")),
+        variable("TORCHELASTIC_ERROR_FILE", rule="where a program on torch's @record leaves its error"),
+        variable("TORCH_NCCL_ASYNC_ERROR_HANDLING", rule=errors, yields=True),
     )
 
 

@@ -31,22 +31,13 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class SourcedVariable:
-    """One environment variable that the plan sets, with its source."""
+    """One environment variable that the plan sets, or that the launcher gives each rank by itself, with its source.
 
-    name: str
-    value: Text
-    source: Source
-
-
-@dataclass(frozen=True, slots=True)
-class AddedVariable:
-    """One that the launcher gives each rank by itself.
-
-    value: None where ranks differ or only the start decides. yields: whether one that is there already stays.
+    value: without parts where ranks differ or only the start decides. yields: whether one that is there already stays.
     """
 
     name: str
-    value: Text | None
+    value: Text
     source: Source
     yields: bool = False
 
@@ -65,16 +56,11 @@ def token(*parts: str | Variable, keys: tuple[str, ...] = (), rule: str = "") ->
     return Token(text(*parts), Source(keys, rule))
 
 
-def variable(name: str, *parts: str | Variable, keys: tuple[str, ...] = (), rule: str = "") -> SourcedVariable:
-    """An environment variable to set, its value made of literals and run-time variables."""
-    return SourcedVariable(name, text(*parts), Source(keys, rule))
-
-
-def added_variable(
+def variable(
     name: str, *parts: str | Variable, keys: tuple[str, ...] = (), rule: str = "", yields: bool = False
-) -> AddedVariable:
-    """A variable of the launcher's own; without parts its value is not known to the plan."""
-    return AddedVariable(name, text(*parts) if parts else None, Source(keys, rule), yields)
+) -> SourcedVariable:
+    """An environment variable, its value made of literals and run-time variables; without parts it is not known."""
+    return SourcedVariable(name, text(*parts), Source(keys, rule), yields)
 
 
 def texts(tokens: tuple[Token, ...]) -> tuple[Text, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trainkit.errors import RecipeError
+from trainkit.frameworks.deepspeed.ops import preparations
 from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS
 from trainkit.machine.facts import Facts
 from trainkit.machine.selection import is_made_up
@@ -88,7 +89,7 @@ def build_plan(resolved: Resolved, facts: Facts, saved: Sequence[SavedCheckpoint
         shares_cards=recipe.devices.when_busy == "warn",
         batch=context.batch,
         commands=(command,),
-        preparations=program.preparations(context),
+        preparations=preparations(context),
         environment=environment,
         files=tuple(PlannedFile(file.path, file.content) for file in sorted(files, key=lambda file: file.path)),
         resume=context.resume,
@@ -116,8 +117,7 @@ def decide(
     recipe = resolved.recipe
     program = PROGRAMS[recipe.program.kind]
     # Collected up to the batch, so that one try shows all that has to be mended.
-    problems = [*program.check(resolved), *unreached(resolved, program.REACH, recipe.program.kind)]
-    problems += check_environment(resolved)
+    problems = [*unreached(resolved, program.REACH, recipe.program.kind), *check_environment(resolved)]
     try:
         placement = place(resolved, facts)
     except RecipeError as error:  # nothing else can be known without it

@@ -71,7 +71,7 @@ def overwritten(context: Context) -> Iterator[Diagnostic]:
     added = {item.name: item for item in LAUNCHERS[context.launcher].added(context) if not item.yields}
     for name, key in _named(context.recipe):
         if name in added:
-            value = f" to {added[name].value}" if added[name].value else ""
+            value = f" to {added[name].value}" if added[name].value.parts else ""
             what = f"{key.partition('.')[0]} names {name}, which launcher {context.launcher} sets{value} in each rank"
             yield context.resolved.error(key, what, f"leave {name} out, or choose another launcher.kind")
 
@@ -111,7 +111,7 @@ def plan_environment(context: Context) -> tuple[EnvironmentDiff, Mapping[str, So
         set=tuple((name, chosen[name].value) for name in sorted(chosen)),
         unset=tuple(sorted(leaks)),
         take=tuple(sorted(set(context.recipe.env_from))),
-        added=tuple((name, added[name].value) for name in sorted(added)),
+        added=tuple((name, item.value if item.value.parts else None) for name, item in sorted(added.items())),
     )
     return diff, sources
 

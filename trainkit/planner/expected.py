@@ -8,7 +8,7 @@ from trainkit.lazy import load
 from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
 from trainkit.plan.provenance import Source, SourcedFile, Token, token
-from trainkit.recipe.schema.launching import OWN_DEFAULTS, SELF_WRAPPING
+from trainkit.recipe.schema.launching import ON_ACCELERATE, OWN_DEFAULTS
 
 EXPECTED = "expected.json"
 RULE = "the first optimizer step of each rank is compared with the plan, through a hook on PYTHONPATH"
@@ -17,7 +17,7 @@ RULE = "the first optimizer step of each rank is compared with the plan, through
 def is_verified(context: Context) -> bool:
     """Whether the run has to show what is in force."""
     program = context.recipe.program
-    return program.kind in SELF_WRAPPING if program.verify == "auto" else program.verify
+    return program.kind in ON_ACCELERATE if program.verify == "auto" else program.verify
 
 
 def wrapper(context: Context) -> tuple[Token, ...]:

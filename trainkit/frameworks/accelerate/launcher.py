@@ -32,16 +32,15 @@ from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
 from trainkit.plan.provenance import (
     OWN_INTERPRETER,
-    AddedVariable,
     Source,
     SourcedFile,
     SourcedVariable,
     Token,
-    added_variable,
     module,
     token,
     variable,
 )
+from trainkit.recipe.schema.launching import ON_ACCELERATE
 from trainkit.recipe.yaml.writer import block, scalar
 
 HELP = "is `accelerate launch`, with a config file that the plan writes"
@@ -158,7 +157,7 @@ def environment(context: Context) -> tuple[SourcedVariable, ...]:
     return tuple(variables)
 
 
-def added(context: Context) -> tuple[AddedVariable, ...]:
+def added(context: Context) -> tuple[SourcedVariable, ...]:
     """What accelerate sets, and torchrun where it goes through that."""
     return tuple(_of_several(context) if through_torchrun(context) else _of_one(context))
 
@@ -211,7 +210,7 @@ def yaml_text(found: Entries) -> str:
 
 def unlinked(context: Context) -> tuple[SourcedVariable, ...]:
     """What Accelerator() demands on cards without direct links, and accelerate launch alone would set."""
-    reads = context.launcher == "accelerate" or context.recipe.program.kind in ("hf", "accelerate")
+    reads = context.launcher == "accelerate" or context.recipe.program.kind in ON_ACCELERATE
     cards = context.facts.gpus
     if not reads or context.topology.device != "cuda" or len(cards) < 2 or at_least(context.facts.driver, NEW_ENOUGH):
         return ()
@@ -221,20 +220,20 @@ def unlinked(context: Context) -> tuple[SourcedVariable, ...]:
     return tuple(variable(name, "1", rule=rule) for name in ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"))
 
 
-def _of_one(context: Context) -> Iterator[AddedVariable]:
+def _of_one(context: Context) -> Iterator[SourcedVariable]:
     """To a single process that is started directly."""
     yield from _defaults(context, "")
     on_cpu = context.topology.device == "cpu"
-    yield added_variable("ACCELERATE_USE_CPU", str(on_cpu), rule=RULE)
+    yield variable("ACCELERATE_USE_CPU", str(on_cpu), rule=RULE)
     if on_cpu or not has(context.facts, "accelerate sets KMP_* on a CPU only"):
         rule = "accelerate launch binds threads so; only Intel's OpenMP reads it"
-        yield from (added_variable(name, value, rule=rule) for name, value in THREADS_OF_INTEL.items())
+        yield from (variable(name, value, rule=rule) for name, value in THREADS_OF_INTEL.items())
 
 
-def _of_several(context: Context) -> Iterator[AddedVariable]:
+def _of_several(context: Context) -> Iterator[SourcedVariable]:
     """To ranks that it starts with torchrun."""
     yield from torchrun.of_agent(context)
-    yield from (added_variable(f"TORCHELASTIC_{name}", rule=torchrun.ITS_OWN) for name in ("RUN_ID", "USE_AGENT_STORE"))
+    yield from (variable(f"TORCHELASTIC_{name}", rule=torchrun.ITS_OWN) for name in ("RUN_ID", "USE_AGENT_STORE"))
     kind = distributed_type(context)
     if kind != "DEEPSPEED":
         yield from _defaults(context, "")
@@ -243,16 +242,16 @@ def _of_several(context: Context) -> Iterator[AddedVariable]:
     there = (each for each in SETTINGS if each.name.startswith("deepspeed_config.") and each.in_file(context))
     names = sorted(each.name.rpartition(".")[2] for each in there if each.encode(context) is not UNSET)
     rule = "the keys of its own file about DeepSpeed"
-    yield added_variable("ACCELERATE_CONFIG_DS_FIELDS", ",".join(names), rule=rule)
-    yield added_variable("PYTHONPATH", rule="yours, and the working folder after it", yields=True)
+    yield variable("ACCELERATE_CONFIG_DS_FIELDS", ",".join(names), rule=rule)
+    yield variable("PYTHONPATH", rule="yours, and the working folder after it", yields=True)
     yield from by_import(context)
 
 
-def _defaults(context: Context, start: str) -> Iterator[AddedVariable]:
+def _defaults(context: Context, start: str) -> Iterator[SourcedVariable]:
     """The defaults of its own flags, for what neither file nor flags set. start: of FSDP's variables, or empty."""
     installed = context.facts.packages.get("accelerate") or "0"
     rule = f"{RULE} under FSDP" if start else RULE
     for each in SETTINGS:
         of_fsdp = each.variable.startswith("FSDP_")
         if each.variable and each.default is not UNSET and of_fsdp is bool(start) and each.known_to(installed):
-            yield added_variable(each.variable, each.text(each.default), rule=rule)
+            yield variable(each.variable, each.text(each.default), rule=rule)

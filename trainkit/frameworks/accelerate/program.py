@@ -15,7 +15,6 @@ from trainkit.frameworks.base.interface import Detection, all_own
 from trainkit.frameworks.deepspeed.config import config_file
 from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
 from trainkit.frameworks.deepspeed.fields import STRATEGY_KEYS
-from trainkit.frameworks.deepspeed.ops import preparations
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
 from trainkit.plan.provenance import SourcedFile, SourcedVariable, Token, variable
@@ -23,11 +22,9 @@ from trainkit.plan.support import LAUNCHED, OWN_CHECKPOINT, Reach, Table
 from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.schema import Ddp, Fsdp
 
-__all__ = ["preparations"]
-
 REQUIRES: Mapping[str, str] = {"torch": "2.6", "accelerate": "1.9"}
 DETECTION = Detection("Accelerator()", frozenset({"accelerate.Accelerator"}))
-check, argv, read = own_scripts.check_target, own_scripts.argv, all_own
+argv, read = own_scripts.argv, all_own
 
 READ = "Accelerator() reads it"
 LOGS = (*own_scripts.LIBRARIES, "ACCELERATE_LOG_LEVEL")

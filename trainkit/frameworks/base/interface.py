@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Protocol
 from trainkit.errors import Diagnostic
 from trainkit.plan.combination import Refusal
 from trainkit.plan.context import Context
-from trainkit.plan.model import Notice, Preparation
-from trainkit.plan.provenance import AddedVariable, SourcedFile, SourcedVariable, Token
+from trainkit.plan.model import Notice
+from trainkit.plan.provenance import SourcedFile, SourcedVariable, Token
 from trainkit.plan.support import Table
 
 if TYPE_CHECKING:
     from trainkit.frameworks.base.draft import Draft, ImportContext
-    from trainkit.recipe.resolved import Resolved
 
 # Unsupported under launchers that make each process a rank of a group, a single one too.
 ALWAYS_A_GROUP: tuple[Refusal, ...] = (
@@ -88,7 +87,7 @@ class Launcher(Protocol):
     def environment(self, context: Context) -> tuple[SourcedVariable, ...]:
         """Variables that the launcher, or its ranks in its stead, need."""
 
-    def added(self, context: Context) -> tuple[AddedVariable, ...]:
+    def added(self, context: Context) -> tuple[SourcedVariable, ...]:
         """Variables that the launcher gives each rank by itself."""
 
     def escape(self, word: str, context: Context) -> str:
@@ -144,9 +143,6 @@ class Program(Protocol):
     REQUIRES: Mapping[str, str]  # package -> the oldest version that works
     DETECTION: Detection
 
-    def check(self, resolved: Resolved) -> tuple[Diagnostic, ...]:
-        """What is wrong with the program section."""
-
     def problems(self, context: Context) -> Iterable[Diagnostic]:
         """What is wrong, that is known only with every decision taken."""
 
@@ -164,9 +160,6 @@ class Program(Protocol):
 
     def environment(self, context: Context) -> tuple[SourcedVariable, ...]:
         """Variables through which settings reach the program."""
-
-    def preparations(self, context: Context) -> tuple[Preparation, ...]:
-        """What must be done on each node before the ranks start."""
 
     def notices(self, context: Context) -> Iterable[Notice]:
         """What the user should know about how settings reach the program."""

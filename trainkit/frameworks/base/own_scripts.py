@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from trainkit.errors import Diagnostic
 from trainkit.frameworks.base.fields import said
 from trainkit.frameworks.registry import LAUNCHERS
 from trainkit.plan.context import Context
@@ -12,24 +9,8 @@ from trainkit.plan.model import Text
 from trainkit.plan.provenance import INTERPRETER, SourcedVariable, Token, token, variable
 from trainkit.recipe.schema.launching import Scalar, program_argv
 
-if TYPE_CHECKING:
-    from trainkit.recipe.resolved import Resolved
-
-
 PYTHON = (".py", ".pyw", ".pyc", ".pyz")  # what the interpreter is given to run; anything else runs by itself
 ITSELF = f"a name that ends in none of {', '.join(PYTHON)} is executed itself, without an interpreter"
-
-
-def check_target(resolved: Resolved) -> tuple[Diagnostic, ...]:
-    """Exactly one of script and module must be given."""
-    program = resolved.recipe.program
-    if bool(program.script) != bool(program.module):
-        return ()
-    both = bool(program.script)
-    neither = f"a program of kind {program.kind} requires a script or a module"
-    what = "program.script and program.module are both given" if both else neither
-    hint = "keep one of the two" if both else "set program.script to its path, or program.module to its dotted name"
-    return (resolved.error("program", what, hint, at=resolved.origin("program.kind")),)
 
 
 def described(context: Context) -> str:

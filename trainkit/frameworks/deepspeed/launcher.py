@@ -32,16 +32,7 @@ from trainkit.machine.versions import has
 from trainkit.plan.combination import Refusal
 from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
-from trainkit.plan.provenance import (
-    OWN_INTERPRETER,
-    AddedVariable,
-    SourcedVariable,
-    Token,
-    added_variable,
-    module,
-    token,
-    variable,
-)
+from trainkit.plan.provenance import OWN_INTERPRETER, SourcedVariable, Token, module, token, variable
 
 OF_RANK = "the deepspeed launcher tells each rank its place"
 ITS_OWN = "the deepspeed launcher sets it for every rank"
@@ -159,7 +150,7 @@ def environment(context: Context) -> tuple[SourcedVariable, ...]:
     return (variable("LOCAL_WORLD_SIZE", str(context.processes), keys=keys, rule=rule),)
 
 
-def added(context: Context) -> tuple[AddedVariable, ...]:
+def added(context: Context) -> tuple[SourcedVariable, ...]:
     """What the launcher on the node sets (deepspeed/launcher/launch.py)."""
     here = context.devices if context.topology.device == "cuda" else tuple(map(str, range(context.processes)))
     known: dict[str, tuple[str | Variable, ...]] = {
@@ -171,16 +162,16 @@ def added(context: Context) -> tuple[AddedVariable, ...]:
         "MASTER_PORT": (Variable.PORT,),
         "CUDA_VISIBLE_DEVICES": (",".join(here),),  # on a CPU too, where they are its slots
     }
-    rank = tuple(added_variable(name, rule=OF_RANK) for name in ("RANK", "LOCAL_RANK"))
-    return (*rank, *(added_variable(name, *value, rule=ITS_OWN) for name, value in known.items()), *by_import(context))
+    rank = tuple(variable(name, rule=OF_RANK) for name in ("RANK", "LOCAL_RANK"))
+    return (*rank, *(variable(name, *value, rule=ITS_OWN) for name, value in known.items()), *by_import(context))
 
 
-def by_import(context: Context) -> tuple[AddedVariable, ...]:
+def by_import(context: Context) -> tuple[SourcedVariable, ...]:
     """What any process has that imports DeepSpeed."""
     if not has(context.facts, "deepspeed sets PYTORCH_NVML_BASED_CUDA_CHECK"):
         return ()
     rule = "DeepSpeed sets it where it is imported"
-    return (added_variable("PYTORCH_NVML_BASED_CUDA_CHECK", "1", rule=rule, yields=True),)
+    return (variable("PYTORCH_NVML_BASED_CUDA_CHECK", "1", rule=rule, yields=True),)
 
 
 def local_rank(context: Context) -> str:

@@ -12,8 +12,9 @@ from trainkit.recipe.layers.merge import value_at
 
 
 def preparations(context: Context) -> tuple[Preparation, ...]:
-    """The command that builds what this run needs."""
-    ops = _ops(context) if context.zero else []
+    """The command that builds what this run needs, on each node before the ranks start."""
+    # A script of kind torch gets nothing of DeepSpeed's from the plan: whether it uses DeepSpeed at all is not known.
+    ops = _ops(context) if context.zero and context.recipe.program.kind != "torch" else []
     if not ops:
         return ()
     argv = (*texts(module(context, "trainkit.trainer.perf.build_ops")), text("--ops"), text(",".join(ops)))

@@ -13,7 +13,6 @@ from trainkit.frameworks.base.fields import said
 from trainkit.frameworks.base.interface import Detection, nothing
 from trainkit.frameworks.deepspeed.config import config_file
 from trainkit.frameworks.deepspeed.fields import CARRIED, FILE
-from trainkit.frameworks.deepspeed.ops import preparations
 from trainkit.frameworks.deepspeed.optimizer import TYPES
 from trainkit.frameworks.deepspeed.readers import SCHEDULE_KEYS
 from trainkit.plan.context import Context
@@ -24,13 +23,11 @@ from trainkit.plan.support import LAUNCHED, Reach, Table
 if TYPE_CHECKING:
     from trainkit.frameworks.base.draft import Draft, ImportContext
 
-__all__ = ["REACH", "preparations"]
-
 FLAG = "--deepspeed_config"
 GIVEN = "deepspeed.add_config_arguments names the flag, and deepspeed.initialize reads the file"
 SHORTEST_WARMUP = 2  # steps; DeepSpeed makes two of one, and refuses none (deepspeed/runtime/lr_schedules.py)
 
-check, wrapper, environment = own_scripts.check_target, nothing, nothing
+wrapper = environment = nothing
 REQUIRES: Mapping[str, str] = {}
 DETECTION = Detection(
     "DeepSpeed's engine", frozenset({"deepspeed.initialize"}), flags=frozenset({FLAG.removeprefix("--")})

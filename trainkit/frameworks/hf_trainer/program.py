@@ -9,7 +9,6 @@ from trainkit.frameworks.base.argv_reader import script_flags
 from trainkit.frameworks.base.fields import UNSET, Unsupported, said_below
 from trainkit.frameworks.base.interface import Detection
 from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
-from trainkit.frameworks.deepspeed.ops import preparations
 from trainkit.frameworks.hf_trainer import deepspeed, fsdp_config, refusals
 from trainkit.frameworks.hf_trainer.argv_reader import MARKS, SHARED_MARKS, own_flags, rendered, written
 from trainkit.frameworks.hf_trainer.fields import BY_GONE_NAME, FIELDS, OUTPUT, Argument
@@ -24,10 +23,10 @@ from trainkit.plan.provenance import Source, SourcedFile, SourcedVariable, Token
 from trainkit.recipe.schema import Fsdp
 from trainkit.recipe.schema.launching import program_argv
 
-__all__ = ["REACH", "preparations"]
+__all__ = ["REACH"]
 
 REQUIRES: Mapping[str, str] = {"transformers": OLDEST, "torch": "2.6", "accelerate": "1.9"}
-check, wrapper, problems = own_scripts.check_target, own_scripts.wrapper, refusals.problems
+wrapper, problems = own_scripts.wrapper, refusals.problems
 read = call("trainkit.frameworks.hf_trainer.importer:read_program")
 deepspeed_file = call("trainkit.frameworks.deepspeed.config:config_file")
 DETECTION = Detection(

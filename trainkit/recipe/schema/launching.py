@@ -13,8 +13,9 @@ Scalar = str | int | float | bool | None
 Reporter = Literal["tensorboard", "wandb"]
 # Programs that keep their own defaults: what a recipe leaves out is not given to them.
 OWN_DEFAULTS = ("hf", "accelerate", "deepspeed")
-# Programs whose libraries set the strategy up themselves, as soon as there is a LOCAL_RANK (accelerate, state.py).
-SELF_WRAPPING = ("hf", "accelerate")
+# Programs on accelerate's PartialState, Trainer's included: as soon as there is a LOCAL_RANK it sets the strategy up by
+# itself, and wherever torch_xla can be imported it computes on XLA (accelerate, state.py: _prepare_backend).
+ON_ACCELERATE = ("hf", "accelerate")
 _PORT = r"(?:[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5])"  # 1 to 65535
 
 
