@@ -80,6 +80,9 @@ def test_a_program_of_ones_own_is_started_with_its_arguments_word_for_word(
 @pytest.mark.parametrize(
     ("recipe", "what"),
     [
+        ({"program": {"script": "a.py"}}, "program.script cannot reach a program of kind builtin"),
+        ({"program": {"args": ["--x"]}}, "program.args cannot reach a program of kind builtin"),
+        ({"program": {"local_rank": True}}, "program.local_rank cannot reach a program of kind builtin"),
         (
             {"program": {"kind": "torch", "script": "a.py"}, "checkpoint": {"resume": "auto"}},
             "cannot reach a program of kind torch",

@@ -157,8 +157,6 @@ def test_a_wrong_value_is_one_error_at_its_place(refuse: Refuse, line: str, colu
         ("program: {kind: torch, module: pkg/train.py}\n", "r.yaml:1:32", "takes a dotted name"),
         ("train: {steps: 1}\nprogram: {script: t.py}\n", "r.yaml:2:19", "builtin takes no script"),
         ("train: {steps: 1}\nprogram: {module: m}\n", "r.yaml:2:19", "builtin takes no module"),
-        ("train: {steps: 1}\nprogram: {args: [--x]}\n", "r.yaml:2:17", "builtin takes no args"),
-        ("train: {steps: 1}\nprogram: {local_rank: true}\n", "r.yaml:2:23", "builtin takes no local_rank"),
         ("train: {steps: 1}\nprogram: {kind: hf, module: ''}\n", "r.yaml:2:17", "requires a script or a module"),
         ("train: {seed: 1}\n", "r.yaml:1:8", "train requires steps or epochs"),
         ("train: {steps: 5}\nschedule: {name: constant, warmup_steps: 2}\n", "r.yaml:2:42", "constant has no warm-up"),

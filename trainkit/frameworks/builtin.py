@@ -13,12 +13,13 @@ from trainkit.frameworks.deepspeed.fields import FILE
 from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
 from trainkit.plan.provenance import Source, SourcedFile, Token, module, token
-from trainkit.plan.support import Reach, Table
+from trainkit.plan.support import Reach, Table, no_way
 
 SETTINGS = "trainer.json"
 
 _OLD = "the built-in trainer uses fully_shard, which is version 2"
 _SAME = "every rank builds the same weights from the seed"
+_OWN = "set program.kind to torch to run a program of your own, or leave it out"
 _LEAVE = "leave it out"
 REQUIRES: Mapping[str, str] = {"torch": "2.6", "numpy": "1.26"}
 DETECTION = Detection()
@@ -26,21 +27,18 @@ read = all_own
 problems = wrapper = environment = notices = nothing
 REACH: Table = {
     "": Reach(SETTINGS),
-    "strategy.version": Reach(why=_OLD, instead="write 2", anyway=(2,)),
-    **{
-        f"strategy.{name}": Reach(why=_OLD, instead=_LEAVE, anyway=(always, None))
-        for name, always in FIRST_VERSION.items()
-    },
-    "strategy.sync_module_states": Reach(why=_SAME, instead=_LEAVE, anyway=(True, None)),
-    "strategy.cpu_ram_efficient_loading": Reach(why=_SAME, instead=_LEAVE, anyway=(False, None)),
-    "strategy.gather_16bit": Reach(
-        why="the trainer writes its checkpoints in parts, and `trainkit export` gathers the weights",
-        instead=_LEAVE,
-        anyway=(False,),
+    **dict.fromkeys(
+        ("program.script", "program.module", "program.args", "program.local_rank"),
+        no_way("trainkit's own trainer is what runs", _OWN, None, [], {}, False),
     ),
-    "strategy.state_dict_type": Reach(
-        why="checkpoints of sharded models are written sharded", instead=_LEAVE, anyway=("sharded", None)
+    "strategy.version": no_way(_OLD, "write 2", 2),
+    **{f"strategy.{name}": no_way(_OLD, _LEAVE, always, None) for name, always in FIRST_VERSION.items()},
+    "strategy.sync_module_states": no_way(_SAME, _LEAVE, True, None),
+    "strategy.cpu_ram_efficient_loading": no_way(_SAME, _LEAVE, False, None),
+    "strategy.gather_16bit": no_way(
+        "the trainer writes its checkpoints in parts, and `trainkit export` gathers the weights", _LEAVE, False
     ),
+    "strategy.state_dict_type": no_way("checkpoints of sharded models are written sharded", _LEAVE, "sharded", None),
 }
 
 

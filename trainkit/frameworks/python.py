@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from trainkit.frameworks.base.draft import argv_origin
+from trainkit.frameworks.base.draft import Draft, ImportContext, argv_origin
 from trainkit.frameworks.base.interface import NEVER_RESTARTS, LauncherCommand, nothing, unchanged
 from trainkit.frameworks.registry import LAUNCHERS, launcher_of
 from trainkit.plan.combination import Refusal
@@ -14,9 +13,6 @@ from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
 from trainkit.plan.provenance import SourcedVariable, variable
 from trainkit.recipe.schema.launching import ON_ACCELERATE
-
-if TYPE_CHECKING:
-    from trainkit.frameworks.base.draft import Draft, ImportContext
 
 HELP = "starts one process"
 COMMAND = re.compile(r"python(\d+(\.\d+)*)?(\.exe)?|.*\.py")

@@ -30,16 +30,22 @@ class Reach:
 
 Table = Mapping[str, Reach]  # by dotted key; the longest prefix of a key counts, and "" is that of all
 
+
+def no_way(why: str, instead: str, *anyway: object) -> Reach:
+    """For settings that reach no program of a kind. anyway: values that the program follows by itself."""
+    return Reach("", why, instead, anyway)
+
+
 LAUNCH = Reach("the launch")
 # What is decided before any program starts, whatever it is.
 LAUNCHED: Table = dict.fromkeys(
     ("version", "name", "program", "devices", "nodes", "launcher", "env", "env_from", "output", "strategy.kind"), LAUNCH
 )
 # Of programs that save by themselves.
-OWN_CHECKPOINT = Reach(
-    why="which folder holds a checkpoint of the program's own is not known",
-    instead="pass the checkpoint in program.args, as resume_from_checkpoint, and leave checkpoint.resume out",
-    anyway=("never",),
+OWN_CHECKPOINT = no_way(
+    "which folder holds a checkpoint of the program's own is not known",
+    "pass the checkpoint in program.args, as resume_from_checkpoint, and leave checkpoint.resume out",
+    "never",
 )
 
 

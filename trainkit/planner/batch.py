@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from trainkit.errors import Diagnostic, Origin, RecipeError
 from trainkit.frameworks.deepspeed.fields import BATCH
 from trainkit.plan.model import BatchArithmetic
+from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.validation.batch_conflicts import yielding_corner
 from trainkit.text import counted
-
-if TYPE_CHECKING:
-    from trainkit.recipe.resolved import Resolved
 
 DEFAULT_MICRO = 8  # samples, where neither the recipe nor a DeepSpeed file sets batch.micro; less where it must divide
 # What a DeepSpeed file of the user's calls them; it counts where no layer gives a value.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from trainkit.errors import RecipeError
 from trainkit.frameworks.deepspeed.ops import preparations
@@ -39,10 +38,8 @@ from trainkit.planner.numa import core_argv
 from trainkit.planner.placement import name_cards, place
 from trainkit.planner.resume import Reader, SavedCheckpoint, choose_resume
 from trainkit.planner.techniques import TECHNIQUES, value_of
+from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Fsdp, Recipe
-
-if TYPE_CHECKING:
-    from trainkit.recipe.resolved import Resolved
 
 __all__ = ["SavedCheckpoint", "build_plan", "decide"]
 

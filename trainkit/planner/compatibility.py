@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from trainkit.errors import Diagnostic
 from trainkit.frameworks.registry import LAUNCHERS
@@ -12,11 +12,9 @@ from trainkit.plan.combination import Amount, Combination, Refusal
 from trainkit.plan.model import Topology
 from trainkit.planner.placement import kind_of_cards
 from trainkit.planner.refusals import REFUSALS
+from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Recipe, StrategyKind
 from trainkit.text import counted
-
-if TYPE_CHECKING:
-    from trainkit.recipe.resolved import Resolved
 
 STRATEGIES: tuple[str, ...] = get_args(StrategyKind)
 DEVICES = ("cpu", "cuda", "mps")  # of the built-in trainer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from trainkit.errors import Diagnostic
 from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS
@@ -14,11 +13,9 @@ from trainkit.machine.selection import ORDER
 from trainkit.plan.context import Context
 from trainkit.plan.model import EnvironmentDiff, Notice, Variable
 from trainkit.plan.provenance import Source, SourcedVariable, variable
+from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Recipe
 from trainkit.text import counted
-
-if TYPE_CHECKING:
-    from trainkit.recipe.resolved import Resolved
 
 # Imported where there are several cards, which it is about: accelerate's tables take a while.
 unlinked = call("trainkit.frameworks.accelerate.launcher:unlinked")

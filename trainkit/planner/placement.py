@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from trainkit.errors import RecipeError
 from trainkit.machine.facts import Facts, Gpu
@@ -29,10 +29,8 @@ from trainkit.machine.selection import (
     unread,
 )
 from trainkit.plan.model import NodeGroup, Notice, Topology
+from trainkit.recipe.resolved import Resolved
 from trainkit.text import MIB, counted
-
-if TYPE_CHECKING:
-    from trainkit.recipe.resolved import Resolved
 
 Device = Literal["cpu", "cuda", "mps", "xla"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from trainkit.errors import Diagnostic
 from trainkit.frameworks.accelerate.fields import SETTINGS
@@ -18,7 +17,7 @@ from trainkit.frameworks.deepspeed.fields import STRATEGY_KEYS
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
 from trainkit.plan.provenance import SourcedFile, SourcedVariable, Token, variable
-from trainkit.plan.support import LAUNCHED, OWN_CHECKPOINT, Reach, Table
+from trainkit.plan.support import LAUNCHED, OWN_CHECKPOINT, Reach, Table, no_way
 from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.schema import Ddp, Fsdp
 
@@ -34,8 +33,8 @@ ENVIRONMENT = Reach("the environment of Accelerator()")
 VARIABLES = {key for each in SETTINGS if each.variable for key in each.keys} - LAUNCHED.keys()
 
 
-def _own(what: str, example: str) -> Reach:
-    return Reach(why=f"the script {what}", instead=f"pass what the script takes in program.args, as {example}")
+def _own(what: str, example: str, *anyway: object) -> Reach:
+    return no_way(f"the script {what}", f"pass what the script takes in program.args, as {example}", *anyway)
 
 
 _KWARGS = "Accelerator() takes it from a DistributedDataParallelKwargs that the script hands it"
@@ -46,7 +45,7 @@ REACH: Table = {
     "model": _own("makes its own model", "model_name_or_path"),
     "data": _own("makes its own DataLoader", "num_workers"),
     # which the preset for CPUs says, where it makes no difference
-    "data.pin_memory": replace(_own("makes its own DataLoader", "pin_memory"), anyway=(False,)),
+    "data.pin_memory": _own("makes its own DataLoader", "pin_memory", False),
     "peft": _own("makes its own adapters", "lora_rank"),
     "optimizer": _own("makes its own optimizer", "learning_rate"),
     "schedule": _own("makes its own schedule", "lr_scheduler_type"),
@@ -63,27 +62,21 @@ REACH: Table = {
     "efficiency.compile": ENVIRONMENT,
     "batch": _own("makes its own DataLoader", "per_device_train_batch_size"),
     "precision.weights": _own("loads its own weights", "torch_dtype"),
-    "precision.eval": Reach(
-        why="Accelerator() evaluates in the format of the training",
-        instead="leave precision.eval out",
-        anyway=("same",),
+    "precision.eval": no_way(
+        "Accelerator() evaluates in the format of the training", "leave precision.eval out", "same"
     ),
-    "precision.tf32": Reach(
-        why="accelerate reads no such setting",
-        instead="set torch.backends.cuda.matmul.allow_tf32 in the script, and leave precision.tf32 out",
-        anyway=(None,),
+    "precision.tf32": no_way(
+        "accelerate reads no such setting",
+        "set torch.backends.cuda.matmul.allow_tf32 in the script, and leave precision.tf32 out",
+        None,
     ),
     "efficiency.attention": _own("makes its own model", "attn_implementation"),
-    "efficiency.gradient_checkpointing.selective": Reach(
-        why="accelerate recomputes whole units", instead="leave it out", anyway=(False,)
-    ),
-    "strategy.find_unused_parameters": Reach(why=_KWARGS, instead="give it there", anyway=(False,)),
-    "strategy.limit_all_gathers": Reach(why=_PLUGIN, instead="leave it out", anyway=(True, None)),
-    "strategy.prefetch": Reach(why=_PLUGIN, instead="leave it out", anyway=(1,)),
-    "strategy.reduce_dtype": Reach(
-        why="Accelerator() sums gradients in the format of the computation",
-        instead="leave it out, or write same",
-        anyway=("same",),
+    "efficiency.gradient_checkpointing.selective": no_way("accelerate recomputes whole units", "leave it out", False),
+    "strategy.find_unused_parameters": no_way(_KWARGS, "give it there", False),
+    "strategy.limit_all_gathers": no_way(_PLUGIN, "leave it out", True, None),
+    "strategy.prefetch": no_way(_PLUGIN, "leave it out", 1),
+    "strategy.reduce_dtype": no_way(
+        "Accelerator() sums gradients in the format of the computation", "leave it out, or write same", "same"
     ),
     **dict.fromkeys((*STRATEGY_KEYS, "strategy.config"), Reach(DEEPSPEED)),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from json import dumps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainkit.errors import Diagnostic, RecipeError
 from trainkit.frameworks.base.fields import UNSET, said, setting
@@ -13,9 +13,7 @@ from trainkit.frameworks.deepspeed.fields import AUTO, FIELDS, FILE, OUTDATED
 from trainkit.frameworks.deepspeed.readers import AUTO_STAYS, Reader, Row, Rule, rule_of
 from trainkit.plan.context import Context
 from trainkit.plan.provenance import Source, SourcedFile
-
-if TYPE_CHECKING:
-    from trainkit.recipe.resolved import Attachment
+from trainkit.recipe.resolved import Attachment
 
 Tree = dict[str, Any]
 Sources = list[tuple[str, tuple[str, ...]]]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from trainkit.errors import Diagnostic
 from trainkit.frameworks.base import own_scripts
 from trainkit.frameworks.base.argv_reader import script_flags
-from trainkit.frameworks.base.draft import apply_flag
+from trainkit.frameworks.base.draft import Draft, ImportContext, apply_flag
 from trainkit.frameworks.base.fields import said
 from trainkit.frameworks.base.interface import Detection, nothing
 from trainkit.frameworks.deepspeed.config import config_file
@@ -18,10 +17,7 @@ from trainkit.frameworks.deepspeed.readers import SCHEDULE_KEYS
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice, Variable
 from trainkit.plan.provenance import SourcedFile, Token, token
-from trainkit.plan.support import LAUNCHED, Reach, Table
-
-if TYPE_CHECKING:
-    from trainkit.frameworks.base.draft import Draft, ImportContext
+from trainkit.plan.support import LAUNCHED, Reach, Table, no_way
 
 FLAG = "--deepspeed_config"
 GIVEN = "deepspeed.add_config_arguments names the flag, and deepspeed.initialize reads the file"
@@ -33,20 +29,19 @@ DETECTION = Detection(
     "DeepSpeed's engine", frozenset({"deepspeed.initialize"}), flags=frozenset({FLAG.removeprefix("--")})
 )
 _OWN = "the script does this itself"
-_CALLED = Reach(
-    why="DeepSpeed recomputes what the script hands to deepspeed.checkpointing",
-    instead="put activation_checkpointing in the file that strategy.config names, and leave it out here",
-    anyway=(False,),
-)
 REACH: Table = {
     **LAUNCHED,
     **dict.fromkeys((*CARRIED, "strategy"), Reach(FILE)),
     "train.steps": Reach(f"{FILE}, as the length of the schedule"),
-    "efficiency.gradient_checkpointing": _CALLED,
-    "data.pin_memory": Reach(why=_OWN, instead="leave it out", anyway=(False,)),  # which the preset for CPUs says
+    "efficiency.gradient_checkpointing": no_way(
+        "DeepSpeed recomputes what the script hands to deepspeed.checkpointing",
+        "put activation_checkpointing in the file that strategy.config names, and leave it out here",
+        False,
+    ),
+    "data.pin_memory": no_way(_OWN, "leave it out", False),  # which the preset for CPUs says
     **dict.fromkeys(
         ("model", "data", "peft", "sample", "eval", "checkpoint"),
-        Reach(why=_OWN, instead="pass what the script takes in program.args", anyway=("never",)),
+        no_way(_OWN, "pass what the script takes in program.args", "never"),
     ),
 }
 

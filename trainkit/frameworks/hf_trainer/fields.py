@@ -42,9 +42,10 @@ class Argument(Field):
 
 
 def plain(name: str, keys: str | tuple[str, ...], default: Any = None, **columns: Any) -> Argument:
-    """A field with the value of one key, the first, as it is."""
+    """A field with the value of one key, the first, as it is; what HF's own values mean is known with its flag."""
     names = (keys,) if isinstance(keys, str) else keys
-    codec = {"encode": lambda context: chosen(context, names[0]), "decode": lambda value: {names[0]: value}}
+    decode = HF_VALUES.get(name, lambda value: {names[0]: value})
+    codec = {"encode": lambda context: chosen(context, names[0]), "decode": decode}
     return Argument(name, names, default=default, **{**codec, **columns})
 
 
@@ -103,7 +104,7 @@ def _recomputing(context: Context) -> Any:
 def _compiling(name: str) -> Argument:
     on, key = "efficiency.compile.enabled", f"efficiency.compile.{name}"
     encode = {"encode": lambda context: chosen(context, key) if chosen(context, on) else UNSET}
-    return plain(f"torch_compile_{name}", key, decode=HF_VALUES[f"torch_compile_{name}"], **encode)
+    return plain(f"torch_compile_{name}", key, **encode)
 
 
 def _steps(context: Context) -> Any:
@@ -195,7 +196,6 @@ FIELDS: tuple[Argument, ...] = (
         "optimizer.name",
         "adamw_torch_fused",
         encode=optimizer.encode_name,
-        decode=HF_VALUES["optim"],
         needed=on_xla,  # where the default has no step
     ),
     plain("learning_rate", "optimizer.lr", 5e-5),
@@ -207,13 +207,7 @@ FIELDS: tuple[Argument, ...] = (
     plain("lr_scheduler_type", ("schedule.name", "schedule.min_lr_ratio"), "linear", encode=optimizer.encode_schedule),
     plain("lr_scheduler_kwargs", "schedule.min_lr_ratio", encode=optimizer.encode_schedule_settings),
     plain("warmup_steps", "schedule.warmup_steps", 0),
-    plain(
-        "max_steps",
-        "train.steps",
-        -1,
-        encode=_steps,
-        decode=HF_VALUES["max_steps"],
-    ),
+    plain("max_steps", "train.steps", -1, encode=_steps),
     plain("num_train_epochs", "train.epochs", 3.0),
     plain("seed", "train.seed", 42),
     switch("full_determinism", "train.deterministic"),
@@ -235,7 +229,6 @@ FIELDS: tuple[Argument, ...] = (
         "resume_from_checkpoint",
         "checkpoint.resume",
         encode=lambda context: context.resume.path or UNSET,
-        decode=HF_VALUES["resume_from_checkpoint"],
         owned=True,
     ),
     plain("dataloader_num_workers", "data.workers", 0),
@@ -252,7 +245,6 @@ FIELDS: tuple[Argument, ...] = (
         "logging.report_to",
         "none",
         encode=lambda context: list(context.recipe.logging.report_to) or "none",
-        decode=HF_VALUES["report_to"],
     ),
 )
 _SHARDING = by_name(sharding.FIELDS)

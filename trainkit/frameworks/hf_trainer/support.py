@@ -6,50 +6,47 @@ from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
 from trainkit.frameworks.deepspeed.fields import STRATEGY_KEYS
 from trainkit.frameworks.hf_trainer.fields import FIELDS
 from trainkit.frameworks.hf_trainer.fsdp_config import CONFIG, TORCH, XLA
-from trainkit.plan.support import LAUNCHED, Reach, Table
+from trainkit.plan.support import LAUNCHED, Reach, Table, no_way
 
-
-def _no(why: str, instead: str, *anyway: object) -> Reach:
-    return Reach(why=why, instead=instead, anyway=anyway)
-
-
-_LOSS = _no(
+_LOSS = no_way(
     "the loss is computed by the script's model or Trainer",
     "leave it out, and give Trainer the function in the script, as compute_loss_func",
 )
 # Sections and keys that no field stands for.
 REFUSED: Table = {
-    "model": _no("the script makes its own model", "pass what it takes in program.args, as model_name_or_path"),
-    "data": _no("the script reads its own data", "pass what it takes in program.args, as task_name"),
-    "peft": _no("the script makes its own adapters", "pass what the script takes in program.args"),
+    "model": no_way("the script makes its own model", "pass what it takes in program.args, as model_name_or_path"),
+    "data": no_way("the script reads its own data", "pass what it takes in program.args, as task_name"),
+    "peft": no_way("the script makes its own adapters", "pass what the script takes in program.args"),
     "train.loss": _LOSS,
     "train.loss_reduction": _LOSS,
-    "predict": _no("Trainer writes no predictions by itself", "leave predict out"),
-    "batch.memory_mib": _no(
+    "predict": no_way("Trainer writes no predictions by itself", "leave predict out"),
+    "batch.memory_mib": no_way(
         "only the built-in trainer tries what fits", "set batch.micro to a number, and leave this out"
     ),
-    "profile": _no("only the built-in trainer profiles its steps", "profile in the script, and leave profile out"),
-    "sample": _no("Trainer generates no sample", "leave sample out"),
-    "precision.weights": _no(
+    "profile": no_way("only the built-in trainer profiles its steps", "profile in the script, and leave profile out"),
+    "sample": no_way("Trainer generates no sample", "leave sample out"),
+    "precision.weights": no_way(
         "the script loads its own weights, in the format that it chooses",
         "leave precision.weights out, or pass the script's own setting, as torch_dtype",
     ),
-    "efficiency.attention": _no(
+    "efficiency.attention": no_way(
         "the script makes its own model", "pass the script's own setting in program.args, as attn_implementation"
     ),
-    "efficiency.compile.dynamic": _no("Trainer lets torch find out", "leave it out", None),
-    "efficiency.compile.scope": _no("Trainer compiles the model as a whole", "leave it out", "auto", "model"),
-    "efficiency.gradient_checkpointing.selective": _no("transformers recomputes whole blocks", "leave it out", False),
-    "eval.batches": _no(
+    "efficiency.compile.dynamic": no_way("Trainer lets torch find out", "leave it out", None),
+    "efficiency.compile.scope": no_way("Trainer compiles the model as a whole", "leave it out", "auto", "model"),
+    "efficiency.gradient_checkpointing.selective": no_way(
+        "transformers recomputes whole blocks", "leave it out", False
+    ),
+    "eval.batches": no_way(
         "Trainer evaluates on the whole data set",
         "pass the script's own limit in program.args, as max_eval_samples",
     ),
-    "eval.patience": _no(
+    "eval.patience": no_way(
         "stopping early is a callback, which the script adds",
         "add EarlyStoppingCallback in the script, and leave eval.patience out",
         0,
     ),
-    "checkpoint.asynchronous": _no("Trainer waits for its checkpoints", "leave it out", False),
+    "checkpoint.asynchronous": no_way("Trainer waits for its checkpoints", "leave it out", False),
 }
 
 REACH: Table = {

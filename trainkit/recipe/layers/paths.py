@@ -25,15 +25,12 @@ class Files(Protocol):
 
     def read(self, path: str) -> bytes:
         """The file's bytes. Raises OSError (FileNotFoundError, IsADirectoryError, PermissionError)."""
-        ...
 
     def exists(self, path: str) -> bool:
         """Whether there is a file at the path."""
-        ...
 
     def shipped(self) -> Mapping[str, str]:
         """Path of each shipped preset and recipe by name (``strategy/fsdp``, ``recipes/quickstart``)."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -52,12 +52,10 @@ def check(context: Context) -> list[Diagnostic]:
 
 def _program(context: Context) -> Iterator[Diagnostic]:
     kind = context.get("program.kind")
-    if kind == "builtin" and not context.unknown("program.kind"):
-        hint = "set program.kind: hf, accelerate, deepspeed or torch to run a program of your own, or remove it"
-        for name in ("script", "module", "args", "local_rank"):
-            if context.get(f"program.{name}"):
-                yield context.error(f"program.{name}", f"program.kind builtin takes no {name}", hint)
     given = [name for name in ("script", "module") if context.get(f"program.{name}")]
+    if kind == "builtin" and given and not context.unknown("program.kind"):
+        hint = "set program.kind: hf, accelerate, deepspeed or torch to run it, or remove it"
+        yield context.error(f"program.{given[0]}", f"program.kind builtin takes no {given[0]}", hint)
     if kind != "builtin" and not given and not context.incomplete:
         hint = "add program.script: train.py, or program.module: pkg.mod"
         yield context.error("program.kind", f"program.kind {kind} requires a script or a module", hint)
