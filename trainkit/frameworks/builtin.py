@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from trainkit.frameworks.deepspeed.config import config_file
 from trainkit.frameworks.deepspeed.fields import FILE
 from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
-from trainkit.plan.provenance import Source, SourcedFile, Token, module, token
+from trainkit.plan.provenance import Source, SourcedFile, Token, json_file, module, token
 from trainkit.plan.support import Reach, Table, no_way
 
 SETTINGS = "trainer.json"
@@ -56,44 +55,28 @@ def argv(context: Context) -> tuple[Token, ...]:
 
 def files(context: Context) -> tuple[SourcedFile, ...]:
     """The trainer's settings, and DeepSpeed's for the zero strategies."""
-    settings = SourcedFile(SETTINGS, json.dumps(_settings(context), indent=2, ensure_ascii=False) + "\n", _sources())
+    settings = json_file(SETTINGS, _settings(context))
     return (settings, config_file(context, "builtin")) if context.zero else (settings,)
 
 
-def _settings(context: Context) -> dict[str, Any]:
-    batch = context.batch
+def _settings(context: Context) -> dict[str, tuple[Any, Source]]:
+    """The decisions of the plan, by dotted key, each with what made it."""
+    batch, ranks = context.batch, ("nodes.count", "nodes.processes_per_node")
+    sides = Source(("batch.global", "batch.micro", "batch.accumulation", *ranks))
+    resume = {"path": context.resume.path, "step": context.resume.step}
+    digest = Source(rule="digest of everything that decides the course of training")
+    recipe = context.recipe.model_dump(mode="json", by_alias=True)
     return {
-        "recipe": context.recipe.model_dump(mode="json", by_alias=True),
-        "batch": {
-            "global_": batch.global_,
-            "micro": batch.micro,
-            "accumulation": batch.accumulation,
-            "ranks": batch.ranks,
-            "eval_micro": batch.eval_micro,
-            "search": list(batch.search),
-        },
-        "device": context.topology.device,
-        "dtype": context.dtype,
-        "training_digest": context.training_digest,
-        "resume": {"path": context.resume.path, "step": context.resume.step},
-        "deepspeed": FILE if context.zero else None,
-    }
-
-
-def _sources() -> dict[str, Source]:
-    ranks = ("nodes.count", "nodes.processes_per_node")
-    sides = ("batch.global", "batch.micro", "batch.accumulation", *ranks)
-    return {
-        "recipe": Source(rule="the resolved recipe, whole"),
-        "batch.global_": Source(sides),
-        "batch.micro": Source(sides),
-        "batch.accumulation": Source(sides),
-        "batch.ranks": Source(ranks),
-        "batch.eval_micro": Source(("batch.eval_micro", "batch.micro")),
-        "batch.search": Source(("batch.micro", "batch.global", *ranks)),
-        "device": Source(("devices.type", "devices.select")),
-        "dtype": Source(("precision.dtype",)),
-        "training_digest": Source(rule="digest of everything that decides the course of training"),
-        "resume": Source(("checkpoint.resume",)),
-        "deepspeed": Source(("strategy.kind",)),
+        "recipe": (recipe, Source(rule="the resolved recipe, whole")),
+        "batch.global_": (batch.global_, sides),
+        "batch.micro": (batch.micro, sides),
+        "batch.accumulation": (batch.accumulation, sides),
+        "batch.ranks": (batch.ranks, Source(ranks)),
+        "batch.eval_micro": (batch.eval_micro, Source(("batch.eval_micro", "batch.micro"))),
+        "batch.search": (list(batch.search), Source(("batch.micro", "batch.global", *ranks))),
+        "device": (context.topology.device, Source(("devices.type", "devices.select"))),
+        "dtype": (context.dtype, Source(("precision.dtype",))),
+        "training_digest": (context.training_digest, digest),
+        "resume": (resume, Source(("checkpoint.resume",))),
+        "deepspeed": (FILE if context.zero else None, Source(("strategy.kind",))),
     }

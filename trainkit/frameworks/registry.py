@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from trainkit.frameworks.base.interface import Launcher, Program
 from trainkit.lazy import Registry
+from trainkit.plan.model import Choice, Topology
+from trainkit.recipe.schema import Recipe
 
 _HERE = "trainkit.frameworks"
 LAUNCHERS: Registry[Launcher] = Registry(
@@ -28,3 +30,15 @@ PROGRAMS: Registry[Program] = Registry(
 def launcher_of(command: str) -> str | None:
     """The launcher that a command, or a module behind `python -m`, is; None where it is none."""
     return next((name for name, launcher in LAUNCHERS.items() if launcher.COMMAND.fullmatch(command)), None)
+
+
+def choose_launcher(recipe: Recipe, topology: Topology) -> Choice:
+    """As asked for, else the program's own launcher, else `python` for one process and `torchrun` for several."""
+    if recipe.launcher.kind != "auto":
+        return Choice(recipe.launcher.kind, "launcher.kind asks for it")
+    # On a TPU accelerate launch would import the script and start the processes of the chips by itself.
+    if recipe.program.kind == "accelerate" and topology.device != "xla":
+        return Choice("accelerate", "scripts on Accelerator() are made for it")
+    if topology.world_size == 1:
+        return Choice("python", "one process needs no launcher")
+    return Choice("torchrun", f"{topology.world_size} processes")

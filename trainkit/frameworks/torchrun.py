@@ -16,7 +16,7 @@ from trainkit.frameworks.base.launcher_flags import (
     LauncherFlag,
     always,
     fixed,
-    flag_tokens,
+    launcher_argv,
     parse_flags,
     put_settings,
     rule,
@@ -26,14 +26,13 @@ from trainkit.frameworks.base.launcher_flags import (
 from trainkit.machine.versions import has
 from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
-from trainkit.plan.provenance import OWN_INTERPRETER, Source, SourcedVariable, Token, module, token, variable
+from trainkit.plan.provenance import OWN_INTERPRETER, Source, SourcedVariable, Token, variable
 
 # The wrapper kills its program after the grace time, then writes the exit record; torchrun kills the wrapper later.
 RECORD_SECONDS = 5
 OF_RANK = "torchrun tells each rank its place"
 ITS_OWN = "torchrun sets it for every rank"
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
-END_OF_FLAGS = "ends the launcher's flags, so that no word of the program is read as one"
 OWN_FILES = "torchrun's own files stay in the run directory, not in /tmp"
 
 T = TypeVar("T")
@@ -146,8 +145,7 @@ FLAGS: tuple[LauncherFlag, ...] = (
 
 def argv(context: Context) -> tuple[Token, ...]:
     """torchrun's words. Ranks write their own logs, so nothing is redirected."""
-    command = module(context, "torch.distributed.run", keys=("launcher.kind",))
-    return (*command, *flag_tokens(context, FLAGS, "-"), token("--", rule=END_OF_FLAGS))
+    return tuple(launcher_argv(context, "torch.distributed.run", FLAGS, "-"))
 
 
 def added(context: Context) -> tuple[SourcedVariable, ...]:

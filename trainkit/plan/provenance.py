@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from trainkit.plan.context import Context
 from trainkit.plan.model import Text, Variable, text
@@ -49,6 +51,19 @@ class SourcedFile:
     path: str
     content: str
     sources: Mapping[str, Source] = field(default_factory=dict)
+
+
+def json_file(path: str, entries: Mapping[str, tuple[Any, Source]]) -> SourcedFile:
+    """A JSON file of values by dotted key, each with what made it."""
+    tree: dict[str, Any] = {}
+    for key, (value, _) in entries.items():
+        *above, last = key.split(".")
+        inner = tree
+        for part in above:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
+    text = json.dumps(tree, indent=2, ensure_ascii=False) + "\n"
+    return SourcedFile(path, text, {key: source for key, (_, source) in entries.items()})
 
 
 def token(*parts: str | Variable, keys: tuple[str, ...] = (), rule: str = "") -> Token:

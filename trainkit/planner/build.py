@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from trainkit.errors import RecipeError
 from trainkit.frameworks.deepspeed.ops import preparations
-from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS
+from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS, choose_launcher
 from trainkit.machine.facts import Facts
 from trainkit.machine.selection import is_made_up
 from trainkit.optimizers import optimizer
@@ -22,7 +22,6 @@ from trainkit.plan.model import (
     PlannedFile,
     Provenance,
     TechniqueInForce,
-    Topology,
     Variable,
 )
 from trainkit.plan.provenance import Source, Token, module, texts, token
@@ -119,7 +118,7 @@ def decide(
         placement = place(resolved, facts)
     except RecipeError as error:  # nothing else can be known without it
         raise RecipeError([*problems, *error.diagnostics]) from error
-    launcher = _choose_launcher(recipe, placement.topology)
+    launcher = choose_launcher(recipe, placement.topology)
     base = None if resolved.given("precision.dtype") else resolved.attachments.get("strategy.config")
     dtype = choose_dtype(recipe, placement.topology.device, placement.cards, base.tree if base else None)
     problems += unsupported(resolved, placement.topology, placement.cards, launcher.kind, dtype)
@@ -137,17 +136,6 @@ def decide(
     if found := tuple(program.problems(context)) or tuple(overwritten(context)):
         raise RecipeError(found)
     return context, launcher, Choice(topology.device, placement.device_reason), placement.notices + notices
-
-
-def _choose_launcher(recipe: Recipe, topology: Topology) -> Choice:
-    """As asked for, else the program's own launcher, else `python` for one process and `torchrun` for several."""
-    if recipe.launcher.kind != "auto":
-        return Choice(recipe.launcher.kind, "launcher.kind asks for it")
-    if recipe.program.kind == "accelerate" and topology.device != "xla":
-        return Choice("accelerate", "scripts on Accelerator() are made for it")
-    if topology.world_size == 1:
-        return Choice("python", "one process needs no launcher")
-    return Choice("torchrun", f"{topology.world_size} processes")
 
 
 def _strategy(recipe: Recipe, device: str) -> Choice:

@@ -14,7 +14,6 @@ from trainkit.plan.context import Context
 from trainkit.plan.model import EnvironmentDiff, Notice, Variable
 from trainkit.plan.provenance import Source, SourcedVariable, variable
 from trainkit.recipe.resolved import Resolved
-from trainkit.recipe.schema import Recipe
 from trainkit.text import counted
 
 # Imported where there are several cards, which it is about: accelerate's tables take a while.
@@ -58,7 +57,7 @@ def check_environment(resolved: Resolved) -> list[Diagnostic]:
     """An error for each variable under `env` or `env_from` that the plan decides."""
     return [
         resolved.error(key, f"{key.partition('.')[0]} names {name}, which the plan decides", DECIDED[name])
-        for name, key in _named(resolved.recipe)
+        for name, key in resolved.named_variables()
         if name in DECIDED
     ]
 
@@ -66,17 +65,11 @@ def check_environment(resolved: Resolved) -> list[Diagnostic]:
 def overwritten(context: Context) -> Iterator[Diagnostic]:
     """Variables of the recipe's that the launcher would set to something else in the ranks."""
     added = {item.name: item for item in LAUNCHERS[context.launcher].added(context) if not item.yields}
-    for name, key in _named(context.recipe):
+    for name, key in context.resolved.named_variables():
         if name in added:
             value = f" to {added[name].value}" if added[name].value.parts else ""
             what = f"{key.partition('.')[0]} names {name}, which launcher {context.launcher} sets{value} in each rank"
             yield context.resolved.error(key, what, f"leave {name} out, or choose another launcher.kind")
-
-
-def _named(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """(variable, key) of every variable that the recipe names."""
-    yield from ((name, f"env.{name}") for name in recipe.env)
-    yield from ((name, "env_from") for name in recipe.env_from)
 
 
 def plan_environment(context: Context) -> tuple[EnvironmentDiff, Mapping[str, Source]]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 from trainkit.lazy import load
 from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
-from trainkit.plan.provenance import Source, SourcedFile, Token, token
+from trainkit.plan.provenance import Source, SourcedFile, Token, json_file, token
 from trainkit.recipe.schema.launching import ON_ACCELERATE, OWN_DEFAULTS
 
 EXPECTED = "expected.json"
@@ -33,16 +31,14 @@ def files(context: Context) -> tuple[SourcedFile, ...]:
     if not is_verified(context):
         return ()
     program, given = context.recipe.program.kind, context.resolved.given("precision.dtype")
-    expected: dict[str, tuple[object, Source]] = {
+    entries: dict[str, tuple[object, Source]] = {
         "strategy": (context.recipe.strategy.kind, Source(("strategy.kind",))),
         "world_size": (context.topology.world_size, Source(("nodes.processes_per_node", "nodes.count"))),
         "device": (context.topology.device, Source(("devices.type",))),
         "dtype": (context.dtype if program in OWN_DEFAULTS and given else None, Source(("precision.dtype",))),
     }
-    content = {name: value for name, (value, _) in expected.items()}
-    sources = {name: source for name, (_, source) in expected.items()}
     if program == "hf":
-        arguments = list(load("trainkit.frameworks.hf_trainer.program:numbers")(context))
-        content["arguments"] = {field: value for field, value, _ in arguments}
-        sources |= {f"arguments.{field}": source for field, _, source in arguments}
-    return (SourcedFile(EXPECTED, json.dumps(content, indent=2) + "\n", sources),)
+        entries["arguments"] = ({}, Source())  # there even where none is given
+        for field, value, source in load("trainkit.frameworks.hf_trainer.program:numbers")(context):
+            entries[f"arguments.{field}"] = (value, source)
+    return (json_file(EXPECTED, entries),)

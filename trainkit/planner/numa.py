@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from trainkit.machine.cpu_affinity import core_ranges
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
 from trainkit.plan.provenance import Token, token
@@ -16,24 +17,13 @@ def core_argv(context: Context) -> tuple[Token, ...]:
     if context.recipe.launcher.numa_binding == "none" or isinstance(found := _shares(context), str):
         return ()
     rule = "the cores of the NUMA node that each local rank's card is on, less those that this process may not use"
-    return (token("--cores", keys=(KEY,), rule=rule), token(":".join(map(ranges, found)), keys=(KEY,), rule=rule))
+    return (token("--cores", keys=(KEY,), rule=rule), token(":".join(map(core_ranges, found)), keys=(KEY,), rule=rule))
 
 
 def core_notices(context: Context) -> Iterator[Notice]:
     """Why ranks cannot be bound here."""
     if context.recipe.launcher.numa_binding != "none" and isinstance(found := _shares(context), str):
         yield Notice("blocker", f"ranks cannot be bound to NUMA nodes: {found}", f"set {KEY} to none")
-
-
-def ranges(cores: Sequence[int]) -> str:
-    """Cores as the kernel lists them: ``0-3,8``."""
-    parts: list[list[int]] = []
-    for core in sorted(cores):
-        if parts and core == parts[-1][-1] + 1:
-            parts[-1].append(core)
-        else:
-            parts.append([core])
-    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
 
 
 def _shares(context: Context) -> tuple[tuple[int, ...], ...] | str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,6 +80,11 @@ class Resolved:
     def origin(self, key: str) -> Origin | None:
         """Where the key's value came from; for a key that no layer gives, the nearest enclosing mapping's place."""
         return self.given(key) or place_of(self.places, key)
+
+    def named_variables(self) -> Iterator[tuple[str, str]]:
+        """(variable, key) of every environment variable that the recipe names."""
+        yield from ((name, f"env.{name}") for name in self.recipe.env)
+        yield from ((name, "env_from") for name in self.recipe.env_from)
 
     def error(self, key: str, what: str, hint: str = "", *, why: str = "", at: Origin | None = None) -> Diagnostic:
         """An error about a key, at the place that gave it."""

@@ -19,7 +19,7 @@ from trainkit.frameworks.base.launcher_flags import (
     LauncherFlag,
     always,
     fixed,
-    flag_tokens,
+    launcher_argv,
     parse_flags,
     rule,
     without_key,
@@ -36,8 +36,6 @@ from trainkit.plan.provenance import (
     SourcedFile,
     SourcedVariable,
     Token,
-    module,
-    token,
     variable,
 )
 from trainkit.recipe.schema.launching import ON_ACCELERATE
@@ -124,8 +122,7 @@ UNLINKED, NEW_ENOUGH = "RTX 40", "550.40.07"
 
 def argv(context: Context) -> tuple[Token, ...]:
     """accelerate's words. A single process is started directly, several go through torchrun inside accelerate."""
-    command = module(context, "accelerate.commands.launch", keys=("launcher.kind",))
-    return (*command, *flag_tokens(context, FLAGS), token("--", rule=torchrun.END_OF_FLAGS))
+    return tuple(launcher_argv(context, "accelerate.commands.launch", FLAGS))
 
 
 def files(context: Context) -> tuple[SourcedFile, ...]:

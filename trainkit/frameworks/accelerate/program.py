@@ -9,7 +9,7 @@ from trainkit.frameworks.accelerate.fields import SETTINGS
 from trainkit.frameworks.accelerate.setting import given
 from trainkit.frameworks.base import own_scripts
 from trainkit.frameworks.base.fields import UNSET, setting
-from trainkit.frameworks.base.fsdp_settings import CHECKPOINTING, of_first_version
+from trainkit.frameworks.base.fsdp_settings import CHECKPOINTING, of_first_version, wrapping_notices
 from trainkit.frameworks.base.interface import Detection, all_own
 from trainkit.frameworks.deepspeed.config import config_file
 from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
@@ -23,7 +23,7 @@ from trainkit.recipe.schema import Ddp, Fsdp
 
 REQUIRES: Mapping[str, str] = {"torch": "2.6", "accelerate": "1.9"}
 DETECTION = Detection("Accelerator()", frozenset({"accelerate.Accelerator"}))
-argv, read = own_scripts.argv, all_own
+reason, argv, read = own_scripts.reason, own_scripts.argv, all_own
 
 READ = "Accelerator() reads it"
 LOGS = (*own_scripts.LIBRARIES, "ACCELERATE_LOG_LEVEL")
@@ -94,11 +94,6 @@ DECIDED = (
 FREE = ("FSDP_IGNORED_MODULES", "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES")
 
 
-def reason(context: Context) -> str:
-    """For people."""
-    return f"{own_scripts.described(context)}, on Accelerator()"
-
-
 def wrapper(context: Context) -> tuple[Token, ...]:
     """The level of the libraries' log lines on the ranks that are not a main one."""
     return own_scripts.wrapper(context, LOGS)
@@ -130,10 +125,7 @@ def notices(context: Context) -> Iterator[Notice]:
         f"sizes in this plan only count with {context.batch.micro}"
     )
     yield Notice("note", what, "pass the script's own settings in program.args")
-    strategy = context.recipe.strategy
-    if isinstance(strategy, Fsdp) and strategy.auto_wrap == "transformer" and not strategy.wrap_classes:
-        what = "strategy.wrap_classes is empty: a model that does not name its blocks (_no_split_modules) is one unit"
-        yield Notice("note", what, "name the class of its blocks")
+    yield from wrapping_notices(context)
     if context.zero:
         yield from _zero_notices(context)
     chosen = context.recipe.efficiency.compile
@@ -210,9 +202,7 @@ def _whole_batch(context: Context) -> Iterator[Diagnostic]:
 
 def _variables(context: Context) -> Iterator[Diagnostic]:
     """Variables of the recipe that would contradict the plan."""
-    named = [(name, f"env.{name}") for name in context.recipe.env]
-    named += [(name, "env_from") for name in context.recipe.env_from]
-    for name, key in named:
+    for name, key in context.resolved.named_variables():
         if name.startswith(DECIDED) and name not in FREE:
             what = f"{key.partition('.')[0]} names {name}, which the plan decides"
             hint = "use strategy, precision, efficiency or batch.accumulation"

@@ -12,7 +12,9 @@ from typing import Any
 from trainkit.errors import Diagnostic, Origin
 from trainkit.frameworks.base.fields import UNSET, Field, Settings, Unsupported, boolean, chosen, setting
 from trainkit.plan.context import Context
+from trainkit.plan.model import Notice
 from trainkit.recipe.layers.assignment import Assignment
+from trainkit.recipe.schema import Fsdp
 from trainkit.recipe.validation.suggestions import did_you_mean
 
 CHECKPOINTING = "efficiency.gradient_checkpointing.every"
@@ -135,6 +137,14 @@ def of_first_version(context: Context) -> Iterator[str]:
     for name, anyway in FIRST_VERSION.items() if setting(context, "strategy.version") == 2 else ():
         if setting(context, f"strategy.{name}") not in (None, anyway):
             yield f"strategy.{name}"
+
+
+def wrapping_notices(context: Context) -> Iterator[Notice]:
+    """Without class names the libraries wrap by those that the model itself names, if it does."""
+    strategy = context.recipe.strategy
+    if isinstance(strategy, Fsdp) and strategy.auto_wrap == "transformer" and not strategy.wrap_classes:
+        what = "strategy.wrap_classes is empty: a model that does not name its blocks (_no_split_modules) is one unit"
+        yield Notice("note", what, "name the class of its blocks")
 
 
 def only_by_size(tool: str) -> str:

@@ -9,8 +9,10 @@ from typing import Any
 from trainkit.frameworks.base.draft import Draft, FlagUse, argv_origin
 from trainkit.frameworks.base.fields import UNSET, Field, Settings, Unsupported, by_name
 from trainkit.plan.context import Context
-from trainkit.plan.provenance import Source, Token, token
+from trainkit.plan.provenance import Source, Token, module, token
 from trainkit.recipe.validation.suggestions import did_you_mean
+
+END_OF_FLAGS = "ends the launcher's flags, so that no word of the program is read as one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +62,21 @@ def whole_number(key: str) -> Callable[[Any], Settings | Unsupported]:
     return decode
 
 
-def flag_tokens(context: Context, flags: Sequence[LauncherFlag], separator: str = "_") -> Iterator[Token]:
-    """The flags that the plan passes, in the table's order. separator: between the words of a name."""
+def launcher_argv(context: Context, name: str, flags: Sequence[LauncherFlag], separator: str = "_") -> Iterator[Token]:
+    """A launcher's module with the flags that the plan passes, in the table's order.
+
+    separator: between the words of a flag's name.
+    """
+    yield from module(context, name, keys=("launcher.kind",))
     for flag in flags:
         value = flag.encode(context)
         if value is UNSET:
             continue
-        name = f"--{flag.name.replace('_', separator)}"
+        written = f"--{flag.name.replace('_', separator)}"
         parts = () if flag.switch else ("=", *(value if isinstance(value, tuple) else (str(value),)))
         source = flag.made_by(context)
-        yield token(name, *parts, keys=source.keys, rule=source.rule)
+        yield token(written, *parts, keys=source.keys, rule=source.rule)
+    yield token("--", rule=END_OF_FLAGS)
 
 
 def find_flag(flags: Sequence[LauncherFlag], name: str) -> LauncherFlag | None:

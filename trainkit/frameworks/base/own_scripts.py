@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainkit.frameworks.base.fields import said
-from trainkit.frameworks.registry import LAUNCHERS
+from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS
 from trainkit.plan.context import Context
 from trainkit.plan.model import Text
 from trainkit.plan.provenance import INTERPRETER, SourcedVariable, Token, token, variable
@@ -13,12 +13,23 @@ PYTHON = (".py", ".pyw", ".pyc", ".pyz")  # what the interpreter is given to run
 ITSELF = f"a name that ends in none of {', '.join(PYTHON)} is executed itself, without an interpreter"
 
 
+def is_executable(context: Context) -> bool:
+    """Whether the script is executed itself, without the interpreter: a file that is no Python by its name."""
+    script = context.recipe.program.script
+    return bool(script and not script.endswith(PYTHON))
+
+
 def described(context: Context) -> str:
     """The program, for people."""
     program = context.recipe.program
-    if program.script and not program.script.endswith(PYTHON):
+    if is_executable(context):
         return f"your executable {program.script}"
     return f"your script {program.script}" if program.script else f"your module {program.module}"
+
+
+def reason(context: Context) -> str:
+    """The same with the library that it is built on."""
+    return f"{described(context)}, on {PROGRAMS[context.recipe.program.kind].DETECTION.library}"
 
 
 def argv(context: Context, more: tuple[Token, ...] = ()) -> tuple[Token, ...]:
@@ -39,9 +50,9 @@ def argv(context: Context, more: tuple[Token, ...] = ()) -> tuple[Token, ...]:
 
 
 def _target(context: Context) -> tuple[Token, ...]:
-    """The interpreter with a script or a module, or a file that is no Python by its name."""
+    """The interpreter with a script or a module, or an executable alone."""
     script, module = context.recipe.program.script, context.recipe.program.module
-    if script and not script.endswith(PYTHON):
+    if script and is_executable(context):
         return (token(script if "/" in script else f"./{script}", keys=("program.script",), rule=ITSELF),)
     python = token(context.facts.executable, rule=INTERPRETER)
     if script:  # a name that begins with a dash would be one of the interpreter's own flags

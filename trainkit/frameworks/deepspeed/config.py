@@ -13,6 +13,7 @@ from trainkit.frameworks.deepspeed.fields import AUTO, FIELDS, FILE, OUTDATED
 from trainkit.frameworks.deepspeed.readers import AUTO_STAYS, Reader, Row, Rule, rule_of
 from trainkit.plan.context import Context
 from trainkit.plan.provenance import Source, SourcedFile
+from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.resolved import Attachment
 
 Tree = dict[str, Any]
@@ -55,7 +56,7 @@ def deepspeed_config(context: Context, reader: Reader, *, whole: bool = False) -
     known = {row.name for row, rule in rules if rule is not Rule.OWN and row.encode(context) is not UNSET}
     for row, rule in rules:
         value = _value(tree, row, rule, context, guesses=reader != "deepspeed")
-        found = _get(tree, row.name)
+        found = value_at(tree, row.name, UNSET)
         if value is UNSET or (found is not UNSET and found != AUTO and _same(found, value)):
             continue
         if found is UNSET or found == AUTO:
@@ -74,7 +75,7 @@ def deepspeed_config(context: Context, reader: Reader, *, whole: bool = False) -
         raise RecipeError(problems)
     made = {key for key, _ in sources}
     sources += [(key, ("strategy.config",)) for key, _ in leaves(tree) if key not in made]
-    return tree, sorted(source for source in sources if _get(tree, source[0]) is not UNSET)
+    return tree, sorted(source for source in sources if value_at(tree, source[0], UNSET) is not UNSET)
 
 
 def _value(tree: Tree, row: Row, rule: Rule, context: Context, *, guesses: bool) -> Any:
@@ -82,7 +83,7 @@ def _value(tree: Tree, row: Row, rule: Rule, context: Context, *, guesses: bool)
 
     guesses: whether "auto" may be a setting's default. On DeepSpeed's own engine it is a mistake.
     """
-    found, value = _get(tree, row.name), row.encode(context)
+    found, value = value_at(tree, row.name, UNSET), row.encode(context)
     if value is UNSET or rule in (Rule.OWN, Rule.LEFT):
         return UNSET
     given, is_open = said(context, *row.keys), found is UNSET or found == AUTO
@@ -113,16 +114,8 @@ def _base_tree(base: Attachment | None) -> tuple[Tree, list[Diagnostic]]:
     return deepcopy(dict(base.tree)), [
         _problem(key, "is a name that DeepSpeed has replaced", base, f"write {instead}")
         for key, instead in OUTDATED.items()
-        if _get(base.tree, key) is not UNSET
+        if value_at(base.tree, key, UNSET) is not UNSET
     ]
-
-
-def _get(tree: Any, key: str) -> Any:
-    for part in key.split("."):
-        if not isinstance(tree, Mapping) or part not in tree:
-            return UNSET
-        tree = tree[part]
-    return tree
 
 
 def _fill(tree: Tree, key: str, value: Any, base: Attachment | None) -> Iterator[Diagnostic]:

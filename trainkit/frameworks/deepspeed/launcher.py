@@ -18,21 +18,22 @@ from trainkit.frameworks.base.interface import (
     unchanged,
 )
 from trainkit.frameworks.base.launcher_flags import (
+    END_OF_FLAGS,
     LauncherFlag,
     always,
-    flag_tokens,
+    launcher_argv,
     parse_flags,
     put_settings,
     rule,
     whole_number,
     without_key,
 )
-from trainkit.frameworks.torchrun import END_OF_FLAGS, read_rendezvous
+from trainkit.frameworks.torchrun import read_rendezvous
 from trainkit.machine.versions import has
 from trainkit.plan.combination import Refusal
 from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
-from trainkit.plan.provenance import OWN_INTERPRETER, SourcedVariable, Token, module, token, variable
+from trainkit.plan.provenance import OWN_INTERPRETER, SourcedVariable, Token, token, variable
 
 OF_RANK = "the deepspeed launcher tells each rank its place"
 ITS_OWN = "the deepspeed launcher sets it for every rank"
@@ -135,13 +136,8 @@ FLAGS: tuple[LauncherFlag, ...] = (
 
 def argv(context: Context) -> tuple[Token, ...]:
     """The runner's words."""
-    return (
-        *module(context, "deepspeed.launcher.runner", keys=("launcher.kind",)),
-        *flag_tokens(context, FLAGS),
-        # The runner eats the first, and hands the second on to the launcher that it starts, which has flags of its own.
-        token("--", rule=END_OF_FLAGS),
-        token("--", rule=END_OF_FLAGS),
-    )
+    # The runner eats the first `--` and hands the second on to the launcher that it starts, which has its own flags.
+    return (*launcher_argv(context, "deepspeed.launcher.runner", FLAGS), token("--", rule=END_OF_FLAGS))
 
 
 def environment(context: Context) -> tuple[SourcedVariable, ...]:

@@ -23,7 +23,7 @@ FLAG = "--deepspeed_config"
 GIVEN = "deepspeed.add_config_arguments names the flag, and deepspeed.initialize reads the file"
 SHORTEST_WARMUP = 2  # steps; DeepSpeed makes two of one, and refuses none (deepspeed/runtime/lr_schedules.py)
 
-wrapper = environment = nothing
+reason, wrapper, environment = own_scripts.reason, nothing, nothing
 REQUIRES: Mapping[str, str] = {}
 DETECTION = Detection(
     "DeepSpeed's engine", frozenset({"deepspeed.initialize"}), flags=frozenset({FLAG.removeprefix("--")})
@@ -75,11 +75,6 @@ def problems(context: Context) -> Iterator[Diagnostic]:
     if schedule.name == "linear" and schedule.min_lr_ratio:
         hint = "set schedule.min_lr_ratio to 0, or schedule.name to cosine"
         yield context.resolved.error("schedule.min_lr_ratio", "DeepSpeed's linear schedule ends at 0", hint)
-
-
-def reason(context: Context) -> str:
-    """For people."""
-    return f"{own_scripts.described(context)}, on DeepSpeed's engine"
 
 
 def argv(context: Context) -> tuple[Token, ...]:

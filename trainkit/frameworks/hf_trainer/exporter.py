@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from trainkit.frameworks import torch_xla
 from trainkit.frameworks.base.interface import chosen_cards, nothing
-from trainkit.frameworks.base.own_scripts import PYTHON
+from trainkit.frameworks.base.own_scripts import is_executable
 from trainkit.frameworks.hf_trainer import fsdp_config, program
 from trainkit.frameworks.hf_trainer.fields import OUTPUT
 from trainkit.frameworks.registry import LAUNCHERS
@@ -33,7 +33,7 @@ def unfit(context: Context) -> str:
 
 def files(context: Context, folder: str) -> dict[str, str]:
     """The command as a script, and the files. folder: from the working folder, in which the command is to be run."""
-    alone = context.launcher == "python" and _itself(context)
+    alone = context.launcher == "python" and is_executable(context)
     launcher = () if alone else LAUNCHERS[context.launcher].shell_words(context, folder)
     words = [*launcher, *map(shlex.quote, _program(context, folder))]
     ranks = counted(context.topology.world_size, "rank")
@@ -73,16 +73,10 @@ def _devices(context: Context) -> Iterator[tuple[str, str]]:
             yield "CUDA_DEVICE_ORDER", ORDER[devices.order if isinstance(devices.select, list) else "pci"][0]
 
 
-def _itself(context: Context) -> bool:
-    """Whether the script is executed without the interpreter."""
-    script = context.recipe.program.script
-    return bool(script and not script.endswith(PYTHON))
-
-
 def _program(context: Context, folder: str) -> Iterator[str]:
     """Script or module and its arguments. Places in the run directory become places in the folder."""
     words = [token.text for token in program.argv(context)]
-    if _itself(context):
+    if is_executable(context):
         words = [text("--no_python"), *words] if context.launcher != "python" else words
     else:
         words = words[1:]  # the interpreter, which launchers add by themselves

@@ -7,7 +7,6 @@ Of torch_xla's FSDP, transformers 4.57.6 and 5.23.0 read the same keys: `xla`, `
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,7 @@ from trainkit.frameworks.base.fsdp_settings import CHECKPOINTING, FIELDS, read_s
 from trainkit.frameworks.hf_trainer.versions import can, version
 from trainkit.frameworks.torch_xla import on_xla
 from trainkit.plan.context import Context
-from trainkit.plan.provenance import Source, SourcedFile, SourcedVariable, variable
+from trainkit.plan.provenance import Source, SourcedFile, SourcedVariable, json_file, variable
 from trainkit.recipe.layers.assignment import Assignment
 from trainkit.recipe.schema import Fsdp
 
@@ -96,9 +95,8 @@ def encode_switch(context: Context) -> Any:
 def file(context: Context) -> SourcedFile:
     """The file of `--fsdp_config`. Keys that a version does not read do no harm."""
     fields = XLA if on_xla(context) else TORCH
-    found = [(field, value) for field in fields if (value := field.encode(context)) is not UNSET]
-    text = json.dumps({field.name: value for field, value in found}, indent=2, ensure_ascii=False) + "\n"
-    return SourcedFile(CONFIG, text, {field.name: Source(field.keys[:1]) for field, _ in found})
+    found = ((field, field.encode(context)) for field in fields)
+    return json_file(CONFIG, {field.name: (each, Source(field.keys[:1])) for field, each in found if each is not UNSET})
 
 
 def environment(context: Context) -> Iterator[SourcedVariable]:

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from trainkit.frameworks.base import own_scripts
 from trainkit.frameworks.base.argv_reader import script_flags
 from trainkit.frameworks.base.fields import UNSET, Unsupported, said_below
+from trainkit.frameworks.base.fsdp_settings import wrapping_notices
 from trainkit.frameworks.base.interface import Detection
 from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
-from trainkit.frameworks.hf_trainer import deepspeed, fsdp_config, refusals
+from trainkit.frameworks.hf_trainer import deepspeed, fsdp_config
 from trainkit.frameworks.hf_trainer.argv_reader import MARKS, SHARED_MARKS, own_flags, rendered, written
 from trainkit.frameworks.hf_trainer.fields import BY_GONE_NAME, FIELDS, OUTPUT, Argument
-from trainkit.frameworks.hf_trainer.support import REACH
+from trainkit.frameworks.hf_trainer.support import REACH, problems
 from trainkit.frameworks.hf_trainer.versions import BEYOND, OLDEST, UNTIL, can, version
 from trainkit.frameworks.torch_xla import is_spmd, on_xla
 from trainkit.lazy import call
@@ -20,13 +21,12 @@ from trainkit.machine.versions import at_least
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice, Variable
 from trainkit.plan.provenance import Source, SourcedFile, SourcedVariable, Token, token
-from trainkit.recipe.schema import Fsdp
 from trainkit.recipe.schema.launching import program_argv
 
-__all__ = ["REACH"]
+__all__ = ["REACH", "problems"]
 
 REQUIRES: Mapping[str, str] = {"transformers": OLDEST, "torch": "2.6", "accelerate": "1.9"}
-wrapper, problems = own_scripts.wrapper, refusals.problems
+wrapper = own_scripts.wrapper
 read = call("trainkit.frameworks.hf_trainer.importer:read_program")
 deepspeed_file = call("trainkit.frameworks.deepspeed.config:config_file")
 DETECTION = Detection(
@@ -90,12 +90,11 @@ def notices(context: Context) -> Iterator[Notice]:
         what = "Trainer leaves --resume_from_checkpoint to the script, which has to hand it to train()"
         yield Notice("note", what)
     yield from _abbreviated(context)
-    strategy = context.recipe.strategy
-    if on_xla(context) and isinstance(strategy, Fsdp):
-        yield from _of_xla(context, strategy)
+    if on_xla(context) and fsdp_config.is_chosen(context):
+        yield from _of_xla(context)
 
 
-def _of_xla(context: Context, strategy: Fsdp) -> Iterator[Notice]:
+def _of_xla(context: Context) -> Iterator[Notice]:
     """What torch_xla's FSDP asks of the model, and what it does on one chip."""
     if not can(XLA_OPTIMIZER, context):
         what = f"transformers {version(context)} lacks {XLA_OPTIMIZER}; Trainer fails before step 1"
@@ -108,9 +107,7 @@ def _of_xla(context: Context, strategy: Fsdp) -> Iterator[Notice]:
         yield Notice("note", what)
     else:
         yield Notice("note", "FSDP's version 1 shards over processes, and one process keeps every shard")
-    if strategy.auto_wrap == "transformer" and not strategy.wrap_classes:
-        what = "strategy.wrap_classes is empty: a model that does not name its blocks (_no_split_modules) is one unit"
-        yield Notice("note", what, "name the class of its blocks")
+    yield from wrapping_notices(context)
 
 
 def _abbreviated(context: Context) -> Iterator[Notice]:

@@ -1,12 +1,25 @@
-"""How each key reaches a program of kind hf: read off the tables of fields, and why the others do not."""
+"""What reaches a program of kind hf: how each key does, read off the tables of fields, and what cannot be handed over.
+
+Errors are settings that Trainer, or torch_xla's FSDP, lacks, and program.args against the plan.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from trainkit.errors import Diagnostic
+from trainkit.frameworks.base.fields import UNSET, Unsupported, said, setting
+from trainkit.frameworks.base.fsdp_settings import CHECKPOINTING, of_first_version
 from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
 from trainkit.frameworks.deepspeed.fields import STRATEGY_KEYS
+from trainkit.frameworks.hf_trainer import deepspeed
+from trainkit.frameworks.hf_trainer.argv_reader import agrees, key_of, own_flags, shown, written
 from trainkit.frameworks.hf_trainer.fields import FIELDS
-from trainkit.frameworks.hf_trainer.fsdp_config import CONFIG, TORCH, XLA
+from trainkit.frameworks.hf_trainer.fsdp_config import CONFIG, TORCH, XLA, is_chosen
+from trainkit.frameworks.torch_xla import on_xla
+from trainkit.plan.context import Context
 from trainkit.plan.support import LAUNCHED, Reach, Table, no_way
+from trainkit.recipe.schema import Fsdp
 
 _LOSS = no_way(
     "the loss is computed by the script's model or Trainer",
@@ -63,3 +76,127 @@ REACH: Table = {
     },
     "strategy.bucket_mb": Reach(f"--ddp_bucket_cap_mb, {DEEPSPEED}"),
 }
+
+# Fields that name files of the plan's: the file, and how to have the user's own taken over.
+FILES = {
+    "fsdp_config": (
+        CONFIG,
+        "take the file over with --fsdp_config FILE on trainkit's own command line, or set strategy",
+    ),
+    "deepspeed": (DEEPSPEED, "set strategy.kind to the file's ZeRO stage, and strategy.config to the file"),
+}
+CONFIG_SUFFIXES = (".json", ".yaml", ".yml")
+# Keys of torch's FSDP that reach no other
+NOT_ON_XLA = {field.keys[0] for field in TORCH if field.keys} - {key for field in XLA for key in field.keys}
+XLA_SETTINGS = "strategy.xla_settings"
+# Trainer looks these up in torch by name.
+DTYPE_KEYS = ("compute_dtype", "buffer_dtype")
+DTYPES = ("float32", "float", "bfloat16", "float16", "half", "float64", "double")
+OWN = ("auto_wrap_policy", "auto_wrapper_callable")  # Trainer hands these over itself
+
+
+def problems(context: Context) -> Iterator[Diagnostic]:
+    """Every error."""
+    error = context.resolved.error
+    for field in FIELDS:
+        value = field.encode(context) if said(context, *field.keys) else UNSET
+        if isinstance(value, Unsupported):
+            key = next(key for key in field.keys if said(context, key))
+            what = f"{key} {setting(context, key)} cannot reach a program of kind hf"
+            yield error(key, what, value.instead, why=value.why)
+    yield from _contradictions(context)
+    yield from _against_files(context)
+    for key in () if on_xla(context) else of_first_version(context):
+        what = f"{key} {setting(context, key)} is of FSDP's version 1, and strategy.version is 2"
+        hint = f"leave {key} out, or set strategy.version to 1"
+        yield error(key, what, hint, why="version 2 has no such setting")
+    yield from _own_argv(context)
+    strategy = context.recipe.strategy
+    if on_xla(context) and isinstance(strategy, Fsdp):
+        yield from _of_xla(context, strategy)
+
+
+def _contradictions(context: Context) -> Iterator[Diagnostic]:
+    """Arguments of the program's own that say something else than the recipe."""
+    own = own_flags(context)
+    for field in FIELDS:
+        flag = own.get(field.name)
+        if flag is None or not (field.owned or field.is_given(context)):
+            continue
+        value, key = field.encode(context), field.keys[0]
+        if isinstance(value, Unsupported) or agrees(flag, value) or (value is UNSET and flag.switch is False):
+            continue
+        origin = context.resolved.given(key)
+        planned = "nothing" if value is UNSET else value
+        yield context.resolved.error(
+            key_of(context, flag),
+            f"program.args say {shown(flag)}, and the recipe's {key} makes it {planned}",
+            f"set {key} in the recipe, and leave {written(flag)} out of program.args",
+            why=f"{key} is {f'set at {origin.place}' if origin else 'decided by the plan'}",
+        )
+
+
+def _against_files(context: Context) -> Iterator[Diagnostic]:
+    """Arguments that say something else than DeepSpeed's file, or name files that the plan writes."""
+    own, place = own_flags(context), context.resolved.origin("strategy.config")
+    for field, value in deepspeed.implied(context).items():
+        if field in own and not agrees(own[field], value):
+            what = f"program.args say {shown(own[field])}, and the DeepSpeed file says {value}"
+            why = f"the file is named at {place.place}" if place else ""
+            hint = f"leave {written(own[field])} out, or bring the file into line with it"
+            yield context.resolved.error(key_of(context, own[field]), what, hint, why=why)
+    for field, (file, hint) in FILES.items():
+        if field in own:
+            what = f"program.args name {written(own[field])}, and the plan writes this file itself"
+            why = f"{file} in the run directory is made from the recipe"
+            yield context.resolved.error(key_of(context, own[field]), what, hint, why=why)
+
+
+def _own_argv(context: Context) -> Iterator[Diagnostic]:
+    """Arguments, and one setting, that contradict the strategy, the device or one another."""
+    own, args, error = own_flags(context), context.recipe.program.args, context.resolved.error
+    generating = own.get("predict_with_generate")
+    if is_chosen(context) and generating and generating.switch is not False:
+        what = "strategy fsdp and predict_with_generate cannot be run together"
+        why = "generate() calls the model outside the forward pass that gathers its shards"
+        hint = "leave predict_with_generate out, or set strategy.kind to ddp"
+        yield error(key_of(context, generating), what, hint, why=why)
+    if context.recipe.precision.tf32 and context.topology.device != "cuda":
+        what = f"precision.tf32 is for CUDA cards, and the run uses {context.topology.device}"
+        yield error("precision.tf32", what, "leave precision.tf32 out", why="Trainer ends with an error there")
+    prefetch, workers = own.get("dataloader_prefetch_factor"), own.get("dataloader_num_workers")
+    if prefetch and not (context.recipe.data.workers or (workers and workers.values not in ((), ("0",)))):
+        what = f"{written(prefetch)} is for loader processes, and there are none"
+        yield error(key_of(context, prefetch), what, "set data.workers, or leave it out")
+    if isinstance(args, list) and len(args) == 1 and args[0].endswith(CONFIG_SUFFIXES):
+        what = f"program.args is one file, {args[0]}"
+        why = "HF's scripts read such a file only where nothing else is given, and the plan gives more"
+        hint = "write its settings in the recipe, or in program.args one by one"
+        yield error("program.args", what, hint, why=why)
+
+
+def _of_xla(context: Context, strategy: Fsdp) -> Iterator[Diagnostic]:
+    """Settings that torch_xla's FSDP would not get."""
+
+    def error(key: str, why: str, hint: str, value: object = None) -> Diagnostic:
+        shown_value = setting(context, key) if value is None else value
+        what = f"{key} {shown_value} cannot reach a program of kind hf on xla"
+        return context.resolved.error(key, what, hint, why=why)
+
+    for key in sorted(NOT_ON_XLA):
+        if setting(context, key) != Fsdp.model_fields[key.removeprefix("strategy.")].default:
+            yield error(key, "Trainer hands torch_xla's FSDP no such setting", f"leave {key} out")
+    if strategy.xla_settings and strategy.version == 2:
+        hint = f"leave {XLA_SETTINGS} out, or set strategy.version to 1, which is one chip"
+        yield error(XLA_SETTINGS, "Trainer hands xla_fsdp_settings to version 1 alone", hint)
+    for name, value in strategy.xla_settings.items():
+        key = f"{XLA_SETTINGS}.{name}"
+        if name in DTYPE_KEYS and value not in DTYPES:
+            yield error(
+                key, "Trainer looks it up among torch's number formats", f"write one of {', '.join(DTYPES)}", value
+            )
+        if name in OWN:
+            yield error(key, "Trainer sets it itself", "use strategy.auto_wrap", value)
+    if context.recipe.efficiency.gradient_checkpointing.every and strategy.auto_wrap == "none":
+        why = "torch_xla recomputes wrapped units, and with strategy.auto_wrap none there are none"
+        yield error(CHECKPOINTING, why, "set strategy.auto_wrap to transformer or size")

@@ -92,17 +92,13 @@ def _settings(context: Context, names: tuple[str, ...]) -> Iterator[tuple[str, i
 
 def _heads(context: Context, multiple: int) -> list[str]:
     """The width of a head is a side of attention's products. It is small, so only the least multiple is asked of it."""
-    widths, heads = list(_settings(context, SIDES[:4])), list(_settings(context, HEADS))
-    given = list(_settings(context, ("head_dim",)))
-    if given:
-        return [f"{key} {size} (expected a multiple of {multiple})" for key, size in given if size % multiple]
-    if not widths or not heads or heads[0][1] < 1:
+    expected = f"(expected a multiple of {multiple})"
+    if given := list(_settings(context, ("head_dim",))):
+        return [f"{key} {size} {expected}" for key, size in given if size % multiple]
+    width, heads = next(_settings(context, SIDES[:4]), None), next(_settings(context, HEADS), None)
+    if not width or not heads or heads[1] < 1 or (wide := width[1] // heads[1]) % multiple == 0:
         return []
-    (key, count), (_, width) = heads[0], widths[0]
-    wide = width // count
-    return (
-        [f"{key} {count}, which makes heads {wide} wide (expected a multiple of {multiple})"] if wide % multiple else []
-    )
+    return [f"{heads[0]} {heads[1]}, which makes heads {wide} wide {expected}"]
 
 
 def _up(size: int, multiple: int) -> int:

@@ -104,14 +104,14 @@ def merge(layers: Sequence[Layer]) -> Merge:
     return state
 
 
-def value_at(tree: object, key: str) -> Any:
-    """The value at a dotted key of a tree; None where there is none. Names with dots in them are found too."""
+def value_at(tree: object, key: str, absent: Any = None) -> Any:
+    """The value at a dotted key of a tree, `absent` where there is none. Names with dots in them are found too."""
     if not isinstance(tree, Mapping):
-        return None
+        return absent
     if key in tree:
         return tree[key]
     head, dot, rest = key.partition(".")
-    return value_at(tree.get(head), rest) if dot else None
+    return value_at(tree.get(head), rest, absent) if dot else absent
 
 
 def split_modifier(raw: str, prefix: str) -> tuple[str, str]:

@@ -82,7 +82,9 @@ def _extend_mapping(definition: dict[str, Any], definitions: dict[str, Any]) -> 
         element = next((each.get("items", {}) for each in lists), None)
         if element is not None:
             modified[f"^{name}\\+$"] = {"anyOf": [{"type": "array", "items": element}, element]}
-        if _is_mapping(declared, definitions):
+        parts = (declared, *declared.get("anyOf", ()), *declared.get("allOf", ()))
+        targets = (definitions.get(str(each.get("$ref", "")).rpartition("/")[2], each) for each in parts)
+        if any("properties" in each or "additionalProperties" in each for each in targets):
             modified[f"^{name}!$"] = dict(declared)
         else:
             _allow_interpolation(declared)
@@ -91,12 +93,6 @@ def _extend_mapping(definition: dict[str, Any], definitions: dict[str, Any]) -> 
     if "properties" in definition:
         # An empty section (all of its lines commented out) means nothing was given.
         definition["type"] = ["object", "null"]
-
-
-def _is_mapping(declared: dict[str, Any], definitions: dict[str, Any]) -> bool:
-    parts = (declared, *declared.get("anyOf", ()), *declared.get("allOf", ()))
-    targets = (definitions.get(str(each.get("$ref", "")).rpartition("/")[2], each) for each in parts)
-    return any("properties" in each or "additionalProperties" in each for each in targets)
 
 
 def _allow_interpolation(declared: dict[str, Any]) -> None:
