@@ -11,6 +11,7 @@ from trainkit.machine.versions import at_least
 from trainkit.optimizers import OPTIMIZERS
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
+from trainkit.planner.techniques import value_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def missing_packages(context: Context) -> tuple[Notice, ...]:
     found: dict[str, Notice] = {}
     program, launcher = of_tool("program", context.recipe.program.kind), of_tool("launcher", context.launcher)
     for requirement in (*program, *REQUIREMENTS, *launcher):
-        choice = next((value for value in chosen[requirement.of] if value in requirement.values), None)
+        choice = next((value for value in chosen.get(requirement.of, ()) if value in requirement.values), None)
         if choice is None or requirement.package in found:
             continue
         installed = context.facts.packages.get(requirement.package)
@@ -92,23 +93,20 @@ def missing_packages(context: Context) -> tuple[Notice, ...]:
     return tuple(found.values())
 
 
-def _choices(context: Context) -> dict[str, tuple[str, ...]]:
-    recipe = context.recipe
-    builtin = recipe.program.kind == "builtin"
-    return {
+def _choices(context: Context) -> dict[str, tuple[object, ...]]:
+    recipe, strategy = context.recipe, context.recipe.strategy.kind
+    found: dict[str, tuple[object, ...]] = {
         "program": (recipe.program.kind,),
         "launcher": (context.launcher,),
         "devices.type": (context.topology.device,),
         "fsdp on xla, version": ("2",) if is_spmd(context) else (),
-        "strategy": (recipe.strategy.kind,),
-        "program builtin under": (recipe.strategy.kind,) if builtin else (),
-        "strategy of Accelerator()": (recipe.strategy.kind,) if recipe.program.kind == "accelerate" else (),
-        "optimizer.name": (recipe.optimizer.name,) if builtin else (),
-        "peft.kind": (recipe.peft.kind,) if builtin else (),
-        "data.tokenizer": ("a folder",) if builtin and getattr(recipe.data, "tokenizer", None) else (),
-        "data.kind": (recipe.data.kind,) if builtin else (),
-        "model.kind": (recipe.model.kind,) if builtin else (),
-        "efficiency.attention": (recipe.efficiency.attention,) if builtin else (),
-        # a program of the user's decides by itself what it reports, and with what
-        "logging.report_to": tuple(recipe.logging.report_to) if recipe.program.kind == "builtin" else (),
+        "strategy": (strategy,),
+        "strategy of Accelerator()": (strategy,) if recipe.program.kind == "accelerate" else (),
     }
+    if recipe.program.kind == "builtin":  # a program of the user's own decides by itself what it uses
+        keys = ("optimizer.name", "peft.kind", "data.kind", "model.kind", "efficiency.attention")
+        found |= {key: (value_of(context, key),) for key in keys}
+        found["program builtin under"] = (strategy,)
+        found["data.tokenizer"] = ("a folder",) if value_of(context, "data.tokenizer") else ()
+        found["logging.report_to"] = tuple(recipe.logging.report_to)
+    return found

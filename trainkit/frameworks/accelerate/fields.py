@@ -13,9 +13,7 @@ from trainkit.frameworks.accelerate.setting import (
     Setting,
     chooses_cpu,
     distributed_type,
-    given,
     is_zero,
-    never,
     nothing_but,
     on_accelerator,
     plain,
@@ -118,7 +116,7 @@ _LAUNCH: tuple[Setting, ...] = (
         ("devices.type",),
         when(chooses_cpu, fixed(True)),
         variable="ACCELERATE_USE_CPU",
-        in_file=never,
+        in_file=fixed(False),
         source=rule("accelerate's own --cpu would start one process only", ("devices.type",)),
         switch=True,
     ),
@@ -198,7 +196,7 @@ def _first(name: str) -> Setting:
 
 
 def _or_launched(key: str) -> Callable[[Context], Source]:
-    return lambda context: Source((key,), "" if given(context, key) else LAUNCHED)
+    return lambda context: Source((key,), "" if context.resolved.given(key) else LAUNCHED)
 
 
 def _loads_once(context: Context) -> bool:
@@ -209,7 +207,7 @@ def _loads_once(context: Context) -> bool:
 
 FSDP: tuple[Setting, ...] = (
     Setting("use_fsdp", ("strategy.kind",), when(shards, fixed(True)), variable="ACCELERATE_USE_FSDP", text=word,
-            in_file=never, switch=True),
+            in_file=fixed(False), switch=True),
     _fsdp("version", default=1),
     _fsdp("sharding_strategy", when(_is_version(1), lambda context: setting(context, "strategy.sharding").upper()),
           "FULL_SHARD"),
@@ -248,10 +246,10 @@ def _offload(place: str) -> tuple[Setting, Setting]:
 
 _DEEPSPEED: tuple[Setting, ...] = (
     Setting("use_deepspeed", ("strategy.kind",), when(is_zero, fixed(True)), variable="ACCELERATE_USE_DEEPSPEED",
-            text=word, in_file=never, switch=True),
+            text=word, in_file=fixed(False), switch=True),
     Setting("deepspeed_config.deepspeed_config_file", ("strategy.kind",),
             when(is_zero, fixed((Variable.RUN_DIR, f"/{DEEPSPEED}"))), variable="ACCELERATE_DEEPSPEED_CONFIG_FILE",
-            in_file=never),
+            in_file=fixed(False)),
     Setting("deepspeed_config.zero3_init_flag", ("strategy.kind",),
             when(is_zero, lambda context: context.recipe.strategy.kind == "zero3"),
             variable="ACCELERATE_DEEPSPEED_ZERO3_INIT", text=word),
@@ -261,10 +259,10 @@ _DEEPSPEED: tuple[Setting, ...] = (
             source=rule("accelerate would start the ranks with pdsh; this is torchrun on each node")),
     # Accelerator() lets this variable win over the argument that the script gives it.
     Setting("deepspeed_config.gradient_accumulation_steps", ("batch.accumulation",),
-            when(lambda context: on_accelerator(context) and given(context, "batch.accumulation"),
+            when(lambda context: on_accelerator(context) and bool(context.resolved.given("batch.accumulation")),
                   lambda context: context.batch.accumulation),
             plain("batch.accumulation", "auto", "none"), variable="ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
-            in_file=never),
+            in_file=fixed(False)),
     Setting("deepspeed_config.zero_stage",
             decode=lambda value: kind_of(int(value) if str(value).isdecimal() else value)),
     Setting("deepspeed_config.gradient_clipping", decode=plain("train.max_grad_norm", "auto", "none")),

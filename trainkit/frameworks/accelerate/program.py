@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 
 from trainkit.errors import Diagnostic
 from trainkit.frameworks.accelerate.fields import SETTINGS
-from trainkit.frameworks.accelerate.setting import given
 from trainkit.frameworks.base import own_scripts
 from trainkit.frameworks.base.fields import UNSET, setting
 from trainkit.frameworks.base.fsdp_settings import CHECKPOINTING, of_first_version, wrapping_notices
@@ -113,7 +112,7 @@ def environment(context: Context) -> tuple[SourcedVariable, ...]:
             continue
         parts = value if isinstance(value, tuple) else (each.text(value),)
         source = each.made_by(context)
-        keys = tuple(key for key in source.keys if given(context, key))
+        keys = tuple(key for key in source.keys if context.resolved.given(key))
         variables.append(variable(each.variable, *parts, keys=keys, rule=source.rule or ("" if keys else READ)))
     return tuple(variables)
 
@@ -135,7 +134,7 @@ def notices(context: Context) -> Iterator[Notice]:
 
 
 def _zero_notices(context: Context) -> Iterator[Notice]:
-    if not given(context, "train.max_grad_norm"):
+    if not context.resolved.given("train.max_grad_norm"):
         base = context.resolved.attachments.get("strategy.config")
         found = value_at(base.tree, "gradient_clipping") if base else None
         norm = "1, which accelerate fills in" if found in (None, "auto") else f"{found}, as its file says"
@@ -163,12 +162,12 @@ def _dropped(context: Context) -> Iterator[tuple[str, str, str]]:
     """The key, why its value is dropped, and what to do."""
     strategy, efficiency = context.recipe.strategy, context.recipe.efficiency
     every, compiles, key = efficiency.gradient_checkpointing.every, efficiency.compile, "efficiency.compile"
-    if given(context, "train.max_grad_norm") and not context.zero:
+    if context.resolved.given("train.max_grad_norm") and not context.zero:
         why = "only DeepSpeed clips by itself; otherwise the script calls clip_grad_norm_"
         yield "train.max_grad_norm", why, "pass what the script takes in program.args"
-    if given(context, "data.pin_memory") and context.topology.device == "cuda":
+    if context.resolved.given("data.pin_memory") and context.topology.device == "cuda":
         yield "data.pin_memory", "the script makes its own DataLoader", "pass what the script takes in program.args"
-    if given(context, "strategy.bucket_mb") and isinstance(strategy, Ddp):
+    if context.resolved.given("strategy.bucket_mb") and isinstance(strategy, Ddp):
         yield "strategy.bucket_mb", _KWARGS, "give it there, as bucket_cap_mb"
     if every and not isinstance(strategy, Fsdp):
         hint = "switch it on in the script, as model.gradient_checkpointing_enable()"
@@ -178,7 +177,7 @@ def _dropped(context: Context) -> Iterator[tuple[str, str, str]]:
     if compiles.enabled and compiles.backend.lower() not in BACKENDS:
         hint = "choose one of these, or compile in the script"
         yield f"{key}.backend", f"accelerate takes {', '.join(BACKENDS)}", hint
-    if compiles.enabled and compiles.dynamic is None and given(context, f"{key}.dynamic"):
+    if compiles.enabled and compiles.dynamic is None and context.resolved.given(f"{key}.dynamic"):
         why = "accelerate launch knows yes and no only, and takes no for nothing"
         yield f"{key}.dynamic", why, "write true or false"
     for name in of_first_version(context):

@@ -14,11 +14,6 @@ from trainkit.recipe.schema import Fsdp
 Encoder = Callable[[Context], Any]
 
 
-def never(context: Context) -> bool:
-    """In no plan's file."""
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class Setting(LauncherFlag):
     """A field of the config file: its name is the dotted key, and the last part of that is a flag of the launcher.
@@ -38,11 +33,6 @@ class Setting(LauncherFlag):
 def word(value: Any) -> str:
     """A value as accelerate launch writes most of them into the environment."""
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def given(context: Context, key: str) -> bool:
-    """Whether a layer sets the key."""
-    return context.resolved.given(key) is not None
 
 
 def on_accelerator(context: Context) -> bool:

@@ -33,10 +33,9 @@ NOT_FOR_RUNNING = ("minifier", "TESTING_ONLY")
 
 # Names that are gone -> what replaces each, and why.
 GONE: Mapping[str, tuple[str, str]] = {
-    "nvfuser": ("inductor", "PyTorch no longer has nvFuser"),
-    "aot_nvfuser": ("inductor", "PyTorch no longer has nvFuser"),
-    "nvprims_nvfuser": ("inductor", "PyTorch no longer has nvFuser"),
-    "aot_ts_nvfuser": ("inductor", "PyTorch no longer has nvFuser"),
+    **dict.fromkeys(
+        ("nvfuser", "aot_nvfuser", "nvprims_nvfuser", "aot_ts_nvfuser"), ("inductor", "PyTorch no longer has nvFuser")
+    ),
     "aot_cudagraphs": ("cudagraphs", "PyTorch calls it cudagraphs now"),
 }
 

@@ -41,7 +41,6 @@ class SectionEntry:
     model: type[Section]
     description: str
     kinds: Mapping[str, type[Section]]
-    variant: str = ""
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ def _walk(
             settings.setdefault(key, []).append(setting)
             continue
         kinds = {kind: each for each in models if (kind := _kind(each))}
-        sections[key] = SectionEntry(key, models[0], info.description or "", kinds, variant)
+        sections[key] = SectionEntry(key, models[0], info.description or "", kinds)
         for each in models:
             _walk(each, f"{key}.", _kind(each) if len(models) > 1 else variant, sections, settings)
 

@@ -37,7 +37,13 @@ def json_schema() -> dict[str, Any]:
         "description": "Presets by name (strategy/fsdp) or files by path to build on; later wins, this file most.",
         "anyOf": [one, {"type": "array", "items": one}],
     }
-    document["properties"] = {"extends": extends, **document["properties"], VARIANTS: _variants()}
+    variants = {
+        "description": "Named changes to this recipe: `trainkit run --variant NAME`; `trainkit bench` compares all.",
+        "type": ["object", "null"],
+        "propertyNames": {"pattern": NAME_PATTERN, "not": {"const": BASE}},
+        "additionalProperties": {"$ref": f"#/$defs/{_VARIANT}"},
+    }
+    document["properties"] = {"extends": extends, **document["properties"], VARIANTS: variants}
     document["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     document["title"] = "trainkit recipe"
     document["description"] = "A recipe of trainkit, or a preset to extend."
@@ -46,15 +52,6 @@ def json_schema() -> dict[str, Any]:
 
 def _models(model: type[Section]) -> list[type[Section]]:
     return [each for below in model.__subclasses__() for each in (below, *_models(below))]
-
-
-def _variants() -> dict[str, Any]:
-    return {
-        "description": "Named changes to this recipe: `trainkit run --variant NAME`; `trainkit bench` compares all.",
-        "type": ["object", "null"],
-        "propertyNames": {"pattern": NAME_PATTERN, "not": {"const": BASE}},
-        "additionalProperties": {"$ref": f"#/$defs/{_VARIANT}"},
-    }
 
 
 def _variant(document: dict[str, Any]) -> dict[str, Any]:

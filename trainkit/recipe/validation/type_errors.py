@@ -22,10 +22,7 @@ PATTERN_WORDS = {
     "name": "a name of letters, digits, dots, dashes and underscores (at most 100, a letter or digit first)",
     "nodes.rendezvous": "`auto` or host:port with a port from 1 to 65535",
     "optimizer.name": "an import path pkg.mod:Class",
-    "train.loss": "an import path pkg.mod:name",
-    "model.target": "an import path pkg.mod:name",
-    "data.target": "an import path pkg.mod:name",
-    "data.collate": "an import path pkg.mod:name",
+    **dict.fromkeys(("train.loss", "model.target", "data.target", "data.collate"), "an import path pkg.mod:name"),
 }
 _PLAIN = {bool: "true or false", str: "a text", float: "a number", int: "a whole number", types.NoneType: "null"}
 _PLURAL = {"a text": "texts", "a whole number": "whole numbers", "a number": "numbers"}
