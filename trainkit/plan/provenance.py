@@ -9,6 +9,7 @@ from typing import Any
 
 from trainkit.plan.context import Context
 from trainkit.plan.model import Text, Variable, text
+from trainkit.recipe.schema.fields import nest
 
 INTERPRETER = "the interpreter that plans is the interpreter that runs"
 SAFE_PATH = "a logging.py or json.py in the working folder must not be taken for the standard library's"
@@ -55,15 +56,9 @@ class SourcedFile:
 
 def json_file(path: str, entries: Mapping[str, tuple[Any, Source]]) -> SourcedFile:
     """A JSON file of values by dotted key, each with what made it."""
-    tree: dict[str, Any] = {}
-    for key, (value, _) in entries.items():
-        *above, last = key.split(".")
-        inner = tree
-        for part in above:
-            inner = inner.setdefault(part, {})
-        inner[last] = value
-    text = json.dumps(tree, indent=2, ensure_ascii=False) + "\n"
-    return SourcedFile(path, text, {key: source for key, (_, source) in entries.items()})
+    tree = nest({key: value for key, (value, _) in entries.items()})
+    content = json.dumps(tree, indent=2, ensure_ascii=False) + "\n"
+    return SourcedFile(path, content, {key: source for key, (_, source) in entries.items()})
 
 
 def token(*parts: str | Variable, keys: tuple[str, ...] = (), rule: str = "") -> Token:

@@ -38,6 +38,7 @@ from trainkit.plan.provenance import (
     Token,
     variable,
 )
+from trainkit.recipe.schema.fields import nest
 from trainkit.recipe.schema.launching import ON_ACCELERATE
 from trainkit.recipe.yaml.writer import block, scalar
 
@@ -197,11 +198,8 @@ def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherC
 
 
 def yaml_text(found: Entries) -> str:
-    """The file. Mappings are one deep, which is all that accelerate has."""
-    tree: dict[str, Any] = {}
-    for key in sorted(found):
-        section, _, name = key.rpartition(".")
-        (tree.setdefault(section, {}) if section else tree)[name] = found[key][0]
+    """The file."""
+    tree = nest({key: found[key][0] for key in sorted(found)})
     return "".join(f"{line}\n" for line in block(tree, lambda value, _: scalar(value, "'")))
 
 
