@@ -67,10 +67,11 @@ def _tuple(arguments: tuple[Any, ...], data: Any, place: str) -> tuple[Any, ...]
 
 
 def _scalar(kind: Any, data: Any, place: str) -> Any:
-    number = kind in {int, float}
-    if (number and isinstance(data, bool)) or not isinstance(data, (int, float) if kind is float else kind):
-        raise _wrong(place, PLAIN[kind], data)
-    if number and not -(2**63) < data < 2**63:  # no such amount exists, and arithmetic would overflow
+    fits = isinstance(data, (int, float) if kind is float else kind)
+    if kind in {int, float}:
+        # Python counts true as 1; and no amount is that large, while arithmetic with it would overflow.
+        fits = fits and not isinstance(data, bool) and -(2**63) < data < 2**63
+    if not fits:
         raise _wrong(place, PLAIN[kind], data)
     return kind(data)
 

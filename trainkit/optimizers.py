@@ -15,11 +15,10 @@ ZERO = ("zero1", "zero2", "zero3")
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """What must be installed. extra: of trainkit, that brings it; install: the command where none can."""
+    """What must be installed. install: the command where trainkit's extra `optimizers` does not bring it."""
 
     name: str
     minimum: str
-    extra: str = "optimizers"
     install: str = ""
 
 

@@ -13,6 +13,11 @@ def counted(number: int, word: str, plural: str = "s") -> str:
     return f"{number} {word}" if number == 1 else f"{number} {word}{plural}"
 
 
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """The names with commas between; of more than `most` the first ones, and how many follow."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def format_size(size: int) -> str:
     """Bytes as ``64 MiB`` or ``1.5 GiB``."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):

@@ -56,7 +56,7 @@ def test_layers_that_the_folder_does_not_have_are_a_warning(
     [(level, line)] = said(make_settings(**of(folder, config={"num_hidden_layers": 3})), caplog)
     assert level == logging.WARNING
     names = ", ".join(f"model.layers.2.{each}.weight" for each in ("input_layernorm", "mlp.down_proj", "mlp.gate_proj"))
-    assert line == f"model.path: 9 weights are not in {folder} and drawn at random: {names}, …"
+    assert line == f"model.path: 9 weights are not in {folder} and drawn at random: {names} and 6 more"
 
 
 def test_layers_that_the_model_does_not_have_are_a_warning(

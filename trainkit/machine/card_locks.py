@@ -188,9 +188,7 @@ def _is_only_name(fd: int, name: str) -> bool:
 def _make_folder(name: str) -> None:
     """For all users: each may add files, only their owners may remove them."""
     try:
-        Path(name).mkdir()
+        Path(name).mkdir(parents=True)
     except FileExistsError:
         return
-    except FileNotFoundError:
-        Path(name).mkdir(parents=True, exist_ok=True)
     Path(name).chmod(0o777 | stat.S_ISVTX)  # shared, as /tmp is

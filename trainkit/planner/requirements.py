@@ -37,7 +37,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement("program builtin under", ("zero1", "zero2", "zero3"), "deepspeed", "0.19.4"),
     Requirement("strategy", ("zero1", "zero2", "zero3"), "deepspeed", "0.16"),
     *(
-        Requirement("optimizer.name", (name,), need.name, need.minimum, need.extra, need.install)
+        Requirement("optimizer.name", (name,), need.name, need.minimum, "optimizers", need.install)
         for name, each in OPTIMIZERS.items()
         if (need := each.requires)
     ),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from trainkit.errors import ExitCode, TrainkitError, in_words
 from trainkit.recipe.schema import Logging
-from trainkit.trainer.settings import Settings, World, read_settings, restarted
+from trainkit.trainer.settings import Settings, World, read_settings
 from trainkit.trainer.signals import SAVING, STOPPING, Requests
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ def train_and_report(settings: Settings, world: World, device: torch.device, req
     from trainkit.trainer.setup import assemble, describe, start_record
 
     parts = assemble(settings, world, device)
-    first = resume(parts, restarted=restarted())
+    # torchrun counts how often it has started the ranks again after a failure.
+    first = resume(parts, restarted=os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
     log.info("%s", describe(parts))
     if world.rank == 0 and first == 0:  # a checkpoint has all weights
         for level, remark in parts.model.remarks:

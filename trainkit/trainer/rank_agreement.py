@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import TrainingError
-from trainkit.text import counted
+from trainkit.text import counted, listed
 from trainkit.trainer.data.source import Source
 from trainkit.trainer.distributed import gather_from_ranks
 from trainkit.trainer.models.adapters import fingerprint
@@ -77,10 +77,7 @@ def checkpoint_folder(settings: Settings, world: World) -> Path | None:
 
 def _named(ranks: Sequence[int]) -> str:
     """``rank 3``, ``ranks 2, 3 and 12 more``."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    shown, hidden = ranks[:8], len(ranks) - 8
-    return f"ranks {', '.join(map(str, shown))}{f' and {hidden} more' if hidden > 0 else ''}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed([str(rank) for rank in ranks])}"
 
 
 def _words(section: Any, *names: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -77,8 +76,3 @@ def read_settings(path: Path) -> Settings:
         raise TrainingError(f"the settings file {path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, ValidationError) as error:
         raise TrainingError(f"the settings file {path} is not a trainer.json as trainkit writes it: {error}") from error
-
-
-def restarted(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether an elastic launcher has started these ranks again after a failure."""
-    return int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0

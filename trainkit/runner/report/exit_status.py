@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from trainkit.files import publish_or_overwrite
 from trainkit.runner.rundir.records import RankRecord
+from trainkit.runner.supervisor.channel import Spec
 from trainkit.runner.supervisor.processes import signal_name
 
 KILLED = 128 + signal.SIGKILL
@@ -112,8 +113,7 @@ def _how(code: int | None) -> str:
 
 
 def write_status(
-    run_dir: str,
-    known: Mapping[str, object],
+    spec: Spec,
     state: str,
     pids: Mapping[str, object],
     verdict: Verdict | None = None,
@@ -121,13 +121,13 @@ def write_status(
 ) -> None:
     """Write status.json: the state of a run, or who ended it and why. The guardian does, so that it outlives trainkit.
 
-    known: what it says in every state. state: starting, running or ended, then with a verdict.
+    state: starting, running or ended, then with a verdict.
     failure distinguishes a program's exit code 2, 3 or 4 (`program`) from trainkit's own (`trainkit`).
     """
     outcome = dict.fromkeys(Verdict._fields) if verdict is None else verdict._asdict()
     ended = None if verdict is None else time.time()
-    status = {"state": state, **known, "ended": ended, **outcome, "pids": pids, "survivors": list(survivors)}
+    status = {"state": state, **spec.status, "ended": ended, **outcome, "pids": pids, "survivors": list(survivors)}
     with contextlib.suppress(OSError):  # the run continues, or ends, also where its folder is gone
         content = json.dumps(status, indent=2) + "\n"
         # Only the end is worth the wait for the disk.
-        publish_or_overwrite(os.path.join(run_dir, "status.json"), content, flush=verdict is not None)
+        publish_or_overwrite(os.path.join(spec.run_dir, "status.json"), content, flush=verdict is not None)

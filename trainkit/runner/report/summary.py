@@ -16,7 +16,7 @@ from trainkit.runner.report.card_watch import CardWatch
 from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.progress import Progress
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.text import KIB, MIB, counted, format_duration, format_memory, format_rate
+from trainkit.text import KIB, MIB, counted, format_duration, format_memory, format_rate, table
 
 Summary = Mapping[str, Any]
 
@@ -106,15 +106,13 @@ def render_summary(summary: Summary, run_dir: Path) -> str:
         *profile_rows(summary.get("profile")),
         ("Run directory", str(run_dir)),
     ]
-    shown = [(name, value) for name, value in rows if value]
-    width = max(len(name) for name, _ in shown)
-    table = "\n".join(f"{name:<{width}}  {value}" for name, value in shown)
+    shown = table(row for row in rows if row[1]).rstrip("\n")
     # A model may have learned escape sequences, which the terminal must not obey.
     sample = "".join(
         letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}"
         for letter in str(summary.get("sample") or "")
     )
-    return f"{table}\n\nSample of generated text:\n{sample}" if sample else table
+    return f"{shown}\n\nSample of generated text:\n{sample}" if sample else shown
 
 
 def _has_stepped(summary: Summary) -> bool:

@@ -209,7 +209,7 @@ class Guardian:
             "launcher": self._launcher_pid or None,
             "ranks": {str(r.rank): r.pid for r in self._ranks.records.values()},
         }
-        write_status(self._spec.run_dir, self._spec.status, state, pids, verdict, self._survivors)
+        write_status(self._spec, state, pids, verdict, self._survivors)
 
 
 def main(fd: int) -> NoReturn:

@@ -208,5 +208,5 @@ class Supervisor:
             bug = "this is a bug in trainkit: its guardian process failed; its traceback is in"
             verdict = Verdict(3, "trainkit", f"{bug} {self._attempt.launcher_log}")
         pids = {"trainkit": os.getpid(), "ranks": {str(r.rank): r.pid for r in records}}
-        write_status(self._spec.run_dir, self._spec.status, "ended", pids, verdict, survivors)
+        write_status(self._spec, "ended", pids, verdict, survivors)
         return verdict

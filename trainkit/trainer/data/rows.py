@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import DatasetData, HfModel, JsonlData, Recipe
+from trainkit.text import listed
 from trainkit.trainer.data.chat_template import ChatError
 from trainkit.trainer.data.encoding import Encoder, open_encoder
 from trainkit.trainer.data.source import NO_LABEL, Batch, Labels, Samples, Source, next_token_batch
@@ -35,21 +36,15 @@ class Row(NamedTuple):
 
     def text(self, field: str) -> str:
         """The text of a field. TrainingError when there is none."""
-        found = self._given(field)
-        if not isinstance(found, str) or not found:
-            raise self.wrong(f"field {field!r} is {'empty' if found == '' else f'no text but {_kind(found)}'}")
-        return found
+        return cast("str", self._given(field, str, "text"))
 
     def items(self, field: str) -> Sequence[Any]:
         """The list in a field. TrainingError when there is none."""
-        found = self._given(field)
-        if not isinstance(found, list) or not found:
-            raise self.wrong(f"field {field!r} is {'empty' if found == [] else f'no list but {_kind(found)}'}")
-        return found
+        return cast("list[Any]", self._given(field, list, "list"))
 
     def label(self, field: str) -> int | str:
         """The label in a field, a number from 0 on or a name. TrainingError when there is none."""
-        found = self._given(field)
+        found = self._given(field, object)
         if isinstance(found, bool) or not isinstance(found, int | str) or found == "":
             raise self.wrong(f"field {field!r} is no label: expected a whole number or a name, not {found!r}")
         if isinstance(found, int) and found < 0:
@@ -64,10 +59,14 @@ class Row(NamedTuple):
             raise self.wrong(f"field {field!r} holds {odd!r}: expected whole numbers")
         return found
 
-    def _given(self, field: str) -> Any:
+    def _given(self, field: str, kind: type, term: str = "") -> Any:
+        """What a field holds, of this kind and not empty."""
         if field not in self.fields:
             raise self.wrong(f"field {field!r} is missing")
-        return self.fields[field]
+        found = self.fields[field]
+        if kind is not object and not (isinstance(found, kind) and found):
+            raise self.wrong(f"field {field!r} is {'empty' if found == kind() else f'no {term} but {_kind(found)}'}")
+        return found
 
 
 def _kind(value: Any) -> str:
@@ -186,7 +185,6 @@ class Reading:
 
 
 Spans = NDArray[np.int64]  # (samples, 2): first token and end of each sample
-_SHOWN = 8  # labels by name in one line
 
 
 def source_of_rows(
@@ -327,6 +325,5 @@ def _summary(
     if labels and labels.names:
         numbered = [f"{number} {name}" for number, name in enumerate(labels.names)]
         facts["labels"] = ", ".join(numbered)
-        shown = ", ".join(numbered[:_SHOWN]) + (", …" if numbered[_SHOWN:] else "")
-        description += f" with {len(numbered)} labels ({shown})"
+        description += f" with {len(numbered)} labels ({listed(numbered)})"
     return description, facts

@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 import warnings
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import HfModel, Peft, Recipe
+from trainkit.text import listed
 from trainkit.trainer.models.base import Model
 
 
@@ -221,20 +222,14 @@ def _check_names(saved: Set[str], own: Set[str], folder: Path) -> None:
         kinds = ({name.rpartition(".")[2] for name in there}, {name.rpartition(".")[2] for name in here})
         theirs, ours = kinds if kinds[0] != kinds[1] else (there - here, here - there)
         raise TrainingError(
-            f"peft.target_modules: the recipe adapts {_listed(ours)}, and the adapters in {folder} are of "
-            f"{_listed(theirs)}",
+            f"peft.target_modules: the recipe adapts {listed(sorted(ours)) or 'no others'}, and the adapters in "
+            f"{folder} are of {listed(sorted(theirs)) or 'no others'}",
             hint="name the same layers, and start from the model that they were trained on",
         )
     lacks, more = own - saved, saved - own
     if lacks or more:
-        parts = [f"lacks {_listed(lacks)}" if lacks else "", f"holds {_listed(more)} besides" if more else ""]
+        parts = ((f"lacks {listed(sorted(lacks))}", lacks), (f"holds {listed(sorted(more))} besides", more))
         raise TrainingError(
-            f"peft.path: {folder / WEIGHTS} {' and '.join(filter(None, parts))}",
+            f"peft.path: {folder / WEIGHTS} {' and '.join(what for what, names in parts if names)}",
             hint="what trains must be the same: the adapters, and the head of a classifier",
         )
-
-
-def _listed(names: Iterable[str]) -> str:
-    ordered = sorted(names)
-    more = f" and {len(ordered) - 8} more" if len(ordered) > 8 else ""
-    return ", ".join(ordered[:8]) + more if ordered else "no others"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,20 @@ class Parameters:
         every = [(each.numel(), each.requires_grad) for each in model.parameters()]
         training = sum(size for size, trains in every if trains)
         return cls(training, sum(size for size, _ in every) - training, training - model.idle_parameters())
+
+
+class Wrapped(Model):
+    """A module from elsewhere, of transformers or the user's own, as a model of ours."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner: Any = inner.train()
+        self.blocks, self.tied = blocks_of(inner), tied_modules(inner)
+        self._takes = dict(inspect.signature(inner.forward).parameters)
+
+    def known(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """What the module is given: a loss of the user's own may need inputs that the module does not take."""
+        return {name: each for name, each in inputs.items() if name in self._takes} if self.custom_loss else inputs
 
 
 def blocks_of(inner: Any) -> tuple[nn.Module, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -14,23 +13,20 @@ from torch.nn import functional
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.recipe.validation.suggestions import did_you_mean
+from trainkit.text import listed
 from trainkit.trainer.data.source import IGNORED, NO_LABEL
-from trainkit.trainer.models.base import Model, Remarks, blocks_of, tied_modules
+from trainkit.trainer.models.base import Remarks, Wrapped
 from trainkit.trainer.models.moe import routers_loss, routers_of
 from trainkit.trainer.user_code import first_line
 
-_SHOWN = 3  # names in a message
 _CHANCES = ("drop", "jitter", "noise")  # parts of settings' names, by which training draws random numbers
 
 
-class Transformer(Model):
+class Transformer(Wrapped):
     """A model of transformers, which gives the loss summed over targets from its logits."""
 
     def __init__(self, inner: Any) -> None:
-        super().__init__()
-        self.inner = inner.float().train()  # weights are fp32 whatever the folder holds them in
-        self.blocks = blocks_of(inner)
-        self.tied = tied_modules(inner)
+        super().__init__(inner.float())  # weights are fp32 whatever the folder holds them in
         settings = inner.config.to_dict()
         drawing = [value for name, value in settings.items() if any(part in name for part in _CHANCES)]
         self.stochastic = any(isinstance(value, float) and value > 0 for value in drawing)
@@ -41,7 +37,6 @@ class Transformer(Model):
         self.attention_width = attention_width(inner.config)
         self.routers = routers_of(inner.config)
         self.routing = (self.routers.experts, self.routers.top_k) if self.routers else (0, 0)
-        self._takes = frozenset(inspect.signature(inner.forward).parameters)
         # Past keys and values are of use in generation only, and cost memory in training.
         self._options = {"use_cache": False} if "use_cache" in self._takes else {}
 
@@ -50,7 +45,7 @@ class Transformer(Model):
 
         Targets of -1 are not counted. In training the routers' losses are part of the sum.
         """
-        outputs = self._outputs({"input_ids": tokens, **more})
+        outputs = self.inner(**self.known({"input_ids": tokens, **more}), **self._options)
         if targets is None:
             return cast("Tensor", outputs.logits)
         loss = self._loss(outputs, targets, IGNORED, {"tokens": tokens, "targets": targets, **more})
@@ -59,11 +54,6 @@ class Transformer(Model):
         aside, load = routers_loss(self.routers, outputs, targets, IGNORED)
         self.expert_load = load if self.expert_load is None else self.expert_load + load
         return loss + aside
-
-    def _outputs(self, inputs: Mapping[str, Tensor]) -> Any:
-        """What the model gives. What only a loss of the user's own needs is kept from it."""
-        known = {name: each for name, each in inputs.items() if name in self._takes} if self.custom_loss else inputs
-        return self.inner(**known, **self._options)
 
     def _loss(self, outputs: Any, truth: Tensor, ignored: int, inputs: Mapping[str, Tensor]) -> Tensor:
         if self.loss_function is not None:
@@ -82,7 +72,7 @@ class Labelled(Transformer):
 
         Returns logits (labels' shape, choices), or with labels the summed loss.
         """
-        outputs = self._outputs({"input_ids": input_ids, **more})
+        outputs = self.inner(**self.known({"input_ids": input_ids, **more}), **self._options)
         if labels is None:
             return cast("Tensor", outputs.logits)
         return self._loss(outputs, labels, NO_LABEL, {"input_ids": input_ids, "labels": labels, **more})
@@ -211,7 +201,6 @@ def read_weights(maker: Any, folder: str, config: Any, attention: str | None) ->
         if names := sorted(found[key]):
             in_the_body = any(name.startswith(f"{inner.base_model_prefix}.") for name in names)
             count = "1 weight is" if len(names) == 1 else f"{len(names)} weights are"
-            shown = ", ".join(names[:_SHOWN]) + (", …" if names[_SHOWN:] else "")
             level = logging.WARNING if same_task or in_the_body else logging.INFO
-            remarks.append((level, f"model.path: {count} {fate}: {shown}"))
+            remarks.append((level, f"model.path: {count} {fate}: {listed(names, 3)}"))
     return inner, tuple(remarks)

@@ -11,28 +11,23 @@ from torch import Tensor, nn
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe, TargetModel
 from trainkit.trainer.data.source import count_targets
-from trainkit.trainer.models.base import LossFunction, Model, blocks_of, tied_modules
+from trainkit.trainer.models.base import LossFunction, Wrapped
 from trainkit.trainer.user_code import blaming, imported
 
 
-class OwnModel(Model):
+class OwnModel(Wrapped):
     """Calls the user's module with the inputs of a batch by name."""
 
     def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner.train()
-        self.blocks = blocks_of(inner)
-        self.tied = tied_modules(inner)
+        super().__init__(inner)
         self.stochastic = True  # it may be, and a seed that is not used costs next to nothing
         self.vocabulary, self.attention = None, "its own"
-        parameters = inspect.signature(inner.forward).parameters
-        takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
-        self._takes = None if takes_all else frozenset(parameters)
+        # Of transformers' models `**kwargs` reaches the attention's kernels; of the user's own it may be for anything.
+        self._takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in self._takes.values())
 
     def forward(self, **inputs: Tensor) -> Any:
-        """The loss summed over counted targets. What only a loss of the user's own needs is kept from the model."""
-        takes = self._takes if self.custom_loss else None
-        outputs = self.inner(**{name: each for name, each in inputs.items() if takes is None or name in takes})
+        """The loss summed over counted targets."""
+        outputs = self.inner(**(inputs if self._takes_all else self.known(inputs)))
         return outputs if self.loss_function is None else self.loss_function(outputs, inputs)
 
 

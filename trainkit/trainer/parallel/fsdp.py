@@ -25,9 +25,16 @@ class Fsdp(Engine):
 
     def __init__(self, model: Model, settings: Settings, world: World, device: torch.device) -> None:
         asked = cast("FsdpSettings", settings.recipe.strategy)
-        # Weights that are in the format of the computation need no casting, only their gradients a wider sum.
-        cast_to = settings.dtype if settings.recipe.precision.weights == "fp32" else None
-        options = sharding_options(asked, cast_to, world, device)
+        options: dict[str, Any] = {"mesh": init_device_mesh(device.type, (world.size,))}
+        if settings.dtype != "fp32":
+            # Weights that are in the format of the computation need no casting, only their gradients a wider sum: one
+            # over many ranks loses digits in 16 bits.
+            cast_to = DTYPES[settings.dtype] if settings.recipe.precision.weights == "fp32" else None
+            sum_in = torch.float32 if asked.reduce_dtype == "fp32" else None
+            options["mp_policy"] = MixedPrecisionPolicy(param_dtype=cast_to, reduce_dtype=sum_in)
+        if asked.offload:
+            # Page-locked memory is of use, and to be had, only with CUDA.
+            options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
         # The whole weights exist on the CPU, equal on every rank, and only the shards move to the device.
         # Full sharding gathers again for the backward pass; `shard_grad_op` keeps what it has gathered.
         for unit in WRAPPING[asked.auto_wrap](model, asked):
@@ -47,20 +54,6 @@ class Fsdp(Engine):
         """Gradients are reduced and scattered in the last micro step only; until then each rank holds them whole."""
         self._sharded.set_requires_gradient_sync(last)
         return nullcontext()
-
-
-def sharding_options(asked: FsdpSettings, dtype: str | None, world: World, device: torch.device) -> dict[str, Any]:
-    """What every unit is sharded with. dtype: to cast weights to for the computation; None leaves them as they are."""
-    options: dict[str, Any] = {"mesh": init_device_mesh(device.type, (world.size,))}
-    if dtype != "fp32":
-        param_dtype = DTYPES[dtype] if dtype else None
-        # A sum over many ranks loses digits in 16 bits.
-        reduce_dtype = torch.float32 if asked.reduce_dtype == "fp32" else None
-        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
-    if asked.offload:
-        # Page-locked memory is of use, and to be had, only with CUDA.
-        options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
-    return options
 
 
 def _by_class(model: Model, asked: FsdpSettings) -> Iterator[nn.Module]:
