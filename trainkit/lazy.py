@@ -43,5 +43,6 @@ class Registry(Mapping[str, T]):
     def __len__(self) -> int:
         return len(self._places)
 
+    # Mapping's own would import what is asked for, only to see whether it is there.
     def __contains__(self, name: object) -> bool:
         return name in self._places

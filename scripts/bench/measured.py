@@ -1,7 +1,7 @@
 """Figures of the small experiment table for the README, from the bench.csv of one run of it that is kept here.
 
-To measure anew: trainkit bench efficiency-table-small --repeat 3 --output FOUND, copy FOUND/bench.csv to
-efficiency-table-small.csv in this folder, and run scripts/readme. An empty cell was not measured.
+To measure again: trainkit bench efficiency-table-small --repeat 3 --output FOUND, copy FOUND/bench.csv to
+efficiency-table-small.csv in this folder, and run scripts/renew. An empty cell was not measured.
 """
 
 from __future__ import annotations

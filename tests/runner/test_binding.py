@@ -60,4 +60,4 @@ def test_files_are_written_and_preparations_are_bound(tmp_path: Path) -> None:
     bound = bind(plan, VALUES, {})
     write_run_dir(RunLayout(tmp_path), plan, bound, "", "")
     assert (tmp_path / "deepspeed.json").read_text() == "{}"
-    assert bound.preparations[0].argv == ("make", "/runs/id")
+    assert bound.preparations == (("build", ("make", "/runs/id"), "ops"),)

@@ -106,6 +106,7 @@ class _Child:
         self._reader, writer = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # about threads: the child only probes and ends
+            # Forked, not spawned: a new interpreter would take longer to start than all probes take.
             self._pid = os.fork()
         if self._pid == 0:
             _run_probes(probes, writer)

@@ -27,7 +27,7 @@ from trainkit.runner.report.progress import Relay
 from trainkit.runner.report.summary import build_summary, render_summary
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import hold
-from trainkit.runner.supervisor.channel import Preparation, Spec
+from trainkit.runner.supervisor.channel import Spec
 from trainkit.runner.supervisor.parent import Supervisor
 
 ATTEMPT = 1
@@ -69,7 +69,7 @@ class BoundPlan:
     """Exactly what is started: argv, what runs before, and the ranks' whole environment."""
 
     argv: tuple[str, ...]
-    preparations: tuple[Preparation, ...]  # with the locks' names, not yet their paths
+    preparations: tuple[tuple[str, Sequence[str], str], ...]  # title, argv, name of the lock
     environment: Mapping[str, str]
 
 
@@ -181,7 +181,7 @@ def bind(plan: Plan, values: Mapping[Variable, str], environ: Mapping[str, str],
 
     return BoundPlan(
         argv(plan.commands[group].argv),
-        tuple(Preparation(item.title, argv(item.argv), item.lock) for item in plan.preparations),
+        tuple((item.title, argv(item.argv), item.lock) for item in plan.preparations),
         child_environment(plan.environment, values, environ),
     )
 
@@ -264,7 +264,7 @@ def _spec(plan: Plan, layout: RunLayout, group: int, bound: BoundPlan, started: 
         attempt_dir=str(layout.attempt(ATTEMPT).root),
         trainkit_pid=os.getpid(),
         argv=bound.argv,
-        preparations=[item._replace(lock=os.path.join(locks, f"{item.lock}.lock")) for item in bound.preparations],
+        preparations=[(title, argv, os.path.join(locks, f"{lock}.lock")) for title, argv, lock in bound.preparations],
         launcher=plan.launcher.kind,
         grace=plan.grace_seconds,
         ranks=plan.topology.groups[group].processes,

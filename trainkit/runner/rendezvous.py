@@ -69,7 +69,7 @@ def free_port() -> int:
     choice = random.SystemRandom()
     for _ in range(TRIES):
         port = choice.randint(LOWEST_PORT, highest)
-        if _is_free(port):
+        if not taken(port):
             return port
     raise MachineError(
         f"no free TCP port between {LOWEST_PORT} and {highest} was found",
@@ -77,15 +77,18 @@ def free_port() -> int:
     )
 
 
-def _is_free(port: int) -> bool:
+def taken(port: int) -> str:
+    """Why a port cannot be listened on; empty where it can."""
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104  only tried
         try:
             with socket.socket(family, socket.SOCK_STREAM) as probe:
+                # As torch's store does, so that what a finished run has left in TIME_WAIT does no harm (socket(7)).
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((address, port))
         except OSError as error:
             if family == socket.AF_INET or error.errno == errno.EADDRINUSE:  # other errors mean: no IPv6 here
-                return False
-    return True
+                return (error.strerror or str(error)).lower()
+    return ""
 
 
 def local_address(master: str, nodes: int) -> str:
@@ -93,6 +96,7 @@ def local_address(master: str, nodes: int) -> str:
     if nodes == 1:
         return LOOPBACK
     try:
+        # Port 9 discards (RFC 863), and nothing is ever sent there.
         family, _, _, _, address = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(address)  # a datagram socket sends nothing: the kernel only chooses the route

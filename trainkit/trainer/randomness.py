@@ -43,6 +43,7 @@ def generator_states() -> bytes:
         "torch": torch.get_rng_state(),
     }
     if _cuda_is_used():
+        # Of this rank's card alone: the others may belong to other ranks, or to other runs.
         states["cuda"] = torch.cuda.get_rng_state()
     return pickle.dumps(states)
 

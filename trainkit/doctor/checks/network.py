@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import ipaddress
 import json
 import socket
@@ -15,7 +14,7 @@ from trainkit.doctor.check import Check, Finding, Host, Level, Target, content, 
 from trainkit.errors import MachineError
 from trainkit.machine.selection import allocation
 from trainkit.planner.env import LEAKS
-from trainkit.runner.rendezvous import free_port
+from trainkit.runner.rendezvous import free_port, taken
 
 RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
 FEW, FEWEST = 1000, 50  # ranks of one machine connect to each other pairwise, for every process group
@@ -96,19 +95,6 @@ def is_here(node: str, own_name: str) -> bool:
             probe.bind((node, 0))
         return True
     return False
-
-
-def taken(port: int) -> str:
-    """Why a port cannot be listened on; empty where it can."""
-    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104  only looked at
-        try:
-            with socket.socket(family, socket.SOCK_STREAM) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a finished run's leftover does no harm
-                probe.bind((address, port))
-        except OSError as error:
-            if family == socket.AF_INET or error.errno == errno.EADDRINUSE:  # other errors mean: no IPv6 here
-                return (error.strerror or str(error)).lower()
-    return ""
 
 
 def host_names(host: Host, target: Target) -> list[Finding]:

@@ -27,6 +27,7 @@ def probe(root: Path = Path("/")) -> Mapping[str, Any]:
 
 def _card(root: Path, index: int, node: Mapping[str, str]) -> Gpu:
     location, domain = int(node.get("location_id", "0")), int(node.get("domain", "0"))
+    # As PCI packs it: 8 bits of bus, 5 of device, 3 of function.
     bus = f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
     device = root / PCI / bus
     total, used = (number(device / f"mem_info_vram_{which}") or 0 for which in ("total", "used"))

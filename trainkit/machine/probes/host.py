@@ -84,6 +84,7 @@ def probe_numa(root: Path = Path("/")) -> Mapping[str, tuple[NumaNode, ...]]:
 def probe_memory(root: Path = Path("/")) -> Mapping[str, int | None]:
     """Main memory that this process may use, in bytes: the machine's, or less where a cgroup says so."""
     installed, free = _whole_machine(root)
+    # A cgroup of version 1 without a limit says nearly 2**63, which is never the least.
     total = min([installed, *(limit for _, limit, _ in _memory_limits(root))])
     return {"memory_total": total, "memory_available": None if free is None else min(free, total)}
 

@@ -24,6 +24,7 @@ THROTTLING: Mapping[int, str] = {
     0x40: "heat (hardware)",
     0x80: "power brake",
 }
+# nvmlComputeMode_t: 3 is one process; 1, one thread, is deprecated.
 COMPUTE_MODES: Mapping[int, Literal["default", "exclusive", "prohibited"]] = {
     1: "exclusive",
     2: "prohibited",
@@ -45,6 +46,7 @@ def probe(root: Path = Path("/")) -> Mapping[str, Any]:
     try:
         ask = Asked(pynvml)
         count = pynvml.nvmlDeviceGetCount()
+        # 1000 x major + 10 x minor: 12040 is CUDA 12.4.
         version = ask.maybe("nvmlSystemGetCudaDriverVersion", default=0)
         return {
             "gpus": tuple(ask.card(index) for index in range(count)),

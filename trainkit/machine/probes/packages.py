@@ -21,6 +21,7 @@ PACKAGES = frozenset((
 NCCL = "nvidia-nccl-cu"  # and the CUDA that it is for
 
 # Read from the names of metadata folders: importlib.metadata would take 39 ms to say the same.
+# Unambiguous, because installers write a hyphen in a name as an underscore there (PEP 427).
 _FOLDER = re.compile(r"^(?P<name>[^-]+)-(?P<version>[^-]+)(?:-[^-]+)*\.(?:dist|egg)-info$")
 _ASSIGNED = re.compile(r"^(__version__|cuda|hip)\b[^=\n]*=\s*['\"]([^'\"\n]+)['\"]", re.MULTILINE)
 

@@ -10,6 +10,7 @@ import stat
 import sys
 
 CHUNK = 1 << 18
+# What Linux grants without privileges (/proc/sys/fs/pipe-max-size, pipe(7)).
 PIPE_CAPACITY = 1 << 20  # a program that prints much should not wait for its wrapper's turn on the processor
 
 

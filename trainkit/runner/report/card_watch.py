@@ -12,6 +12,7 @@ from typing import Any
 
 from trainkit.plan.model import Card
 
+# NVML's utilization is a mean over a sixth of a second to one second: asking more often would say nothing more.
 EVERY_SECONDS = 1.0
 STUCK_SECONDS = 2.0  # a driver that hangs is not waited for
 

@@ -9,14 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 
-class Preparation(NamedTuple):
-    """A command to run before the launcher, alone on this machine under its lock."""
-
-    title: str
-    argv: Sequence[str]
-    lock: str  # path
-
-
 class Spec(NamedTuple):
     """The first message: the whole attempt."""
 
@@ -25,7 +17,7 @@ class Spec(NamedTuple):
     attempt_dir: str
     trainkit_pid: int
     argv: Sequence[str]
-    preparations: Sequence[Sequence[Any]]
+    preparations: Sequence[tuple[str, Sequence[str], str]]  # title, argv, path of the lock under which it runs alone
     launcher: str
     grace: float
     ranks: int  # expected on this node
@@ -55,5 +47,6 @@ class Channel:
         data = b""
         with contextlib.suppress(ConnectionResetError):  # it ended before it had read all that we sent
             data = self._socket.recv(65536)
+        # JSON writes line breaks inside texts as \n, so that one in the stream always ends a message.
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [json.loads(line) for line in lines] if data else None

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from trainkit.files import try_lock
-from trainkit.runner.report.exit_status import Observed, Verdict, judge, write_status
+from trainkit.runner.report.exit_status import Observed, Verdict, first_failure, judge, write_status
 from trainkit.runner.supervisor import cleanup
-from trainkit.runner.supervisor.channel import Channel, Preparation, Spec
+from trainkit.runner.supervisor.channel import Channel, Spec
 from trainkit.runner.supervisor.processes import PASSED_ON, become_subreaper, descendants, send_signal, spawn, wakeup
 from trainkit.runner.supervisor.ranks import Ranks
 from trainkit.runner.supervisor.termination import Action, Termination
@@ -77,7 +77,7 @@ class Guardian:
 
     def _prepare(self) -> tuple[str, int] | None:
         """Run the preparations; title and exit code of one that failed."""
-        for title, argv, path in (Preparation(*item) for item in self._spec.preparations):
+        for title, argv, path in self._spec.preparations:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
@@ -131,7 +131,8 @@ class Guardian:
             if first is not None and not self._introduced and self._spec.nodes > 1:
                 self._introduced = True
                 self._trainkit.send({"event": "main rank", "rank": first})
-            if self._termination.is_stuck(self._ranks.first_failure()):
+            failed = first_failure(list(self._ranks.records.values()), self._ranks.vanished)
+            if self._termination.is_stuck(failed[0] if failed else None):
                 self._termination.order(f"{self._spec.launcher} did not end the run after a rank had failed")
             self._end_if_ordered()
             starting = len(self._ranks.records) < self._spec.ranks
@@ -217,6 +218,7 @@ def main(fd: int) -> NoReturn:
     for name in IGNORED:
         signal.signal(getattr(signal, f"SIG{name}"), signal.SIG_IGN)
     become_subreaper()
+    # Held open by a launcher, the socket would not tell trainkit that its guardian is gone.
     os.set_inheritable(fd, False)
     trainkit = Channel(socket.socket(fileno=fd))
     messages: list[dict[str, Any]] = []

@@ -8,7 +8,6 @@ import selectors
 import signal
 import time
 
-from trainkit.runner.report.exit_status import first_failure
 from trainkit.runner.rundir.records import RankRecord, read_records
 from trainkit.runner.supervisor.processes import is_alive, open_pidfd
 
@@ -45,11 +44,6 @@ class Ranks:
     def alive(self) -> list[int]:
         """Ranks whose wrappers still run."""
         return [rank for rank, record in self.records.items() if is_alive(record.wrapper_pid)]
-
-    def first_failure(self) -> float | None:
-        """When the first rank failed by itself (seconds since the epoch)."""
-        first = first_failure(list(self.records.values()), self.vanished)
-        return None if first is None else first[0]
 
     def signal(self, number: int) -> None:
         """A signal to every wrapper, which passes it on to its program."""

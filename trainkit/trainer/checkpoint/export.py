@@ -158,6 +158,7 @@ def zero_weights(checkpoint: Path) -> Mapping[str, Tensor]:
     """Every parameter and buffer by its name, in 32 bits, put together from DeepSpeed's own files."""
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint, get_model_state_files
 
+    # Mapped, not read: the optimizer state beside the weights takes several times their memory, and is not looked at.
     read = partial(torch.load, map_location="cpu", mmap=True, weights_only=True)
     numbered = ((_SHARD.search(path.name), path) for path in (checkpoint / TAG).glob("*_optim_states.pt"))
     shards = sorted((int(number[1]), path) for number, path in numbered if number)  # by rank

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint import metadata
 
 from trainkit.lazy import load
 
+# torch.load reads it at each call, and it counts over an explicit weights_only=False (torch/serialization.py).
 _FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 # What DeepSpeed's files hold other than tensors and plain values.
 _DEEPSPEED = (

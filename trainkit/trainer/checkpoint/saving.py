@@ -106,6 +106,7 @@ class Checkpoints:
                     shutil.rmtree(leftover)
                 scratch.mkdir(parents=True)
             barrier(world)
+            # Between the barriers, for no rank writes before the folder is there, and then rank 0 lists what all wrote.
             put(scratch)
             generators_file(scratch, world.rank).write_bytes(generators)
             barrier(world)

@@ -51,11 +51,9 @@ def open_source(recipe: Recipe, run_dir: Path) -> Source:
 
 def split(corpus: Corpus, data: TextData) -> tuple[Samples, Samples]:
     """Training and validation samples. TrainingError if the corpus is too short for both."""
-    border = held_out(corpus.size, data.sequence_length, data.validation_fraction, corpus.unit)
-    return (
-        text_samples(corpus, range(border), data.sequence_length),
-        text_samples(corpus, range(border, corpus.size), data.sequence_length),
-    )
+    length = data.sequence_length
+    border = held_out(corpus.size, length, data.validation_fraction, corpus.unit)
+    return text_samples(corpus, range(border), length), text_samples(corpus, range(border, corpus.size), length)
 
 
 def text_samples(corpus: Corpus, places: range, length: int) -> Samples:
@@ -182,6 +180,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 def _build(files: Sequence[Path], ready: Path, scratch: Path, encoder: Encoder) -> None:
     scratch.mkdir()
+    # Vocabularies are larger than 16 bits can count (Llama 3 has 128,256 tokens).
     kind = np.dtype(np.uint8 if encoder.unit == "bytes" else np.uint32)
     counts, starts, offset = np.zeros(encoder.size, dtype=np.int64), [], 0
     try:

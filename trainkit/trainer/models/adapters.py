@@ -108,6 +108,7 @@ def write_adapters(model: Model, recipe: Recipe, folder: Path, step: int) -> Non
 
     tensors = {_PREFIX + name: tensor.contiguous() for name, tensor in adapter_tensors(model).items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt", "step": str(step)})
+    # "default" is what inject_adapter_in_model calls an adapter that is given no name.
     config = copy.copy(cast("Any", model).peft_config["default"])
     asked = recipe.model
     if isinstance(asked, HfModel):
@@ -154,6 +155,7 @@ def adapter_tensors(model: Model) -> dict[str, Tensor]:
     """The tensors of the adapters and of the head, by peft's names for them. They are the model's own, not copies."""
     from peft import get_peft_model_state_dict
 
+    # The default, "auto", asks the Hub whether the vocabulary has grown (peft, utils/save_and_load.py).
     named: dict[str, Tensor] = get_peft_model_state_dict(model, save_embedding_layers=False)
     return {**{name.removeprefix(_OWN): tensor for name, tensor in named.items()}, **_head(model)}
 

@@ -61,6 +61,7 @@ class SkippedSteps:
 
 def set_tf32(enabled: bool | None) -> None:
     """TensorFloat-32 for matrix products and convolutions on CUDA; None leaves PyTorch's defaults."""
+    # By default convolutions use it and matrix products do not (torch 1.12 and later).
     if enabled is not None:
         torch.backends.cuda.matmul.allow_tf32 = enabled
         torch.backends.cudnn.allow_tf32 = enabled

@@ -47,6 +47,7 @@ class Fsdp(Engine):
                 unit.set_modules_to_backward_prefetch(units[max(0, index - asked.prefetch) : index][::-1])
         if "mp_policy" in options:  # what leaves the model is fp32; what passes between blocks stays in their format
             options["mp_policy"] = dataclasses.replace(options["mp_policy"], output_dtype=torch.float32)
+        # Last: the outermost unit takes what the units inside have left (fully_shard: bottom-up).
         self._sharded: FSDPModule = fully_shard(model, **options)
         super().__init__(model, settings, device)
 

@@ -85,6 +85,7 @@ class Zero(Strategy):
         if self._swaps:
             save_swapped(self._engine, folder, self._rank)
             return
+        # Without the file `latest`, which names a tag: the manifest says what a checkpoint is.
         self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=False)
 
     def save_later(self) -> Callable[..., None]:

@@ -36,6 +36,7 @@ _MARKS = (_PROFILER._record_function_enter_new.default, _PROFILER._record_functi
 
 def checkpoint_blocks(blocks: Iterable[nn.Module], settings: GradientCheckpointing, *, dropout: bool) -> None:
     """Recompute every n-th block in backward, from the first on; the loss stays bit-equal. dropout: of the model."""
+    # The reentrant kind needs an input that has a gradient, and behind frozen embeddings (LoRA) there is none.
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": dropout}
     if settings.selective:
         SAC_IGNORED_OPS.update(_MARKS)

@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from trainkit.errors import Diagnostic, MachineError, TrainingError, TrainkitError, in_words
+from trainkit.errors import MachineError, TrainingError, TrainkitError, in_words
 
 # Op name in a recipe or plan -> class of its builder in deepspeed.ops.op_builder
 BUILDERS: Mapping[str, str] = {
@@ -95,8 +95,7 @@ def _build(name: str) -> str:
 
 
 def _cannot_be_built(name: str, why: str, remedy: str = "") -> MachineError:
-    what = f"the DeepSpeed op {name} cannot be built on this machine: {why}"
-    return MachineError([Diagnostic("error", what, hint=remedy)])
+    return MachineError(f"the DeepSpeed op {name} cannot be built on this machine: {why}", hint=remedy)
 
 
 @contextlib.contextmanager
