@@ -24,7 +24,7 @@ THROTTLING: Mapping[int, str] = {
     0x40: "heat (hardware)",
     0x80: "power brake",
 }
-# nvmlComputeMode_t: 3 is one process; 1, one thread, is deprecated.
+# 3 is one process; 1, one thread, is deprecated (NVML API reference, device enumerations).
 COMPUTE_MODES: Mapping[int, Literal["default", "exclusive", "prohibited"]] = {
     1: "exclusive",
     2: "prohibited",
