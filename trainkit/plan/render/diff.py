@@ -18,7 +18,6 @@ PARTS = (
     "output_root", "rendezvous", "max_restarts", "grace_seconds", "preparations",
 )  # fmt: skip
 TRAINING = "The settings that decide training differ: neither resumes from the other's checkpoints on its own."
-_ABSENT = object()
 
 
 def render(other: Plan, plan: Plan) -> str:
@@ -52,14 +51,11 @@ def _environment(plan: Plan) -> dict[str, str]:
 
 def _values(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     for key in dict.fromkeys((*before, *after)):
-        old, new = before.get(key, _ABSENT), after.get(key, _ABSENT)
-        if old == new:
-            continue
-        if old is not _ABSENT and new is not _ABSENT:
-            yield f"~ {key}: {_plain(old)} -> {_plain(new)}"
-            continue
-        sign, value = ("+", _plain(new)) if old is _ABSENT else ("-", _plain(old))
-        yield f"{sign} {key}: {value}" if value else f"{sign} {key}"
+        if key not in before or key not in after:
+            sign, value = ("-", _plain(before[key])) if key in before else ("+", _plain(after[key]))
+            yield f"{sign} {key}: {value}" if value else f"{sign} {key}"
+        elif before[key] != after[key]:
+            yield f"~ {key}: {_plain(before[key])} -> {_plain(after[key])}"
 
 
 def _plain(value: Any) -> str:
