@@ -59,14 +59,13 @@ _NUMBERS_OF_OPTIMIZERS = ("lr", "weight_decay", "beta2", "eps")  # not beta1: 0 
 def memory_digest(recipe: Recipe, batch: BatchArithmetic, dtype: str) -> str:
     """SHA-256 over what decides how much memory a step of the built-in trainer takes, and what may be chosen from."""
     chosen = recipe.model_dump(mode="json", by_alias=True)
-    loss = recipe.train.loss
     for section in _WEIGHTLESS:
         del chosen[section]
     for name in _NUMBERS_OF_OPTIMIZERS:
         del chosen["optimizer"][name]
     for key in _LEFT_OUT:
         chosen["data"].pop(key.partition(".")[2], None)
-    chosen["resolved"] = [loss, batch.global_, batch.ranks, batch.search, dtype]
+    chosen["resolved"] = [recipe.train.loss, batch.global_, batch.ranks, batch.search, dtype]
     return _sha256(chosen)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from trainkit.errors import Diagnostic
 from trainkit.frameworks.accelerate.fields import SETTINGS
@@ -15,7 +16,7 @@ from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
 from trainkit.frameworks.deepspeed.fields import STRATEGY_KEYS
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
-from trainkit.plan.provenance import SourcedFile, SourcedVariable, Token, variable
+from trainkit.plan.provenance import SourcedFile, SourcedVariable, variable
 from trainkit.plan.support import LAUNCHED, OWN_CHECKPOINT, Reach, Table, no_way
 from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.schema import Ddp, Fsdp
@@ -26,6 +27,7 @@ reason, argv, read = own_scripts.reason, own_scripts.argv, all_own
 
 READ = "Accelerator() reads it"
 LOGS = (*own_scripts.LIBRARIES, "ACCELERATE_LOG_LEVEL")
+wrapper = partial(own_scripts.wrapper, names=LOGS)
 
 ENVIRONMENT = Reach("the environment of Accelerator()")
 # Keys whose values are variables of Accelerator(); the kind of strategy is decided before.
@@ -91,11 +93,6 @@ DECIDED = (
     "FSDP_",
 )
 FREE = ("FSDP_IGNORED_MODULES", "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES")
-
-
-def wrapper(context: Context) -> tuple[Token, ...]:
-    """The level of the libraries' log lines on the ranks that are not a main one."""
-    return own_scripts.wrapper(context, LOGS)
 
 
 def files(context: Context) -> tuple[SourcedFile, ...]:

@@ -32,15 +32,11 @@ UNCALLED: Mapping[str, str] = {
 }
 
 
-def config_file(context: Context, reader: Reader) -> SourcedFile:
-    """The file of a plan, for a program of this kind."""
-    content, sources = deepspeed_config(context, reader)
-    return SourcedFile(FILE, as_text(content), {key: Source(keys) for key, keys in sources})
-
-
-def as_text(content: Tree) -> str:
-    """The file's text."""
-    return dumps(content, indent=2, ensure_ascii=False) + "\n"
+def config_file(context: Context, reader: Reader, *, whole: bool = False) -> SourcedFile:
+    """The file of a plan, for a program of this kind; see `deepspeed_config`."""
+    content, sources = deepspeed_config(context, reader, whole=whole)
+    text = dumps(content, indent=2, ensure_ascii=False) + "\n"
+    return SourcedFile(FILE, text, {key: Source(keys) for key, keys in sources})
 
 
 def deepspeed_config(context: Context, reader: Reader, *, whole: bool = False) -> tuple[Tree, Sources]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from trainkit.errors import Origin
 from trainkit.frameworks.base.interface import nothing
-from trainkit.frameworks.deepspeed.config import as_text, deepspeed_config
+from trainkit.frameworks.deepspeed.config import config_file
 from trainkit.frameworks.deepspeed.fields import FILE
 from trainkit.frameworks.deepspeed.optimizer import has_schedule
 from trainkit.frameworks.deepspeed.readers import OPTIMIZER_KEYS
@@ -35,8 +35,7 @@ def files(context: Context, folder: str) -> dict[str, str]:
         made = {file.path: file.content for file in PROGRAMS[kind].files(context)}
         if FILE in made:
             return {FILE: made[FILE]}
-    content, _ = deepspeed_config(_with_defaults(context), "deepspeed", whole=True)
-    return {FILE: as_text(content)}
+    return {FILE: config_file(_with_defaults(context), "deepspeed", whole=True).content}
 
 
 def _with_defaults(context: Context) -> Context:

@@ -22,15 +22,11 @@ class Merge:
     places: dict[str, Origin] = field(default_factory=dict)
     errors: list[Diagnostic] = field(default_factory=list)
 
-    def add(self, layer: Layer) -> None:
-        """Put one more layer on top."""
-        self._add_mapping(layer, self.tree, layer.tree, "")
-
     def get(self, key: str) -> Any:
         """The merged value at a dotted key; None where no layer gives it."""
         return value_at(self.tree, key)
 
-    def _add_mapping(self, layer: Layer, target: dict[str, Any], source: Mapping[str, Any], path: str) -> None:
+    def add(self, layer: Layer, target: dict[str, Any], source: Mapping[str, Any], path: str) -> None:
         """Put a mapping of the layer on top of `target`, the mapping so far at the same path."""
         if path in tagged_sections():
             self._change_kind(layer, target, source, path)
@@ -48,7 +44,7 @@ class Merge:
                     self._drop(key, replaced)
                     self._drop(f"{key}.", replaced)
                     target[name] = {}
-                self._add_mapping(layer, target[name], value, key)
+                self.add(layer, target[name], value, key)
             else:
                 if isinstance(target.get(name), dict):
                     self._drop(f"{key}.", replaced)
@@ -100,7 +96,7 @@ def merge(layers: Sequence[Layer]) -> Merge:
     """Merge layers, weakest first."""
     state = Merge()
     for layer in layers:
-        state.add(layer)
+        state.add(layer, state.tree, layer.tree, "")
     return state
 
 
