@@ -65,6 +65,7 @@ def environment(context: Context) -> tuple[SourcedVariable, ...]:
     apart = context.recipe.strategy.kind == "single" or context.topology.device == "xla"
     if apart and context.recipe.program.kind in ON_ACCELERATE:
         return ()
+    # What init_process_group() reads where it is given no address (env://), and torchrun would set.
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     port = "a free port of this machine, so that a process group can be formed"
     return (

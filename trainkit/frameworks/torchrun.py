@@ -32,6 +32,7 @@ from trainkit.plan.provenance import OWN_INTERPRETER, Source, SourcedVariable, T
 RECORD_SECONDS = 5
 OF_RANK = "torchrun tells each rank its place"
 ITS_OWN = "torchrun sets it for every rank"
+# The default of --signals-to-handle (torch/distributed/run.py).
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 OWN_FILES = "torchrun's own files stay in the run directory, not in /tmp"
 
@@ -225,6 +226,7 @@ def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherC
             draft.settings.pop("nodes.processes_per_node", None)
         processes = processes if isinstance(processes, int) else None
     put_settings(draft, FLAGS, used, done | {"nnodes"})
+    # `$$` is how a dollar sign is written for torchrun: see `escape`.
     # torch.distributed.launch adds --local-rank unless it is given --use_env; torchrun fills in a macro.
     adds = posixpath.basename(argv[0]) == "torch.distributed.launch" and "use_env" not in named
     program = [word.replace("$$", "$") for word in program]
@@ -236,6 +238,7 @@ def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherC
 
 def read_rendezvous(draft: Draft, named: Mapping[str, FlagUse]) -> None:
     """Where several nodes meet; the ports are torchrun's defaults."""
+    # 29400 is the port of c10d (c10d_rendezvous_backend.py), 29500 that of static rendezvous, which has a master.
     endpoint, host = named.get("rdzv_endpoint"), named.get("master_addr")
     if endpoint is not None:
         value = endpoint.value or ""

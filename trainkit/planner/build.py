@@ -112,6 +112,7 @@ def decide(
     """
     recipe = resolved.recipe
     program = PROGRAMS[recipe.program.kind]
+    # In the order of dependence: devices decide launcher and format, ranks the batch, and all of it what is resumed.
     # Collected up to the batch, so that one try shows all that has to be mended.
     problems = [*unreached(resolved, program.REACH, recipe.program.kind), *check_environment(resolved)]
     try:

@@ -25,6 +25,7 @@ def choose_dtype(recipe: Recipe, device: str, cards: Sequence[Gpu], in_file: obj
             return dtype
     if recipe.precision.dtype != "auto":
         return recipe.precision.dtype
+    # Off CUDA the facts do not tell which formats have units; an emulated one would be slower than fp32.
     return "bf16" if device == "cuda" and cards and all(gpu.compute_capability >= AMPERE for gpu in cards) else "fp32"
 
 

@@ -22,10 +22,14 @@ unlinked = call("trainkit.frameworks.accelerate.launcher:unlinked")
 # What a variable does that an outer launcher, a finished job or a shell profile left behind -> its names or prefixes.
 LEFT_BEHIND = {
     "describes an outer launcher": "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR MASTER_PORT",
+    # torch/distributed/elastic/agent/server/local_elastic_agent.py
     "describes an outer torchrun": "TORCHELASTIC_* GROUP_RANK GROUP_WORLD_SIZE ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE",
+    # deepspeed/launcher/launch.py
     "describes an outer DeepSpeed launcher": "LOCAL_SIZE CROSS_RANK CROSS_SIZE",
+    # torch/distributed/argparse_util.py: PET_FOO is the default of --foo
     "gives torchrun's flags other defaults": "PET_*",
     "changes torchrun's time limits": "TORCH_ELASTIC_*",
+    # torch/distributed/run.py: config_from_args
     "makes torchrun start another interpreter": "PYTHON_EXEC",
     "configures accelerate behind the recipe's back": "ACCELERATE_* PARALLELISM_CONFIG_* MEGATRON_LM_*",
     "configures accelerate and transformers behind the recipe's back": "FSDP_*",
@@ -78,6 +82,7 @@ def plan_environment(context: Context) -> tuple[EnvironmentDiff, Mapping[str, So
     Later variables win over earlier ones of the same name, and the caller's, where env_from names it, over all.
     """
     variables = (
+        # From the general to the particular: what the recipe names itself wins.
         *_defaults(context),
         *_devices(context),
         *xla_environment(context),

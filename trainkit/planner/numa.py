@@ -39,6 +39,7 @@ def _shares(context: Context) -> tuple[tuple[int, ...], ...] | str:
             return f"the system does not report on which node card {unknown.index} is"
     else:  # without cards ranks are spread over the nodes in order
         nodes = [facts.numa[rank * len(facts.numa) // context.processes].index for rank in range(context.processes)]
+    # A container or a scheduler may have left this process fewer cores than the node has.
     usable: dict[int | None, tuple[int, ...]] = {
         node.index: tuple(core for core in node.cpus if not facts.cpu_affinity or core in facts.cpu_affinity)
         for node in facts.numa

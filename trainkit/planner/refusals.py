@@ -45,6 +45,7 @@ REFUSALS: tuple[Refusal, ...] = (
         "strategy.kind: single, or devices.type: cpu",
     ),
     Refusal(
+        # CUDA shows a process one MIG device, the first that it is given (NVIDIA MIG user guide).
         {"cards": ("mig",), "ranks": ("several",)},
         "devices.select",
         "NCCL takes two parts of a card for one device, and a process sees only the first part that it is shown",
@@ -160,6 +161,7 @@ REFUSALS: tuple[Refusal, ...] = (
         "efficiency.attention: sdpa, or model.kind: hf",
     ),
     Refusal(
+        # https://github.com/Dao-AILab/flash-attention: fp16 and bf16, on CUDA and ROCm
         {"program": ("builtin",), "model": ("hf",), "attention": ("flash_attention_2",), "dtype": ("fp32",)},
         "efficiency.attention",
         "FlashAttention-2 computes in 16 bits only",
@@ -173,6 +175,7 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     # Which number formats a strategy or a device does not take.
     Refusal(
+        # accelerator/cpu_accelerator.py: is_fp16_supported
         {"strategy": ZERO, "device": ("cpu",), "dtype": ("fp16",)},
         "precision.dtype",
         "DeepSpeed trains fp16 on a CPU only where oneDNN has fp16 kernels for it",

@@ -60,6 +60,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
 def of_tool(choice: Literal["launcher", "program"], name: str) -> tuple[Requirement, ...]:
     """What a launcher itself, or programs of a kind, need."""
     packages = (LAUNCHERS if choice == "launcher" else PROGRAMS)[name].REQUIRES
+    # Other packages of launchers and programs come with `train`.
     extras = {"transformers": "hf"}
     return tuple(Requirement(choice, (name,), *each, extras.get(each[0], "train")) for each in packages.items())
 

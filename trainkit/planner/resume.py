@@ -14,9 +14,11 @@ from trainkit.text import counted
 if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
 
+# As the built-in trainer names them, and transformers (trainer_utils.py: PREFIX_CHECKPOINT_DIR).
 FOLDER = re.compile(r"^step-(\d{8})$")
 TRAINER_FOLDER = re.compile(r"^checkpoint-(\d+)$")
 NAMED = "named by checkpoint.resume"
+# Each rank has all of the model and the optimizer, and a checkpoint of one rank is that of any number.
 WHOLE = frozenset({"single", "ddp"})
 # torch.distributed.checkpoint writes whole tensors and shards alike, and cuts them again for each reader.
 RESHARDING = frozenset({"single", "ddp", "fsdp"})
@@ -115,6 +117,7 @@ def _named(path: str, reader: Reader, saved: Sequence[SavedCheckpoint]) -> tuple
     if known is None:
         if folder := FOLDER.match(posixpath.basename(cleaned)):
             return Resume(path, int(folder[1]), NAMED), ()
+        # Neither known nor named like a checkpoint: the trainer would notice only after it has loaded everything.
         hint = "name a folder `<run>/checkpoints/step-<8 digits>`; `auto` takes the newest that fits"
         return Resume(path, 0, NAMED), (Notice("blocker", f"{path} is not a checkpoint folder", hint),)
     if obstacle := _obstacle(known, reader):

@@ -32,6 +32,7 @@ from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
 from trainkit.plan.provenance import Source
 
+# Names of mixed precision, which computing in fp32 is not.
 MIXED = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 COMPILE = "efficiency.compile"
 RANKS = ("nodes.count", "nodes.processes_per_node", "devices.select", "strategy.kind")
@@ -109,6 +110,7 @@ _LAUNCH: tuple[Setting, ...] = (
     Setting("main_process_ip", ("nodes.rendezvous",)),
     Setting("main_process_port", ("nodes.rendezvous",)),
     Setting("max_restarts", decode=whole_number("launcher.max_restarts")),
+    # which accelerate hands to the ranks under this name (utils/launch.py)
     Setting("num_cpu_threads_per_process", decode=plain("env.OMP_NUM_THREADS")),
     Setting("fp16", decode=switched("precision.dtype", "fp16"), flag=False),
     Setting(

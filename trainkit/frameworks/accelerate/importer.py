@@ -59,6 +59,7 @@ def launched(draft: Draft, context: ImportContext, flags: Sequence[FlagUse]) -> 
     for each in flags:
         if each.name not in NOT_IN_FILE:
             text = each.value
+            # YAML would read host:port as a number to the base 60, and `no` as false.
             value = True if text is None else text if ":" in text or text == "no" else read_scalar(text)
             # The file's key of today that the flag sets.
             section = next((name for name in SECTIONS if each.name.startswith(name.removesuffix("config"))), "")
@@ -72,6 +73,7 @@ def launched(draft: Draft, context: ImportContext, flags: Sequence[FlagUse]) -> 
         values["use_cpu"] = Assignment("use_cpu", True, named["cpu"].origin)
     if KIND not in values:
         origin, alone = argv_origin("accelerate launch"), "cpu" in named or "use_mps_device" in named
+        # accelerate launch takes every card that it finds; an import does not know how many, and assumes several.
         count = values["num_processes"].value if "num_processes" in values else 1 if alone else 2
         values[KIND] = Assignment(KIND, "NO" if count == 1 else "MULTI_GPU", origin)
     return interpret(ImportedConfig(draft, context, values, program=True))
@@ -137,6 +139,7 @@ def _processes(config: ImportedConfig, kind: str) -> int | None:
             return None
     if total in (None, -1):
         return 1 if kind in ALONE else None
+    # num_processes counts the processes of all machines, where torchrun and a recipe count those of each.
     each: int = total // nodes
     if total % nodes:
         text = f"num_processes {total} over {nodes} machines are {each} on each; accelerate drops the rest silently."

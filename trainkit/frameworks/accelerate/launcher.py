@@ -116,6 +116,7 @@ FLAGS: tuple[LauncherFlag, ...] = (
 )
 
 RULE = "accelerate launch sets it for every rank, whatever the program"
+# utils/launch.py: prepare_simple_launcher_cmd_env
 THREADS_OF_INTEL: Mapping[str, str] = {"KMP_AFFINITY": "granularity=fine,compact,1,0", "KMP_BLOCKTIME": "1"}
 # Cards that cannot reach one another directly, and the first driver that knows it (accelerate, utils/environment.py).
 UNLINKED, NEW_ENOUGH = "RTX 40", "550.40.07"
@@ -183,6 +184,7 @@ def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherC
     """Import `accelerate launch`, with its config file where one is named."""
     from trainkit.frameworks.accelerate.importer import launched
 
+    # accelerate-launch and `python -m accelerate.commands.launch` have no subcommand.
     words = argv[1:]
     if posixpath.basename(argv[0]) == "accelerate":
         if words[:1] != ["launch"]:
@@ -199,6 +201,7 @@ def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherC
 
 def yaml_text(found: Entries) -> str:
     """The file."""
+    # Sorted and in single quotes, as `accelerate config` writes it (yaml.safe_dump).
     tree = nest({key: found[key][0] for key in sorted(found)})
     return "".join(f"{line}\n" for line in block(tree, lambda value, _: scalar(value, "'")))
 
@@ -238,6 +241,7 @@ def _of_several(context: Context) -> Iterator[SourcedVariable]:
     names = sorted(each.name.rpartition(".")[2] for each in there if each.encode(context) is not UNSET)
     rule = "the keys of its own file about DeepSpeed"
     yield variable("ACCELERATE_CONFIG_DS_FIELDS", ",".join(names), rule=rule)
+    # utils/launch.py: prepare_deepspeed_cmd_env
     yield variable("PYTHONPATH", rule="yours, and the working folder after it", yields=True)
     yield from by_import(context)
 

@@ -71,6 +71,7 @@ def _kind_by_flags(argv: Sequence[str]) -> tuple[str, str]:
     flags = {each.name: each for each in script_flags(argv[1:]) if each.name}
     for kind, program in PROGRAMS.items():
         found = sorted(program.DETECTION.flags & flags.keys())
+        # transformers' examples come in pairs: run_glue.py on Trainer, run_glue_no_trainer.py on Accelerator().
         if found and (kind != "hf" or "no_trainer" not in argv[0]):
             return kind, found[0]
         if kind == "hf" and "deepspeed" in flags and flags["deepspeed"].values:

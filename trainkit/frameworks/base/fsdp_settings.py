@@ -18,6 +18,7 @@ from trainkit.recipe.schema import Fsdp
 from trainkit.recipe.validation.suggestions import did_you_mean
 
 CHECKPOINTING = "efficiency.gradient_checkpointing.every"
+# The words are those of accelerate, utils/constants.py (FSDP_AUTO_WRAP_POLICY, FSDP_STATE_DICT_TYPE).
 POLICIES = {"transformer": "TRANSFORMER_BASED_WRAP", "size": "SIZE_BASED_WRAP", "none": "NO_WRAP"}
 STATE_DICTS = {"full": "FULL_STATE_DICT", "sharded": "SHARDED_STATE_DICT"}
 PREFETCHES = {"backward_pre": "backward_pre", "backward_post": "backward_post", "no_prefetch": "no_prefetch"}
@@ -43,6 +44,7 @@ REFUSED: Mapping[str, Unsupported] = {
 
 
 def _version(value: Any) -> Settings | Unsupported:
+    # True equals 1 in Python.
     if value not in (1, 2) or isinstance(value, bool):
         return Unsupported("", "write 2, or 1 for a script of your own")
     return {"strategy.version": value}

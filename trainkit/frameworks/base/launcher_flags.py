@@ -91,6 +91,7 @@ def parse_flags(
     """The launcher's flags, and the words from the program on. An unknown flag is a problem of the draft's."""
     short = {flag.short: flag.name for flag in flags if flag.short}
     rest, found = list(argv), list[FlagUse]()
+    # Only up to the program: what follows its name is its own, even where a launcher has such a flag.
     while rest and rest[0].startswith("-"):
         word = rest.pop(0)
         if word == "--":

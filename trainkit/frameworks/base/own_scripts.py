@@ -38,6 +38,7 @@ def argv(context: Context, more: tuple[Token, ...] = ()) -> tuple[Token, ...]:
     more: arguments that the plan adds. What follows a bare `--` is no flag, so they come before it.
     """
     program, launcher = context.recipe.program, LAUNCHERS[context.launcher]
+    # Launchers change some words on the way (torchrun fills in macros), so each is escaped for the chosen one.
     own = tuple(token(word, keys=(key,)) for word, key in arguments(program.args))
     end = next((place for place, word in enumerate(own) if str(word.text) == "--"), len(own))
     target = _target(context)

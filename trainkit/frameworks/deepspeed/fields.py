@@ -117,6 +117,7 @@ def _of_swapping(name: str, value: Any, default: Any, *parts: str) -> Row:
 def _buffers(context: Context) -> int:
     """For weights, gradients and two moments; a class of the user's own, or an argument, may ask for one more."""
     chosen = context.recipe.optimizer
+    # zero/offload_config.py: as many as there are states for each parameter
     return 5 if chosen.args or ":" in chosen.name else 4
 
 
@@ -132,6 +133,7 @@ def _of_width(name: str, encode: Callable[[int], int], default: int) -> Row:
 
 
 def _steps(value: Any) -> Settings:
+    # JSON has no infinity; Python writes and reads it as a bare word, other tools as a text.
     silent = value in ("inf", "Infinity") or (isinstance(value, int | float) and value >= SILENT)
     return {} if silent else {"logging.every_steps": value}
 

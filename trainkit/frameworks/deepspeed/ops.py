@@ -28,7 +28,9 @@ def _ops(context: Context) -> list[str]:
     if context.recipe.program.kind == "builtin":
         return swapping  # it hands DeepSpeed torch's own optimizer, and needs none of its collectives on a CPU
     base, on_cpu = context.resolved.attachments.get("strategy.config"), context.topology.device == "cpu"
+    # comm/torch.py builds its collectives in shared memory wherever the device is a CPU.
     ops = ["shm_comm"] if on_cpu else []
+    # An optimizer in the file is made by DeepSpeed itself, with kernels of its own.
     if base is not None and value_at(base.tree, "optimizer") is not None:
         ops += ["cpu_adam"] if on_cpu or "cpu" in places else ["fused_adam"]
     return ops + swapping

@@ -47,6 +47,7 @@ class Rules(NamedTuple):
 
 EVERYWHERE: Final = Rules(*(Rule.ALWAYS,) * 4)
 TUNED: Final = Rules(*(Rule.TUNED,) * 4)
+# A rule may differ by program, for each fills and compares other keys of the same file by itself.
 # With Accelerator() the batch is that of the script's DataLoader.
 BATCH: Final = Rules(Rule.ALWAYS, Rule.ALWAYS, Rule.ALWAYS, Rule.ASKED)
 CLIPPING: Final = Rules(Rule.ALWAYS, Rule.ASKED, Rule.SAID, Rule.ASKED)

@@ -11,6 +11,7 @@ from trainkit.frameworks.deepspeed.fields import BATCH, formats
 from trainkit.plan.context import Context
 from trainkit.recipe.layers.merge import value_at
 
+# integrations/deepspeed.py: trainer_config_process and trainer_config_finalize
 # Key of the file -> the field that Trainer compares it with.
 COMPARED: Mapping[str, str] = {
     "gradient_clipping": "max_grad_norm",

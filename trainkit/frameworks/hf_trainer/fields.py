@@ -132,6 +132,7 @@ def _of_the_best(name: str, value: Any) -> Argument:
     return plain(name, key, encode=lambda context: value if chosen(context, key) else UNSET)
 
 
+# Given in every plan: with a default of Trainer's in place of one corner, the batch would be another one.
 DECIDED: dict[str, Any] = {"needed": lambda context: True, "owned": True}
 
 FIELDS: tuple[Argument, ...] = (

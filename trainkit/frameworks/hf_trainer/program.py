@@ -151,6 +151,7 @@ def _flags(context: Context) -> Iterator[Token]:
         keys = _keys(context, field)
         for word in (f"--{field.name_in(version(context))}", *rendered(value)):
             yield token(word, keys=keys, rule="" if keys else IMPLIED)
+    # What only DeepSpeed's file says goes last, and only where no one else says it.
     ours = {field.name for field in FIELDS if field.is_given(context)} | own.keys()
     for name, number in deepspeed.implied(context).items():
         if name not in ours:

@@ -111,9 +111,8 @@ def problems(context: Context) -> Iterator[Diagnostic]:
         hint = f"leave {key} out, or set strategy.version to 1"
         yield error(key, what, hint, why="version 2 has no such setting")
     yield from _own_argv(context)
-    strategy = context.recipe.strategy
-    if on_xla(context) and isinstance(strategy, Fsdp):
-        yield from _of_xla(context, strategy)
+    if on_xla(context) and isinstance(context.recipe.strategy, Fsdp):
+        yield from _of_xla(context, context.recipe.strategy)
 
 
 def _contradictions(context: Context) -> Iterator[Diagnostic]:

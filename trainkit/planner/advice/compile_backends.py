@@ -9,6 +9,7 @@ from trainkit.plan.model import Notice
 from trainkit.recipe.validation.type_errors import refused
 
 KEY = "efficiency.compile.backend"
+# Tagged debug in torch/_dynamo/backends: torch.compiler.list_backends() leaves them out.
 _DEBUG = (
     "aot_eager",
     "aot_eager_decomp_partition",

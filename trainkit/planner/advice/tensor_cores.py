@@ -39,8 +39,11 @@ WASTE = 0.25  # idle share of the tiles, above which a notice is worth it
 
 def tensor_core_advice(context: Context) -> Iterator[Notice]:
     """Sizes that leave tensor cores idle, where the built-in trainer computes on them."""
-    used = _format(context)
-    if used is None or context.recipe.program.kind != "builtin":
+    used = "tf32" if context.dtype == "fp32" and context.recipe.precision.tf32 else context.dtype
+    if context.recipe.program.kind != "builtin" or used not in MULTIPLES or not context.cards:
+        return
+    # All ranks wait for a card without tensor cores for the format, and no size makes it faster.
+    if any(gpu.compute_capability < FIRST[used] for gpu in context.cards):
         return
     # The most demanding card decides: all ranks wait for each other.
     card = max(context.cards, key=lambda gpu: _multiple(used, gpu))
@@ -62,15 +65,6 @@ def tensor_core_advice(context: Context) -> Iterator[Notice]:
             f"products are cut into tiles of {TILE}, of which a quarter or more stays idle with {', '.join(wasteful)}"
         )
         yield Notice("note", what, f"use a multiple of {TILE}, which costs no more time: {QUANTIZATION}")
-
-
-def _format(context: Context) -> str | None:
-    """The format in which tensor cores compute here, if they do."""
-    tf32 = context.dtype == "fp32" and context.recipe.precision.tf32
-    used = "tf32" if tf32 else context.dtype
-    if used not in MULTIPLES or not context.cards:
-        return None
-    return used if all(gpu.compute_capability >= FIRST[used] for gpu in context.cards) else None
 
 
 def _multiple(used: str, gpu: Gpu) -> int:

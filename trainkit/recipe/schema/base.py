@@ -14,6 +14,7 @@ ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za
 class Section(BaseModel):
     """One mapping of the recipe. Unknown keys are errors, values are typed strictly, instances are frozen."""
 
+    # Strict, for a number in quotes is a text in YAML; by name, for `global` is a keyword of Python (field global_).
     # Validators are built once, as parts of the whole recipe's, instead of once more for each section alone.
     model_config = ConfigDict(
         extra="forbid",

@@ -6,7 +6,8 @@ from typing import Any
 
 from trainkit.recipe.layers.layer import VARIANTS
 from trainkit.recipe.layers.variants import BASE, NAME_PATTERN
-from trainkit.recipe.schema import Recipe, Section
+from trainkit.recipe.schema import Recipe
+from trainkit.recipe.schema.fields import schema, short_forms
 
 _INTERPOLATION = "Interpolation"
 _VARIANT = "Variant"
@@ -16,16 +17,15 @@ def json_schema() -> dict[str, Any]:
     """A fresh schema document (draft 2020-12) that every valid recipe or preset file satisfies."""
     document = Recipe.model_json_schema(by_alias=True)
     definitions = document.setdefault("$defs", {})
-    shorts = {model.__name__: model.short_form for model in _models(Section) if model.short_form}
     for definition in [*definitions.values(), document]:
         _extend_mapping(definition, definitions)
-    for name, setting in shorts.items():
-        if name in definitions:
-            mapping = definitions[name]
-            definitions[name] = {
-                "description": mapping.get("description", ""),
-                "anyOf": [mapping, dict(mapping["properties"][setting])],
-            }
+    for key, setting in short_forms().items():
+        name = schema().sections[key].model.__name__
+        mapping = definitions[name]
+        definitions[name] = {
+            "description": mapping.get("description", ""),
+            "anyOf": [mapping, dict(mapping["properties"][setting])],
+        }
     definitions[_INTERPOLATION] = {
         "type": "string",
         "pattern": r"\$\{",
@@ -48,10 +48,6 @@ def json_schema() -> dict[str, Any]:
     document["title"] = "trainkit recipe"
     document["description"] = "A recipe of trainkit, or a preset to extend."
     return document
-
-
-def _models(model: type[Section]) -> list[type[Section]]:
-    return [each for below in model.__subclasses__() for each in (below, *_models(below))]
 
 
 def _variant(document: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from trainkit.recipe.schema.base import MOST, Count, ImportPath, Section, sectio
 from trainkit.recipe.schema.launching import Scalar
 
 if TYPE_CHECKING:
+    # The registry is the only list of names, and type checkers cannot evaluate it.
     OptimizerName = str
 else:
     OptimizerName = Literal[tuple(OPTIMIZERS)]
@@ -132,6 +133,7 @@ class Optimizer(Section):
         flag="optim",
     )
     args: dict[str, Scalar | list[Scalar]] = setting({}, "Further arguments of the optimizer's class, by name.")
+    # Weight decay, betas, eps and the floor of the schedule are those of GPT-3 (arXiv:2005.14165, appendix B).
     lr: float = setting(3e-4, "Peak learning rate.", ge=0, flag="learning_rate")
     weight_decay: float = setting(
         0.1,

@@ -48,6 +48,7 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str, prefix: str = 
 
 def nearest_key(key: str) -> str | None:
     """The recipe key that an unknown dotted key most likely means: in the same section first, then anywhere."""
+    # Stricter than difflib by default: a wrong suggestion costs more than none.
     section, _, name = key.rpartition(".")
     table = schema()
     known = (*table.keys, *([] if section else ["extends", "variants"]))

@@ -64,6 +64,7 @@ MAX_VALUES = 100_000
 MAX_ALIASED = 20_000  # values that come into being by `*alias` alone
 _FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _LINE_END = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
+# None and "!" are what the parser gives where the text names no tag.
 _COLLECTION_TAGS = frozenset({None, "!", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"})
 _PLAIN_TAGS = frozenset({*_COLLECTION_TAGS, "tag:yaml.org,2002:str"})
 
@@ -161,6 +162,7 @@ class _Composer:
         self.count += size
         if self.aliased > MAX_ALIASED:
             raise Unreadable(mark, f"aliases expand to more than {MAX_ALIASED:,} values", "write the values out")
+        # A value of its own at each place: interpolation and paths change the tree where it is.
         return copy.deepcopy(value)
 
     def _refuse_tag(self, event: Any, allowed: frozenset[str | None]) -> None:

@@ -32,6 +32,7 @@ def _integer(base: int) -> Callable[[str], int]:
 # YAML 1.1 requires a dot and a signed exponent; `3e-4` is a number to everybody else.
 _FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?")
 _SPECIAL_FLOATS = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+# The first match counts: what begins with a zero is octal to YAML 1.1 (010 is 8), a lone 0 is not.
 _NUMBERS: tuple[tuple[re.Pattern[str], Callable[[str], int | float]], ...] = (
     (re.compile(r"[-+]?(?:0|[1-9][0-9_]*)"), _integer(10)),
     (re.compile(r"[-+]?0[0-7_]+"), _integer(8)),
@@ -41,6 +42,7 @@ _NUMBERS: tuple[tuple[re.Pattern[str], Callable[[str], int | float]], ...] = (
     (re.compile(r"[-+]?[1-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?"), _sexagesimal),
     (_SPECIAL_FLOATS, lambda text: float(text.replace(".", ""))),
 )  # fmt: skip
+# Most scalars are words: the patterns are tried only on what may be a number.
 _NUMBER_START = frozenset("-+.0123456789")
 
 

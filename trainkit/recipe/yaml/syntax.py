@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import yaml
 
+# Far above any recipe: a data file that is named by mistake is refused before it is parsed.
 MAX_BYTES = 4 * 1024 * 1024
 
 
@@ -48,6 +49,7 @@ def decode(data: bytes) -> str:
         what = "the file holds a NUL byte, so it is not a text file in UTF-8"
         raise Unreadable(mark, what, "save it as UTF-8 text (UTF-16 is not read)")
     try:
+        # Editors on Windows put a byte order mark in front.
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         offset = error.start + (3 if data.startswith(b"\xef\xbb\xbf") else 0)
