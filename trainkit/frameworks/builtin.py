@@ -21,6 +21,7 @@ _SAME = "every rank builds the same weights from the seed"
 _OWN = "set program.kind to torch to run a program of your own, or leave it out"
 _LEAVE = "leave it out"
 REQUIRES: Mapping[str, str] = {"torch": "2.6", "numpy": "1.26"}
+STRATEGY_BY = ""
 DETECTION = Detection()
 read = all_own
 problems = wrapper = environment = notices = nothing

@@ -11,6 +11,7 @@ from trainkit.plan.model import Notice
 from trainkit.plan.support import LAUNCHED, OWN_CHECKPOINT, Reach, Table
 
 REQUIRES: Mapping[str, str] = {}
+STRATEGY_BY = "your program's own part: "
 DETECTION = Detection()
 reason, argv, read = own_scripts.described, own_scripts.argv, all_own
 problems = wrapper = files = environment = nothing

@@ -81,9 +81,18 @@ def _complete(resolved: Resolved, given: dict[str, int], ranks: int) -> tuple[in
     known = "micro" if "micro" in given else "accumulation"
     divisor = given.get(known, 1) * ranks
     if total % divisor:
-        raise RecipeError(
-            _indivisible(resolved, total, divisor, f"{known} {given[known]}" if known in given else "", ranks)
+        below, above = total // divisor * divisor, (total // divisor + 1) * divisor
+        nearest = f"{below} or {above}" if below else str(above)
+        by = counted(ranks, "rank")
+        by = f"{known} {given[known]} x {by} = {divisor}" if known in given else by
+        problem = resolved.error(
+            "batch.global",
+            f"batch.global {total} cannot be divided by {by}",
+            f"set batch.global to {nearest}",
+            why="each rank must see the same number of whole samples in each optimizer step",
+            at=_origin(resolved, "global"),
         )
+        raise RecipeError(problem)
     if "micro" in given:
         return total, given["micro"], total // divisor
     if "accumulation" in given:
@@ -91,19 +100,6 @@ def _complete(resolved: Resolved, given: dict[str, int], ranks: int) -> tuple[in
     each = total // ranks
     micro = max(size for size in range(1, DEFAULT_MICRO + 1) if each % size == 0)
     return total, micro, each // micro
-
-
-def _indivisible(resolved: Resolved, total: int, divisor: int, factor: str, ranks: int) -> Diagnostic:
-    below, above = total // divisor * divisor, (total // divisor + 1) * divisor
-    nearest = f"{below} or {above}" if below else str(above)
-    by = f"{factor} x {counted(ranks, 'rank')} = {divisor}" if factor else counted(ranks, "rank")
-    return resolved.error(
-        "batch.global",
-        f"batch.global {total} cannot be divided by {by}",
-        f"set batch.global to {nearest}",
-        why="each rank must see the same number of whole samples in each optimizer step",
-        at=_origin(resolved, "global"),
-    )
 
 
 def _contradiction(resolved: Resolved, given: dict[str, int], ranks: int) -> Diagnostic:

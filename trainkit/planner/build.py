@@ -52,13 +52,6 @@ STRATEGY_REASON = {
     "zero2": "DeepSpeed partitions optimizer state and gradients",
     "zero3": "DeepSpeed partitions optimizer state, gradients and parameters",
 }
-# kind of program -> who sets the strategy up there; the built-in trainer does by itself
-SET_UP_BY = {
-    "hf": "done by Trainer, which is told: ",
-    "accelerate": "done by Accelerator(), which is told: ",
-    "deepspeed": "done by DeepSpeed, which is told in its file: ",
-    "torch": "your program's own part: ",
-}
 
 
 def build_plan(resolved: Resolved, facts: Facts, saved: Sequence[SavedCheckpoint] = ()) -> Planned:
@@ -146,7 +139,7 @@ def _strategy(recipe: Recipe, device: str) -> Choice:
         reason = reason.replace("ranks (FSDP2)", "chips (torch_xla's FSDP)")
     elif isinstance(recipe.strategy, Fsdp) and recipe.strategy.version == 1:
         reason = reason.replace("FSDP2", "FSDP1")
-    return Choice(recipe.strategy.kind, f"{SET_UP_BY.get(recipe.program.kind, '')}{reason}")
+    return Choice(recipe.strategy.kind, f"{PROGRAMS[recipe.program.kind].STRATEGY_BY}{reason}")
 
 
 def _command(context: Context) -> tuple[Command, tuple[Source, ...]]:

@@ -22,6 +22,7 @@ from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.schema import Ddp, Fsdp
 
 REQUIRES: Mapping[str, str] = {"torch": "2.6", "accelerate": "1.9"}
+STRATEGY_BY = "done by Accelerator(), which is told: "
 DETECTION = Detection("Accelerator()", frozenset({"accelerate.Accelerator"}))
 reason, argv, read = own_scripts.reason, own_scripts.argv, all_own
 

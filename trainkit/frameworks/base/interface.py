@@ -142,6 +142,7 @@ class Program(Protocol):
     REACH: Table  # how each setting of the recipe reaches the program, and why the others cannot
     REQUIRES: Mapping[str, str]  # package -> the oldest version that works
     DETECTION: Detection
+    STRATEGY_BY: str  # who sets the strategy up, as the plan says it; empty for the built-in trainer
 
     def problems(self, context: Context) -> Iterable[Diagnostic]:
         """What is wrong, that is known only with every decision taken."""

@@ -25,6 +25,7 @@ SHORTEST_WARMUP = 2  # steps; DeepSpeed makes two of one, and refuses none (deep
 
 reason, wrapper, environment = own_scripts.reason, nothing, nothing
 REQUIRES: Mapping[str, str] = {}
+STRATEGY_BY = "done by DeepSpeed, which is told in its file: "
 DETECTION = Detection(
     "DeepSpeed's engine", frozenset({"deepspeed.initialize"}), flags=frozenset({FLAG.removeprefix("--")})
 )

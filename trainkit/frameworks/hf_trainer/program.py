@@ -26,6 +26,7 @@ from trainkit.recipe.schema.launching import program_argv
 __all__ = ["REACH", "problems"]
 
 REQUIRES: Mapping[str, str] = {"transformers": OLDEST, "torch": "2.6", "accelerate": "1.9"}
+STRATEGY_BY = "done by Trainer, which is told: "
 wrapper = own_scripts.wrapper
 read = call("trainkit.frameworks.hf_trainer.importer:read_program")
 deepspeed_file = call("trainkit.frameworks.deepspeed.config:config_file")

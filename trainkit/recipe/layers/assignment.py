@@ -25,8 +25,8 @@ class Assignment:
 
 def read_value(key: str, text: str, origin: Origin) -> tuple[Any, list[Diagnostic]]:
     """The value that a text means for a key: YAML, but a setting that takes any text takes this one as it is."""
-    setting = schema().enclosing(key)
-    if setting is not None and setting.key == key and takes_text_only(setting):
+    setting = schema().setting(key)
+    if setting is not None and takes_text_only(setting):
         return _as_text(text, nullable=accepts(setting.annotation, type(None))), []
     in_env = key.startswith("env.")
     document = compose(text, Dialect(root=key, modifiers=True, open=open_keys(), verbatim=VERBATIM))

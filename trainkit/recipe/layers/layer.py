@@ -47,10 +47,6 @@ class Layer:
         """Origin of the value at the key, or of the nearest mapping around it."""
         return place_of(self.values, key)
 
-    def key_origin(self, key: str) -> Origin | None:
-        """Origin of the key itself, for a caret under the key."""
-        return self.keys.get(key) or self.origin(key)
-
 
 def read_document(data: bytes) -> Document:
     """Read a recipe file's bytes; a top level that is no mapping is an error in the document."""

@@ -60,14 +60,6 @@ class Schema:
         found = self.settings.get(key, ())
         return next((each for each in found if each.variant == kind), found[0] if found else None)
 
-    def enclosing(self, key: str) -> Setting | None:
-        """The setting that the key addresses or lies inside of (``env.NAME`` lies in `env`)."""
-        while key:
-            if key in self.settings:
-                return self.settings[key][0]
-            key = key.rpartition(".")[0]
-        return None
-
     def all_settings(self) -> Iterator[Setting]:
         """Every setting, in the order of declaration."""
         for declared in self.settings.values():

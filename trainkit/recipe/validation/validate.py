@@ -28,7 +28,7 @@ def unknown_keys(layer: Layer) -> list[Diagnostic]:
     unknown: list[tuple[str, str]] = []
     _sift(layer.tree, unknown)
     for key, written in unknown:
-        origin = layer.key_origin(key)
+        origin = layer.keys.get(key) or layer.origin(key)  # a caret under the key itself
         if "." in written and key in schema().keys:
             # A key with dots is one name in YAML; only the command line takes it apart.
             *sections, last = written.split(".")
