@@ -36,7 +36,7 @@ def test_targets_are_the_next_bytes_except_the_first_of_a_file_and_what_lies_bey
     two_files: Path, tmp_path: Path
 ) -> None:
     corpus = read_corpus(text_data(two_files, cache=str(tmp_path / "cache")), tmp_path)
-    samples = text_samples(corpus, range(corpus.size), length=5)
+    samples = text_samples(corpus, range(corpus.tokens.size), length=5)
     batch = samples[[0, 1, 2]]
     assert len(samples) == 3
     assert bytes(batch.inputs["tokens"][:2].flatten().tolist()) == b"abcdefgtuv"
@@ -75,13 +75,13 @@ def test_a_corpus_is_read_once_until_a_file_changes(two_files: Path, tmp_path: P
     open_corpus(find_files(text_data(two_files)), [folder])
     assert next(folder.glob("*/tokens.bin")).stat().st_mtime_ns == written
     (two_files / "b.txt").write_bytes(b"changed!")
-    assert open_corpus(find_files(text_data(two_files)), [folder]).size == first.size + 1
+    assert open_corpus(find_files(text_data(two_files)), [folder]).tokens.size == first.tokens.size + 1
 
 
 def test_processes_that_start_together_build_one_corpus(two_files: Path, tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from trainkit.trainer.data.text import open_corpus;"
-        "print(open_corpus(sorted(Path(sys.argv[1]).glob('*.txt')), [Path(sys.argv[2])]).size)"
+        "print(open_corpus(sorted(Path(sys.argv[1]).glob('*.txt')), [Path(sys.argv[2])]).tokens.size)"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", program, str(two_files), str(tmp_path / "cache")]
@@ -97,7 +97,7 @@ def test_what_a_killed_builder_left_is_cleared(two_files: Path, tmp_path: Path) 
     (ready,) = (path.parent for path in folder.glob("*/meta.json"))
     leftover = ready.rename(folder / f".tmp-{ready.name}-123")
     (leftover / "meta.json").unlink()
-    assert open_corpus(files, [folder]).size == 14
+    assert open_corpus(files, [folder]).tokens.size == 14
     assert not leftover.exists()
 
 
@@ -122,7 +122,7 @@ def test_a_home_that_cannot_be_written_falls_back_to_the_run_directory(two_files
     for home in (str(tmp_path / "file"), "", "/proc"):
         run_dir = tmp_path / f"run{len(home)}"
         run_dir.mkdir()
-        assert read_corpus(text_data(two_files), run_dir, {"HOME": home}).size == 14
+        assert read_corpus(text_data(two_files), run_dir, {"HOME": home}).tokens.size == 14
         assert list(run_dir.glob("corpus/*/tokens.bin"))
 
 

@@ -110,13 +110,15 @@ def measure(summary: Mapping[str, Any], kind: MemoryKind, errors: str, run_direc
     """What a run's summary says. errors: the end of the ranks' standard error, which shows what a failure was."""
     outcome, reason = _outcome(summary, errors)
     seconds = _number(summary.get("train_seconds"))
+    ranks, cards = summary.get("memory") or (), summary.get("gpu_memory_occupied") or {}
+    used = cards.values() if kind == "gpu" else [rank["rss"] for rank in ranks if rank.get("rss")]
     return Measurement(
         outcome,
         summary.get("exit_code"),
         reason,
         seconds if seconds is not None else _number(summary.get("wall_seconds")),
         _number(summary.get("samples_per_second")),
-        _occupied(summary, kind),
+        max(used, default=None),
         _number(summary.get("final_loss")),
         run_directory,
     )
@@ -157,12 +159,6 @@ def _outcome(summary: Mapping[str, Any], errors: str) -> tuple[Outcome, str]:
     if code == KILLED:
         return "out of memory", f"{why} (exit code {KILLED}: most likely the kernel's, when memory ran out)"
     return "failed", f"{why} (exit code {code})" if str(code) not in why else why
-
-
-def _occupied(summary: Mapping[str, Any], kind: MemoryKind) -> int | None:
-    if kind == "gpu":
-        return max((summary.get("gpu_memory_occupied") or {}).values(), default=None)
-    return max((rank["rss"] for rank in summary.get("memory") or () if rank.get("rss")), default=None)
 
 
 def _number(value: object) -> float | None:

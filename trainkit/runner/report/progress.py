@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -107,7 +107,7 @@ class Relay:
         self._begin = self._said = time.monotonic()
         self._unsaid = ""
 
-    def follow_logs(self, rank: int, streams: tuple[Stream, ...]) -> None:
+    def follow_logs(self, rank: int, streams: Iterable[Stream]) -> None:
         """Show the logs of this rank from their beginning."""
         self.shown_rank = rank
         self._tails = {stream: Tail(self._logs.log(rank, stream)) for stream in streams}

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from trainkit.runner.rank.streams import copy_window_size
-from trainkit.runner.report.console import Terminal
+from trainkit.runner.report.console import Stream, Terminal
 from trainkit.runner.report.exit_status import KILLED, Verdict, write_status
 from trainkit.runner.report.progress import Relay
 from trainkit.runner.rundir.layout import AttemptLayout
@@ -119,9 +119,12 @@ class Supervisor:
 
     def _open_terminal(self) -> int | None:
         """A pseudo-terminal for the one foreground rank, so that it sees a terminal and trainkit sees its output."""
-        if not self._spec.keeps_stdin or not (os.isatty(1) or os.isatty(2)):
-            if self._spec.nodes == 1:
-                self._relay.follow_logs(0, ("out", "err"))
+        names: Mapping[Stream, int] = {"out": 1, "err": 2}
+        shown = [name for name, fd in names.items() if self._spec.keeps_stdin and os.isatty(fd)]
+        # On several nodes the guardian says which rank is this one's main rank.
+        if self._spec.nodes == 1 and len(shown) < len(names):
+            self._relay.follow_logs(0, [name for name in names if name not in shown])
+        if not shown:
             return None
         import tty
 
@@ -131,10 +134,6 @@ class Supervisor:
         self._resize()
         os.set_blocking(self._terminal, False)
         self._selector.register(self._terminal, selectors.EVENT_READ, "terminal")
-        if not os.isatty(1):
-            self._relay.follow_logs(0, ("out",))
-        elif not os.isatty(2):
-            self._relay.follow_logs(0, ("err",))
         return slave
 
     def _resize(self) -> None:

@@ -20,7 +20,7 @@ from trainkit.recipe.schema import DatasetData, HfModel, JsonlData, Recipe
 from trainkit.text import listed
 from trainkit.trainer.data.chat_template import ChatError
 from trainkit.trainer.data.encoding import Encoder, open_encoder
-from trainkit.trainer.data.source import NO_LABEL, Batch, Labels, Samples, Source, next_token_batch
+from trainkit.trainer.data.source import NO_LABEL, Batch, Labels, Samples, Source, next_token_batch, reading
 
 
 class Row(NamedTuple):
@@ -78,13 +78,10 @@ def _kind(value: Any) -> str:
 def json_lines(paths: Sequence[Path]) -> Iterator[Row]:
     """The objects in the lines of some files; blank lines are skipped. TrainingError for a line that is none."""
     for path in paths:
-        try:
-            with path.open("rb") as lines:
-                for number, line in enumerate(lines, start=1):
-                    if line.strip():
-                        yield _parsed(line, f"{path}:{number}")
-        except OSError as error:
-            raise TrainingError(f"data.path: {path} cannot be read: {error.strerror}") from error
+        with reading(path), path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield _parsed(line, f"{path}:{number}")
 
 
 def _parsed(line: bytes, place: str) -> Row:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,6 +79,15 @@ class Source:
         """The same source, whose batches `change` makes out of the samples that are here."""
         train, validation = (Samples(len(each), partial(change, each)) for each in (self.train, self.validation))
         return dataclasses.replace(self, train=train, validation=validation)
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Inside, an OSError is a TrainingError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise TrainingError(f"data.path: {file} cannot be read: {error.strerror or error}") from error
 
 
 def held_out(size: int, length: int, fraction: float, unit: str, where: str = "") -> int:

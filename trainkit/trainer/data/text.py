@@ -26,7 +26,7 @@ from trainkit.errors import TrainingError
 from trainkit.files import cache_folder, try_lock
 from trainkit.recipe.schema import Recipe, TextData
 from trainkit.trainer.data.encoding import Encoder, open_encoder
-from trainkit.trainer.data.source import Samples, Source, held_out
+from trainkit.trainer.data.source import Samples, Source, held_out, reading
 from trainkit.trainer.data.tokens import Stretch
 
 STDLIB = "python-stdlib"
@@ -42,18 +42,18 @@ def open_source(recipe: Recipe, run_dir: Path) -> Source:
     encoder = open_encoder(data.tokenizer)
     corpus = read_corpus(data, run_dir, encoder=encoder)
     train, validation = split(corpus, data)
-    facts: dict[str, int | float | str] = {corpus.unit: corpus.size, "unigram_entropy": corpus.unigram_entropy}
+    facts: dict[str, int | float | str] = {corpus.unit: len(corpus.tokens), "unigram_entropy": corpus.unigram_entropy}
     if data.tokenizer:
         facts["tokenizer"] = encoder.fingerprint
-    description = f"{corpus.size:,} {corpus.unit} of text"
+    description = f"{len(corpus.tokens):,} {corpus.unit} of text"
     return Source(train, validation, description, facts, highest=corpus.highest, encoder=encoder)
 
 
 def split(corpus: Corpus, data: TextData) -> tuple[Samples, Samples]:
     """Training and validation samples. TrainingError if the corpus is too short for both."""
     length = data.sequence_length
-    border = held_out(corpus.size, length, data.validation_fraction, corpus.unit)
-    return text_samples(corpus, range(border), length), text_samples(corpus, range(border, corpus.size), length)
+    border = held_out(len(corpus.tokens), length, data.validation_fraction, corpus.unit)
+    return text_samples(corpus, range(border), length), text_samples(corpus, range(border, len(corpus.tokens)), length)
 
 
 def text_samples(corpus: Corpus, places: range, length: int) -> Samples:
@@ -85,7 +85,7 @@ def read_corpus(
     """Tokenise once, then map. Where the cache folder cannot be written, the run directory holds the corpus."""
     folder = data.cache or cache_folder(environ, "corpora")
     corpus = open_corpus(find_files(data), [*([Path(folder)] if folder else []), run_dir / "corpus"], encoder)
-    if corpus.size == 0:
+    if not len(corpus.tokens):
         raise TrainingError(f"data.path: the files of {data.path} are empty")
     return corpus
 
@@ -99,11 +99,6 @@ class Corpus:
     highest: int  # largest token id that occurs; -1 in an empty corpus
     unigram_entropy: float  # nats per token: the loss of the best model that sees no context
     unit: str = "bytes"  # what a token is
-
-    @property
-    def size(self) -> int:
-        """Tokens in all."""
-        return len(self.tokens)
 
 
 def open_corpus(files: Sequence[Path], folders: Sequence[Path], encoder: Encoder | None = None) -> Corpus:
@@ -137,19 +132,10 @@ def open_corpus(files: Sequence[Path], folders: Sequence[Path], encoder: Encoder
 def _digest(files: Sequence[Path], encoder: Encoder) -> str:
     described = hashlib.sha256(f"{_FORMAT} {sys.version_info[:3]} {encoder.fingerprint}".encode())
     for file in files:
-        with _naming(file):
+        with reading(file):  # what the user's files refuse is not the cache folder's fault
             status = file.stat()
         described.update(f"\0{file}\0{status.st_size}\0{status.st_mtime_ns}".encode("utf-8", "surrogateescape"))
     return described.hexdigest()[:24]
-
-
-@contextmanager
-def _naming(file: Path) -> Iterator[None]:
-    """A file of the user's that cannot be read is not the cache folder's fault."""
-    try:
-        yield
-    except OSError as error:
-        raise TrainingError(f"data.path: {file} cannot be read: {error.strerror}") from error
 
 
 def _load(ready: Path) -> Corpus | None:
@@ -211,7 +197,7 @@ def _build(files: Sequence[Path], ready: Path, scratch: Path, encoder: Encoder) 
 
 def _tokens(file: Path, encoder: Encoder) -> bytes:
     """A file's token ids, one byte or four each. Without a tokenizer they are its bytes, in any encoding."""
-    with _naming(file):
+    with reading(file):
         content = file.read_bytes()
     if encoder.unit == "bytes" or not content:
         return content

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe, TokensData
-from trainkit.trainer.data.source import Batch, Ids, Samples, Source, held_out, next_token_batch
+from trainkit.trainer.data.source import Batch, Ids, Samples, Source, held_out, next_token_batch, reading
 
 _SCANNED = 1 << 26  # tokens: a file up to this size is looked through before the start, in well under a second
 
@@ -39,9 +39,8 @@ def open_source(recipe: Recipe, run_dir: Path) -> Source:
 
 def _mapped(path: Path, dtype: str | None) -> Ids:
     try:
-        ids = np.memmap(path, dtype=dtype, mode="r") if dtype else np.load(path, mmap_mode="r", allow_pickle=False)
-    except OSError as error:
-        raise TrainingError(f"data.path: {path} cannot be read: {error.strerror or error}") from error
+        with reading(path):
+            ids = np.memmap(path, dtype=dtype, mode="r") if dtype else np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
         kind = f"raw file of {dtype}" if dtype else "sound .npy file"
         raise TrainingError(f"data.path: {path} is not a {kind}: {error}") from error
