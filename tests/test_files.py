@@ -5,16 +5,18 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from trainkit.files import cache_folder, publish, publish_or_overwrite, read_json, write_atomically, write_json
+from trainkit.files import cache_folder, publish, publish_or_overwrite, read_json, write_json
 
 Write = Callable[[Path, str], None]
+WRITES = [publish, partial(publish, flush=True)]
 
 
-@pytest.mark.parametrize("write", [write_atomically, publish])
+@pytest.mark.parametrize("write", WRITES)
 def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path, write: Write) -> None:
     file = tmp_path / "status.json"
     write(file, "old")
@@ -23,7 +25,7 @@ def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path, write:
     assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
 
 
-@pytest.mark.parametrize("write", [write_atomically, publish])
+@pytest.mark.parametrize("write", WRITES)
 def test_a_link_in_the_place_of_the_target_is_replaced_and_not_written_through(tmp_path: Path, write: Write) -> None:
     victim, file = tmp_path / "victim", tmp_path / "status.json"
     victim.write_text("precious")
@@ -32,7 +34,7 @@ def test_a_link_in_the_place_of_the_target_is_replaced_and_not_written_through(t
     assert (victim.read_text(), file.is_symlink(), file.read_text()) == ("precious", False, "new")
 
 
-@pytest.mark.parametrize("write", [write_atomically, publish])
+@pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize(
     "name", [f".status.json.{os.getpid()}", ".status.json.0011223344556677"], ids=["old", "guessed"]
 )
@@ -56,7 +58,7 @@ def test_a_link_planted_under_the_temporary_name_is_not_followed(
 def test_what_cannot_be_put_in_place_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(OSError, match="folder"):
-        write_atomically(tmp_path / "folder", "text")
+        publish(tmp_path / "folder", "text")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 

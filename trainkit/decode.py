@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 PLAIN = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+_hints = lru_cache(maxsize=64)(get_type_hints)  # annotations are texts, which are costly to read
 DEEPEST = 8  # far more than facts and plans nest
 
 
@@ -80,11 +81,6 @@ def _checked(kind: Any, expected: str, data: Any, place: str) -> Any:
     if not isinstance(data, kind):
         raise _wrong(place, expected, data)
     return data
-
-
-@lru_cache(maxsize=64)
-def _hints(kind: Any) -> Mapping[str, Any]:
-    return get_type_hints(kind)
 
 
 def _wrong(place: str, expected: str, data: Any) -> DecodeError:

@@ -12,13 +12,11 @@ from typing import Any
 PathLike = str | os.PathLike[str]
 
 
-def write_atomically(path: PathLike, content: str | bytes) -> None:
-    """Like :func:`publish`, and safe from a power cut: the disk has the new file before it takes its name."""
-    publish(path, content, flush=True)
-
-
 def publish(path: PathLike, content: str | bytes, *, flush: bool = False) -> None:
-    """Write beside the target, rename over it: readers see the old file or the new one. flush: wait for the disk."""
+    """Write beside the target, rename over it: readers see the old file or the new one.
+
+    flush: wait for the disk, so that a power cut leaves one of them too.
+    """
     folder, name = os.path.split(os.fspath(path))
     # In a folder that others may write to, a guessable name could be planted as a link to a file of ours.
     scratch = os.path.join(folder, f".{name}.{os.urandom(8).hex()}")
@@ -54,7 +52,7 @@ def publish_or_overwrite(path: PathLike, content: str, *, flush: bool = False) -
 
 def write_json(path: PathLike, content: object, *, indent: int | None = 2) -> None:
     """A JSON file, written atomically; NaN and infinity as Python writes them."""
-    write_atomically(path, json.dumps(content, indent=indent) + "\n")
+    publish(path, json.dumps(content, indent=indent) + "\n", flush=True)
 
 
 def read_json(path: PathLike) -> dict[str, Any]:

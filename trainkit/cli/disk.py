@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from trainkit.errors import MachineError, UsageError
-from trainkit.files import write_atomically
+from trainkit.files import publish
 
 # One byte more than a recipe may have shows that it is too long; a device or a huge file must not be read to its end.
 _READ_LIMIT = 4 * 1024 * 1024 + 1
@@ -67,6 +67,6 @@ def write_file(target: Path, text: str, hint: str) -> None:
     """Write a file whole or not at all, with the folders above it. Raises UsageError with a hint where it cannot be."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, text)
+        publish(target, text, flush=True)
     except OSError as error:
         raise UsageError(f"{target} cannot be written: {error.strerror}", hint=hint) from error

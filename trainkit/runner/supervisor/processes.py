@@ -96,12 +96,9 @@ def _prctl(option: int, value: int) -> None:
 
 def open_pidfd(pid: int) -> int | None:
     """A descriptor that becomes readable when the process ends; None where it is gone or the system has no pidfds."""
-    if not hasattr(os, "pidfd_open"):
-        return None
-    try:
+    with contextlib.suppress(AttributeError, OSError):
         return os.pidfd_open(pid)
-    except OSError:
-        return None
+    return None
 
 
 def send_signal(pids: Collection[int], number: int) -> None:

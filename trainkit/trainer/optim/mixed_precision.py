@@ -33,11 +33,6 @@ def check_precision(settings: Settings) -> None:
         raise TrainingError(f"{kind} cannot keep bf16 weights and train in {settings.dtype}")
 
 
-def gradient_scaler(dtype: str, device: torch.device) -> torch.amp.GradScaler:
-    """Loss scaling; it does nothing unless the format is fp16, whose gradients would underflow."""
-    return torch.amp.GradScaler(device.type, enabled=dtype == "fp16")
-
-
 class SkippedSteps:
     """Watches how many updates fp16 loss scaling skips: some at the start are usual, one after another are the end."""
 

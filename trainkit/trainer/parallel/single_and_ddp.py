@@ -24,7 +24,6 @@ from trainkit.trainer.checkpoint.safe_loading import only_data
 from trainkit.trainer.metrics.memory_breakdown import state_tensors
 from trainkit.trainer.models.base import Model
 from trainkit.trainer.optim.gradient_clipping import clip_gradients
-from trainkit.trainer.optim.mixed_precision import gradient_scaler
 from trainkit.trainer.optim.optimizers import build_optimizer
 from trainkit.trainer.parallel import Strategy
 from trainkit.trainer.settings import Settings, World
@@ -38,7 +37,8 @@ class Engine(Strategy):
     def __init__(self, model: nn.Module, settings: Settings, device: torch.device) -> None:
         self.model = model
         self.optimizer = build_optimizer(model, settings.recipe.optimizer)
-        self.scaler = gradient_scaler(settings.dtype, device)
+        # Only fp16 needs loss scaling, for its gradients would underflow; not enabled, it does nothing but step.
+        self.scaler = torch.amp.GradScaler(device.type, enabled=settings.dtype == "fp16")
         # Frozen parameters (LoRA) have no gradients to clip.
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._max_norm = settings.recipe.train.max_grad_norm
@@ -50,7 +50,6 @@ class Engine(Strategy):
     def update(self, learning_rate: float) -> Tensor:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        # A scaler that is not enabled does nothing but step.
         self.scaler.unscale_(self.optimizer)
         norm = clip_gradients(self._parameters, self._max_norm)
         before = self.scaler.get_scale()
