@@ -78,6 +78,7 @@ def holder(uuid: str, environ: Mapping[str, str]) -> Hold | None:
     except OSError:
         return None
     try:
+        # Shared, so that two who only look do not take each other for a holder.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

@@ -161,6 +161,7 @@ def take_free(count: int | None, allowed: Sequence[Gpu], idle_below: int) -> Sel
     count: how many; None for all that are idle. idle_below: bytes, as for :func:`is_idle`.
     """
     idle = [gpu for gpu in allowed if is_idle(gpu, idle_below)]
+    # A stable sort: cards that are alike stay in the order that devices.order has put them in.
     idle.sort(key=lambda gpu: (bool(_computing(gpu)), -gpu.memory_free))
     number = max(len(idle), 1) if count is None else count
     if number <= len(idle):

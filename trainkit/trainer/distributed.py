@@ -63,6 +63,7 @@ def sum_over_ranks(values: Sequence[Number], world: World) -> list[Number]:
     """Element-wise sum of host numbers over all ranks, in 64 bits; no device is synchronised."""
     if world.size == 1:
         return list(values)
+    # On the host, so that gloo adds it up: NCCL takes tensors of cards alone.
     total = torch.tensor(values, dtype=torch.float64 if isinstance(values[0], float) else torch.int64)
     dist.all_reduce(total, group=world.group)
     found: list[Number] = total.tolist()

@@ -15,6 +15,7 @@ from trainkit.runner.rundir.records import RankRecord
 from trainkit.runner.supervisor.channel import Spec
 from trainkit.runner.supervisor.processes import signal_name
 
+# As a shell shows it; it also stands for ends that have no code of their own.
 KILLED = 128 + signal.SIGKILL
 
 

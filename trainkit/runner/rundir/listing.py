@@ -80,6 +80,7 @@ def is_running(layout: RunLayout) -> bool:
 def hold(layout: RunLayout) -> int:
     """Mark the run as running for as long as the returned descriptor is open in any process."""
     fd = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    # Not lockf, whose locks belong to a process: the guardian inherits this one with the descriptor (flock(2)).
     fcntl.flock(fd, fcntl.LOCK_EX)
     return fd
 

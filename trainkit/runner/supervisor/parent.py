@@ -56,6 +56,7 @@ class Supervisor:
         self._console = console
         # Descriptors that the guardian keeps too: the run counts as running, and has its cards, while either lives.
         self._locks = locks
+        # A socket, for its end is seen on the other side however a process ends, by KILL too.
         near, self._far = socket.socketpair()
         self._guardian = Channel(near)
         self._selector = selectors.DefaultSelector()

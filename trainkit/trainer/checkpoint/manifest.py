@@ -80,6 +80,7 @@ def described_files(folder: Path, world: World, *, flushed: bool = False) -> dic
         if flushed:
             flush(path)
         with path.open("rb") as file:
+            # It lets go of the interpreter's lock, so that the training goes on beside a thread that saves.
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         mine[str(path.relative_to(folder))] = {"size": path.stat().st_size, "sha256": digest}
     shares: list[dict[str, dict[str, Any]]] = gather_from_ranks(mine, world)

@@ -58,6 +58,7 @@ def _obey_signals(worker: int) -> None:
     """A worker ends on SIGTERM."""
     # It inherits handlers that only take note, and it has nothing to save.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # A scheduler may send it to every process of a job; by default it would end the worker.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the trainer decides
 

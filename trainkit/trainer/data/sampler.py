@@ -44,9 +44,6 @@ class Draw(list[int]):
         super().__init__(samples)
         self.step, self.first = step, first
 
-    def __reduce__(self) -> tuple[type[Draw], tuple[list[int], int, int]]:  # loader processes get it by pickle
-        return Draw, (list(self), self.step, self.first)
-
 
 @dataclass(frozen=True, slots=True)
 class Order:

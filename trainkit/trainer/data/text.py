@@ -190,6 +190,7 @@ def _build(files: Sequence[Path], ready: Path, scratch: Path, encoder: Encoder) 
         for part in scratch.iterdir():  # a power cut after the rename must not leave zeros to learn from
             with part.open("rb") as whole:
                 os.fsync(whole.fileno())
+        # A rename puts all files there at once: other processes look for them without the lock.
         scratch.rename(ready)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -123,6 +123,7 @@ class WeightsAndBiases(Reporter):
 
     def close(self) -> None:
         self._run.finish()
+        # Ranks end by os._exit, which runs no handler of atexit.
         self._wandb.teardown()  # ends wandb's own process
         shutil.rmtree(self._temporary, ignore_errors=True)
 

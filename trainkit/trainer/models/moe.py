@@ -28,6 +28,7 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:
         """x: (rows, width), sorted by expert; counts: rows of each expert."""
+        # `tolist` waits for the device: the rows of each expert are shapes, which only the host can know.
         shares = torch.split(x, counts.tolist())
         outputs = [
             functional.gelu(share @ up) @ down for share, up, down in zip(shares, self.up, self.down, strict=True)
