@@ -109,6 +109,9 @@ def test_a_few_skipped_steps_are_no_reason_to_stop() -> None:
     resumed = SkippedSteps()
     resumed.note(1000, total=900)
     resumed.note(1010, total=905)
+    resumed.note(1010 + SkippedSteps.PATIENCE - 1, total=905 + SkippedSteps.PATIENCE - 1)
+    with pytest.raises(TrainingError, match=f"skipped the {SkippedSteps.PATIENCE} steps"):  # one more is one too many
+        resumed.note(1010 + SkippedSteps.PATIENCE, total=905 + SkippedSteps.PATIENCE)
 
 
 @pytest.mark.e2e
