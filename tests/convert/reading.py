@@ -28,10 +28,10 @@ def imported(line: str, files: Mapping[str, Any] | None = None, **more: Any) -> 
     return import_words(shlex.split(line), context(files or {}), f"{HERE}/recipe.yaml", **more)[0]
 
 
-def read(text: str, files: Mapping[str, Any] | None = None) -> Resolved:
+def read(text: str, files: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Resolved:
     """The text as trainkit reads it."""
     there = context({**(files or {}), "recipe.yaml": text})
-    return resolve(Request(recipe=f"{HERE}/recipe.yaml", cwd=HERE), there.files)
+    return resolve(Request(recipe=f"{HERE}/recipe.yaml", cwd=HERE, environ=environ or {}), there.files)
 
 
 def settings(text: str, files: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.convert.reading import comments, imported, read, settings
-from trainkit.convert.shell import read_shell
-from trainkit.errors import UsageError
+from trainkit.convert.command import starts_program
+from trainkit.convert.importing import Lines
+from trainkit.convert.shell import ShellCommand, read_shell
+from trainkit.errors import RecipeError, UsageError
 from trainkit.recipe.schema.launching import program_argv
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
-# Each with the words that a POSIX shell hands to the program.
+# Each with the words that Bash hands to the program.
 TEXTS: dict[str, list[str]] = {
     "python train.py --a 1": ["python", "train.py", "--a", "1"],
     "\n# a comment\npython train.py \\\n  --a 'x  y' \\\n  --b=\"$HERE\"/z\n": [
@@ -23,43 +28,87 @@ TEXTS: dict[str, list[str]] = {
         "python", "train.py", "", "", "a b", 'a"b', "$HERE", "$HERE",
     ],
     "python train.py $WORDS \"$WORDS\" x$WORDS": ["python", "train.py", "--a", "1", "--a 1", "x--a", "1"],
-    "python train.py ${MISSING:-7} ${HERE:-7} cost=5$": ["python", "train.py", "7", "value", "of", "here", "cost=5$"],
+    "python train.py ${HERE:-7} cost=5$": ["python", "train.py", "value", "of", "here", "cost=5$"],
     "CUDA_VISIBLE_DEVICES=0 python train.py --x '{\"a\": [1, 2]}'": [
         "CUDA_VISIBLE_DEVICES=0", "python", "train.py", "--x", '{"a": [1, 2]}',
     ],
+    "A=(--a 'x y' --b)\nA+=(--c)\npython train.py \"${A[@]}\" ${#A[@]} ${A[1]}": [
+        "python", "train.py", "--a", "x y", "--b", "--c", "4", "x", "y",
+    ],
+    "N=3\nif [ $N -gt 2 ] && [[ -n \"$HERE\" ]]; then M=big; elif true; then M=no; fi\npython train.py $M": [
+        "python", "train.py", "big",
+    ],
+    "F=a/b/c.tar.gz\npython train.py ${F##*/} ${F%%.*} ${F#*/} ${F%.gz} ${F/b/x} ${F:2:3} ${#F}": [
+        "python", "train.py", "c.tar.gz", "a/b/c", "b/c.tar.gz", "a/b/c.tar", "a/x/c.tar.gz", "b/c", "12",
+    ],
+    "N=8; M=3\npython train.py $((N * M / 2)) $((N % M + 1)) $(( (N - 2) * 2 ))": [
+        "python", "train.py", "12", "3", "12",
+    ],
+    "L='a,b,c'\npython train.py $(echo $L | tr ',' '\\n' | wc -l) $(basename x/y.py .py) `dirname x/y` $(seq 2 4)": [
+        "python", "train.py", "3", "y", "x", "2", "3", "4",
+    ],
+    "f() { python train.py --x $1 \"${@}\"; }\nf a 'b c'": ["python", "train.py", "--x", "a", "a", "b c"],
+    "case $HERE in v*) X=1;; *) X=2;; esac\npython train.py $X": ["python", "train.py", "1"],
+    "set -- --n 4\nwhile [ $# -gt 0 ]; do case $1 in --n) N=$2; shift 2;; esac; done\npython train.py $N": [
+        "python", "train.py", "4",
+    ],
+    "CMD=\"python train.py --a 'x y'\"\neval $CMD": ["python", "train.py", "--a", "x y"],
+    "bash -c \"python train.py --a '$HERE'\"": ["python", "train.py", "--a", "value of here"],
+    "python train.py $'a\\tb' \"$HERE $WORDS\" \"a\\\nb\" {x}": [
+        "python", "train.py", "a\tb", "value of here --a 1", "ab", "{x}",
+    ],
+    "[ -z \"$HERE\" ] && X=1 || X=2; [ \"$HERE\" = no ] || Y=3\npython train.py $X$Y": ["python", "train.py", "23"],
 }  # fmt: skip
 BEFORE = "HERE='value of here'\nWORDS='--a 1'\n"
+
+
+def shell(text: str, **more: object) -> ShellCommand:
+    """What is read of a text."""
+    return read_shell(text, starts_program, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.cli
 @pytest.mark.parametrize("text", TEXTS)
 def test_words_are_those_that_the_shell_makes(text: str) -> None:
-    words, remarks = read_shell(BEFORE + text)
-    assert words == TEXTS[text]
-    assert remarks == []
-    shell = f"unset MISSING\n{BEFORE}python() {{ printf '%s\\n' python \"$@\"; }}\n{text}"
-    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=20, check=True)
+    found = shell(BEFORE + text)
+    assert found.words == TEXTS[text]
+    assert found.remarks == []
+    body = f"unset MISSING\n{BEFORE}python() {{ printf '%s\\n' python \"$@\"; }}\nexport -f python\n{text}"
+    done = subprocess.run(["bash", "-c", body], capture_output=True, text=True, timeout=20, check=True)
     assert done.stdout.splitlines() == [word for word in TEXTS[text] if not word.startswith("CUDA_")]
+
+
+WORDS = st.lists(st.text(st.sampled_from("ab '\"\\$x{}()#=~;|&<>!\t-é"), min_size=0, max_size=8), max_size=5)
+
+
+@given(WORDS)
+def test_quoted_words_come_through_as_they_are(words: list[str]) -> None:
+    quoted = ["'" + word.replace("'", "'\\''") + "'" for word in words]
+    assert shell(f"python train.py {' '.join(quoted)}").words == ["python", "train.py", *words]
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("nohup python train.py > log.txt 2>&1 &", "`>log.txt` is not taken over"),
+        ("nohup python train.py > log.txt 2>&1 &", "`> log.txt` is not taken over"),
         ("python train.py 2>&1 | tee log", "`| tee log` is not taken over"),
         ("python train.py &", "`&` is not taken over"),
         ("#SBATCH --nodes=2\nsrun torchrun --nproc_per_node 2 train.py", "#SBATCH lines are not read"),
         ("source venv/bin/activate && python train.py", "`source venv/bin/activate` before the command"),
-        ("python train.py && echo done", "`echo done` after the command"),
+        ("python train.py && rm x", "`rm x` after the command"),
         ("torchrun --nnodes 2 --node_rank $SLURM_NODEID --master_addr h train.py", "$SLURM_NODEID is not taken over"),
         ("srun -N 2 torchrun --nproc_per_node 2 train.py", "`srun -N 2` in front is not taken over"),
         ("time nice -n 5 python train.py", "`nice -n 5` in front is not taken over"),
+        ("python prepare.py\ntorchrun --nproc_per_node 2 train.py\npython evaluate.py", "`python prepare.py` (line 1)"),
+        ("if [ -f x ]; then torchrun a.py; fi\ntorchrun train.py", "`[ -f x ]` is taken not to hold (line 1)"),
+        ("cd $PROJECT\npython train.py", "`cd $PROJECT` is not taken over: call trainkit in that folder"),
+        ("STAMP=$(date +%s)\npython train.py --name x-$STAMP", "STAMP is what `$(date +%s)` comes to"),
     ],
 )  # fmt: skip
-def test_what_stands_around_the_command_is_named(text: str, said: str) -> None:
+def test_what_is_around_the_command_is_named(text: str, said: str) -> None:
     made = imported("go.sh", {"go.sh": text})
     assert said in comments(made)
-    assert read(made).recipe.program.script == "train.py"
+    assert read(made, environ={"STAMP": "7"}).recipe.program.script == "train.py"
 
 
 def test_a_script_hands_its_exported_variables_to_the_recipe() -> None:
@@ -71,48 +120,105 @@ def test_a_script_hands_its_exported_variables_to_the_recipe() -> None:
     assert "env.LR" not in found
 
 
+def test_a_variable_that_nothing_sets_is_read_from_the_environment_when_the_recipe_is() -> None:
+    text = (
+        "torchrun --nproc_per_node=${GPUS:-8} --nnodes $NODES --master_addr $HOST train.py "
+        "--lr ${LR:-1e-4} --data $DATA/x ~/y"
+    )
+    made = imported("go.sh", {"go.sh": text})
+    recipe = read(made, environ={"NODES": "2", "HOST": "h", "DATA": "/d", "HOME": "/home/u", "GPUS": "4"}).recipe
+    assert (recipe.nodes.processes_per_node, recipe.nodes.count, recipe.nodes.rendezvous) == (4, 2, "h:29500")
+    assert program_argv(recipe.program.args) == ["--lr", "1e-4", "--data", "/d/x", "/home/u/y"]
+    with pytest.raises(RecipeError, match="reads the environment variable DATA, which is not set"):
+        read(made, environ={"NODES": "2", "HOST": "h", "HOME": "/"})
+
+
+def test_what_the_caller_sets_counts_and_an_argument_without_a_value_is_asked_for_by_name() -> None:
+    text = 'MODEL=$1\nif [ -z "$OUT" ]; then OUT=runs; fi\npython train.py --model $MODEL --out $OUT ${2:-4}\n'
+    made = imported("go.sh", {"go.sh": text})
+    assert "${oc.env:MODEL}" in made
+    assert program_argv(read(made, environ={"MODEL": "m"}).recipe.program.args) == [
+        "--model",
+        "m",
+        "--out",
+        "runs",
+        "4",
+    ]
+    given_ = imported("go.sh", {"go.sh": text}, program=("big",), lines=Lines({"OUT": "here"}))
+    assert program_argv(read(given_).recipe.program.args) == ["--model", "big", "--out", "here", "4"]
+
+
+def test_arithmetic_over_defaults_is_a_default() -> None:
+    text = "GPUS=${GPUS:-8}\nACC=$((256 / 4 / GPUS))\npython train.py --acc $ACC --x $((GPUS * 2))"
+    made = imported("go.sh", {"go.sh": text})
+    assert "ACC is 8, which is `$((256 / 4 / GPUS))` with the defaults" in comments(made)
+    assert program_argv(read(made).recipe.program.args)[:2] == ["--acc", "8"]
+
+
+def test_cards_that_a_command_counts_are_all_cards() -> None:
+    for counted in ("$(nvidia-smi -L | wc -l)", "$(nvidia-smi --list-gpus | wc -l)"):
+        made = imported("go.sh", {"go.sh": f"torchrun --nproc_per_node={counted} train.py"})
+        assert settings(made)["devices.select"] == "all"
+
+
+def test_a_folder_that_the_script_goes_to_is_where_its_paths_start() -> None:
+    files = {
+        "go.sh": "cd sub/$(echo dir)\ntorchrun --nproc_per_node 2 run_glue.py",
+        "sub/dir/run_glue.py": "import torch",
+    }
+    made = imported("go.sh", files)
+    assert "The command runs in the folder sub/dir: call trainkit there." in comments(made)
+    assert "script: run_glue.py" in made
+
+
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("python train.py $OUT", "$OUT has a value only where the shell runs"),
-        ("python train.py $(date)", "$( is known only where the shell runs"),
-        ("python train.py `date`", "runs another command"),
-        ("python train.py *.json", "names of files that only the shell knows"),
-        ("python train.py --out ~/x", "stands for your home folder"),
-        ("cd x && python train.py", "changes the folder that paths start from"),
-        ("for x in 1 2; do python train.py; done", "more than a plain command"),
-        ("python a.py; python b.py", "it holds 2 commands (python, python), not one"),
-        ("# nothing", "it holds 0 commands, not one"),
-        ("python train.py 'open", "a quote has no end"),
+        ("python train.py $(cat x)", "program.args is made of $(cat x), which only a running shell knows (line 1)"),
+        ("X=`cat x`1\npython train.py a`cat y`", "program.args is made of `cat y`"),
+        ("python train.py *.json", "program.args is made of *.json"),
+        ("for x in 1 2; do python train.py $x; done", "it starts 2 programs (line 1: python train.py 1;"),
+        ("python a.py; python b.py", "it starts 2 programs (line 1: python a.py; line 1: python b.py)"),
+        ("# nothing", "it starts no program that can be imported"),
+        ("python train.py 'open", "line 1, at `'open` cannot be read"),
+        ("python train.py \\\n --a 1\n --b 2", "line 3 begins with --b: is a backslash missing at the end"),
     ],
 )
 def test_what_only_the_shell_knows_is_an_error_with_a_next_step(text: str, what: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises((UsageError, RecipeError)) as caught:
         imported("go.sh", {"go.sh": text})
-    (found,) = caught.value.diagnostics
+    found = caught.value.diagnostics[0]
     assert what in found.what
-    assert "go.sh: " in found.what
     assert found.hint
 
 
+def test_one_of_several_commands_is_chosen_by_its_line_or_turn() -> None:
+    files = {"go.sh": "torchrun a.py\nfor x in 1 2; do torchrun b.py $x; done"}
+    assert "script: a.py" in imported("go.sh", files, lines=Lines(number=1))
+    text = imported("go.sh", files, lines=Lines({"x": "2"}, 2))
+    assert program_argv(read(text, {"b.py": ""}).recipe.program.args) == ["2"]
+
+
 @pytest.mark.cli
-def test_a_line_in_one_word_and_a_script_that_sh_runs_are_read_alike(trainkit: Trainkit) -> None:
+def test_a_line_in_one_word_and_a_script_that_sh_runs_are_read_alike(trainkit: Trainkit, tmp_path: Path) -> None:
     done = trainkit("import", "python train.py --config a.json > log")
     assert done.returncode == 0, done.stderr
     assert "config: a.json" in done.stdout
-    assert "`>log` is not taken over" in done.stdout
+    assert "`> log` is not taken over" in done.stdout
     missing = trainkit("import", "sh", "gone.sh")
     assert (missing.returncode, missing.stdout) == (2, "")
     assert "there is no file gone.sh" in missing.stderr
+    (tmp_path / "go.sh").write_text("python train.py --n $N\npython other.py\n")
+    chosen = trainkit("import", "--set", "N=5", "--line", "1", "go.sh")
+    assert "n: 5" in chosen.stdout
+    assert trainkit("import", "--set", "N", "go.sh").returncode == 2
 
 
 def test_a_script_gets_its_arguments() -> None:
     files = {"go.sh": 'torchrun --nproc_per_node=$1 train.py --a "$@" b$@\n'}
     found = read(imported("go.sh", files, program=("2", "x y"))).recipe
     assert found.nodes.processes_per_node == 2
-    assert program_argv(found.program.args) == ["--a", "2", "x y", "b2", "x y"]
-    with pytest.raises(UsageError, match=r"\$1 is argument 1 of the script, and it has 0"):
-        imported("go.sh", files)
+    assert program_argv(found.program.args) == ["--a", "2", "x y", "b2", "x", "y"]
     bare = imported("go.sh", {"go.sh": 'python train.py "$@"'})
     assert program_argv(read(bare).recipe.program.args) == []
     assert "$@ is empty here" in comments(bare)

@@ -12,7 +12,7 @@ from typing import get_args
 from trainkit.errors import Origin, UsageError
 from trainkit.frameworks.base.argv_reader import as_arguments, without_secrets
 from trainkit.frameworks.base.detection import DetectedKind, program_kind
-from trainkit.frameworks.base.draft import Draft, ImportContext, argv_origin, card
+from trainkit.frameworks.base.draft import Draft, ImportContext, argv_origin, card, number_of
 from trainkit.frameworks.base.interface import LauncherCommand
 from trainkit.frameworks.hf_trainer.argv_reader import flags_in_file
 from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS, launcher_of
@@ -34,6 +34,7 @@ _STARTERS: Mapping[str, str] = {
     **dict.fromkeys(("taskset", "numactl"), "see launcher.numa_binding"),
     "srun": "trainkit starts the ranks of each node itself; see cluster, nodes.count and nodes.processes_per_node",
 }  # fmt: skip
+_NO_PROGRAM = (["-m", "pip"], ["-m", "venv"], ["-m", "build"], ["setup.py", "install"], ["setup.py", "develop"])
 _DATA_PARALLEL = (
     "Trainer in one process that sees several cards wraps the model in nn.DataParallel and multiplies the batch; "
     "trainkit starts a process for each card instead."
@@ -69,6 +70,19 @@ def read_command(draft: Draft, context: ImportContext, words: Sequence[str], kin
 def starts(word: str) -> bool:
     """Whether a word begins a command that can be read."""
     return launcher_of(posixpath.basename(word)) is not None
+
+
+def starts_program(words: Sequence[str]) -> bool:
+    """Whether words, variables and starters in front included, start a program."""
+    first = next((word for word in words if not _ASSIGNMENT.fullmatch(word)), "")
+    if posixpath.basename(first) in _STARTERS:
+        first = next((word for word in words if starts(word)), "")
+    if not starts(first):
+        return False
+    if launcher_of(posixpath.basename(first)) != "python":
+        return True
+    rest = list(words[words.index(first) + 1 :])
+    return "-c" not in rest[:2] and bool(rest) and rest[0] != "-" and rest[:2] not in _NO_PROGRAM
 
 
 def read_target(
@@ -189,7 +203,7 @@ def _visible(draft: Draft, value: str, origin: Origin) -> None:
 
 
 def _several(draft: Draft, command: LauncherCommand) -> bool:
-    return command.processes is None or command.processes > 1 or (draft.get("nodes.count") or 1) > 1
+    return command.processes is None or command.processes > 1 or (number_of(draft.get("nodes.count") or 1) or 2) > 1
 
 
 def _spread(draft: Draft, command: LauncherCommand) -> None:

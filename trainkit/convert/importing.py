@@ -5,19 +5,20 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from trainkit.convert.command import read_command, read_target, starts
-from trainkit.convert.shell import read_shell
+from trainkit.convert.command import read_command, read_target, starts, starts_program
+from trainkit.convert.shell import name_what_is_open, read_shell
 from trainkit.errors import Diagnostic, RecipeError, UsageError
 from trainkit.flags.resolve import resolve
 from trainkit.frameworks.accelerate import importer as accelerate
 from trainkit.frameworks.base.draft import Draft, ImportContext
-from trainkit.frameworks.base.foreign_file import SCRIPT, SUFFIXES, ForeignFile, open_foreign_file, script_text
+from trainkit.frameworks.base.foreign_file import SCRIPTS, SUFFIXES, ForeignFile, open_foreign_file, script_text
 from trainkit.frameworks.deepspeed import importer as deepspeed
 from trainkit.frameworks.registry import PROGRAMS
 from trainkit.plan.support import unreached
+from trainkit.recipe.layers.environment_references import names_in
 from trainkit.recipe.layers.layer import ARGUMENTS
 from trainkit.recipe.layers.paths import Overlay, absolute, seen_from
 from trainkit.recipe.resolved import Request, Resolved
@@ -43,9 +44,17 @@ class Format(Protocol):
 FORMATS: dict[str, Format] = {"accelerate": accelerate, "deepspeed": deepspeed}
 
 
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """What the caller says of shell text. asked: values of its variables; number: the line with the command."""
+
+    asked: Mapping[str, str] = field(default_factory=dict)
+    number: int | None = None
+
+
 def is_file(word: str) -> bool:
     """Whether a word names a file to import rather than a command, or a whole line of one."""
-    return word.endswith((*SUFFIXES, SCRIPT)) and not starts(word.split(maxsplit=1)[0])
+    return word.endswith((*SUFFIXES, *SCRIPTS)) and not starts(word.split(maxsplit=1)[0])
 
 
 def import_words(
@@ -56,6 +65,7 @@ def import_words(
     program: Sequence[str] = (),
     kind: str | None = None,
     modeline: str = "",
+    lines: Lines | None = None,
 ) -> tuple[str, list[Diagnostic]]:
     """The text of the recipe that a file or a command means, and warnings on it.
 
@@ -64,10 +74,10 @@ def import_words(
     """
     draft = Draft()
     path = words[0] if len(words) == 1 and is_file(words[0]) else ""
-    if path and not path.endswith(SCRIPT):
+    if path and not path.endswith(SCRIPTS):
         _read_file(draft, context, path, program, kind)
     else:
-        read_command(draft, context, _words(draft, context, words, program), kind)
+        context = _read_words(draft, context, words, program, kind=kind, lines=lines or Lines())
     if draft.problems:
         raise RecipeError(draft.problems)
     text = _recipe_text(draft, posixpath.dirname(target), modeline)
@@ -101,21 +111,39 @@ def _leave_out(draft: Draft, resolved: Resolved) -> bool:
     return bool(found)
 
 
-def _words(draft: Draft, context: ImportContext, words: Sequence[str], more: Sequence[str]) -> list[str]:
-    """The words of a command; a script, and a line that is one word, are read as a shell would.
+def _read_words(
+    draft: Draft,
+    context: ImportContext,
+    words: Sequence[str],
+    more: Sequence[str],
+    *,
+    kind: str | None,
+    lines: Lines,
+) -> ImportContext:
+    """Import a command; a script, and a line that is one word, are read as a shell would. Where its paths start.
 
     more: words behind `--`, which are the script's arguments, or belong to the command.
     """
     end = ["--", *more] if more else []
     scripts = words[1:] if words[0] in ("sh", "bash") else words
-    if len(scripts) == 1 and is_file(scripts[0]) and scripts[0].endswith(SCRIPT):
-        made, draft.remarks = read_shell(script_text(context, scripts[0]), scripts[0], more)
+    if len(scripts) == 1 and is_file(scripts[0]) and scripts[0].endswith(SCRIPTS):
         draft.title, end = scripts[0], []
+        shell = read_shell(
+            script_text(context, scripts[0]), starts_program, path=scripts[0], given=more, asked=lines.asked,
+            at_line=lines.number,
+        )  # fmt: skip
     elif len(words) == 1 and any(character.isspace() for character in words[0]):
-        made, draft.remarks = read_shell(words[0])
+        shell = read_shell(words[0], starts_program, asked=lines.asked, at_line=lines.number)
     else:
-        made = list(words)
-    return [*made, *end]
+        read_command(draft, context, [*words, *end], kind)
+        return context
+    draft.remarks = shell.remarks
+    if shell.folder:
+        draft.remark(f"The command runs in the folder {shell.folder}: call trainkit there.")
+        context = replace(context, cwd=posixpath.normpath(posixpath.join(context.cwd, shell.folder)))
+    read_command(draft, context, [*shell.words, *end], kind)
+    name_what_is_open(draft, shell.opened)
+    return context
 
 
 def _read_file(draft: Draft, context: ImportContext, path: str, program: Sequence[str], kind: str | None) -> None:
@@ -138,8 +166,9 @@ def _resolved(draft: Draft, context: ImportContext, target: str, text: str) -> R
     """The text as trainkit reads it. Raises RecipeError with what `trainkit check` would say, at its place."""
     script = draft.get("program.script")
     files = Overlay(context.files, {target: text}, [absolute(script, context.cwd)] if script else [])
+    environ = dict.fromkeys(names_in(text), "1")  # a number, a text and a name: what is really there shows in time
     try:
-        return resolve(Request(recipe=target, cwd=context.cwd), files)
+        return resolve(Request(recipe=target, cwd=context.cwd, environ=environ), files)
     except RecipeError as error:
         found = []
         for each in error.diagnostics:

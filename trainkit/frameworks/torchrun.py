@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from string import Template
 from typing import Any, TypeVar
 
-from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, apply_flag, argv_origin
+from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, apply_flag, argv_origin, number_of
 from trainkit.frameworks.base.fields import UNSET, Settings, Unsupported
 from trainkit.frameworks.base.interface import ALWAYS_A_GROUP, NODE_RANK, LauncherCommand, nothing, restarts
 from trainkit.frameworks.base.launcher_flags import (
@@ -224,7 +224,7 @@ def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherC
         processes = draft.get("nodes.processes_per_node")
         if processes in (1, "auto"):
             draft.settings.pop("nodes.processes_per_node", None)
-        processes = processes if isinstance(processes, int) else None
+        processes = number_of(processes)
     put_settings(draft, FLAGS, used, done | {"nnodes"})
     # `$$` is how a dollar sign is written for torchrun: see `escape`.
     # torch.distributed.launch adds --local-rank unless it is given --use_env; torchrun fills in a macro.

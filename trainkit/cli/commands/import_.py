@@ -17,16 +17,28 @@ from trainkit.cli.disk import Disk, modeline, working_folder, write_file
 from trainkit.cli.options import Force
 from trainkit.errors import UsageError
 
+Output = Annotated[
+    str | None, Option("--output", "-o", metavar="FILE", help="The recipe to write; default: standard output.")
+]
+Kind = Annotated[
+    str | None, Option("--kind", metavar="KIND", help="What the program is (program.kind), where you know.")
+]
+Variables = Annotated[
+    list[str] | None,
+    Option("--set", metavar="NAME=VALUE", help="A variable of the shell text, as the caller sets it; repeatable."),
+]
+Line = Annotated[
+    int | None, Option("--line", metavar="NUMBER", help="Of several commands in a script, the one on this line.")
+]
+
 
 def import_(
     context: typer.Context,
     *,
-    output: Annotated[
-        str | None, Option("--output", "-o", metavar="FILE", help="The recipe to write; default: standard output.")
-    ] = None,
-    kind: Annotated[
-        str | None, Option("--kind", metavar="KIND", help="What the program is (program.kind), where you know.")
-    ] = None,
+    output: Output = None,
+    kind: Kind = None,
+    set_: Variables = None,
+    line: Line = None,
     force: Force = False,
 ) -> None:
     """Write the recipe that another tool's command or file means.
@@ -35,14 +47,15 @@ def import_(
     python, torchrun, python -m torch.distributed.launch, accelerate launch or
     deepspeed, with variables in front of it. Options come before it. FILE is
     a DeepSpeed JSON, an accelerate config, or a shell script (.sh) with one
-    such command. What the other tool ignores or misreads becomes a comment in
-    the recipe; what has no key is named.
+    such command; a variable that nothing in it sets is read from your
+    environment when the recipe is. What the other tool ignores or misreads
+    becomes a comment in the recipe; what has no key is named.
 
     Example: trainkit import torchrun --nproc_per_node 2 train.py --do_train --bf16 --output_dir out
 
     Example: trainkit import ds_config.json --output recipe.yaml
     """
-    from trainkit.convert.importing import import_words
+    from trainkit.convert.importing import Lines, import_words
     from trainkit.frameworks.base.draft import ImportContext
 
     argv, cwd = list(context.args), working_folder()
@@ -50,13 +63,21 @@ def import_(
     target = posixpath.normpath(posixpath.join(cwd, output or "recipe.yaml"))
     first = modeline() if output is not None else ""
     here = ImportContext(Disk(), cwd)
-    text, warnings = import_words(argv, here, target, program=context.obj, kind=kind, modeline=first)
+    lines = Lines(dict(_assignment(each) for each in set_ or ()), line)
+    text, warnings = import_words(argv, here, target, program=context.obj, kind=kind, modeline=first, lines=lines)
     show_diagnostics(warnings)
     if output is None:
         sys.stdout.write(text)
     else:
         write_file(Path(output), text, "give another --output")
         sys.stdout.write(f"{output} is written. Next: trainkit plan {shlex.quote(output)}\n")
+
+
+def _assignment(word: str) -> tuple[str, str]:
+    name, equals, value = word.partition("=")
+    if not equals or not name.isidentifier():
+        raise UsageError(f"--set {word!r} sets nothing", hint="write --set NAME=VALUE")
+    return name, value
 
 
 def refuse(argv: Sequence[str], output: str | None, kind: str | None, *, force: bool) -> None:

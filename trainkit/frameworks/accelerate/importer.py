@@ -7,9 +7,10 @@ from typing import Any
 
 from trainkit.frameworks.accelerate.fields import OFF, SETTINGS
 from trainkit.frameworks.accelerate.imported_config import RENAMED, ImportedConfig, deepspeed, flattened, fsdp
-from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, argv_origin
+from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, argv_origin, number_of
 from trainkit.frameworks.base.foreign_file import ForeignFile, open_foreign_file
 from trainkit.recipe.layers.assignment import Assignment
+from trainkit.recipe.layers.interpolation import interpolated
 from trainkit.recipe.yaml.scalars import read_scalar
 
 # Nested mappings of the file whose keys have flags that the table does not list one by one.
@@ -133,7 +134,15 @@ def _strategy(config: ImportedConfig, kind: str) -> None:
 
 def _processes(config: ImportedConfig, kind: str) -> int | None:
     total, nodes = config.get("num_processes"), config.get("num_machines") or 1
+    if interpolated(total) and nodes == 1 and kind not in ALONE:
+        config.put("num_processes", "nodes.processes_per_node", total)
+        return number_of(total)
     for name, value in (("num_processes", total), ("num_machines", nodes)):
+        if interpolated(value):
+            hint = "give its value with --set NAME=VALUE"
+            what = f"{name} is {value}, which decides the processes of each machine"
+            config.draft.fail(what, config.origin(name), hint)
+            return None
         if value is not None and type(value) is not int:
             config.draft.fail(f"{name} is {value!r}", config.origin(name), "write a whole number")
             return None

@@ -10,6 +10,8 @@ from trainkit.errors import Diagnostic, Origin
 from trainkit.flags.flag import Use
 from trainkit.flags.registry import flags
 from trainkit.recipe.layers.assignment import Assignment, layer_of
+from trainkit.recipe.layers.environment_references import REFERENCE
+from trainkit.recipe.layers.interpolation import interpolated
 from trainkit.recipe.layers.paths import Files
 from trainkit.recipe.layers.secrets import mask_line
 from trainkit.recipe.validation.validate import validate_layer
@@ -127,7 +129,14 @@ def wrong_values(assignments: list[Assignment], draft: Draft) -> list[Diagnostic
     given = next((each.value for each in assignments if each.key == "strategy.kind"), None)
     strategy = str(given or draft.get("strategy.kind") or "single")
     kinds = {"strategy": strategy, "model": "gpt", "data": "text"}
-    return validate_layer(layer_of(LAYER, 1, "", plain), kinds, lambda value: False)
+    return validate_layer(layer_of(LAYER, 1, "", plain), kinds, interpolated)
+
+
+def number_of(value: Any) -> int | None:
+    """A whole number; of a reference to the environment its default. None where it is not known."""
+    found = REFERENCE.fullmatch(value) if isinstance(value, str) else None
+    shown = str(value if found is None else found[2] or "").strip()
+    return int(shown) if shown.isdecimal() else None
 
 
 def card(word: str) -> int | str:

@@ -10,6 +10,7 @@ from trainkit.frameworks.base.draft import Draft, FlagUse, argv_origin
 from trainkit.frameworks.base.fields import UNSET, Field, Settings, Unsupported, by_name
 from trainkit.plan.context import Context
 from trainkit.plan.provenance import Source, Token, module, token
+from trainkit.recipe.layers.interpolation import interpolated
 from trainkit.recipe.validation.suggestions import did_you_mean
 
 END_OF_FLAGS = "ends the launcher's flags, so that no word of the program is read as one"
@@ -127,7 +128,7 @@ def put_settings(draft: Draft, flags: Sequence[LauncherFlag], used: Sequence[Fla
         if not flag.keys:
             left.append(use.origin.text)
             continue
-        settings = flag.decode(use.value)
+        settings = {flag.keys[0]: use.value} if interpolated(use.value) else flag.decode(use.value)
         if isinstance(settings, Unsupported):
             what = f"--{use.name} {use.value} cannot be taken over"
             draft.fail(what, use.origin, settings.instead, settings.why)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, argv_origin, card, read_flag
+from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, argv_origin, card, number_of, read_flag
 from trainkit.frameworks.base.fields import UNSET, Settings, Unsupported
 from trainkit.frameworks.base.interface import (
     ALWAYS_A_GROUP,
@@ -220,8 +220,11 @@ def _read_count(draft: Draft, context: ImportContext, use: FlagUse) -> int | Non
     assignments, problems = read_flag(draft, context, replace(use, name="num_gpus"))
     if problems or not isinstance(chosen, list):
         draft.put_all(assignments, problems)
-        return None if problems else int(use.value or "1")
-    count = int(use.value or "1")
+        return None if problems else number_of(use.value or "1")
+    count = number_of(use.value or "1")
+    if count is None:
+        draft.set("nodes.processes_per_node", use.value, use.origin)
+        return None
     draft.remark(
         f"deepspeed --num_gpus {use.value} ignores CUDA_VISIBLE_DEVICES and runs on cards "
         f"{','.join(map(str, range(count)))}; the recipe takes those that the variable names."

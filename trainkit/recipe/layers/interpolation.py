@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainkit.errors import Diagnostic
+from trainkit.recipe.layers.environment_references import fill_references
 from trainkit.recipe.layers.layer import place_of
 from trainkit.recipe.layers.merge import Merge, value_at
 from trainkit.recipe.layers.secrets import is_secret_name
@@ -41,10 +42,10 @@ def interpolated(value: Any) -> bool:
 def interpolate(state: Merge, environ: Mapping[str, str], defaults: Mapping[str, Any]) -> list[Diagnostic]:
     """Replace `${…}` in the merged tree by what it means; the errors and warnings that come up.
 
-    `env` and `program.args` are literal. `${oc.env:NAME,default}` reads the given environment.
+    `${oc.env:NAME,default}` reads the given environment; under `env` and `program.args` all else is literal.
     defaults: values that can be referred to although no layer gives them.
     """
-    found = list(_literal(state))
+    found = [*fill_references(state, environ), *_literal(state)]
     pending = list(_paths(state.tree, ()))
     if not pending:
         return found

@@ -22,6 +22,7 @@ from trainkit.text import wrapped
 # Other characters end or change the meaning of a plain scalar somewhere: a text with any of them is quoted.
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./+-")
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+_LITERAL = re.compile(r"\$\{(?!oc\.env:)")
 Leaf = Callable[[Any, str], str]  # how the value at a dotted key is written on one line
 
 
@@ -60,8 +61,9 @@ def flow(value: Any, key: str) -> str:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and lies_in(key, VERBATIM):
         return str(value)
     if isinstance(value, str) and not lies_in(key, open_keys()):
-        # A recipe that has been resolved holds no interpolation any more: what looks like one is a literal text.
-        value = value.replace("${", "\\${")
+        # In a recipe that has been resolved, and in words of a command, what looks like an interpolation is a literal
+        # text. A reference to the environment is none: an import makes it of a variable that nothing sets.
+        value = _LITERAL.sub("\\\\${", value)
     return scalar(value)
 
 

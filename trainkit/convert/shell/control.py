@@ -1,0 +1,70 @@
+"""What the parts of commands and conditions mean, wherever they are in a text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from trainkit.convert.shell.values import Open, Part, Reference, Value, text_of
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+# What differs on each machine, and is given to it when it is started.
+RANKS = frozenset({"NODE_RANK", "MACHINE_RANK", "SLURM_NODEID", "SLURM_PROCID", "RANK", "GROUP_RANK"})
+
+
+def in_shell(part: Part) -> str:
+    """A part of a value as shell text again."""
+    if isinstance(part, Reference):
+        return f"${{{part.name}}}" if part.otherwise is None else f"${{{part.name}:-{part.otherwise}}}"
+    return part.text if isinstance(part, Open) else part
+
+
+def inner_text(words: list[Value]) -> Value | None:
+    """The text that a command has another shell read."""
+    plain = [text_of(word) for word in words]
+    shell = next((place for place, word in enumerate(plain) if word in ("bash", "sh", "eval")), None)
+    if shell is None:
+        return None
+    rest, flags = words[shell + 1 :], plain[shell + 1 :]
+    if plain[shell] == "eval":
+        return tuple(part for number, word in enumerate(rest) for part in ((" ", *word) if number else word))
+    for place, flag in enumerate(flags[:-1]):
+        if flag and re.fullmatch(r"-[a-z]*c", flag):
+            return rest[place + 1]
+    return None
+
+
+def branches(node: Node) -> Iterator[tuple[Node | None, list[Node]]]:
+    """The tests of an `if` with their bodies; None for `else`."""
+    test: Node | None = None
+    body: list[Node] = []
+    for child in node.children:
+        if child.type in ("elif_clause", "else_clause"):
+            if test is not None:
+                yield test, body
+                test = None
+            yield from branches(child) if child.type == "elif_clause" else ((None, list(child.children)),)
+        elif child.is_named and test is None and child.type != "comment":
+            test = child
+        elif child.is_named or child.type == "&":
+            body.append(child)
+    if test is not None:
+        yield test, body
+
+
+def settled(words: Sequence[Value], note: Callable[[str], None]) -> list[Value]:
+    """The words with the first machine's number in place of what differs on each, and what defaults come to."""
+
+    def settle(part: Part) -> Part:
+        if isinstance(part, Reference) and part.name in RANKS:
+            note(f"${part.name} is not taken over: the rank of each machine is given to trainkit run --node-rank.")
+            return "0"
+        if isinstance(part, Open) and part.otherwise is not None:
+            note(f"`{part.text}` is {part.otherwise} with the defaults, whatever the environment has.")
+            return part.otherwise
+        return part
+
+    return [tuple(map(settle, word)) for word in words]

@@ -1,0 +1,76 @@
+"""The variables, arguments and folder that shell text has at a place, and what was noted on the way there."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from trainkit.convert.shell.values import Open, Reference, Value, sole
+
+
+@dataclass
+class Scope:
+    """What has been read so far.
+
+    script: the file that holds the text, "" for a line. given: its arguments; called: whether there may be more that
+    were not given. variables: lists are arrays. folder: where `cd` has led, from where the text began. asked: variables
+    that the caller has set, which nothing overrules.
+    """
+
+    script: str = ""
+    given: tuple[Value, ...] = ()
+    called: bool = False
+    variables: dict[str, Value | list[Value]] = field(default_factory=dict)
+    exported: dict[str, None] = field(default_factory=dict)
+    folder: str = ""
+    asked: dict[str, str] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+
+    def note(self, remark: str) -> None:
+        """Keep a remark, once."""
+        if remark not in self.remarks:
+            self.remarks.append(remark)
+
+    def assign(self, name: str, value: Value | list[Value], written: str = "") -> None:
+        """Set a variable. What is not known becomes a reference to a variable of this name."""
+        if name in self.asked:
+            return
+        if isinstance(value, tuple):
+            only = sole(value)
+            if isinstance(only, Reference) and re.fullmatch(r"ARG\d+", only.name):
+                value = (Reference(name, only.otherwise),)
+            elif isinstance(only, Open) and only.otherwise is not None:
+                self.note(f"{name} is {only.otherwise}, which is `{only.text}` with the defaults: set both together.")
+                value = (Reference(name, only.otherwise),)
+            elif any(isinstance(part, Open) for part in value):
+                self.note(f"{name} is what `{written[:100]}` comes to where the text runs: export it before the run.")
+                value = (Reference(name),)
+        self.variables[name] = value
+
+    def argument(self, number: int) -> Value:
+        """A positional argument."""
+        if number == 0:
+            return (self.script or "bash",)
+        if number <= len(self.given):
+            return self.given[number - 1]
+        return () if self.called else (Reference(f"ARG{number}"),)
+
+    def variable(self, name: str) -> Value | list[Value]:
+        """A variable, or a reference to the environment."""
+        if name.isdigit():
+            return self.argument(int(name))
+        if name in ("@", "*"):
+            return list(self.given)
+        if name == "#":
+            return (str(len(self.given)),)
+        if name in self.asked:
+            return (self.asked[name],)
+        if name == "PWD" and name not in self.variables:
+            return (self.folder or ".",)
+        if name == "BASH_SOURCE":
+            return (self.script,)
+        return self.variables.get(name, (Reference(name),))
+
+    def is_set(self, name: str) -> bool:
+        """Whether the text, or the caller, gives a variable a value that is known to be one."""
+        return name in self.variables or name in self.asked or (name.isdigit() and int(name) <= len(self.given))

@@ -1,0 +1,339 @@
+"""Shell text read without running it: which programs it starts, with which words, variables and folder."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from trainkit.convert.shell.control import RANKS, branches, in_shell, inner_text
+from trainkit.convert.shell.scope import Scope
+from trainkit.convert.shell.syntax import condition, error_in, line, parse, text
+from trainkit.convert.shell.values import Open, Reference, Value, sole, text_of
+from trainkit.convert.shell.words import fields, value
+from trainkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+MOST_TURNS = 200  # of a loop
+# Commands that prepare something and start no training; those that may matter to it are named.
+AROUND = frozenset({
+    "echo", "mkdir", "source", ".", "conda", "mamba", "module", "ulimit", "date", "hostname", "nvidia-smi", "pwd",
+    "which", "sleep", "umask", "printf", "touch", "rm", "cp", "mv", "ln", "ls", "pip", "pip3", "df", "free", "cat",
+    "git", "wget", "curl", "tar", "unzip", "apt", "apt-get", "kill", "pkill", "ssh", "scp", "rsync", "chmod", "test",
+    "[", "tee", "sed", "awk", "grep", "find", "ray", "docker", "aws", "gsutil", "huggingface-cli", "hf", "wandb",
+})  # fmt: skip
+SILENT = frozenset({
+    "set", "true", "wait", "exit", "trap", ":", "return", "shopt", "false", "break", "continue", "let", "read", "echo",
+    "printf", "date", "hostname", "pwd", "ls", "nvidia-smi", "test", "[", "sleep",
+})  # fmt: skip
+_NO_TEST = ("command", "pipeline", "redirected_statement")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One command. words: assignments in front of it included; exported: variables that it gets from the text around.
+
+    folder: in which it runs, from where the text began. line: from 1, of the text.
+    """
+
+    words: tuple[Value, ...]
+    exported: tuple[tuple[str, Value], ...]
+    folder: str
+    line: int
+
+
+@dataclass
+class Reader:
+    """What has been found. starts: whether a command, by its words, starts a program that can be imported."""
+
+    path: str
+    starts: Callable[[Sequence[str]], bool]
+    scope: Scope
+    found: list[Launch] = field(default_factory=list)
+    functions: dict[str, Node] = field(default_factory=dict)
+    first_line: int = 0  # of a text within the text
+
+    def read(self, written: str) -> None:
+        """Walk a text. Raises UsageError where it is no Bash."""
+        root = parse(re.sub(r"\\\s*\Z", "", written))  # a line that goes on, at the end, goes on with nothing
+        if wrong := error_in(root):
+            shown = text(wrong).strip().splitlines()
+            at = f"line {line(wrong)}{f', at `{shown[0][:60]}`' if shown else ''}"
+            what = f"{at} cannot be read" if self.path else f"the command cannot be read{at.partition(',')[2]}"
+            raise UsageError(
+                f"{self.path}: {what}" if self.path else what,
+                hint="check quotes and brackets there; text in <…> that is to be replaced must be",
+            )
+        self._all(root.children)
+
+    def _all(self, nodes: Sequence[Node]) -> None:
+        for node in nodes:
+            self._statement(node)
+
+    def _statement(self, node: Node) -> None:
+        if read := _STATEMENTS.get(node.type):
+            read(self, node)
+        elif node.type == "comment" and text(node).startswith("#SBATCH"):
+            self.scope.note("#SBATCH lines are not read: see cluster, nodes and devices.select in the recipe.")
+        elif node.type == "&":
+            self.scope.note("`&` is not taken over: trainkit run stays in front until the run ends.")
+
+    def _within(self, node: Node) -> None:
+        self._all(node.children)
+
+    def _subshell(self, node: Node) -> None:
+        with self._inner():
+            self._all(node.children)
+
+    def _unset(self, node: Node) -> None:
+        for each in node.children[1:]:
+            self.scope.variables.pop(text(each), None)
+
+    def _function_is(self, node: Node) -> None:
+        self.functions[text(node.child_by_field_name("name") or node)] = node
+
+    @contextmanager
+    def _inner(self, **changes: object) -> Iterator[None]:
+        """Changes of variables and folder within do not last."""
+        outer = self.scope
+        self.scope = replace(outer, variables=dict(outer.variables), exported=dict(outer.exported), **changes)  # type: ignore[arg-type]
+        try:
+            yield
+        finally:
+            self.scope = outer
+
+    def _assign(self, node: Node) -> None:
+        if node.type != "variable_assignment" or node.children[0].type != "variable_name":
+            return
+        name, right = node.children[0], node.children[-1]
+        added = any(child.type == "+=" for child in node.children)
+        old = self.scope.variables.get(text(name), ())
+        if right.type == "array":
+            listed = [each for child in right.children if child.is_named for each in fields(self.scope, child)]
+            self.scope.assign(text(name), [*old, *listed] if added and isinstance(old, list) else listed)
+            return
+        made = value(self.scope, right) if right.type not in ("=", "+=") else ()
+        self.scope.assign(text(name), (*old, *made) if added and isinstance(old, tuple) else made, text(right))
+
+    def _declare(self, node: Node) -> None:
+        for child in node.children[1:]:
+            self._assign(child)
+            name = text(child.children[0] if child.type == "variable_assignment" else child)
+            if text(node.children[0]) == "export" and re.fullmatch(r"\w+", name):
+                self.scope.exported[name] = None
+
+    def _list(self, node: Node) -> bool | None:
+        """`a && b`, `a || b`: a test decides, and any other command is taken to succeed. Whether it holds."""
+        first, how, second = node.children[0], text(node.children[1]).strip(), node.children[2]
+        known = self._succeeds(first)
+        if known is None:
+            self._default(first, [second])
+            return None
+        return self._succeeds(second) if known is (how == "&&") else known
+
+    def _succeeds(self, node: Node) -> bool | None:
+        if node.type == "list":
+            return self._list(node)
+        if node.type in ("test_command", "negated_command") or self._is_test(node):
+            return self._holds(node)
+        self._statement(node)
+        return True
+
+    def _pipeline(self, node: Node) -> None:
+        first, *others = (child for child in node.children if child.is_named)
+        self._statement(first)
+        if self._starts_something(first):
+            for other in others:
+                self.scope.note(f"`| {text(other)[:100]}` is not taken over: the run folder keeps each rank's output.")
+
+    def _redirected(self, node: Node) -> None:
+        self._statement(node.children[0])
+        if self._starts_something(node.children[0]):
+            for each in node.children[1:]:
+                shown = text(each)[:100]
+                if "redirect" in each.type and not shown.endswith(("&1", "&2")):
+                    self.scope.note(f"`{shown}` is not taken over: the run folder keeps each rank's output.")
+
+    def _starts_something(self, node: Node) -> bool:
+        return bool(self.found) and self.found[-1].line == line(node) + self.first_line
+
+    def _holds(self, node: Node) -> bool | None:
+        """What a condition comes to: a variable that nothing sets is empty, an argument that is missing is not."""
+
+        def word(operand: Node) -> str | None:
+            made = value(self.scope, operand)
+            shown = ["" if isinstance(part, Reference) and not part.name.startswith("ARG") else part for part in made]
+            if any(isinstance(part, Open) for part in shown):
+                return None
+            return "".join(map(str, shown))
+
+        if node.type in _NO_TEST and not self._is_test(node):
+            return None
+        if self._is_test(node):
+            shown = text(node).strip().removeprefix("test")
+            found = parse(f"[ {shown} ]").children
+            return condition(found[0], word) if found else None
+        return condition(node, word)
+
+    def _is_test(self, node: Node) -> bool:
+        return node.type == "command" and text(node).startswith("test ")
+
+    def _default(self, test: Node, body: Sequence[Node]) -> None:
+        """A body behind a test that is not known is left out, and named if it would matter."""
+        before = len(self.found)
+        with self._inner(remarks=[]):
+            self._all(body)
+            changed = any(each != self.scope.variables.get(name) for name, each in self.scope.variables.items())
+        found = self.found[before:]
+        del self.found[before:]
+        if found or changed:
+            self.scope.note(f"`{text(test)[:80]}` is taken not to hold (line {line(test) + self.first_line}).")
+
+    def _if(self, node: Node) -> None:
+        for test, body in branches(node):
+            known = True if test is None else self._holds(test)
+            if test is not None and known is None:
+                self._default(test, body)
+            elif known:
+                self._branch(test, body)
+                return
+
+    def _branch(self, test: Node | None, body: Sequence[Node]) -> None:
+        """`if [ -z "$X" ]; then X=other; fi` gives a default: the environment may have another."""
+        before = dict(self.scope.variables)
+        self._all([node for node in body if text(node).split()[:1] not in (["exit"], ["return"])])
+        for name, made in self.scope.variables.items():
+            default = text_of(made) if isinstance(made, tuple) else None
+            is_new = name not in before and not self.scope.is_set(f"{name}!")
+            if test is not None and is_new and default is not None and re.search(rf"-z.*\$\{{?{name}\b", text(test)):
+                self.scope.variables[name] = (Reference(name, default),)
+
+    def _for(self, node: Node) -> None:
+        words = [child for child in node.children if child.is_named]
+        name, body = text(words[0]), next((child for child in words if child.type == "do_group"), None)
+        asked = self.scope.asked.get(name)
+        listed = [each for child in words[1:] if child is not body for each in fields(self.scope, child)]
+        for each in [(asked,)] if asked is not None else listed[:MOST_TURNS]:
+            self.scope.assign(name, each, text(node).splitlines()[0])
+            self._all(body.children if body else ())
+
+    def _while(self, node: Node) -> None:
+        test, body = (child for child in node.children if child.is_named)
+        turns = 0
+        while self._holds(test) and turns < MOST_TURNS:
+            self._all(body.children)
+            turns += 1
+        if self._holds(test) is None:
+            self._default(test, body.children)
+
+    def _case(self, node: Node) -> None:
+        subject = text_of(value(self.scope, node.children[1]))
+        for item in (child for child in node.children if child.type == "case_item"):
+            end = next(place for place, child in enumerate(item.children) if child.type == ")")
+            patterns = [text(child).strip("\"'") for child in item.children[:end] if child.is_named]
+            if subject is None:
+                self._default(node.children[1], item.children[end + 1 :])
+            elif any(fnmatchcase(subject, pattern) for pattern in patterns):
+                self._all(item.children[end + 1 :])
+                return
+
+    def _command(self, node: Node) -> None:
+        assigned = [child for child in node.children if child.type == "variable_assignment"]
+        named = [child for child in node.children if child.type != "variable_assignment"]
+        words = [each for child in named if "redirect" not in child.type for each in fields(self.scope, child)]
+        front = []
+        for child in assigned:
+            right = child.children[-1]
+            front.append((f"{text(child.children[0])}=", *(value(self.scope, right) if right.type != "=" else ())))
+        if words:
+            self._run(tuple(front), words, node)
+
+    def _run(self, front: tuple[Value, ...], words: list[Value], node: Node) -> None:
+        name = text_of(words[0]) or ""
+        plain = [text_of(word) or "" for word in words]
+        if name in self.functions:
+            with self._function(tuple(words[1:])):
+                self._statement(self.functions[name].children[-1])
+        elif name in ("cd", "pushd"):
+            self._go(plain[1] if len(plain) > 1 else "", text(node))
+        elif name == "shift":
+            count = int(plain[1]) if plain[1:] and plain[1].isdigit() else 1
+            self.scope.given = self.scope.given[count:]
+        elif name == "set" and "--" in plain:
+            self.scope.given = tuple(words[plain.index("--") + 1 :])
+        elif (inner := inner_text(words)) is not None:
+            self._text_within(inner, front, node)
+        elif name.startswith("-"):
+            before = line(node) + self.first_line
+            what = f"line {before} begins with {name}: is a backslash missing at the end of the line before it?"
+            raise UsageError(f"{self.path}: {what}" if self.path else what, hint="end that line with a backslash")
+        elif self.starts(plain):
+            exported = [(each, self.scope.variable(each)) for each in self.scope.exported]
+            kept = tuple((each, found) for each, found in exported if isinstance(found, tuple) and _is_new(each, found))
+            self.found.append(Launch((*front, *words), kept, self.scope.folder, line(node) + self.first_line))
+        elif name and name not in SILENT:
+            where = "after" if self.found else "before"
+            self.scope.note(f"`{' '.join(text(node).split())[:100]}` {where} the command is not taken over.")
+
+    @contextmanager
+    def _function(self, arguments: tuple[Value, ...]) -> Iterator[None]:
+        """A function's arguments are its own, and what it sets lasts."""
+        outer = self.scope.given, self.scope.called
+        self.scope.given, self.scope.called = arguments, True
+        try:
+            yield
+        finally:
+            self.scope.given, self.scope.called = outer
+
+    def _text_within(self, inner: Value, front: tuple[Value, ...], node: Node) -> None:
+        """`bash -c TEXT`, `eval TEXT`: the text is read like the rest."""
+        written = text_of(inner)
+        if written is None:
+            written = "".join(map(in_shell, inner))
+            written = re.sub(
+                r"\$\{oc\.env:(\w+)(?:,([^}]*))?\}", lambda m: f"${{{m[1]}{f':-{m[2]}' if m[2] else ''}}}", written
+            )
+        outer, self.first_line = self.first_line, line(node) + self.first_line - 1
+        before = len(self.found)
+        self.read(written)
+        self.first_line = outer
+        self.found[before:] = [replace(each, words=(*front, *each.words)) for each in self.found[before:]]
+
+    def _go(self, folder: str, written: str) -> None:
+        if not folder or posixpath.isabs(folder) or folder == "-":
+            self.scope.note(f"`{written[:100]}` is not taken over: call trainkit in that folder.")
+        else:
+            path = posixpath.normpath(posixpath.join(self.scope.folder, folder))
+            self.scope.folder = "" if path == "." else path
+
+
+_STATEMENTS: Mapping[str, Callable[[Reader, Node], object]] = {
+    "variable_assignment": Reader._assign,
+    "declaration_command": Reader._declare,
+    "unset_command": Reader._unset,
+    "command": Reader._command,
+    "list": Reader._list,
+    "pipeline": Reader._pipeline,
+    "redirected_statement": Reader._redirected,
+    "subshell": Reader._subshell,
+    "if_statement": Reader._if,
+    "for_statement": Reader._for,
+    "while_statement": Reader._while,
+    "case_statement": Reader._case,
+    "function_definition": Reader._function_is,
+    **dict.fromkeys(
+        ("variable_assignments", "negated_command", "compound_statement", "do_group", "else_clause"), Reader._within
+    ),
+}
+
+
+def _is_new(name: str, found: Value) -> bool:
+    """Whether an exported variable says more than what the environment has by itself."""
+    only = sole(found)
+    return not (isinstance(only, Reference) and only.name == name and only.otherwise is None and name in RANKS)

@@ -1,0 +1,109 @@
+"""Bash as a tree, and the tests and arithmetic in it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+_COMPARE: Mapping[str, Callable[[int, int], bool]] = {
+    "-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le, "-gt": operator.gt,
+    "-ge": operator.ge, "<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge,
+    "==": operator.eq, "!=": operator.ne,
+}  # fmt: skip
+_ARITHMETIC: Mapping[str, Callable[[int, int], int]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "%": operator.mod, "/": operator.floordiv,
+}  # fmt: skip
+
+
+def parse(text: str) -> Node:
+    """The root of the tree of a text; what is no Bash is under nodes of type ERROR."""
+    root: Node = _parser().parse(text.encode()).root_node
+    return root
+
+
+@cache
+def _parser() -> Any:
+    import tree_sitter_bash
+    from tree_sitter import Language, Parser
+
+    return Parser(Language(tree_sitter_bash.language()))
+
+
+def text(node: Node) -> str:
+    """The node as it is written."""
+    return (node.text or b"").decode(errors="replace")
+
+
+def line(node: Node) -> int:
+    """The line on which it begins, from 1."""
+    return int(node.start_point[0]) + 1
+
+
+def error_in(root: Node) -> Node | None:
+    """The first place that is no Bash."""
+    if not root.has_error:
+        return None
+    found = (error_in(child) for child in root.children)
+    return next((each for each in found if each), root if root.type == "ERROR" or root.is_missing else None)
+
+
+def arithmetic(node: Node, number: Callable[[Node], int | None]) -> int | None:
+    """The value of an expression, None where it has none. number: the value of what is no operation."""
+    parts = [child for child in node.children if text(child).strip() not in ("$((", "((", "))", "(", ")")]
+    if node.type in ("arithmetic_expansion", "parenthesized_expression", "compound_statement"):
+        return arithmetic(parts[0], number) if len(parts) == 1 else None
+    if node.type != "binary_expression":
+        return number(node)
+    left, how, right = arithmetic(parts[0], number), text(parts[1]).strip(), arithmetic(parts[2], number)
+    if left is None or right is None or (how in "/%" and not right):
+        return None
+    if how in _COMPARE:
+        return int(_COMPARE[how](left, right))
+    return _ARITHMETIC[how](left, right) if how in _ARITHMETIC else None
+
+
+def condition(node: Node, word: Callable[[Node], str | None]) -> bool | None:
+    """What a test comes to, None where that is not known. word: the text of an operand, None where it is not known."""
+    parts = [child for child in node.children if text(child).strip() not in ("[", "]", "[[", "]]", "(", ")")]
+    match node.type:
+        case "test_command" | "parenthesized_expression" if len(parts) == 1:
+            return condition(parts[0], word)
+        case "negated_command" | "unary_expression" if text(parts[0]).strip() == "!":
+            inner = condition(parts[1], word)
+            return None if inner is None else not inner
+        case "unary_expression":
+            return _of_one(text(parts[0]).strip(), word(parts[1]))
+        case "binary_expression" | "list" if text(parts[1]).strip() in ("&&", "||", "-a", "-o"):
+            left, right = condition(parts[0], word), condition(parts[2], word)
+            decides = text(parts[1]).strip() in ("||", "-o")
+            if decides in (left, right):
+                return decides
+            return None if None in (left, right) else not decides
+        case "binary_expression" if len(parts) == 3:
+            return _of_two(word(parts[0]), text(parts[1]).strip(), word(parts[2]))
+        case "word" | "string" | "simple_expansion" | "expansion" | "number":
+            found = word(node)
+            return None if found is None else bool(found)
+    return None
+
+
+def _of_one(how: str, operand: str | None) -> bool | None:
+    if operand is None or how not in ("-z", "-n"):
+        return None  # files, and variables by their names
+    return bool(operand) is (how == "-n")
+
+
+def _of_two(left: str | None, how: str, right: str | None) -> bool | None:
+    if left is None or right is None:
+        return None
+    if how in ("=", "==", "!="):
+        return (left == right) is (how != "!=")
+    try:
+        return _COMPARE[how](int(left or 0), int(right or 0)) if how in _COMPARE else None
+    except ValueError:
+        return None
