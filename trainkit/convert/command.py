@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import get_args
 
+from trainkit.convert.tools import TOOLS, unwrap
 from trainkit.errors import Origin, UsageError
 from trainkit.frameworks.base.argv_reader import as_arguments, without_secrets
 from trainkit.frameworks.base.detection import DetectedKind, program_kind
@@ -46,6 +47,12 @@ def read_command(draft: Draft, context: ImportContext, words: Sequence[str], kin
     shown = " ".join(shlex.quote(word) for word in mask_words(words))
     draft.title = f"{draft.title}: {shown}" if draft.title else shown
     variables, rest = _take_variables(draft, words)
+    if unwrapped := unwrap(rest, variables, context):
+        rest, kind = unwrapped.words, kind or unwrapped.kind
+        variables = {name: each for name, each in variables.items() if name not in unwrapped.taken}
+        variables = {**unwrapped.variables, **variables}
+        for remark in unwrapped.remarks:
+            draft.remark(remark)
     _read_variables(draft, variables)
     name = posixpath.basename(rest[0]) if rest else ""
     launcher = launcher_of(name)
@@ -69,7 +76,7 @@ def read_command(draft: Draft, context: ImportContext, words: Sequence[str], kin
 
 def starts(word: str) -> bool:
     """Whether a word begins a command that can be read."""
-    return launcher_of(posixpath.basename(word)) is not None
+    return posixpath.basename(word) in TOOLS or launcher_of(posixpath.basename(word)) is not None
 
 
 def starts_program(words: Sequence[str]) -> bool:

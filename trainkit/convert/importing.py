@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from trainkit.convert.command import read_command, read_target, starts, starts_program
+from trainkit.convert.command import read_command, read_target, starts_program
 from trainkit.convert.shell import name_what_is_open, read_shell
 from trainkit.errors import Diagnostic, RecipeError, UsageError
 from trainkit.flags.resolve import resolve
@@ -54,7 +54,7 @@ class Lines:
 
 def is_file(word: str) -> bool:
     """Whether a word names a file to import rather than a command, or a whole line of one."""
-    return word.endswith((*SUFFIXES, *SCRIPTS)) and not starts(word.split(maxsplit=1)[0])
+    return word.endswith((*SUFFIXES, *SCRIPTS)) and not starts_program(word.split())
 
 
 def import_words(
