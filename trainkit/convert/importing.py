@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from trainkit.convert import notebook
 from trainkit.convert.command import read_command, read_target, starts_program
 from trainkit.convert.shell import name_what_is_open, read_shell
 from trainkit.errors import Diagnostic, RecipeError, UsageError
@@ -127,11 +128,11 @@ def _read_words(
     end = ["--", *more] if more else []
     scripts = words[1:] if words[0] in ("sh", "bash") else words
     if len(scripts) == 1 and is_file(scripts[0]) and scripts[0].endswith(SCRIPTS):
-        draft.title, end = scripts[0], []
-        shell = read_shell(
-            script_text(context, scripts[0]), starts_program, path=scripts[0], given=more, asked=lines.asked,
-            at_line=lines.number,
-        )  # fmt: skip
+        path, text = scripts[0], script_text(context, scripts[0])
+        draft.title, end = path, []
+        if path.endswith(notebook.SUFFIX):
+            text = notebook.shell_lines(text, path)
+        shell = read_shell(text, starts_program, path=path, given=more, asked=lines.asked, at_line=lines.number)
     elif len(words) == 1 and any(character.isspace() for character in words[0]):
         shell = read_shell(words[0], starts_program, asked=lines.asked, at_line=lines.number)
     else:

@@ -46,8 +46,8 @@ def import_(
     COMMAND is a line as you type it today, word for word or quoted as one:
     python, torchrun, python -m torch.distributed.launch, accelerate launch or
     deepspeed, with variables in front of it. Options come before it. FILE is
-    a DeepSpeed JSON, an accelerate config, or a shell script (.sh) with one
-    such command; a variable that nothing in it sets is read from your
+    a DeepSpeed JSON, an accelerate config, or a shell script (.sh) or notebook
+    with one such command; a variable that nothing in it sets is read from your
     environment when the recipe is. What the other tool ignores or misreads
     becomes a comment in the recipe; what has no key is named.
 

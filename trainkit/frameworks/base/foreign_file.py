@@ -14,7 +14,7 @@ from trainkit.recipe.yaml.reader import compose_bytes
 from trainkit.recipe.yaml.syntax import Mark
 
 SUFFIXES = (".json", ".yaml", ".yml")
-SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")  # shell scripts that hold a command
+SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".ipynb")  # files with shell text that holds a command
 
 
 @dataclass(frozen=True)
