@@ -230,7 +230,7 @@ def _spread(draft: Draft, command: LauncherCommand) -> None:
             draft.set("strategy.kind", "ddp", origin)
     elif kind is None and several:
         draft.set("strategy.kind", "ddp", origin)
-        if command.processes is None and cards is None:
+        if command.processes is None and cards is None and draft.get("nodes.processes_per_node") is None:
             draft.set("devices.select", "all", origin)
     if draft.get("devices.type") == "cpu" and isinstance(draft.get("devices.select"), int):
         draft.settings.pop("devices.select")  # deepspeed --num_gpus counts ranks on a CPU too
