@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from trainkit import __version__
-from trainkit.cli.pipeline import split_line
+from trainkit.cli.line import split_line
 from trainkit.plan.serialize import plan_from_json, plan_to_json
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]

@@ -14,14 +14,14 @@ from trainkit.cli.options import Command, CommandGroup, ImportCommand, LaunchCom
 from trainkit.errors import UsageError
 from trainkit.lazy import load
 
-_LAUNCHED = "RECIPE [OVERRIDE]... [-- PROGRAM ARGUMENTS]"
+_LAUNCHED = "RECIPE [OVERRIDE]... [-- WORDS] | [OVERRIDE]... PROGRAM [WORDS]..."
 # Name -> where the function is, how its argv is read, and what its usage line says of that. In the order of the help.
 COMMANDS: Mapping[str, tuple[str, type[Command | CommandGroup], str]] = {
     "run": ("run:run", LaunchCommand, _LAUNCHED),
     "plan": ("plan:plan", LaunchCommand, _LAUNCHED),
-    "bench": ("bench:bench", LaunchCommand, _LAUNCHED),
-    "check": ("recipes:check", RecipeCommand, "RECIPE... [OVERRIDE]..."),
-    "explain": ("recipes:explain", RecipeCommand, "RECIPE [KEY] [OVERRIDE]..."),
+    "bench": ("bench:bench", LaunchCommand, "RECIPE [OVERRIDE]... [-- WORDS]"),
+    "check": ("recipes:check", RecipeCommand, "RECIPE... [OVERRIDE]... | PROGRAM [WORDS]..."),
+    "explain": ("recipes:explain", RecipeCommand, "RECIPE [KEY] [OVERRIDE]... | [KEY] PROGRAM [WORDS]..."),
     "gpus": ("machine:gpus", Command, ""),
     "env": ("machine:env", Command, ""),
     "facts": ("machine:facts", Command, ""),
@@ -29,7 +29,7 @@ COMMANDS: Mapping[str, tuple[str, type[Command | CommandGroup], str]] = {
     "cp": ("recipes:cp", Command, ""),
     "config": ("config:config", Command, ""),
     "schema": ("recipes:schema", Command, ""),
-    "doctor": ("doctor:doctor", RecipeCommand, "[RECIPE] [OVERRIDE]..."),
+    "doctor": ("doctor:doctor", RecipeCommand, "[RECIPE] [OVERRIDE]... | PROGRAM [WORDS]..."),
     "export": ("runs:export", Command, ""),
     "import": ("import_:import_", ImportCommand, "FILE [-- SCRIPT WORDS...] | COMMAND..."),
     "runs": ("runs:app", CommandGroup, ""),

@@ -63,6 +63,17 @@ class RecipeCommand(Command):
     allow_extra_args = True
     lists_flags = False
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take the words of a program away: they are not the command's own, whatever they look like."""
+        from trainkit.cli.line import OWN_PROGRAM, OwnProgram, program_at
+
+        options = {name: bool(getattr(each, "is_flag", False)) for each in self.get_params(ctx) for name in each.opts}
+        at = program_at(args, options)
+        if at < len(args):
+            ctx.meta[OWN_PROGRAM] = OwnProgram(tuple(args[at:]), options)
+        rest: list[str] = super().parse_args(ctx, args[:at])
+        return rest
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the options as Typer does, then what overrides are."""
         super().format_help(ctx, formatter)

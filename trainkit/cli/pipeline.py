@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.disk import Disk, working_folder
+from trainkit.cli.line import OwnProgram, own_program, split_line
 from trainkit.errors import UsageError
 from trainkit.lazy import call
 
 if TYPE_CHECKING:
     import typer
 
+    from trainkit.errors import Diagnostic
     from trainkit.machine.facts import Facts
     from trainkit.plan.model import Planned
     from trainkit.planner.resume import SavedCheckpoint
-    from trainkit.recipe.resolved import Resolved
+    from trainkit.recipe.resolved import MadeRecipe, Resolved
     from trainkit.runner.execute import RunRequest
 
 # Imported at first use: `check` never plans, and the help of a command resolves nothing.
@@ -28,35 +31,14 @@ build_plan: Callable[..., Planned] = call("trainkit.planner.build:build_plan")
 PROGRAM = ("program.script=", "program.module=")  # settings that make a run without a recipe
 
 
-def split_line(argv: Sequence[str], *, most: int, what: str) -> tuple[list[str], list[str]]:
-    """Positional arguments and overrides, each in their order.
-
-    most: how many positional ones the command takes; what: their names, for the message of the UsageError.
-    """
-    # Keeps pydantic from searching all installed packages for plugins of its own, which takes 5 to 10 ms.
-    name = "PYDANTIC_DISABLE_PLUGINS"
-    given = os.environ.get(name)
-    os.environ[name] = "__all__"
-    try:  # this import builds the recipe's schema
-        from trainkit.flags.overrides import split_overrides
-    finally:  # ranks inherit the environment, and a user's script may want its plugins
-        os.environ.pop(name)
-        if given is not None:
-            os.environ[name] = given
-    positional, overrides = split_overrides(argv)
-    if len(positional) > most:
-        hint = f"this command takes {what}; write overrides as key=value, the program's arguments after `--`"
-        raise UsageError(f"one word too many: {positional[most]!r}", hint=hint)
-    return positional, overrides
-
-
 def resolve_line(context: typer.Context, presets: Sequence[str] | None, variant: str | None = None) -> Resolved:
     """Resolve the argv of `run` or `plan`: one recipe (or presets or a program in its place) and overrides."""
-    recipes, overrides = split_line(context.args, most=1, what="one recipe")
-    if not recipes and not replaces_recipe(overrides, presets):
+    own = own_program(context)
+    recipes, overrides = split_line(context.args, most=0 if own else 1, what="a program" if own else "one recipe")
+    if own is None and not recipes and not replaces_recipe(overrides, presets):
         raise no_recipe(f"{context.info_name} RECIPE")
-    recipe = recipes[0] if recipes else None
-    return show_warnings(resolve_request(recipe, overrides, presets, context.obj, variant))
+    recipe = own or (recipes[0] if recipes else None)
+    return show_warnings(resolve_request(recipe, overrides, presets, () if own else context.obj, variant))
 
 
 def no_recipe(usage: str) -> UsageError:
@@ -76,7 +58,7 @@ def show_warnings(resolved: Resolved) -> Resolved:
 
 
 def resolve_request(
-    recipe: str | None,
+    recipe: str | OwnProgram | None,
     overrides: Sequence[str] = (),
     presets: Sequence[str] | None = None,
     program: Sequence[str] = (),
@@ -88,18 +70,28 @@ def resolve_request(
     """
     from trainkit.recipe.resolved import Request
 
-    disk = Disk()
+    disk, cwd = Disk(), working_folder()
+    remarks: list[Diagnostic] = []
+    meant: str | MadeRecipe | None = None
+    if isinstance(recipe, OwnProgram):
+        from trainkit.cli.own_programs import made_recipe, notes_on_words
+
+        meant, remarks = made_recipe(recipe.words, overrides, disk, cwd)
+        remarks += notes_on_words(recipe.words, recipe.options)
+    elif recipe is not None:
+        meant = find_recipe(recipe, disk)
     # Everything that the pure core would otherwise ask the system for.
     request = Request(
-        recipe=find_recipe(recipe, disk) if recipe is not None else None,
-        cwd=working_folder(),
+        recipe=meant,
+        cwd=cwd,
         presets=tuple(presets or ()),
         overrides=tuple(overrides),
         arguments=tuple(program),
         environ=dict(os.environ),
         variant=variant,
     )
-    return resolve(request, disk)
+    resolved = resolve(request, disk)
+    return replace(resolved, warnings=(*remarks, *resolved.warnings))
 
 
 def find_recipe(word: str, disk: Disk) -> str:
@@ -109,7 +101,7 @@ def find_recipe(word: str, disk: Disk) -> str:
     if os.path.isdir(word):  # noqa: PTH112 - False, no error, for what is no name of a file
         inside = str(Path(word, "recipe.yaml"))
         if not disk.exists(inside):
-            hint = "name a recipe file, or a run directory (`trainkit runs list` shows them)"
+            hint = "name a recipe file, a run directory (`trainkit runs list` shows them), or a script"
             raise UsageError(f"{word} is a folder without a recipe.yaml", hint=hint)
         return inside
     if not disk.exists(word) and (shipped := disk.shipped().get(f"recipes/{word}")):

@@ -53,6 +53,15 @@ class Lines:
     number: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A recipe's text, and what it was made of. folder: in which the command runs, absolute."""
+
+    text: str
+    draft: Draft
+    folder: str
+
+
 def is_file(word: str) -> bool:
     """Whether a word names a file to import rather than a command, or a whole line of one."""
     return word.endswith((*SUFFIXES, *SCRIPTS)) and not starts_program(word.split())
@@ -73,6 +82,28 @@ def import_words(
     target: absolute path at which the recipe will lie. program: script and words for a file that names none.
     kind: of the program. Raises UsageError and RecipeError.
     """
+    read = read_words(words, context, target, program=program, kind=kind, modeline=modeline, lines=lines)
+    warnings: list[Diagnostic] = []
+    script = read.draft.get("program.script")
+    if script and not context.files.exists(absolute(script, read.folder)):
+        what = f"there is no file {seen_from(context.cwd, absolute(script, read.folder))} here"
+        hint = "trainkit check will ask for it; a path starts from the folder in which trainkit is called"
+        origin = read.draft.settings["program.script"].origin
+        warnings.append(Diagnostic("warning", what, "program.script", origin, hint=hint))
+    return read.text, warnings
+
+
+def read_words(
+    words: Sequence[str],
+    context: ImportContext,
+    target: str,
+    *,
+    program: Sequence[str] = (),
+    kind: str | None = None,
+    modeline: str = "",
+    lines: Lines | None = None,
+) -> Imported:
+    """What a file or a command means; the arguments are those of `import_words`. Raises UsageError and RecipeError."""
     draft = Draft()
     path = words[0] if len(words) == 1 and is_file(words[0]) else ""
     if path and not path.endswith(SCRIPTS):
@@ -86,14 +117,7 @@ def import_words(
     if _leave_out(draft, resolved):
         text = _recipe_text(draft, posixpath.dirname(target), modeline)
         _resolved(draft, context, target, text)
-    warnings = []
-    script = draft.get("program.script")
-    if script and not context.files.exists(absolute(script, context.cwd)):
-        what = f"there is no file {seen_from(context.cwd, absolute(script, context.cwd))} here"
-        hint = "trainkit check will ask for it; a path starts from the folder in which trainkit is called"
-        origin = draft.settings["program.script"].origin
-        warnings.append(Diagnostic("warning", what, "program.script", origin, hint=hint))
-    return text, warnings
+    return Imported(text, draft, context.cwd)
 
 
 def _leave_out(draft: Draft, resolved: Resolved) -> bool:

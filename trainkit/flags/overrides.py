@@ -52,6 +52,16 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return plain, overrides
 
 
+def width(words: Sequence[str], ends: Callable[[Sequence[str]], bool]) -> int:
+    """How many words the override takes with which these begin.
+
+    ends: whether something else begins with the words behind it, which is then no value of a flag that needs none.
+    """
+    first = next(_split(words))
+    requires = first.flag is not None and first.flag.takes == "value"
+    return 1 if len(first.typed) > 1 and not requires and ends(words[1:]) else len(first.typed)
+
+
 def override_layers(
     words: Sequence[str], strength: int, cwd: str, files: Files, current: Callable[[str], Any]
 ) -> tuple[list[Layer], list[Diagnostic]]:

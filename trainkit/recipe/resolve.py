@@ -13,7 +13,7 @@ from trainkit.recipe.layers.interpolation import interpolate, interpolated
 from trainkit.recipe.layers.layer import Layer, place_of
 from trainkit.recipe.layers.merge import Merge, merge
 from trainkit.recipe.layers.paths import Files, absent_inputs, absolute, attach
-from trainkit.recipe.resolved import Request, Resolved
+from trainkit.recipe.resolved import MadeRecipe, Request, Resolved
 from trainkit.recipe.schema.fields import defaults, tagged_sections
 from trainkit.recipe.validation.batch_conflicts import contradictions
 from trainkit.recipe.validation.rules import Context, check, written_secrets
@@ -63,7 +63,7 @@ def resolve_with(arguments: Arguments, request: Request, files: Files) -> Resolv
     # The text of a reference that leads nowhere is no value, so its type is not judged.
     silent = {each.key for each in unresolved if each.severity == "error"}
     found += [each for each in wrong if each.key not in silent]
-    found = _distinct(found, Origin("the recipe as a whole", len(layers), request.recipe or "command line"))
+    found = _distinct(found, Origin("the recipe as a whole", len(layers), request.named or "command line"))
     if any(each.severity == "error" for each in found):
         raise RecipeError(found)
     assert recipe is not None, "a recipe is refused without a diagnostic"
@@ -79,7 +79,9 @@ def _layers(arguments: Arguments, request: Request, files: Files) -> tuple[list[
     """
     # Weakest first: what is asked for at the command line counts more than what the file says.
     sources = Sources(files, request.cwd)
-    if request.recipe is not None:
+    if isinstance(request.recipe, MadeRecipe):
+        sources.add_made(request.recipe)
+    elif request.recipe is not None:
         sources.add_recipe(request.recipe)
     for preset in request.presets:
         sources.add_preset(preset)

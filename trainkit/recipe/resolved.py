@@ -12,10 +12,20 @@ from trainkit.recipe.schema import Recipe
 
 
 @dataclass(frozen=True)
+class MadeRecipe:
+    """A recipe that is no file, for it was made from a command. title: the command; origins: its words, by key."""
+
+    title: str
+    text: str
+    origins: Mapping[str, Origin]
+
+
+@dataclass(frozen=True)
 class Request:
     """What a user asked for.
 
-    recipe: path as typed (relative to cwd), or the name of a shipped recipe, or None for presets and flags alone.
+    recipe: path as typed (relative to cwd), or the name of a shipped recipe, or None for presets and flags alone; or
+    one that was made from a command.
     presets: names or paths given with ``--with``, in order; they go on top of the file.
     overrides: the words as typed (``batch.micro=8``, ``--fsdp``, ``full_shard auto_wrap``).
     arguments: words for the program, untouched; they follow those of ``program.args``.
@@ -23,13 +33,18 @@ class Request:
     environ: the caller's environment; only ``TRAINKIT__*`` and what ``${oc.env:}`` names is read.
     """
 
-    recipe: str | None
+    recipe: str | MadeRecipe | None
     cwd: str
     presets: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
     variant: str | None = None
+
+    @property
+    def named(self) -> str | None:
+        """The recipe as messages name it."""
+        return self.recipe.title if isinstance(self.recipe, MadeRecipe) else self.recipe
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ import typer
 from typer import Option
 
 from trainkit.cli.diagnostics import show_diagnostics
+from trainkit.cli.line import own_program, split_line
 from trainkit.cli.options import Json, Presets
-from trainkit.cli.pipeline import no_recipe, plan_recipe, resolve_request, run_request, show_warnings, split_line
+from trainkit.cli.pipeline import no_recipe, plan_recipe, resolve_request, run_request, show_warnings
 from trainkit.errors import ExitCode, MachineError, RecipeError, UsageError
 
 if TYPE_CHECKING:
@@ -84,6 +85,9 @@ def prepare(
     from trainkit.bench.bench import Setup
     from trainkit.recipe.layers.variants import BASE
 
+    if own_program(context):
+        hint = "write a recipe with `trainkit import … --output recipe.yaml`, and give it variants"
+        raise UsageError("bench compares the variants of a recipe, and a program has none", hint=hint)
     recipes, overrides = split_line(context.args, most=1, what="one recipe")
     if not recipes:
         raise no_recipe("bench RECIPE")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from trainkit.cli.disk import working_folder
+from trainkit.cli.line import own_program
 from trainkit.cli.options import Json, Presets, Variant
 from trainkit.cli.pipeline import plan_recipe, resolve_line
 from trainkit.errors import ExitCode, MachineError
@@ -72,7 +73,7 @@ def target_of(context: typer.Context, presets: Presets, variant: str | None, fac
     from trainkit.doctor.check import Target
     from trainkit.runner.rendezvous import node_rank
 
-    if not (context.args or presets or variant or context.obj):
+    if not (context.args or presets or variant or context.obj or own_program(context)):
         return Target()
     resolved = resolve_line(context, presets, variant)
     plan = plan_recipe(resolved, facts).plan

@@ -48,13 +48,17 @@ def plan(
     export: Export = None,
     output: Output = None,
 ) -> None:
-    """Show what RECIPE would execute; nothing is started. Exit code 4 means that this machine cannot run it.
+    """Show what RECIPE, or PROGRAM, would execute; nothing is started. Exit code 4: this machine cannot run it.
+
+    PROGRAM is a script, -m and a module, or a launcher's command, as for `run`.
 
     Example: trainkit plan quickstart batch.micro=8 --bf16
 
     Example: trainkit plan fsdp --on 8xh100
 
     Example: trainkit plan zero2 --export deepspeed
+
+    Example: trainkit plan --on 8xh100 torchrun --nproc_per_node 8 train.py
     """
     from trainkit.cli.machines import machine_facts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,9 +15,11 @@ from typer import Argument, Option
 
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.disk import MACHINES, MODELINE, Disk, modeline, write_file
+from trainkit.cli.line import PYTHON, OwnProgram, own_program, split_line
 from trainkit.cli.options import Force, Json, On, Presets, Variant
-from trainkit.cli.pipeline import no_recipe, plan_recipe, replaces_recipe, resolve_request, show_warnings, split_line
+from trainkit.cli.pipeline import no_recipe, plan_recipe, replaces_recipe, resolve_request, show_warnings
 from trainkit.errors import Diagnostic, ExitCode, TrainkitError, UsageError
+from trainkit.recipe.layers.secrets import mask_words
 from trainkit.text import table
 
 
@@ -84,27 +87,37 @@ def cp(
 def check(context: typer.Context, presets: Presets = None, as_json: Json = False) -> None:
     """Validate recipes without planning or starting anything. Exit code 2 means that one of them is wrong.
 
-    RECIPE is a file, a run directory or a shipped name. Its variants are validated with it.
+    RECIPE is a file, a run directory or a shipped name, or a program with its
+    words. The variants of a recipe are validated with it.
 
     Example: trainkit check recipes/*.yaml
+
+    Example: trainkit check torchrun --nproc_per_node 2 train.py --lr 1e-3
     """
-    recipes, overrides = split_line(context.args, most=len(context.args), what="recipes")
+    own = own_program(context)
+    named, overrides = split_line(context.args, most=0 if own else len(context.args), what="recipes")
+    recipes: Sequence[str | OwnProgram] = [own] if own else named
     if not recipes:
         raise no_recipe("check RECIPE...")
+    if program := next((each for each in named if each.endswith(PYTHON)), None):
+        raise UsageError(f"{program} is a program, and a recipe stands before it", hint="check each by itself")
     reports: list[dict[str, Any]] = []
     for recipe in recipes:
+        shown = recipe if isinstance(recipe, str) else shlex.join(mask_words(recipe.words))
         diagnostics, valid = judge(recipe, overrides, presets)
-        reports.append({"recipe": recipe, "valid": valid, "diagnostics": [asdict(item) for item in diagnostics]})
+        reports.append({"recipe": shown, "valid": valid, "diagnostics": [asdict(item) for item in diagnostics]})
         if not as_json:
             show_diagnostics(diagnostics)
-            sys.stdout.write(f"{recipe}: {'ok' if valid else 'wrong'}\n")
+            sys.stdout.write(f"{shown}: {'ok' if valid else 'wrong'}\n")
     if as_json:
         sys.stdout.write(json.dumps(reports, indent=2) + "\n")
     if not all(report["valid"] for report in reports):
         raise typer.Exit(ExitCode.USAGE)
 
 
-def judge(recipe: str, overrides: Sequence[str], presets: Sequence[str] | None) -> tuple[list[Diagnostic], bool]:
+def judge(
+    recipe: str | OwnProgram, overrides: Sequence[str], presets: Sequence[str] | None
+) -> tuple[list[Diagnostic], bool]:
     """The findings on a recipe and each of its variants, every one once, and whether all are valid."""
     found: list[Diagnostic] = []
     valid = True
@@ -141,26 +154,40 @@ def explain(
     Example: trainkit explain quickstart optimizer.lr
 
     Example: trainkit explain ddp --token=--nproc-per-node=2
+
+    Example: trainkit explain strategy.kind torchrun --nproc_per_node 2 train.py
     """
     from trainkit.cli.machines import machine_facts
     from trainkit.plan.render import explain as renderer
-    from trainkit.recipe.schema import fields
 
-    given, overrides = split_line(context.args, most=2, what="a recipe and a key")
-    recipe, *queries = given or [""]
-    # Where presets or a program are in place of a recipe, one word alone may be the key.
-    if replaces_recipe(overrides, presets) and not queries and (not recipe or recipe in fields.schema().settings):
-        recipe, queries = "", [recipe] if recipe else []
-    elif not recipe:
-        raise no_recipe("explain RECIPE [KEY]")
+    recipe, queries, overrides = _explained(context, presets)
     if token is not None:
         queries.append(token)
-    resolved = show_warnings(resolve_request(recipe or None, overrides, presets, context.obj, variant))
+    program = context.obj if isinstance(recipe, str | None) else ()
+    resolved = show_warnings(resolve_request(recipe, overrides, presets, program, variant))
     if not queries:
         sys.stdout.write(renderer.render_all(resolved))
         return
     planned = plan_recipe(resolved, machine_facts(machine))
     sys.stdout.write("\n".join(renderer.render(query, resolved, planned) for query in queries))
+
+
+def _explained(
+    context: typer.Context, presets: Sequence[str] | None
+) -> tuple[str | OwnProgram | None, list[str], list[str]]:
+    """What a line of `explain` is about: the recipe or the program, the keys, the overrides."""
+    from trainkit.recipe.schema import fields
+
+    if own := own_program(context):
+        return own, *split_line(context.args, most=1, what="a key in front of the program")
+    given, overrides = split_line(context.args, most=2, what="a recipe and a key")
+    recipe, *queries = given or [""]
+    # Where presets or a program's setting are in place of a recipe, one word alone may be the key.
+    if replaces_recipe(overrides, presets) and not queries and (not recipe or recipe in fields.schema().settings):
+        return None, [recipe] if recipe else [], overrides
+    if not recipe:
+        raise no_recipe("explain RECIPE [KEY]")
+    return recipe, queries, overrides
 
 
 def schema(

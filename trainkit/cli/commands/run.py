@@ -33,9 +33,17 @@ def run(
 ) -> None:
     """Run RECIPE (a file, a shipped name, or the directory of an earlier run). Words after -- go to the program.
 
-    Example: trainkit run quickstart
+    PROGRAM is a Python script, -m and a module, or the command that you start
+    it with today: torchrun, accelerate launch, deepspeed, python, with variables
+    in front. Words before it are trainkit's, words behind it the program's own.
 
     Example: trainkit run quickstart train.steps=50 --bf16
+
+    Example: trainkit run train.py --lr 1e-3
+
+    Example: trainkit run --nproc_per_node 2 train.py --lr 1e-3
+
+    Example: trainkit run torchrun --nproc_per_node 2 train.py --lr 1e-3
     """
     from trainkit.machine.probe import probe
     from trainkit.runner.execute import execute

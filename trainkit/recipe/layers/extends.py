@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from trainkit.errors import Diagnostic, Origin
-from trainkit.recipe.layers.layer import Layer, file_layer, page, read_document
+from trainkit.recipe.layers.layer import Layer, file_layer, page, place_of, read_document
 from trainkit.recipe.layers.paths import Files, absolute, seen_from
 from trainkit.recipe.layers.variants import Variant, read_variants
+from trainkit.recipe.resolved import MadeRecipe
 from trainkit.recipe.validation.suggestions import did_you_mean, nearest
 from trainkit.recipe.yaml.reader import Document
 from trainkit.recipe.yaml.syntax import Mark, Problem
@@ -49,6 +50,18 @@ class Sources:
         if not self.files.exists(source.path) and name in shipped:
             source = _Source(shipped[name], recipe, f"shipped {name}")
         self._add(source, (), origin, set())
+
+    def add_made(self, made: MadeRecipe) -> None:
+        """Add a recipe that was made from a command: a place is the command's words, and no line of the text."""
+        strength, document = len(self.layers), read_document(made.text.encode("utf-8", "surrogateescape"))
+        whole = Origin("command line", strength, made.title, length=len(made.title), text=made.title)
+
+        def at(key: str) -> Origin:
+            return replace(place_of(made.origins, key) or whole, strength=strength)
+
+        layer = file_layer(page(whole.layer, strength, made.title, document), self.cwd, document)
+        values, keys = ({key: at(key) for key in known} for known in (layer.values, layer.keys))
+        self.layers.append(replace(layer, values=values, keys=keys))
 
     def add_preset(self, word: str) -> None:
         """Add what ``--with`` names, on top of everything so far."""

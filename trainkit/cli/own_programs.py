@@ -1,0 +1,177 @@
+"""A program, or a launcher's command, in place of a recipe: the recipe that it means, and what is wrong with it."""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import all_suffixes
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from trainkit.cli.disk import Disk
+from trainkit.cli.line import MODULE, PYTHON, is_line
+from trainkit.errors import Diagnostic, Origin, RecipeError, UsageError
+from trainkit.recipe.layers.paths import absolute, seen_from
+from trainkit.recipe.layers.secrets import mask_words, secret_arguments
+from trainkit.recipe.resolved import MadeRecipe
+
+if TYPE_CHECKING:
+    from trainkit.recipe.layers.assignment import Assignment
+
+KIND = "program.kind="
+PROCESSES = ("nproc_per_node", "num_processes", "num_gpus", "nodes.processes_per_node", "nodes.count")
+
+
+def made_recipe(
+    words: Sequence[str], overrides: Sequence[str], disk: Disk, cwd: str
+) -> tuple[MadeRecipe, list[Diagnostic]]:
+    """The recipe that a command means, and remarks on what is left out or differs.
+
+    words: from the script, `-m`, the shell script or the launcher on. overrides: those in front, which lie on top of
+    the recipe; the kind of the program, and how many processes there are, also tell how the command is read.
+    Raises UsageError and RecipeError.
+    """
+    from trainkit.convert.importing import read_words
+    from trainkit.frameworks.base.draft import ImportContext
+
+    _refuse_secrets(words)
+    shown, is_bare = shlex.join(mask_words(words)), words[0].endswith(PYTHON) or words[0] == MODULE
+    argv, more = _command(words, is_bare=is_bare)
+    kind = next((each.partition("=")[2] for each in reversed(overrides) if each.startswith(KIND)), None)
+    context, target = ImportContext(disk, cwd), posixpath.join(cwd, "recipe.yaml")
+    read = read_words(argv, context, target, program=more, kind=kind)
+    if read.folder != cwd:
+        what = f"the command runs in the folder {seen_from(cwd, read.folder)}"
+        raise UsageError(what, hint=f"cd {shlex.quote(read.folder)}, and call trainkit there")
+    settings, text = read.draft.settings, read.text
+    if found := list(_wrong(settings, disk, cwd)):
+        raise RecipeError(found)
+    origins = {key: each.origin for key, each in settings.items()}
+    several = _several(overrides) if is_bare and "strategy.kind" not in origins else None
+    if several:
+        text, origins["strategy.kind"] = f"{text}strategy: {{kind: ddp}}\n", several
+    remarks = [Diagnostic("note", each.rstrip(".")) for each in read.draft.remarks]
+    return MadeRecipe(shown, text, origins), remarks
+
+
+def _refuse_secrets(words: Sequence[str]) -> None:
+    for position in secret_arguments(words):
+        flag = words[position if "=" in words[position] else position - 1].partition("=")[0]
+        what = f"{flag} is a secret by its name, written out in the command"
+        hint = f"export it as {flag.strip('-').replace('-', '_').upper()}, where the program reads it there"
+        raise UsageError(Diagnostic("error", what, why="plans and run directories are kept and shared", hint=hint))
+
+
+def _command(words: Sequence[str], *, is_bare: bool) -> tuple[list[str], list[str]]:
+    """The words as import takes them, and those of a shell script. is_bare: a script or a module, without a launcher.
+
+    Raises UsageError.
+    """
+    from trainkit.frameworks.base.foreign_file import SCRIPTS
+
+    if is_line(words[0]):
+        if words[1:]:
+            raise UsageError(f"one word too many: {words[1]!r}", hint="write it inside the quotes of the line")
+    elif words[0].endswith(SCRIPTS):
+        return [words[0]], list(words[1:])
+    elif list(words) == [MODULE]:
+        raise UsageError("-m requires the name of a module", hint="write -m package.module")
+    elif is_bare:
+        return ["python", *words], []
+    return list(words), []
+
+
+def _several(overrides: Sequence[str]) -> Origin | None:
+    """The override that asks for several processes, each of which then holds a replica, as torchrun has it."""
+    for position, word in enumerate(overrides):
+        name, equals, value = word.lstrip("-").replace("-", "_").partition("=")
+        shown = word if equals else " ".join(overrides[position : position + 2])
+        if name in PROCESSES and (value if equals else shown.rpartition(" ")[2]) != "1":
+            return Origin("flag", 0, shown, length=len(shown), text=shown)
+    return None
+
+
+def notes_on_words(words: Sequence[str], options: Mapping[str, bool]) -> Iterator[Diagnostic]:
+    """A note on each word of a program that trainkit would know too: such a word belongs in front of the program.
+
+    options: of the command that is called.
+    """
+    from trainkit.recipe.schema.fields import schema
+
+    target = next((word for word in words if word.endswith(PYTHON)), words[0])
+    if "--" in words[1:] and words[words.index("--") - 1] == target:
+        yield Diagnostic("note", f"the `--` behind {target} goes to it too, as python has it", hint="leave it out")
+    for word in words[1:]:
+        name = word.partition("=")[0]
+        if word in options or ("=" in word and name.lstrip("-") in schema().settings and "." in name):
+            what = f"{word} stands behind {target}, and goes to it"
+            yield Diagnostic("note", what, hint="what is for trainkit stands in front of the program")
+
+
+def _wrong(settings: Mapping[str, Assignment], disk: Disk, cwd: str) -> Iterator[Diagnostic]:
+    """What is wrong with the script or the module itself; a script that is not there is said with the recipe."""
+    if script := settings.get("program.script"):
+        yield from _wrong_script(str(script.value), script.origin, disk, absolute(str(script.value), cwd))
+    module = settings.get("program.module")
+    if module and "env.PYTHONPATH" not in settings and (what := _not_found(str(module.value), cwd, disk)):
+        hint = f"check the name; a module is looked for from {cwd}, then among the packages of {sys.executable}"
+        yield Diagnostic("error", what, "program.module", module.origin, hint=hint)
+
+
+def _wrong_script(script: str, origin: Origin, disk: Disk, path: str) -> Iterator[Diagnostic]:
+    if not script.endswith((".py", ".pyw")):
+        return
+    try:
+        ast.parse(disk.read(path))
+    except IsADirectoryError:
+        if not disk.exists(posixpath.join(path, "__main__.py")):
+            yield Diagnostic("error", f"{script} is a folder", "program.script", origin, hint="name the script in it")
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", 0) or 0
+        text = (getattr(error, "text", "") or "").rstrip("\n")
+        place = Origin("", 0, script, line, getattr(error, "offset", 0) or 1, text=text)
+        what = f"{script} is no program that Python {sys.version_info[0]}.{sys.version_info[1]} reads"
+        reason = getattr(error, "msg", "") or str(error)
+        hint = "mend it there, or name another script"
+        yield Diagnostic("error", what, "program.script", place, reason, hint)
+    except OSError:
+        return  # the recipe's own check says so
+
+
+def _not_found(module: str, cwd: str, disk: Disk) -> str:
+    """Why Python would find no module of this name to run; empty where it finds one. Nothing is imported."""
+    first, *inner = module.split(".")
+    folders = _places(first, [cwd], disk)
+    if folders is None:
+        try:
+            spec = find_spec(first)
+        except (ImportError, ValueError):  # a name in sys.modules without a spec
+            return ""
+        if spec is None:
+            return f"there is no module {first}"
+        # A namespace package keeps its folders to itself until its parents are imported; a plain module has none.
+        found = spec.submodule_search_locations
+        folders = list(getattr(found, "_path", found) or ())
+    name = first
+    for part in inner:
+        name, inside = f"{name}.{part}", _places(part, folders, disk)
+        if inside is None:
+            return f"there is no module {name}"
+        folders = inside
+    if folders and _places("__main__", folders, disk) is None:
+        return f"{name} is a package without a __main__ module, so it cannot be run"
+    return ""
+
+
+def _places(name: str, folders: Sequence[str], disk: Disk) -> list[str] | None:
+    """The folders of the package of this name that lies in one of the folders; none for a module, None for nothing."""
+    paths = [posixpath.join(folder, name) for folder in folders]
+    for path in paths:
+        if disk.exists(posixpath.join(path, "__init__.py")):
+            return [path]
+        if any(disk.exists(f"{path}{suffix}") for suffix in all_suffixes()):
+            return []
+    return [path for path in paths if posixpath.isdir(path)] or None
