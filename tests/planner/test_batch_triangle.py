@@ -17,7 +17,7 @@ from trainkit.recipe.schema import Recipe
 Layered = Callable[..., Resolved]
 
 
-def solved(resolved: Resolved, ranks: int) -> tuple[int, int, int]:
+def solved(resolved: Resolved, ranks: int) -> tuple[int | None, int | None, int | None]:
     batch = solve_batch(resolved, ranks)
     return batch.global_, batch.micro, batch.accumulation
 
@@ -138,6 +138,34 @@ def test_a_solution_always_satisfies_the_equation_and_keeps_what_was_given(
     except RecipeError as error:
         assert error.diagnostics[0].hint
         return
+    assert found.micro
+    assert found.accumulation
     assert found.global_ == found.micro * found.accumulation * ranks
     sides = {"global": found.global_, "micro": found.micro, "accumulation": found.accumulation}
     assert all(sides[name] == value for name, value in given_sides.items())
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch", "args", "sides"),
+    [
+        ("hf", {}, [], (None, None, None)),
+        ("hf", {"micro": 4}, [], (None, 4, None)),
+        ("hf", {"accumulation": 3}, ["--per_device_train_batch_size", "4"], (24, 4, 3)),
+        ("hf", {"global": 64}, [], (64, 8, 4)),
+        ("hf", {"global": 64}, ["--per_device_train_batch_size=2"], (64, 2, 16)),
+        ("accelerate", {}, ["--per_device_train_batch_size", "4"], (None, None, None)),
+        ("torch", {}, [], (None, None, None)),
+        ("deepspeed", {"micro": 4}, [], (8, 4, 1)),  # as DeepSpeed's own engine takes it
+    ],
+)
+def test_of_a_program_of_the_users_own_a_side_that_nobody_gives_stays_open(
+    layered: Layered,
+    kind: str,
+    batch: dict[str, Any],
+    args: list[str],
+    sides: tuple[int | None, int | None, int | None],
+) -> None:
+    recipe = {"program": {"kind": kind, "script": "train.py", "args": args}, "batch": batch}
+    found = solve_batch(layered(recipe), 2)
+    assert (found.global_, found.micro, found.accumulation) == sides
+    assert found.eval_micro is None

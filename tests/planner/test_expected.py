@@ -45,8 +45,7 @@ def test_the_wrapper_is_told_to_look_where_the_recipe_or_the_kind_asks_for_it(
     if shown:
         assert words[words.index("--expect") + 1] == "<run_dir>/expected.json"
         seen_in_all = {"strategy": "ddp", "world_size": 2, "device": "cpu", "dtype": None}
-        told = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
-        assert promised(plan) == seen_in_all | ({"arguments": told} if program["kind"] == "hf" else {})
+        assert promised(plan) == seen_in_all | ({"arguments": {}} if program["kind"] == "hf" else {})
 
 
 def test_the_numbers_that_the_script_is_told_are_promised_and_those_of_its_own_words_are_not(
@@ -65,7 +64,6 @@ def test_the_numbers_that_the_script_is_told_are_promised_and_those_of_its_own_w
 
     numbers = {
         "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 1,
         "max_steps": 3,
         "learning_rate": 0.01,
     }

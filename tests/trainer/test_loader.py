@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from trainkit.errors import TrainingError
-from trainkit.plan.model import BatchArithmetic
+from trainkit.plan.model import SolvedBatch
 from trainkit.recipe.schema import TextData
 from trainkit.trainer.data.loader import slow_data_warning, timed, training_batches
 from trainkit.trainer.data.sampler import Order
@@ -40,7 +40,7 @@ def batches(samples: Numbers, steps: int, **settings: int) -> Generator[Batch, N
     found = training_batches(
         Samples(len(samples), samples.__getitem__),
         Order(0, len(samples), 4),
-        BatchArithmetic(4, 2, 2, 1, 2),
+        SolvedBatch(4, 2, 2, 1, 2),
         0,
         steps=range(steps),
         data=TextData.model_validate(settings),

@@ -12,7 +12,7 @@ import torch
 
 from tests.trainer.tiny_tokenizer import NAMES
 from trainkit.errors import TrainingError
-from trainkit.plan.model import BatchArithmetic
+from trainkit.plan.model import SolvedBatch
 from trainkit.trainer.data.loader import training_batches
 from trainkit.trainer.data.source import Batch
 from trainkit.trainer.loop import train
@@ -34,7 +34,7 @@ def assembled(settings: Settings) -> Parts:
 
 
 def batches(parts: Parts, steps: range, ranks: int = 1, rank: int = 0, workers: int = 0) -> list[Batch]:
-    shape = BatchArithmetic(16, 2, 8 // ranks, ranks, eval_micro=4)
+    shape = SolvedBatch(16, 2, 8 // ranks, ranks, eval_micro=4)
     data = parts.settings.recipe.data.model_copy(update={"workers": workers})
     return list(training_batches(parts.source.train, parts.order, shape, rank, steps=steps, data=data, pin=False))
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainkit.plan.model import BatchArithmetic
+from trainkit.plan.model import SolvedBatch
 from trainkit.trainer.data.sampler import Order, Permutation, positions_of_rank
 
 
@@ -28,7 +28,7 @@ def test_seeds_and_epochs_give_different_orders() -> None:
 def test_the_ranks_together_see_the_global_batch_whatever_their_number(
     step: int, micro: int, accumulation: int, ranks: int
 ) -> None:
-    batch = BatchArithmetic(micro * accumulation * ranks, micro, accumulation, ranks, micro)
+    batch = SolvedBatch(micro * accumulation * ranks, micro, accumulation, ranks, micro)
     order = Order(3, samples=40, global_batch=batch.global_)
     seen = [
         index

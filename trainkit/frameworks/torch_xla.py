@@ -61,7 +61,8 @@ def notices(context: Context) -> Iterator[Notice]:
     if not on_xla(context):
         return
     if is_spmd(context):
-        what = f"the batch of {context.batch.micro} is that of the one process, and SPMD splits it over all chips"
+        size = context.batch.micro or "the script's own"
+        what = f"the batch of {size} is that of the one process, and SPMD splits it over all chips"
         yield Notice("note", what, "set batch.micro to a multiple of the number of chips")
     elif context.recipe.program.kind in ON_ACCELERATE:
         what = "the run uses chip 0 alone; chips of TPU v2 and v3 have two cores, which accelerate counts as processes"

@@ -109,17 +109,28 @@ class Topology:
 class BatchArithmetic:
     """The solved triangle: global_ = micro x accumulation x ranks, in samples. note: what gave way, if anything.
 
+    A side that nobody gave to a program of the user's own is None: it is the script's own, and nothing is made of it.
     search: the micro batches, ascending, of which the trainer takes the largest that fits; until then micro is the
         least of them. Empty where micro is decided.
     """
 
+    global_: int | None
+    micro: int | None
+    accumulation: int | None
+    ranks: int
+    eval_micro: int | None
+    note: str = ""
+    search: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SolvedBatch(BatchArithmetic):
+    """The triangle of the built-in trainer, whose every side is known."""
+
     global_: int
     micro: int
     accumulation: int
-    ranks: int
     eval_micro: int
-    note: str = ""
-    search: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

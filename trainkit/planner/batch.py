@@ -1,4 +1,8 @@
-"""The batch triangle, solved once: global = micro x accumulation x ranks."""
+"""The batch triangle, solved once: global = micro x accumulation x ranks.
+
+A program of the user's own has sizes of its own, which no plan knows: there a side that nobody gives stays open, and
+the triangle is completed where the recipe gives its first side, the global batch.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,14 @@ from collections.abc import Mapping
 
 from trainkit.errors import Diagnostic, Origin, RecipeError
 from trainkit.frameworks.deepspeed.fields import BATCH
+from trainkit.lazy import load
 from trainkit.plan.model import BatchArithmetic
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.validation.batch_conflicts import yielding_corner
 from trainkit.text import counted
 
 DEFAULT_MICRO = 8  # samples, where neither the recipe nor a DeepSpeed file sets batch.micro; less where it must divide
+TOLD = ("hf", "deepspeed")  # programs of the user's own that the plan tells the sizes of the batch
 # What a DeepSpeed file of the user's calls them; it counts where no layer gives a value.
 IN_FILE = {row.keys[0].removeprefix("batch."): row.name for row in BATCH}
 
@@ -23,7 +29,7 @@ def solve_batch(resolved: Resolved, ranks: int) -> BatchArithmetic:
         return _searched(resolved, given, ranks)
     note = ""
     if len(given) == 3 and given["global"] != given["micro"] * given["accumulation"] * ranks:
-        # A DeepSpeed file is weaker than any layer.
+        # A DeepSpeed file and the program's own words are weaker than any layer.
         strengths = {
             name: origin.strength if resolved.given(f"batch.{name}") and (origin := _origin(resolved, name)) else -1
             for name in given
@@ -34,9 +40,21 @@ def solve_batch(resolved: Resolved, ranks: int) -> BatchArithmetic:
         beaten, origin = given.pop(loser), _origin(resolved, loser)
         layer = origin.layer if origin else "the defaults"
         note = f"batch.{loser} gives way: it was {beaten} in {layer}, the weakest of the three"
+    eval_micro = None if batch.eval_micro == "auto" else batch.eval_micro
+    if resolved.recipe.program.kind != "builtin" and "global" not in given:
+        return BatchArithmetic(*_as_given(resolved, given, ranks), ranks, eval_micro, note)
     global_, micro, accumulation = _complete(resolved, given, ranks)
-    eval_micro = micro if batch.eval_micro == "auto" else batch.eval_micro
+    if resolved.recipe.program.kind == "builtin":
+        eval_micro = eval_micro or micro
     return BatchArithmetic(global_, micro, accumulation, ranks, eval_micro, note)
+
+
+def _as_given(resolved: Resolved, given: Mapping[str, int], ranks: int) -> tuple[int | None, int | None, int | None]:
+    """(global, micro, accumulation) of a program of the user's own that is given no global batch."""
+    micro, accumulation = given.get("micro"), given.get("accumulation")
+    if resolved.recipe.program.kind == "deepspeed" and micro and not accumulation:
+        accumulation = 1  # DeepSpeed's own engine, runtime/config.py: _set_batch_related_parameters
+    return (micro * accumulation * ranks if micro and accumulation else None), micro, accumulation
 
 
 def _searched(resolved: Resolved, given: dict[str, int], ranks: int) -> BatchArithmetic:
@@ -57,10 +75,12 @@ def _searched(resolved: Resolved, given: dict[str, int], ranks: int) -> BatchAri
 
 
 def _given(resolved: Resolved) -> dict[str, int]:
-    """The sides that the recipe sets, and those that only a DeepSpeed file of the user's does."""
+    """The sides that the recipe sets, and those that only the program's own words or a DeepSpeed file do."""
     batch, base = resolved.recipe.batch, resolved.attachments.get("strategy.config")
     sides = {"global": batch.global_, "micro": batch.micro, "accumulation": batch.accumulation}
     given = {name: value for name, value in sides.items() if isinstance(value, int)}
+    if resolved.recipe.program.kind == "hf":
+        given = {**load("trainkit.frameworks.hf_trainer.argv_reader:own_batch")(resolved), **given}
     if batch.micro == "auto" or base is None or not isinstance(base.tree, Mapping):  # a search leaves its sides open
         return given
     in_file = {name: base.tree.get(key) for name, key in IN_FILE.items()}

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from trainkit.errors import RecipeError
 from trainkit.frameworks.deepspeed.ops import preparations
 from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS, choose_launcher
+from trainkit.lazy import load
 from trainkit.machine.facts import Facts
 from trainkit.machine.selection import is_made_up
 from trainkit.optimizers import optimizer
-from trainkit.plan.context import Context
+from trainkit.plan.context import Context, Dtype
 from trainkit.plan.model import (
     PLAN_VERSION,
     Card,
@@ -34,7 +35,7 @@ from trainkit.planner.env import check_environment, overwritten, plan_environmen
 from trainkit.planner.fingerprint import recipe_digest, training_digest
 from trainkit.planner.notices import plan_notices
 from trainkit.planner.numa import core_argv
-from trainkit.planner.placement import name_cards, place
+from trainkit.planner.placement import Placement, name_cards, place
 from trainkit.planner.resume import Reader, SavedCheckpoint, choose_resume
 from trainkit.planner.techniques import TECHNIQUES, value_of
 from trainkit.recipe.resolved import Resolved
@@ -113,8 +114,7 @@ def decide(
     except RecipeError as error:  # nothing else can be known without it
         raise RecipeError([*problems, *error.diagnostics]) from error
     launcher = choose_launcher(recipe, placement.topology)
-    base = None if resolved.given("precision.dtype") else resolved.attachments.get("strategy.config")
-    dtype = choose_dtype(recipe, placement.topology.device, placement.cards, base.tree if base else None)
+    dtype = _dtype(resolved, placement)
     problems += unsupported(resolved, placement.topology, placement.cards, launcher.kind, dtype)
     try:
         batch = solve_batch(resolved, placement.topology.world_size)
@@ -130,6 +130,16 @@ def decide(
     if found := tuple(program.problems(context)) or tuple(overwritten(context)):
         raise RecipeError(found)
     return context, launcher, Choice(topology.device, placement.device_reason), placement.notices + notices
+
+
+def _dtype(resolved: Resolved, placement: Placement) -> Dtype:
+    """The format by the recipe, else by the program's own words, else by DeepSpeed's file of the user's."""
+    recipe, device, cards = resolved.recipe, placement.topology.device, placement.cards
+    if resolved.given("precision.dtype"):
+        return choose_dtype(recipe, device, cards)
+    own = load("trainkit.frameworks.hf_trainer.argv_reader:own_format") if recipe.program.kind == "hf" else None
+    base = resolved.attachments.get("strategy.config")
+    return choose_dtype(recipe, device, cards, base.tree if base else None, own(resolved) if own else None)
 
 
 def _strategy(recipe: Recipe, device: str) -> Choice:

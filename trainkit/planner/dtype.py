@@ -15,11 +15,15 @@ LOW: tuple[Dtype, ...] = ("bf16", "fp16")
 AMPERE = (8, 0)  # first compute capability with bf16 and tf32 units (CUDA C programming guide, arithmetic instructions)
 
 
-def choose_dtype(recipe: Recipe, device: str, cards: Sequence[Gpu], in_file: object = None) -> Dtype:
+def choose_dtype(
+    recipe: Recipe, device: str, cards: Sequence[Gpu], in_file: object = None, own: Dtype | None = None
+) -> Dtype:
     """The format of forward and backward; `auto` is bf16 where every card has units for it, else fp32.
 
-    in_file: a DeepSpeed file of the user's, where no layer gives a format.
+    in_file: a DeepSpeed file of the user's, and own: what the program's own words say, where no layer gives a format.
     """
+    if own:
+        return own
     for dtype in LOW:
         if dtype in formats(in_file):
             return dtype

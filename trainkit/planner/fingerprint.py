@@ -40,6 +40,8 @@ def training_digest(recipe: Recipe, batch: BatchArithmetic, dtype: str) -> str:
     given = recipe.program.kind in OWN_DEFAULTS  # a setting that is left out is the program's own
     settings = recipe.model_dump(mode="json", by_alias=True, exclude_unset=given)
     chosen: dict[str, Any] = {"batch.global": batch.global_, "precision.dtype": dtype}
+    if batch.global_ is None:  # what is known of it
+        chosen |= {"batch.micro": batch.micro, "batch.accumulation": batch.accumulation, "batch.ranks": batch.ranks}
     for section, names in TRAINING.items():
         inside = settings.get(section, {})
         for name in inside if names == ("*",) else names:

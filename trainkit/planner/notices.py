@@ -25,6 +25,7 @@ from trainkit.text import counted
 # Key of a path that the run reads -> the hint where nothing is there, and whether another machine may have it.
 PATHS: dict[str, tuple[str, bool]] = {
     "program.script": ("put your copy into the working folder, or name it: program.script=PATH", False),
+    "program.args.config": ("check the path behind --config; it starts from the working folder", True),
     "data.path": ("check data.path; it starts from the working folder", True),
     "data.tokenizer": ("give a folder as save_pretrained writes it; nothing is downloaded", False),
     "model.path": ("give a folder as save_pretrained writes it; nothing is downloaded", True),

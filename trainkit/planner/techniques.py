@@ -82,7 +82,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         "slower than the same batch at once: smaller products, a little more work",
         "activations of one micro batch instead of the whole",
         "the wanted batch does not fit; fill the card with the micro batch first",
-        in_force=lambda context: context.batch.accumulation > 1 and not context.batch.search,
+        in_force=lambda context: (context.batch.accumulation or 1) > 1 and not context.batch.search,
     ),
     Technique(
         "efficiency.gradient_checkpointing.every: true",

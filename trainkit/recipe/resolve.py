@@ -12,7 +12,7 @@ from trainkit.recipe.layers.extends import Sources
 from trainkit.recipe.layers.interpolation import interpolate, interpolated
 from trainkit.recipe.layers.layer import Layer, place_of
 from trainkit.recipe.layers.merge import Merge, merge
-from trainkit.recipe.layers.paths import Files, absent_inputs, absolute, attach
+from trainkit.recipe.layers.paths import Files, absent_inputs, absolute, attach, script_source
 from trainkit.recipe.resolved import MadeRecipe, Request, Resolved
 from trainkit.recipe.schema.fields import defaults, tagged_sections
 from trainkit.recipe.validation.batch_conflicts import contradictions
@@ -56,9 +56,8 @@ def resolve_with(arguments: Arguments, request: Request, files: Files) -> Resolv
     found += contradictions(state)
     attachments, diagnostics = attach(state, {each.strength: each.base for each in layers}, request.cwd, files)
     found += diagnostics
-    broken = frozenset(each.key for each in found if each.severity == "error")
-    on_disk = partial(absolute, base=request.cwd)
-    found += check(Context(state.tree, defaults(kinds), locate, files, on_disk, broken, sources.incomplete))
+    broken, on_disk = (each.key for each in found if each.severity == "error"), partial(absolute, base=request.cwd)
+    found += check(Context(state.tree, defaults(kinds), locate, files, on_disk, frozenset(broken), sources.incomplete))
     recipe, wrong = validate(state.tree, locate)
     # The text of a reference that leads nowhere is no value, so its type is not judged.
     silent = {each.key for each in unresolved if each.severity == "error"}
@@ -68,8 +67,9 @@ def resolve_with(arguments: Arguments, request: Request, files: Files) -> Resolv
         raise RecipeError(found)
     assert recipe is not None, "a recipe is refused without a diagnostic"
     history = {key: tuple(entries) for key, entries in state.history.items()}
-    absent, variants = absent_inputs(recipe, files, on_disk), sources.descriptions()
-    return Resolved(recipe, state.tree, history, attachments, tuple(found), state.places, absent, variants)
+    absent, script = absent_inputs(recipe, files, on_disk), script_source(recipe, files, on_disk)
+    descriptions, warnings = sources.descriptions(), tuple(found)
+    return Resolved(recipe, state.tree, history, attachments, warnings, state.places, absent, descriptions, script)
 
 
 def _layers(arguments: Arguments, request: Request, files: Files) -> tuple[list[Layer], list[Diagnostic], Sources]:

@@ -75,6 +75,7 @@ class Resolved:
     attachments: by the key of the setting that names the file (``strategy.config``).
     places: the strongest origin of every key, sections and list elements included.
     variants: the variants that the recipe has, in its order, each with its description.
+    script: the text of the program's script; empty where it is not known.
     absent: by key, the paths without a file that the run will read; another machine may have them.
     """
 
@@ -86,6 +87,7 @@ class Resolved:
     places: Mapping[str, Origin] = field(default_factory=dict)
     absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     variants: Mapping[str, str] = field(default_factory=dict)
+    script: str = ""
 
     def given(self, key: str) -> Origin | None:
         """Where the key's value came from; None where no layer gives it and it is a default."""

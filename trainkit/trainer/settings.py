@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainkit.errors import TrainingError
-from trainkit.plan.model import BatchArithmetic
+from trainkit.plan.model import SolvedBatch
 from trainkit.recipe.schema import Recipe
 
 
@@ -39,7 +39,7 @@ class Settings:
     """Everything in ``trainer.json``, typed, plus the run directory, which is the folder that holds the file."""
 
     recipe: Recipe
-    batch: BatchArithmetic
+    batch: SolvedBatch
     device: str  # cpu | cuda | mps
     dtype: str  # fp32 | bf16 | fp16
     training_digest: str
@@ -56,7 +56,7 @@ class Settings:
 
 def read_settings(path: Path) -> Settings:
     """Read ``trainer.json``. TrainingError when it cannot be read or is not what planning writes."""
-    run_dir, known = path.resolve().parent, {field.name for field in fields(BatchArithmetic)}
+    run_dir, known = path.resolve().parent, {field.name for field in fields(SolvedBatch)}
     try:
         data = json.loads(path.read_text())
         resume, deepspeed = data.get("resume", {}).get("path"), data.get("deepspeed")
@@ -64,7 +64,7 @@ def read_settings(path: Path) -> Settings:
         return Settings(
             # JSON mode: what the file format cannot express (tuples, int against float) is not held against it
             recipe=Recipe.model_validate_json(json.dumps(data["recipe"])),
-            batch=BatchArithmetic(**{**batch, "search": tuple(batch.get("search", ()))}),
+            batch=SolvedBatch(**{**batch, "search": tuple(batch.get("search", ()))}),
             device=data["device"],
             dtype=data["dtype"],
             training_digest=data["training_digest"],

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from trainkit.plan.model import BatchArithmetic
+from trainkit.plan.model import SolvedBatch
 from trainkit.trainer import __main__ as trainer
 from trainkit.trainer import loop
 from trainkit.trainer.data import loader
@@ -38,7 +38,7 @@ def repeat_data() -> None:
     """Every rank takes the first rank's share of the global batch."""
     honest = loader.positions_of_rank
 
-    def positions(batch: BatchArithmetic, rank: int) -> range:
+    def positions(batch: SolvedBatch, rank: int) -> range:
         return honest(batch, 0)
 
     loader.positions_of_rank = positions

@@ -117,10 +117,7 @@ def environment(context: Context) -> tuple[SourcedVariable, ...]:
 
 def notices(context: Context) -> Iterator[Notice]:
     """What stays the script's own, and what accelerate does by itself."""
-    what = (
-        "model, data, optimizer and the loop are the script's own; its DataLoader decides the micro batch, and the "
-        f"sizes in this plan only count with {context.batch.micro}"
-    )
+    what = "model, data, optimizer and the loop are the script's own; its DataLoader decides the micro batch"
     yield Notice("note", what, "pass the script's own settings in program.args")
     yield from wrapping_notices(context)
     if context.zero:

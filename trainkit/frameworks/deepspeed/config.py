@@ -9,7 +9,7 @@ from typing import Any
 
 from trainkit.errors import Diagnostic, RecipeError
 from trainkit.frameworks.base.fields import UNSET, said, setting
-from trainkit.frameworks.deepspeed.fields import AUTO, FIELDS, FILE, OUTDATED
+from trainkit.frameworks.deepspeed.fields import AUTO, BATCH, FIELDS, FILE, OUTDATED
 from trainkit.frameworks.deepspeed.readers import AUTO_STAYS, Reader, Row, Rule, rule_of
 from trainkit.plan.context import Context
 from trainkit.plan.provenance import Source, SourcedFile
@@ -80,13 +80,14 @@ def _value(tree: Tree, row: Row, rule: Rule, context: Context, *, guesses: bool)
     guesses: whether "auto" may be a setting's default. On DeepSpeed's own engine it is a mistake.
     """
     found, value = value_at(tree, row.name, UNSET), row.encode(context)
+    given, is_open = said(context, *row.keys), found is UNSET or found == AUTO
+    if (rule is Rule.SIZED and value is UNSET) or (rule is Rule.ASKED and not given):
+        # A file of the user's without the key has DeepSpeed's default; sizes of the batch have none but each other.
+        base = context.resolved.attachments.get("strategy.config")
+        asks = base is None or (row.default is UNSET and not any(value_at(base.tree, each.name) for each in BATCH))
+        return AUTO if found is UNSET and asks else UNSET
     if value is UNSET or rule in (Rule.OWN, Rule.LEFT):
         return UNSET
-    given, is_open = said(context, *row.keys), found is UNSET or found == AUTO
-    if not given and rule is Rule.ASKED:
-        # A file of the user's without the key has DeepSpeed's default, where there is one.
-        asks = "strategy.config" not in context.resolved.attachments or row.default is UNSET
-        return AUTO if found is UNSET and asks else UNSET
     if not given and rule in (Rule.SAID, Rule.FILLED, Rule.AGREED):
         return value if rule is Rule.SAID and found == AUTO and guesses else UNSET
     if found is UNSET:

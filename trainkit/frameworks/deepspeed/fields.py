@@ -138,12 +138,28 @@ def _steps(value: Any) -> Settings:
     return {} if silent else {"logging.every_steps": value}
 
 
+def _side(name: str) -> Callable[[Context], Any]:
+    """A side of the batch; one that nobody gave is the script's own."""
+
+    def encode(context: Context) -> Any:
+        size = getattr(context.batch, "global_" if name == "global" else name)
+        return UNSET if size is None else size
+
+    return encode
+
+
 BATCH = tuple(
-    Row(name, (key,), encode, same(key)[1], rules=readers.BATCH)
-    for name, key, encode in (
-        ("train_batch_size", "batch.global", lambda context: context.batch.global_),
-        ("train_micro_batch_size_per_gpu", "batch.micro", lambda context: context.batch.micro),
-        ("gradient_accumulation_steps", "batch.accumulation", lambda context: context.batch.accumulation),
+    Row(
+        name,
+        (f"batch.{side}",),
+        _side(side),
+        same(f"batch.{side}")[1],
+        rules=readers.BATCH,
+    )
+    for name, side in (
+        ("train_batch_size", "global"),
+        ("train_micro_batch_size_per_gpu", "micro"),
+        ("gradient_accumulation_steps", "accumulation"),
     )
 )
 FORMATS = (_format("bf16", "bfloat16.enabled"), _format("fp16"))

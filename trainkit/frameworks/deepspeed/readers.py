@@ -26,13 +26,14 @@ class Rule(Enum):
     SAID = "left to the user's file, or to DeepSpeed's default, unless a layer of the recipe says it"
     FILLED = "as SAID, and the program replaces an auto by itself"
     ASKED = "as FILLED, and written as auto where the program could not fill it otherwise"
+    SIZED = "as ALWAYS where it is known, else as ASKED"
     AGREED = "as FILLED, but never written: where the file has no such section, the program does it itself"
     MADE = "as ALWAYS or KEPT where layers describe the schedule or optimizer for DeepSpeed to make, else as OWN"
     OWN = "the user's file alone says it"
     LEFT = "as OWN, and the program replaces an auto by itself"
 
 
-AUTO_STAYS = (Rule.FILLED, Rule.ASKED, Rule.AGREED, Rule.LEFT)
+AUTO_STAYS = (Rule.FILLED, Rule.ASKED, Rule.SIZED, Rule.AGREED, Rule.LEFT)
 REACHES = (Rule.ALWAYS, Rule.KEPT, Rule.SAID, Rule.MADE)  # with which a setting of the recipe reaches the program
 
 
@@ -48,10 +49,10 @@ class Rules(NamedTuple):
 EVERYWHERE: Final = Rules(*(Rule.ALWAYS,) * 4)
 TUNED: Final = Rules(*(Rule.TUNED,) * 4)
 # A rule may differ by program, for each fills and compares other keys of the same file by itself.
-# With Accelerator() the batch is that of the script's DataLoader.
-BATCH: Final = Rules(Rule.ALWAYS, Rule.ALWAYS, Rule.ALWAYS, Rule.ASKED)
+# Trainer fills in the sizes that nobody gave; with Accelerator() the batch is that of the script's DataLoader.
+BATCH: Final = Rules(Rule.ALWAYS, Rule.SIZED, Rule.ALWAYS, Rule.ASKED)
 CLIPPING: Final = Rules(Rule.ALWAYS, Rule.ASKED, Rule.SAID, Rule.ASKED)
-FORMAT: Final = Rules(Rule.ALWAYS, Rule.ALWAYS, Rule.SAID, Rule.FILLED)
+FORMAT: Final = Rules(Rule.ALWAYS, Rule.ASKED, Rule.SAID, Rule.FILLED)
 BUCKET: Final = Rules(Rule.KEPT, Rule.FILLED, Rule.SAID, Rule.FILLED)
 OVERLAP: Final = Rules(Rule.KEPT, Rule.SAID, Rule.SAID, Rule.SAID)
 GATHERING: Final = Rules(Rule.KEPT, Rule.KEPT, Rule.KEPT, Rule.FILLED)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
+from trainkit.errors import Diagnostic, Origin
 from trainkit.frameworks.base.argv_reader import ScriptFlag, script_flags
 from trainkit.frameworks.base.draft import Draft, ImportContext
 from trainkit.frameworks.base.fields import UNSET
 from trainkit.frameworks.hf_trainer.fields import BY_NAME
 from trainkit.plan.context import Context
-from trainkit.recipe.layers.paths import absolute
+from trainkit.recipe.layers.paths import CONFIG, absolute
+from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema.launching import program_argv
 
 # Flags that only scripts on Trainer have: one of them tells the kind of the program.
@@ -38,16 +40,72 @@ def newest(flag: ScriptFlag) -> ScriptFlag:
     return replace(flag, name=BY_NAME[name].name) if name in BY_NAME else flag
 
 
-def own_flags(context: Context) -> dict[str, ScriptFlag]:
-    """What program.args set, by newest name; where a field is set twice, the last counts, as in argparse."""
-    flags = map(newest, script_flags(program_argv(context.recipe.program.args)))
-    return {flag.name: flag for flag in flags if flag.name}
+@dataclass(frozen=True, slots=True)
+class FileValue(ScriptFlag):
+    """A field that the script's own file of settings sets. file: its path; place: of the value in it."""
+
+    file: str = ""
+    place: Origin | None = None
 
 
-def key_of(context: Context, flag: ScriptFlag) -> str:
-    """The recipe key of one of the program's own flags."""
+def own_flags(resolved: Resolved) -> dict[str, ScriptFlag]:
+    """What program.args set, and their file of settings below them, by newest name.
+
+    Where a field is set twice, the last counts, as in argparse.
+    """
+    flags = map(newest, script_flags(program_argv(resolved.recipe.program.args)))
+    return {**_in_config(resolved), **{flag.name: flag for flag in flags if flag.name}}
+
+
+def _in_config(resolved: Resolved) -> dict[str, ScriptFlag]:
+    """Fields of the file that the script reads before its flags (trl: TrlParser.parse_args_and_config)."""
+    config = resolved.attachments.get(CONFIG)
+    if config is None or not isinstance(config.tree, Mapping):
+        return {}
+    shown_path = next((each.source for each in config.origins.values()), config.path)
+    found = {}
+    for name, value in config.tree.items():
+        if value is None:  # says what the script would do anyway
+            continue
+        values = rendered(list(map(str, value)) if isinstance(value, list) else value)
+        made = FileValue(str(name), values, (str(name), *values), shown_path, config.origins.get(str(name)))
+        found[newest(made).name] = newest(made)
+    return found
+
+
+def own_batch(resolved: Resolved) -> dict[str, int]:
+    """Sizes of the batch that the program's own words and file give, by what a recipe calls them."""
+    own = own_flags(resolved)
+    rows = {"micro": "per_device_train_batch_size", "accumulation": "gradient_accumulation_steps"}
+    given = {side: " ".join(own[name].values) for side, name in rows.items() if name in own}
+    return {side: int(text) for side, text in given.items() if text.isdecimal() and int(text) > 0}
+
+
+def own_format(resolved: Resolved) -> Literal["bf16", "fp16"] | None:
+    """The number format that the program's own words and file switch on."""
+    own = own_flags(resolved)
+    formats: tuple[Literal["bf16", "fp16"], ...] = ("bf16", "fp16")
+    return next((name for name in formats if name in own and own[name].switch), None)
+
+
+def own_error(context: Context, flag: ScriptFlag, what: str, hint: str, why: str = "") -> Diagnostic:
+    """An error about one of the program's own flags, or a value of its file, at its place."""
+    if isinstance(flag, FileValue):
+        return context.resolved.error(CONFIG, what, hint, why=why, at=flag.place)
     args, name = context.recipe.program.args, written(flag).removeprefix("--")
-    return f"program.args.{name}" if isinstance(args, Mapping) else "program.args"
+    return context.resolved.error(
+        f"program.args.{name}" if isinstance(args, Mapping) else "program.args", what, hint, why=why
+    )
+
+
+def says(flag: ScriptFlag) -> str:
+    """Who says a flag, and what."""
+    return f"{flag.file} says {shown(flag)}" if isinstance(flag, FileValue) else f"program.args say {shown(flag)}"
+
+
+def source(flag: ScriptFlag) -> str:
+    """Where a flag can be left out."""
+    return flag.file if isinstance(flag, FileValue) else "program.args"
 
 
 def written(flag: ScriptFlag) -> str:

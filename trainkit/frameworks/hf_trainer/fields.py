@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from trainkit.flags.special import HF_VALUES
 from trainkit.frameworks.base import fsdp_settings as sharding
 from trainkit.frameworks.base.fields import UNSET, Field, Unsupported, by_name, chosen, said
+from trainkit.frameworks.deepspeed.fields import BATCH, formats
 from trainkit.frameworks.hf_trainer import fsdp_config, optimizer
 from trainkit.frameworks.torch_xla import on_xla
 from trainkit.plan.context import Context
+from trainkit.recipe.layers.merge import value_at
 
 OUTPUT = "output"  # folder in the run directory
 
@@ -24,17 +26,22 @@ OUTPUT = "output"  # folder in the run directory
 class Argument(Field):
     """One field of TrainingArguments, and with it one flag of the script's.
 
-    switch: whether it takes yes or no. needed: where it is given though no layer says it. owned: the program's own
-    arguments may not say otherwise, whether a layer says it or not.
+    switch: whether it takes yes or no. needed: where it is given though no layer says it. owned: where the program's
+    own arguments may not say otherwise: `plan` anywhere, for the plan decides it in any case; `fsdp` under that
+    strategy; else where a layer says it, of which an import must be able to read `recipe`.
     """
 
     switch: bool = False
     needed: Callable[[Context], bool] = lambda context: False
-    owned: bool = False
+    owned: Literal["", "recipe", "fsdp", "plan"] = ""
 
     def is_given(self, context: Context) -> bool:
         """Whether the plan decides the field; its value may still be UNSET."""
         return self.needed(context) or said(context, *self.keys)
+
+    def is_owned(self, context: Context) -> bool:
+        """Whether the program's own arguments may not say otherwise though no layer says it."""
+        return self.owned == "plan" or (self.owned == "fsdp" and fsdp_config.is_chosen(context))
 
     def name_in(self, version: str) -> str:
         """What a version calls the field: before `since` by the name that it had."""
@@ -65,13 +72,32 @@ def _on_cpu(context: Context) -> bool:
 def _micro(context: Context) -> Any:
     if context.recipe.batch.micro == "auto":
         return Unsupported("only the built-in trainer tries what fits", "write a number, or leave batch.micro out")
-    return context.batch.micro
+    return _side(context.batch.micro)
+
+
+def _side(size: int | None) -> Any:
+    """A size of the batch; one that nobody gave is the script's own."""
+    return UNSET if size is None else size
+
+
+def _sized_by_file(context: Context) -> bool:
+    """Whether DeepSpeed's file of the user's says a size, with which Trainer compares its own."""
+    return context.zero and any(type(value_at(_base(context), row.name)) is int for row in BATCH)
+
+
+def _base(context: Context) -> Any:
+    base = context.resolved.attachments.get("strategy.config")
+    return base.tree if base else {}
 
 
 def _format(dtype: str) -> Argument:
-    """Under ZeRO both formats are always given: Trainer compares them with DeepSpeed's file."""
-    columns = {"encode": lambda context: context.dtype == dtype, "needed": lambda context: context.zero}
-    return switch(dtype, "precision.dtype", means=dtype, owned=True, **columns)
+    """Where DeepSpeed's file of the user's enables a format, Trainer compares its own with it."""
+
+    def needed(context: Context) -> bool:
+        return context.zero and dtype in formats(_base(context))
+
+    columns = {"encode": lambda context: context.dtype == dtype, "needed": needed, "owned": "recipe"}
+    return switch(dtype, "precision.dtype", means=dtype, **columns)
 
 
 def _eval_format(dtype: str) -> Argument:
@@ -132,9 +158,6 @@ def _of_the_best(name: str, value: Any) -> Argument:
     return plain(name, key, encode=lambda context: value if chosen(context, key) else UNSET)
 
 
-# Given in every plan: with a default of Trainer's in place of one corner, the batch would be another one.
-DECIDED: dict[str, Any] = {"needed": lambda context: True, "owned": True}
-
 FIELDS: tuple[Argument, ...] = (
     switch(
         "use_cpu",
@@ -142,7 +165,7 @@ FIELDS: tuple[Argument, ...] = (
         means="cpu",
         encode=lambda context: True if _on_cpu(context) else UNSET,
         needed=_on_cpu,
-        owned=True,
+        owned="plan",
         aliases=("no_cuda",),
     ),
     plain(
@@ -150,29 +173,31 @@ FIELDS: tuple[Argument, ...] = (
         ("batch.micro", "batch.global"),
         8,
         encode=_micro,
+        needed=_sized_by_file,
+        owned="recipe",
         aliases=("per_gpu_train_batch_size",),
-        **DECIDED,
     ),
     plain(
         "gradient_accumulation_steps",
         ("batch.accumulation", "batch.global"),
         1,
-        encode=lambda context: context.batch.accumulation,
-        **DECIDED,
+        encode=lambda context: _side(context.batch.accumulation),
+        needed=_sized_by_file,
+        owned="recipe",
     ),
     plain(
         "per_device_eval_batch_size",
         "batch.eval_micro",
         8,
-        encode=lambda context: context.batch.eval_micro,
+        encode=lambda context: _side(context.batch.eval_micro),
         aliases=("per_gpu_eval_batch_size",),
     ),
     _format("bf16"),
     _format("fp16"),
-    switch("tf32", "precision.tf32", None, owned=True),
+    switch("tf32", "precision.tf32", None, owned="recipe"),
     _eval_format("bf16"),
     _eval_format("fp16"),
-    plain("fsdp", "strategy.kind", encode=fsdp_config.encode_switch, needed=fsdp_config.is_chosen, owned=True),
+    plain("fsdp", "strategy.kind", encode=fsdp_config.encode_switch, needed=fsdp_config.is_chosen, owned="plan"),
     switch("ddp_find_unused_parameters", "strategy.find_unused_parameters", None),
     plain(
         "ddp_bucket_cap_mb",
@@ -185,7 +210,7 @@ FIELDS: tuple[Argument, ...] = (
         sharding.CHECKPOINTING,
         None,
         encode=_recomputing,
-        owned=True,
+        owned="fsdp",
         since="5.23",
         aliases=("gradient_checkpointing",),
     ),
@@ -230,7 +255,7 @@ FIELDS: tuple[Argument, ...] = (
         "resume_from_checkpoint",
         "checkpoint.resume",
         encode=lambda context: context.resume.path or UNSET,
-        owned=True,
+        owned="plan",
     ),
     plain("dataloader_num_workers", "data.workers", 0),
     switch("dataloader_persistent_workers", "data.persistent_workers"),
@@ -272,7 +297,7 @@ GONE: tuple[Argument, ...] = (
         "fsdp_min_num_params",
         ("strategy.min_params", "strategy.auto_wrap"),
         decode=_SHARDING["min_num_params"].decode,
-        owned=True,
+        owned="plan",
         until="5.0",
         help="strategy.auto_wrap: size with strategy.min_params in the recipe",
     ),
@@ -281,7 +306,7 @@ GONE: tuple[Argument, ...] = (
         ("strategy.wrap_classes", "strategy.auto_wrap"),
         # as a flag, with commas, spaces or both between the names
         decode=lambda value: _SHARDING["transformer_layer_cls_to_wrap"].decode(str(value).replace(",", " ").split()),
-        owned=True,
+        owned="plan",
         until="5.0",
         help="strategy.wrap_classes in the recipe",
     ),

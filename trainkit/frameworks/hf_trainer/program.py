@@ -11,7 +11,16 @@ from trainkit.frameworks.base.fsdp_settings import wrapping_notices
 from trainkit.frameworks.base.interface import Detection
 from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
 from trainkit.frameworks.hf_trainer import deepspeed, fsdp_config
-from trainkit.frameworks.hf_trainer.argv_reader import MARKS, SHARED_MARKS, own_flags, rendered, written
+from trainkit.frameworks.hf_trainer.argv_reader import (
+    MARKS,
+    SHARED_MARKS,
+    FileValue,
+    agrees,
+    own_flags,
+    rendered,
+    says,
+    written,
+)
 from trainkit.frameworks.hf_trainer.fields import BY_GONE_NAME, FIELDS, OUTPUT, Argument
 from trainkit.frameworks.hf_trainer.support import REACH, problems
 from trainkit.frameworks.hf_trainer.versions import BEYOND, OLDEST, UNTIL, can, version
@@ -70,7 +79,7 @@ def environment(context: Context) -> tuple[SourcedVariable, ...]:
 
 def notices(context: Context) -> Iterator[Notice]:
     """What transformers lacks, and arguments of the program's own that do less than they seem to."""
-    installed, own = version(context), own_flags(context)
+    installed, own = version(context), own_flags(context.resolved)
     if at_least(installed, BEYOND):  # one that is missing or too old is a missing package
         what = f"transformers {installed} is newer than trainkit knows: its settings may have other names"
         yield Notice("blocker", what, f"pip install 'transformers<{BEYOND}'")
@@ -84,12 +93,17 @@ def notices(context: Context) -> Iterator[Notice]:
     if push and push.switch is not False and chosen not in RESUMABLE:
         what = f"hub_strategy {chosen} pushes no optimizer state: training cannot be resumed from the hub"
         yield Notice("warning", what, "set hub_strategy to checkpoint in program.args to push a last-checkpoint too")
-    if "output_dir" in own:
-        what = "program.args name an output_dir: the program's files lie there and not in the run directory"
+    if folder := own.get("output_dir"):
+        what = f"{says(folder)}: the program's files lie there and not in the run directory"
         yield Notice("note", what, "checkpoint.resume auto does not look there")
     if context.resume.path is not None:  # TrainingArguments only hold the path, as their documentation says
         what = "Trainer leaves --resume_from_checkpoint to the script, which has to hand it to train()"
         yield Notice("note", what)
+    for field, _ in _given(context):
+        replaced = own.get(field.name)
+        if isinstance(replaced, FileValue) and not agrees(replaced, field.encode(context)):
+            keys = " and ".join(_keys(context, field)) or "the plan"
+            yield Notice("note", f"{says(replaced)}, and {keys} counts instead: the script gets it as a flag")
     yield from _abbreviated(context)
     if on_xla(context) and fsdp_config.is_chosen(context):
         yield from _of_xla(context)
@@ -114,8 +128,9 @@ def _of_xla(context: Context) -> Iterator[Notice]:
 def _abbreviated(context: Context) -> Iterator[Notice]:
     """argparse takes a beginning of a flag for the flag, and the plan's own flags come last."""
     ours = {field.name for field in FIELDS if field.is_given(context)}
-    for name, flag in own_flags(context).items():
-        meant = sorted(field for field in ours if field.startswith(name) and field != name)
+    for name, flag in own_flags(context.resolved).items():
+        short = () if isinstance(flag, FileValue) else ours
+        meant = sorted(field for field in short if field.startswith(name) and field != name)
         if meant and name not in ours:
             what = (
                 f"{written(flag)} may be read as short for --{meant[0]}; the plan gives that too, and its value counts"
@@ -135,9 +150,10 @@ def numbers(context: Context) -> Iterator[tuple[str, int | float, Source]]:
 
 def _given(context: Context) -> Iterator[tuple[Argument, object]]:
     """The fields that the program is given, with their values; those that its own arguments set are theirs."""
-    own = own_flags(context)
+    own = own_flags(context.resolved)
     for field in FIELDS:
-        value = field.encode(context) if field.name not in own and field.is_given(context) else UNSET
+        free = field.name not in own or isinstance(own[field.name], FileValue)
+        value = field.encode(context) if free and field.is_given(context) else UNSET
         if value is not UNSET and not isinstance(value, Unsupported):  # which `problems` has reported
             yield field, value
 
@@ -147,7 +163,7 @@ def _keys(context: Context, field: Argument) -> tuple[str, ...]:
 
 
 def _flags(context: Context) -> Iterator[Token]:
-    own = own_flags(context)
+    own = own_flags(context.resolved)
     for field, value in _given(context):
         keys = _keys(context, field)
         for word in (f"--{field.name_in(version(context))}", *rendered(value)):
@@ -159,6 +175,6 @@ def _flags(context: Context) -> Iterator[Token]:
             yield from (token(word, keys=("strategy.config",)) for word in (f"--{name}", *rendered(number)))
     sharded = {"fsdp_config": fsdp_config.CONFIG} if fsdp_config.is_chosen(context) else {}
     for name, path in {"output_dir": OUTPUT, **sharded, **({"deepspeed": DEEPSPEED} if context.zero else {})}.items():
-        if name not in own:
+        if name not in own or (isinstance(own[name], FileValue) and name != "output_dir"):
             yield token(f"--{name}", rule=IMPLIED)
             yield token(Variable.RUN_DIR, f"/{path}", rule=IMPLIED)

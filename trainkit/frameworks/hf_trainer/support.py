@@ -13,7 +13,7 @@ from trainkit.frameworks.base.fsdp_settings import CHECKPOINTING, of_first_versi
 from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
 from trainkit.frameworks.deepspeed.fields import STRATEGY_KEYS
 from trainkit.frameworks.hf_trainer import deepspeed
-from trainkit.frameworks.hf_trainer.argv_reader import agrees, key_of, own_flags, shown, written
+from trainkit.frameworks.hf_trainer.argv_reader import FileValue, agrees, own_error, own_flags, says, source, written
 from trainkit.frameworks.hf_trainer.fields import FIELDS
 from trainkit.frameworks.hf_trainer.fsdp_config import CONFIG, TORCH, XLA, is_chosen
 from trainkit.frameworks.torch_xla import on_xla
@@ -116,57 +116,65 @@ def problems(context: Context) -> Iterator[Diagnostic]:
 
 
 def _contradictions(context: Context) -> Iterator[Diagnostic]:
-    """Arguments of the program's own that say something else than the recipe."""
-    own = own_flags(context)
+    """Arguments of the program's own, and values of its file, that say something else than the recipe."""
+    own = own_flags(context.resolved)
     for field in FIELDS:
-        flag = own.get(field.name)
-        if flag is None or not (field.owned or field.is_given(context)):
+        flag, given = own.get(field.name), field.is_given(context)
+        # What the plan gives as a flag counts more than a file of the script's.
+        if flag is None or not (given or field.is_owned(context)) or (given and isinstance(flag, FileValue)):
             continue
         value, key = field.encode(context), field.keys[0]
         if isinstance(value, Unsupported) or agrees(flag, value) or (value is UNSET and flag.switch is False):
             continue
         origin = context.resolved.given(key)
         planned = "nothing" if value is UNSET else value
-        yield context.resolved.error(
-            key_of(context, flag),
-            f"program.args say {shown(flag)}, and the recipe's {key} makes it {planned}",
-            f"set {key} in the recipe, and leave {written(flag)} out of program.args",
+        yield own_error(
+            context,
+            flag,
+            f"{says(flag)}, and the recipe's {key} makes it {planned}",
+            f"set {key} in the recipe, and leave {written(flag)} out of {source(flag)}",
             why=f"{key} is {f'set at {origin.place}' if origin else 'decided by the plan'}",
         )
 
 
 def _against_files(context: Context) -> Iterator[Diagnostic]:
     """Arguments that say something else than DeepSpeed's file, or name files that the plan writes."""
-    own, place = own_flags(context), context.resolved.origin("strategy.config")
+    own, place = own_flags(context.resolved), context.resolved.origin("strategy.config")
     for field, value in deepspeed.implied(context).items():
         if field in own and not agrees(own[field], value):
-            what = f"program.args say {shown(own[field])}, and the DeepSpeed file says {value}"
+            what = f"{says(own[field])}, and the DeepSpeed file says {value}"
             why = f"the file is named at {place.place}" if place else ""
             hint = f"leave {written(own[field])} out, or bring the file into line with it"
-            yield context.resolved.error(key_of(context, own[field]), what, hint, why=why)
+            yield own_error(context, own[field], what, hint, why=why)
+    replaced = {"fsdp_config": is_chosen(context) or "fsdp" not in own, "deepspeed": context.zero}
     for field, (file, hint) in FILES.items():
-        if field in own:
-            what = f"program.args name {written(own[field])}, and the plan writes this file itself"
-            why = f"{file} in the run directory is made from the recipe"
-            yield context.resolved.error(key_of(context, own[field]), what, hint, why=why)
+        flag = own.get(field)
+        if flag is None or (isinstance(flag, FileValue) and replaced[field]):
+            continue
+        what = f"{source(flag)} {'names' if isinstance(flag, FileValue) else 'name'} {written(flag)}"
+        why = f"{file} in the run directory is made from the recipe"
+        yield own_error(context, flag, f"{what}, and the plan writes this file itself", hint, why=why)
 
 
 def _own_argv(context: Context) -> Iterator[Diagnostic]:
     """Arguments, and one setting, that contradict the strategy, the device or one another."""
-    own, args, error = own_flags(context), context.recipe.program.args, context.resolved.error
+    own, args, error = own_flags(context.resolved), context.recipe.program.args, context.resolved.error
     generating = own.get("predict_with_generate")
     if is_chosen(context) and generating and generating.switch is not False:
         what = "strategy fsdp and predict_with_generate cannot be run together"
         why = "generate() calls the model outside the forward pass that gathers its shards"
         hint = "leave predict_with_generate out, or set strategy.kind to ddp"
-        yield error(key_of(context, generating), what, hint, why=why)
-    if context.recipe.precision.tf32 and context.topology.device != "cuda":
-        what = f"precision.tf32 is for CUDA cards, and the run uses {context.topology.device}"
-        yield error("precision.tf32", what, "leave precision.tf32 out", why="Trainer ends with an error there")
+        yield own_error(context, generating, what, hint, why=why)
+    if context.topology.device != "cuda":
+        what, why = f"is for CUDA cards, and the run uses {context.topology.device}", "Trainer ends with an error there"
+        if context.recipe.precision.tf32:
+            yield error("precision.tf32", f"precision.tf32 {what}", "leave precision.tf32 out", why=why)
+        elif (tf32 := own.get("tf32")) and tf32.switch:
+            yield own_error(context, tf32, f"{written(tf32)} {what}", f"leave {written(tf32)} out", why=why)
     prefetch, workers = own.get("dataloader_prefetch_factor"), own.get("dataloader_num_workers")
     if prefetch and not (context.recipe.data.workers or (workers and workers.values not in ((), ("0",)))):
         what = f"{written(prefetch)} is for loader processes, and there are none"
-        yield error(key_of(context, prefetch), what, "set data.workers, or leave it out")
+        yield own_error(context, prefetch, what, "set data.workers, or leave it out")
     if isinstance(args, list) and len(args) == 1 and args[0].endswith(CONFIG_SUFFIXES):
         what = f"program.args is one file, {args[0]}"
         why = "HF's scripts read such a file only where nothing else is given, and the plan gives more"

@@ -12,6 +12,7 @@ WIDTH = 96
 # The order of the page: what stops the run first.
 SEVERITIES = ("blocker", "warning", "note")
 TIMES = "\N{MULTIPLICATION SIGN}"
+OWN = "the script's own"  # what nobody has given
 
 
 def render(plan: Plan, width: int = WIDTH) -> str:
@@ -56,14 +57,22 @@ def _topology(plan: Plan, width: int) -> Iterator[str]:
 
 def _batch(plan: Plan, width: int) -> Iterator[str]:
     batch = plan.batch
-    sides = f"micro {TIMES} accumulation" if batch.search else f"{batch.micro} {TIMES} {batch.accumulation}"
-    yield f"Batch: {batch.global_} = {sides} {TIMES} {batch.ranks}"
-    yield f"  samples per optimizer step = micro batch {TIMES} accumulation {TIMES} ranks"
+    passes = ("micro", "accumulation") if batch.search else (_side(batch.micro), _side(batch.accumulation))
+    sides = f" {TIMES} ".join((*passes, str(batch.ranks)))
+    unknown = batch.global_ is batch.micro is batch.accumulation is None
+    yield f"Batch: {OWN}" if unknown else f"Batch: {_side(batch.global_)} = {sides}"
+    if not unknown:
+        yield f"  samples per optimizer step = micro batch {TIMES} accumulation {TIMES} ranks"
     if batch.search:
         sizes = ", ".join(map(str, batch.search))
         found = f"micro batch: found at the start, the largest of {sizes} that fits; accumulation follows"
         yield from _wrapped(found, width)
-    yield f"  evaluation: {batch.eval_micro} samples per rank in one pass"
+    if batch.eval_micro is not None:
+        yield f"  evaluation: {batch.eval_micro} samples per rank in one pass"
+
+
+def _side(size: int | None) -> str:
+    return OWN if size is None else str(size)
 
 
 def _techniques(plan: Plan, width: int) -> Iterator[str]:

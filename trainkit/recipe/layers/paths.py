@@ -5,17 +5,21 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import pairwise
+from typing import Any, Protocol
 
-from trainkit.errors import Diagnostic
-from trainkit.recipe.layers.layer import page
+from trainkit.errors import Diagnostic, Origin
+from trainkit.recipe.layers.layer import ARGUMENTS, page
 from trainkit.recipe.layers.merge import Merge
 from trainkit.recipe.resolved import Attachment, Entry
 from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.recipe.schema.fields import schema
+from trainkit.recipe.schema.launching import program_argv
 from trainkit.recipe.yaml.reader import compose_bytes
 from trainkit.recipe.yaml.syntax import Mark, Problem
 
+CONFIG = "program.args.config"  # the attachment that the program's own words name
+CONFIG_SUFFIXES = (".json", ".yaml", ".yml")
 # Values of settings with paths that are words of the recipe.
 _NO_PATHS = {("data.path", "python-stdlib"), ("checkpoint.resume", "never"), ("checkpoint.resume", "auto")}
 
@@ -65,6 +69,31 @@ def seen_from(cwd: str, path: str) -> str:
     return path[len(start) :] if path.startswith(start) else path
 
 
+def named_config(args: Mapping[str, Any] | Sequence[Any]) -> str | None:
+    """The YAML or JSON file behind `--config` in a program's words."""
+    words = [*program_argv(args), ""]
+    named = [value for word, value in pairwise(words) if word == "--config"]
+    named += [word.removeprefix("--config=") for word in words if word.startswith("--config=")]
+    return next((each for each in named if each.endswith(CONFIG_SUFFIXES)), None)
+
+
+def _attach_config(state: Merge, cwd: str, files: Files) -> dict[str, Attachment]:
+    """The file of settings that the words of a script on Trainer name, behind `--config` or as the first of them.
+
+    Nothing where it cannot be read: what is not there is reported as absent, and its form is the script's affair.
+    """
+    args = state.get(ARGUMENTS)
+    if state.get("program.kind") != "hf" or not isinstance(args, Mapping | list):
+        return {}
+    first = next((word for word in program_argv(args)[:1] if word.endswith(CONFIG_SUFFIXES)), None)
+    named = named_config(args) or first
+    if named is None:
+        return {}
+    path, origin = absolute(named, cwd), state.places.get(CONFIG) or state.places.get(ARGUMENTS)
+    read = _read(CONFIG, path, seen_from(cwd, path), Entry(named, origin or Origin(ARGUMENTS, 0, named)), files)
+    return {CONFIG: read} if isinstance(read, Attachment) else {}
+
+
 def attach(
     state: Merge, bases: Mapping[int, str], cwd: str, files: Files
 ) -> tuple[dict[str, Attachment], list[Diagnostic]]:
@@ -89,7 +118,7 @@ def attach(
         section, _, name = key.rpartition(".")
         state.get(section)[name] = path
         state.history[key][-1] = Entry(path, entry.origin, entry.note)
-    return attachments, found
+    return attachments | _attach_config(state, cwd, files), found
 
 
 def _read(key: str, path: str, shown: str, entry: Entry, files: Files) -> Attachment | list[Diagnostic]:
@@ -110,10 +139,23 @@ def _read(key: str, path: str, shown: str, entry: Entry, files: Files) -> Attach
     return Attachment(path, document.tree, {name: text.at(mark) for name, mark in document.values.items() if name})
 
 
+def script_source(recipe: Recipe, files: Files, absolute: Callable[[str], str]) -> str:
+    """The text of the program's script; empty where there is none that can be read."""
+    script = recipe.program.script
+    if script is None or not script.endswith(".py"):
+        return ""
+    try:
+        return files.read(absolute(script)).decode("utf-8", "replace")
+    except OSError:  # what is not there is reported as absent
+        return ""
+
+
 def absent_inputs(recipe: Recipe, files: Files, absolute: Callable[[str], str]) -> dict[str, tuple[str, ...]]:
     """The paths without a file that the run will read, by setting. absolute: from the working folder."""
     resume = recipe.checkpoint.resume
     named: dict[str, str | list[str] | None] = {"checkpoint.resume": resume, "program.script": recipe.program.script}
+    if recipe.program.kind == "hf":
+        named[CONFIG] = named_config(recipe.program.args)
     if recipe.program.kind == "builtin":
         named = {
             "data.path": getattr(recipe.data, "path", None),  # some sources read no file

@@ -43,8 +43,9 @@ class Batch(Section):
     )
     micro: Literal["auto"] | Count | None = setting(
         None,
-        "Samples per rank in one forward pass; null follows from the other two, or is at most 8; `auto` tries at the "
-        "start for the largest that fits in memory, where `global` is given and `accumulation` is open.",
+        "Samples per rank in one forward pass; null follows from the other two, or is at most 8 (a program of your own "
+        "keeps its own); `auto` tries at the start for the largest that fits in memory, where `global` is given and "
+        "`accumulation` is open.",
         unit="samples",
         flag="per_device_train_batch_size",
     )

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ Summary = Mapping[str, Any]
 
 UNTRAINED = "the run was asked for 0 steps: it only evaluated"
 FOREIGN = "only the built-in trainer reports it; this run executed a program of its own"
+OWN_BATCH = "nobody gave it: it is the script's own"
 ELSEWHERE = "rank 0 reports it, in the run directory of its node"
 NO_STEP = "no step was left to run"
 NOT_FINITE = "it is infinite or no number"
@@ -61,7 +62,7 @@ def build_summary(
         "failure": verdict.failure,
         "why": verdict.why,
         **{name: known.get(name) for name in REPORTED},
-        "reasons": dict.fromkeys(missing, _reason(plan, has_rank_0, result)) | dict.fromkeys(not_finite, NOT_FINITE),
+        "reasons": _reasons(plan, missing, _reason(plan, has_rank_0, result)) | dict.fromkeys(not_finite, NOT_FINITE),
         "wall_seconds": round(seconds, 3),
         "gpu_memory_occupied": dict(watch.peak) or None,
         "gpu_utilization": dict(watch.utilization) or None,
@@ -76,6 +77,11 @@ def build_summary(
         "training_digest": plan.training_digest,
         "recipe_digest": plan.recipe_digest,
     }
+
+
+def _reasons(plan: Plan, missing: Iterable[str], why: str) -> dict[str, str]:
+    """Why a value is null, by its name."""
+    return {**dict.fromkeys(missing, why), **({"global_batch": OWN_BATCH} if plan.batch.global_ is None else {})}
 
 
 def _reason(plan: Plan, has_rank_0: bool, result: Mapping[str, Any]) -> str:
@@ -144,7 +150,8 @@ def _training(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "Steps", f"none, on {ranks}: only evaluated"
     elif steps is not None:
         nothing = "" if _has_stepped(summary) else "; nothing was left to train"
-        yield "Steps", f"{steps} of {summary['global_batch']} samples on {ranks}{nothing}"
+        size = summary["global_batch"]
+        yield "Steps", f"{steps}{f' of {size} samples' if size else ''} on {ranks}{nothing}"
     if (seen := summary.get("in_force")) is not None:
         yield "In force", _in_force(seen, summary["world_size"])
     if found := summary.get("micro_search"):

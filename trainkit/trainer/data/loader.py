@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from trainkit.errors import TrainingError
-from trainkit.plan.model import BatchArithmetic
+from trainkit.plan.model import SolvedBatch
 from trainkit.recipe.schema import Data
 from trainkit.trainer.data.sampler import Order, positions_of_rank
 from trainkit.trainer.data.source import Batch, Samples
@@ -20,7 +20,7 @@ from trainkit.trainer.randomness import derived_seed
 
 
 def training_batches(
-    samples: Samples, order: Order, batch: BatchArithmetic, rank: int, *, steps: range, data: Data, pin: bool
+    samples: Samples, order: Order, batch: SolvedBatch, rank: int, *, steps: range, data: Data, pin: bool
 ) -> Iterator[Batch]:
     """One batch of micro x accumulation samples for each step. TrainingError for a sample that cannot be read."""
     positions, pinned = positions_of_rank(batch, rank), pin and data.pin_memory

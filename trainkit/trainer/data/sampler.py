@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from trainkit.plan.model import BatchArithmetic
+from trainkit.plan.model import SolvedBatch
 from trainkit.trainer.randomness import derived_seed
 
 _ROUNDS = 4  # of the Feistel network; enough to mix, and cheap (Luby and Rackoff 1988)
@@ -73,7 +73,7 @@ def _of_epoch(samples: int, seed: int, epoch: int) -> Permutation:
     return Permutation(samples, derived_seed(seed, "epoch", epoch))
 
 
-def positions_of_rank(batch: BatchArithmetic, rank: int) -> range:
+def positions_of_rank(batch: SolvedBatch, rank: int) -> range:
     """The positions of the global batch that a rank takes: one slice, micro batch after micro batch."""
     share = batch.micro * batch.accumulation
     return range(rank * share, (rank + 1) * share)

@@ -50,7 +50,7 @@ def _batch(view: View) -> Question:
     text = f"How many samples per step/per pass, on {counted(view.ranks, 'process', 'es')}?"
     each = max(32 // view.ranks, 8) if view.builtin else 8
     default, source = f"{each * view.ranks}/{each}", "a start"
-    if view.base.path and (plan := check(view).plan):
+    if view.base.path and (plan := check(view).plan) and plan.batch.global_ is not None:
         micro = "auto" if plan.batch.search else plan.batch.micro
         default, source = f"{plan.batch.global_}/{micro}", view.base.name
     return Question(text, (why,), (), default, source, "64/8, 64/auto, or 64")
