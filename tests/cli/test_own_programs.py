@@ -138,6 +138,18 @@ def test_what_cannot_run_is_said_once_and_where(
     assert done.stderr.count("error: ") == 1, done.stderr
 
 
+def test_a_script_without_a_kind_is_one_error_with_the_kind_that_was_found(trainkit: Trainkit, folder: Path) -> None:
+    done = trainkit("run", "program.script=on_trainer.py", "optimizer.lr=1", cwd=folder)
+    assert done.returncode == 2
+    assert done.stderr.startswith("program.script=on_trainer.py: error: program.script requires program.kind\n")
+    assert "set program.kind: hf (on_trainer.py:1 uses transformers.Trainer)" in done.stderr
+    assert done.stderr.count("error: ") == 1
+    (folder / "recipe.yaml").write_text("program:\n  module: pkg.main\n")
+    done = trainkit("check", "recipe.yaml", cwd=folder)
+    assert done.stderr.startswith("recipe.yaml:2:11: error: program.module requires program.kind\n")
+    assert "set program.kind: torch (pkg.main uses no Trainer with its flags" in done.stderr
+
+
 def test_a_double_dash_behind_the_script_goes_to_it_and_is_noticed(trainkit: Trainkit, folder: Path) -> None:
     done = trainkit("plan", "train.py", "--", "--lr", "1", cwd=folder)
     assert "the `--` behind train.py goes to it too" in done.stderr

@@ -10,6 +10,7 @@ import pytest
 from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.failure import describe_failure
 from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
+from trainkit.runner.rundir.records import RankRecord, write_record
 
 FAILED = Verdict(7, "program", "rank 1 exited with code 7", 1)
 ENDED = Verdict(130, "signal", "trainkit received SIGINT", signal=2)
@@ -46,6 +47,38 @@ def test_a_rank_without_errors_is_quoted_from_its_output_and_one_that_was_silent
     assert describe_failure(FAILED, attempt, 0).splitlines()[-1] == "  | step one"
     attempt.log(1, "out").write_text("")
     assert describe_failure(FAILED, attempt, 0) == "the run failed: rank 1 exited with code 7"
+
+
+def fail(attempt: AttemptLayout, rank: int, errors: str, *, stopped: bool = False) -> None:
+    attempt.ranks.mkdir(exist_ok=True)
+    attempt.log(rank, "err").write_text(errors)
+    record = RankRecord(rank, rank, "host", 1, pid=2, ended=1.0, exit_code=1, told_to_stop=stopped)
+    write_record(str(attempt.root), record)
+
+
+def traceback(rank: int, line: str, warning: str = "") -> str:
+    """As torch writes it of each rank."""
+    lines = ["Traceback (most recent call last):", f'  File "t.py", line 5, in <module> # {rank}', "    train()", line]
+    return "".join(f"[rank{rank}]: {each}\n" for each in lines) + warning
+
+
+def test_ranks_that_failed_alike_are_counted_and_the_output_that_was_shown_is_not_repeated(
+    attempt: AttemptLayout,
+) -> None:
+    fail(attempt, 0, traceback(0, "ValueError: rank 0 has none", "[W1122] destroy_process_group() was not called\n"))
+    fail(attempt, 1, "a warning of this rank's own\n" + traceback(1, "ValueError: rank 1 has none"))
+    fail(attempt, 2, traceback(2, "RuntimeError: Connection closed by peer 1"))
+    fail(attempt, 3, "", stopped=True)
+    assert describe_failure(FAILED, attempt, 0).splitlines() == [
+        "the run failed: rank 1 exited with code 7",
+        "2 ranks failed alike: 0, 1",
+        "1 rank failed after it, in another way: 2",
+        f"its log: {attempt.log(1, 'err')}",
+    ]
+    quoted = describe_failure(FAILED, attempt, 2)
+    assert "failed after it, in another way: 2 (the output above is that of rank 2)" in quoted
+    assert quoted.count("rank 1 has none") == 1
+    assert "rank 0 has none" not in quoted
 
 
 def test_a_run_that_was_ended_has_not_failed_and_names_what_it_can_go_on_from(attempt: AttemptLayout) -> None:

@@ -94,6 +94,24 @@ def _several(overrides: Sequence[str]) -> Origin | None:
     return None
 
 
+def described_kind(key: str, target: str, disk: Disk, cwd: str) -> str:
+    """The program.kind of a script or a module, with what tells it. key: program.script or program.module."""
+    from trainkit.frameworks.base.detection import program_kind
+    from trainkit.frameworks.base.draft import ImportContext
+
+    found = program_kind(ImportContext(disk, cwd), (target,), module=key == "program.module")
+    if not found.by:
+        return f"{found.kind} ({target} uses no Trainer with its flags, no Accelerator() and no deepspeed.initialize)"
+    try:
+        lines = disk.read(absolute(target, cwd)).decode("utf-8", "replace").splitlines()
+    except OSError:  # a module, which lies elsewhere
+        lines = []
+    name = found.by.rpartition(".")[2]
+    number = next((number for number, line in enumerate(lines, start=1) if name in line), None)
+    place = f"{target}:{number}" if number else target
+    return f"{found.kind} ({place} uses {found.by})"
+
+
 def notes_on_words(words: Sequence[str], options: Mapping[str, bool]) -> Iterator[Diagnostic]:
     """A note on each word of a program that trainkit would know too: such a word belongs in front of the program.
 

@@ -90,7 +90,13 @@ def resolve_request(
         environ=dict(os.environ),
         variant=variant,
     )
-    resolved = resolve(request, disk)
+
+    def kind_of(key: str, target: str) -> str:
+        from trainkit.cli.own_programs import described_kind
+
+        return described_kind(key, target, disk, cwd)
+
+    resolved = resolve(request, disk, kind_of)
     return replace(resolved, warnings=(*remarks, *resolved.warnings))
 
 

@@ -11,11 +11,12 @@ from trainkit.recipe.layers.merge import merge
 from trainkit.recipe.layers.paths import Files
 from trainkit.recipe.resolve import resolve_with
 from trainkit.recipe.resolved import Request, Resolved
+from trainkit.recipe.validation.rules import KindOf, no_kind
 
 
-def resolve(request: Request, files: Files) -> Resolved:
-    """The recipe that a request means. Raises RecipeError with every error that can be known at once."""
-    return resolve_with(_layers_of_arguments, request, files)
+def resolve(request: Request, files: Files, kind_of: KindOf = no_kind) -> Resolved:
+    """The recipe that a request means; kind_of looks into programs. Raises RecipeError with all that is wrong."""
+    return resolve_with(_layers_of_arguments, request, files, kind_of)
 
 
 def _layers_of_arguments(

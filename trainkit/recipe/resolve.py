@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,7 +16,7 @@ from trainkit.recipe.layers.paths import Files, absent_inputs, absolute, attach,
 from trainkit.recipe.resolved import MadeRecipe, Request, Resolved
 from trainkit.recipe.schema.fields import defaults, tagged_sections
 from trainkit.recipe.validation.batch_conflicts import contradictions
-from trainkit.recipe.validation.rules import Context, check, written_secrets
+from trainkit.recipe.validation.rules import Context, KindOf, check, no_kind, written_secrets
 from trainkit.recipe.validation.validate import (
     default_kind,
     likely_kind,
@@ -30,9 +30,10 @@ from trainkit.recipe.validation.validate import (
 Arguments = Callable[[Request, int, Files, Sequence[Layer]], tuple[list[Layer], list[Diagnostic]]]
 
 
-def resolve_with(arguments: Arguments, request: Request, files: Files) -> Resolved:
+def resolve_with(arguments: Arguments, request: Request, files: Files, kind_of: KindOf = no_kind) -> Resolved:
     """The recipe that a request means, its command line read by `arguments` (see `flags.resolve`).
 
+    kind_of: what kind a script or module is, for the error where nothing says so.
     Raises RecipeError with every error that can be known at once.
     """
     layers, found, sources = _layers(arguments, request, files)
@@ -56,8 +57,9 @@ def resolve_with(arguments: Arguments, request: Request, files: Files) -> Resolv
     found += contradictions(state)
     attachments, diagnostics = attach(state, {each.strength: each.base for each in layers}, request.cwd, files)
     found += diagnostics
-    broken, on_disk = (each.key for each in found if each.severity == "error"), partial(absolute, base=request.cwd)
-    found += check(Context(state.tree, defaults(kinds), locate, files, on_disk, frozenset(broken), sources.incomplete))
+    broken, on_disk = frozenset(_broken(found)), partial(absolute, base=request.cwd)
+    context = Context(state.tree, defaults(kinds), locate, files, on_disk, broken, sources.incomplete, kind_of)
+    found += check(context)
     recipe, wrong = validate(state.tree, locate)
     # The text of a reference that leads nowhere is no value, so its type is not judged.
     silent = {each.key for each in unresolved if each.severity == "error"}
@@ -94,6 +96,10 @@ def _layers(arguments: Arguments, request: Request, files: Files) -> tuple[list[
     layers = [*sources.layers, environment]
     typed, diagnostics = arguments(request, strength + 1, files, layers)
     return [*layers, *typed], [*found, *diagnostics], sources
+
+
+def _broken(found: Iterable[Diagnostic]) -> Iterator[str]:
+    return (each.key for each in found if each.severity == "error")
 
 
 def _kinds(state: Merge) -> Mapping[str, str]:

@@ -13,6 +13,14 @@ from trainkit.recipe.layers.paths import Files
 from trainkit.recipe.validation.type_errors import refused
 from trainkit.recipe.validation.validate import Locate
 
+# Key and value of program.script or program.module -> its program.kind, with what tells it; empty where nothing does.
+KindOf = Callable[[str, str], str]
+
+
+def no_kind(key: str, target: str) -> str:
+    """For callers who look into no program."""
+    return ""
+
 
 @dataclass(frozen=True)
 class Context:
@@ -25,6 +33,7 @@ class Context:
     absolute: Callable[[str], str]
     broken: frozenset[str] = frozenset()  # keys with an error of their own
     incomplete: bool = False  # whether a layer could not be read, and what it gives is not known
+    kind_of: KindOf = no_kind
 
     def get(self, key: str) -> Any:
         """The value at a key, or its default. It may be of a wrong type: that is reported elsewhere."""
@@ -53,7 +62,12 @@ def check(context: Context) -> list[Diagnostic]:
 def _program(context: Context) -> Iterator[Diagnostic]:
     kind = context.get("program.kind")
     given = [name for name in ("script", "module") if context.get(f"program.{name}")]
-    if kind == "builtin" and given and not context.unknown("program.kind"):
+    if given and _lacks_kind(context):
+        key = f"program.{given[0]}"
+        found = context.kind_of(key, str(context.get(key)))
+        hint = f"set program.kind: {found or 'hf, accelerate, deepspeed or torch'}"
+        yield context.error(key, f"{key} requires program.kind", hint, why="it says how settings reach the program")
+    elif kind == "builtin" and given and not context.unknown("program.kind"):
         hint = "set program.kind: hf, accelerate, deepspeed or torch to run it, or remove it"
         yield context.error(f"program.{given[0]}", f"program.kind builtin takes no {given[0]}", hint)
     if kind != "builtin" and not given and not context.incomplete:
@@ -66,6 +80,12 @@ def _program(context: Context) -> Iterator[Diagnostic]:
         dotted = module.removesuffix(".py").strip("./").replace("/", ".")
         hint = f"write program.script: {module}, or program.module: {dotted}"
         yield context.error("program.module", f"program.module takes a dotted name, and {module} is a path", hint)
+
+
+def _lacks_kind(context: Context) -> bool:
+    """Whether there is a program of the user's own, and nothing says of which kind it is."""
+    own = any(context.get(f"program.{name}") for name in ("script", "module"))
+    return own and not context.incomplete and value_at(context.tree, "program.kind") is None
 
 
 def _script(context: Context) -> Iterator[Diagnostic]:
@@ -83,8 +103,8 @@ def _script(context: Context) -> Iterator[Diagnostic]:
 
 
 def _length(context: Context) -> Iterator[Diagnostic]:
-    if context.incomplete or any(key.partition(".")[0] == "train" for key in context.broken):
-        return  # the missing file, or the typo in `train.stepz`, is the better message
+    if context.incomplete or any(key.partition(".")[0] == "train" for key in context.broken) or _lacks_kind(context):
+        return  # the missing file, the typo in `train.stepz`, or the missing kind, is the better message
     given = [key for key in ("train.steps", "train.epochs") if context.get(key) is not None]
     if context.get("program.kind") == "builtin" and not given:
         yield context.error("train", "train requires steps or epochs", "add train.steps: 300, or train.epochs: 1")

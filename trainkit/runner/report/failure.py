@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from pathlib import Path
 
 from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.progress import last_lines
 from trainkit.runner.rundir.checkpoints import checkpoints_of
 from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
-from trainkit.runner.rundir.records import read_records
+from trainkit.runner.rundir.records import RankRecord, read_records
+from trainkit.text import counted, listed
 
 LINES = 20
+_TRACEBACK = "Traceback (most recent call last)"
+_MARK = re.compile(r"^\[rank\d+\]:? ?")  # which torch puts in front of each line
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 MEMORY = "the card's memory is full: lower batch.micro, or turn on efficiency.gradient_checkpointing"
 # Exit code of a failed rank -> what to look at. 128+n is signal n.
 HINTS: dict[int, str] = {
@@ -43,13 +49,14 @@ NOT_AS_PLANNED = (
 def describe_failure(verdict: Verdict, attempt: AttemptLayout, shown_rank: int | None) -> str:
     """A few lines for standard error. shown_rank: whose output the user has seen already."""
     outcome = "was ended" if verdict.failure == "signal" else "failed"
-    lines = [f"the run {outcome}: {verdict.why}"]
+    lines = [f"the run {outcome}: {verdict.why}", *_others(verdict, attempt, shown_rank)]
     if verdict.failure == "program" and verdict.exit_code in (2, 3, 4):  # trainkit's own codes too: say whose it is
         lines.append(f"exit code {verdict.exit_code} is the program's own")
     log = _log(verdict, attempt)
-    # What the user has just read on the terminal is not repeated.
     end = last_lines(log, LINES) if log is not None else []
-    if end and (verdict.rank is None or verdict.rank != shown_rank):
+    # What the user has just read on the terminal is not repeated.
+    shown = verdict.rank is not None and shown_rank in _alike(verdict.rank, attempt)
+    if end and not shown:
         lines += [f"the last lines of {log}:", *(f"  | {line}" for line in end)]
     elif log is not None:
         lines.append(f"its log: {log}")
@@ -64,6 +71,49 @@ def describe_failure(verdict: Verdict, attempt: AttemptLayout, shown_rank: int |
         again = "the same command with --resume_from_checkpoint true"
         lines.append(f"next: to continue after step {saved[0].step}, run {again}")
     return "\n".join(lines)
+
+
+def _others(verdict: Verdict, attempt: AttemptLayout, shown_rank: int | None) -> list[str]:
+    """What is to be said of the other ranks that failed by themselves: they are counted, and not quoted."""
+    if verdict.failure != "program" or verdict.rank is None:
+        return []
+    alike, found = _alike(verdict.rank, attempt), list[str]()
+    if len(alike) > 1:
+        found.append(f"{len(alike)} ranks failed alike: {listed([*map(str, alike)])}")
+    others = [each.rank for each in _failed(attempt) if not each.told_to_stop and each.rank not in alike]
+    if others:
+        above = f" (the output above is that of rank {shown_rank})" if shown_rank in others else ""
+        shown = f"{listed([*map(str, others)])}{above}"
+        found.append(f"{counted(len(others), 'rank')} failed after it, in another way: {shown}")
+    return found
+
+
+def _failed(attempt: AttemptLayout) -> list[RankRecord]:
+    """The ranks of this node that did not end well."""
+    with contextlib.suppress(FileNotFoundError):  # the run directory was removed meanwhile
+        return sorted((each for each in read_records(str(attempt.root)) if each.failed), key=lambda each: each.rank)
+    return []
+
+
+def _alike(rank: int, attempt: AttemptLayout) -> list[int]:
+    """The ranks whose last words are those of this one, but for numbers; the rank itself is among them.
+
+    A launcher stops the others when it sees the first one fail, so these may have been told to stop meanwhile.
+    """
+    words = last_words(attempt, rank)
+    ended = [each.rank for each in _failed(attempt) if each.signal is None]
+    return sorted({rank, *(each for each in ended if words and last_words(attempt, each) == words)})
+
+
+def last_words(attempt: AttemptLayout, rank: int) -> tuple[str, ...]:
+    """The end of a rank's errors without what differs from rank to rank: its last traceback, else its last lines."""
+    lines = [_MARK.sub("", line) for line in last_lines(attempt.log(rank, "err"))]
+    starts = [position for position, line in enumerate(lines) if line.startswith(_TRACEBACK)]
+    if starts:
+        block = lines[starts[-1] + 1 :]
+        end = next((position for position, line in enumerate(block) if line[:1].strip()), len(block))
+        lines = block[: end + 1]
+    return tuple(_NUMBER.sub("0", line) for line in lines[-LINES:])
 
 
 def remarks(attempt: AttemptLayout) -> list[str]:
