@@ -83,6 +83,50 @@ def test_a_run_of_the_first_version_of_plans_is_listed(tmp_path: Path) -> None:
     assert (run.state, run.exit_code, run.summary["steps"], run.started) == ("ended", 7, 3, None)
 
 
+def plan_of(program: str, *argv: Any) -> str:
+    """As much of a plan as a list of runs reads."""
+    choices = {"program": {"kind": program}, "strategy": {"kind": "ddp"}, "launcher": {"kind": "torchrun"}}
+    command = {"argv": ["torchrun", "wrapper", "--", *argv], "wrapper": {"first": 1, "count": 2}}
+    return json.dumps({"plan_version": 1, **choices, "commands": [command]})
+
+
+def test_a_run_is_listed_with_who_ran_and_shown_with_its_words_and_the_end_of_its_logs(
+    tmp_path: Path, trainkit: Trainkit
+) -> None:
+    python, root = "/usr/bin/python3.11", tmp_path / "runs"
+    argv = (python, "my/train.py", "--lr", "two words", ["--out=", {"variable": "run_dir"}], "--token=abc")
+    failed = make_run(root, "a", "20260103-000000-aa", state="ended", exit_code=3, rank=1, why="rank 1 failed")
+    failed.plan.write_text(plan_of("torch", *argv))
+    for day, words in (("01", (python, "-m", "pkg.main", "x")), ("02", ("./go.sh",))):
+        make_run(root, "a", f"202601{day}-000000-aa", state="ended").plan.write_text(plan_of("torch", *words))
+    make_run(root, "b", "20260100-000000-aa", state="ended").plan.write_text(plan_of("builtin", python, "-m", "x"))
+    logs = failed.attempt(1)
+    logs.logs.mkdir(parents=True)
+    logs.log(0, "err").write_text("of another rank\n")
+    logs.log(1, "err").write_text("".join(f"line {number}\n" for number in range(30)) + "\x1b[31mred\n")
+    logs.log(1, "out").write_text("")
+
+    rows = [line.split("  ") for line in trainkit("runs", "list").stdout.splitlines()]
+    columns = [[cell.strip() for cell in row if cell.strip()][5:8] for row in rows[1:]]
+    assert [row[0] for row in columns] == ["builtin", "-m pkg.main", "go.sh", "train.py"]
+    assert columns[-1][1:] == ["ddp", "torchrun"]
+    shown = trainkit("runs", "show").stdout
+    assert "program: my/train.py --lr 'two words' '--out=<run_dir>' '--token=***' (torch, ddp, torchrun)" in shown
+    assert f"nothing in {logs.log(1, 'out')}\nlast lines of {logs.log(1, 'err')}:\n" in shown
+    assert "| line 29" in shown
+    assert "| line 20" not in shown
+    assert "\x1b" not in shown
+    assert "of another rank" not in shown
+
+
+def test_the_newest_run_is_shown_and_without_one_it_is_said(tmp_path: Path, trainkit: Trainkit) -> None:
+    done = trainkit("runs", "show")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no runs in runs" in done.stderr
+    make_run(tmp_path / "runs", "a", "20260101-000000-aa", state="ended", exit_code=0)
+    assert trainkit("runs", "show").stdout == "ended, exit code 0\nprogram: -\n"
+
+
 def test_pruning_keeps_the_newest_of_each_name_and_every_running_run(tmp_path: Path) -> None:
     for name in ("a", "b"):
         for day in range(1, 4):

@@ -94,7 +94,7 @@ def _several(overrides: Sequence[str]) -> Origin | None:
     return None
 
 
-def described_kind(key: str, target: str, disk: Disk, cwd: str) -> str:
+def described_kind(disk: Disk, cwd: str, key: str, target: str) -> str:
     """The program.kind of a script or a module, with what tells it. key: program.script or program.module."""
     from trainkit.frameworks.base.detection import program_kind
     from trainkit.frameworks.base.draft import ImportContext

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 # Imported at first use: `check` never plans, and the help of a command resolves nothing.
 resolve: Callable[..., Resolved] = call("trainkit.flags.resolve:resolve")
 build_plan: Callable[..., Planned] = call("trainkit.planner.build:build_plan")
+described_kind: Callable[..., str] = call("trainkit.cli.own_programs:described_kind")
 
 PROGRAM = ("program.script=", "program.module=")  # settings that make a run without a recipe
 
@@ -90,13 +92,7 @@ def resolve_request(
         environ=dict(os.environ),
         variant=variant,
     )
-
-    def kind_of(key: str, target: str) -> str:
-        from trainkit.cli.own_programs import described_kind
-
-        return described_kind(key, target, disk, cwd)
-
-    resolved = resolve(request, disk, kind_of)
+    resolved = resolve(request, disk, partial(described_kind, disk, cwd))
     return replace(resolved, warnings=(*remarks, *resolved.warnings))
 
 

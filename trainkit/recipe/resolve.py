@@ -40,9 +40,7 @@ def resolve_with(arguments: Arguments, request: Request, files: Files, kind_of: 
     # A mistake in a variant that is not chosen is reported too, before the day on which it is.
     judged = [*layers, *sources.other_variants(request.variant)]
     state = merge(layers)
-    found += state.errors
-    for layer in judged:
-        found += [*unknown_keys(layer), *written_secrets(layer)]
+    found += [*state.errors, *(each for layer in judged for each in (*unknown_keys(layer), *written_secrets(layer)))]
     # Reported above at the place of each layer; interpolation and validation would report them once more.
     state.tree = without_unknown(state.tree)
     if sources.incomplete:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,13 +15,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
+from trainkit.cli.diagnostics import one_line
 from trainkit.cli.options import Command, CommandGroup, Json, Root
 from trainkit.errors import UsageError
+from trainkit.recipe.layers.secrets import mask_words
 from trainkit.text import table
 
 if TYPE_CHECKING:
     from trainkit.runner.rundir.listing import RunInfo
 
+_LAST = 10  # lines of a log
+_WIDEST = 32  # characters of a program's name in a list
 EXPORTER = ("-P", "-m", "trainkit.trainer.checkpoint.export")
 app = typer.Typer(
     name="runs",
@@ -34,7 +40,7 @@ Name = Annotated[str | None, Argument(metavar="[NAME]", help="Only runs of this 
 
 @app.command("list", cls=Command)
 def list_runs(name: Name = None, root: Root = "runs", as_json: Json = False) -> None:
-    """List runs, oldest first: state, exit code, steps, loss, folder.
+    """List runs, oldest first: state, exit code, steps, loss, program, strategy, launcher, folder.
 
     Example: trainkit runs list quickstart
     """
@@ -47,22 +53,29 @@ def list_runs(name: Name = None, root: Root = "runs", as_json: Json = False) -> 
     if not found:
         sys.stdout.write(f"no runs in {root}\n")
         return
-    rows = [("STARTED", "STATE", "EXIT", "STEPS", "LOSS", "RUN")]
+    rows: list[tuple[str, ...]] = [
+        ("STARTED", "STATE", "EXIT", "STEPS", "LOSS", "PROGRAM", "STRATEGY", "LAUNCHER", "RUN")
+    ]
     for run in found:
         started = f"{datetime.fromtimestamp(run.started):%Y-%m-%d %H:%M:%S}" if run.started else "-"
         loss, steps = run.summary.get("final_loss"), str(run.summary.get("steps") or "-")
         shown, code = f"{loss:.4f}" if isinstance(loss, float) else "-", "-" if run.exit_code is None else run.exit_code
-        rows.append((started, run.state, str(code), steps, shown, str(run.layout.root)))
+        launched = (run.program, run.launched.get("strategy", ""), run.launched.get("launcher", ""))
+        names = (one_line(each)[:_WIDEST] or "-" for each in launched)
+        rows.append((started, run.state, str(code), steps, shown, *names, str(run.layout.root)))
     sys.stdout.write(table(rows))
 
 
 @app.command("show", cls=Command)
 def show(
-    run: Annotated[str, Argument(metavar="RUN", help="A run directory, a run's id, or a name: its newest run.")],
+    run: Annotated[
+        str | None,
+        Argument(metavar="[RUN]", help="A run directory, a run's id, or a name: its newest run. Default: the newest."),
+    ] = None,
     root: Root = "runs",
     as_json: Json = False,
 ) -> None:
-    """Show how a run ended: who and why, its summary, its logs.
+    """Show how a run ended: who and why, its program and summary, the last lines of its logs.
 
     Example: trainkit runs show quickstart
     """
@@ -74,8 +87,27 @@ def show(
         return
     why = f": {info.why}" if info.why else "" if info.exit_code == 0 else ": no reason recorded"
     sys.stdout.write(f"{info.state}, exit code {'-' if info.exit_code is None else info.exit_code}{why}\n")
+    kind = ", ".join(filter(None, (info.launched.get(name) for name in ("program", "strategy", "launcher"))))
+    own = info.argv if info.launched.get("program") != "builtin" else ()
+    program = shlex.join(mask_words(own)) or info.program
+    sys.stdout.write(one_line(f"program: {program or '-'}" + (f" ({kind})" if kind else "")) + "\n")
     if info.summary:
         sys.stdout.write(render_summary(info.summary, info.layout.root) + "\n")
+    sys.stdout.write("".join(f"{line}\n" for line in ends_of_logs(info)))
+
+
+def ends_of_logs(info: RunInfo) -> Iterator[str]:
+    """The last lines of the rank that failed, else of rank 0, and where its logs are; of a launcher where none ran."""
+    from trainkit.runner.report.progress import last_lines
+
+    for attempt in info.layout.attempts[-1:]:
+        rank = info.rank or 0
+        logs = [attempt.log(rank, stream) for stream in ("out", "err")]
+        logs = [log for log in logs if log.exists()] or [each for each in (attempt.launcher_log,) if each.exists()]
+        for log in logs:
+            lines = last_lines(log, _LAST)
+            yield f"{'last lines of' if lines else 'nothing in'} {log}" + (":" if lines else "")
+            yield from (f"  | {one_line(line)}" for line in lines)
 
 
 @app.command("prune", cls=Command)
@@ -110,10 +142,17 @@ def prune(
     sys.stdout.write(f"removed {removed} of {len(chosen)} runs\n")
 
 
-def find_run(word: str, root: str) -> RunInfo:
-    """The run that a word means: a run directory, the id of a run under the root, or a name for its newest run."""
+def find_run(word: str | None, root: str) -> RunInfo:
+    """The run that a word means: a run directory, the id of a run under the root, or a name for its newest run.
+
+    Without a word the newest of all.
+    """
     from trainkit.runner.rundir import listing
 
+    if word is None:
+        if not (runs := listing.list_runs(root)):
+            raise UsageError(f"no runs in {root}", hint="name the folder of the runs with --root, or a run directory")
+        return runs[-1]
     # A path first: a name may be that of a folder here. ValueError is a NUL byte in the word.
     with contextlib.suppress(OSError, ValueError):
         if listing.is_run(Path(word)):
@@ -131,6 +170,8 @@ def as_data(run: RunInfo) -> dict[str, Any]:
         "path": str(run.layout.root),
         "name": run.layout.name,
         **{name: getattr(run, name) for name in ("state", "exit_code", "why", "started", "ended")},
+        "launched": dict(run.launched),
+        "argv": mask_words(run.argv),
         "summary": dict(run.summary),
     }
 

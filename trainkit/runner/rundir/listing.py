@@ -7,11 +7,12 @@ import fcntl
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trainkit.files import read_json, try_lock
+from trainkit.plan.model import Text
 from trainkit.runner.rundir.layout import RunLayout, subfolders
 
 STATES = ("starting", "running", "ended")
@@ -20,7 +21,11 @@ LATEST = 1e11  # seconds since the epoch: what datetime can show
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """One run directory. state: starting, running, ended, or lost (neither trainkit nor its guardian saw the end)."""
+    """One run directory. state: starting, running, ended, or lost (neither trainkit nor its guardian saw the end).
+
+    rank: that failed first, where one did. launched: by the names `program`, `strategy` and `launcher`, as far as the
+    plan says. argv: of the program, behind the interpreter.
+    """
 
     layout: RunLayout
     state: str
@@ -29,6 +34,16 @@ class RunInfo:
     started: float | None  # seconds since the epoch
     ended: float | None
     summary: Mapping[str, Any]
+    rank: int | None = None
+    launched: Mapping[str, str] = field(default_factory=dict)
+    argv: tuple[str, ...] = ()
+
+    @property
+    def program(self) -> str:
+        """What was run, in a word or two: a script, a module, or the built-in trainer; empty where nothing says it."""
+        if self.launched.get("program") == "builtin" or not self.argv:
+            return self.launched.get("program", "")
+        return " ".join(self.argv[:2]) if self.argv[0] == "-m" else Path(self.argv[0]).name
 
 
 def list_runs(output_root: str, name: str | None = None) -> list[RunInfo]:
@@ -62,7 +77,29 @@ def read_run(path: Path) -> RunInfo:
         _time(status.get("started")),
         _time(status.get("ended")),
         read_json(layout.summary),
+        rank if isinstance(rank := status.get("rank"), int) else None,
+        *_of_plan(read_json(layout.plan)),
     )
+
+
+def _of_plan(plan: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """What a plan says of who runs, and the program's words; of a damaged one, or one of another version, what fits."""
+    launched = {}
+    for name in ("program", "strategy", "launcher"):
+        choice = plan.get(name)
+        if isinstance(choice, dict) and isinstance(choice.get("kind"), str):
+            launched[name] = choice["kind"]
+    try:
+        command = plan["commands"][0]
+        start = command["wrapper"]["first"] + command["wrapper"]["count"]
+        words = [str(Text.from_json(word)) for word in command["argv"][start:]]
+    except (KeyError, IndexError, TypeError, ValueError):
+        return launched, ()
+    return launched, tuple(words[1:] if _is_interpreter(words) else words)
+
+
+def _is_interpreter(words: Sequence[str]) -> bool:
+    return len(words) > 1 and Path(words[0]).name.startswith("python")
 
 
 def is_running(layout: RunLayout) -> bool:
