@@ -88,7 +88,9 @@ def test_what_accelerates_file_cannot_say_is_named(tmp_path: Path) -> None:
 
 def test_a_torch_program_that_gets_no_file_in_a_run_can_have_one_written(tmp_path: Path) -> None:
     (tmp_path / "loop.py").touch()
-    recipe = "program: {kind: torch, script: loop.py}\nstrategy: {kind: zero3}\noptimizer: {lr: 0.5}\n"
+    recipe = (
+        "program: {kind: torch, script: loop.py, reads_recipe: true}\nstrategy: {kind: zero3}\noptimizer: {lr: 0.5}\n"
+    )
     made = export(context(tmp_path, recipe, "2x3090"), "deepspeed", "out")
     content = json.loads(made.files["deepspeed.json"])
     assert (content["zero_optimization"]["stage"], content["optimizer"]["params"]["lr"]) == (3, 0.5)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.convert.reading import comments, imported, read, settings
+from tests.convert.reading import comments, context, imported, read, settings
+from trainkit.convert.importing import import_words
 from trainkit.errors import RecipeError, UsageError
 from trainkit.recipe.schema.launching import program_argv
 
@@ -26,6 +28,7 @@ FSDP = {"strategy.kind": "fsdp", "strategy.sharding": "full_shard", "strategy.of
 LINES: dict[str, dict[str, Any]] = {
     f"python {GLUE} --per_device_train_batch_size 32 --learning_rate 2e-5 --num_train_epochs 3 --output_dir out": {
         **OWN, "batch.micro": 32, "optimizer.lr": 2e-5, "train.epochs": 3, "output.root": "out",
+        "devices.select": "all",
     },
     f"torchrun --nproc_per_node=2 {GLUE} --fsdp 'full_shard auto_wrap' --bf16": {
         **OWN, **FSDP, "strategy.auto_wrap": "transformer", "precision.dtype": "bf16",
@@ -41,7 +44,7 @@ LINES: dict[str, dict[str, Any]] = {
     },
     f"CUDA_VISIBLE_DEVICES= python {GLUE} --no_cuda": {**OWN, "devices.select": "none", "devices.type": "cpu"},
     f"python {GLUE} --evaluation_strategy steps --eval_steps 50 --save_strategy no --adam_beta2=0.999": {
-        **OWN, "eval.every_steps": 50, "checkpoint.every_steps": 0, "optimizer.beta2": 0.999,
+        **OWN, "eval.every_steps": 50, "checkpoint.every_steps": 0, "optimizer.beta2": 0.999, "devices.select": "all",
     },
     f"python {GLUE} --fsdp no_shard": {**OWN, "strategy.kind": "ddp"},
     f"deepspeed --num_gpus 2 {GLUE} --deepspeed ds.json": {
@@ -65,6 +68,7 @@ LINES: dict[str, dict[str, Any]] = {
     },
     "python -u -m pkg.train a -b --c=d -- --e": {
         "program.kind": "torch", "program.module": "pkg.train", "program.args": ["a", "-b", "--c=d", "--", "--e"],
+        "devices.select": "all",
     },
     f"torchrun --nproc_per_node 2 {GLUE} --fsdp 'shard_grad_op' --fsdp_config fsdp.json": {
         **OWN, **FSDP, "strategy.sharding": "shard_grad_op", "strategy.auto_wrap": "size",
@@ -77,6 +81,7 @@ FILES = {
     "nvme.json": {
         "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/fast"}},
     },
+    "own.py": "from accelerate import Accelerator\n",
     "fsdp.json": {"fsdp_min_num_params": 2000, "fsdp_offload_params": True},
     "full.json": {
         "zero_optimization": {"stage": 2, "overlap_comm": True}, "bf16": {"enabled": True}, "train_batch_size": 24,
@@ -151,7 +156,13 @@ DETAILS: dict[str, dict[str, Any]] = {
     "python main.py --optim sgd --gradient_checkpointing": {"program.kind": "torch", "optimizer.name": None},
     "CUDA_VISIBLE_DEVICES=-1 python train.py": {"devices.select": "none"},
     "CUDA_VISIBLE_DEVICES=2,-1,1 python train.py": {"devices.select": [2]},
-    "ACCELERATE_MIXED_PRECISION=bf16 torchrun --nproc_per_node 2 train.py": {"precision.dtype": "bf16"},
+    "ACCELERATE_MIXED_PRECISION=bf16 torchrun --nproc_per_node 2 own.py": {"precision.dtype": "bf16"},
+    f"CUDA_VISIBLE_DEVICES=0,2 torchrun {GLUE}": {
+        "devices.select": [0, 2], "nodes.processes_per_node": 1, "strategy.kind": "ddp", "launcher.kind": "torchrun",
+    },
+    "CUDA_VISIBLE_DEVICES=0,2 torchrun train.py": {"devices.select": [0, 2], "strategy.kind": None},
+    "python own.py": {"devices.select": "all", "launcher.kind": "python", "strategy.kind": None},
+    f"CUDA_VISIBLE_DEVICES=2,0 python {GLUE}": {"devices.select": [2, 0], "strategy.kind": None},
     "nohup time env NOTE='two words' python train.py": {"env.NOTE": "two words", "program.script": "train.py"},
     "python run_glue.py args.json": {
         "program.kind": "hf", "batch.micro": 4, "precision.dtype": "bf16", "program.args.label_names": ["a", "b"],
@@ -185,7 +196,8 @@ def test_a_line_says_these_settings_and_not_others(line: str) -> None:
         (f"python {GLUE} --fsdp True", "ends with an error at --fsdp True"),
         (f"torchrun {GLUE} --fsdp full_shard --fsdp_config fsdp.json", "Trainer does not read fsdp_offload_params"),
         (f"torchrun {GLUE} --fsdp full_shard --fsdp_config fsdp.json", "only beside auto_wrap_policy SIZE_BASED_WRAP"),
-        (f"CUDA_VISIBLE_DEVICES=0,1 python {GLUE}", "wraps the model in nn.DataParallel and multiplies the batch"),
+        (f"CUDA_VISIBLE_DEVICES=0,1 torchrun {GLUE}", "torchrun starts one process here, which sees 2 cards"),
+        (f"python {GLUE}", "every card that is visible, as for a program that python starts"),
         (
             f"CUDA_VISIBLE_DEVICES=6,7 deepspeed --num_gpus 2 {GLUE}",
             "ignores CUDA_VISIBLE_DEVICES and runs on cards 0,1",
@@ -220,13 +232,27 @@ def test_a_script_that_holds_one_command_is_read_and_another_is_refused() -> Non
 
 
 def test_a_secret_is_never_written_down() -> None:
-    text = imported("HF_TOKEN=abc123 torchrun train.py --api_key=def456 --token ghi789 --x 1")
-    assert not {"abc123", "def456", "ghi789"} & set(text.replace("'", " ").replace("=", " ").split())
-    resolved = read(text)
-    assert resolved.recipe.env_from == ["HF_TOKEN"]
-    assert program_argv(resolved.recipe.program.args) == ["--x", "1"]
-    assert "--api_key is a secret" in comments(text)
-    assert "--token is a secret" in comments(text)
+    text = imported("HF_TOKEN=abc123 torchrun train.py --x 1")
+    assert "abc123" not in text
+    assert read(text).recipe.env_from == ["HF_TOKEN"]
+    with pytest.raises(RecipeError) as caught:
+        imported("torchrun train.py --api_key=def456 --token ghi789 --x 1")
+    assert [each.what.partition(" ")[0] for each in caught.value.diagnostics] == ["--api_key", "--token"]
+    assert not {"def456", "ghi789"} & set(str(caught.value.diagnostics).replace("'", " ").replace("=", " ").split())
+
+
+def test_what_only_sounds_like_a_secret_is_taken_over() -> None:
+    words = ["--append_concat_token", "False", "--num_keys", "3", "--use_auth_token", "True", "--token_type_key", "x",
+             "--sort_by_key", "end_date"]  # fmt: skip
+    args = read(imported(f"torchrun train.py {' '.join(words)}")).recipe.program.args
+    assert program_argv(args) == words
+
+
+def test_a_name_that_the_user_knows_to_be_harmless_is_taken_over_and_stays_so() -> None:
+    there = replace(context({}), public=frozenset({"span_key"}))
+    text, _ = import_words(["python", "train.py", "--span_key", "SPAN_2b"], there, "/here/recipe.yaml")
+    recipe = read(text).recipe
+    assert (program_argv(recipe.program.args), recipe.program.public) == (["--span_key", "SPAN_2b"], ["span_key"])
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from tests.convert.reading import comments, imported, settings
+from tests.convert.reading import comments, context, imported, settings
+from trainkit.convert.importing import import_words
 
 TRAINER = "from transformers import HfArgumentParser, Trainer, TrainingArguments\n"
 SOURCES = {
@@ -17,6 +20,8 @@ SOURCES = {
     "def main():\n    from accelerate import Accelerator\n": "accelerate",
     "import torch\n": "torch",
     "this is not Python\n": "torch",
+    "from trl import ScriptArguments, SFTConfig, SFTTrainer, TrlParser\n": "hf",
+    "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from accelerate import Accelerator\n": "torch",
     "from .transformers import Trainer, HfArgumentParser\n": "torch",
 }
 
@@ -45,3 +50,51 @@ def test_a_trainer_that_reads_no_flags_is_not_given_any() -> None:
 def test_what_is_asked_for_wins_over_the_source() -> None:
     text = imported("python train.py --lr 0.1", {"train.py": TRAINER}, kind="torch")
     assert settings(text)["program.kind"] == "torch"
+
+
+PARTS = {
+    "src/train.py": "from transformers import Trainer\nfrom .options import options\n",
+    "src/options.py": "from transformers import HfArgumentParser, TrainingArguments\n",
+}
+LOCAL: dict[str, dict[str, str]] = {
+    "python src/train.py": PARTS,
+    "python -m src.train": PARTS,
+    "python run.py": {**PARTS, "run.py": "from src.train import main\nmain()\n", "src/train.py": TRAINER},
+    "python pkg/inner/go.py": {"pkg/__init__.py": "", "pkg/work.py": TRAINER,
+                               "pkg/inner/go.py": "from pkg.work import main\n"},
+    "python -m pkg": {"pkg/__main__.py": TRAINER},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", LOCAL)
+def test_files_of_the_same_program_are_looked_into(line: str) -> None:
+    assert settings(imported(line, LOCAL[line]), LOCAL[line])["program.kind"] == "hf"
+
+
+def test_a_library_is_not_the_same_program() -> None:
+    files = {"env/site-packages/tool/__init__.py": TRAINER, "env/site-packages/go.py": "import tool\n"}
+    assert settings(imported("python env/site-packages/go.py", files), files)["program.kind"] == "torch"
+
+
+def test_an_installed_module_is_looked_into_and_not_imported() -> None:
+    files = {"lib/tool/__init__.py": "raise SystemExit\n", "lib/tool/train.py": "from accelerate import Accelerator\n"}
+    there = replace(context(files), library=("/here/lib",))
+    text, _ = import_words(["torchrun", "-m", "tool.train", "--do_train"], there, "/here/recipe.yaml")
+    assert settings(text)["program.kind"] == "accelerate"
+
+
+@pytest.mark.parametrize("flag", ["", "--do_train", "--per_device_train_batch_size 4", "--deepspeed_config ds.json"])
+@pytest.mark.parametrize("source", [source for source in SOURCES if "import" in source])
+def test_a_script_is_the_same_kind_whatever_its_flags(source: str, flag: str) -> None:
+    files = {"train.py": source, "ds.json": {"zero_optimization": {"stage": 1}}}
+    assert settings(imported(f"python train.py {flag}", files), files)["program.kind"] == SOURCES[source]
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [("from accelerate import Accelerator\n", "accelerate"), (TRAINER, "hf"), ("import deepspeed\n", "deepspeed")],
+)
+def test_a_script_behind_a_deepspeed_file_is_the_kind_that_its_source_tells(source: str, kind: str) -> None:
+    files = {"train.py": source, "ds.json": {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}}
+    found = settings(imported("ds.json", files, program=("train.py", "--x", "1")), files)
+    assert (found["program.kind"], found["strategy.kind"]) == (kind, "zero2")

@@ -166,9 +166,13 @@ def test_a_single_process_sees_one_card_and_no_group(plan: Callable[..., Plan]) 
     assert "LOCAL_RANK" in dict(plan({"strategy": {"kind": "ddp"}}, cards=1).environment.set)
 
 
-def test_a_single_process_for_several_selected_cards_is_refused(plan: Callable[..., Plan]) -> None:
-    with pytest.raises(RecipeError, match="strategy single"):
-        plan({"devices": {"select": [0, 1]}}, cards=2)
+def test_a_single_process_on_several_cards_is_said_to_multiply_the_batch(plan: Callable[..., Plan]) -> None:
+    made = plan({"devices": {"select": [1, 0]}}, cards=2)
+    assert (made.topology.world_size, len(made.topology.groups[0].devices)) == (1, 2)
+    assert any("nn.DataParallel over all of them and multiplies" in each.what for each in blockers(made, "note"))
+    with pytest.raises(RecipeError) as caught:
+        plan({"devices": {"select": [1, 0]}, "batch": {"global": 16}}, cards=2)
+    assert caught.value.diagnostics[0].key == "batch.global"
 
 
 def blockers(plan: Plan, severity: str = "blocker") -> list[Notice]:

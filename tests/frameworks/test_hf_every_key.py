@@ -68,7 +68,9 @@ VALUES: dict[str, Any] = {
     "model.moe.experts": 4,
 }
 # Keys without an effect on this plan: they need another machine, or a file.
-ELSEWHERE = {"version", "program.module", "devices.idle_below", "strategy.config"}
+ELSEWHERE = {
+    "version", "program.module", "program.public", "program.reads_recipe", "devices.idle_below", "strategy.config",
+}  # fmt: skip
 
 
 def another(setting: Setting) -> Any:

@@ -24,7 +24,7 @@ RENEW = "TRAINKIT_RENEW_GOLDEN=1 python -m pytest tests/plan"
 
 RECIPE: dict[str, Any] = {
     "name": "demo",
-    "program": {"kind": "torch", "script": "train.py", "args": ["--text", "it's $5"]},
+    "program": {"kind": "torch", "script": "train.py", "args": ["--text", "it's $5"], "reads_recipe": True},
     "strategy": {"kind": "fsdp"},
     "devices": {"select": [3, 1]},
     "batch": {"global": 64, "micro": 4},

@@ -94,7 +94,7 @@ def test_a_size_that_leaves_tiles_idle_is_noted(layered: Layered, machine: Machi
         (0, A100, "bf16", {}),
         (1, A100, "fp32", {}),
         (1, V100, "tf32", {}),
-        (1, A100, "bf16", {"program": {"kind": "torch", "script": "t.py"}}),
+        (1, A100, "bf16", {"program": {"kind": "torch", "script": "t.py", "reads_recipe": True}}),
     ],
 )
 def test_nothing_is_advised_where_no_tensor_core_computes(

@@ -187,7 +187,7 @@ def test_an_unsound_combination_is_refused_with_its_reason_and_the_nearest_sound
         {
             "strategy": {"kind": "fsdp"},
             "precision": {"eval": "bf16"},
-            "program": {"kind": "torch", "script": "t.py"},
+            "program": {"kind": "torch", "script": "t.py", "reads_recipe": True},
         },
     ],
 )
@@ -283,11 +283,11 @@ def test_what_an_extra_installs_is_new_enough_for_every_choice_that_names_it() -
             "logging.report_to tensorboard requires tensorboard >= 2.15; 2.9.1 is installed",
         ),
         ({}, {"tensorboard": "2.21.0"}, None),
-        ({"kind": "torch", "script": "t.py"}, {}, None),
+        ({"kind": "torch", "script": "t.py", "reads_recipe": True}, {}, None),
     ],
 )
 def test_a_reporter_of_the_trainer_needs_its_package(
-    layered: Layered, machine: Machine, program: dict[str, str], installed: dict[str, str], blocked: str | None
+    layered: Layered, machine: Machine, program: dict[str, Any], installed: dict[str, str], blocked: str | None
 ) -> None:
     recipe = layered({"logging": {"report_to": ["tensorboard"]}, "program": program})
     plan = build_plan(recipe, machine(packages={"torch": "2.13.0", "numpy": "2.0", **installed})).plan

@@ -29,8 +29,11 @@ def promised(plan: Plan) -> dict[str, Any] | None:
     [
         ({"kind": "hf"}, True),
         ({"kind": "hf", "verify": False}, False),
-        ({"kind": "torch"}, False),
+        ({"kind": "torch"}, True),
         ({"kind": "torch", "verify": True}, True),
+        ({"kind": "torch", "verify": False}, False),
+        ({"kind": "torch", "script": "train.sh"}, False),
+        ({"kind": "torch", "script": "train.sh", "verify": True}, True),
     ],
 )
 def test_the_wrapper_is_told_to_look_where_the_recipe_or_the_kind_asks_for_it(
@@ -45,6 +48,8 @@ def test_the_wrapper_is_told_to_look_where_the_recipe_or_the_kind_asks_for_it(
     if shown:
         assert words[words.index("--expect") + 1] == "<run_dir>/expected.json"
         seen_in_all = {"strategy": "ddp", "world_size": 2, "device": "cpu", "dtype": None}
+        if program["kind"] == "torch" and "verify" not in program:
+            seen_in_all["on_difference"] = "warn"  # its strategy is its own affair
         assert promised(plan) == seen_in_all | ({"arguments": {}} if program["kind"] == "hf" else {})
 
 
@@ -73,7 +78,8 @@ def test_the_numbers_that_the_script_is_told_are_promised_and_those_of_its_own_w
 def test_a_number_format_is_promised_where_the_recipe_gives_one_and_the_program_is_told(
     layered: Layered, machine: Machine
 ) -> None:
-    recipe = {"program": {"script": "train.py"}, "devices": {"type": "cpu"}, "precision": {"dtype": "bf16"}}
+    program = {"script": "train.py", "reads_recipe": True}
+    recipe = {"program": program, "devices": {"type": "cpu"}, "precision": {"dtype": "bf16"}}
     formats = []
     for kind in ("hf", "torch"):
         plan = build_plan(layered(recipe, {"program": {"kind": kind, "verify": True}}), machine(packages=PACKAGES)).plan

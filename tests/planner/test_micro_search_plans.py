@@ -50,7 +50,7 @@ def test_the_trainer_is_told_what_to_choose_from_and_the_plan_survives_json(laye
         ({"strategy": {"kind": "zero2"}}, "DeepSpeed reads the micro batch from its file"),
         ({"strategy": {"kind": "fsdp"}}, "would leave the others waiting"),
         ({"efficiency": {"compile": {"enabled": True}}}, "would be compiled again"),
-        ({"program": {"kind": "torch", "script": "train.py"}}, "only the built-in trainer"),
+        ({"program": {"kind": "torch", "script": "train.py", "reads_recipe": True}}, "only the built-in trainer"),
     ],
 )
 def test_what_cannot_search_refuses_with_the_reason(

@@ -96,7 +96,8 @@ def test_a_plan_warns_of_what_the_recipe_may_not_expect(
 def test_a_program_of_the_users_own_hears_nothing_of_the_optimizer(
     layered: Layered, machine: Machine, name: str
 ) -> None:
-    recipe = {"program": {"kind": "torch", "script": "t.py"}, "strategy": {"kind": "fsdp"}, "optimizer": {"name": name}}
+    program = {"kind": "torch", "script": "t.py", "reads_recipe": True}
+    recipe = {"program": program, "strategy": {"kind": "fsdp"}, "optimizer": {"name": name}}
     assert [notice.severity for notice in build_plan(layered(recipe), machine()).plan.notices] == ["note"]
 
 

@@ -60,7 +60,7 @@ def test_settings_that_went_with_their_strategy_are_named(machine: Machine) -> N
             "torch 2.13.0+cpu is a build for CPUs",
         ),
         ({"devices": {"type": "mps"}}, 0, {}, "blocker", "no MPS device"),
-        ({"program": {"kind": "torch", "script": "t.py"}}, 0, {}, "note", "TRAINKIT_RECIPE"),
+        ({"program": {"kind": "torch", "script": "t.py", "reads_recipe": True}}, 0, {}, "note", "TRAINKIT_RECIPE"),
     ],
 )
 def test_a_plan_says_what_a_reader_would_not_expect(

@@ -66,7 +66,7 @@ def test_what_does_nothing_on_a_cpu_is_not_listed_there(layered: Layered, machin
 
 
 def test_of_a_program_of_the_users_own_no_technique_is_claimed(layered: Layered, machine: Machine) -> None:
-    recipe = {"program": {"kind": "torch", "script": "t.py"}, "optimizer": {"name": "sgd"}}
+    recipe = {"program": {"kind": "torch", "script": "t.py", "reads_recipe": True}, "optimizer": {"name": "sgd"}}
     assert listed(layered, machine(), recipe) == {}
 
 

@@ -65,6 +65,69 @@ def test_the_order_of_a_list_is_the_order_of_ranks(layered: Layered, machine: Ma
     assert variable(plan, "CUDA_VISIBLE_DEVICES") == f"{facts.gpus[2].uuid},{facts.gpus[0].uuid}"
 
 
+OWN = {"program": {"kind": "torch", "script": "t.py"}}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "processes", "cards"),
+    [
+        ({"devices": {"select": [2, 0]}}, 1, (2, 0)),
+        ({"devices": {"select": "all"}}, 1, (0, 1, 2, 3)),
+        ({"devices": {"select": 2}}, 1, (0, 1)),
+        ({}, 1, (0,)),
+        ({"devices": {"select": [3, 1]}, "nodes": {"processes_per_node": 1}, "strategy": {"kind": "ddp"}}, 1, (3, 1)),
+        ({"devices": {"select": 4}, "nodes": {"processes_per_node": 2}, "strategy": {"kind": "ddp"}}, 2, (0, 1, 2, 3)),
+        ({"devices": {"select": [3, 1]}, "strategy": {"kind": "ddp"}}, 2, (3, 1)),
+    ],
+)
+def test_processes_of_an_own_program_may_see_more_cards_than_one(
+    layered: Layered, machine: Machine, recipe: dict[str, Any], processes: int, cards: tuple[int, ...]
+) -> None:
+    facts = machine(4)
+    plan = build_plan(layered(OWN, recipe), facts).plan
+    uuids = tuple(facts.gpus[index].uuid for index in cards)
+    assert (plan.topology.groups[0].processes, plan.topology.groups[0].devices) == (processes, uuids)
+    assert variable(plan, "CUDA_VISIBLE_DEVICES") == ",".join(uuids)
+    assert [card.index for card in plan.cards] == list(cards)  # which the run locks
+    seen = [notice.what for notice in plan.notices if f"{len(cards)} cards" in notice.what]
+    assert bool(seen) == (len(cards) > processes)
+    page = render(plan)
+    assert (f"sees card {cards[-1]}" in page) == (len(cards) > processes)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "why"),
+    [
+        ({"devices": {"select": [0, 1]}, "launcher": {"kind": "deepspeed"}}, "a process for each card"),
+        (
+            {"devices": {"select": [0, 1]}, "nodes": {"processes_per_node": 3}, "strategy": {"kind": "ddp"}},
+            "of its own",
+        ),
+    ],
+)
+def test_who_cannot_be_shown_several_cards_is_refused(
+    layered: Layered, machine: Machine, recipe: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        build_plan(layered(OWN, recipe), machine(4))
+    assert why in caught.value.diagnostics[0].why
+
+
+def test_the_built_in_trainer_computes_on_one_card_for_each_process(layered: Layered, machine: Machine) -> None:
+    with pytest.raises(RecipeError, match="strategy single"):
+        build_plan(layered({"devices": {"select": [0, 1]}}), machine(4))
+
+
+@pytest.mark.parametrize(("kind", "cards"), [("single", 1), ("single", 2), ("ddp", 1)])
+def test_one_process_of_a_plain_program_has_no_rank_unless_it_forms_a_group(
+    layered: Layered, machine: Machine, kind: str, cards: int
+) -> None:
+    recipe = {"strategy": {"kind": kind}, "devices": {"select": cards}}
+    names = {name for name, _ in build_plan(layered(OWN, recipe), machine(4)).plan.environment.set}
+    there = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} & names
+    assert there == (set() if kind == "single" else {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
+
+
 def test_a_prefix_of_a_uuid_names_its_card(layered: Layered, machine: Machine) -> None:
     facts = machine(4)
     plan = build_plan(layered({"devices": {"select": ["GPU-3"]}}), facts).plan

@@ -133,6 +133,40 @@ def test_harmless_names_and_empty_values_pass(solve: Solve) -> None:
     assert solve(text + SHORT).recipe.env["HF_TOKEN"] == ""
 
 
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("append_concat_token", "False"), ("num_keys", "3"), ("use_auth_token", "True"), ("token_type_key", "x"),
+        ("span_key", "end_date"), ("n_keys", "1e3"), ("token", "true"), ("hub_token", "none"), ("password", "no"),
+    ],
+)  # fmt: skip
+def test_switches_numbers_and_plain_words_are_none(solve: Solve, word: str, value: str) -> None:
+    text = f"program: {{kind: torch, module: t, args: [--{word}, '{value}']}}\n"
+    assert solve(text).recipe.program.args == [f"--{word}", value]
+    assert mask_words([f"--{word}", value, f"--{word}={value}"]) == [f"--{word}", value, f"--{word}={value}"]
+    assert mask_line(f"--{word} {value}") == f"--{word} {value}"
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("api_key", "abc"), ("token", "abc"), ("password", "secret"), ("db_password", "12345678"), ("hf_token", "x"),
+        ("my_token", "hf_AbCd1234"), ("span_key", "a" * 20), ("sort_by_key", "0123456789ab"),
+    ],
+)  # fmt: skip
+def test_what_may_be_a_credential_stays_one(refuse: Refuse, word: str, value: str) -> None:
+    errors = refuse(f"program: {{kind: torch, module: t, args: [--{word}, '{value}']}}\n")
+    assert errors[0].what == f"the value of --{word} in program.args is a secret by its name, written out in the recipe"
+    assert f"list {word} under program.public" in errors[0].hint
+    assert mask_words([f"--{word}", value]) == [f"--{word}", "***"]
+
+
+def test_a_name_under_program_public_is_no_secret(solve: Solve, refuse: Refuse) -> None:
+    text = "program: {kind: torch, module: t, args: {span_key: SPAN_2b}}\n"
+    assert refuse(text)[0].key == "program.args.span_key"
+    assert solve(text.replace("args:", "public: [span_key], args:")).recipe.program.args == {"span_key": "SPAN_2b"}
+
+
 def test_lines_and_words_are_masked() -> None:
     assert mask("x") == "***"
     assert mask_line("env: {HF_TOKEN: abc, A: 1}") == "env: {HF_TOKEN: ***, A: 1}"

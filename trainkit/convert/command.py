@@ -11,7 +11,7 @@ from typing import get_args
 
 from trainkit.convert.tools import TOOLS, unwrap
 from trainkit.errors import Origin, UsageError
-from trainkit.frameworks.base.argv_reader import as_arguments, without_secrets
+from trainkit.frameworks.base.argv_reader import as_arguments, secret_flags
 from trainkit.frameworks.base.detection import DetectedKind, program_kind
 from trainkit.frameworks.base.draft import Draft, ImportContext, argv_origin, card, number_of
 from trainkit.frameworks.base.interface import LauncherCommand
@@ -21,6 +21,7 @@ from trainkit.machine.selection import ORDER
 from trainkit.planner.env import DECIDED, LEAKS
 from trainkit.recipe.layers.secrets import is_secret_name, mask_words
 from trainkit.recipe.schema import Program
+from trainkit.recipe.schema.launching import ON_ACCELERATE
 
 KINDS = tuple(get_args(Program.model_fields["kind"].annotation))
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<value>.*)", re.DOTALL)
@@ -36,10 +37,8 @@ _STARTERS: Mapping[str, str] = {
     "srun": "trainkit starts the ranks of each node itself; see cluster, nodes.count and nodes.processes_per_node",
 }  # fmt: skip
 _NO_PROGRAM = (["-m", "pip"], ["-m", "venv"], ["-m", "build"], ["setup.py", "install"], ["setup.py", "develop"])
-_DATA_PARALLEL = (
-    "Trainer in one process that sees several cards wraps the model in nn.DataParallel and multiplies the batch; "
-    "trainkit starts a process for each card instead."
-)
+_EVERY_CARD = "every card that is visible, as for a program that python starts"
+_GROUP_OF_ONE = "one process: torchrun sets LOCAL_RANK, and the library makes a group of it"
 
 
 def read_command(draft: Draft, context: ImportContext, words: Sequence[str], kind: str | None = None) -> None:
@@ -112,9 +111,15 @@ def read_target(
     draft.name = re.sub(r"\.py$", "", posixpath.basename(target))
     draft.set("program.kind", detected.kind, origin, reason)
     draft.set("program.module" if module else "program.script", target, origin)
-    kept, secrets = without_secrets(PROGRAMS[draft.get("program.kind")].read(draft, context, words))
-    for flag in secrets:
-        draft.remark(f"{flag} is a secret and not written down: give it to the script in its environment (env_from).")
+    kept = PROGRAMS[draft.get("program.kind")].read(draft, context, words)
+    secret = dict.fromkeys(secret_flags(kept))
+    for flag in secret:
+        if flag not in context.public:
+            what = f"--{flag} holds a secret, which a recipe must not"
+            hint = f"leave it out, and export what the script reads instead; or, where it is none, --public {flag}"
+            draft.fail(what, argv_origin(f"--{flag}"), hint, "recipes, plans and run directories are kept and shared")
+    if secret:
+        draft.set("program.public", list(secret), origin, "as --public says")
     if kept:
         draft.set("program.args", as_arguments(kept), origin)
 
@@ -224,10 +229,10 @@ def _spread(draft: Draft, command: LauncherCommand) -> None:
     origin = argv_origin(command.launcher)
     if command.launcher == "python" and kind == "fsdp" and not on_xla:
         draft.remark("Trainer refuses --fsdp in a process that python starts alone; trainkit starts one for each card.")
-    elif command.launcher == "python" and isinstance(cards, list) and len(cards) > 1:
-        if draft.get("program.kind") == "hf" and kind is None:
-            draft.remark(_DATA_PARALLEL)
-            draft.set("strategy.kind", "ddp", origin)
+    elif command.launcher == "python":
+        _as_python(draft)
+    elif command.launcher == "torchrun" and command.processes == 1 and not several:
+        _as_group_of_one(draft)
     elif kind is None and several:
         draft.set("strategy.kind", "ddp", origin)
         if command.processes is None and cards is None and draft.get("nodes.processes_per_node") is None:
@@ -236,3 +241,25 @@ def _spread(draft: Draft, command: LauncherCommand) -> None:
         draft.settings.pop("devices.select")  # deepspeed --num_gpus counts ranks on a CPU too
     if kind == "fsdp" and command.processes == 1 and command.launcher != "python":
         draft.set("nodes.processes_per_node", 1, origin)
+
+
+def _as_python(draft: Draft) -> None:
+    """One process that sees what python would show it. The launcher that a library is made for would say more."""
+    origin, kind = argv_origin("python"), draft.get("program.kind")
+    alone = draft.get("strategy.kind") in (None, "single") and kind in (*ON_ACCELERATE, "torch")
+    if alone and draft.get("devices.select") is None and draft.get("devices.type") in (None, "cuda"):
+        draft.set("devices.select", "all", origin, _EVERY_CARD)
+    if kind == "accelerate" and draft.get("launcher.kind") is None:
+        draft.set("launcher.kind", "python", origin)
+
+
+def _as_group_of_one(draft: Draft) -> None:
+    """torchrun starts one process where no number is given, whatever cards there are."""
+    origin, cards = argv_origin("torchrun"), draft.get("devices.select")
+    if draft.get("program.kind") in ON_ACCELERATE and draft.get("strategy.kind") is None:
+        draft.set("strategy.kind", "ddp", origin, _GROUP_OF_ONE)
+    if draft.get("strategy.kind") not in (None, "single"):
+        draft.set("nodes.processes_per_node", 1, origin)
+    if isinstance(cards, list) and len(cards) > 1:
+        what = f"torchrun starts one process here, which sees {len(cards)} cards"
+        draft.remark(f"{what}: --nproc_per_node=gpu would start one for each (nodes.processes_per_node: auto).")

@@ -16,6 +16,7 @@ from trainkit.frameworks.base.argv_reader import script_flags
 from trainkit.frameworks.base.draft import ImportContext
 from trainkit.frameworks.base.foreign_file import SUFFIXES, read_mapping
 from trainkit.frameworks.base.launcher_flags import find_flag
+from trainkit.frameworks.base.python_source import package_folder
 from trainkit.frameworks.hf_trainer.fields import BY_NAME
 
 _YES = ("1", "true", "y", "yes")
@@ -129,10 +130,7 @@ def _trl_config(name: str, context: ImportContext) -> str:
     """The file of a configuration of TRL's own, or of the user's."""
     if name.endswith(SUFFIXES):
         return name
-    from importlib.util import find_spec
-
-    found = find_spec("trl")
-    folder = posixpath.dirname(found.origin) if found and found.origin else ""
+    folder = package_folder(context, "trl")
     file = posixpath.join(folder, "accelerate_configs", f"{name}.yaml")
     if not folder or not context.files.exists(file):
         what = f"--accelerate_config {name} is a file in the package trl, which is not installed here"

@@ -31,6 +31,7 @@ REACH: Table = {
         ("program.script", "program.module", "program.args", "program.local_rank"),
         no_way("trainkit's own trainer is what runs", _OWN, None, [], {}, False),
     ),
+    "program.reads_recipe": no_way("trainkit's own trainer is told everything anyway", _LEAVE, False),
     "strategy.version": no_way(_OLD, "write 2", 2),
     **{f"strategy.{name}": no_way(_OLD, _LEAVE, always, None) for name, always in FIRST_VERSION.items()},
     "strategy.sync_module_states": no_way(_SAME, _LEAVE, True, None),

@@ -61,9 +61,13 @@ def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherC
 
 
 def environment(context: Context) -> tuple[SourcedVariable, ...]:
-    """The rank environment of a single process; none where libraries would take it for a wish for DDP."""
+    """The rank environment of a single process; none where a program would take it for a launcher's.
+
+    Libraries wrap the model in DDP where they find it, scripts test RANK, and those that start processes of their own
+    wait for others.
+    """
     apart = context.recipe.strategy.kind == "single" or context.topology.device == "xla"
-    if apart and context.recipe.program.kind in ON_ACCELERATE:
+    if apart and context.recipe.program.kind in (*ON_ACCELERATE, "torch"):
         return ()
     # What init_process_group() reads where it is given no address (env://), and torchrun would set.
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}

@@ -8,7 +8,7 @@ from trainkit.frameworks.base import own_scripts
 from trainkit.frameworks.base.interface import Detection, all_own, nothing
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
-from trainkit.plan.support import LAUNCHED, OWN_CHECKPOINT, Reach, Table
+from trainkit.plan.support import LAUNCHED, OWN_CHECKPOINT, Table, no_way
 
 REQUIRES: Mapping[str, str] = {}
 STRATEGY_BY = "your program's own part: "
@@ -17,12 +17,20 @@ reason, argv, read = own_scripts.described, own_scripts.argv, all_own
 problems = wrapper = files = environment = nothing
 REACH: Table = {
     **LAUNCHED,
-    "": Reach("the file that TRAINKIT_RECIPE names"),
+    "": no_way(
+        "a plain program is told its rank and its arguments, and nothing else",
+        "pass what the program takes in program.args; one that reads the file which TRAINKIT_RECIPE names says so with "
+        "program.reads_recipe: true",
+    ),
+    # which the preset for CPUs says, where it makes no difference
+    "data.pin_memory": no_way("the program makes its own DataLoader", "pass what it takes in program.args", False),
     "checkpoint.resume": OWN_CHECKPOINT,
 }
 
 
 def notices(context: Context) -> tuple[Notice, ...]:
-    """Settings do not reach a script by themselves."""
-    what = "settings of the recipe reach this program only through its arguments and the file named by TRAINKIT_RECIPE"
+    """How settings reach a script, where they do."""
+    if not context.recipe.program.reads_recipe:
+        return ()
+    what = "settings of the recipe reach this program through its arguments and the file that TRAINKIT_RECIPE names"
     return (Notice("note", what),)

@@ -27,6 +27,8 @@ class Combination:
     restarts: Literal["no", "yes"] = "no"
     order: Literal["ascending", "other"] = "ascending"
     cards: Literal["nvidia", "mig", "amd"] = "nvidia"
+    seen: Amount = "one"  # cards that each process sees for every rank of its node
+    total: Literal["open", "given"] = "open"  # the global batch
     saving: Literal["waited for", "asynchronous"] = "waited for"
     optimizer: str = "adamw_torch"
     weights: str = "fp32"

@@ -45,8 +45,13 @@ class Context:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """What each local rank uses."""
+        """What each local rank uses, and behind that what every rank of a node sees besides."""
         return self.topology.groups[0].devices
+
+    @property
+    def sees_several(self) -> bool:
+        """Whether a process sees more cards than the one that its rank stands for."""
+        return len(self.devices) > self.processes
 
     @property
     def zero(self) -> bool:

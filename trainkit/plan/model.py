@@ -71,7 +71,10 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class NodeGroup:
-    """Nodes that are alike. devices[i] is what local rank i uses on each: ``cpu``, ``mps``, ``GPU-…`` or an index."""
+    """Nodes that are alike. devices[i] is what local rank i uses on each: ``cpu``, ``mps``, ``GPU-…`` or an index.
+
+    Where there are more devices than processes, every process of a node sees them all, in this order.
+    """
 
     count: int
     processes: int

@@ -58,6 +58,8 @@ def way(table: Table, key: str) -> Reach | None:
 
 def unreached(resolved: Resolved, table: Table, kind: str) -> Iterator[Diagnostic]:
     """An error for each key that a layer gives and that cannot reach a program of this kind. Defaults may be lost."""
+    if resolved.recipe.program.reads_recipe and kind != "builtin":  # it finds them all in the recipe itself
+        return
     for key in resolved.history:
         origin = resolved.given(key)
         found = way(table, key)

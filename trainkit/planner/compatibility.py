@@ -60,6 +60,8 @@ def _combination(recipe: Recipe, topology: Topology, cards: Sequence[Gpu], launc
         restarts="yes" if recipe.launcher.max_restarts else "no",
         order="ascending" if indices == sorted(indices) else "other",
         cards=kind_of_cards(cards),
+        seen="one" if len(topology.groups[0].devices) == topology.groups[0].processes else "several",
+        total="open" if recipe.batch.global_ == "auto" else "given",
         saving="asynchronous" if recipe.checkpoint.asynchronous else "waited for",
         optimizer=recipe.optimizer.name,
         weights=recipe.precision.weights,

@@ -29,6 +29,8 @@ def choose_dtype(
             return dtype
     if recipe.precision.dtype != "auto":
         return recipe.precision.dtype
+    if recipe.program.kind in ("accelerate", "torch"):  # nothing is decided in the script's stead
+        return "fp32"
     # Off CUDA the facts do not tell which formats have units; an emulated one would be slower than fp32.
     return "bf16" if device == "cuda" and cards and all(gpu.compute_capability >= AMPERE for gpu in cards) else "fp32"
 

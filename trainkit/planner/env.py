@@ -43,6 +43,8 @@ AMD_LEAKS: dict[str, str] = {
     "ROCR_VISIBLE_DEVICES": "would change what HIP_VISIBLE_DEVICES counts",
 }
 
+RANK_BY_RANK = "rank i of a node uses the i-th"
+
 # Variables that the plan decides -> what to do instead of setting them under `env`.
 DECIDED: dict[str, str] = {
     **dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"), "use devices.select"),
@@ -137,7 +139,7 @@ def _devices(context: Context) -> Iterator[SourcedVariable]:
     if device == "cuda":
         cards, order, keys = ",".join(context.devices), context.recipe.devices.order, ("devices.select",)
         if _amd(context):
-            rule = "rank i of a node uses the i-th, as ROCm counts"
+            rule = f"{RANK_BY_RANK}, as ROCm counts"
             yield variable("HIP_VISIBLE_DEVICES", cards, keys=keys, rule=rule)
             return
         name, rule = ORDER[order]
@@ -145,7 +147,8 @@ def _devices(context: Context) -> Iterator[SourcedVariable]:
             name = ORDER["pci"][0]
             rule = "the cards are in the order of devices.order, by numbers that have one meaning"
         yield variable("CUDA_DEVICE_ORDER", name, keys=("devices.order",), rule=rule)
-        yield variable("CUDA_VISIBLE_DEVICES", cards, keys=keys, rule="rank i of a node uses the i-th")
+        uses = "every rank of a node sees them all, in this order" if context.sees_several else RANK_BY_RANK
+        yield variable("CUDA_VISIBLE_DEVICES", cards, keys=keys, rule=uses)
         return
     # The deepspeed launcher writes its own slots there, on a CPU too.
     if context.facts.gpus and context.launcher != "deepspeed":

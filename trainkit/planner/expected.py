@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainkit.frameworks.base.own_scripts import is_executable
 from trainkit.lazy import load
 from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
@@ -15,7 +16,15 @@ RULE = "the first optimizer step of each rank is compared with the plan, through
 def is_verified(context: Context) -> bool:
     """Whether the run has to show what is in force."""
     program = context.recipe.program
-    return program.kind in ON_ACCELERATE if program.verify == "auto" else program.verify
+    if program.verify != "auto":
+        return program.verify
+    return program.kind in ON_ACCELERATE or (program.kind != "builtin" and not is_executable(context))
+
+
+def ends_run(context: Context) -> bool:
+    """Whether a difference ends the run; of a program that sets its strategy up itself it is only said."""
+    program = context.recipe.program
+    return program.verify is True or program.kind in ON_ACCELERATE
 
 
 def wrapper(context: Context) -> tuple[Token, ...]:
@@ -32,13 +41,21 @@ def files(context: Context) -> tuple[SourcedFile, ...]:
         return ()
     program, given = context.recipe.program.kind, context.resolved.given("precision.dtype")
     entries: dict[str, tuple[object, Source]] = {
-        "strategy": (context.recipe.strategy.kind, Source(("strategy.kind",))),
+        "strategy": (_strategies(context), Source(("strategy.kind",))),
         "world_size": (context.topology.world_size, Source(("nodes.processes_per_node", "nodes.count"))),
         "device": (context.topology.device, Source(("devices.type",))),
         "dtype": (context.dtype if program in OWN_DEFAULTS and given else None, Source(("precision.dtype",))),
     }
+    if not ends_run(context):
+        entries["on_difference"] = ("warn", Source(rule="the strategy is the program's own part"))
     if program == "hf":
         entries["arguments"] = ({}, Source())  # there even where none is given
         for field, value, source in load("trainkit.frameworks.hf_trainer.program:numbers")(context):
             entries[f"arguments.{field}"] = (value, source)
     return (json_file(EXPECTED, entries),)
+
+
+def _strategies(context: Context) -> str | list[str]:
+    """The strategy; one process that sees several cards may spread its batch over them."""
+    kind = context.recipe.strategy.kind
+    return [kind, "dataparallel"] if kind == "single" and context.sees_several else kind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from trainkit.frameworks.base.own_scripts import several_cards
 from trainkit.frameworks.registry import PROGRAMS
 from trainkit.frameworks.torch_xla import notices as xla_notices
 from trainkit.machine.versions import at_least
@@ -174,6 +175,7 @@ SOURCES: tuple[Callable[[Context], Iterable[Notice]], ...] = (
     _device,
     order_notices,
     xla_notices,
+    several_cards,
     core_notices,
     _cores,
     _dropped,

@@ -85,33 +85,25 @@ def _choose_device(resolved: Resolved, facts: Facts) -> tuple[Device, str]:
 
 def _off_cards(resolved: Resolved, facts: Facts, device: Device, reason: str) -> Iterator[Notice]:
     """What a run that uses no CUDA card should know; the empty variable hides cards on purpose, others may be stale."""
-    devices = resolved.recipe.devices
+    recipe, devices = resolved.recipe, resolved.recipe.devices
     if device == "mps" and not facts.mps:
         yield Notice("blocker", "this machine has no MPS device", "set devices.type to auto or cpu")
     if device != "cpu" or devices.type != "auto" or devices.select == "none":
         return
-    if facts.gpus or devices.select == "all":
+    # A program of the user's own in one process takes what there is; whoever asks for more is told.
+    asks = devices.select == "all" and not (recipe.strategy.kind == "single" and recipe.program.kind != "builtin")
+    if facts.gpus or asks:
         severity: Literal["note", "warning"] = "note" if facts.visible_devices == "" else "warning"
         hint = "set devices.type to cpu if that is meant, else see `trainkit gpus`"
         yield Notice(severity, f"the run uses the CPU: {reason}", hint)
 
 
 def _place_on_cards(resolved: Resolved, facts: Facts, reason: str) -> Placement:
-    select, explicit = resolved.recipe.devices.select, resolved.recipe.nodes.processes_per_node
+    select, nodes = resolved.recipe.devices.select, resolved.recipe.nodes.count
     selection, requested = _select(resolved, facts)
-    if explicit not in {"auto", requested}:
-        key = "nodes.processes_per_node"
-        problem = resolved.error(
-            key,
-            f"{requested} cards are selected for {explicit} processes on each node",
-            f"set nodes.processes_per_node to {requested}, or devices.select to {explicit}",
-            why="each process uses exactly one card",
-            at=resolved.origin(key) or resolved.origin("devices.select"),
-        )
-        raise RecipeError(problem)
-    nodes = resolved.recipe.nodes.count
+    processes = _processes(resolved, requested)
     if not selection.missing:
-        group = NodeGroup(nodes, len(selection.cards), tuple(gpu.uuid for gpu in selection.cards))
+        group = NodeGroup(nodes, processes, tuple(gpu.uuid for gpu in selection.cards))
         notices = tuple(_card_notices(resolved, selection.cards, facts))
         return Placement(Topology("cuda", (group,)), selection.cards, reason, notices)
     # The plan is written all the same, so that it can be read: with the recipe's list, or with indices.
@@ -121,7 +113,25 @@ def _place_on_cards(resolved: Resolved, facts: Facts, reason: str) -> Placement:
         hint = "wait, or name cards and set devices.when_busy: warn"
     missing = (f"not on this machine: {what}{_why_none(facts)}" for what in selection.missing)
     blockers = tuple(Notice("blocker", what, hint) for what in missing)
-    return Placement(Topology("cuda", (NodeGroup(nodes, len(names), names),)), (), reason, blockers)
+    return Placement(Topology("cuda", (NodeGroup(nodes, processes, names),)), (), reason, blockers)
+
+
+def _processes(resolved: Resolved, cards: int) -> int:
+    """Processes of each node on so many cards: one on each, or fewer that see them all, of a program of the user's."""
+    recipe, key = resolved.recipe, "nodes.processes_per_node"
+    asked, own = recipe.nodes.processes_per_node, recipe.program.kind != "builtin"
+    if asked == "auto":
+        return 1 if own and recipe.strategy.kind == "single" else cards
+    if asked == cards or (own and asked < cards):
+        return asked
+    problem = resolved.error(
+        key,
+        f"{cards} cards are selected for {asked} processes on each node",
+        f"set nodes.processes_per_node to {cards}, or devices.select to {asked}",
+        why="a process needs a card of its own" if own else "each process uses exactly one card",
+        at=resolved.origin(key) or resolved.origin("devices.select"),
+    )
+    raise RecipeError(problem)
 
 
 def _why_none(facts: Facts) -> str:

@@ -52,6 +52,26 @@ REFUSALS: tuple[Refusal, ...] = (
         "one part with nodes.processes_per_node: 1, or whole cards",
     ),
     Refusal(
+        {"cards": ("mig",), "seen": ("several",)},
+        "devices.select",
+        "a process sees only the first part of a card that it is shown",
+        "one part, or whole cards",
+    ),
+    # Where one process sees several cards.
+    Refusal(
+        {"launcher": ("deepspeed",), "seen": ("several",)},
+        "devices.select",
+        "the deepspeed launcher starts a process for each card that it is given",
+        "as many cards as nodes.processes_per_node, or launcher.kind: torchrun",
+    ),
+    Refusal(
+        {"program": ("hf",), "launcher": ("python",), "seen": ("several",), "total": ("given",)},
+        "batch.global",
+        "in one process that sees several cards Trainer multiplies the batch by their number, unless the script has "
+        "laid the model over them (device_map): the sum cannot be promised",
+        "batch.micro and batch.accumulation instead, strategy.kind: ddp, or devices.select: 1",
+    ),
+    Refusal(
         {"cards": ("mig",), "strategy": ZERO},
         "strategy.kind",
         "DeepSpeed reads CUDA_VISIBLE_DEVICES as numbers, and parts of a card have none",

@@ -40,7 +40,8 @@ def resolve_with(arguments: Arguments, request: Request, files: Files, kind_of: 
     # A mistake in a variant that is not chosen is reported too, before the day on which it is.
     judged = [*layers, *sources.other_variants(request.variant)]
     state = merge(layers)
-    found += [*state.errors, *(each for layer in judged for each in (*unknown_keys(layer), *written_secrets(layer)))]
+    found += [*state.errors, *(each for layer in judged for each in unknown_keys(layer))]
+    found += [each for layer in judged for each in written_secrets(layer, state.tree)]
     # Reported above at the place of each layer; interpolation and validation would report them once more.
     state.tree = without_unknown(state.tree)
     if sources.incomplete:

@@ -41,6 +41,8 @@ MEANING = {
     "dataparallel": "this process spreads its batch over several cards with nn.DataParallel",
 }
 
+BY_HAND = "no wrapper keeps the model of this rank in step with the others: only the program itself could"
+
 
 def watch(expected: str, shown: str) -> None:
     """Observe the first optimizer step of this process. expected, shown: paths of what to compare with, and to write.
@@ -100,18 +102,21 @@ class Observer:
             seen = observe(optimizer)
             if given := expected.get("arguments"):
                 seen["arguments"] = arguments(given)
-            seen["differences"] = differences(expected, seen)
+            found, warns = differences(expected, seen), expected.get("on_difference") == "warn"
+            seen |= {"differences": [], "warnings": found} if warns else {"differences": found}
         except Exception as error:  # noqa: BLE001 - the program must not fail with its observer; the account says why
             seen = {"error": f"{type(error).__name__}: {error}"}
         _write(self._shown, seen)
-        if seen.get("differences"):
-            why = f"trainkit: what runs is not what was planned: {'; '.join(seen['differences'])}\n"
+        if said := seen.get("differences") or seen.get("warnings"):
+            how = "" if seen["differences"] else "warning: "
+            why = f"trainkit: {how}what runs is not what was planned: {'; '.join(said)}\n"
             # An exception could be caught, and ranks that wait for one another would never end.
             with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or replaced by something else
                 sys.stdout.flush()
             with contextlib.suppress(OSError):
                 os.write(2, why.encode("utf-8", "backslashreplace"))
-            os._exit(NOT_AS_PLANNED)
+            if seen["differences"]:
+                os._exit(NOT_AS_PLANNED)
 
     _at_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch.compiler.disable marks it
 
@@ -244,17 +249,25 @@ def differences(expected: Mapping[str, Any], seen: Mapping[str, Any]) -> list[st
     found = []
     for name in ("world_size", "strategy", "device", "dtype"):
         promised, actual = expected.get(name), seen.get(name)
-        if promised is None or actual is None or promised == actual:
+        accepted = promised if isinstance(promised, list) else [promised]
+        if promised is None or actual is None or actual in accepted:
             continue
-        if {promised, actual} == {"ddp", "single"} and expected.get("world_size") == 1:
+        if {accepted[0], actual} == {"ddp", "single"} and expected.get("world_size") == 1:
             continue  # one rank has no other to average with
-        is_what = MEANING.get(actual, f"{actual} is in force") if name == "strategy" else f"it is {actual}"
-        found.append(f"{name.replace('_', ' ')} {promised} was planned, and {is_what}")
+        is_what = _meaning(actual, seen) if name == "strategy" else f"it is {actual}"
+        found.append(f"{name.replace('_', ' ')} {accepted[0]} was planned, and {is_what}")
     given, held = expected.get("arguments") or {}, seen.get("arguments") or {}
     other = [name for name in held if held[name] != given[name]]
     where = "the script's TrainingArguments hold"
     found += [f"{name} {given[name]} was planned, and {where} {held[name]}" for name in other]
     return found + (["for a script that makes them itself, set program.kind to torch"] if other else [])
+
+
+def _meaning(strategy: str, seen: Mapping[str, Any]) -> str:
+    """What a strategy other than the planned one does."""
+    if strategy == "single" and seen.get("world_size", 1) > 1:
+        return BY_HAND
+    return MEANING.get(strategy, f"{strategy} is in force")
 
 
 def _write(path: str, content: Mapping[str, Any]) -> None:

@@ -31,6 +31,16 @@ export OMP_NUM_THREADS=8
 export PYTHONUNBUFFERED=1
 export TRAINKIT_RECIPE="$run_dir"/recipe.yaml
 
+cat > "$run_dir"/expected.json <<'END_OF_FILE'
+{
+  "strategy": "fsdp",
+  "world_size": 2,
+  "device": "cuda",
+  "dtype": null,
+  "on_difference": "warn"
+}
+END_OF_FILE
+
 exec /opt/python -P -m torch.distributed.run --nnodes=1 --nproc-per-node=2 --rdzv-backend=c10d \
     --rdzv-endpoint=127.0.0.1:0 --rdzv-conf=is_host=true --local-addr=127.0.0.1 \
     --rdzv-id="$run_id" --max-restarts=0 --log-dir="$attempt_dir"/torchrun --shutdown-timeout=35 \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 import shlex
 import sys
@@ -31,6 +32,11 @@ Line = Annotated[
     int | None, Option("--line", metavar="NUMBER", help="Of several commands in a script, the one on this line.")
 ]
 
+Public = Annotated[
+    list[str] | None,
+    Option("--public", metavar="NAME", help="An argument that sounds like a secret and is none; repeatable."),
+]
+
 
 def import_(
     context: typer.Context,
@@ -39,6 +45,7 @@ def import_(
     kind: Kind = None,
     set_: Variables = None,
     line: Line = None,
+    public: Public = None,
     force: Force = False,
 ) -> None:
     """Write the recipe that another tool's command or file means.
@@ -62,7 +69,7 @@ def import_(
     refuse(argv, output, kind, force=force)
     target = posixpath.normpath(posixpath.join(cwd, output or "recipe.yaml"))
     first = modeline() if output is not None else ""
-    here = ImportContext(Disk(), cwd)
+    here = ImportContext(Disk(), cwd, os.environ, frozenset(public or ()), tuple(filter(None, sys.path)))
     lines = Lines(dict(_assignment(each) for each in set_ or ()), line)
     text, warnings = import_words(argv, here, target, program=context.obj, kind=kind, modeline=first, lines=lines)
     show_diagnostics(warnings)

@@ -62,9 +62,7 @@ def as_arguments(words: Sequence[str]) -> Mapping[str, object] | list[str]:
     return named if named and program_argv(named) == list(words) else list(words)
 
 
-def without_secrets(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words without those that hold a secret, and the flags that these stood behind."""
-    secret = set(secret_arguments(words))
-    flags = {position if "=" in words[position] else position - 1 for position in secret}
-    kept = [word for position, word in enumerate(words) if position not in secret | flags]
-    return kept, [words[position].partition("=")[0] for position in sorted(flags)]
+def secret_flags(words: Sequence[str]) -> list[str]:
+    """The flags whose values are secrets, without their dashes."""
+    holders = (words[each] if words[each].startswith("-") else words[each - 1] for each in secret_arguments(words))
+    return [word.lstrip("-").partition("=")[0] for word in holders]

@@ -1,15 +1,19 @@
-"""What kind of program a script is, as its source tells, or else the flags behind its name."""
+"""What kind of program a script is, as its source tells; where there is no source, the flags behind its name.
+
+A script that is there is the same kind whatever its flags. Programs are read, never imported.
+"""
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from trainkit.frameworks.base.argv_reader import script_flags
 from trainkit.frameworks.base.draft import ImportContext
+from trainkit.frameworks.base.python_source import PythonSource, module_file, read_source
 from trainkit.frameworks.registry import PROGRAMS
-from trainkit.recipe.layers.paths import absolute
+from trainkit.recipe.layers.paths import absolute, seen_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,45 +29,40 @@ def program_kind(
     context: ImportContext, argv: Sequence[str], otherwise: str = "torch", *, module: bool = False
 ) -> DetectedKind:
     """What kind of program a script or module with these arguments is; `otherwise` where nothing tells."""
-    source = DetectedKind() if module else kind_by_source(context, argv[0])
-    if source.kind:
-        return source
+    path = module_file(context, argv[0]) if module else absolute(argv[0], context.cwd)
+    source = read_source(context, path) if path else None
+    if source is not None and source.imports:
+        found = _kind_of(context, source, argv[0])
+        return found if found.kind else DetectedKind(otherwise, "", found.remark or _doubt(argv[1:], otherwise))
     kind, flag = _kind_by_flags(argv)
     if kind:
-        return DetectedKind(kind, f"--{flag}", "" if kind == "hf" else source.remark)
-    return DetectedKind(otherwise, "", source.remark or _doubt(argv[1:]))
+        return DetectedKind(kind, f"--{flag}")
+    return DetectedKind(otherwise, "", _doubt(argv[1:], otherwise))
 
 
-def kind_by_source(context: ImportContext, script: str) -> DetectedKind:
-    """What the script uses; nothing where it cannot be read, or is no Python."""
-    try:
-        tree = ast.parse(context.files.read(absolute(script, context.cwd)))
-    except (OSError, SyntaxError, ValueError):
-        return DetectedKind()
-    used = set(_used(tree))
-    # The registry's order is from the outermost library: Trainer uses the others by itself.
-    for kind, program in PROGRAMS.items():
-        found = sorted(used & program.DETECTION.imports)
-        parsers = program.DETECTION.parsers
-        if found and parsers and not {name.rpartition(".")[2] for name in used} & parsers:
-            one = min(parsers)
-            return DetectedKind(remark=f"{script} uses {found[0]} without {one}: Trainer's flags do not reach it.")
-        if found:
-            return DetectedKind(kind, found[0])
+def _kind_of(context: ImportContext, source: PythonSource, name: str) -> DetectedKind:
+    """What the source uses, else what the files of the same program use that it imports, one level deep."""
+    beside = [each for path in source.local if (each := read_source(context, path)) is not None]
+    everywhere = source.used.union(*(each.used for each in beside))
+    for each, shown in ((source, name), *((each, seen_from(context.cwd, each.path)) for each in beside)):
+        found = _kind_by_names(each.used, everywhere, shown)
+        if found.kind or found.remark:
+            return found if each is source else DetectedKind(found.kind, found.by and f"{found.by} in {shown}")
     return DetectedKind()
 
 
-def _used(tree: ast.AST) -> Iterator[str]:
-    """Dotted names of what is imported, or reached through an imported module."""
-    modules: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield from (f"{node.module.partition('.')[0]}.{each.name}" for each in node.names)
-        elif isinstance(node, ast.Import):
-            modules |= {each.asname or each.name: each.name for each in node.names}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
-            yield f"{modules[node.value.id]}.{node.attr}"
+def _kind_by_names(used: Iterable[str], everywhere: Iterable[str], shown: str) -> DetectedKind:
+    # The registry's order is from the outermost library: Trainer uses the others by itself.
+    for kind, program in PROGRAMS.items():
+        wanted = program.DETECTION.imports
+        found = sorted(name for name in used if any(fnmatchcase(name, each) for each in wanted))
+        parsers = program.DETECTION.parsers
+        if found and parsers and not {name.rpartition(".")[2] for name in everywhere} & parsers:
+            one = min(parsers)
+            return DetectedKind(remark=f"{shown} uses {found[0]} without {one}: Trainer's flags do not reach it.")
+        if found:
+            return DetectedKind(kind, found[0])
+    return DetectedKind()
 
 
 def _kind_by_flags(argv: Sequence[str]) -> tuple[str, str]:
@@ -79,11 +78,11 @@ def _kind_by_flags(argv: Sequence[str]) -> tuple[str, str]:
     return "", ""
 
 
-def _doubt(argv: Sequence[str]) -> str:
-    """A remark on a flag that a library has too; empty without one."""
+def _doubt(argv: Sequence[str], taken: str) -> str:
+    """A remark on a flag that a library has too, which the script is not taken to be on; empty without one."""
     for flag in script_flags(argv):
         for kind, program in PROGRAMS.items():
-            if flag.name in program.DETECTION.shared:
+            if kind != taken and flag.name in program.DETECTION.shared:
                 library = program.DETECTION.library
                 return (
                     f"--{flag.name} is also a flag of {library}: import with --kind {kind} where the script is on it."

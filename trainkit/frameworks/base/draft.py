@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,10 +21,17 @@ LAYER = "command line"
 
 @dataclass(frozen=True, slots=True)
 class ImportContext:
-    """Where an import reads. cwd: absolute folder from which relative paths start."""
+    """Where an import reads. cwd: absolute folder from which relative paths start.
+
+    environ: the caller's variables, which say where tools keep files of their own. public: names of arguments whose
+    values are none, whatever they sound like. library: absolute folders in which packages are installed.
+    """
 
     files: Files
     cwd: str
+    environ: Mapping[str, str] = field(default_factory=dict)
+    public: Collection[str] = ()
+    library: Sequence[str] = ()
 
 
 @dataclass

@@ -124,9 +124,9 @@ def restarts(context: Context) -> tuple[str, ...]:
 class Detection:
     """How a script of this kind is recognised.
 
-    library: what it is built on, for people. imports: names of that library, and parsers: names of which a script needs
-    one besides, so that its flags mean something. flags: arguments that only such scripts have. shared: arguments that
-    scripts of other kinds have too, which tell nothing.
+    library: what it is built on, for people. imports: patterns of that library's names, and parsers: names of which a
+    script needs one besides, so that its flags mean something. flags: arguments that only such scripts have. shared:
+    arguments that scripts of other kinds have too, which tell nothing.
     """
 
     library: str = ""

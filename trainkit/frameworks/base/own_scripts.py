@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from trainkit.frameworks.base.fields import said
 from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS
 from trainkit.plan.context import Context
-from trainkit.plan.model import Text
+from trainkit.plan.model import Notice, Text
 from trainkit.plan.provenance import INTERPRETER, SourcedVariable, Token, token, variable
 from trainkit.recipe.schema.launching import Scalar, program_argv
+from trainkit.text import counted
 
 PYTHON = (".py", ".pyw", ".pyc", ".pyz")  # what the interpreter is given to run; anything else runs by itself
 ITSELF = f"a name that ends in none of {', '.join(PYTHON)} is executed itself, without an interpreter"
@@ -71,6 +74,28 @@ def arguments(args: dict[str, Scalar | list[Scalar]] | list[str]) -> tuple[tuple
         return tuple((word, "program.args") for word in args)
     pairs = ((word, name) for name, value in args.items() for word in program_argv({name: value}))
     return tuple((word, f"program.args.{name}") for word, name in pairs)
+
+
+# What becomes of the cards that one process sees, by what the program is built on.
+_SPREADS = {
+    "hf": "Trainer wraps the model in nn.DataParallel over all of them and multiplies each batch by {n}, unless the "
+    'script lays the model over them (device_map="auto")',
+    "accelerate": 'Accelerator() computes on the first, unless the script lays the model over them (device_map="auto")',
+    "deepspeed": "its engine computes on the first",
+    "torch": 'the program decides what it does with them (nn.DataParallel, device_map="auto", processes of its own)',
+}
+
+
+def several_cards(context: Context) -> Iterator[Notice]:
+    """What a program does with more cards than ranks."""
+    if not context.sees_several:
+        return
+    n, kind = len(context.devices), context.recipe.program.kind
+    if context.processes == 1 and context.recipe.strategy.kind == "single" and context.launcher == "python":
+        yield Notice("note", f"one process sees {n} cards: {_SPREADS[kind].format(n=n)}", "devices.select: 1 shows one")
+        return
+    what = f"{counted(context.processes, 'rank')} of a node {'see' if context.processes > 1 else 'sees'} {n} cards"
+    yield Notice("note", f"{what}: libraries take the i-th for rank i, and the others are the program's own affair")
 
 
 # How much libraries say, which they read from the environment: one level on main ranks, another on the rest.

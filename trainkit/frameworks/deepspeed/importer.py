@@ -30,6 +30,7 @@ from trainkit.recipe.layers.assignment import Assignment
 from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.layers.paths import absolute
 from trainkit.recipe.schema import Optimizer
+from trainkit.recipe.schema.launching import ON_ACCELERATE
 
 # Any of these says that a mapping is DeepSpeed's.
 MARKS = {name.partition(".")[0] for name in ROWS} | {"wall_clock_breakdown", "activation_checkpointing"}
@@ -43,10 +44,10 @@ def recognises(tree: Mapping[str, Any]) -> bool:
 
 def read(draft: Draft, context: ImportContext, source: ForeignFile) -> None:
     """Settings, and the file as base where it says more than these."""
-    if not source.program or program_kind(context, source.program).kind != "hf":
+    if not source.program or program_kind(context, source.program).kind not in ON_ACCELERATE:
         take_apart(draft, context, source)
         return
-    # Trainer reads the file beside its own arguments: it is the base as it is.
+    # Trainer reads the file beside its own arguments, and Accelerator() beside the script's: it is the base as it is.
     apply_flag(draft, context, "deepspeed", source.path, source.at(""))
 
 

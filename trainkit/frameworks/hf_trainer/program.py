@@ -41,10 +41,7 @@ read = call("trainkit.frameworks.hf_trainer.importer:read_program")
 deepspeed_file = call("trainkit.frameworks.deepspeed.config:config_file")
 DETECTION = Detection(
     "transformers' Trainer",
-    frozenset(
-        f"transformers.{name}"
-        for name in ("Trainer", "Seq2SeqTrainer", "TrainingArguments", "Seq2SeqTrainingArguments")
-    ),
+    frozenset({"transformers.*Trainer", "transformers.*TrainingArguments", "trl.*Trainer"}),
     frozenset({"HfArgumentParser", "TrlParser"}),  # which make TrainingArguments of a command line
     MARKS,
     SHARED_MARKS,

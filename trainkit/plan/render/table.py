@@ -46,12 +46,17 @@ def _topology(plan: Plan, width: int) -> Iterator[str]:
         if group.count > 1:
             yield f"  on each of {group.count} nodes, {counted(group.processes, 'process', 'es')}:"
         label, start = ("rank", first) if group.count == 1 else ("local rank", 0)
+        several = len(group.devices) > group.processes
         for position, device in enumerate(group.devices):
             where = f"card {device}" if device.isdecimal() else device
             if position < len(plan.cards):
                 card = plan.cards[position]
                 where = f"card {card.index}: {card.name}" + (f", {card.uuid}" if card.uuid else "")
-            yield f"  {label} {start + position} on {where}"
+            if not several:
+                yield f"  {label} {start + position} on {where}"
+            else:
+                who = f"{label} {start}" if group.processes == 1 else f"each of {group.processes} processes"
+                yield f"  {who} sees {where}"
         first += group.count * group.processes
 
 

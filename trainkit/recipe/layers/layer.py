@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainkit.errors import Diagnostic, Origin, Severity
-from trainkit.recipe.layers.secrets import MASK, is_secret_name, mask_line, secret_arguments
+from trainkit.recipe.layers.secrets import MASK, is_secret, is_secret_name, mask_line, secret_arguments
 from trainkit.recipe.schema.fields import open_keys, schema, short_forms
 from trainkit.recipe.yaml.reader import Dialect, Document, compose_bytes, printable
 from trainkit.recipe.yaml.syntax import Mark, Problem
@@ -110,7 +110,7 @@ def file_layer(page: Page, base: str, document: Document) -> Layer:
 
 
 def secret_keys(tree: object, prefix: str = "") -> Iterator[str]:
-    """Keys of values that are secrets by name: scalars under a secret name, and words of argument lists."""
+    """Keys of values that are secrets: scalars and lists under a name that says so, and words of argument lists."""
     if not isinstance(tree, Mapping):
         return
     for raw, value in tree.items():
@@ -119,9 +119,10 @@ def secret_keys(tree: object, prefix: str = "") -> Iterator[str]:
         if isinstance(value, Mapping):
             yield from secret_keys(value, f"{key}.")
         elif isinstance(value, list):
-            positions = range(len(value)) if is_secret_name(name) else secret_arguments(value)
-            yield from (f"{key}.{position}" for position in positions)
-        elif value not in (None, "") and not isinstance(value, bool) and is_secret_name(name):
+            of_name = [position for position, each in enumerate(value) if is_secret(name, each)]
+            yield from (f"{key}.{position}" for position in sorted({*of_name, *secret_arguments(value)}))
+        # A variable is for a tool, and may be a credential whatever it looks like.
+        elif is_secret(name, value) or (prefix == "env." and is_secret_name(name) and is_secret("secret", value)):
             yield key
 
 

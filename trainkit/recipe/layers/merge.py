@@ -8,7 +8,7 @@ from typing import Any
 
 from trainkit.errors import Diagnostic, Origin
 from trainkit.recipe.layers.layer import Layer
-from trainkit.recipe.layers.secrets import is_secret_name, mask
+from trainkit.recipe.layers.secrets import is_secret, mask
 from trainkit.recipe.resolved import Entry
 from trainkit.recipe.schema.fields import open_keys, tagged_sections
 
@@ -122,4 +122,4 @@ def _origin(layer: Layer, key: str) -> Origin:
 
 
 def _shown(key: str, value: Any) -> Any:
-    return mask(value) if is_secret_name(key.rpartition(".")[2]) and isinstance(value, (str, int)) else value
+    return mask(value) if isinstance(value, (str, int)) and is_secret(key.rpartition(".")[2], value) else value

@@ -1,4 +1,4 @@
-"""Which names say that their value is a secret, and how a value or a line of text is shown without it."""
+"""Which values are secrets by their names and looks, and how a value or a line of text is shown without them."""
 
 from __future__ import annotations
 
@@ -28,6 +28,16 @@ _HARMLESS = _set(
     " text label labels prompt response sort primary foreign column row group index dataset data sample cache map"
     " source target input output messages message partition public max min"
 )
+# `num_keys`, `use_auth_token`, `append_concat_token`: how many, or whether.
+_COUNTS = _set("num n nr number use no has add append prepend with without skip is enable disable keep")
+# Whose key or token it is: such a one is never a plain word.
+_OWNERS = _set(
+    "api auth access hf hub huggingface wandb github gitlab openai anthropic aws azure google gcp comet mlflow neptune "
+    "kaggle slack telegram session refresh private signing encryption bearer service deploy"
+)
+_SWITCHES = _set("true false yes no on off none null auto")
+_NUMBER = re.compile(r"[+-]?\d{1,9}(\.\d{0,9})?([eE][+-]?\d{1,3})?")
+_PLAIN_WORD = re.compile(r"(?=.{1,16}$)[A-Za-z]?[a-z]*([_.-][a-z]+)*")
 _WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
 # A name is the whole of a run of name characters behind what cannot begin it. The lookbehind and the possessive
 # quantifiers keep the search from trying every shorter name in a long word, which would take quadratic time.
@@ -52,7 +62,22 @@ def is_secret_name(name: str) -> bool:
         return False
     if any(word in _STRONG for word in words):
         return True
-    return words[-1] in _WEAK and not (len(words) > 1 and words[-2] in _HARMLESS)
+    return words[-1] in _WEAK and words[0] not in _COUNTS and not (len(words) > 1 and words[-2] in _HARMLESS)
+
+
+def is_secret(name: str, value: object) -> bool:
+    """Whether a value under a name is a secret: never a switch, and for names that say little no number or plain word.
+
+    A password or a bare ``--token`` may be anything, and so may a service's key; ``--sort_by_key name`` and
+    ``--token_type_key 3`` are none.
+    """
+    text = str(value).strip()
+    if value is None or text == "" or text.lower() in _SWITCHES or not is_secret_name(name):
+        return False
+    words = [word.lower() for word in _WORDS.findall(name)]
+    if len(words) == 1 or any(word in _STRONG or word in _OWNERS for word in words):
+        return True
+    return not (_NUMBER.fullmatch(text) or _PLAIN_WORD.fullmatch(text))
 
 
 def mask(value: object) -> str:
@@ -68,7 +93,7 @@ def mask_line(line: str) -> str:
         if match.start("name") < position or not _assigns_secret(match, line):
             continue
         value = _VALUE.match(line, match.end())
-        if value is None:
+        if value is None or _is_harmless(match["name"], value, line):
             continue
         shown += [line[position : match.end()], MASK]
         # What an unquoted value runs on to cannot be seen from a line alone: outside brackets it is the whole rest.
@@ -84,6 +109,12 @@ def _assigns_secret(match: re.Match[str], line: str) -> bool:
         return False
     start = match.start("name")
     return match["between"].strip(" \t\"'") != "" or line[start - 1 : start] == "-"
+
+
+def _is_harmless(name: str, value: re.Match[str], line: str) -> bool:
+    """Whether a whole value is no secret; of an unquoted text the line may show only the first word."""
+    ends = re.match(r"\s*($|[,}\]]|-)", line[value.end() : value.end() + 80]) is not None
+    return ends and not is_secret(name.rpartition(".")[2] or name, value[1].strip("\"'"))
 
 
 def mask_words(words: Sequence[str]) -> list[str]:
@@ -102,10 +133,8 @@ def secret_arguments(arguments: Sequence[object]) -> list[int]:
         if not isinstance(word, str) or not word.startswith("-"):
             continue
         name, equals, value = word.lstrip("-").partition("=")
-        if not is_secret_name(name):
-            continue
-        if equals and value:
-            found.append(position)
-        elif not equals and position + 1 < len(arguments) and not str(arguments[position + 1]).startswith("-"):
-            found.append(position + 1)
+        if equals:
+            found += [position] if is_secret(name, value) else []
+        elif position + 1 < len(arguments) and is_secret(name, behind := str(arguments[position + 1])):
+            found += [] if behind.startswith("-") else [position + 1]
     return found

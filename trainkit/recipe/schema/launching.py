@@ -43,6 +43,15 @@ class Program(Section):
     local_rank: bool = setting(
         False, "Also pass `--local_rank=N` to each rank, for scripts that read it there and not in the environment."
     )
+    public: list[str] = setting(
+        [],
+        "Names under env and program.args that sound like a secret (`sort_key`) and whose values are none, so that "
+        "they may stand in the recipe.",
+    )
+    reads_recipe: bool = setting(
+        False,
+        "Your program reads the file that TRAINKIT_RECIPE names, so that settings which have no other way reach it.",
+    )
     verify: bool | Literal["auto"] = setting(
         "auto",
         "End the run when the first optimizer step shows another strategy, world size, device or number format than "

@@ -201,8 +201,12 @@ def _env(context: Context) -> Iterator[Diagnostic]:
             yield context.error(key, f"{name} is under env and under env_from", "keep one of the two")
 
 
-def written_secrets(layer: Layer) -> Iterator[Diagnostic]:
-    """An error for each literal secret that a layer writes out, whether or not a stronger layer replaces it."""
+def written_secrets(layer: Layer, merged: Mapping[str, Any]) -> Iterator[Diagnostic]:
+    """An error for each literal secret that a layer writes out, whether or not a stronger layer replaces it.
+
+    merged: all layers together, whose program.public excepts names.
+    """
+    harmless = value_at(merged, "program.public") or ()
     for section in ("env", "program.args"):
         below: Any = layer.tree
         for part in section.split("."):
@@ -211,12 +215,18 @@ def written_secrets(layer: Layer) -> Iterator[Diagnostic]:
         for key in secret_keys({section: below}):
             name = key.removeprefix(f"{section}.")
             if isinstance(below, list):
-                what = "program.args hold a secret, written out in the recipe"
-                hint = "hand it on by env_from; the program reads it from its environment"
+                position = int(name.partition(".")[0])
+                word = str(below[position])
+                name = (word if word.startswith("-") else str(below[position - 1])).lstrip("-").partition("=")[0]
+                what = f"the value of --{name} in program.args is a secret by its name, written out in the recipe"
+                hint = "hand it on by env_from, from where the program can read it"
             else:
                 variable = name if section == "env" else name.replace("-", "_").replace(".", "_").upper()
                 what = f"{key} is a secret by its name, written out in the recipe"
                 hint = f"list {variable} under env_from, and export it before the run"
+            if name in harmless:
+                continue
+            hint = f"{hint}; where it is none, list {name} under program.public"
             yield Diagnostic(
                 "error", what, key, layer.origin(key), "recipes, plans and run directories are kept and shared", hint
             )

@@ -12,6 +12,7 @@ from typing import Any
 from trainkit.files import read_json
 from trainkit.plan.model import Plan
 from trainkit.planner.expected import EXPECTED
+from trainkit.recipe.schema.launching import ON_ACCELERATE
 from trainkit.runner.report.card_watch import CardWatch
 from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.progress import Progress
@@ -99,6 +100,8 @@ def _seen_in_ranks(plan: Plan, layout: RunLayout) -> dict[str, Any]:
     if all(file.path != EXPECTED for file in plan.files):
         return {}
     files = sorted(layout.attempts[-1].shown.glob("rank-*.json")) if layout.attempts else []
+    if not files and plan.program.kind not in ON_ACCELERATE:  # which may not train at all
+        return {}
     return {"in_force": {file.stem.removeprefix("rank-"): read_json(file) for file in files}}
 
 
@@ -172,7 +175,8 @@ def _in_force(seen: Summary, world_size: int) -> str:
         return f"not shown: {errors[0]}"
     facts = ("strategy", "device", "dtype")
     found = {", ".join(str(account[name]) for name in facts if account[name]) for account in seen.values()}
-    verdict = "not as planned" if any(account["differences"] for account in seen.values()) else "as planned"
+    differs = any(account["differences"] or account.get("warnings") for account in seen.values())
+    verdict = "not as planned" if differs else "as planned"
     unknown = "; the strategy is unknown" if any(account["strategy"] is None for account in seen.values()) else ""
     of = f" of {world_size}" if world_size > len(seen) else ""
     ranks = f"{len(seen)}{of} rank{'s' if world_size != 1 else ''}"
