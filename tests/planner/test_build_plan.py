@@ -74,7 +74,7 @@ def test_a_program_of_ones_own_is_started_with_its_arguments_word_for_word(
 ) -> None:
     plan = build_plan(layered({"program": {"kind": "torch", **program}}), machine()).plan
     assert words(plan) == ["/opt/python", *expected]
-    assert plan.files == ()
+    assert [file.path for file in plan.files] == ["expected.json"]
 
 
 @pytest.mark.parametrize(
