@@ -161,7 +161,7 @@ DETAILS: dict[str, dict[str, Any]] = {
         "devices.select": [0, 2], "nodes.processes_per_node": 1, "strategy.kind": "ddp", "launcher.kind": "torchrun",
     },
     "CUDA_VISIBLE_DEVICES=0,2 torchrun train.py": {"devices.select": [0, 2], "strategy.kind": None},
-    "python own.py": {"devices.select": "all", "launcher.kind": "python", "strategy.kind": None},
+    "python own.py": {"devices.select": "all", "launcher.kind": None, "strategy.kind": None},
     f"CUDA_VISIBLE_DEVICES=2,0 python {GLUE}": {"devices.select": [2, 0], "strategy.kind": None},
     "nohup time env NOTE='two words' python train.py": {"env.NOTE": "two words", "program.script": "train.py"},
     "python run_glue.py args.json": {

@@ -11,6 +11,7 @@ from trainkit.errors import RecipeError
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Resolved
+from trainkit.recipe.schema import Recipe
 from trainkit.recipe.yaml.writer import resolved_yaml
 
 Layered = Callable[..., Resolved]
@@ -94,3 +95,24 @@ def test_a_setting_that_is_left_out_and_one_that_is_said_are_different_trainings
 
     assert digest() == digest({"logging": {"every_steps": 3}})
     assert digest() != digest({"optimizer": {"lr": 3e-4}})  # the recipe's default, and hardly the script's
+
+
+def test_a_plain_program_is_refused_what_nothing_hands_on_unless_it_reads_the_recipe(
+    layered: Layered, machine: Machine
+) -> None:
+    wish = {"precision": {"dtype": "bf16"}, "optimizer": {"name": "adamw_torch"}, "batch": {"micro": 8}}
+    program = {"kind": "torch", "script": "t.py"}
+    with pytest.raises(RecipeError) as caught:
+        build_plan(layered({"program": program}, wish), machine(packages=PACKAGES))
+    assert {each.key for each in caught.value.diagnostics} == {"precision.dtype", "optimizer.name", "batch.micro"}
+    assert all("program.reads_recipe" in each.hint for each in caught.value.diagnostics)
+    plan = build_plan(layered({"program": {**program, "reads_recipe": True}}, wish), machine(packages=PACKAGES)).plan
+    assert any("TRAINKIT_RECIPE" in notice.what for notice in plan.notices)
+
+
+def test_a_recipe_that_an_older_run_wrote_out_whole_still_plans(layered: Layered, machine: Machine) -> None:
+    whole = Recipe.model_validate({"program": {"kind": "torch", "script": "t.py"}}).model_dump(by_alias=True)
+    assert build_plan(layered(whole), machine(packages=PACKAGES)).plan.program.kind == "torch"
+    with pytest.raises(RecipeError) as caught:
+        build_plan(layered(whole, {"optimizer": {"lr": 0.5}}), machine(packages=PACKAGES))
+    assert [each.key for each in caught.value.diagnostics] == ["optimizer.lr"]

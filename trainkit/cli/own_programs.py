@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import posixpath
 import shlex
 import sys
@@ -41,7 +42,8 @@ def made_recipe(
     shown, is_bare = shlex.join(mask_words(words)), words[0].endswith(PYTHON) or words[0] == MODULE
     argv, more = _command(words, is_bare=is_bare)
     kind = next((each.partition("=")[2] for each in reversed(overrides) if each.startswith(KIND)), None)
-    context, target = ImportContext(disk, cwd), posixpath.join(cwd, "recipe.yaml")
+    context = ImportContext(disk, cwd, os.environ, library=tuple(filter(None, sys.path)))
+    target = posixpath.join(cwd, "recipe.yaml")
     read = read_words(argv, context, target, program=more, kind=kind)
     if read.folder != cwd:
         what = f"the command runs in the folder {seen_from(cwd, read.folder)}"

@@ -244,13 +244,11 @@ def _spread(draft: Draft, command: LauncherCommand) -> None:
 
 
 def _as_python(draft: Draft) -> None:
-    """One process that sees what python would show it. The launcher that a library is made for would say more."""
+    """One process that sees what python would show it."""
     origin, kind = argv_origin("python"), draft.get("program.kind")
     alone = draft.get("strategy.kind") in (None, "single") and kind in (*ON_ACCELERATE, "torch")
     if alone and draft.get("devices.select") is None and draft.get("devices.type") in (None, "cuda"):
         draft.set("devices.select", "all", origin, _EVERY_CARD)
-    if kind == "accelerate" and draft.get("launcher.kind") is None:
-        draft.set("launcher.kind", "python", origin)
 
 
 def _as_group_of_one(draft: Draft) -> None:

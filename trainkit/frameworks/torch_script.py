@@ -13,6 +13,7 @@ from trainkit.plan.support import LAUNCHED, OWN_CHECKPOINT, Table, no_way
 REQUIRES: Mapping[str, str] = {}
 STRATEGY_BY = "your program's own part: "
 DETECTION = Detection()
+_OWN_PART, _PASS = "the strategy is the program's own part", "pass what it takes in program.args"
 reason, argv, read = own_scripts.described, own_scripts.argv, all_own
 problems = wrapper = files = environment = nothing
 REACH: Table = {
@@ -24,6 +25,11 @@ REACH: Table = {
     ),
     # which the preset for CPUs says, where it makes no difference
     "data.pin_memory": no_way("the program makes its own DataLoader", "pass what it takes in program.args", False),
+    # as the presets of strategies say them: the strategy is the program's own part, and they describe it
+    "strategy.sharding": no_way(_OWN_PART, _PASS, "full_shard", "shard_grad_op"),
+    "strategy.auto_wrap": no_way(_OWN_PART, _PASS, "transformer"),
+    "strategy.offload": no_way(_OWN_PART, _PASS, True),
+    **dict.fromkeys(("strategy.offload_optimizer", "strategy.offload_param"), no_way(_OWN_PART, _PASS, "cpu")),
     "checkpoint.resume": OWN_CHECKPOINT,
 }
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainkit.errors import Diagnostic
 from trainkit.recipe.layers.merge import value_at
+from trainkit.recipe.schema.fields import schema
 
 if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
@@ -36,6 +37,8 @@ def no_way(why: str, instead: str, *anyway: object) -> Reach:
     return Reach("", why, instead, anyway)
 
 
+# Sections that only a recipe with every default written out has together, for a program that none of them reaches.
+WHOLE = {"data", "efficiency", "eval", "logging", "model", "optimizer", "sample", "schedule", "train"}
 LAUNCH = Reach("the launch")
 # What is decided before any program starts, whatever it is.
 LAUNCHED: Table = dict.fromkeys(
@@ -60,10 +63,13 @@ def unreached(resolved: Resolved, table: Table, kind: str) -> Iterator[Diagnosti
     """An error for each key that a layer gives and that cannot reach a program of this kind. Defaults may be lost."""
     if resolved.recipe.program.reads_recipe and kind != "builtin":  # it finds them all in the recipe itself
         return
+    whole = _is_whole(resolved)
     for key in resolved.history:
         origin = resolved.given(key)
         found = way(table, key)
         if origin is None or (found and (found.by or value_at(resolved.tree, key) in found.anyway)):
+            continue
+        if whole and value_at(resolved.tree, key) in (each.default for each in schema().settings.get(key, ())):
             continue
         yield Diagnostic(
             "error",
@@ -73,3 +79,9 @@ def unreached(resolved: Resolved, table: Table, kind: str) -> Iterator[Diagnosti
             why=found.why if found else "its libraries have no such setting",
             hint=(found and found.instead) or f"leave {key} out, or pass what it means in program.args",
         )
+
+
+def _is_whole(resolved: Resolved) -> bool:
+    """Whether one file gives every section, as runs of plain programs once left it: a default is no wish there."""
+    given = {(key.partition(".")[0], origin.source) for key in resolved.history if (origin := resolved.given(key))}
+    return any({name for name, each in given if each == source} >= WHOLE for _, source in given)

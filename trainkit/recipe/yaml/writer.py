@@ -14,7 +14,6 @@ from trainkit.recipe.layers.layer import VERBATIM
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.schema.fields import lies_in, open_keys, schema, short_forms
-from trainkit.recipe.schema.launching import OWN_DEFAULTS
 from trainkit.recipe.validation.batch_conflicts import yielding_corner
 from trainkit.recipe.yaml.scalars import read_scalar
 from trainkit.text import wrapped
@@ -47,7 +46,7 @@ def recipe_yaml(recipe: Recipe) -> str:
 
     It holds no secrets: validation lets none in.
     """
-    given = recipe.program.kind in OWN_DEFAULTS
+    given = recipe.program.kind != "builtin" and not recipe.program.reads_recipe
     tree = recipe.model_dump(mode="json", by_alias=True, exclude_unset=given)
     return "".join(f"{line}\n" for line in block(tree))
 
