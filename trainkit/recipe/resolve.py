@@ -40,8 +40,8 @@ def resolve_with(arguments: Arguments, request: Request, files: Files, kind_of: 
     # A mistake in a variant that is not chosen is reported too, before the day on which it is.
     judged = [*layers, *sources.other_variants(request.variant)]
     state = merge(layers)
-    found += [*state.errors, *(each for layer in judged for each in unknown_keys(layer))]
-    found += [each for layer in judged for each in written_secrets(layer, state.tree)]
+    found += [*state.errors, *written_secrets(judged, state)]
+    found += [each for layer in judged for each in unknown_keys(layer)]
     # Reported above at the place of each layer; interpolation and validation would report them once more.
     state.tree = without_unknown(state.tree)
     if sources.incomplete:
@@ -50,8 +50,7 @@ def resolve_with(arguments: Arguments, request: Request, files: Files, kind_of: 
     found += unresolved
     kinds = _kinds(state)
     # Each layer alone, before the whole: a wrong value that a stronger layer replaces is wrong all the same.
-    for layer in judged:
-        found += validate_layer(layer, kinds, interpolated)
+    found += [each for layer in judged for each in validate_layer(layer, kinds, interpolated)]
     locate = partial(place_of, state.places)
     found += contradictions(state)
     attachments, diagnostics = attach(state, {each.strength: each.base for each in layers}, request.cwd, files)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from trainkit.errors import Diagnostic, Origin
 from trainkit.recipe.layers.layer import Layer, secret_keys
-from trainkit.recipe.layers.merge import value_at
+from trainkit.recipe.layers.merge import Merge, value_at
 from trainkit.recipe.layers.paths import Files
 from trainkit.recipe.validation.type_errors import refused
 from trainkit.recipe.validation.validate import Locate
@@ -201,12 +201,17 @@ def _env(context: Context) -> Iterator[Diagnostic]:
             yield context.error(key, f"{name} is under env and under env_from", "keep one of the two")
 
 
-def written_secrets(layer: Layer, merged: Mapping[str, Any]) -> Iterator[Diagnostic]:
+def written_secrets(layers: Sequence[Layer], merged: Merge) -> Iterator[Diagnostic]:
     """An error for each literal secret that a layer writes out, whether or not a stronger layer replaces it.
 
     merged: all layers together, whose program.public excepts names.
     """
-    harmless = value_at(merged, "program.public") or ()
+    harmless = merged.get("program.public") or ()
+    for layer in layers:
+        yield from _secrets_of(layer, harmless)
+
+
+def _secrets_of(layer: Layer, harmless: Collection[str]) -> Iterator[Diagnostic]:
     for section in ("env", "program.args"):
         below: Any = layer.tree
         for part in section.split("."):
