@@ -57,6 +57,10 @@ TEXTS: dict[str, list[str]] = {
     "python train.py $'a\\tb' \"$HERE $WORDS\" \"a\\\nb\" {x}": [
         "python", "train.py", "a\tb", "value of here --a 1", "ab", "{x}",
     ],
+    "python train.py a{b,c}d {1..3} {x} \"{a,b}\" x{3..1}": [
+        "python", "train.py", "abd", "acd", "1", "2", "3", "{x}", "{a,b}", "x3", "x2", "x1",
+    ],
+    "A=1; C=2; X=${A}b$C/d\npython train.py ${A}b$C/d $X": ["python", "train.py", "1b2/d", "1b2/d"],
     "[ -z \"$HERE\" ] && X=1 || X=2; [ \"$HERE\" = no ] || Y=3\npython train.py $X$Y": ["python", "train.py", "23"],
 }  # fmt: skip
 BEFORE = "HERE='value of here'\nWORDS='--a 1'\n"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from trainkit.convert.shell.values import Open, Part, Reference, Value, text_of
+from trainkit.convert.shell.values import Open, Part, Reference, Value, sole, text_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -68,3 +68,9 @@ def settled(words: Sequence[Value], note: Callable[[str], None]) -> list[Value]:
         return part
 
     return [tuple(map(settle, word)) for word in words]
+
+
+def is_new(name: str, found: Value) -> bool:
+    """Whether an exported variable says more than what the environment has by itself."""
+    only = sole(found)
+    return not (isinstance(only, Reference) and only.name == name and only.otherwise is None and name in RANKS)

@@ -10,13 +10,13 @@ from copy import copy
 from typing import TYPE_CHECKING
 
 from trainkit.convert.shell.scope import Scope
-from trainkit.convert.shell.syntax import text
+from trainkit.convert.shell.syntax import argument_text, text
 from trainkit.convert.shell.values import Reference, Value, joined, sole, text_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-    Fields = Callable[[Scope, Node], list[Value]]
+    Fields = Callable[[Scope, str], list[Value]]
 
 CARDS = "gpu"  # as torchrun calls as many as there are
 _COUNTS_CARDS = re.compile(r"nvidia-smi\b.*\|\s*(wc -l|grep -c)|torch\.cuda\.device_count\(\)", re.DOTALL)
@@ -24,7 +24,7 @@ _FILTERS = ("tr", "wc", "head", "cut")
 
 
 def output(scope: Scope, node: Node, fields: Fields) -> Value | None:
-    """What the commands of a substitution print; None where only a running shell knows. fields: the words of a node."""
+    """What the commands of a substitution print; None where only a running shell knows. fields: the words of a text."""
     if _COUNTS_CARDS.search(text(node)):
         return (CARDS,)
     inner, printed = copy(scope), Value()
@@ -50,12 +50,13 @@ def _output(scope: Scope, node: Node, fields: Fields) -> Value | None:
         first, *others = (child for child in node.children if child.is_named)
         found = _output(scope, first, fields)
         for other in others:
-            plain = [text_of(each) for child in other.children for each in fields(scope, child)]
+            plain = [text_of(each) for each in fields(scope, argument_text(other))]
             found = None if found is None or None in plain else _filtered(found, [str(word) for word in plain])
         return found
     if node.type != "command":
         return None
-    return _printed(scope, [each for child in node.children for each in fields(scope, child)])
+    words = fields(scope, argument_text(node))
+    return _printed(scope, words) if words else ()
 
 
 def _printed(scope: Scope, words: list[Value]) -> Value | None:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from trainkit.convert.shell.control import RANKS, branches, in_shell, inner_text
+from trainkit.convert.shell.control import branches, in_shell, inner_text, is_new
 from trainkit.convert.shell.scope import Scope
-from trainkit.convert.shell.syntax import condition, error_in, line, parse, text
-from trainkit.convert.shell.values import Open, Reference, Value, sole, text_of
+from trainkit.convert.shell.syntax import argument_text, condition, error_in, line, parse, text
+from trainkit.convert.shell.values import Open, Reference, Value, text_of
 from trainkit.convert.shell.words import fields, value
 from trainkit.errors import UsageError
 
@@ -58,10 +58,12 @@ class Reader:
     found: list[Launch] = field(default_factory=list)
     functions: dict[str, Node] = field(default_factory=dict)
     first_line: int = 0  # of a text within the text
+    source: bytes = b""  # what is being read
 
     def read(self, written: str) -> None:
         """Walk a text. Raises UsageError where it is no Bash."""
-        root = parse(re.sub(r"\\\s*\Z", "", written))  # a line that goes on, at the end, goes on with nothing
+        written = re.sub(r"\\\s*\Z", "", written)  # a line that goes on, at the end, goes on with nothing
+        root, self.source = parse(written), written.encode()
         if wrong := error_in(root):
             shown = text(wrong).strip().splitlines()
             at = f"line {line(wrong)}{f', at `{shown[0][:60]}`' if shown else ''}"
@@ -70,9 +72,10 @@ class Reader:
                 f"{self.path}: {what}" if self.path else what,
                 hint="check quotes and brackets there; text in <…> that is to be replaced must be",
             )
-        self._all(root.children)
+        self.read_all(root.children)
 
-    def _all(self, nodes: Sequence[Node]) -> None:
+    def read_all(self, nodes: Sequence[Node]) -> None:
+        """Statements one after the other."""
         for node in nodes:
             self._statement(node)
 
@@ -84,12 +87,9 @@ class Reader:
         elif node.type == "&":
             self.scope.note("`&` is not taken over: trainkit run stays in front until the run ends.")
 
-    def _within(self, node: Node) -> None:
-        self._all(node.children)
-
     def _subshell(self, node: Node) -> None:
         with self._inner():
-            self._all(node.children)
+            self.read_all(node.children)
 
     def _unset(self, node: Node) -> None:
         for each in node.children[1:]:
@@ -115,11 +115,22 @@ class Reader:
         added = any(child.type == "+=" for child in node.children)
         old = self.scope.variables.get(text(name), ())
         if right.type == "array":
-            listed = [each for child in right.children if child.is_named for each in fields(self.scope, child)]
+            listed = fields(self.scope, text(right)[1:-1], self._line(node))
             self.scope.assign(text(name), [*old, *listed] if added and isinstance(old, list) else listed)
             return
-        made = value(self.scope, right) if right.type not in ("=", "+=") else ()
-        self.scope.assign(text(name), (*old, *made) if added and isinstance(old, tuple) else made, text(right))
+        written = self._assigned(node)
+        made = value(self.scope, written, self._line(node))
+        self.scope.assign(text(name), (*old, *made) if added and isinstance(old, tuple) else made, written)
+
+    def _assigned(self, node: Node) -> str:
+        """What is behind the equals sign: up to a blank, which the grammar does not see after some expansions."""
+        end = node.end_byte
+        while end < len(self.source) and self.source[end : end + 1] not in (b" ", b"\t", b"\n", b";", b"&", b"|", b")"):
+            end += 1
+        return self.source[node.start_byte : end].decode(errors="replace").partition("=")[2]
+
+    def _line(self, node: Node) -> int:
+        return line(node) + self.first_line
 
     def _declare(self, node: Node) -> None:
         for child in node.children[1:]:
@@ -161,14 +172,14 @@ class Reader:
                     self.scope.note(f"`{shown}` is not taken over: the run folder keeps each rank's output.")
 
     def _starts_something(self, node: Node) -> bool:
-        return bool(self.found) and self.found[-1].line == line(node) + self.first_line
+        return bool(self.found) and self.found[-1].line == self._line(node)
 
     def _holds(self, node: Node) -> bool | None:
-        """What a condition comes to: a variable that nothing sets is empty, an argument that is missing is not."""
+        """What a condition comes to: variables that nothing sets, and arguments that are missing, are empty."""
 
         def word(operand: Node) -> str | None:
-            made = value(self.scope, operand)
-            shown = ["" if isinstance(part, Reference) and not part.name.startswith("ARG") else part for part in made]
+            made = value(self.scope, text(operand).strip(), self._line(operand))
+            shown = ["" if isinstance(part, Reference) else part for part in made]
             if any(isinstance(part, Open) for part in shown):
                 return None
             return "".join(map(str, shown))
@@ -188,69 +199,78 @@ class Reader:
         """A body behind a test that is not known is left out, and named if it would matter."""
         before = len(self.found)
         with self._inner(remarks=[]):
-            self._all(body)
+            self.read_all(body)
             changed = any(each != self.scope.variables.get(name) for name, each in self.scope.variables.items())
         found = self.found[before:]
         del self.found[before:]
         if found or changed:
-            self.scope.note(f"`{text(test)[:80]}` is taken not to hold (line {line(test) + self.first_line}).")
+            self.scope.note(f"`{text(test)[:80]}` is taken not to hold (line {self._line(test)}).")
 
     def _if(self, node: Node) -> None:
         for test, body in branches(node):
             known = True if test is None else self._holds(test)
             if test is not None and known is None:
                 self._default(test, body)
-            elif known:
+            elif known and not any(text(node).startswith(("exit", "return")) for node in body):
                 self._branch(test, body)
                 return
 
     def _branch(self, test: Node | None, body: Sequence[Node]) -> None:
         """`if [ -z "$X" ]; then X=other; fi` gives a default: the environment may have another."""
         before = dict(self.scope.variables)
-        self._all([node for node in body if text(node).split()[:1] not in (["exit"], ["return"])])
+        self.read_all(body)
         for name, made in self.scope.variables.items():
             default = text_of(made) if isinstance(made, tuple) else None
-            is_new = name not in before and not self.scope.is_set(f"{name}!")
-            if test is not None and is_new and default is not None and re.search(rf"-z.*\$\{{?{name}\b", text(test)):
+            if (
+                test is not None
+                and name not in before
+                and default is not None
+                and re.search(rf"-z.*\$\{{?{name}\b", text(test))
+            ):
                 self.scope.variables[name] = (Reference(name, default),)
 
     def _for(self, node: Node) -> None:
         words = [child for child in node.children if child.is_named]
         name, body = text(words[0]), next((child for child in words if child.type == "do_group"), None)
         asked = self.scope.asked.get(name)
-        listed = [each for child in words[1:] if child is not body for each in fields(self.scope, child)]
+        written = " ".join(text(child) for child in words[1:] if child is not body)
+        listed = fields(self.scope, written, self._line(node))
         for each in [(asked,)] if asked is not None else listed[:MOST_TURNS]:
             self.scope.assign(name, each, text(node).splitlines()[0])
-            self._all(body.children if body else ())
+            self.read_all(body.children if body else ())
 
     def _while(self, node: Node) -> None:
         test, body = (child for child in node.children if child.is_named)
         turns = 0
         while self._holds(test) and turns < MOST_TURNS:
-            self._all(body.children)
+            self.read_all(body.children)
             turns += 1
         if self._holds(test) is None:
             self._default(test, body.children)
 
     def _case(self, node: Node) -> None:
-        subject = text_of(value(self.scope, node.children[1]))
+        subject = text_of(value(self.scope, text(node.children[1]).strip(), self._line(node)))
         for item in (child for child in node.children if child.type == "case_item"):
             end = next(place for place, child in enumerate(item.children) if child.type == ")")
             patterns = [text(child).strip("\"'") for child in item.children[:end] if child.is_named]
             if subject is None:
                 self._default(node.children[1], item.children[end + 1 :])
             elif any(fnmatchcase(subject, pattern) for pattern in patterns):
-                self._all(item.children[end + 1 :])
+                self.read_all(item.children[end + 1 :])
                 return
 
     def _command(self, node: Node) -> None:
-        assigned = [child for child in node.children if child.type == "variable_assignment"]
-        named = [child for child in node.children if child.type != "variable_assignment"]
-        words = [each for child in named if "redirect" not in child.type for each in fields(self.scope, child)]
-        front = []
-        for child in assigned:
-            right = child.children[-1]
-            front.append((f"{text(child.children[0])}=", *(value(self.scope, right) if right.type != "=" else ())))
+        name = node.child_by_field_name("name")
+        before = name.prev_sibling if name else None
+        if before and name and before.end_byte == name.start_byte:  # `X=${A}b$C/d`: the grammar sees a command `C/d`
+            self._assign(before)
+            return
+        words = fields(self.scope, argument_text(node), self._line(node))
+        front = [
+            (f"{text(child.children[0])}=", *value(self.scope, self._assigned(child), self._line(child)))
+            for child in node.children
+            if child.type == "variable_assignment"
+        ]
         if words:
             self._run(tuple(front), words, node)
 
@@ -270,13 +290,13 @@ class Reader:
         elif (inner := inner_text(words)) is not None:
             self._text_within(inner, front, node)
         elif name.startswith("-"):
-            before = line(node) + self.first_line
+            before = self._line(node)
             what = f"line {before} begins with {name}: is a backslash missing at the end of the line before it?"
             raise UsageError(f"{self.path}: {what}" if self.path else what, hint="end that line with a backslash")
         elif self.starts(plain):
             exported = [(each, self.scope.variable(each)) for each in self.scope.exported]
-            kept = tuple((each, found) for each, found in exported if isinstance(found, tuple) and _is_new(each, found))
-            self.found.append(Launch((*front, *words), kept, self.scope.folder, line(node) + self.first_line))
+            kept = tuple((each, found) for each, found in exported if isinstance(found, tuple) and is_new(each, found))
+            self.found.append(Launch((*front, *words), kept, self.scope.folder, self._line(node)))
         elif name and name not in SILENT:
             where = "after" if self.found else "before"
             self.scope.note(f"`{' '.join(text(node).split())[:100]}` {where} the command is not taken over.")
@@ -296,13 +316,10 @@ class Reader:
         written = text_of(inner)
         if written is None:
             written = "".join(map(in_shell, inner))
-            written = re.sub(
-                r"\$\{oc\.env:(\w+)(?:,([^}]*))?\}", lambda m: f"${{{m[1]}{f':-{m[2]}' if m[2] else ''}}}", written
-            )
-        outer, self.first_line = self.first_line, line(node) + self.first_line - 1
+        outer, self.first_line = (self.first_line, self.source), self._line(node) - 1
         before = len(self.found)
         self.read(written)
-        self.first_line = outer
+        self.first_line, self.source = outer
         self.found[before:] = [replace(each, words=(*front, *each.words)) for each in self.found[before:]]
 
     def _go(self, folder: str, written: str) -> None:
@@ -328,12 +345,7 @@ _STATEMENTS: Mapping[str, Callable[[Reader, Node], object]] = {
     "case_statement": Reader._case,
     "function_definition": Reader._function_is,
     **dict.fromkeys(
-        ("variable_assignments", "negated_command", "compound_statement", "do_group", "else_clause"), Reader._within
+        ("variable_assignments", "negated_command", "compound_statement", "do_group", "else_clause"),
+        lambda reader, node: reader.read_all(node.children),
     ),
 }
-
-
-def _is_new(name: str, found: Value) -> bool:
-    """Whether an exported variable says more than what the environment has by itself."""
-    only = sole(found)
-    return not (isinstance(only, Reference) and only.name == name and only.otherwise is None and name in RANKS)

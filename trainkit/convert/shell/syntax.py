@@ -44,6 +44,17 @@ def line(node: Node) -> int:
     return int(node.start_point[0]) + 1
 
 
+def argument_text(node: Node) -> str:
+    """The words of a command as they are written: without assignments in front, and redirections."""
+    written, start = node.text or b"", node.start_byte
+    pieces, place = [], start
+    for child in node.children:
+        if child.type == "variable_assignment" or "redirect" in child.type:
+            pieces.append(written[place - start : child.start_byte - start])
+            place = child.end_byte
+    return b" ".join((*pieces, written[place - start :])).decode(errors="replace")
+
+
 def error_in(root: Node) -> Node | None:
     """The first place that is no Bash."""
     if not root.has_error:
