@@ -185,6 +185,7 @@ def test_a_folder_that_the_script_goes_to_is_where_its_paths_start() -> None:
         ("python a.py; python b.py", "it starts 2 programs (line 1: python a.py; line 1: python b.py)"),
         ("# nothing", "it starts no program that can be imported"),
         ("python train.py 'open", "line 1, at `'open` cannot be read"),
+        ("torchrun --master_port=<your port> train.py", "<your port> is to be replaced"),
         ("python train.py \\\n --a 1\n --b 2", "line 3 begins with --b: is a backslash missing at the end"),
     ],
 )

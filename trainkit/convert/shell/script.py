@@ -32,6 +32,7 @@ SILENT = frozenset({
     "set", "true", "wait", "exit", "trap", ":", "return", "shopt", "false", "break", "continue", "let", "read", "echo",
     "printf", "date", "hostname", "pwd", "ls", "nvidia-smi", "test", "[", "sleep",
 })  # fmt: skip
+_PLACEHOLDER = re.compile(r"(?<!<)<[A-Za-z][^<>\n]*>")  # which Bash takes for two redirections
 _NO_TEST = ("command", "pipeline", "redirected_statement")
 
 
@@ -68,11 +69,11 @@ class Reader:
             shown = text(wrong).strip().splitlines()
             at = f"line {line(wrong)}{f', at `{shown[0][:60]}`' if shown else ''}"
             what = f"{at} cannot be read" if self.path else f"the command cannot be read{at.partition(',')[2]}"
-            raise UsageError(
-                f"{self.path}: {what}" if self.path else what,
-                hint="check quotes and brackets there; text in <…> that is to be replaced must be",
-            )
+            raise self._error(what, "check quotes and brackets there")
         self.read_all(root.children)
+
+    def _error(self, what: str, hint: str) -> UsageError:
+        return UsageError(f"{self.path}: {what}" if self.path else what, hint=hint)
 
     def read_all(self, nodes: Sequence[Node]) -> None:
         """Statements one after the other."""
@@ -90,10 +91,6 @@ class Reader:
     def _subshell(self, node: Node) -> None:
         with self._inner():
             self.read_all(node.children)
-
-    def _unset(self, node: Node) -> None:
-        for each in node.children[1:]:
-            self.scope.variables.pop(text(each), None)
 
     def _function_is(self, node: Node) -> None:
         self.functions[text(node.child_by_field_name("name") or node)] = node
@@ -164,6 +161,8 @@ class Reader:
                 self.scope.note(f"`| {text(other)[:100]}` is not taken over: the run folder keeps each rank's output.")
 
     def _redirected(self, node: Node) -> None:
+        if found := _PLACEHOLDER.search(text(node)):
+            raise self._error(f"{found[0]} is to be replaced", "write what it is for, without < and >")
         self._statement(node.children[0])
         if self._starts_something(node.children[0]):
             for each in node.children[1:]:
@@ -292,7 +291,7 @@ class Reader:
         elif name.startswith("-"):
             before = self._line(node)
             what = f"line {before} begins with {name}: is a backslash missing at the end of the line before it?"
-            raise UsageError(f"{self.path}: {what}" if self.path else what, hint="end that line with a backslash")
+            raise self._error(what, "end that line with a backslash")
         elif self.starts(plain):
             exported = [(each, self.scope.variable(each)) for each in self.scope.exported]
             kept = tuple((each, found) for each, found in exported if isinstance(found, tuple) and is_new(each, found))
@@ -330,10 +329,11 @@ class Reader:
             self.scope.folder = "" if path == "." else path
 
 
+_INSIDE = ("variable_assignments", "negated_command", "compound_statement", "do_group", "else_clause")
 _STATEMENTS: Mapping[str, Callable[[Reader, Node], object]] = {
     "variable_assignment": Reader._assign,
     "declaration_command": Reader._declare,
-    "unset_command": Reader._unset,
+    "unset_command": lambda reader, node: [reader.scope.variables.pop(text(each), None) for each in node.children[1:]],
     "command": Reader._command,
     "list": Reader._list,
     "pipeline": Reader._pipeline,
@@ -344,8 +344,5 @@ _STATEMENTS: Mapping[str, Callable[[Reader, Node], object]] = {
     "while_statement": Reader._while,
     "case_statement": Reader._case,
     "function_definition": Reader._function_is,
-    **dict.fromkeys(
-        ("variable_assignments", "negated_command", "compound_statement", "do_group", "else_clause"),
-        lambda reader, node: reader.read_all(node.children),
-    ),
+    **dict.fromkeys(_INSIDE, lambda reader, node: reader.read_all(node.children)),
 }
