@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from tests.convert.reading import comments, imported, settings
+from tests.made_up_recipes import MemoryFiles
+from trainkit.convert.importing import import_words
 from trainkit.errors import RecipeError
+from trainkit.frameworks.base.draft import ImportContext
 
 # (a) to (d) as `accelerate config` wrote them at the time of the guides.
 TWO_MACHINES = """\
@@ -172,6 +175,7 @@ def test_what_accelerate_loses_or_misreads_is_a_comment(content: str, said: str)
     ("content", "what"),
     [
         ("distributed_type: MULTI_XPU\n", "distributed_type MULTI_XPU cannot be run by trainkit"),
+        ("distributed_type: MULTI_CPU\nmpirun_config: {mpirun_hostfile: hosts}\n", "mpirun_hostfile hosts cannot be"),
         ("distributed_type: MULTI_GPU\nmixed_precision: fp8\n", "mixed_precision fp8 cannot be taken over"),
         ("compute_environment: AMAZON_SAGEMAKER\ndistributed_type: NO\n", "a config for Amazon SageMaker"),
         (
@@ -182,7 +186,7 @@ def test_what_accelerate_loses_or_misreads_is_a_comment(content: str, said: str)
         (BY_KEYS.replace("zero_stage: 2", "zero_stage: 7"), "zero_stage 7 cannot be taken over"),
         (
             SECOND + "parallelism_config:\n  parallelism_config_tp_size: 2\n",
-            "parallelism_config_tp_size 2 cannot be run",
+            "parallelism_config_tp_size 2 (parts of each weight (tensor parallelism)) cannot be run",
         ),
         (OLDEST.replace("processes: 2", "processes: two"), "num_processes is 'two'"),
         (BY_KEYS.replace("clipping: 0.7", "clipping: much"), "train.max_grad_norm must be"),
@@ -251,12 +255,85 @@ def test_flags_win_over_the_file_and_the_programs_flags_over_both() -> None:
     ("flags", "said"),
     [
         ("--use_xpu --ipex", ("use_xpu True", "ipex True")),
-        ("--use_tp --tp_size 2", ("use_tp True", "tp_size 2")),
-        ("--mpirun_hostfile hosts --mpirun_ccl 1", ("mpirun_hostfile hosts", "mpirun_ccl 1")),
+        ("--use_tp", ("use_tp True",)),
+        ("--mpirun_hostfile hosts", ("mpirun_hostfile hosts",)),
     ],
 )
 def test_a_flag_that_only_other_versions_have_is_named_and_not_taken_for_a_mistake(
     flags: str, said: tuple[str, ...]
 ) -> None:
     text = comments(imported(f"accelerate launch {flags} --num_processes 2 train.py", FILES))
-    assert all(f"{each} is not taken over: a recipe has no such key" in text for each in said)
+    assert all(f"{each} is not taken over" in text for each in said)
+
+
+MESH = (
+    "--use_fsdp --fsdp_version 2 --num_processes 4 --parallelism_config_tp_size 2 --parallelism_config_dp_shard_size 2"
+)
+ON_ACCELERATOR = {"train.py": "from accelerate import Accelerator\n"}
+
+
+def test_a_mesh_of_ranks_reaches_the_script_by_its_variables() -> None:
+    found = settings(imported(f"accelerate launch --use_parallelism_config {MESH} train.py", ON_ACCELERATOR))
+    assert {key: value for key, value in found.items() if key.startswith("env.")} == {
+        "env.ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+        "env.PARALLELISM_CONFIG_TP_SIZE": "2",
+        "env.PARALLELISM_CONFIG_DP_SHARD_SIZE": "2",
+    }
+    content = SECOND.replace("num_processes: 2", "num_processes: 8") + (
+        "parallelism_config:\n  parallelism_config_dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 4\n"
+        "  parallelism_config_cp_comm_strategy: alltoall\n"
+    )
+    found = settings(imported("a.yaml", {"a.yaml": content, **ON_ACCELERATOR}, program=("train.py",)))
+    assert found["env.PARALLELISM_CONFIG_DP_REPLICATE_SIZE"] == "2"
+    assert found["env.PARALLELISM_CONFIG_CP_COMM_STRATEGY"] == "alltoall"
+    ignored = imported(f"accelerate launch {MESH} train.py", ON_ACCELERATOR)
+    assert "env." not in str(settings(ignored))
+    assert "accelerate ignores --parallelism_config_dp_shard_size without --use_parallelism_config" in comments(ignored)
+
+
+@pytest.mark.parametrize(
+    ("flags", "what", "hint"),
+    [
+        ("--use_parallelism_config --use_fsdp --parallelism_config_tp_size 2", "tp_size 2", "set fsdp_version to 2"),
+        ("--use_parallelism_config --num_processes 1 --parallelism_config_cp_size 2", "cp_size 2", "FSDP"),
+        ("--tp_size 2 --num_processes 2", "tp_size 2 is tensor parallelism", "parallelism_config_tp_size"),
+        ("--cpu --num_processes 2 --mpirun_hostfile h", "mpirun_hostfile h cannot be taken over", "nodes.count"),
+        ("--mixed_precision fp8 --num_processes 2", "mixed_precision fp8 cannot be taken over", "bf16"),
+        ("--config_file gone.conf", "there is no file gone.conf", "path"),
+        ("--num_proc 2", "accelerate launch has no flag --num_proc", "--num_processes"),  # which has no abbreviations
+    ],
+)
+def test_what_a_flag_asks_for_in_vain_is_named_at_its_place(flags: str, what: str, hint: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        imported(f"accelerate launch {flags} train.py", FILES)
+    (found,) = caught.value.diagnostics
+    assert what in found.what
+    assert hint in found.hint
+    assert found.origin
+    assert found.origin.text in flags
+
+
+@pytest.mark.parametrize(
+    ("environ", "place"),
+    [
+        ({"HOME": "/home/me"}, "/home/me/.cache/huggingface/accelerate"),
+        ({"HOME": "/home/me", "XDG_CACHE_HOME": "/cache"}, "/cache/huggingface/accelerate"),
+        ({"HOME": "/home/me", "XDG_CACHE_HOME": "/cache", "HF_HOME": "~/hf"}, "/home/me/hf/accelerate"),
+    ],
+)
+def test_the_default_config_is_read_where_accelerate_reads_it(environ: dict[str, str], place: str) -> None:
+    def found(words: str, folder: str) -> tuple[dict[str, Any], str]:
+        contents = {f"{folder}/default_config.yaml": TWO_MACHINES, "/here/train.py": ON_ACCELERATOR["train.py"]}
+        contents |= {"/here/own.conf": OLDEST}
+        there = ImportContext(MemoryFiles(contents), "/here", environ)
+        text, _ = import_words(f"accelerate launch {words} train.py".split(), there, "/here/recipe.yaml")
+        return settings(text, ON_ACCELERATOR), comments(text)
+
+    read, said = found("--num_machines 1", place)
+    assert (read["nodes.processes_per_node"], read["precision.dtype"]) == (8, "fp16")
+    assert f"accelerate launch reads {place}/default_config.yaml where no --config_file is named" in said
+    for words, folder in (("--num_processes 2", "/elsewhere"), ("--cpu", place), ("--config_file own.conf", place)):
+        read, said = found(words, folder)
+        assert "default_config.yaml" not in said
+        assert read.get("nodes.count") is None
+    assert read["nodes.processes_per_node"] == 2  # as own.conf says, whatever its name ends in

@@ -160,6 +160,9 @@ DETAILS: dict[str, dict[str, Any]] = {
     f"CUDA_VISIBLE_DEVICES=0,2 torchrun {GLUE}": {
         "devices.select": [0, 2], "nodes.processes_per_node": 1, "strategy.kind": "ddp", "launcher.kind": "torchrun",
     },
+    "torchrun --nnode=2 --nproc=4 --master_a n1 train.py": {
+        "nodes.count": 2, "nodes.processes_per_node": 4, "nodes.rendezvous": "n1:29500",
+    },
     "CUDA_VISIBLE_DEVICES=0,2 torchrun train.py": {"devices.select": [0, 2], "strategy.kind": None},
     "python own.py": {"devices.select": "all", "launcher.kind": None, "strategy.kind": None},
     f"CUDA_VISIBLE_DEVICES=2,0 python {GLUE}": {"devices.select": [2, 0], "strategy.kind": None},

@@ -56,3 +56,79 @@ def test_a_file_that_may_not_be_executed_is_said_to_be_one(trainkit: Trainkit, f
     assert done.returncode == 126
     assert "cannot start ./train it.sh: Permission denied" in done.stderr
     assert "chmod +x" in done.stderr
+
+
+# As plain scripts find out whether a launcher started them.
+ASKS_FOR_A_RANK = """
+import json, os, sys
+import torch
+ddp = int(os.environ.get("RANK", -1)) != -1
+if ddp:
+    torch.distributed.init_process_group("gloo")
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+print(json.dumps({"ddp": ddp, "names": sorted({"RANK", "WORLD_SIZE", "MASTER_ADDR"} & os.environ.keys())}))
+"""
+STARTS_ITS_OWN = """
+import os, sys
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def main(rank, store):
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    total = torch.ones(1) * (rank + 1)
+    dist.all_reduce(total)
+    if rank == 0:
+        print("sum", total.item(), flush=True)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:  # some library would now wait for the others that a launcher has started
+        sys.exit("started by a launcher")
+    mp.spawn(main, (os.path.abspath("store"),), nprocs=2)
+"""
+COPIES = """
+import os
+import torch
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+print("trained", flush=True)
+"""
+
+
+def test_a_script_that_asks_for_a_rank_is_alone_as_by_hand(trainkit: Trainkit, tmp_path: Path) -> None:
+    (tmp_path / "asks.py").write_text(ASKS_FOR_A_RANK)
+    done = trainkit("run", "asks.py", timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"ddp": False, "names": []}
+    assert "as planned, seen in 1 rank" in done.stderr
+    shared = trainkit("run", "--with=devices/cpu", "nodes.processes_per_node=2", "asks.py", timeout=200)
+    assert json.loads(shared.stdout)["ddp"] is True
+    # Its model is in no wrapper: that is what the warning is about, and no more than a warning.
+    assert shared.returncode == 0, shared.stderr
+    assert "warning: what runs is not what was planned: strategy ddp was planned, and no wrapper keeps" in shared.stderr
+
+
+def test_a_script_that_starts_processes_of_its_own_is_left_to_it(trainkit: Trainkit, tmp_path: Path) -> None:
+    (tmp_path / "starts.py").write_text(STARTS_ITS_OWN)
+    done = trainkit("run", "starts.py", timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "sum 3.0\n"
+
+
+def test_two_copies_that_never_meet_are_said(trainkit: Trainkit, tmp_path: Path) -> None:
+    (tmp_path / "copies.py").write_text(COPIES)
+    words = ("--with=devices/cpu", "nodes.processes_per_node=2")
+    done = trainkit("run", *words, "copies.py", timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("this rank trains a model of its own") == 1  # the other rank's stands in its log
+    assert "not as planned, seen in 2 ranks" in done.stderr
+    (run,) = (tmp_path / "runs" / "copies").iterdir()
+    seen = json.loads((run / "summary.json").read_text())["in_force"]
+    assert [len(seen[rank]["warnings"]) for rank in ("0", "1")] == [2, 2]
+    ended = trainkit("run", *words, "program.verify=true", "copies.py", timeout=200)
+    assert ended.returncode == 1
+    assert "does not run what was planned" in ended.stderr

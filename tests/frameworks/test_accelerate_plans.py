@@ -139,3 +139,33 @@ def test_a_variable_that_accelerate_would_overwrite_is_an_error_and_one_that_it_
         (found,) = caught.value.diagnostics
         assert "which the plan decides" in found.what
         assert found.origin
+
+
+MESH = {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_TP_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("version", "shards", "what"),
+    [
+        (2, "2", ""),
+        (2, "4", "the mesh dp_shard 4 x tp 2 is 8 ranks, and the plan has 4"),
+        (1, "2", "a mesh of ranks needs FSDP version 2"),
+    ],
+)
+def test_a_mesh_of_ranks_is_carried_where_accelerate_would_build_it(
+    layered: Layered, machine: Machine, version: int, shards: str, what: str
+) -> None:
+    recipe = {
+        "program": {"kind": "accelerate", "script": "train.py"},
+        "strategy": {"kind": "fsdp", "version": version},
+        "env": {**MESH, "PARALLELISM_CONFIG_DP_SHARD_SIZE": shards},
+    }
+    if not what:
+        environment = dict(build_plan(layered(recipe), machine(4, packages=PACKAGES)).plan.environment.set)
+        assert {name: str(environment[name]) for name in MESH} == MESH
+        return
+    with pytest.raises(RecipeError) as caught:
+        build_plan(layered(recipe), machine(4, packages=PACKAGES))
+    (found,) = caught.value.diagnostics
+    assert found.what == what
+    assert found.origin

@@ -55,6 +55,9 @@ def _precision_source(context: Context) -> Source:
 def _read_precision(value: Any) -> Settings | Unsupported:
     if value in (False, "no"):
         return {}
+    if value == "fp8":
+        why = "8-bit products are Transformer Engine's, MS-AMP's or torchao's, and a recipe has no settings for them"
+        return Unsupported(why, 'write bf16, or let the script ask for it: Accelerator(mixed_precision="fp8")')
     return {"precision.dtype": value} if value in ("fp16", "bf16") else Unsupported("", "write no, fp16 or bf16")
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainkit.errors import UsageError
 from trainkit.frameworks.accelerate.fields import OFF, SETTINGS
 from trainkit.frameworks.accelerate.imported_config import RENAMED, ImportedConfig, deepspeed, flattened, fsdp
+from trainkit.frameworks.accelerate.parallelism import read_mesh
 from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, argv_origin, number_of
 from trainkit.frameworks.base.foreign_file import ForeignFile, open_foreign_file
 from trainkit.recipe.layers.assignment import Assignment
 from trainkit.recipe.layers.interpolation import interpolated
+from trainkit.recipe.layers.paths import absolute
 from trainkit.recipe.yaml.scalars import read_scalar
 
 # Nested mappings of the file whose keys have flags that the table does not list one by one.
+MPIRUN = tuple(f"{start}mpirun_{name}" for start in ("", "mpirun_config.") for name in ("hostfile", "ccl"))
 SECTIONS = ("fsdp_config", "dynamo_config", "fp8_config", "parallelism_config", "megatron_lm_config")
 BY_FLAG = {name.rpartition(".")[2]: name for name in (*RENAMED, *(each.name for each in SETTINGS))}
 KIND = "distributed_type"
@@ -21,6 +25,13 @@ KIND = "distributed_type"
 KIND_FLAGS = {"multi_gpu": "MULTI_GPU", "use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "tpu": "XLA",
               "use_megatron_lm": "MEGATRON_LM"}  # fmt: skip
 NOT_IN_FILE = {"module", "no_python", "config_file", "quiet", "cpu", *KIND_FLAGS}
+# Kinds of distributed_type that are for something else (accelerate, utils/dataclasses.py: DistributedType).
+OTHERS = {
+    "MULTI_XPU": "Intel's GPUs (XPU)", "MULTI_NPU": "Huawei's Ascend", "MULTI_MLU": "Cambricon's MLU",
+    "MULTI_SDAA": "Tecorigin's SDAA", "MULTI_MUSA": "Moore Threads' GPUs (MUSA)", "MULTI_HPU": "Intel's Gaudi (HPU)",
+    "MULTI_NEURON": "AWS Trainium and Inferentia (Neuron)", "MEGATRON_LM": "Megatron-LM's own model and loop",
+    "TP": "tensor parallelism as older versions of accelerate had it",
+}  # fmt: skip
 ALONE = ("NO", "MPS", "XLA", "TPU")  # kinds without processes that accelerate launch would count
 _ELSEWHERE = "trainkit runs on cuda, mps, xla and cpu"
 _CHIPS = (
@@ -52,11 +63,11 @@ def launched(draft: Draft, context: ImportContext, flags: Sequence[FlagUse]) -> 
     """Settings of `accelerate launch`: its flags win over its file. Returns the processes of each machine."""
     named = {each.name: each for each in flags}
     values: dict[str, Assignment] = {}
-    if "config_file" in named:
-        source = open_foreign_file(context, named["config_file"].value or "")
+    source = _config_file(draft, context, named)
+    if draft.problems:
+        return None
+    if source is not None:
         values = flattened(source.tree, source.at)
-    else:
-        draft.remark("accelerate also reads default_config.yaml of the home folder; it is not read here (name it).")
     for each in flags:
         if each.name not in NOT_IN_FILE:
             text = each.value
@@ -78,6 +89,30 @@ def launched(draft: Draft, context: ImportContext, flags: Sequence[FlagUse]) -> 
         count = values["num_processes"].value if "num_processes" in values else 1 if alone else 2
         values[KIND] = Assignment(KIND, "NO" if count == 1 else "MULTI_GPU", origin)
     return interpret(ImportedConfig(draft, context, values, program=True))
+
+
+def _config_file(draft: Draft, context: ImportContext, named: Mapping[str, FlagUse]) -> ForeignFile | None:
+    """The file that is named, else the one that accelerate launch reads by itself; None where there is none.
+
+    Source: accelerate, commands/config/config_args.py and commands/launch.py (_validate_launch_command).
+    """
+    if "config_file" in named:
+        use = named["config_file"]
+        try:
+            return open_foreign_file(context, use.value or "")
+        except UsageError as error:
+            draft.fail(str(error), use.origin, error.diagnostics[0].hint)
+            return None
+    environ = context.environ
+    cache = environ.get("HF_HOME", f"{environ.get('XDG_CACHE_HOME', '~/.cache')}/huggingface")
+    path = f"{cache}/accelerate/default_config.yaml".replace("~", environ.get("HOME", "~"), 1)
+    if path.startswith("~"):
+        draft.remark("accelerate also reads default_config.yaml of the home folder; it is not read here (name it).")
+        return None
+    if "cpu" in named or not context.files.exists(absolute(path, context.cwd)):
+        return None
+    draft.remark(f"accelerate launch reads {path} where no --config_file is named: its settings are taken over.")
+    return open_foreign_file(context, path)
 
 
 def interpret(config: ImportedConfig) -> int | None:
@@ -129,7 +164,8 @@ def _strategy(config: ImportedConfig, kind: str) -> None:
             deepspeed(config)
         case _:
             what = f"distributed_type {kind} cannot be run by trainkit"
-            config.draft.fail(what, config.origin(KIND), "use MULTI_GPU, FSDP, DEEPSPEED or NO", _ELSEWHERE)
+            why = f"it is for {OTHERS[kind]}; {_ELSEWHERE}" if kind in OTHERS else _ELSEWHERE
+            config.draft.fail(what, config.origin(KIND), "use MULTI_GPU, FSDP, DEEPSPEED or NO", why)
 
 
 def _processes(config: ImportedConfig, kind: str) -> int | None:
@@ -171,6 +207,22 @@ def _processes(config: ImportedConfig, kind: str) -> int | None:
     return each
 
 
+def _mpirun(config: ImportedConfig) -> None:
+    """mpirun, which accelerate calls on a CPU alone (utils/launch.py: prepare_simple_launcher_cmd_env)."""
+    names = [name for name in MPIRUN if config.get(name) is not None]
+    hosts = next((name for name in names if name.endswith("mpirun_hostfile")), None)
+    if hosts is None:
+        return
+    what = f"mpirun_hostfile {config.get(hosts)}"
+    alone = (config.by_flag("use_cpu") and config.get("use_cpu")) or config.get(KIND) in (*ALONE, "MULTI_CPU")
+    if not alone:
+        config.remark(hosts, f"{what} is not taken over: accelerate reads it on a CPU alone.")
+        return
+    why = "accelerate would start the ranks by mpirun on the hosts of that file, and trainkit starts each machine's own"
+    hint = "leave it out; start trainkit on each host, with nodes.count and nodes.rendezvous for several"
+    config.draft.fail(f"{what} cannot be taken over", config.origin(hosts), hint, why)
+
+
 def _rest(config: ImportedConfig) -> None:
     """What the file sets in vain, meshes, of which trainkit builds shards alone, and what has no key in a recipe."""
     for setting in SETTINGS:
@@ -185,12 +237,12 @@ def _rest(config: ImportedConfig) -> None:
         config.remark("main_process_port", "main_process_port is not taken over: each run has a free port.")
     if config.get("main_training_function") != "main":
         config.used.discard("main_training_function")
-    for name, given in config.below("parallelism_config").items():
-        if name.endswith("_size") and given.value not in (1, "1", -1) and "dp_shard" not in name:
-            config.used.add(f"parallelism_config.{name}")
-            hint = "leave it out, and spread the model by strategy.kind: fsdp alone"
-            what = f"{name} {given.value} cannot be run by trainkit"
-            config.draft.fail(what, given.origin, hint, "it needs a mesh of ranks")
+    _mpirun(config)
+    if config.get("tp_size") not in (None, 1):
+        hint = "write parallelism_config_tp_size, with FSDP version 2"
+        what = f"tp_size {config.get('tp_size')} is tensor parallelism as older versions of accelerate had it"
+        config.draft.fail(what, config.origin("tp_size"), hint)
+    read_mesh(config)
     strategy = config.draft.get("strategy.kind") or "single"
     for name, given in config.values.items():
         if name in config.used or given.value is False:

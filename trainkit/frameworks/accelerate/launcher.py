@@ -190,7 +190,7 @@ def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherC
         if words[:1] != ["launch"]:
             raise UsageError("accelerate starts programs with `accelerate launch`", hint="add launch behind accelerate")
         words = words[1:]
-    used, program = parse_flags(draft, "accelerate launch", FLAGS, words)
+    used, program = parse_flags(draft, "accelerate launch", FLAGS, words, abbreviated=False)
     if draft.problems:
         return LauncherCommand("accelerate")
     processes = launched(draft, context, used)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 from trainkit.errors import Diagnostic
+from trainkit.frameworks.accelerate import parallelism
 from trainkit.frameworks.accelerate.fields import SETTINGS
 from trainkit.frameworks.base import own_scripts
 from trainkit.frameworks.base.fields import UNSET, setting
@@ -93,7 +94,7 @@ DECIDED = (
     *(f"ACCELERATE_{name}_" for name in ("USE", "MIXED", "GRADIENT", "DYNAMO", "DEEPSPEED")),
     "FSDP_",
 )
-FREE = ("FSDP_IGNORED_MODULES", "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES")
+FREE = ("FSDP_IGNORED_MODULES", "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES", parallelism.SWITCH)
 
 
 def files(context: Context) -> tuple[SourcedFile, ...]:
@@ -150,6 +151,7 @@ def problems(context: Context) -> Iterator[Diagnostic]:
         what = f"{key} {setting(context, key)} cannot reach a program of kind accelerate"
         yield context.resolved.error(key, what, hint, why=why)
     yield from _whole_batch(context)
+    yield from parallelism.mesh_problems(context)
     yield from _variables(context)
 
 

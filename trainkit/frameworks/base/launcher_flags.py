@@ -86,10 +86,19 @@ def find_flag(flags: Sequence[LauncherFlag], name: str) -> LauncherFlag | None:
     return by_name(flags).get(name) or next(family, None)
 
 
+def _begun(flags: Sequence[LauncherFlag], start: str) -> LauncherFlag | None:
+    """The one flag whose name begins so."""
+    found = [flag for flag in flags if flag.name.startswith(start)]
+    return found[0] if len(found) == 1 and start else None
+
+
 def parse_flags(
-    draft: Draft, tool: str, flags: Sequence[LauncherFlag], argv: Sequence[str]
+    draft: Draft, tool: str, flags: Sequence[LauncherFlag], argv: Sequence[str], *, abbreviated: bool = True
 ) -> tuple[list[FlagUse], list[str]]:
-    """The launcher's flags, and the words from the program on. An unknown flag is a problem of the draft's."""
+    """The launcher's flags, and the words from the program on. An unknown flag is a problem of the draft's.
+
+    abbreviated: whether the tool takes the beginning of a flag's name for the flag, as argparse does by itself.
+    """
     short = {flag.short: flag.name for flag in flags if flag.short}
     rest, found = list(argv), list[FlagUse]()
     # Only up to the program: what follows its name is its own, even where a launcher has such a flag.
@@ -99,12 +108,13 @@ def parse_flags(
             break
         written, equals, value = word.partition("=")
         name = short.get(written, written.removeprefix("--").replace("-", "_"))
-        flag = find_flag(flags, name)
+        flag = find_flag(flags, name) or (_begun(flags, name) if abbreviated and written.startswith("--") else None)
         if flag is None:
             known = {each.name for each in flags if not each.family}
             hint = did_you_mean(name, known, "put what belongs to your program behind the script's name", "--")
             draft.fail(f"{tool} has no flag {written}", argv_origin(word), hint)
             return found, []
+        name = name if flag.family else flag.name
         if flag.switch and equals:
             draft.fail(f"{written} takes no value", argv_origin(word), "leave out what follows the equals sign")
             return found, []
