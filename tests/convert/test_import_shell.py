@@ -48,6 +48,7 @@ TEXTS: dict[str, list[str]] = {
         "python", "train.py", "3", "y", "x", "2", "3", "4",
     ],
     "f() { python train.py --x $1 \"${@}\"; }\nf a 'b c'": ["python", "train.py", "--x", "a", "a", "b c"],
+    "python train.py $(expr 16 / 4 + 1) `expr 2 \\* 3` -c x": ["python", "train.py", "5", "6", "-c", "x"],
     "case $HERE in v*) X=1;; *) X=2;; esac\npython train.py $X": ["python", "train.py", "1"],
     "set -- --n 4\nwhile [ $# -gt 0 ]; do case $1 in --n) N=$2; shift 2;; esac; done\npython train.py $N": [
         "python", "train.py", "4",
@@ -159,6 +160,14 @@ def test_arithmetic_over_defaults_is_a_default() -> None:
     assert program_argv(read(made).recipe.program.args)[:2] == ["--acc", "8"]
 
 
+def test_a_settings_file_that_the_environment_may_replace_is_read_as_it_is_by_default() -> None:
+    files = {"go.sh": "accelerate launch --config_file ${CONFIG:-a.yaml} train.py",
+             "a.yaml": "distributed_type: MULTI_GPU\nnum_processes: 4\n"}  # fmt: skip
+    made = imported("go.sh", files)
+    assert settings(made)["nodes.processes_per_node"] == 4
+    assert "a.yaml is read here; import again where $CONFIG names another file." in comments(made)
+
+
 def test_cards_that_a_command_counts_are_all_cards() -> None:
     for counted in ("$(nvidia-smi -L | wc -l)", "$(nvidia-smi --list-gpus | wc -l)"):
         made = imported("go.sh", {"go.sh": f"torchrun --nproc_per_node={counted} train.py"})
@@ -183,6 +192,9 @@ def test_a_folder_that_the_script_goes_to_is_where_its_paths_start() -> None:
         ("python train.py *.json", "program.args is made of *.json"),
         ("for x in 1 2; do python train.py $x; done", "it starts 2 programs (line 1: python train.py 1;"),
         ("python a.py; python b.py", "it starts 2 programs (line 1: python a.py; line 1: python b.py)"),
+        ("deepspeed $ARGS train.py", "${oc.env:ARGS} is where the command has its program"),
+        ("accelerate launch --config_file $FILE train.py", "the file is ${oc.env:FILE}, and nothing sets FILE"),
+        ("python -c 'print(1)'", "it starts no program"),
         ("# nothing", "it starts no program that can be imported"),
         ("python train.py 'open", "line 1, at `'open` cannot be read"),
         ("torchrun --master_port=<your port> train.py", "<your port> is to be replaced"),

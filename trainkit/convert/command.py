@@ -14,11 +14,13 @@ from trainkit.errors import Origin, UsageError
 from trainkit.frameworks.base.argv_reader import as_arguments, secret_flags
 from trainkit.frameworks.base.detection import DetectedKind, program_kind
 from trainkit.frameworks.base.draft import Draft, ImportContext, argv_origin, card, number_of
+from trainkit.frameworks.base.foreign_file import SUFFIXES
 from trainkit.frameworks.base.interface import LauncherCommand
 from trainkit.frameworks.hf_trainer.argv_reader import flags_in_file
 from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS, launcher_of
 from trainkit.machine.selection import ORDER
 from trainkit.planner.env import DECIDED, LEAKS
+from trainkit.recipe.layers.environment_references import REFERENCE
 from trainkit.recipe.layers.secrets import is_secret_name, mask_words
 from trainkit.recipe.schema import Program
 from trainkit.recipe.schema.launching import ON_ACCELERATE
@@ -59,8 +61,14 @@ def read_command(draft: Draft, context: ImportContext, words: Sequence[str], kin
         hint = f"name a .json or .yaml file, or a command that begins with one of: {', '.join(LAUNCHERS)}"
         raise UsageError(f"{name or 'an empty word'} is neither a file nor a launcher", hint=hint)
     command = LAUNCHERS[launcher].read(draft, context, rest)
+    for name, otherwise in (match.groups() for match in map(REFERENCE.search, rest) if match):
+        if otherwise and otherwise.endswith(SUFFIXES) and f"oc.env:{name}" not in " ".join(command.argv):
+            draft.remark(f"{otherwise} is read here; import again where ${name} names another file.")
     if draft.problems:
         return
+    if command.argv and REFERENCE.fullmatch(command.argv[0]):
+        what = f"{command.argv[0]} is where the command has its program, and nothing says what it is"
+        raise UsageError(what, hint="give it with --set NAME=VALUE")
     if not command.argv:
         raise UsageError("the command names no program", hint="add the script: trainkit import torchrun … train.py")
     draft.replicas = command.launcher != "python" and _several(draft, command)
@@ -88,7 +96,9 @@ def starts_program(words: Sequence[str]) -> bool:
     if launcher_of(posixpath.basename(first)) != "python":
         return True
     rest = list(words[words.index(first) + 1 :])
-    return "-c" not in rest[:2] and bool(rest) and rest[0] != "-" and rest[:2] not in _NO_PROGRAM
+    while rest and rest[0].startswith("-") and rest[0] not in ("-", "-c", "-m"):
+        rest.pop(0)  # the interpreter's own flags
+    return bool(rest) and rest[0] not in ("-", "-c") and rest[:2] not in _NO_PROGRAM
 
 
 def read_target(

@@ -10,7 +10,7 @@ from copy import copy
 from typing import TYPE_CHECKING
 
 from trainkit.convert.shell.scope import Scope
-from trainkit.convert.shell.syntax import argument_text, text
+from trainkit.convert.shell.syntax import argument_text, arithmetic, parse, text
 from trainkit.convert.shell.values import Reference, Value, joined, sole, text_of
 
 if TYPE_CHECKING:
@@ -78,12 +78,23 @@ def _printed(scope: Scope, words: list[Value]) -> Value | None:
                 return (posixpath.dirname(path) or ".",)
             ending = plain[1] or "" if name == "basename" and len(plain) > 1 else ""
             return (posixpath.basename(path).removesuffix(ending) if name == "basename" else path,)
+        case "expr" if None not in plain:
+            return _computed(" ".join(str(text_of(each)) for each in arguments))
         case "seq" if all(each and each.isdigit() for each in plain):
             numbers = [int(each or 0) for each in plain]
             start, end = (1, *numbers)[-2:] if len(numbers) < 3 else (numbers[0], numbers[2])
             step = numbers[1] if len(numbers) == 3 else 1
             return (" ".join(map(str, range(start, end + 1, step))),)
     return None
+
+
+def _computed(expression: str) -> Value | None:
+    """Of numbers alone."""
+    (command,) = parse(f"x $(({expression}))").children or (None,)
+    if command is None or command.children[-1].type != "arithmetic_expansion":
+        return None
+    found = arithmetic(command.children[-1], lambda node: int(text(node)) if text(node).isdecimal() else None)
+    return None if found is None else (str(found),)
 
 
 def _filtered(found: Value, words: list[str]) -> Value | None:

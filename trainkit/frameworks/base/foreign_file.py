@@ -8,6 +8,7 @@ from typing import Any
 
 from trainkit.errors import Origin, RecipeError, UsageError
 from trainkit.frameworks.base.draft import ImportContext
+from trainkit.recipe.layers.environment_references import REFERENCE
 from trainkit.recipe.layers.layer import Page, page
 from trainkit.recipe.layers.paths import absolute
 from trainkit.recipe.yaml.reader import compose_bytes
@@ -59,6 +60,10 @@ def script_text(context: ImportContext, path: str) -> str:
 
 
 def _read(context: ImportContext, path: str) -> bytes:
+    if reference := REFERENCE.fullmatch(path):
+        if reference[2] is None:
+            raise UsageError(f"the file is {path}, and nothing sets {reference[1]}", hint="give --set NAME=VALUE")
+        path = reference[2]
     try:
         return context.files.read(absolute(path, context.cwd))
     except OSError as error:
