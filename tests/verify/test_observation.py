@@ -14,7 +14,7 @@ import pytest
 
 from trainkit.files import read_json as read
 from trainkit.runner.rank.wrapper import HOOK, differences, observed
-from trainkit.verify import observe
+from trainkit.verify import observe, steps
 
 STEP = """
 import torch
@@ -234,3 +234,24 @@ def test_only_what_was_promised_and_is_not_so_is_a_difference(
 
     assert len(found) == len(says)
     assert all(words in difference for words, difference in zip(says, found, strict=True)), found
+
+
+def test_the_steps_of_the_first_optimizer_are_counted_with_their_time(tmp_path: Path) -> None:
+    again = "for _ in range(4):\n    time.sleep(0.05)\n    optimizer.step()\n    other.step()\n"
+    loop = f"{STEP}\nimport time\nother = torch.optim.SGD(model.parameters(), lr=0.1)\n{again}"
+    assert run(tmp_path, loop, promise()).returncode == 0
+    seen = read(str(tmp_path / "shown" / "steps-rank-0.json"))
+    assert seen["steps"] == 5
+    assert 0.2 <= seen["seconds"] < 5
+    assert 0.05 <= seen["first_seconds"] < seen["seconds"]
+
+
+def test_steps_are_written_while_a_program_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "EVERY_SECONDS", 0.0)
+    optimizer = object()
+    counter = steps.StepCounter(str(tmp_path / "steps.json"), optimizer)
+    counter.count(object())
+    assert not (tmp_path / "steps.json").exists()
+    counter.count(optimizer)
+    assert read(str(tmp_path / "steps.json"))["steps"] == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["steps.json"]

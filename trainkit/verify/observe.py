@@ -14,7 +14,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -44,22 +44,23 @@ MEANING = {
 BY_HAND = "no wrapper keeps the model of this rank in step with the others: only the program itself could"
 
 
-def watch(expected: str, shown: str) -> None:
+def watch(expected: str, shown: str, counter: Callable[[str, Any], Any] | None = None) -> None:
     """Observe the first optimizer step of this process. expected, shown: paths of what to compare with, and to write.
 
-    Only the first optimizer that steps is looked at.
+    Only the first optimizer that steps is looked at. counter: makes what counts its steps, from the path to write and
+    the optimizer.
     """
     if OPTIMIZERS in sys.modules:  # a .pth file of the environment may have imported torch already
-        Observer(sys.modules[OPTIMIZERS], expected, shown)
+        Observer(sys.modules[OPTIMIZERS], expected, shown, counter)
     else:
-        sys.meta_path.insert(0, _AfterImport(expected, shown))
+        sys.meta_path.insert(0, _AfterImport(expected, shown, counter))
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
     """Runs once torch's optimizers have been imported, in whatever way the program does that."""
 
-    def __init__(self, expected: str, shown: str) -> None:
-        self._paths = expected, shown
+    def __init__(self, *given: Any) -> None:
+        self._given = given  # what the Observer takes besides the module
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """The module's own spec, whose loader then asks for the hook."""
@@ -74,7 +75,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             run(module)
-            Observer(module, *self._paths)
+            Observer(module, *self._given)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -83,9 +84,12 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 class Observer:
     """Waits for the first optimizer step of its own process; children that this one forks are no ranks."""
 
-    def __init__(self, optimizers: Any, expected: str, shown: str) -> None:
-        """optimizers: the module ``torch.optim.optimizer``."""
+    def __init__(
+        self, optimizers: Any, expected: str, shown: str, counter: Callable[[str, Any], Any] | None = None
+    ) -> None:
+        """optimizers: the module ``torch.optim.optimizer``; counter: as for `watch`."""
         self._expected, self._shown = expected, shown
+        self._make_counter, self._counter = counter, None
         self._process, self._is_over = os.getpid(), False
         register = getattr(optimizers, "register_optimizer_step_pre_hook", None)
         if register is not None:  # a program with an interpreter of its own may have a torch without it
@@ -93,7 +97,11 @@ class Observer:
 
     def _at_step(self, optimizer: Any, _args: object, _kwargs: object) -> None:
         # The hook stays: torch is iterating over its hooks, and would fail if one were removed.
-        if self._is_over or os.getpid() != self._process:
+        if os.getpid() != self._process:
+            return
+        if self._is_over:
+            if self._counter is not None:
+                self._counter.count(optimizer)
             return
         self._is_over = True
         try:
@@ -102,6 +110,8 @@ class Observer:
             seen = observe(optimizer)
             if given := expected.get("arguments"):
                 seen["arguments"] = arguments(given)
+            if folder := output_dir():
+                seen["output_dir"] = folder
             found, warns = differences(expected, seen), expected.get("on_difference") == "warn"
             seen |= {"differences": [], "warnings": found} if warns else {"differences": found}
         except Exception as error:  # noqa: BLE001 - the program must not fail with its observer; the account says why
@@ -117,6 +127,9 @@ class Observer:
                 os.write(2, why.encode("utf-8", "backslashreplace"))
             if seen["differences"]:
                 os._exit(NOT_AS_PLANNED)
+        if self._make_counter is not None:
+            folder, name = os.path.split(self._shown)
+            self._counter = self._make_counter(os.path.join(folder, f"steps-{name}"), optimizer)
 
     _at_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch.compiler.disable marks it
 
@@ -242,6 +255,14 @@ def arguments(given: Mapping[str, float]) -> dict[str, Any] | None:
     made = [thing for thing, _ in _instances({cls: ""})] if cls is not None else []
     held = [{name: getattr(each, name, None) for name in given} for each in made]
     return min(held, key=lambda each: sum(each[name] != given[name] for name in given), default=None)
+
+
+def output_dir() -> str:
+    """Where the process's TrainingArguments have Trainer write, absolute; empty where there are none, or several."""
+    cls = _loaded(ARGUMENTS)
+    made = [thing for thing, _ in _instances({cls: ""})] if cls is not None else []
+    found = {os.path.abspath(each.output_dir) for each in made if getattr(each, "output_dir", None)}
+    return found.pop() if len(found) == 1 else ""
 
 
 def differences(expected: Mapping[str, Any], seen: Mapping[str, Any]) -> list[str]:

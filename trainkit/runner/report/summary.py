@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from trainkit.planner.expected import EXPECTED
 from trainkit.recipe.schema.launching import ON_ACCELERATE
 from trainkit.runner.report.card_watch import CardWatch
 from trainkit.runner.report.exit_status import Verdict
+from trainkit.runner.report.own_results import own_results
 from trainkit.runner.report.progress import Progress
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.text import KIB, MIB, counted, format_duration, format_memory, format_rate, table
@@ -22,7 +24,7 @@ from trainkit.text import KIB, MIB, counted, format_duration, format_memory, for
 Summary = Mapping[str, Any]
 
 UNTRAINED = "the run was asked for 0 steps: it only evaluated"
-FOREIGN = "only the built-in trainer reports it; this run executed a program of its own"
+FOREIGN = "a program of its own says it in Trainer's result files, or by its steps in the proof, and this one does not"
 OWN_BATCH = "nobody gave it: it is the script's own"
 ELSEWHERE = "rank 0 reports it, in the run directory of its node"
 NO_STEP = "no step was left to run"
@@ -55,10 +57,13 @@ def build_summary(
     latest = progress.latest or {}  # for a run that has not finished
     known: dict[str, Any] = {**{name: latest.get(key) for name, key in LOGGED.items()}, **result}
     not_finite = result.pop("not_finite", ())
+    own = own_results(plan, layout, time.time() - seconds)
+    known |= own
     # An evaluation that was not asked for needs no reason.
     missing = [name for name in REPORTED if known.get(name) is None and not (result and name == "eval_loss")]
     return {
         **result,
+        **own,
         "exit_code": verdict.exit_code,
         "failure": verdict.failure,
         "why": verdict.why,
@@ -153,8 +158,11 @@ def _training(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "Steps", f"none, on {ranks}: only evaluated"
     elif steps is not None:
         nothing = "" if _has_stepped(summary) else "; nothing was left to train"
-        size = summary["global_batch"]
-        yield "Steps", f"{steps}{f' of {size} samples' if size else ''} on {ranks}{nothing}"
+        size, each = summary["global_batch"], summary.get("step_seconds")
+        pace = f", {each:.3g} s each" if isinstance(each, int | float) else ""
+        yield "Steps", f"{steps}{f' of {size} samples' if size else ''} on {ranks}{pace}{nothing}"
+    else:
+        yield "Ranks", ranks.partition(" rank")[0] + f" ({strategy})"
     if (seen := summary.get("in_force")) is not None:
         yield "In force", _in_force(seen, summary["world_size"])
     if found := summary.get("micro_search"):
@@ -208,6 +216,7 @@ def _losses(summary: Summary) -> Iterator[tuple[str, str]]:
         unit = "token" if "tokens" in corpus else "byte"
         final += f" nats per {unit} (unigram entropy of the corpus: {entropy:.4f})"
     yield "Final loss", final
+    yield "Mean loss", loss("mean_loss")
     evaluated, best = loss("eval_loss"), summary.get("best_eval_loss")
     if best is not None and best != summary.get("eval_loss"):
         evaluated += f" (lowest: {loss('best_eval_loss')} at step {summary.get('best_step')})"

@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import os
 import sys
+from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -23,12 +24,19 @@ def _step_aside() -> None:
 
 def _observe() -> None:
     expected, shown = (os.environ.pop(name, "") for name in ("TRAINKIT_EXPECTED", "TRAINKIT_SHOWN"))
-    place = os.path.join(os.path.dirname(_HERE), "observe.py")  # by its place: trainkit need not be importable here
-    spec = importlib.util.spec_from_file_location("trainkit_observe", place)
-    if expected and shown and spec and spec.loader:
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        module.watch(expected, shown)
+    if expected and shown:
+        _load("observe").watch(expected, shown, _load("steps").StepCounter)
+
+
+def _load(name: str) -> Any:
+    """A module of the folder above, by its place: trainkit need not be importable here."""
+    place = os.path.join(os.path.dirname(_HERE), f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"trainkit_{name}", place)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{place} cannot be loaded")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _run_the_hidden_one() -> None:

@@ -1,0 +1,111 @@
+"""What a run of a program of the user's own says of it: steps that were counted, and what Trainer wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from handmade_plans import make_plan
+
+from trainkit.plan.model import Choice, Plan, Text, Variable, text
+from trainkit.runner.report.own_results import own_results
+from trainkit.runner.report.summary import render_summary
+from trainkit.runner.rundir.layout import RunLayout
+
+LOG = [{"loss": 2.5, "step": 2}, {"eval_loss": 1.75, "step": 2}, {"loss": 1.5, "step": 4}, {"train_loss": 2.0}]
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> RunLayout:
+    """A run directory with an attempt."""
+    made = RunLayout(tmp_path / "runs/name/20260101-000000-abc")
+    made.attempt(1).shown.mkdir(parents=True)
+    return made
+
+
+def plan_of(kind: str, *words: str | Text, batch: int | None = None) -> Plan:
+    plan = make_plan(("python", "train.py", *words), "runs", ranks=2)
+    return replace(plan, program=Choice(kind, ""), batch=replace(plan.batch, global_=batch))
+
+
+def write(folder: Path, name: str, content: Any) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(json.dumps(content))
+
+
+def counted(layout: RunLayout, rank: int = 0, **seen: Any) -> None:
+    write(layout.attempt(1).shown, f"steps-rank-{rank}.json", seen)
+
+
+def test_the_steps_of_the_first_rank_are_told_with_their_time_but_for_the_first(layout: RunLayout) -> None:
+    counted(layout, 10, steps=3, seconds=9.0, first_seconds=1.0)
+    counted(layout, 9, steps=12, seconds=7.0, first_seconds=2.0)
+    assert own_results(plan_of("torch"), layout, 0.0) == {"steps": 12, "step_seconds": 0.5}
+    assert own_results(plan_of("accelerate", batch=32), layout, 0.0)["samples_per_second"] == 64
+    assert own_results(plan_of("builtin"), layout, 0.0) == {}
+    counted(layout, 9, steps=2, seconds=7.0, first_seconds=7.0)
+    assert own_results(plan_of("torch", batch=32), layout, 0.0) == {"steps": 2}
+    (layout.attempt(1).shown / "steps-rank-9.json").write_text("{")
+    assert own_results(plan_of("torch"), layout, 0.0) == {}
+
+
+@pytest.mark.parametrize("said", ["seen", "word", "words", "default"])
+def test_trainers_files_are_found_where_the_script_writes_them(layout: RunLayout, tmp_path: Path, said: str) -> None:
+    place = layout.root / "output" if said == "default" else tmp_path / "elsewhere"
+    more: tuple[str | Text, ...] = ()
+    if said == "seen":
+        write(layout.attempt(1).shown, "rank-0.json", {"output_dir": str(place)})
+    elif said == "word":
+        more = (f"--output_dir={place}",)
+    elif said == "words":
+        more, place = ("--output_dir", text(Variable.RUN_DIR, "/here")), layout.root / "here"
+    counted(layout, steps=3, seconds=9.0, first_seconds=1.0)
+    write(place, "trainer_state.json", {"global_step": 4, "log_history": LOG})
+    write(place, "train_results.json", {"train_loss": 2.0, "train_runtime": 8.0, "train_samples_per_second": 16.0})
+
+    assert own_results(plan_of("hf", *more), layout, time.time() - 5) == {
+        "steps": 4,
+        "step_seconds": 8.0,
+        "final_loss": 1.5,
+        "eval_loss": 1.75,
+        "mean_loss": 2.0,
+        "train_seconds": 8.0,
+        "samples_per_second": 16.0,
+    }
+    assert own_results(plan_of("torch", *more), layout, time.time() - 5) == {"steps": 3, "step_seconds": 8.0}
+
+
+def test_the_newest_checkpoint_tells_of_a_script_that_saves_no_state_of_its_own(layout: RunLayout) -> None:
+    output = layout.root / "output"
+    for step in (2, 10, 4):
+        write(output / f"checkpoint-{step}", "trainer_state.json", {"global_step": step, "log_history": LOG[:1]})
+    assert own_results(plan_of("hf"), layout, time.time() - 5) == {"steps": 10, "final_loss": 2.5}
+    counted(layout, steps=12, seconds=1.0, first_seconds=1.0)
+    assert own_results(plan_of("hf"), layout, time.time() - 5)["steps"] == 12
+
+
+def test_files_of_an_earlier_run_and_damaged_ones_tell_nothing(layout: RunLayout) -> None:
+    output = layout.root / "output"
+    write(output, "trainer_state.json", {"global_step": 4, "log_history": LOG})
+    write(output, "all_results.json", {"eval_loss": 3.0})
+    assert own_results(plan_of("hf"), layout, time.time() - 5)["eval_loss"] == 3.0
+    for file in output.iterdir():
+        os.utime(file, (1.0, 1.0))
+    assert own_results(plan_of("hf"), layout, time.time() - 5) == {}
+    write(output, "trainer_state.json", {"global_step": "four", "log_history": [7, {"loss": "low"}, {"loss": True}]})
+    write(output, "eval_results.json", ["eval_loss"])
+    assert own_results(plan_of("hf"), layout, time.time() - 5) == {}
+
+
+def test_what_is_known_is_shown() -> None:
+    summary = {"wall_seconds": 9.0, "strategy": "ddp", "launcher": "torchrun", "world_size": 2, "global_batch": None}
+    assert "Ranks          2 (ddp, torchrun)" in render_summary(summary, Path("run"))
+    known = {"steps": 12, "step_seconds": 0.512345, "final_loss": 1.5, "mean_loss": 2.0, "eval_loss": 1.75}
+    shown = render_summary({**summary, **known}, Path("run"))
+    assert "Steps            12 on 2 ranks (ddp, torchrun), 0.512 s each\n" in shown
+    assert "Final loss       1.5000\nMean loss        2.0000\nEvaluation loss  1.7500\n" in shown
