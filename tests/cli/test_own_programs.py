@@ -80,7 +80,10 @@ def test_words_in_front_are_trainkits_and_words_behind_are_the_programs(trainkit
 
 
 def test_a_script_is_one_process_unless_words_in_front_ask_for_more(trainkit: Trainkit, folder: Path) -> None:
-    assert planned(trainkit, folder, "train.py")["topology"]["world_size"] == 1
+    alone = planned(trainkit, folder, "train.py")["topology"]
+    assert [(group["processes"], group["devices"]) for group in alone["groups"]] == [(1, [str(n) for n in range(8)])]
+    two = planned(trainkit, folder, "--nproc_per_node", "2", "train.py")["topology"]
+    assert two == planned(trainkit, folder, "torchrun", "--nproc_per_node", "2", "train.py")["topology"]
     assert planned(trainkit, folder, "--with", "strategy/ddp", "train.py")["topology"]["world_size"] == 8
     assert planned(trainkit, folder, "--with", "strategy/fsdp", "-m", "pkg.main")["strategy"]["kind"] == "fsdp"
     assert "given by flag --nproc_per_node 2" in explained(
@@ -94,6 +97,11 @@ def test_a_value_is_explained_by_the_words_of_the_command(trainkit: Trainkit, fo
     assert 'program.kind = "hf"' in explained(trainkit, folder, "on_trainer.py")
     assert 'name = "on_trainer"' in explained(trainkit, folder, "on_trainer.py")
     assert 'program.kind = "torch"' in explained(trainkit, folder, "program.kind=torch", "on_trainer.py", "--bf16")
+
+
+def test_what_sounds_like_a_secret_may_be_said_to_be_none(trainkit: Trainkit, folder: Path) -> None:
+    words = ("program.public=[sort_key]", "train.py", "--sort_key=abcdefgh12345678")
+    assert planned(trainkit, folder, *words)["commands"][0]["argv"][-1] == words[-1]
 
 
 def test_a_shell_script_and_a_quoted_line_are_read_as_import_reads_them(trainkit: Trainkit, folder: Path) -> None:
@@ -121,7 +129,7 @@ def test_a_shell_script_and_a_quoted_line_are_read_as_import_reads_them(trainkit
         ("torchrun --nprocs_per_node 2 train.py", "torchrun has no flag --nprocs_per_node", "--nproc_per_node?"),
         ("--nprocs_per_node 2 train.py", "unknown flag --nprocs_per_node", "did you mean --nproc_per_node?"),
         ("torchrun", "the command names no program", "train.py"),
-        ("train.py --hub_token abcdefgh12345678", "--hub_token is a secret by its name", "export it as HUB_TOKEN"),
+        ("train.py --hub_token abcdefgh12345678", "--hub_token is a secret by its name", "program.public=[hub_token]"),
         ("quickstart train.py", "train.py", ""),
     ],
 )

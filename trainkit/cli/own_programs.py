@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import os
 import posixpath
+import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.machinery import all_suffixes
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -20,9 +21,9 @@ from trainkit.recipe.layers.secrets import mask_words, secret_arguments
 from trainkit.recipe.resolved import MadeRecipe
 
 if TYPE_CHECKING:
+    from trainkit.frameworks.base.draft import Draft
     from trainkit.recipe.layers.assignment import Assignment
 
-KIND = "program.kind="
 PROCESSES = ("nproc_per_node", "num_processes", "num_gpus", "nodes.processes_per_node", "nodes.count")
 
 
@@ -35,36 +36,53 @@ def made_recipe(
     the recipe; the kind of the program, and how many processes there are, also tell how the command is read.
     Raises UsageError and RecipeError.
     """
-    from trainkit.convert.importing import read_words
+    from trainkit.convert.importing import read_words, recipe_text
     from trainkit.frameworks.base.draft import ImportContext
 
-    _refuse_secrets(words)
+    public = _listed(overrides, "program.public")
+    _refuse_secrets(words, public)
     shown, is_bare = shlex.join(mask_words(words)), words[0].endswith(PYTHON) or words[0] == MODULE
     argv, more = _command(words, is_bare=is_bare)
-    kind = next((each.partition("=")[2] for each in reversed(overrides) if each.startswith(KIND)), None)
-    context = ImportContext(disk, cwd, os.environ, library=tuple(filter(None, sys.path)))
-    target = posixpath.join(cwd, "recipe.yaml")
-    read = read_words(argv, context, target, program=more, kind=kind)
+    kind = next(iter(_listed(overrides, "program.kind")), None)
+    context = ImportContext(disk, cwd, os.environ, public, tuple(filter(None, sys.path)))
+    read = read_words(argv, context, posixpath.join(cwd, "recipe.yaml"), program=more, kind=kind)
     if read.folder != cwd:
         what = f"the command runs in the folder {seen_from(cwd, read.folder)}"
         raise UsageError(what, hint=f"cd {shlex.quote(read.folder)}, and call trainkit there")
-    settings, text = read.draft.settings, read.text
-    if found := list(_wrong(settings, disk, cwd)):
+    draft, text = read.draft, read.text
+    if found := list(_wrong(draft.settings, disk, cwd)):
         raise RecipeError(found)
-    origins = {key: each.origin for key, each in settings.items()}
-    several = _several(overrides) if is_bare and "strategy.kind" not in origins else None
-    if several:
-        text, origins["strategy.kind"] = f"{text}strategy: {{kind: ddp}}\n", several
-    remarks = [Diagnostic("note", each.rstrip(".")) for each in read.draft.remarks]
-    return MadeRecipe(shown, text, origins), remarks
+    if is_bare and (several := _several(overrides)):
+        _spread(draft, several)
+        text = recipe_text(draft, cwd)
+    remarks = [Diagnostic("note", each.rstrip(".")) for each in draft.remarks]
+    return MadeRecipe(shown, text, {key: each.origin for key, each in draft.settings.items()}), remarks
 
 
-def _refuse_secrets(words: Sequence[str]) -> None:
+def _listed(overrides: Sequence[str], key: str) -> frozenset[str]:
+    """The words that the last override of a key lists, or its one word."""
+    given = next((each.partition("=")[2] for each in reversed(overrides) if each.startswith(f"{key}=")), "")
+    return frozenset(re.findall(r"[\w.-]+", given))
+
+
+def _spread(draft: Draft, several: Origin) -> None:
+    """Several processes where `python` would start one: a replica in each, and as many cards."""
+    if draft.get("strategy.kind") is None:
+        draft.set("strategy.kind", "ddp", several)
+    cards = draft.settings.get("devices.select")
+    if cards is not None and cards.origin.source == "python":
+        draft.forget("devices.select")
+
+
+def _refuse_secrets(words: Sequence[str], public: Collection[str]) -> None:
     for position in secret_arguments(words):
         flag = words[position if "=" in words[position] else position - 1].partition("=")[0]
-        what = f"{flag} is a secret by its name, written out in the command"
-        hint = f"export it as {flag.strip('-').replace('-', '_').upper()}, where the program reads it there"
-        raise UsageError(Diagnostic("error", what, why="plans and run directories are kept and shared", hint=hint))
+        if (name := flag.lstrip("-")) not in public:
+            what = f"{flag} is a secret by its name, written out in the command"
+            hint = (
+                f"export it, where the program reads it there; where it is none, put program.public=[{name}] in front"
+            )
+            raise UsageError(Diagnostic("error", what, why="plans and run directories are kept and shared", hint=hint))
 
 
 def _command(words: Sequence[str], *, is_bare: bool) -> tuple[list[str], list[str]]:

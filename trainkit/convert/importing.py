@@ -112,10 +112,10 @@ def read_words(
         context = _read_words(draft, context, words, program, kind=kind, lines=lines or Lines())
     if draft.problems:
         raise RecipeError(draft.problems)
-    text = _recipe_text(draft, posixpath.dirname(target), modeline)
+    text = recipe_text(draft, posixpath.dirname(target), modeline)
     resolved = _resolved(draft, context, target, text)
     if _leave_out(draft, resolved):
-        text = _recipe_text(draft, posixpath.dirname(target), modeline)
+        text = recipe_text(draft, posixpath.dirname(target), modeline)
         _resolved(draft, context, target, text)
     return Imported(text, draft, context.cwd)
 
@@ -204,7 +204,7 @@ def _resolved(draft: Draft, context: ImportContext, target: str, text: str) -> R
         raise RecipeError(found) from error
 
 
-def _recipe_text(draft: Draft, folder: str, modeline: str = "") -> str:
+def recipe_text(draft: Draft, folder: str, modeline: str = "") -> str:
     """The recipe. folder: where it will lie (absolute), from which it names files."""
     settings = {key: each.value for key, each in draft.settings.items()}
     for key, value in settings.items():
