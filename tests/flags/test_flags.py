@@ -220,7 +220,9 @@ def test_processes_of_all_machines_are_divided_by_the_machines(solve: Solve, ref
         (("--bf16=1",), "--bf16 takes true or false", "--bf16=false"),
         (("--bf16", "--fp16"), "contradict", "keep one"),
         (("--fsdp", "hybrid_shard auto_wrap"), "--fsdp hybrid_shard cannot be run", "full_shard"),
-        (("--fsdp", "no_shard"), "--fsdp no_shard cannot be run", "strategy.kind=ddp"),
+        (("--fsdp", "no_shard offload"), "--fsdp no_shard cannot be run", "strategy.kind=ddp"),
+        (("--fsdp", "full shard"), "does not know 'full'", "did you mean full_shard?"),
+        (("--fsdp", "shard grad op auto_wrap"), "does not know 'shard'", "did you mean shard_grad_op?"),
         (("--fsdp", "full_shard shard_grad_op"), "both full_shard and shard_grad_op", "keep one"),
         (("--fsdp", "full_shrad"), "does not know 'full_shrad'", "full_shard"),
         (("word",), "neither a flag nor key=value", "key=value"),
@@ -266,9 +268,12 @@ def test_a_wrong_override_is_one_error_that_shows_the_words(
         ({"fsdp_version": 2, "use_orig_params": True, "xla": False}, {"version": 2, "use_orig_params": True}),
         ({"version": 1, "backward_prefetch": "BACKWARD_POST"}, {"version": 1, "backward_prefetch": "backward_post"}),
         (
-            {"forward_prefetch": True, "limit_all_gathers": False},
-            {"forward_prefetch": True, "limit_all_gathers": False},
+            {"forward_prefetch": "True", "limit_all_gathers": "false"},
+            {"version": 1, "forward_prefetch": True, "limit_all_gathers": False},
         ),
+        ({"fsdp_backward_prefetch": "backward_pre"}, {"backward_prefetch": "backward_pre"}),
+        ({"fsdp_backward_prefetch": "backward_pos"}, {"version": 1, "backward_prefetch": "backward_post"}),
+        ({"use_orig_params": "False", "version": 1}, {"version": 1, "use_orig_params": False}),
         ({"fsdp_state_dict_type": "FULL_STATE_DICT"}, {"state_dict_type": "full"}),
         (
             {"sync_module_states": True, "cpu_ram_efficient_loading": False},
@@ -281,6 +286,15 @@ def test_the_fsdp_file_is_brought_over_key_by_key(
 ) -> None:
     resolved = solve({"r.yaml": SHORT, "f.json": json.dumps(config)}, overrides=("--fsdp_config", "f.json"))
     assert resolved.tree["strategy"] == {"kind": "fsdp", **expected}
+
+
+@pytest.mark.parametrize("words", ["no_shard", "no_shard auto_wrap"])
+def test_fsdp_without_shards_is_plain_data_parallelism(solve: Solve, words: str) -> None:
+    assert solve(FILES, overrides=("--fsdp", words)).tree["strategy"] == {"kind": "ddp"}
+    for line in (("--fsdp", words, "--fsdp_config", "fsdp.json"), ("--fsdp_config", "fsdp.json", "--fsdp", words)):
+        resolved = solve(FILES, overrides=line)
+        assert resolved.tree["strategy"] == {"kind": "ddp"}
+        assert "says nothing of plain data parallelism" in resolved.warnings[0].what
 
 
 @pytest.mark.parametrize(
@@ -331,7 +345,7 @@ def test_activation_checkpointing_in_the_fsdp_file_is_the_recipes_own(solve: Sol
         ("sharding_strategy", "3", "plain data parallelism"),
         ("cpu_offload", '"yes"', "true or false"),
         ("min_num_params", '"5"', "number of parameters"),
-        ("use_orig_params", '"false"', "true or false"),
+        ("use_orig_params", '"maybe"', "true or false"),
         ("state_dict_type", '["FULL_STATE_DICT"]', "strategy.state_dict_type has no such value"),
     ],
 )

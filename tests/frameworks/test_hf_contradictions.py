@@ -211,8 +211,54 @@ def test_a_hub_strategy_that_cannot_be_resumed_from_and_names_that_are_gone_are_
 
     assert "no optimizer state" in warned({"push_to_hub": True})[0]
     assert warned({"push_to_hub": True, "hub_strategy": "checkpoint"}) == []
-    assert "no longer have overwrite_output_dir" in warned(["--overwrite_output_dir"])[0]
-    assert warned(["--overwrite_output_dir"], transformers="4.57.6") == []
+    assert "no longer have" in warned(["--logging_dir", "logs"])[0]
+    assert warned(["--logging_dir", "logs"], transformers="4.57.6") == []
+
+
+@pytest.mark.parametrize(
+    ("words_given", "older", "newest"),
+    [
+        (["--overwrite_output_dir"], None, []),
+        (["--no_cuda", "True"], None, ["--use_cpu", "True"]),
+        (["--evaluation_strategy", "epoch"], ["--eval_strategy", "epoch"], ["--eval_strategy", "epoch"]),
+        (["--per_gpu_eval_batch_size=4"], None, ["--per_device_eval_batch_size", "4"]),
+        (["--warmup_ratio", "0.03"], None, ["--warmup_steps", "0.03"]),
+        (["--warmup_steps", "5", "--warmup_ratio", "0.03"], None, ["--warmup_steps", "5"]),
+        (["--group_by_length", "yes"], None, ["--train_sampling_strategy", "group_by_length"]),
+        (["--group_by_length", "False"], None, []),
+        (["--fp16_backend", "auto", "--half_precision_backend", "apex"], None, ["--half_precision_backend", "apex"]),
+        (["--push_to_hub", "--hub_strategy", "checkpoint"], None, None),
+        (["--", "--no_cuda"], None, None),
+    ],
+)
+def test_the_programs_own_words_are_those_of_the_installed_version(
+    plan: Callable[..., Plan], words_given: list[str], older: list[str] | None, newest: list[str] | None
+) -> None:
+    def own(version: str) -> list[str]:
+        program = [str(word) for word in plan(CPU, words(words_given), transformers=version).commands[0].program]
+        added = ("--use_cpu", "True") if "--no_cuda" not in words_given[0] else ()
+        end = program.index("--") if "--" in program else len(program)
+        return [each for each in program[2 : program.index("--output_dir")] if each not in added] + program[end:]
+
+    assert own("4.57.6") == (older or words_given)
+    assert own("5.23.0") == (words_given if newest is None else newest)
+
+
+def test_what_is_left_out_or_said_otherwise_is_a_remark(plan: Callable[..., Plan]) -> None:
+    made = plan(CPU, words(["--overwrite_output_dir", "--warmup_ratio", "0.1"]))
+    said = [each.what for each in blockers(made, "note")]
+    assert "has no --overwrite_output_dir: it is left out" in said[0]
+    assert "--warmup_ratio 0.1 reaches it as --warmup_steps 0.1" in said[1]
+
+
+def test_a_flag_that_the_script_declares_itself_stays(layered: Layered, machine: Machine) -> None:
+    def last(source: str) -> str:
+        resolved = replace(layered(HF, CPU, words(["--warmup_ratio", "0.1"])), script=source)
+        return str(build_plan(resolved, machine(packages=PACKAGES)).plan.commands[0].program[2])
+
+    assert last("class A:\n    warmup_ratio: float = 0.1\n") == "--warmup_ratio"
+    assert last("parser.add_argument('--warmup_ratio')") == "--warmup_ratio"
+    assert last("training_args.warmup_ratio") == "--warmup_steps"
 
 
 def test_a_short_form_of_a_flag_that_the_plan_gives_is_a_warning(plan: Callable[..., Plan]) -> None:

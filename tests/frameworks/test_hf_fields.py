@@ -19,8 +19,9 @@ from trainkit.frameworks.base.argv_reader import script_flags
 from trainkit.frameworks.base.fields import UNSET, Unsupported, setting
 from trainkit.frameworks.hf_trainer import optimizer
 from trainkit.frameworks.hf_trainer.argv_reader import newest
-from trainkit.frameworks.hf_trainer.fields import BY_NAME, FIELDS, GONE, Argument
+from trainkit.frameworks.hf_trainer.fields import BY_NAME, FIELDS, Argument
 from trainkit.frameworks.hf_trainer.fsdp_config import file, read_fsdp_config
+from trainkit.frameworks.hf_trainer.gone import GONE
 from trainkit.machine.facts import Facts
 from trainkit.optimizers import OPTIMIZERS
 from trainkit.plan.context import Context

@@ -75,6 +75,7 @@ def override_layers(
     given = frozenset(each.flag.name for each in used if each.flag)
     # Other words of this line that decide whom a flag is for: they are no layer yet, so they are read as typed.
     typed = {each.key: each.value for each in used if each.key in ("program.kind", ARGUMENTS)}
+    typed |= {f"--{each.flag.name}": each.value for each in used if each.flag and each.flag.name == "fsdp"}
     found += _rivals(used, strength)
     layers = []
     for each in used:

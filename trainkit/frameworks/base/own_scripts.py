@@ -35,14 +35,16 @@ def reason(context: Context) -> str:
     return f"{described(context)}, on {PROGRAMS[context.recipe.program.kind].DETECTION.library}"
 
 
-def argv(context: Context, more: tuple[Token, ...] = ()) -> tuple[Token, ...]:
+def argv(context: Context, more: tuple[Token, ...] = (), own: tuple[Token, ...] | None = None) -> tuple[Token, ...]:
     """Interpreter, script or module, and its arguments, written so that the launcher hands them on unchanged.
 
-    more: arguments that the plan adds. What follows a bare `--` is no flag, so they come before it.
+    own: its arguments, where they are not program.args as they are. more: arguments that the plan adds. What follows a
+    bare `--` is no flag, so they come before it.
     """
     program, launcher = context.recipe.program, LAUNCHERS[context.launcher]
     # Launchers change some words on the way (torchrun fills in macros), so each is escaped for the chosen one.
-    own = tuple(token(word, keys=(key,)) for word, key in arguments(program.args))
+    if own is None:
+        own = tuple(token(word, keys=(key,)) for word, key in arguments(program.args))
     end = next((place for place, word in enumerate(own) if str(word.text) == "--"), len(own))
     target = _target(context)
     if program.local_rank:

@@ -7,13 +7,20 @@ Of torch_xla's FSDP, transformers 4.57.6 and 5.23.0 read the same keys: `xla`, `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from trainkit.errors import Diagnostic, Origin
 from trainkit.frameworks.base.fields import UNSET, Field, Settings, Unsupported, by_name, chosen, said, setting
-from trainkit.frameworks.base.fsdp_settings import CHECKPOINTING, FIELDS, read_settings, recomputes, switch
+from trainkit.frameworks.base.fsdp_settings import (
+    CHECKPOINTING,
+    FIELDS,
+    FIRST_VERSION,
+    read_settings,
+    recomputes,
+    switch,
+)
 from trainkit.frameworks.hf_trainer.versions import can, version
 from trainkit.frameworks.torch_xla import on_xla
 from trainkit.plan.context import Context
@@ -22,6 +29,7 @@ from trainkit.recipe.layers.assignment import Assignment
 from trainkit.recipe.schema import Fsdp
 
 CONFIG = "fsdp_config.json"
+YES, NO = ("y", "yes", "t", "true", "on", "1"), ("n", "no", "f", "false", "off", "0")  # training_args.py: str_to_bool
 SWITCH = "fsdp is a switch"
 
 
@@ -40,9 +48,32 @@ def _if_said(context: Context) -> Any:
     return recomputes(context) if said(context, CHECKPOINTING) else UNSET
 
 
+# Keys that Trainer reads as str_to_bool(str(value)): the words of a JSON file count as what they say.
+WORDED = (
+    *("activation_checkpointing", "cpu_ram_efficient_loading", "reshard_after_forward", "forward_prefetch"),
+    *("use_orig_params", "sync_module_states", "limit_all_gathers"),
+)
+MISSPELT = "backward_pos"  # in transformers' documentation, which means backward_post
+
+
+def _as_trainer_reads(field: Field) -> Field:
+    """The field with what Trainer accepts of values that are no true and false."""
+    if field.name not in (*WORDED, "backward_prefetch"):
+        return field
+
+    def decode(value: Any) -> Settings | Unsupported:
+        word = value.strip().lower() if isinstance(value, str) else ""
+        if field.name == "backward_prefetch":
+            return field.decode("backward_post" if word == MISSPELT else value)
+        return field.decode(word in YES if word in (*YES, *NO) else value)
+
+    return replace(field, decode=decode)
+
+
 _ALONE = "Trainer follows it beside xla: true alone"
+_READ = tuple(map(_as_trainer_reads, FIELDS))
 TORCH: tuple[Field, ...] = (
-    *(replace(each, encode=_if_said) if each.name == "activation_checkpointing" else each for each in FIELDS),
+    *(replace(each, encode=_if_said) if each.name == "activation_checkpointing" else each for each in _READ),
     _only("xla", False, "true or false is expected"),
     _only("xla_fsdp_v2", False, _ALONE),
     _only("xla_fsdp_grad_ckpt", False, f"{_ALONE}, and a wrap policy"),
@@ -119,12 +150,21 @@ def read_fsdp_config(
     """Assignments for every key of the file, with positions in it; a key that cannot be brought over is an error."""
     written = {name.removeprefix("fsdp_"): name for name in tree}
     if tree.get(written.get("xla", "")) is not True:
-        return read_settings(tree, _BY_NAME, place, "--fsdp_config")
+        assignments, found = read_settings(tree, _BY_NAME, place, "--fsdp_config")
+        return [*_first_version(assignments, written), *assignments], found
     second = tree.get(written.get("xla_fsdp_v2", "")) is True
     implied: dict[str, Any] = {"strategy.version": 2 if second else 1}
     if not {field.name for field in _WRAPPING} & written.keys():
         implied["strategy.auto_wrap"] = "transformer"  # whatever the words of --fsdp
     # Trainer reads the version for torch's FSDP alone.
     read = {name: value for name, value in tree.items() if name != written.get("version")}
-    assignments, found = read_settings(read, {**by_name(FIELDS), **by_name(XLA)}, place, "--fsdp_config")
+    assignments, found = read_settings(read, {**by_name(_READ), **by_name(XLA)}, place, "--fsdp_config")
     return [*(Assignment(key, each, place(written["xla"])) for key, each in implied.items()), *assignments], found
+
+
+def _first_version(assignments: Sequence[Assignment], written: Mapping[str, str]) -> Iterator[Assignment]:
+    """Version 1 for settings that only it has, in a file that names no version."""
+    asking = (each for each in assignments if each.key.removeprefix("strategy.") in FIRST_VERSION)
+    only = (each for each in asking if each.value != FIRST_VERSION[each.key.removeprefix("strategy.")])
+    if "version" not in written and (first := next(only, None)):
+        yield Assignment("strategy.version", 1, first.origin)

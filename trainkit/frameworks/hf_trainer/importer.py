@@ -15,8 +15,9 @@ from trainkit.frameworks.base.fsdp_settings import only_by_size
 from trainkit.frameworks.hf_trainer import optimizer
 from trainkit.frameworks.hf_trainer.argv_reader import newest, shown, written
 from trainkit.frameworks.hf_trainer.deepspeed import import_base
-from trainkit.frameworks.hf_trainer.fields import BY_GONE_NAME, BY_NAME, FIELDS, GONE, Argument
-from trainkit.frameworks.hf_trainer.fsdp_config import read_fsdp_config
+from trainkit.frameworks.hf_trainer.fields import BY_NAME, FIELDS, Argument
+from trainkit.frameworks.hf_trainer.fsdp_config import MISSPELT, read_fsdp_config
+from trainkit.frameworks.hf_trainer.gone import BY_GONE_NAME, GONE, remark
 from trainkit.recipe.layers.assignment import Assignment, read_value
 from trainkit.recipe.layers.paths import absolute
 from trainkit.recipe.yaml.reader import compose_bytes
@@ -83,7 +84,7 @@ def read_program(draft: Draft, context: ImportContext, argv: Sequence[str]) -> l
     for name, flag in reading.flags.items():
         old = BY_GONE_NAME.get(written(flag).removeprefix("--").replace("-", "_"))
         if old and name not in reading.taken:
-            draft.remark(f"transformers {old.until} and later have no --{old.name}: write {old.help}.")
+            draft.remark(remark(old))
     return [word for each in found if newest(each).name not in reading.taken for word in each.words]
 
 
@@ -156,7 +157,7 @@ def _fsdp(reading: Reading, name: str) -> None:
     if (flag.values and not words) or value in ("False", "false"):
         reading.taken.add(name)
         return
-    if "no_shard" in words:
+    if "no_shard" in words and "offload" not in words:
         reading.take(name, {"strategy.kind": "ddp"}, NO_SHARD)
         return
     if value in ("True", "true"):
@@ -198,6 +199,8 @@ def _fsdp_config(reading: Reading, name: str) -> None:
     said = {key.removeprefix("fsdp_"): each for key, each in tree.items()}
     if said.get("offload_params") and "cpu_offload" not in said:
         draft.remark(NOT_READ)
+    if str(said.get("backward_prefetch")).lower() == MISSPELT:
+        draft.remark(f"{MISSPELT} is read as backward_post, which transformers' documentation means by it.")
     by_size = said.get("auto_wrap_policy") == "SIZE_BASED_WRAP" or said.get("xla") is True
     if said.get("min_num_params") and not by_size:
         draft.remark(only_by_size("Trainer"))

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from trainkit.frameworks.base import own_scripts
-from trainkit.frameworks.base.argv_reader import script_flags
 from trainkit.frameworks.base.fields import UNSET, Unsupported, said_below
 from trainkit.frameworks.base.fsdp_settings import wrapping_notices
 from trainkit.frameworks.base.interface import Detection
 from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
-from trainkit.frameworks.hf_trainer import deepspeed, fsdp_config
+from trainkit.frameworks.hf_trainer import deepspeed, fsdp_config, gone
 from trainkit.frameworks.hf_trainer.argv_reader import (
     MARKS,
     SHARED_MARKS,
@@ -21,7 +20,7 @@ from trainkit.frameworks.hf_trainer.argv_reader import (
     says,
     written,
 )
-from trainkit.frameworks.hf_trainer.fields import BY_GONE_NAME, FIELDS, OUTPUT, Argument
+from trainkit.frameworks.hf_trainer.fields import FIELDS, OUTPUT, Argument
 from trainkit.frameworks.hf_trainer.support import REACH, problems
 from trainkit.frameworks.hf_trainer.versions import BEYOND, OLDEST, UNTIL, can, version
 from trainkit.frameworks.torch_xla import is_spmd, on_xla
@@ -30,7 +29,6 @@ from trainkit.machine.versions import at_least
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice, Variable
 from trainkit.plan.provenance import Source, SourcedFile, SourcedVariable, Token, token
-from trainkit.recipe.schema.launching import program_argv
 
 __all__ = ["REACH", "problems"]
 
@@ -59,7 +57,7 @@ def reason(context: Context) -> str:
 
 def argv(context: Context) -> tuple[Token, ...]:
     """Interpreter, script, the user's arguments and then the plan's: argparse lets the last of two count."""
-    return own_scripts.argv(context, tuple(_flags(context)))
+    return own_scripts.argv(context, tuple(_flags(context)), gone.own_words(context))
 
 
 def files(context: Context) -> tuple[SourcedFile, ...]:
@@ -80,11 +78,7 @@ def notices(context: Context) -> Iterator[Notice]:
     if at_least(installed, BEYOND):  # one that is missing or too old is a missing package
         what = f"transformers {installed} is newer than trainkit knows: its settings may have other names"
         yield Notice("blocker", what, f"pip install 'transformers<{BEYOND}'")
-    for flag in script_flags(program_argv(context.recipe.program.args)):
-        old = BY_GONE_NAME.get(flag.name)
-        if old and not old.known_to(installed):
-            what = f"TrainingArguments of transformers {installed} no longer have {written(flag).removeprefix('--')}"
-            yield Notice("warning", what, f"unless the script declares it itself, write {old.help}")
+    yield from gone.notices(context)
     push, pushed = own.get("push_to_hub"), own.get("hub_strategy")
     chosen = pushed.values[0] if pushed and pushed.values else "every_save"
     if push and push.switch is not False and chosen not in RESUMABLE:

@@ -14,6 +14,7 @@ from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.layers.paths import absolute
 
 _FSDP_WORDS = (*SHARDING, "auto_wrap", "offload")
+NO_SHARD = "no_shard"
 
 
 def fsdp(use: Use) -> Outcome:
@@ -22,12 +23,16 @@ def fsdp(use: Use) -> Outcome:
     if use.value is None or use.value.lower() == "true":
         return assignments, []
     words, key = use.value.replace(",", " ").split(), "strategy.sharding"
+    if NO_SHARD in words and not {"offload", *SHARDING} & set(words):  # plain data parallelism
+        return [use.assign("strategy.kind", "ddp")], []
     for word in words:
         if word in REFUSED:
             refused = REFUSED[word]
             return [], [use.error(f"--fsdp {word} cannot be run", refused.instead, why=refused.why, key=key)]
         if word not in _FSDP_WORDS:
-            hint = f"words are: {', '.join(_FSDP_WORDS)}"
+            known = (*_FSDP_WORDS, NO_SHARD)
+            joined = next((each for each in known if each in "_".join(words)), None)
+            hint = f"did you mean {joined}?" if joined else f"words are: {', '.join(known)}"
             return [], [use.error(f"--fsdp does not know {word!r}", hint, key="strategy")]
     if set(SHARDING) <= set(words):
         return [], [use.error("--fsdp names both full_shard and shard_grad_op", "keep one", key=key)]
@@ -41,6 +46,9 @@ def fsdp(use: Use) -> Outcome:
 
 def fsdp_config(use: Use) -> Outcome:
     """`--fsdp_config FILE`."""
+    if NO_SHARD in str(use.current("--fsdp") or "").replace(",", " ").split():
+        what = f"--fsdp_config says nothing of plain data parallelism, which --fsdp {NO_SHARD} is"
+        return [], [Diagnostic("warning", what, origin=use.origin, hint="leave --fsdp_config out")]
     file = _read_file(use)
     if isinstance(file, list):
         return [], file
