@@ -323,11 +323,19 @@ def _parsed(cases: Sequence[Case], version: str, environ: Mapping[str, str]) -> 
     return results
 
 
+def _promised(case: Case, version: str) -> dict[str, Any]:
+    """What the proof of a run would look for in TrainingArguments."""
+    (content,) = (file.content for file in _plan(case, version).files if file.path == "expected.json")
+    promised: dict[str, Any] = json.loads(content)["arguments"]
+    return promised
+
+
 def _differences(case: Case, result: Mapping[str, Any], version: str) -> list[str]:
     if "error" in result:
         return [result["error"]]
     names = OLD_NAMES if version == FOUR else {}
     said = [(f"field {key}", value, result["fields"][names.get(key, key)]) for key, value in case.fields.items()]
+    said += [(f"promised {key}", value, result["fields"].get(key)) for key, value in _promised(case, version).items()]
     said += [(f"fsdp {key}", value, (result["fsdp"] or {}).get(key)) for key, value in (case.fsdp or {}).items()]
     if "zero" in str(case.recipe.get("strategy", {}).get("kind")):
         said.append(("deepspeed mismatches", [], result["deepspeed"]["mismatches"]))

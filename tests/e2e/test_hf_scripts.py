@@ -33,11 +33,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def report(trainkit: Trainkit, folder: Path, *words: str) -> dict[str, Any]:
+def report(trainkit: Trainkit, folder: Path, *words: str, recipe: str = "recipe.yaml") -> dict[str, Any]:
     """What the script says of one run."""
     path = folder / "report.json"
     path.unlink(missing_ok=True)
-    done = trainkit("run", "recipe.yaml", *words, f"program.args.report={path}", timeout=220)
+    done = trainkit("run", recipe, *words, f"program.args.report={path}", timeout=220)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(path.read_text())
     return found
@@ -82,3 +82,50 @@ def test_a_script_that_makes_its_arguments_itself_is_not_said_to_run_as_planned(
     assert "max_steps 4 was planned, and the script's TrainingArguments hold 2" in done.stderr
     assert "learning_rate 0.01 was planned" in done.stderr
     assert "set program.kind to torch" in done.stderr
+
+
+def test_a_resume_that_does_not_happen_ends_the_run_and_one_that_does_is_seen(trainkit: Trainkit, folder: Path) -> None:
+    first = trainkit("run", "recipe.yaml", "name=cut", "train.steps=2", "checkpoint.every_steps=2", timeout=220)
+    assert first.returncode == 0, first.stderr
+    resuming = ("run", "recipe.yaml", "name=cut", "checkpoint.resume=auto")
+    done = trainkit(*resuming, timeout=220)
+    assert done.returncode == 0, done.stderr
+    assert "goes on from" in done.stderr
+    assert "output/checkpoint-2 (step 2)" in done.stderr
+    assert "as planned, seen in 1 rank: single, cpu, fp32, from step 2" in done.stderr
+
+    left = next(folder.glob("runs/cut/*/output/checkpoint-2"))
+    source = PROGRAM.read_text().replace("resume_from_checkpoint=training.resume_from_checkpoint", "")
+    (folder / "forgets.py").write_text(source)
+    done = trainkit(*resuming[:3], "program.script=forgets.py", f"checkpoint.resume={left}", timeout=220)
+    assert done.returncode == 1
+    assert "forgets.py names it nowhere" in done.stderr
+    assert "resuming at step 2 was planned, and Trainer starts at step 0" in done.stderr
+
+
+def test_a_script_that_writes_its_arguments_out_is_refused_before_the_run(trainkit: Trainkit, folder: Path) -> None:
+    own = PROGRAM.read_text().replace("data, training = parser.parse_args_into_dataclasses()", OWN_ARGUMENTS)
+    own = own.replace("HfArgumentParser((DataArguments, TrainingArguments))", "None").replace(
+        "    HfArgumentParser,", ""
+    )
+    (folder / "own.py").write_text(own)
+    (folder / "bare.yaml").write_text("version: 1\nprogram: {kind: hf, script: own.py}\ndevices: {type: cpu}\n")
+
+    done = trainkit("run", "bare.yaml", "--max_steps", "4", "--learning_rate", "0.1")
+    assert done.returncode == 2
+    assert "train.steps cannot reach own.py: it makes its TrainingArguments itself" in done.stderr
+    assert "optimizer.lr cannot reach own.py" in done.stderr
+    assert not (folder / "runs").exists()
+
+    done = trainkit("run", "bare.yaml", timeout=220)
+    assert done.returncode == 0, done.stderr
+    assert "as planned" in done.stderr
+
+
+def test_older_flags_of_the_guides_run_with_the_installed_version(trainkit: Trainkit, folder: Path) -> None:
+    (folder / "glue.py").write_text(PROGRAM.read_text())
+    words = "--do_train --learning_rate 2e-5 --max_steps 2 --per_device_train_batch_size 4 --output_dir out/mrpc/"
+    older = "--overwrite_output_dir --evaluation_strategy no --warmup_ratio 0.1 --no_cuda --save_strategy no"
+    done = trainkit("import", "--output", "glue.yaml", "python", "glue.py", *words.split(), *older.split())
+    assert done.returncode == 0, done.stderr
+    assert report(trainkit, folder, recipe="glue.yaml")["steps"] == 2

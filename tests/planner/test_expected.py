@@ -71,6 +71,7 @@ def test_the_numbers_that_the_script_is_told_are_promised_and_those_of_its_own_w
         "per_device_train_batch_size": 4,
         "max_steps": 3,
         "learning_rate": 0.01,
+        "tf32": False,
     }
     assert (promised(plan) or {})["arguments"] == numbers
 

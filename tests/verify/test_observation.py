@@ -81,11 +81,56 @@ def test_numbers_that_a_script_does_not_take_from_its_command_line_end_it(tmp_pa
     assert "max_steps 3 was planned, and the script's TrainingArguments hold 4" in done.stderr
 
 
-@pytest.mark.parametrize("made", ["beside, made = TrainingArguments(4), Derived(3)", "made = None"])
-def test_arguments_as_told_or_none_at_all_are_no_difference(tmp_path: Path, made: str) -> None:
+def test_arguments_as_told_are_no_difference_whatever_is_beside_them(tmp_path: Path) -> None:
+    made = "beside, made = TrainingArguments(4), Derived(3)"
     done = run(tmp_path, f"{ARGUMENTS}{made}\n{STEP}", promise(arguments={"max_steps": 3}))
 
     assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
+
+
+def test_words_and_switches_are_compared_as_they_are_written(tmp_path: Path) -> None:
+    enum = "import enum\nclass Kind(enum.Enum):\n    LINE = 'linear'\nmade = TrainingArguments(Kind.LINE)"
+
+    assert run(tmp_path, f"{ARGUMENTS}{enum}\n{STEP}", promise(arguments={"max_steps": "linear"})).returncode == 0
+    done = run(tmp_path, f"{ARGUMENTS}made = Derived(True)\n{STEP}", promise(arguments={"max_steps": False}))
+    assert "max_steps False was planned, and the script's TrainingArguments hold True" in done.stderr
+
+
+def test_settings_for_a_script_without_such_arguments_end_it(tmp_path: Path) -> None:
+    done = run(tmp_path, f"{ARGUMENTS}{STEP}", promise(arguments={"max_steps": 3}))
+
+    assert done.returncode == observe.NOT_AS_PLANNED
+    assert "max_steps cannot have reached the script, which has no TrainingArguments" in done.stderr
+    assert run(tmp_path, STEP, promise(arguments={})).returncode == 0
+
+
+STATE = """
+import sys, types
+callbacks = types.ModuleType("transformers.trainer_callback")
+sys.modules |= {"transformers": types.ModuleType("transformers"), callbacks.__name__: callbacks}
+class TrainerState:
+    def __init__(self, global_step):
+        self.global_step = global_step
+callbacks.TrainerState = TrainerState
+"""
+
+
+@pytest.mark.parametrize(
+    ("planned", "step", "says"),
+    [
+        (40, 40, ""),
+        (40, 0, "resuming at step 40 was planned, and Trainer starts at step 0"),
+        (40, 20, "Trainer starts at step 20"),
+        (None, 20, ""),
+        (None, 0, "resuming was planned, and Trainer starts at step 0: hand resume_from_checkpoint to trainer.train()"),
+    ],
+)
+def test_a_resume_that_does_not_happen_ends_the_run(tmp_path: Path, planned: int | None, step: int, says: str) -> None:
+    done = run(tmp_path, f"{STATE}state = TrainerState({step})\n{STEP}", promise(resume={"step": planned}))
+
+    assert done.returncode == (observe.NOT_AS_PLANNED if says else 0), done.stderr
+    assert says in done.stderr
+    assert read(str(tmp_path / "shown" / "rank-0.json"))["step"] == step
 
 
 def test_an_exception_handler_of_the_program_does_not_keep_it_alive(tmp_path: Path) -> None:

@@ -50,8 +50,11 @@ def files(context: Context) -> tuple[SourcedFile, ...]:
         entries["on_difference"] = ("warn", Source(rule="the strategy is the program's own part"))
     if program == "hf":
         entries["arguments"] = ({}, Source())  # there even where none is given
-        for field, value, source in load("trainkit.frameworks.hf_trainer.program:numbers")(context):
+        for field, value, source in load("trainkit.frameworks.hf_trainer.program:promised")(context):
             entries[f"arguments.{field}"] = (value, source)
+        if context.resume.path is not None:
+            step = context.resume.step or None  # the name of a folder may not tell it
+            entries["resume"] = ({"step": step}, Source(("checkpoint.resume",)))
     return (json_file(EXPECTED, entries),)
 
 

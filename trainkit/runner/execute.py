@@ -103,6 +103,9 @@ def carry_out(request: RunRequest, console: Terminal) -> Ended:
         try:
             write_run_dir(layout, plan, bound, request.recipe_yaml, request.command_shell)
             console.say(f"run directory: {layout.root}")
+            if plan.resume.path is not None:
+                step = f" (step {plan.resume.step})" if plan.resume.step else ""
+                console.say(f"goes on from {plan.resume.path}{step}")
             spec = _spec(plan, layout, group, bound, started)
             # The guardian holds these too: should trainkit be killed, run and cards are not free before all is ended.
             locks = (lock, *cards.fds)

@@ -35,6 +35,7 @@ WRAPPERS = {
 ORDER = ("fsdp", "ddp", "dataparallel")
 ENGINE = "deepspeed.runtime.engine:DeepSpeedEngine"
 ARGUMENTS = "transformers.training_args:TrainingArguments"
+STATE = "transformers.trainer_callback:TrainerState"
 DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "no": "fp32"}
 MEANING = {
     "single": "this rank trains a model of its own, which nothing keeps in step with other ranks",
@@ -112,6 +113,8 @@ class Observer:
                 seen["arguments"] = arguments(given)
             if folder := output_dir():
                 seen["output_dir"] = folder
+            if (step := resumed_at()) is not None:
+                seen["step"] = step
             found, warns = differences(expected, seen), expected.get("on_difference") == "warn"
             seen |= {"differences": [], "warnings": found} if warns else {"differences": found}
         except Exception as error:  # noqa: BLE001 - the program must not fail with its observer; the account says why
@@ -246,14 +249,23 @@ def _dtype(parameters: Sequence[Any], engine: Any) -> str | None:
     return kept if mixed is not None or kept != "fp32" else None  # autocast may be at work beside fp32 weights
 
 
-def arguments(given: Mapping[str, float]) -> dict[str, Any] | None:
-    """What the process's TrainingArguments hold of the fields given; None where there are no TrainingArguments.
+def resumed_at() -> int | None:
+    """The optimizer steps that transformers' Trainer counts as done; None where there is no Trainer."""
+    cls = _loaded(STATE)
+    states = [thing for thing, _ in _instances({cls: ""})] if cls is not None else []
+    return max((int(each.global_step) for each in states), default=None)
+
+
+def arguments(given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the process's TrainingArguments hold of the fields given; None where that cannot be seen.
 
     Of several, those that differ least: a script may train something else beside.
     """
     cls = _loaded(ARGUMENTS)
     made = [thing for thing, _ in _instances({cls: ""})] if cls is not None else []
-    held = [{name: getattr(each, name, None) for name in given} for each in made]
+    held = [{name: _plain(getattr(each, name, None)) for name in given} for each in made]
+    if not held and not gc.get_freeze_count():  # frozen objects cannot be looked for
+        return {}
     return min(held, key=lambda each: sum(each[name] != given[name] for name in given), default=None)
 
 
@@ -263,6 +275,12 @@ def output_dir() -> str:
     made = [thing for thing, _ in _instances({cls: ""})] if cls is not None else []
     found = {os.path.abspath(each.output_dir) for each in made if getattr(each, "output_dir", None)}
     return found.pop() if len(found) == 1 else ""
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it: words of transformers' enumerations, and what else there may be as a text."""
+    value = getattr(value, "value", value)
+    return value if isinstance(value, str | int | float | bool | list | dict | None) else str(value)
 
 
 def differences(expected: Mapping[str, Any], seen: Mapping[str, Any]) -> list[str]:
@@ -277,7 +295,17 @@ def differences(expected: Mapping[str, Any], seen: Mapping[str, Any]) -> list[st
             continue  # one rank has no other to average with
         is_what = _meaning(actual, seen) if name == "strategy" else f"it is {actual}"
         found.append(f"{name.replace('_', ' ')} {accepted[0]} was planned, and {is_what}")
-    given, held = expected.get("arguments") or {}, seen.get("arguments") or {}
+    if (resume := expected.get("resume")) and (step := seen.get("step")) is not None:
+        promised = resume["step"]
+        if step != promised if promised else not step:
+            planned = f"resuming at step {promised}" if promised else "resuming"
+            instead = f"Trainer starts at step {step}: hand resume_from_checkpoint to trainer.train()"
+            found.append(f"{planned} was planned, and {instead}")
+    given, held = expected.get("arguments") or {}, seen.get("arguments")
+    if given and held == {}:
+        found.append(f"{', '.join(given)} cannot have reached the script, which has no TrainingArguments")
+        return found
+    held = held or {}
     other = [name for name in held if held[name] != given[name]]
     where = "the script's TrainingArguments hold"
     found += [f"{name} {given[name]} was planned, and {where} {held[name]}" for name in other]

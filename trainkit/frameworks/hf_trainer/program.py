@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from trainkit.frameworks.base import own_scripts
-from trainkit.frameworks.base.fields import UNSET, Unsupported, said_below
+from trainkit.frameworks.base.fields import said_below
 from trainkit.frameworks.base.fsdp_settings import wrapping_notices
 from trainkit.frameworks.base.interface import Detection
 from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
@@ -21,7 +21,8 @@ from trainkit.frameworks.hf_trainer.argv_reader import (
     written,
 )
 from trainkit.frameworks.hf_trainer.fields import FIELDS, OUTPUT, Argument
-from trainkit.frameworks.hf_trainer.support import REACH, problems
+from trainkit.frameworks.hf_trainer.script_source import resumes
+from trainkit.frameworks.hf_trainer.support import REACH, given_fields, problems
 from trainkit.frameworks.hf_trainer.versions import BEYOND, OLDEST, UNTIL, can, version
 from trainkit.frameworks.torch_xla import is_spmd, on_xla
 from trainkit.lazy import call
@@ -46,6 +47,8 @@ DETECTION = Detection(
 )
 # What --hub_strategy pushes with the optimizer's state.
 RESUMABLE = ("checkpoint", "all_checkpoints")
+# Fields that TrainingArguments do not keep as they were given, or that show in what is in force.
+REWRITTEN = frozenset({"use_cpu", "fsdp", "report_to", "lr_scheduler_kwargs", "resume_from_checkpoint"})
 IMPLIED = "the plan decides it, so the program is given it"
 XLA_OPTIMIZER = "an optimizer for torch_xla's FSDP"
 
@@ -89,8 +92,9 @@ def notices(context: Context) -> Iterator[Notice]:
         yield Notice("note", what, "checkpoint.resume auto does not look there")
     if context.resume.path is not None:  # TrainingArguments only hold the path, as their documentation says
         what = "Trainer leaves --resume_from_checkpoint to the script, which has to hand it to train()"
-        yield Notice("note", what)
-    for field, _ in _given(context):
+        lacks = "" if resumes(context.resolved.script) else f": {context.recipe.program.script} names it nowhere"
+        yield Notice("warning" if lacks else "note", f"{what}{lacks}", "the run ends where its first step is another")
+    for field, _ in given_fields(context):
         replaced = own.get(field.name)
         if isinstance(replaced, FileValue) and not agrees(replaced, field.encode(context)):
             keys = " and ".join(_keys(context, field)) or "the plan"
@@ -129,24 +133,11 @@ def _abbreviated(context: Context) -> Iterator[Notice]:
             yield Notice("warning", what, "write the flag in full, unless the script has one of this very name")
 
 
-def numbers(context: Context) -> Iterator[tuple[str, int | float, Source]]:
-    """What TrainingArguments must be seen to hold: field, value and what made it.
-
-    Words and switches are left out: TrainingArguments rewrite some of them.
-    """
-    for field, value in _given(context):
-        if isinstance(value, int | float) and not isinstance(value, bool):
+def promised(context: Context) -> Iterator[tuple[str, object, Source]]:
+    """What TrainingArguments must be seen to hold: field, value and what made it."""
+    for field, value in given_fields(context):
+        if field.name not in REWRITTEN:
             yield field.name_in(version(context)), value, Source(_keys(context, field) or field.keys[:1])
-
-
-def _given(context: Context) -> Iterator[tuple[Argument, object]]:
-    """The fields that the program is given, with their values; those that its own arguments set are theirs."""
-    own = own_flags(context.resolved)
-    for field in FIELDS:
-        free = field.name not in own or isinstance(own[field.name], FileValue)
-        value = field.encode(context) if free and field.is_given(context) else UNSET
-        if value is not UNSET and not isinstance(value, Unsupported):  # which `problems` has reported
-            yield field, value
 
 
 def _keys(context: Context, field: Argument) -> tuple[str, ...]:
@@ -155,7 +146,7 @@ def _keys(context: Context, field: Argument) -> tuple[str, ...]:
 
 def _flags(context: Context) -> Iterator[Token]:
     own = own_flags(context.resolved)
-    for field, value in _given(context):
+    for field, value in given_fields(context):
         keys = _keys(context, field)
         for word in (f"--{field.name_in(version(context))}", *rendered(value)):
             yield token(word, keys=keys, rule="" if keys else IMPLIED)

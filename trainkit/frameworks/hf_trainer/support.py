@@ -14,8 +14,10 @@ from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
 from trainkit.frameworks.deepspeed.fields import STRATEGY_KEYS
 from trainkit.frameworks.hf_trainer import deepspeed
 from trainkit.frameworks.hf_trainer.argv_reader import FileValue, agrees, own_error, own_flags, says, source, written
-from trainkit.frameworks.hf_trainer.fields import FIELDS
+from trainkit.frameworks.hf_trainer.fields import FIELDS, Argument
 from trainkit.frameworks.hf_trainer.fsdp_config import CONFIG, TORCH, XLA, is_chosen
+from trainkit.frameworks.hf_trainer.script_source import made_in_script
+from trainkit.frameworks.hf_trainer.versions import version
 from trainkit.frameworks.torch_xla import on_xla
 from trainkit.plan.context import Context
 from trainkit.plan.support import LAUNCHED, Reach, Table, no_way
@@ -95,6 +97,16 @@ DTYPES = ("float32", "float", "bfloat16", "float16", "half", "float64", "double"
 OWN = ("auto_wrap_policy", "auto_wrapper_callable")  # Trainer hands these over itself
 
 
+def given_fields(context: Context) -> Iterator[tuple[Argument, object]]:
+    """The fields that the program is given, with their values; those that its own arguments set are theirs."""
+    own = own_flags(context.resolved)
+    for field in FIELDS:
+        free = field.name not in own or isinstance(own[field.name], FileValue)
+        value = field.encode(context) if free and field.is_given(context) else UNSET
+        if value is not UNSET and not isinstance(value, Unsupported):  # which `problems` reports
+            yield field, value
+
+
 def problems(context: Context) -> Iterator[Diagnostic]:
     """Every error."""
     error = context.resolved.error
@@ -111,6 +123,7 @@ def problems(context: Context) -> Iterator[Diagnostic]:
         hint = f"leave {key} out, or set strategy.version to 1"
         yield error(key, what, hint, why="version 2 has no such setting")
     yield from _own_argv(context)
+    yield from _unread(context)
     if on_xla(context) and isinstance(context.recipe.strategy, Fsdp):
         yield from _of_xla(context, context.recipe.strategy)
 
@@ -180,6 +193,23 @@ def _own_argv(context: Context) -> Iterator[Diagnostic]:
         why = "HF's scripts read such a file only where nothing else is given, and the plan gives more"
         hint = "write its settings in the recipe, or in program.args one by one"
         yield error("program.args", what, hint, why=why)
+
+
+def _unread(context: Context) -> Iterator[Diagnostic]:
+    """Settings for which the script's source shows that its TrainingArguments do not come from a command line."""
+    made = made_in_script(context.resolved.script)
+    if made is None:
+        return
+    script, sharded = context.recipe.program.script, {"deepspeed": "strategy.kind"} if context.zero else {}
+    fields = {field.name_in(version(context)): field.keys for field, _ in given_fields(context)}
+    for name, keys in {**fields, **{name: (key,) for name, key in sharded.items()}}.items():
+        key = next((each for each in keys if context.resolved.given(each)), "")
+        if not key or name == "use_cpu" or (says := made.without_flag(name)) is None:  # a device shows by itself
+            continue
+        what = f"{key} cannot reach {script}: it makes its {made.name} itself"
+        hint = f"set {name} there, or make them with HfArgumentParser; program.kind: torch runs the script as it is"
+        why = f"line {made.line} {says}, and nothing in the script reads --{name}"
+        yield context.resolved.error(key, what, hint, why=why)
 
 
 def _of_xla(context: Context, strategy: Fsdp) -> Iterator[Diagnostic]:

@@ -183,12 +183,13 @@ def _in_force(seen: Summary, world_size: int) -> str:
         return f"not shown: {errors[0]}"
     facts = ("strategy", "device", "dtype")
     found = {", ".join(str(account[name]) for name in facts if account[name]) for account in seen.values()}
+    resumed = {f", from step {account['step']}" for account in seen.values() if account.get("step")}
     differs = any(account["differences"] or account.get("warnings") for account in seen.values())
     verdict = "not as planned" if differs else "as planned"
     unknown = "; the strategy is unknown" if any(account["strategy"] is None for account in seen.values()) else ""
     of = f" of {world_size}" if world_size > len(seen) else ""
     ranks = f"{len(seen)}{of} rank{'s' if world_size != 1 else ''}"
-    return f"{verdict}, seen in {ranks}: {'; '.join(sorted(found))}{unknown}"
+    return f"{verdict}, seen in {ranks}: {'; '.join(sorted(found))}{''.join(sorted(resumed))}{unknown}"
 
 
 def _micro_batch(found: Summary) -> str:
