@@ -11,7 +11,7 @@ from trainkit.frameworks.accelerate.fields import OFF, SETTINGS
 from trainkit.frameworks.base.draft import LAYER, Draft, FlagUse, ImportContext, read_flag
 from trainkit.frameworks.base.fields import Unsupported, by_name
 from trainkit.frameworks.base.foreign_file import open_foreign_file
-from trainkit.frameworks.base.fsdp_settings import FIELDS, FIRST_VERSION, only_by_size, read_settings
+from trainkit.frameworks.base.fsdp_settings import FIELDS, FIRST_VERSION, read_settings
 from trainkit.frameworks.deepspeed.config import leaves
 from trainkit.frameworks.deepspeed.fields import AUTO, FORMATS, formats
 from trainkit.frameworks.deepspeed.importer import take_apart
@@ -26,6 +26,11 @@ FSDP, ZERO = "fsdp_config", "deepspeed_config"
 FILE = f"{ZERO}.deepspeed_config_file"
 # What may be given beside a file.
 _BESIDE_FILE = ("deepspeed_config_file", "zero3_init_flag", "deepspeed_multinode_launcher")
+# Keys that one policy of wrapping reads (accelerate, utils/dataclasses.py: set_auto_wrap_policy).
+READ_BY = {
+    "fsdp_min_num_params": "SIZE_BASED_WRAP",
+    "fsdp_transformer_layer_cls_to_wrap": "TRANSFORMER_BASED_WRAP",
+}
 _NVME = "accelerate never hands NVMe paths to its workers; the recipe's is used"
 
 
@@ -100,11 +105,13 @@ def fsdp(config: ImportedConfig) -> None:
     offload = values.pop("fsdp_activation_checkpointing_offload", None)
     if offload and offload.value:
         draft.remark("fsdp_activation_checkpointing_offload has no key in a recipe: activations stay on the device.")
-    policy = str(values["fsdp_auto_wrap_policy"].value) if "fsdp_auto_wrap_policy" in values else ""
-    if "fsdp_min_num_params" in values and policy != "SIZE_BASED_WRAP":
-        config.remark(f"{FSDP}.fsdp_min_num_params", only_by_size("accelerate"))
-        if policy:
-            del values["fsdp_min_num_params"]
+    policy = str(values["fsdp_auto_wrap_policy"].value).upper() if "fsdp_auto_wrap_policy" in values else ""
+    for name, read_by in READ_BY.items():
+        if name in values and policy != read_by:
+            place = "" if policy else ", and none is given"
+            text = f"{name} is read beside fsdp_auto_wrap_policy {read_by} alone{place}: left out."
+            config.remark(f"{FSDP}.{name}", text)
+            del values[name]
     kind = config.origin("distributed_type")
     draft.set("strategy.kind", "fsdp", kind)
     words: dict[Any, Any] = {"true": True, "false": False}  # which accelerate reads in quotes too

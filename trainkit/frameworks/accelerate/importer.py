@@ -138,6 +138,10 @@ def interpret(config: ImportedConfig) -> int | None:
     if compiles and config.draft.get("strategy.kind") not in ("zero1", "zero2", "zero3"):
         for name in ("backend", "mode", "use_dynamic", "use_regional_compilation"):
             config.take(f"dynamo_config.dynamo_{name}")
+        if config.get("dynamo_config.dynamo_use_regional_compilation") is None:
+            origin = config.origin("dynamo_config.dynamo_backend")
+            reason = "accelerate compiles the model as a whole where use_regional_compilation is not given"
+            config.draft.set("efficiency.compile.scope", "model", origin, reason)
     _rest(config)
     return processes
 
