@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -81,6 +83,37 @@ def test_words_are_those_that_the_shell_makes(text: str) -> None:
     body = f"unset MISSING\n{BEFORE}python() {{ printf '%s\\n' python \"$@\"; }}\nexport -f python\n{text}"
     done = subprocess.run(["bash", "-c", body], capture_output=True, text=True, timeout=20, check=True)
     assert done.stdout.splitlines() == [word for word in TEXTS[text] if not word.startswith("CUDA_")]
+
+
+PIECES = [
+    "a", "--x", "=", "/", ".", ",", "1", "%", "^", "+", "@", ":", "é", "\\$", '\\"', "\\'", "$A", "${B}", "$UNSET",
+    "$@", "$#", "$1", "${UNSET:-z}", "${A:-z}", "${UNSET-}", "${B%.*}", "${B#*.}", "${B##*/}", "${#A}", "${E[@]}",
+    "${E[1]}", "${#E[@]}", "$((N+1))", "$((N*2-1))", "$(echo hi $A)", "$(basename $B)",
+]  # fmt: skip
+QUOTED = st.lists(st.sampled_from(["a", "  ", "$A", "${B}", "$UNSET", "'", '\\"', "\\$", "$((N+1))", "*", "é", "$1"]))
+MADE = st.lists(
+    st.one_of(
+        st.sampled_from(PIECES),
+        QUOTED.map(lambda pieces: f'"{"".join(pieces)}"'),
+        st.text('a $`"\\*#é', max_size=3).map(lambda text: f"'{text}'"),
+    ),
+    min_size=1,
+    max_size=4,
+).map("".join)
+
+
+@pytest.mark.cli
+@given(st.lists(MADE, max_size=4))
+def test_words_of_any_pieces_are_those_that_bash_makes(words: list[str]) -> None:
+    text = f"A='a b'; B=x/y.tar.gz; N=3; E=(one 'two three' four)\npython train.py {' '.join(words)}"
+    found = shell(text, path="go.sh", given=("p1", "p 2"))
+    assert not found.opened.parts
+    read = [re.sub(r"\$\{oc\.env:\w+(?:,([^}]*))?\}", lambda match: match[1] or "", word) for word in found.words]
+    body = f"set -- p1 'p 2'\npython() {{ printf '%s\\0' python \"$@\"; }}\n{text}"
+    environ = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(["bash", "-c", body], capture_output=True, timeout=20, check=True, env=environ)
+    # a variable that is not set is no word to Bash, and an empty one here
+    assert [word for word in read if word] == [word for word in done.stdout.decode().split("\0") if word]
 
 
 WORDS = st.lists(st.text(st.sampled_from("ab '\"\\$x{}()#=~;|&<>!\t-é"), min_size=0, max_size=8), max_size=5)

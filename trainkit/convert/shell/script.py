@@ -14,7 +14,7 @@ from trainkit.convert.shell.control import branches, in_shell, inner_text, is_ne
 from trainkit.convert.shell.scope import Scope
 from trainkit.convert.shell.syntax import argument_text, condition, error_in, line, parse, text
 from trainkit.convert.shell.values import Open, Reference, Value, text_of
-from trainkit.convert.shell.words import fields, value
+from trainkit.convert.shell.words import fields, first_word, value
 from trainkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -120,11 +120,8 @@ class Reader:
         self.scope.assign(text(name), (*old, *made) if added and isinstance(old, tuple) else made, written)
 
     def _assigned(self, node: Node) -> str:
-        """What is behind the equals sign: up to a blank, which the grammar does not see after some expansions."""
-        end = node.end_byte
-        while end < len(self.source) and self.source[end : end + 1] not in (b" ", b"\t", b"\n", b";", b"&", b"|", b")"):
-            end += 1
-        return self.source[node.start_byte : end].decode(errors="replace").partition("=")[2]
+        """What is behind the equals sign; the grammar ends it too early after some expansions."""
+        return first_word(self.source[node.start_byte :].decode(errors="replace").partition("=")[2])
 
     def _line(self, node: Node) -> int:
         return line(node) + self.first_line

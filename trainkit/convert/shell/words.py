@@ -19,8 +19,10 @@ from trainkit.convert.shell.values import Open, Part, Reference, Value, joined, 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-_EXPANSION = re.compile(r"(?P<length>#?)(?P<name>\w+|[@*#?!-])(?:\[(?P<index>[^\]]*)\])?(?P<rest>.*)", re.DOTALL)
-_SIMPLE = re.compile(r"\$([A-Za-z_]\w*|[0-9@*#?!$-])")
+_EXPANSION = re.compile(
+    r"(?P<length>#?)(?P<name>\w+|[@*#?!-])(?:\[(?P<index>[^\]]*)\])?(?P<rest>.*)", re.DOTALL | re.ASCII
+)
+_SIMPLE = re.compile(r"\$([A-Za-z_]\w*|[0-9@*#?!$-])", re.ASCII)
 _OTHERWISE = re.compile(r":?[-=?+]")
 _GLOB = re.compile(r"[*?]|\[.*\]")
 _CONTINUED = re.compile(r"\\\n")
@@ -50,6 +52,14 @@ def value(scope: Scope, written: str, line: int) -> Value:
     while reader.place < len(written):
         reader.step()
     return joined(tuple(reader.parts))
+
+
+def first_word(written: str) -> str:
+    """A text up to the first blank or separator that is not quoted."""
+    reader = _Words(Scope(), written, 0, splits=False)
+    while reader.place < len(written) and written[reader.place] not in " \t\n;&|)":
+        reader.step()
+    return written[: reader.place]
 
 
 @dataclass
@@ -159,6 +169,8 @@ class _Words:
             self.place += 1
             self._take("$")
             return False
+        if isinstance(found, list) and quoted and self.text[start : self.place].rstrip("]}").endswith("*"):
+            found = tuple(part for number, each in enumerate(found) for part in ((" ", *each) if number else each))
         for number, each in enumerate(found if isinstance(found, list) else [found]):
             if number:
                 self._next()
@@ -174,7 +186,11 @@ class _Words:
             self._take(" ")
 
     def _put(self, made: Value, *, quoted: bool) -> None:
-        for part in made:
+        for each in made:
+            part = each
+            if not quoted and isinstance(part, Reference) and len((part.otherwise or "").split()) > 1:
+                self.scope.note(f"${part.name} is taken to be {part.otherwise!r}, its default, which is several words.")
+                part = str(part.otherwise)
             pieces = [part] if quoted or not isinstance(part, str) else re.split(r"[ \t\n]+", part)
             for number, piece in enumerate(pieces):
                 if number:
