@@ -11,6 +11,7 @@ from functools import partial
 
 MOMENTS = ("beta1", "beta2", "eps")
 ZERO = ("zero1", "zero2", "zero3")
+ON_DEEPSPEED = ("zero0", *ZERO)  # the strategies of DeepSpeed's engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,7 +230,7 @@ def test_without_a_program_deepspeeds_file_is_taken_apart() -> None:
     [
         ("--cpu", "strategy.kind", None),  # one process, whatever there is
         ("--cpu --num_processes 2", "strategy.kind", "ddp"),
-        ("--use_deepspeed --zero_stage 0 --gradient_clipping 1.0", "train.max_grad_norm", None),
+        ("--use_deepspeed --zero_stage 0 --gradient_clipping 1.0", "train.max_grad_norm", 1.0),
         ("--use_deepspeed --zero_stage 1 --gradient_clipping 1.0", "train.max_grad_norm", 1.0),
         ("--use_deepspeed --deepspeed_config_file ds.json --mixed_precision bf16", "precision.dtype", "bf16"),
         ("--use_fsdp --fsdp_backward_prefetch_policy BACKWARD_POST", "strategy.backward_prefetch", "backward_post"),

@@ -48,17 +48,16 @@ LINES: dict[str, dict[str, Any]] = {
     },
     f"python {GLUE} --fsdp no_shard": {**OWN, "strategy.kind": "ddp"},
     f"deepspeed --num_gpus 2 {GLUE} --deepspeed ds.json": {
-        **OWN, "strategy.kind": "zero3", "strategy.config": "/here/ds.json", "strategy.offload_param": "cpu",
+        **OWN, "strategy.kind": "zero3", "strategy.config": "/here/ds.json",
         "devices.select": 2, "nodes.processes_per_node": 2, "launcher.kind": "deepspeed",
     },
     f"deepspeed --no_local_rank --num_gpus 2 {GLUE} --deepspeed nvme.json": {
-        **OWN, "strategy.kind": "zero3", "strategy.config": "/here/nvme.json", "strategy.offload_optimizer": "nvme",
-        "strategy.nvme_path": "/fast", "devices.select": 2, "nodes.processes_per_node": 2,
-        "launcher.kind": "deepspeed",
+        **OWN, "strategy.kind": "zero3", "strategy.config": "/here/nvme.json", "devices.select": 2,
+        "nodes.processes_per_node": 2, "launcher.kind": "deepspeed",
     },
-    "deepspeed --include localhost:1,3 train.py --deepspeed --deepspeed_config ds.json positional": {
+    "deepspeed --include localhost:1,3 train.py --deepspeed --deepspeed_config own.json positional": {
         "program.kind": "deepspeed", "program.script": "train.py", "program.args.deepspeed": "positional",
-        "strategy.kind": "zero3", "strategy.config": "/here/ds.json", "strategy.offload_param": "cpu",
+        "program.local_rank": True, "strategy.kind": "zero3", "strategy.config": "/here/own.json",
         "devices.select": [1, 3], "devices.order": "fastest", "launcher.kind": "deepspeed",
     },
     "python -m torch.distributed.launch --nproc_per_node 2 train.py --lr 0.10 'two words'": {
@@ -78,10 +77,12 @@ LINES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 FILES = {
     "ds.json": {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}, "gradient_clipping": "auto"},
+    "own.json": {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}},
     "nvme.json": {
         "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/fast"}},
     },
     "own.py": "from accelerate import Accelerator\n",
+    "none.json": {"train_batch_size": 8, "optimizer": {"type": "OneBitLamb", "params": {"lr": 1e-3}}},
     "fsdp.json": {"fsdp_min_num_params": 2000, "fsdp_offload_params": True},
     "full.json": {
         "zero_optimization": {"stage": 2, "overlap_comm": True}, "bf16": {"enabled": True}, "train_batch_size": 24,
@@ -140,7 +141,7 @@ DETAILS: dict[str, dict[str, Any]] = {
     f"python {GLUE} --fsdp_config fsdp.json": {"strategy.kind": None},
     f"deepspeed --num_gpus 2 {GLUE} --deepspeed full.json": {
         "precision.dtype": "bf16", "batch.micro": 3, "batch.accumulation": 4, "batch.global": None,
-        "strategy.overlap_comm": True,
+        "strategy.overlap_comm": None,
     },
     f"DS_ACCELERATOR=cpu deepspeed --num_gpus 2 {GLUE} --deepspeed full.json --use_cpu": {
         "devices.type": "cpu", "devices.select": None, "nodes.processes_per_node": 2,
@@ -149,6 +150,11 @@ DETAILS: dict[str, dict[str, Any]] = {
     f"deepspeed --hostfile h --num_nodes 2 --num_gpus 2 --master_addr n1 {GLUE} --deepspeed full.json": {
         "launcher.kind": "torchrun", "nodes.count": 2, "nodes.rendezvous": "n1:29500", "nodes.processes_per_node": 2,
     },
+    "deepspeed --include localhost:3,1 train.py": {"devices.select": [1, 3], "program.local_rank": True},
+    "CUDA_VISIBLE_DEVICES=2,0 deepspeed --no_local_rank train.py": {
+        "devices.select": [0, 2], "devices.order": "fastest", "program.local_rank": None,
+    },
+    "deepspeed train.py --deepspeed_config none.json": {"strategy.kind": "zero0", "strategy.config": "/here/none.json"},
     "torchrun --nproc_per_node 2 train.py --local_rank='${local_rank}' --x 1": {
         "program.local_rank": True, "program.args.x": "1", "program.args.local_rank": None,
     },
@@ -209,7 +215,8 @@ def test_a_line_says_these_settings_and_not_others(line: str) -> None:
         (f"torchrun --master_port 1 --tee 3 {GLUE}", "chooses it for each run: --master_port 1, --tee 3"),
         (f"PET_NNODES=2 torchrun {GLUE}", "PET_NNODES is not taken over"),
         (f"python {GLUE} --overwrite_output_dir", "have no --overwrite_output_dir"),
-        (f"deepspeed {GLUE}", "adds --local_rank=N"),
+        ("deepspeed --include localhost:3,1 train.py", "deepspeed sorts the cards: rank 0 is on card 1"),
+        ("CUDA_VISIBLE_DEVICES=2,0 deepspeed train.py", "deepspeed sorts the cards: rank 0 is on card 0"),
         ("torchrun --no_python train.py", "started without Python"),
         ("python -O train.py", "python -O is not taken over"),
     ],

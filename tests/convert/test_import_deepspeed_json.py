@@ -62,8 +62,13 @@ def test_a_key_without_a_setting_keeps_the_file_as_base_and_is_named() -> None:
 def test_a_script_of_its_own_keeps_deepspeeds_defaults() -> None:
     files = {"ds.json": DOCUMENTED}
     found = settings(imported("ds.json", files, program=("train.py", "--x", "1")), files)
-    assert found["program.kind"] == "deepspeed"
-    assert not {"train.max_grad_norm", "train.epochs", "optimizer.beta2"} & found.keys()
+    assert found == {
+        "program.kind": "deepspeed",
+        "program.script": "train.py",
+        "program.args.x": "1",
+        "strategy.kind": "zero2",
+        "strategy.config": "/here/ds.json",
+    }
 
 
 def test_a_script_on_trainer_gets_the_file_as_it_stands() -> None:
@@ -74,9 +79,27 @@ def test_a_script_on_trainer_gets_the_file_as_it_stands() -> None:
         "program.script": "run_glue.py",
         "program.args.do_train": True,
         "strategy.kind": "zero3",
-        "strategy.offload_param": "cpu",
         "strategy.config": "/here/ds.json",
     }
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("train.py", ("--deepspeed_config", "ds.json")),
+        ("run_glue.py", ("--do_train", "--deepspeed", "ds.json")),
+    ],
+)
+@pytest.mark.parametrize("tree", [DOCUMENTED, {**DOCUMENTED, "zero_optimization": {"stage": 0}}])
+def test_the_file_with_a_program_and_the_command_that_names_it_are_the_same_recipe(
+    script: str, words: tuple[str, ...], tree: dict[str, Any]
+) -> None:
+    files = {"ds.json": tree}
+    by_file = settings(imported("ds.json", files, program=(script, *words[:-2], "--x", "1")), files)
+    command = " ".join(("deepspeed --no_local_rank", script, *words, "--x 1"))
+    by_command = settings(imported(command, files), files)
+    assert by_command.pop("launcher.kind") == "deepspeed"
+    assert by_file == {key: value for key, value in by_command.items() if not key.startswith("devices.")}
 
 
 def test_auto_is_named_and_not_guessed() -> None:
@@ -169,13 +192,10 @@ def test_what_deepspeed_makes_for_a_script_of_its_own_stays_in_the_file() -> Non
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"zero_optimization": {"stage": 2, "cpu_offload": True}}, "cpu_offload is a name that DeepSpeed has replaced"),
-        ({"bfloat16": {"enabled": True}}, "bfloat16 is a name that DeepSpeed has replaced"),
-        ({"zero_optimization": {"stage": 0}}, "zero_optimization.stage is 0"),
-        ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/a"},
-                                "offload_optimizer": {"device": "nvme", "nvme_path": "/b"}}}, "different folders"),
-        ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/a"},
-                                "offload_optimizer": {"device": "nvme", "nvme_path": ["/a"]}}}, "different folders"),
+        ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage is 4"),
+        ({"zero_optimization": 2}, "zero_optimization is 2"),
+        ({"fp16": {}, "bfloat16": {"enabled": True}}, "bfloat16 in the DeepSpeed file is a name"),
+        ({"zero_optimization": {"stage": 2, "round_robin_gradients": "auto"}}, 'round_robin_gradients in the'),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_a_base_is_refused_for_a_script_on_trainer(change: dict[str, Any], what: str) -> None:
@@ -187,9 +207,12 @@ def test_a_file_that_cannot_be_a_base_is_refused_for_a_script_on_trainer(change:
     assert found.hint
 
 
-def test_a_script_on_the_engine_needs_a_stage() -> None:
-    with pytest.raises(RecipeError, match="DeepSpeed's engine trains with ZeRO"):
-        imported("ds.json", {"ds.json": DOCUMENTED | {"zero_optimization": {"stage": 0}}}, program=("train.py",))
+@pytest.mark.parametrize("said", [{"stage": 0}, None])
+def test_a_script_on_the_engine_needs_no_stage(said: Any) -> None:
+    files = {"ds.json": {key: each for key, each in DOCUMENTED.items() if key != "zero_optimization"}}
+    files["ds.json"] |= {"zero_optimization": said} if said else {}
+    found = settings(imported("ds.json", files, program=("train.py",)), files)
+    assert (found["strategy.kind"], found["strategy.config"]) == ("zero0", "/here/ds.json")
 
 
 @pytest.mark.parametrize("content", ["", "[1]", '{"name": "x"}'])

@@ -103,6 +103,12 @@ logging: {every_steps: 4}
     "strategy: {kind: zero3, gather_16bit: true}\n",
     "weights gathered by the engine": "program: {kind: deepspeed, script: run_glue.py}\n"
     "strategy: {kind: zero3, gather_16bit: true}\n",
+    "schedule in the file": """\
+strategy: {kind: zero2, overlap_comm: true}
+optimizer: {name: sgd, lr: 0.1, beta1: 0.8}
+schedule: {name: cosine, warmup_steps: 5, min_lr_ratio: 0.2}
+train: {steps: 50}
+""",
     "Adam in the file": "strategy: {kind: zero1}\noptimizer: {beta2: 0.97, eps: 1.0e-7}\n"
     "nodes: {processes_per_node: 2}\ntrain: {steps: 3}\n",
 }

@@ -378,8 +378,7 @@ def test_the_fsdp_file_refines_the_fsdp_words_wherever_it_stands(solve: Solve) -
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"zero_optimization": {"stage": 0}}', "stage is 0"),
-        ('{"zero_optimization": {}}', "stage is missing"),
+        ('{"zero_optimization": {"stage": 4}}', "stage is 4"),
         ('{"zero_optimization": {"stage": "2"}}', "stage is '2'"),
         ("[]", "holds no mapping"),
     ],
@@ -387,6 +386,12 @@ def test_the_fsdp_file_refines_the_fsdp_words_wherever_it_stands(solve: Solve) -
 def test_a_deepspeed_file_without_a_usable_stage_is_refused(refuse: Refuse, text: str, words: str) -> None:
     errors = refuse({"r.yaml": SHORT, "d.json": text}, overrides=("--deepspeed", "d.json"))
     assert words in errors[0].what
+
+
+@pytest.mark.parametrize("text", ['{"zero_optimization": {"stage": 0}}', '{"zero_optimization": {}}', '{"a": 1}'])
+def test_a_deepspeed_file_without_partitioning_is_a_strategy_of_its_own(solve: Solve, text: str) -> None:
+    found = solve({"r.yaml": SHORT, "d.json": text}, overrides=("--deepspeed", "d.json")).recipe.strategy
+    assert found.kind == "zero0"
 
 
 def test_a_deepspeed_file_says_where_it_swaps_to_and_how_it_sums(solve: Solve) -> None:

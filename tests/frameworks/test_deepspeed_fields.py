@@ -28,8 +28,8 @@ CONSTANT = {
     *(row.name for row in FIELDS if row in BUCKETS or row.keys == ("model.hidden_size",)),
     *("zero_force_ds_cpu_optimizer", "zero_allow_untested_optimizer", "data_types.grad_accum_dtype"),
 }
-# What a script's file gets beside that: its own optimizer is taken as it is, and DeepSpeed's AdamW is torch's.
-ADDED = SWAPPING | {"zero_force_ds_cpu_optimizer", "zero_allow_untested_optimizer", "optimizer.params.torch_adam"}
+# What a script's file gets beside that: the recipe's AdamW is torch's, and DeepSpeed's list has no torch's SGD.
+ADDED = {"zero_allow_untested_optimizer", "optimizer.params.torch_adam"}
 
 # Keys of which a file has all or none, or must have.
 TOGETHER = (
@@ -47,7 +47,9 @@ devices = st.sampled_from(["none", "cpu"])
 def recipes(draw: st.DrawFn) -> dict[str, Any]:
     """Recipes whose every setting DeepSpeed's file can hold."""
     kind = draw(st.sampled_from(sorted(KINDS.values())))
-    strategy = {"kind": kind, "offload_optimizer": draw(devices), "overlap_comm": draw(st.booleans())}
+    strategy: dict[str, Any] = {"kind": kind}
+    if kind != "zero0":
+        strategy |= {"offload_optimizer": draw(devices), "overlap_comm": draw(st.booleans())}
     if kind == "zero3":
         strategy |= {"offload_param": draw(devices), "gather_16bit": draw(st.booleans())}
     if kind == "zero3" and draw(st.booleans()):

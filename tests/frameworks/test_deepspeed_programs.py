@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -127,13 +130,10 @@ def test_a_disagreement_between_file_and_recipe_names_both(layered: Layered, mac
             "schedule.min_lr_ratio",
             "ends at 0",
         ),
-        ({"strategy": {"kind": "ddp"}}, "strategy.kind", "unsupported combination"),
+        ({"strategy": {"kind": "fsdp"}}, "strategy.kind", "unsupported combination"),
+        ({"strategy": {"kind": "ddp"}}, "batch.micro", "cannot reach the program"),
+        ({"strategy": {"kind": "ddp"}, "optimizer": {"lr": 1e-3}}, "optimizer.lr", "cannot reach the program"),
         ({"program": {"args": ["--deepspeed_config=x.json"]}}, "program.args", "the plan's to pass"),
-        (
-            {"program": {"local_rank": True}, "launcher": {"kind": "deepspeed"}},
-            "program.local_rank",
-            "unsupported combination",
-        ),
     ],
 )
 def test_what_cannot_reach_the_program_is_refused(
@@ -163,6 +163,81 @@ def test_the_local_rank_is_written_as_the_launcher_fills_it_in(
     assert words[4] == ("$${local_rank}" if processes > 1 else "${local_rank}")  # the user's own dollar stays a dollar
 
 
+@pytest.mark.cli
+def test_the_deepspeed_launcher_passes_the_local_rank_through_a_shell(
+    layered: Layered, machine: Machine, tmp_path: Path
+) -> None:
+    script = tmp_path / "a script.py"
+    script.write_text("import sys; print(sys.argv[1:])")
+    recipe = {"program": {"local_rank": True, "args": ["--x", "$HOME a"]}, "launcher": {"kind": "deepspeed"}}
+    shell, flag, line, name, python, _, *rest = map(str, planned(layered, machine, recipe).commands[0].program)
+
+    done = subprocess.run(
+        [shell, flag, line, name, sys.executable, str(script), *rest],
+        env={"LOCAL_RANK": "3"},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    assert python == "/opt/python"
+    assert done.stdout.strip() == str(["--local_rank=3", "--x", "$HOME a", *rest[-2:]])
+
+
+def test_a_script_that_configures_the_engine_in_its_code_gets_no_file(layered: Layered, machine: Machine) -> None:
+    program = {"program": {"kind": "deepspeed", "script": "train.py"}, "devices": {"type": "cpu"}}
+    plan = build_plan(layered({**program, "strategy": {"kind": "ddp"}}), machine(gpus=0)).plan
+
+    assert [str(word) for word in plan.commands[0].program][1:] == ["train.py"]
+    assert [file.path for file in plan.files] == []
+    assert "in its own code" in plan.strategy.reason
+    assert str(dict(plan.environment.set)["DS_ACCELERATOR"]) == "cpu"
+
+
+@pytest.mark.parametrize("kind", ["hf", "accelerate", "deepspeed"])
+@pytest.mark.parametrize("said", [{"zero_optimization": {"stage": 0}}, {}])
+def test_the_engine_without_partitioning_keeps_the_file(
+    layered: Layered, machine: Machine, kind: str, said: dict[str, Any]
+) -> None:
+    base = {**said, "train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-3}}}
+    recipe = {**WITHOUT_BATCH, "program": {"kind": kind, "script": "train.py"}, "strategy": {"kind": "zero0"}}
+    resolved = with_file(layered(recipe), base)
+    if kind != "deepspeed" and not said:
+        with pytest.raises(RecipeError, match="zero_optimization is missing"):
+            build_plan(resolved, machine(gpus=0))
+    else:
+        assert file_of(build_plan(resolved, machine(gpus=0)).plan) == base
+
+
+def test_the_built_in_trainer_has_replicas_of_its_own(layered: Layered, machine: Machine) -> None:
+    with pytest.raises(RecipeError, match="zero0") as caught:
+        build_plan(layered({"strategy": {"kind": "zero0"}}), machine(gpus=0))
+    assert "strategy.kind: ddp" in caught.value.diagnostics[0].hint
+
+
+def test_what_trainer_takes_from_the_file_in_place_of_its_flags_is_said(layered: Layered, machine: Machine) -> None:
+    base = {
+        "train_micro_batch_size_per_gpu": "auto",
+        "optimizer": {"type": "Lion", "params": {"lr": "auto"}},
+        "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": "auto", "total_num_steps": "auto"}},
+        "zero_optimization": {"stage": 2},
+    }
+    recipe = {
+        **WITHOUT_BATCH,
+        "program": {"kind": "hf", "script": "train.py"},
+        "optimizer": {"name": "adamw_torch"},
+        "schedule": {"name": "cosine"},
+        "train": {"max_grad_norm": 0.5},
+    }
+    plan = build_plan(with_file(layered(recipe), base), machine(gpus=0)).plan
+
+    said = " ".join(each.what for each in plan.notices)
+    assert "Trainer takes the scheduler WarmupDecayLR of the DeepSpeed file" in said
+    assert "Trainer takes the optimizer Lion of the DeepSpeed file" in said
+    assert "max_grad_norm 0.5 does not reach DeepSpeed" in said
+    assert file_of(plan) == base
+
+
 WITHOUT_BATCH = {key: value for key, value in PROGRAM.items() if key != "batch"}
 
 
@@ -181,8 +256,8 @@ def test_a_batch_that_only_the_users_file_says_is_the_plans(
     plan = build_plan(with_file(layered(WITHOUT_BATCH), said), machine(gpus=0)).plan
 
     assert (plan.batch.global_, plan.batch.micro, plan.batch.accumulation) == batch
-    content = file_of(plan)
-    assert tuple(content[key] for key in BATCH) == (batch[0], batch[1], batch[2])
+    filled = {name: size for name, size in zip(BATCH, batch, strict=True) if said.get(name) == "auto"}
+    assert file_of(plan) == {**said, **filled, "zero_optimization": {"stage": 2}}
 
 
 def test_a_batch_of_the_recipe_that_the_users_file_denies_is_still_an_error(layered: Layered, machine: Machine) -> None:

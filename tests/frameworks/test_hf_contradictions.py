@@ -302,7 +302,7 @@ def test_the_users_deepspeed_file_and_trainer_say_the_same(layered: Layered, mac
     ):
         assert passed(plan, f"--{flag}") == [said]
     assert passed(plan, "--weight_decay") == []
-    assert "cpu_adam" in str([str(word) for word in plan.preparations[0].argv])
+    assert "fused_adam" in str([str(word) for word in plan.preparations[0].argv])
     with pytest.raises(RecipeError) as caught:
         build({"train": {"max_grad_norm": 0.4}})
     assert "gradient_clipping is 0.5 in the DeepSpeed file" in caught.value.diagnostics[0].what

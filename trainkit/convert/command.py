@@ -75,7 +75,8 @@ def read_command(draft: Draft, context: ImportContext, words: Sequence[str], kin
     read_target(draft, context, command.argv, kind, module=command.module)
     if command.local_rank and draft.get("program.kind") != "hf":
         reason = "the command passes it; leave it out where the script reads LOCAL_RANK"
-        draft.set("program.local_rank", True, argv_origin("torch.distributed.launch"), reason)
+        origin = argv_origin("deepspeed" if command.launcher == "deepspeed" else "torch.distributed.launch")
+        draft.set("program.local_rank", True, origin, reason)
     if not command.python and command.argv[0].endswith(".py"):
         draft.remark(f"{command.argv[0]} was started without Python (--no_python), and trainkit starts it with Python.")
     _spread(draft, command)

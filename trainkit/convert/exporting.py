@@ -41,18 +41,19 @@ class Export(Protocol):
 EXPORTS: dict[str, Export] = {"accelerate": accelerate, "deepspeed": deepspeed, "hf": hf_trainer}
 
 _ZERO = ("strategy.kind", *STRATEGY_KEYS, "precision.dtype", "train.max_grad_norm")
+_OF_PROGRAMS = {"strategy.gather_16bit"}  # which the built-in trainer has not, and programs keep in their file
 _FLAGS = (key for key, way in REACH.items() if way.by.startswith("--") or way.by == FSDP_CONFIG)
 # The settings that an import of the exported files gives back. A key stands for all below it.
 CARRIED: Mapping[str, frozenset[str]] = {
     "hf": frozenset({
-        *_FLAGS, *STRATEGY_KEYS, "nodes.count", "nodes.processes_per_node", "nodes.rendezvous", "strategy.kind",
+        *_FLAGS, "nodes.count", "nodes.processes_per_node", "nodes.rendezvous", "strategy.kind",
         "program", "launcher.kind", "launcher.max_restarts", "output.root", "env", "devices.type", "devices.select",
         "devices.order",
     }),
-    "deepspeed": frozenset({*_ZERO, *OF_DEEPSPEED}),
+    "deepspeed": frozenset({*_ZERO, *OF_DEEPSPEED}) - _OF_PROGRAMS,
     "accelerate": frozenset({
         *_ZERO, *(key for each in SETTINGS for key in each.keys), "batch.global", "batch.micro", "efficiency.compile",
-    }),
+    }) - _OF_PROGRAMS,
 }  # fmt: skip
 
 
@@ -82,14 +83,22 @@ def exceptions(context: Context, name: str) -> dict[str, Partly]:
         found["strategy.kind"] = Partly(several or recipe.strategy.kind != "ddp")
         # The backend of what is off is written nowhere.
         found["efficiency.compile"] = Partly(compiles)
-    # A script on another library gets the file as its base, and there the size of the buckets stays.
-    in_file = recipe.program.kind in (*_FILELESS, "deepspeed")
     if name == "deepspeed":
-        # Accumulation follows from the other two corners and the ranks, which the file does not have.
-        return {**found, "batch.accumulation": Partly(), "strategy.bucket_mb": Partly(in_file)}
-    if name == "accelerate":
-        return {**found, "strategy.bucket_mb": Partly(in_file, context.zero), **_of_accelerate(context)}
-    return {**found, **_of_hf(context)}
+        # It follows from the other two corners and the ranks, which the file does not have.
+        found["batch.accumulation"] = Partly()
+    elif name == "accelerate":
+        found |= {"strategy.bucket_mb": Partly(context.zero, context.zero), **_of_accelerate(context)}
+    else:
+        found |= _of_hf(context)
+    return {**found, **_in_base(context, name)}
+
+
+def _in_base(context: Context, name: str) -> dict[str, Partly]:
+    """What an import leaves in the exported file, which a program of the user's own gets as its base."""
+    if not context.zero or context.recipe.program.kind == "builtin":
+        return {}
+    keys = {"deepspeed": {*_ZERO[1:], *OF_DEEPSPEED}, "accelerate": {*_ZERO[1:], "batch"}}
+    return dict.fromkeys(sorted(keys.get(name, STRATEGY_KEYS)), Partly())
 
 
 def _of_hf(context: Context) -> dict[str, Partly]:

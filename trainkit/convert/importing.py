@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from trainkit.convert import notebook
 from trainkit.convert.command import read_command, read_target, starts_program
 from trainkit.convert.shell import name_what_is_open, read_shell
+from trainkit.convert.trial import refusals
 from trainkit.errors import Diagnostic, RecipeError, UsageError
 from trainkit.flags.resolve import resolve
 from trainkit.frameworks.accelerate import importer as accelerate
@@ -18,6 +19,7 @@ from trainkit.frameworks.base.draft import Draft, ImportContext
 from trainkit.frameworks.base.foreign_file import SCRIPTS, SUFFIXES, ForeignFile, open_foreign_file, script_text
 from trainkit.frameworks.deepspeed import importer as deepspeed
 from trainkit.frameworks.registry import PROGRAMS
+from trainkit.optimizers import ON_DEEPSPEED
 from trainkit.plan.support import unreached
 from trainkit.recipe.layers.environment_references import names_in
 from trainkit.recipe.layers.layer import ARGUMENTS
@@ -83,6 +85,11 @@ def import_words(
     kind: of the program. Raises UsageError and RecipeError.
     """
     read = read_words(words, context, target, program=program, kind=kind, modeline=modeline, lines=lines)
+    # What a variable holds is known only when the recipe is used.
+    if read.draft.get("strategy.kind") in ON_DEEPSPEED and not names_in(read.text):
+        resolved = _resolved(read.draft, replace(context, cwd=read.folder), target, read.text)
+        if refused := refusals(resolved):
+            raise RecipeError([_placed(read.draft, each, target) for each in refused])
     warnings: list[Diagnostic] = []
     script = read.draft.get("program.script")
     if script and not context.files.exists(absolute(script, read.folder)):
@@ -195,13 +202,17 @@ def _resolved(draft: Draft, context: ImportContext, target: str, text: str) -> R
     try:
         return resolve(Request(recipe=target, cwd=context.cwd, environ=environ), files)
     except RecipeError as error:
-        found = []
-        for each in error.diagnostics:
-            key = each.key
-            while key and key not in draft.settings:
-                key = key.rpartition(".")[0]
-            found.append(replace(each, origin=draft.settings[key].origin if key else None))
-        raise RecipeError(found) from error
+        raise RecipeError([_placed(draft, each, target) for each in error.diagnostics]) from error
+
+
+def _placed(draft: Draft, found: Diagnostic, target: str) -> Diagnostic:
+    """An error of the recipe's at the place in the source that made it; one of a file that it names stays there."""
+    if found.origin and absolute(found.origin.source, "/") != target and found.key == "strategy.config":
+        return found
+    key = found.key
+    while key and key not in draft.settings:
+        key = key.rpartition(".")[0]
+    return replace(found, origin=draft.settings[key].origin if key else None)
 
 
 def recipe_text(draft: Draft, folder: str, modeline: str = "") -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trainkit.optimizers import ZERO
+from trainkit.optimizers import ON_DEEPSPEED
 
 Amount = Literal["one", "several"]
-SHARED = ("ddp", "fsdp", *ZERO)  # strategies that need a process group
+SHARED = ("ddp", "fsdp", *ON_DEEPSPEED)  # strategies that need a process group
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,6 @@ class Combination:
     attention: str = "auto"
     model: str = "gpt"
     micro: Literal["given", "searched"] = "given"
-    local_rank: Literal["in the environment", "passed"] = "in the environment"
     xla_settings: Literal["none", "given"] = "none"
 
 

@@ -55,5 +55,10 @@ class Context:
 
     @property
     def zero(self) -> bool:
-        """Whether DeepSpeed does the sharding."""
+        """Whether the plan configures DeepSpeed's engine."""
         return self.recipe.strategy.kind.startswith("zero")
+
+    @property
+    def deepspeed(self) -> bool:
+        """Whether the program runs on DeepSpeed's engine, be it that its own code configures it."""
+        return self.zero or self.recipe.program.kind == "deepspeed"

@@ -49,10 +49,13 @@ STRATEGY_REASON = {
     "single": "one process trains on one device",
     "ddp": "each rank holds the whole model; gradients are averaged",
     "fsdp": "parameters, gradients and optimizer state are sharded over the ranks (FSDP2)",
+    "zero0": "DeepSpeed's engine holds the whole model on each rank; nothing is partitioned",
     "zero1": "DeepSpeed partitions the optimizer state",
     "zero2": "DeepSpeed partitions optimizer state and gradients",
     "zero3": "DeepSpeed partitions optimizer state, gradients and parameters",
 }
+
+OWN_ENGINE = "the script configures DeepSpeed's engine in its own code; the plan starts its ranks, and hands it no file"
 
 
 def build_plan(resolved: Resolved, facts: Facts, saved: Sequence[SavedCheckpoint] = ()) -> Planned:
@@ -122,7 +125,8 @@ def decide(
         raise RecipeError([*problems, *error.diagnostics]) from error
     if problems:
         raise RecipeError(problems)
-    topology = name_cards(placement, launcher.kind, recipe.strategy.kind)
+    engine = "deepspeed" if recipe.program.kind == "deepspeed" else launcher.kind
+    topology = name_cards(placement, engine, recipe.strategy.kind)
     digest = training_digest(recipe, batch, dtype)
     reader = Reader(digest, recipe.strategy.kind, topology.world_size, recipe.program.kind)
     resume, notices = choose_resume(resolved, reader, saved)
@@ -144,6 +148,8 @@ def _dtype(resolved: Resolved, placement: Placement) -> Dtype:
 
 def _strategy(recipe: Recipe, device: str) -> Choice:
     """The recipe's strategy, with what it does and who sees to it."""
+    if recipe.program.kind == "deepspeed" and not recipe.strategy.kind.startswith("zero"):
+        return Choice(recipe.strategy.kind, OWN_ENGINE)
     reason = STRATEGY_REASON[recipe.strategy.kind]
     if isinstance(recipe.strategy, Fsdp) and device == "xla":
         reason = reason.replace("ranks (FSDP2)", "chips (torch_xla's FSDP)")

@@ -17,6 +17,7 @@ from trainkit.recipe.schema import Recipe, StrategyKind
 from trainkit.text import counted
 
 STRATEGIES: tuple[str, ...] = get_args(StrategyKind)
+OF_BUILTIN = tuple(each for each in STRATEGIES if each != "zero0")  # the others are for programs of the user's own
 DEVICES = ("cpu", "cuda", "mps")  # of the built-in trainer
 
 
@@ -72,7 +73,6 @@ def _combination(recipe: Recipe, topology: Topology, cards: Sequence[Gpu], launc
         model=recipe.model.kind,
         # with `accumulation` given, `micro: auto` follows from the triangle
         micro="searched" if recipe.batch.micro == recipe.batch.accumulation == "auto" else "given",
-        local_rank="passed" if recipe.program.local_rank else "in the environment",
         xla_settings="given" if getattr(recipe.strategy, "xla_settings", None) else "none",
     )
 
@@ -88,6 +88,6 @@ def table_cells() -> dict[tuple[str, str], dict[str, str]]:
 
     return {
         (strategy, launcher): {device: cell(strategy, launcher, device) for device in DEVICES}
-        for strategy in STRATEGIES
+        for strategy in OF_BUILTIN
         for launcher in LAUNCHERS
     }

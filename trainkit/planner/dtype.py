@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trainkit.frameworks.deepspeed.fields import formats
+from trainkit.frameworks.deepspeed.fields import formats, leaves_open
 from trainkit.machine.facts import Gpu
 from trainkit.optimizers import optimizer
 from trainkit.plan.context import Context, Dtype
@@ -27,6 +27,8 @@ def choose_dtype(
     for dtype in LOW:
         if dtype in formats(in_file):
             return dtype
+    if in_file is not None and recipe.program.kind != "builtin" and not leaves_open(in_file):
+        return "fp32"  # DeepSpeed's, whatever the cards have
     if recipe.precision.dtype != "auto":
         return recipe.precision.dtype
     if recipe.program.kind in ("accelerate", "torch"):  # nothing is decided in the script's stead

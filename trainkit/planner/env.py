@@ -156,7 +156,7 @@ def _devices(context: Context) -> Iterator[SourcedVariable]:
         yield variable("CUDA_VISIBLE_DEVICES", "", keys=keys, rule=rule)
         if _amd(context):
             yield variable("HIP_VISIBLE_DEVICES", "", keys=keys, rule=rule)
-    if device == "cpu" and (context.zero or context.launcher == "deepspeed"):
+    if device == "cpu" and (context.deepspeed or context.launcher == "deepspeed"):
         yield variable("DS_ACCELERATOR", "cpu", keys=keys, rule="DeepSpeed would guess its device")
     if device == "mps":
         rule = "operators that MPS lacks run on the CPU instead of ending the run"

@@ -58,7 +58,12 @@ def files(context: Context) -> tuple[SourcedFile, ...]:
     return (json_file(EXPECTED, entries),)
 
 
-def _strategies(context: Context) -> str | list[str]:
-    """The strategy; one process that sees several cards may spread its batch over them."""
+def _strategies(context: Context) -> str | list[str] | None:
+    """The strategy; one process that sees several cards may spread its batch over them.
+
+    None where the script configures DeepSpeed's engine in its own code.
+    """
     kind = context.recipe.strategy.kind
+    if context.deepspeed and not context.zero:
+        return None
     return [kind, "dataparallel"] if kind == "single" and context.sees_several else kind

@@ -5,7 +5,7 @@ Each row has its reason and what to choose instead; a launcher keeps its own row
 
 from __future__ import annotations
 
-from trainkit.optimizers import OPTIMIZERS, ZERO, Unsupported
+from trainkit.optimizers import ON_DEEPSPEED, OPTIMIZERS, ZERO, Unsupported
 from trainkit.plan.combination import SHARED, Refusal
 
 XLA = ("xla",)
@@ -21,10 +21,16 @@ def _optimizer(name: str, found: Unsupported) -> Refusal:
 REFUSALS: tuple[Refusal, ...] = (
     # Which strategies and programs can run on which devices, and with how many processes.
     Refusal(
-        {"program": ("deepspeed",), "strategy": ("single", "ddp", "fsdp")},
+        {"program": ("deepspeed",), "strategy": ("fsdp",)},
         "strategy.kind",
-        "a program on DeepSpeed's engine trains with ZeRO",
-        "strategy.kind: zero1, which runs on one process too, or program.kind: torch",
+        "a program on DeepSpeed's engine trains with ZeRO, or with what its own code configures",
+        "strategy.kind: zero3, which shards too; ddp or single for a script that configures the engine in its code",
+    ),
+    Refusal(
+        {"program": ("builtin",), "strategy": ("zero0",)},
+        "strategy.kind",
+        "without partitioning, DeepSpeed's engine is plain data parallelism, which the built-in trainer has by itself",
+        "strategy.kind: ddp, or name a program of your own",
     ),
     Refusal(
         {"strategy": ("single",), "ranks": ("several",)},
@@ -72,7 +78,7 @@ REFUSALS: tuple[Refusal, ...] = (
         "batch.micro and batch.accumulation instead, strategy.kind: ddp, or devices.select: 1",
     ),
     Refusal(
-        {"cards": ("mig",), "strategy": ZERO},
+        {"cards": ("mig",), "strategy": ON_DEEPSPEED},
         "strategy.kind",
         "DeepSpeed reads CUDA_VISIBLE_DEVICES as numbers, and parts of a card have none",
         "strategy.kind: single",
@@ -99,7 +105,7 @@ REFUSALS: tuple[Refusal, ...] = (
         "script of kind torch that calls xmp.spawn itself is one process too, with strategy.kind: single",
     ),
     Refusal(
-        {"device": XLA, "strategy": ("ddp", *ZERO)},
+        {"device": XLA, "strategy": ("ddp", *ON_DEEPSPEED)},
         "strategy.kind",
         "this strategy is a process for each chip, and a run on XLA is one process",
         "strategy.kind: fsdp with program.kind: hf, or single for one chip",
@@ -196,7 +202,7 @@ REFUSALS: tuple[Refusal, ...] = (
     # Which number formats a strategy or a device does not take.
     Refusal(
         # accelerator/cpu_accelerator.py: is_fp16_supported
-        {"strategy": ZERO, "device": ("cpu",), "dtype": ("fp16",)},
+        {"strategy": ON_DEEPSPEED, "device": ("cpu",), "dtype": ("fp16",)},
         "precision.dtype",
         "DeepSpeed trains fp16 on a CPU only where oneDNN has fp16 kernels for it",
         "precision.dtype: bf16 or fp32",
@@ -259,7 +265,7 @@ REFUSALS: tuple[Refusal, ...] = (
         "precision.dtype: bf16 or fp32",
     ),
     Refusal(
-        {"program": ("hf",), "strategy": ZERO, "eval_dtype": ("other",)},
+        {"program": ("hf",), "strategy": ON_DEEPSPEED, "eval_dtype": ("other",)},
         "precision.eval",
         "DeepSpeed has one format for training and evaluation",
         "precision.eval: same",

@@ -8,7 +8,7 @@ from typing import Literal
 from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS
 from trainkit.frameworks.torch_xla import is_spmd
 from trainkit.machine.versions import at_least
-from trainkit.optimizers import OPTIMIZERS
+from trainkit.optimizers import ON_DEEPSPEED, OPTIMIZERS, ZERO
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
 from trainkit.planner.techniques import value_of
@@ -29,13 +29,13 @@ class Requirement:
 TORCH_XLA = "pip install 'torch_xla[tpu]', in the release of the installed torch"
 REQUIREMENTS: tuple[Requirement, ...] = (
     # accelerate makes transformers' description of the file before DeepSpeed sees it
-    Requirement("strategy of Accelerator()", ("zero1", "zero2", "zero3"), "transformers", "4.50", extra="hf"),
+    Requirement("strategy of Accelerator()", ON_DEEPSPEED, "transformers", "4.50", extra="hf"),
     # SPMD of Trainer: transformers, trainer.py (XLA_FSDPV2_MIN_VERSION)
     Requirement("fsdp on xla, version", ("2",), "torch-xla", "2.2", install=TORCH_XLA),
     Requirement("devices.type", ("xla",), "torch-xla", "2.0", install=TORCH_XLA),
     # DeepSpeed 0.18.0 by itself loses gradients in stage 2 with accumulation; 0.19.0 and 0.19.2 fail at NVMe on a CPU
-    Requirement("program builtin under", ("zero1", "zero2", "zero3"), "deepspeed", "0.19.4"),
-    Requirement("strategy", ("zero1", "zero2", "zero3"), "deepspeed", "0.16"),
+    Requirement("program builtin under", ZERO, "deepspeed", "0.19.4"),
+    Requirement("strategy", ON_DEEPSPEED, "deepspeed", "0.16"),
     *(
         Requirement("optimizer.name", (name,), need.name, need.minimum, "optimizers", need.install)
         for name, each in OPTIMIZERS.items()

@@ -166,8 +166,7 @@ def observe(optimizer: Any) -> dict[str, Any]:
 def _strategy(wrappers: Wrappers, sharded: Sequence[Any]) -> str | None:
     """None where a wrapper is there of which it is not known whether it trains these parameters, or copies of them."""
     if wrappers.engine is not None:
-        stage = wrappers.engine.zero_optimization_stage()
-        return f"zero{stage}" if stage else "ddp"
+        return f"zero{int(wrappers.engine.zero_optimization_stage())}"
     if sharded:
         return "fsdp"
     found = next((name for name in ORDER if name in wrappers.holding), None)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainkit.errors import Origin
 from trainkit.frameworks.accelerate.fields import OFF, SETTINGS
-from trainkit.frameworks.base.draft import LAYER, Draft, FlagUse, ImportContext, read_flag
+from trainkit.frameworks.base.draft import LAYER, Draft, ImportContext
 from trainkit.frameworks.base.fields import Unsupported, by_name
 from trainkit.frameworks.base.foreign_file import open_foreign_file
 from trainkit.frameworks.base.fsdp_settings import FIELDS, FIRST_VERSION, read_settings
 from trainkit.frameworks.deepspeed.config import leaves
-from trainkit.frameworks.deepspeed.fields import AUTO, FORMATS, formats
+from trainkit.frameworks.deepspeed.fields import AUTO, FORMATS
+from trainkit.frameworks.deepspeed.imported_base import use_as_base
 from trainkit.frameworks.deepspeed.importer import take_apart
 from trainkit.recipe.layers.assignment import Assignment
 from trainkit.recipe.layers.merge import value_at
@@ -139,22 +140,17 @@ def _by_file(config: ImportedConfig) -> None:
     """A base for a script, which makes its own optimizer and schedule; taken apart for the built-in trainer."""
     path = str(config.get(FILE))
     if config.program:
-        given = FlagUse("deepspeed", path, config.origin(FILE))
-        assignments, problems = read_flag(config.draft, config.context, given)
-        problems = [replace(each, what=each.what.replace("--deepspeed: ", "")) for each in problems]
-        config.draft.put_all(assignments, problems)
-        if problems:
-            return
+        file = use_as_base(config.draft, config.context, path, config.origin(FILE))
     else:
-        take_apart(config.draft, config.context, open_foreign_file(config.context, path))
+        file = open_foreign_file(config.context, path)
+        take_apart(config.draft, config.context, file)
+    if file is None:
+        return
     config.get(f"{ZERO}.zero3_init_flag")
     for other in config.below(ZERO):
         if other not in _BESIDE_FILE:
             config.remark(f"{ZERO}.{other}", f"{other} beside a DeepSpeed file is an error in the workers; left out.")
-    # The plan compares its number format with the file's; a flag counts where the file leaves it open.
-    tree = open_foreign_file(config.context, path).tree
-    for dtype in formats(tree) if config.program else ():
-        config.put(FILE, "precision.dtype", dtype)
+    tree = file.tree  # which has the number format, where it does not leave that to a flag
     if config.get("mixed_precision") in (None, False, "no"):
         return
     if config.by_flag("mixed_precision") and all(value_at(tree, row.name) in (None, AUTO) for row in FORMATS):
@@ -171,14 +167,12 @@ def _by_keys(config: ImportedConfig) -> None:
     kind = config.draft.get("strategy.kind")
     if config.draft.problems:
         return
-    stage = int(kind.removeprefix("zero")) if kind.startswith("zero") else 0
+    stage = int(kind.removeprefix("zero"))
+    if not (stage or config.program):
+        reason = "the built-in trainer has plain data parallelism in place of stage 0"
+        config.draft.set("strategy.kind", "ddp", config.draft.settings["strategy.kind"].origin, reason)
     config.take(f"{ZERO}.gradient_accumulation_steps")
-    clipping = config.get(f"{ZERO}.gradient_clipping")
-    if clipping in (None, "auto", "none") or stage or not config.program:
-        config.take(f"{ZERO}.gradient_clipping")
-    else:
-        text = f"gradient_clipping {clipping} is DeepSpeed's: with plain replicas the script's clip_grad_norm_ counts."
-        config.remark(f"{ZERO}.gradient_clipping", text)
+    config.take(f"{ZERO}.gradient_clipping")
     _offload(config, "optimizer", stage, 1)
     _offload(config, "param", stage, 3)
     for name in ("zero3_init_flag", "zero3_save_16bit_model"):

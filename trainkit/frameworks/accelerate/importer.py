@@ -11,6 +11,7 @@ from trainkit.frameworks.accelerate.imported_config import RENAMED, ImportedConf
 from trainkit.frameworks.accelerate.parallelism import read_mesh
 from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, argv_origin, number_of
 from trainkit.frameworks.base.foreign_file import ForeignFile, open_foreign_file
+from trainkit.optimizers import ON_DEEPSPEED
 from trainkit.recipe.layers.assignment import Assignment
 from trainkit.recipe.layers.interpolation import interpolated
 from trainkit.recipe.layers.paths import absolute
@@ -135,7 +136,7 @@ def interpret(config: ImportedConfig) -> int | None:
         config.take(name)
     config.take("gpu_ids", _NUMBERS)
     compiles = config.get("dynamo_config.dynamo_backend") not in OFF
-    if compiles and config.draft.get("strategy.kind") not in ("zero1", "zero2", "zero3"):
+    if compiles and config.draft.get("strategy.kind") not in ON_DEEPSPEED:
         for name in ("backend", "mode", "use_dynamic", "use_regional_compilation"):
             config.take(f"dynamo_config.dynamo_{name}")
         if config.get("dynamo_config.dynamo_use_regional_compilation") is None:

@@ -133,7 +133,9 @@ def _zero_notices(context: Context) -> Iterator[Notice]:
     if not context.resolved.given("train.max_grad_norm"):
         base = context.resolved.attachments.get("strategy.config")
         found = value_at(base.tree, "gradient_clipping") if base else None
-        norm = "1, which accelerate fills in" if found in (None, "auto") else f"{found}, as its file says"
+        norm = {None: "1 by default (none before 0.19.3)", "auto": "1, which accelerate fills in"}.get(
+            found, f"{found}, as its file says"
+        )
         what = f"DeepSpeed scales gradients down to a norm of {norm}: clip_grad_norm_ does nothing then"
         yield Notice("note", what, "set train.max_grad_norm to the script's own")
     if context.topology.device == "cpu" and context.topology.world_size > 1:

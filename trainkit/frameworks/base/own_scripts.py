@@ -15,6 +15,8 @@ from trainkit.text import counted
 PYTHON = (".py", ".pyw", ".pyc", ".pyz")  # what the interpreter is given to run; anything else runs by itself
 ITSELF = f"a name that ends in none of {', '.join(PYTHON)} is executed itself, without an interpreter"
 
+BY_SHELL = "the launcher tells a rank its place in LOCAL_RANK alone; a shell makes an argument of it"
+
 
 def is_executable(context: Context) -> bool:
     """Whether the script is executed itself, without the interpreter: a file that is no Python by its name."""
@@ -48,11 +50,23 @@ def argv(context: Context, more: tuple[Token, ...] = (), own: tuple[Token, ...] 
     end = next((place for place, word in enumerate(own) if str(word.text) == "--"), len(own))
     target = _target(context)
     if program.local_rank:
-        target += (token(f"--local_rank={launcher.local_rank(context)}", keys=("program.local_rank",)),)
+        target = _with_local_rank(target, launcher.local_rank(context))
     for word in (*own[:end], *more, *own[end:]):
         parts = (launcher.escape(part, context) if isinstance(part, str) else part for part in word.text.parts)
         target += (Token(Text(tuple(parts)), word.source),)
     return target
+
+
+def _with_local_rank(target: tuple[Token, ...], mark: str) -> tuple[Token, ...]:
+    """The program, with the argument that says the local rank. mark: what the launcher fills in; empty for none."""
+    keys = ("program.local_rank",)
+    if mark:
+        return (*target, token(f"--local_rank={mark}", keys=keys))
+    names = [f"word{place}" for place in range(1, len(target) + 1)]
+    taken = " ".join(f"{name}=${place}" for place, name in enumerate(names, 1))
+    words = " ".join(f'"${name}"' for name in names)
+    line = f'{taken}; shift {len(names)}; exec {words} --local_rank="$LOCAL_RANK" "$@"'
+    return (*(token(word, keys=keys, rule=BY_SHELL) for word in ("/bin/sh", "-c", line, "sh")), *target)
 
 
 def _target(context: Context) -> tuple[Token, ...]:

@@ -8,9 +8,19 @@ from json import dumps
 from typing import Any
 
 from trainkit.errors import Diagnostic, RecipeError
-from trainkit.frameworks.base.fields import UNSET, said, setting
-from trainkit.frameworks.deepspeed.fields import AUTO, BATCH, FIELDS, FILE, OUTDATED
-from trainkit.frameworks.deepspeed.readers import AUTO_STAYS, Reader, Row, Rule, rule_of
+from trainkit.frameworks.base.fields import UNSET, Unsupported, said, setting
+from trainkit.frameworks.deepspeed.fields import (
+    AUTO,
+    BATCH,
+    FIELDS,
+    FILE,
+    NEW_NAMES_ONLY,
+    OUTDATED,
+    ROWS,
+    STAGE,
+    ZERO,
+)
+from trainkit.frameworks.deepspeed.readers import AUTO_STAYS, REACHES, Reader, Row, Rule, rule_of
 from trainkit.plan.context import Context
 from trainkit.plan.provenance import Source, SourcedFile
 from trainkit.recipe.layers.merge import value_at
@@ -29,6 +39,9 @@ UNCALLED: Mapping[str, str] = {
     "compression_training": "remove it",
     "data_efficiency": "remove it: the trainer's data is its own",
     "expert_parallel": "set model.moe instead",
+    "tensor_parallel": "remove it: the trainer's models are not split by tensor",
+    "sequence_parallel_size": "remove it: each rank computes whole sequences",
+    "data_parallel_size": "remove it: every rank has data of its own",
 }
 
 
@@ -46,26 +59,26 @@ def deepspeed_config(context: Context, reader: Reader, *, whole: bool = False) -
     file and the recipe, each with both places.
     """
     base = context.resolved.attachments.get("strategy.config")
-    tree, problems = _base_tree(base)
+    tree, problems = _base_tree(base, reader)
     sources: Sources = []
-    rules = [(row, rule_of(row, reader, context, whole=whole)) for row in FIELDS]
+    rules = [(row, _in_force(tree, row, rule_of(row, reader, context, whole=whole), base)) for row in FIELDS]
     known = {row.name for row, rule in rules if rule is not Rule.OWN and row.encode(context) is not UNSET}
     for row, rule in rules:
-        value = _value(tree, row, rule, context, guesses=reader != "deepspeed")
-        found = value_at(tree, row.name, UNSET)
-        if value is UNSET or (found is not UNSET and found != AUTO and _same(found, value)):
+        key, found = _found(tree, row)
+        value = _value(found, row, rule, context, guesses=reader != "deepspeed")
+        if value is UNSET or (found is not UNSET and found != AUTO and _agrees(row, found, value, context, rule)):
             continue
         if found is UNSET or found == AUTO:
-            problems += _fill(tree, row.name, value, base)
-            sources.append((row.name, _keys(row, context)))
+            problems += _fill(tree, key, value, base)
+            sources.append((key, _keys(row, context)))
         else:
-            problems.append(_disagreement(row, found, value, context))
+            problems.append(_disagreement(row, key, value, context))
     stays = {row.name for row, rule in rules if rule in AUTO_STAYS}
-    if reader == "builtin":
-        problems += _not_for_builtin(tree, known, base)
+    problems += _not_for_builtin(tree, known, base) if reader == "builtin" else _not_for_programs(tree, reader, context)
     for key, value in leaves(tree):
         if value == AUTO and not key.startswith(OWN_AUTO) and key not in stays:
-            hint = "write a value, or remove it"
+            keys = ROWS[key].keys if key in ROWS and ROWS[key].rules.deepspeed in REACHES else ()
+            hint = " or ".join([*(f"set {each}" for each in keys[:1]), "write a value, or remove it"])
             problems.append(_problem(key, 'is "auto", and no setting of the recipe fills it', base, hint))
     if problems:
         raise RecipeError(problems)
@@ -74,25 +87,48 @@ def deepspeed_config(context: Context, reader: Reader, *, whole: bool = False) -
     return tree, sorted(source for source in sources if value_at(tree, source[0], UNSET) is not UNSET)
 
 
-def _value(tree: Tree, row: Row, rule: Rule, context: Context, *, guesses: bool) -> Any:
+def _in_force(tree: Tree, row: Row, rule: Rule, base: Attachment | None) -> Rule:
+    """A field's rule beside this file, or without one."""
+    if row not in BATCH:
+        return Rule.AGREED if rule is Rule.ASKED and base else rule
+    if rule is Rule.SAID and base is None:
+        return Rule.ALWAYS  # no one else says it to DeepSpeed's engine
+    if rule is Rule.ASKED and base:
+        # DeepSpeed takes a file with one of the two sizes; with neither it ends with an error.
+        says = any(_found(tree, each)[1] is not UNSET for each in BATCH[:2])
+        return Rule.STAYING if says or row.default is not UNSET else Rule.ASKED
+    return rule
+
+
+def _value(found: Any, row: Row, rule: Rule, context: Context, *, guesses: bool) -> Any:
     """What the file has to say at a key; UNSET where that is not the recipe's affair.
 
-    guesses: whether "auto" may be a setting's default. On DeepSpeed's own engine it is a mistake.
+    found: what it says. guesses: whether "auto" may be a setting's default. On DeepSpeed's own engine it is a mistake.
     """
-    found, value = value_at(tree, row.name, UNSET), row.encode(context)
-    given, is_open = said(context, *row.keys), found is UNSET or found == AUTO
-    if (rule is Rule.SIZED and value is UNSET) or (rule is Rule.ASKED and not given):
-        # A file of the user's without the key has DeepSpeed's default; sizes of the batch have none but each other.
-        base = context.resolved.attachments.get("strategy.config")
-        asks = base is None or (row.default is UNSET and not any(value_at(base.tree, each.name) for each in BATCH))
-        return AUTO if found is UNSET and asks else UNSET
+    value, given, is_open = row.encode(context), said(context, *row.keys), found is UNSET or found == AUTO
+    if rule is Rule.ASKED and not given:
+        return AUTO if found is UNSET else UNSET
     if value is UNSET or rule in (Rule.OWN, Rule.LEFT):
         return UNSET
-    if not given and rule in (Rule.SAID, Rule.FILLED, Rule.AGREED):
-        return value if rule is Rule.SAID and found == AUTO and guesses else UNSET
+    if not given and rule in (Rule.SAID, Rule.FILLED, Rule.STAYING, Rule.AGREED):
+        return value if rule is Rule.SAID and found == AUTO and (guesses or row in BATCH) else UNSET
     if found is UNSET:
         return value if row.written(context) and rule not in (Rule.COMPARED, Rule.AGREED) else UNSET
+    if is_open and rule in (Rule.STAYING, Rule.AGREED):
+        return UNSET
     return value if is_open or not (rule is Rule.TUNED or (rule is Rule.KEPT and not given)) else UNSET
+
+
+def _found(tree: Tree, row: Row) -> tuple[str, Any]:
+    """What the file says of a field, and under which of the names that DeepSpeed reads it by."""
+    if row.name == STAGE and isinstance(tree.get(ZERO), bool):  # as the first versions had it
+        return ZERO, int(tree[ZERO])
+    for key in (row.name, *row.aliases):
+        found = value_at(tree, key, UNSET)
+        if found is not UNSET and found is not None:
+            # zero/config.py: cpu_offload is a switch, what replaced it names a device
+            return key, ("cpu" if found else "none") if row.default == "none" and isinstance(found, bool) else found
+    return row.name, UNSET
 
 
 def _keys(row: Row, context: Context) -> tuple[str, ...]:
@@ -101,16 +137,17 @@ def _keys(row: Row, context: Context) -> tuple[str, ...]:
     return ("strategy.kind",) if absent else row.keys
 
 
-def _base_tree(base: Attachment | None) -> tuple[Tree, list[Diagnostic]]:
+def _base_tree(base: Attachment | None, reader: Reader) -> tuple[Tree, list[Diagnostic]]:
     if base is None:
         return {}, []
     if not isinstance(base.tree, Mapping):
         what = f"{base.path} holds {type(base.tree).__name__}, where DeepSpeed expects a mapping"
         return {}, [Diagnostic("error", what, key="strategy.config", origin=base.origins.get(""))]
-    # Beside today's names, which the recipe fills in, the old ones are an error of DeepSpeed's own.
+    # Beside today's names, which the trainer or the library fills in, the old ones are an error, or without effect.
+    unread = {"builtin": OUTDATED, "deepspeed": {}}.get(reader, NEW_NAMES_ONLY)
     return deepcopy(dict(base.tree)), [
         _problem(key, "is a name that DeepSpeed has replaced", base, f"write {instead}")
-        for key, instead in OUTDATED.items()
+        for key, instead in unread.items()
         if value_at(base.tree, key, UNSET) is not UNSET
     ]
 
@@ -126,6 +163,17 @@ def _fill(tree: Tree, key: str, value: Any, base: Attachment | None) -> Iterator
     tree[last] = value
 
 
+def _agrees(row: Row, found: Any, value: Any, context: Context, rule: Rule) -> bool:
+    """Whether the file says what the recipe does, be it in another word, as Adam for AdamW."""
+    if _same(found, value) or not row.name.startswith(HANDED_OVER):
+        return _same(found, value)
+    meant = row.decode(found)
+    if isinstance(meant, Unsupported) or not meant:
+        return False
+    open_keys = {key for key in meant if rule is Rule.AGREED and not said(context, key)}
+    return all(_same(each, setting(context, key)) for key, each in meant.items() if key not in open_keys)
+
+
 def _same(found: Any, expected: Any) -> bool:
     """Equal, numbers by value; DeepSpeed takes a quoted number for a different thing, and so does this."""
     if isinstance(found, bool) or isinstance(expected, bool):
@@ -133,17 +181,18 @@ def _same(found: Any, expected: Any) -> bool:
     return bool(found == expected)
 
 
-def _disagreement(row: Row, found: Any, value: Any, context: Context) -> Diagnostic:
+def _disagreement(row: Row, name: str, value: Any, context: Context) -> Diagnostic:
     keys, base = _keys(row, context), context.resolved.attachments["strategy.config"]
+    found = value_at(base.tree, name)
     recipe_keys = " and ".join(keys)
     places = ", ".join(origin.place for key in keys if (origin := context.resolved.given(key)))
     return Diagnostic(
         "error",
-        f"{row.name} is {dumps(found)} in the DeepSpeed file, but the recipe makes it {dumps(value)}",
+        f"{name} is {dumps(found)} in the DeepSpeed file, but the recipe makes it {dumps(value)}",
         key=keys[0],
-        origin=base.origins.get(row.name),
+        origin=base.origins.get(name),
         why=f"{recipe_keys}: {f'set at {places}' if places else 'a default or derived'}",
-        hint=f'Write "auto" for {row.name}, or bring {recipe_keys} into line with it.',
+        hint=f'Write "auto" for {name}, or bring {recipe_keys} into line with it.',
     )
 
 
@@ -160,6 +209,16 @@ def _not_for_builtin(tree: Tree, known: set[str], base: Attachment | None) -> It
                 yield _problem(key, f"is {dumps(value)}, and no setting of the recipe says that", base, "remove it")
     for section in UNCALLED.keys() & tree.keys():
         yield _problem(section, "does nothing: the built-in trainer does not call it", base, UNCALLED[section])
+
+
+def _not_for_programs(tree: Tree, reader: Reader, context: Context) -> Iterator[Diagnostic]:
+    """What the library that reads the file ends with an error at."""
+    base = context.resolved.attachments.get("strategy.config")
+    if reader in ("hf", "accelerate") and ZERO not in tree:
+        why = "accelerate, which Trainer uses too, takes no file without it (utils/dataclasses.py)"
+        what, hint = "zero_optimization is missing in the DeepSpeed file", f'add {{"{ZERO}": {{"stage": 0}}}}'
+        origin = base.origins.get("") if base else None
+        yield Diagnostic("error", what, key="strategy.config", origin=origin, why=why, hint=hint)
 
 
 def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -16,13 +16,13 @@ from trainkit.plan.context import Context
 from trainkit.recipe.resolved import Entry
 
 notes = combinations = nothing
-_DEFAULTS = Origin("defaults", 0, "the recipe's defaults")
+DEFAULTS = Origin("defaults", 0, "the recipe's defaults")
 
 
 def unfit(context: Context) -> str:
     """Why there is no such file."""
     kind = context.recipe.strategy.kind
-    return "" if context.zero else f"it is for the strategies zero1, zero2 and zero3, and strategy.kind is {kind}"
+    return "" if context.zero else f"it is for the strategies zero0 to zero3, and strategy.kind is {kind}"
 
 
 def files(context: Context, folder: str) -> dict[str, str]:
@@ -43,5 +43,5 @@ def _with_defaults(context: Context) -> Context:
     known = optimizer(context.recipe.optimizer.name).deepspeed
     keys = (*(OPTIMIZER_KEYS if known else ()), *(("schedule.name",) if known and has_schedule(context) else ()))
     others = (each for each in context.resolved.history.items() if not each[0].startswith(("optimizer.", "schedule.")))
-    history = {**dict(others), **dict.fromkeys(keys, (Entry(None, _DEFAULTS),))}
+    history = {**dict(others), **dict.fromkeys(keys, (Entry(None, DEFAULTS),))}
     return replace(context, resolved=replace(context.resolved, history=history))

@@ -21,7 +21,8 @@ from trainkit.recipe.schema import GptModel
 FILE = "deepspeed.json"  # in the run directory, and as an export
 AUTO = "auto"  # in files for transformers and accelerate: take it from the training settings
 ZERO = "zero_optimization"
-STAGES: Mapping[str, int] = {"zero1": 1, "zero2": 2, "zero3": 3}
+STAGE = f"{ZERO}.stage"
+STAGES: Mapping[str, int] = {"zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 KINDS: Mapping[int, str] = {stage: kind for kind, stage in STAGES.items()}
 OFFLOADS = ("offload_optimizer", "offload_param")
 SILENT = 10**6  # steps: files say such numbers where DeepSpeed is to print nothing
@@ -53,9 +54,13 @@ def _format(dtype: str, *aliases: str) -> Row:
 
 def kind_of(value: Any) -> Settings | Unsupported:
     """The strategy of a stage of ZeRO."""
-    if type(value) is not int or value not in (0, *KINDS):
+    if type(value) is not int or value not in KINDS:
         return Unsupported("", "write 0, 1, 2 or 3")
-    return {"strategy.kind": KINDS.get(value, "ddp")}
+    return {"strategy.kind": KINDS[value]}
+
+
+def _has_file(context: Context) -> bool:
+    return "strategy.config" in context.resolved.attachments
 
 
 def _bucket(name: str, rules: Rules, stages: tuple[int, ...]) -> Row:
@@ -63,7 +68,11 @@ def _bucket(name: str, rules: Rules, stages: tuple[int, ...]) -> Row:
     return Row(
         f"{ZERO}.{name}",
         ("strategy.bucket_mb",),
-        lambda context: elements(setting(context, "strategy.bucket_mb"), context.dtype),
+        lambda context: (
+            elements(setting(context, "strategy.bucket_mb"), context.dtype)
+            if STAGES[context.recipe.strategy.kind]
+            else UNSET
+        ),
         default=500_000_000,
         rules=rules,
         stages=stages,
@@ -85,6 +94,7 @@ def _offload(name: str, stages: tuple[int, ...], *aliases: str) -> tuple[Row, ..
             same(f"strategy.{name}")[1],
             default="none",
             aliases=tuple(f"{ZERO}.{each}" for each in aliases),
+            rules=readers.OFFLOAD,
             stages=stages,
             written=lambda context: device(context) != "none",
         ),
@@ -93,6 +103,7 @@ def _offload(name: str, stages: tuple[int, ...], *aliases: str) -> tuple[Row, ..
             ("strategy.nvme_path",),
             lambda context: setting(context, "strategy.nvme_path") if _on_disk(context, name) else UNSET,
             same("strategy.nvme_path")[1],
+            rules=readers.OFFLOAD,
             stages=stages,
         ),
     )
@@ -111,7 +122,7 @@ def _of_swapping(name: str, value: Any, default: Any, *parts: str) -> Row:
         return value if _on_disk(context, *parts) else UNSET
 
     keys = tuple(f"strategy.{part}" for part in parts)
-    return Row(name, keys, encode, default=default, rules=readers.TUNED)
+    return Row(name, keys, encode, default=default, rules=readers.BUILTIN)
 
 
 def _buffers(context: Context) -> int:
@@ -135,7 +146,12 @@ def _of_width(name: str, encode: Callable[[int], int], default: int) -> Row:
 def _steps(value: Any) -> Settings:
     # JSON has no infinity; Python writes and reads it as a bare word, other tools as a text.
     silent = value in ("inf", "Infinity") or (isinstance(value, int | float) and value >= SILENT)
-    return {} if silent else {"logging.every_steps": value}
+    return {} if silent else _whole("logging.every_steps")(value)
+
+
+def _whole(key: str) -> Callable[[Any], Settings]:
+    """The decoder of a number of things, which a file may write as 1e5."""
+    return lambda value: {key: int(value) if isinstance(value, float) and value.is_integer() else value}
 
 
 def _side(name: str) -> Callable[[Context], Any]:
@@ -149,17 +165,12 @@ def _side(name: str) -> Callable[[Context], Any]:
 
 
 BATCH = tuple(
-    Row(
-        name,
-        (f"batch.{side}",),
-        _side(side),
-        same(f"batch.{side}")[1],
-        rules=readers.BATCH,
-    )
-    for name, side in (
-        ("train_batch_size", "global"),
-        ("train_micro_batch_size_per_gpu", "micro"),
-        ("gradient_accumulation_steps", "accumulation"),
+    Row(name, (f"batch.{side}",), _side(side), _whole(f"batch.{side}"), default, rules=readers.BATCH)
+    for name, side, default in (
+        ("train_batch_size", "global", UNSET),
+        ("train_micro_batch_size_per_gpu", "micro", UNSET),
+        # Trainer and Accelerator() take 1 (accelerate, utils/dataclasses.py), DeepSpeed what follows from the others.
+        ("gradient_accumulation_steps", "accumulation", 1),
     )
 )
 FORMATS = (_format("bf16", "bfloat16.enabled"), _format("fp16"))
@@ -168,7 +179,16 @@ BUCKETS = (
     _bucket("allgather_bucket_size", readers.OVERLAP, (1, 2)),
 )
 _ZERO = (
-    Row(f"{ZERO}.stage", ("strategy.kind",), lambda context: STAGES[context.recipe.strategy.kind], kind_of, default=0),
+    Row(
+        STAGE,
+        ("strategy.kind",),
+        lambda context: STAGES[context.recipe.strategy.kind],
+        kind_of,
+        default=0,
+        stages=(0, 1, 2, 3),
+        # a file that says nothing of ZeRO has DeepSpeed's default
+        written=lambda context: context.recipe.strategy.kind != "zero0" or not _has_file(context),
+    ),
     *BUCKETS,
     # DeepSpeed's default is true at stage 3
     _switch(f"{ZERO}.overlap_comm", "strategy.overlap_comm", readers.OVERLAP, default=None),
@@ -177,9 +197,9 @@ _ZERO = (
     Row(
         "zero_force_ds_cpu_optimizer",
         ("optimizer.name", "strategy.offload_optimizer"),
-        lambda context: False,
+        lambda context: False if setting(context, "strategy.offload_optimizer") not in ("none", UNSET) else UNSET,
         default=True,
-        written=lambda context: setting(context, "strategy.offload_optimizer") != "none",
+        rules=readers.REQUIRED,
     ),
     *_offload("offload_param", (3,), "cpu_offload_param", "cpu_offload_params"),
     _switch(
@@ -197,7 +217,7 @@ _SWAPPING = (
         ("optimizer.name",),
         lambda context: _buffers(context) if _on_disk(context, "offload_optimizer") else UNSET,
         default=4,
-        rules=readers.TUNED,
+        rules=readers.BUILTIN,
     ),
     # Otherwise the first 10^9 parameters of a rank would stay in memory, which is all of most models.
     _of_swapping(f"{ZERO}.offload_param.max_in_cpu", 0, 10**9, "offload_param"),
@@ -235,7 +255,7 @@ FIELDS: tuple[Row, ...] = (
         ("optimizer.name",),
         lambda context: True,
         default=False,
-        rules=readers.TUNED,
+        rules=readers.UNTESTED,
         written=lambda context: not context.recipe.optimizer.name.startswith("adamw_torch"),
     ),
     *OPTIMIZER,
@@ -248,7 +268,7 @@ FIELDS: tuple[Row, ...] = (
     ),
     *SCHEDULER,
     # Elsewhere the trainer writes the metrics.
-    Row("steps_per_print", ("logging.every_steps",), lambda context: 2**31 - 1, _steps, rules=readers.QUIET),
+    Row("steps_per_print", ("logging.every_steps",), lambda context: 2**31 - 1, _steps, rules=readers.BUILTIN),
 )
 ROWS: Mapping[str, Row] = {name: row for row in reversed(FIELDS) for name in (*row.aliases, row.name)}
 # Names of DeepSpeed's first versions, which it refuses beside today's -> what to write.
@@ -256,6 +276,8 @@ OUTDATED: Mapping[str, str] = {
     **{old.removesuffix(".enabled"): row.name.removesuffix(".enabled") for row in FIELDS for old in row.aliases},
     f"{ZERO}.cpu_offload_use_pin_memory": "pin_memory in the section of what is offloaded",
 }
+# Beside the new name, which accelerate adds to every file, DeepSpeed reads no old one (precision_config.py).
+NEW_NAMES_ONLY: Mapping[str, str] = {"bfloat16": "bf16"}
 # Settings that reach a script on DeepSpeed's own engine.
 CARRIED: frozenset[str] = frozenset(
     key for row in FIELDS if row.rules.deepspeed in REACHES for key in row.keys if not key.startswith("strategy.")
@@ -265,10 +287,7 @@ STRATEGY_KEYS = tuple(dict.fromkeys(key for row in FIELDS for key in row.keys if
 
 
 def faults(tree: Any) -> Iterator[tuple[str, str, str]]:
-    """Key by key, what a recipe cannot build upon: what is wrong, and what to write."""
-    for key, instead in OUTDATED.items():
-        if value_at(tree, key) not in (None, False):
-            yield key, f"{key} is a name that DeepSpeed has replaced", f"write {instead}"
+    """Key by key, what a recipe has no setting for: what is wrong, and what to write."""
     swapped = [f"{ZERO}.{name}.nvme_path" for name in OFFLOADS if value_at(tree, f"{ZERO}.{name}.device") == "nvme"]
     if len({str(path) for key in swapped if (path := value_at(tree, key)) is not None}) > 1:
         what = "optimizer state and parameters are swapped to different folders"
@@ -279,6 +298,12 @@ def formats(tree: Any) -> tuple[str, ...]:
     """The 16-bit formats that the file enables."""
     rows = {row.name.partition(".")[0]: (row.name, *row.aliases) for row in FORMATS}
     return tuple(name for name, keys in rows.items() if any(value_at(tree, key) is True for key in keys))
+
+
+def leaves_open(tree: Any) -> bool:
+    """Whether the number format is taken from the program's own settings: an auto, or nothing that says it."""
+    said = [value_at(tree, name) for row in FORMATS for name in (row.name, *row.aliases)]
+    return AUTO in said or all(each is None for each in said)
 
 
 def sharding(tree: Any, stage: int) -> Iterator[tuple[str, str, Any]]:

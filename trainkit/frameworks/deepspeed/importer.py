@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainkit.frameworks.base.detection import program_kind
-from trainkit.frameworks.base.draft import Draft, ImportContext, apply_flag
+from trainkit.frameworks.base.draft import Draft, ImportContext
 from trainkit.frameworks.base.fields import Unsupported
 from trainkit.frameworks.base.foreign_file import ForeignFile
 from trainkit.frameworks.deepspeed.config import leaves
@@ -16,25 +16,26 @@ from trainkit.frameworks.deepspeed.fields import (
     BATCH,
     BUCKETS,
     FIELDS,
+    KINDS,
     OFFLOADS,
     OUTDATED,
     ROWS,
+    STAGE,
     ZERO,
     faults,
     formats,
     mebibytes,
     sharding,
 )
+from trainkit.frameworks.deepspeed.imported_base import STAGES, stage_of, use_as_base
 from trainkit.frameworks.deepspeed.readers import Row
 from trainkit.recipe.layers.assignment import Assignment
 from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.layers.paths import absolute
 from trainkit.recipe.schema import Optimizer
-from trainkit.recipe.schema.launching import ON_ACCELERATE
 
 # Any of these says that a mapping is DeepSpeed's.
 MARKS = {name.partition(".")[0] for name in ROWS} | {"wall_clock_breakdown", "activation_checkpointing"}
-STAGE = f"{ZERO}.stage"
 
 
 def recognises(tree: Mapping[str, Any]) -> bool:
@@ -43,36 +44,32 @@ def recognises(tree: Mapping[str, Any]) -> bool:
 
 
 def read(draft: Draft, context: ImportContext, source: ForeignFile) -> None:
-    """Settings, and the file as base where it says more than these."""
-    if not source.program or program_kind(context, source.program).kind not in ON_ACCELERATE:
+    """The base of a program's file; without one, settings for the built-in trainer, and the file for what is left."""
+    if not source.program:
         take_apart(draft, context, source)
         return
-    # Trainer reads the file beside its own arguments, and Accelerator() beside the script's: it is the base as it is.
-    apply_flag(draft, context, "deepspeed", source.path, source.at(""))
+    # It is the program's, which gets it as it is.
+    found = program_kind(context, source.program, "deepspeed")
+    draft.set("program.kind", found.kind, source.at(""))
+    use_as_base(draft, context, source.path, source.at(""))
 
 
 def take_apart(draft: Draft, context: ImportContext, source: ForeignFile) -> None:
-    """Each key that has a setting; the file stays the base for the others."""
+    """Each key that has a setting of the built-in trainer's; the file stays the base for the others."""
     if not isinstance(source.tree.get(ZERO, {}), Mapping):
         hint = 'write {"stage": 1}, or the stage that is meant'
         draft.fail(f"{ZERO} is {source.tree[ZERO]!r}, as DeepSpeed's first versions had it", source.at(ZERO), hint)
         return
-    stage = value_at(source.tree, STAGE)
-    if stage in (None, 0) and source.program:
-        hint = f"write {STAGE}: 1, which runs on one process too"
-        draft.fail("a program on DeepSpeed's engine trains with ZeRO", source.at(STAGE), hint)
-        return
-    reason = ""
-    if stage in (None, 0):
-        where = "says no ZeRO stage" if stage is None else "has ZeRO stage 0"
-        stage, reason = 0, f"the file {where}: plain data parallelism"
+    stage = stage_of(source.tree)
     entries = Entries(draft, source, stage)
-    kind = ROWS[STAGE].decode(stage)
-    if isinstance(kind, Unsupported):
-        draft.fail(f"{STAGE} is {stage!r}", source.at(STAGE), kind.instead)
+    if type(stage) is not int or stage not in KINDS:
+        draft.fail(f"{STAGE} is {stage!r}", source.at(STAGE), STAGES)
         entries.stage = 1
+    elif stage:
+        draft.set("strategy.kind", KINDS[stage], source.at(STAGE))
     else:
-        draft.set("strategy.kind", kind["strategy.kind"], source.at(STAGE), reason)
+        where = "says no ZeRO stage" if value_at(source.tree, STAGE) is None else "has ZeRO stage 0"
+        draft.set("strategy.kind", "ddp", source.at(STAGE), f"the file {where}: plain data parallelism")
     for read_part in (_strategy, _batch, _plain, _optimizer, _schedule):
         read_part(entries)
     for row in FIELDS:
@@ -110,8 +107,7 @@ def _strategy(entries: Entries) -> None:
             elif entries.get(old) is False:
                 entries.read.add(old)
     for key, what, hint in faults(entries.source.tree):
-        if key.endswith("nvme_path"):
-            entries.draft.fail(what, entries.source.at(key), hint)
+        entries.draft.fail(what, entries.source.at(key), hint)
     _buckets(entries)
 
 
@@ -162,7 +158,7 @@ def _plain(entries: Entries) -> None:
     if every not in (None, AUTO) and ROWS["steps_per_print"].decode(every) == {}:
         draft.remark(f"steps_per_print {every} prints nothing; a recipe writes a metrics line every few steps.")
     section = "activation_checkpointing"
-    if entries.get(section) is not None and not source.program:
+    if entries.get(section) is not None:
         entries.read |= {key for key, _ in leaves(source.tree) if key.startswith(f"{section}.")}
         draft.remark("The built-in trainer does not call DeepSpeed's activation_checkpointing: see "
                      "efficiency.gradient_checkpointing.")  # fmt: skip
@@ -177,6 +173,10 @@ def _keep_as_base(entries: Entries, path: str, left: str) -> None:
     for key, instead in OUTDATED.items():
         if entries.get(key) is not None:
             entries.obstacles.append((key, f"{key} is a name that DeepSpeed has replaced", f"write {instead}"))
+    forced = "zero_force_ds_cpu_optimizer"
+    if entries.get(forced) is True and draft.get("strategy.offload_optimizer") not in (None, "none"):
+        what = f"{forced} is true, and the built-in trainer steps with an optimizer of its own"
+        entries.obstacles.append((forced, what, "remove it, or name your program behind `--`"))
     if entries.obstacles:
         key, what, hint = entries.obstacles[0]
         draft.fail(f"{what}, and the file is needed as base for {left}", source.at(key), hint)
@@ -204,9 +204,6 @@ def _schedule(entries: Entries) -> None:
     if not entries.has_counterpart("scheduler.type"):
         return
     if kind != "WarmupCosineLR" and entries.get(f"{params}.warmup_type") in (None, "log"):
-        if entries.source.program:  # the recipe has no such warm-up: the file keeps the schedule
-            entries.skipped.add("scheduler")
-            return
         entries.read.add(f"{params}.warmup_type")
         text = f"{kind} warms up along a logarithm by default; the recipe's warm-up is a line."
         entries.draft.remark(text)
@@ -217,9 +214,6 @@ def _defaults(entries: Entries) -> None:
     draft, source = entries.draft, entries.source
     if draft.get("schedule.name") == "linear":
         entries.put("scheduler.type", "schedule.min_lr_ratio", 0.0, "WarmupDecayLR ends at 0")
-    if source.program:  # a script's own engine has DeepSpeed's defaults
-        draft.set("program.kind", "deepspeed", source.at(""))
-        return
     kind = entries.get("optimizer.type") if draft.get("optimizer.name") else ""
     made = "torch" if entries.get("optimizer.params.torch_adam") is True else "AdamW" if kind == "Adam" else kind
     silent = [row for row in FIELDS if isinstance(row.default, Mapping) and entries.get(row.name) is None]
@@ -274,14 +268,14 @@ class Entries:
                 self.put(key, setting, each, self.reasons.get(key, ""))
 
     def has_counterpart(self, key: str) -> bool:
-        """Whether a recipe has a name for the class that a key names; where it has not, a script's engine may."""
+        """Whether a recipe has a name for the class that a key names."""
         value, found = self.get(key), ROWS[key].decode(self.get(key))
         if not isinstance(found, Unsupported):
             return True
         self.skipped.add(key.partition(".")[0])
         if not isinstance(value, str | None):
             what = f"{key} must be the name of a class, not {value!r}"
-        elif value in (None, AUTO) or self.source.program:
+        elif value in (None, AUTO):
             return False
         else:
             what = f"{key} {value} has no counterpart in the recipe"

@@ -34,23 +34,19 @@ from trainkit.plan.combination import Refusal
 from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
 from trainkit.plan.provenance import OWN_INTERPRETER, SourcedVariable, Token, token, variable
+from trainkit.recipe.layers.assignment import Assignment
 
 OF_RANK = "the deepspeed launcher tells each rank its place"
 ITS_OWN = "the deepspeed launcher sets it for every rank"
 RANKS = ("nodes.processes_per_node", "devices.select", "strategy.kind")
 LOCALHOST = ("localhost", "127.0.0.1")
+SORTED = "deepspeed sorts the cards: rank 0 is on card {}"
 
 HELP = "is DeepSpeed's own, for one machine"
 COMMAND = re.compile(r"deepspeed(\.launcher\.runner)?")
 REQUIRES: Mapping[str, str] = {"torch": "2.6", "deepspeed": "0.16"}
 UNSUPPORTED = (
     *ALWAYS_A_GROUP,
-    Refusal(
-        {"local_rank": ("passed",)},
-        "program.local_rank",
-        "the deepspeed launcher says the local rank only to scripts that it starts by itself, without a wrapper",
-        "launcher.kind: torchrun, or program.local_rank: false for a script that reads LOCAL_RANK",
-    ),
     Refusal(
         {"nodes": ("several",)},
         "launcher.kind",
@@ -86,7 +82,14 @@ def _cards(value: Any) -> Settings | Unsupported:
     host, _, cards = str(value).partition(":")
     if "@" in str(value) or host not in LOCALHOST:
         return Unsupported("it names cards of other hosts", "write localhost:0,1, or set nodes and devices.select")
-    return {"devices.select": [card(each) for each in cards.split(",")], "devices.order": "fastest"} if cards else {}
+    if not cards:
+        return {}
+    return {"devices.select": _as_deepspeed([card(each) for each in cards.split(",")]), "devices.order": "fastest"}
+
+
+def _as_deepspeed(cards: list[Any]) -> list[Any]:
+    """Cards in DeepSpeed's own order, each once (launcher/runner.py: parse_node_config_list), names as they are."""
+    return sorted(set(cards)) if all(isinstance(each, int) for each in cards) else cards
 
 
 # In the order of the plan's command; defaults as deepspeed/launcher/runner.py has them.
@@ -194,6 +197,11 @@ def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherC
     if "include" in named and chosen and chosen.origin == named["include"].origin:
         draft.reasons["devices.order"] = "as CUDA numbers cards where CUDA_DEVICE_ORDER is not set"
         command.processes = len(chosen.value)
+        _name_order(draft, chosen, str(named["include"].value).partition(":")[2])
+    elif chosen and isinstance(chosen.value, list):  # of CUDA_VISIBLE_DEVICES, which counts without other choices
+        written = ",".join(map(str, chosen.value))
+        draft.settings["devices.select"] = replace(chosen, value=_as_deepspeed(chosen.value))
+        _name_order(draft, draft.settings["devices.select"], written)
     if "num_gpus" in named:
         command.processes = _read_count(draft, context, named["num_gpus"])
     if draft.get("nodes.count"):
@@ -205,13 +213,15 @@ def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherC
         draft.remark(
             "Hosts and cards that --hostfile and --exclude choose are not known here: set nodes and devices.select."
         )
-    if "no_local_rank" not in named:
-        draft.remark(
-            "deepspeed adds --local_rank=N to the program's words, and trainkit sets LOCAL_RANK in the environment; "
-            "a script that requires the flag gets it with program.local_rank: true and launcher.kind: torchrun."
-        )
+    command.local_rank = "no_local_rank" not in named
     put_settings(draft, FLAGS, used, done | {"include", "num_nodes"})
     return command
+
+
+def _name_order(draft: Draft, chosen: Assignment, written: str) -> None:
+    """Say so where the cards are not as they were written."""
+    if ",".join(map(str, chosen.value)) != written.replace(" ", ""):
+        draft.reasons["devices.select"] = SORTED.format(chosen.value[0])
 
 
 def _read_count(draft: Draft, context: ImportContext, use: FlagUse) -> int | None:

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from trainkit.errors import Diagnostic
 from trainkit.frameworks.base import own_scripts
 from trainkit.frameworks.base.argv_reader import script_flags
-from trainkit.frameworks.base.draft import Draft, ImportContext, apply_flag
-from trainkit.frameworks.base.fields import said
+from trainkit.frameworks.base.draft import Draft, ImportContext
+from trainkit.frameworks.base.fields import said, said_below
 from trainkit.frameworks.base.interface import Detection, nothing
 from trainkit.frameworks.deepspeed.config import config_file
 from trainkit.frameworks.deepspeed.fields import CARRIED, FILE
+from trainkit.frameworks.deepspeed.imported_base import use_as_base
 from trainkit.frameworks.deepspeed.optimizer import TYPES
 from trainkit.frameworks.deepspeed.readers import SCHEDULE_KEYS
 from trainkit.plan.context import Context
@@ -54,6 +55,9 @@ def problems(context: Context) -> Iterator[Diagnostic]:
         if word.partition("=")[0] == FLAG:
             hint = "name the file in strategy.config: it is the base that the recipe fills"
             yield context.resolved.error(key, f"{FLAG} is the plan's to pass", hint)
+    if not context.zero:
+        yield from _unread(context)
+        return
     if given("optimizer.name") and recipe.optimizer.name not in TYPES.values():
         names = " or ".join(dict.fromkeys(TYPES.values()))
         hint = f"choose {names}, or leave it out and describe it in the file of strategy.config"
@@ -78,14 +82,24 @@ def problems(context: Context) -> Iterator[Diagnostic]:
         yield context.resolved.error("schedule.min_lr_ratio", "DeepSpeed's linear schedule ends at 0", hint)
 
 
+def _unread(context: Context) -> Iterator[Diagnostic]:
+    """Settings for a file that a script does not read, because it configures the engine in its own code."""
+    for key in (each for section in CARRIED for each in said_below(context, section)):
+        why = f"strategy.kind is {context.recipe.strategy.kind}: the script configures DeepSpeed's engine in its code"
+        hint = f"leave {key} out; or set strategy.kind to zero0 … zero3 for a script that reads {FLAG}"
+        yield context.resolved.error(key, f"{key} cannot reach the program", hint, why=why)
+
+
 def argv(context: Context) -> tuple[Token, ...]:
-    """Interpreter, script, the user's words, and the file."""
+    """Interpreter, script, the user's words, and the file where the plan configures the engine."""
+    if not context.zero:
+        return own_scripts.argv(context)
     return own_scripts.argv(context, (token(FLAG, rule=GIVEN), token(Variable.RUN_DIR, f"/{FILE}", rule=GIVEN)))
 
 
 def files(context: Context) -> tuple[SourcedFile, ...]:
     """DeepSpeed's file, from the recipe or with the user's as base."""
-    return (config_file(context, "deepspeed"),)
+    return (config_file(context, "deepspeed"),) if context.zero else ()
 
 
 def notices(context: Context) -> tuple[Notice, ...]:
@@ -104,6 +118,6 @@ def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> list[str]
     given = next((each for each in found if f"--{each.name}" == FLAG), None)
     if given is None:
         return list(argv)
-    apply_flag(draft, context, "deepspeed", next(iter(given.values), ""), given.origin)
+    use_as_base(draft, context, next(iter(given.values), ""), given.origin)
     more = given.values[1:]  # words behind the file are the script's own
     return [word for each in found for word in (more if each is given else each.words)]

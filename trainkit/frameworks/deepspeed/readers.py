@@ -24,16 +24,16 @@ class Rule(Enum):
     TUNED = "written where the user's file is silent; what it says always counts, for it decides speed alone"
     COMPARED = "never written; a user's file that says otherwise is an error"
     SAID = "left to the user's file, or to DeepSpeed's default, unless a layer of the recipe says it"
-    FILLED = "as SAID, and the program replaces an auto by itself"
-    ASKED = "as FILLED, and written as auto where the program could not fill it otherwise"
-    SIZED = "as ALWAYS where it is known, else as ASKED"
-    AGREED = "as FILLED, but never written: where the file has no such section, the program does it itself"
+    FILLED = "as SAID, and the program replaces an auto by itself where no layer says it"
+    ASKED = "as AGREED beside a user's file; without one as SAID, and written as auto where no layer says it"
+    STAYING = "as SAID, and an auto stays: the program replaces it by what it is told by itself"
+    AGREED = "never written, and an auto stays: the program is told by itself; a file that says otherwise is an error"
     MADE = "as ALWAYS or KEPT where layers describe the schedule or optimizer for DeepSpeed to make, else as OWN"
     OWN = "the user's file alone says it"
     LEFT = "as OWN, and the program replaces an auto by itself"
 
 
-AUTO_STAYS = (Rule.FILLED, Rule.ASKED, Rule.SIZED, Rule.AGREED, Rule.LEFT)
+AUTO_STAYS = (Rule.FILLED, Rule.ASKED, Rule.STAYING, Rule.AGREED, Rule.LEFT)
 REACHES = (Rule.ALWAYS, Rule.KEPT, Rule.SAID, Rule.MADE)  # with which a setting of the recipe reaches the program
 
 
@@ -47,24 +47,27 @@ class Rules(NamedTuple):
 
 
 EVERYWHERE: Final = Rules(*(Rule.ALWAYS,) * 4)
-TUNED: Final = Rules(*(Rule.TUNED,) * 4)
 # A rule may differ by program, for each fills and compares other keys of the same file by itself.
-# Trainer fills in the sizes that nobody gave; with Accelerator() the batch is that of the script's DataLoader.
-BATCH: Final = Rules(Rule.ALWAYS, Rule.SIZED, Rule.ALWAYS, Rule.ASKED)
-CLIPPING: Final = Rules(Rule.ALWAYS, Rule.ASKED, Rule.SAID, Rule.ASKED)
+# With Accelerator() the batch is that of the script's DataLoader.
+BATCH: Final = Rules(Rule.ALWAYS, Rule.ASKED, Rule.SAID, Rule.ASKED)
+CLIPPING: Final = Rules(Rule.ALWAYS, Rule.ASKED, Rule.SAID, Rule.FILLED)
 FORMAT: Final = Rules(Rule.ALWAYS, Rule.ASKED, Rule.SAID, Rule.FILLED)
 BUCKET: Final = Rules(Rule.KEPT, Rule.FILLED, Rule.SAID, Rule.FILLED)
 OVERLAP: Final = Rules(Rule.KEPT, Rule.SAID, Rule.SAID, Rule.SAID)
-GATHERING: Final = Rules(Rule.KEPT, Rule.KEPT, Rule.KEPT, Rule.FILLED)
-WIDTH: Final = Rules(Rule.TUNED, Rule.LEFT, Rule.TUNED, Rule.LEFT)
-QUIET: Final = Rules(Rule.TUNED, Rule.TUNED, Rule.OWN, Rule.TUNED)
+OFFLOAD: Final = Rules(Rule.ALWAYS, Rule.SAID, Rule.SAID, Rule.SAID)
+GATHERING: Final = Rules(Rule.KEPT, Rule.FILLED, Rule.SAID, Rule.FILLED)
+WIDTH: Final = Rules(Rule.TUNED, Rule.LEFT, Rule.OWN, Rule.LEFT)
+# What is set to suit the built-in trainer; another program has DeepSpeed's default.
 BUILTIN: Final = Rules(Rule.TUNED, Rule.OWN, Rule.OWN, Rule.OWN)
+REQUIRED: Final = Rules(Rule.ALWAYS, Rule.OWN, Rule.OWN, Rule.OWN)
+UNTESTED: Final = Rules(Rule.TUNED, Rule.OWN, Rule.SAID, Rule.OWN)
 ENGINE: Final = Rules(Rule.OWN, Rule.OWN, Rule.SAID, Rule.OWN)
-# The built-in trainer and a script on Accelerator() make optimizer and schedule themselves.
-TYPE: Final = Rules(Rule.COMPARED, Rule.AGREED, Rule.MADE, Rule.OWN)
+# The built-in trainer and a script on Accelerator() make optimizer and schedule themselves; Trainer takes what the file
+# describes in place of its own.
+TYPE: Final = Rules(Rule.COMPARED, Rule.OWN, Rule.MADE, Rule.OWN)
 ARGUMENT: Final = Rules(Rule.COMPARED, Rule.AGREED, Rule.SAID, Rule.LEFT)
 MOMENTS: Final = Rules(Rule.COMPARED, Rule.AGREED, Rule.SAID, Rule.OWN)
-MOMENTUM: Final = Rules(Rule.COMPARED, Rule.COMPARED, Rule.SAID, Rule.OWN)
+MOMENTUM: Final = Rules(Rule.COMPARED, Rule.OWN, Rule.SAID, Rule.OWN)
 SWITCH: Final = Rules(Rule.COMPARED, Rule.OWN, Rule.SAID, Rule.OWN)
 UNUSED: Final = Rules(Rule.COMPARED, Rule.OWN, Rule.OWN, Rule.OWN)
 LENGTH: Final = Rules(Rule.COMPARED, Rule.AGREED, Rule.MADE, Rule.LEFT)

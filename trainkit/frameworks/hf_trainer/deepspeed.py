@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainkit.frameworks.base.draft import Draft, ImportContext
+from trainkit.frameworks.base.fields import said
 from trainkit.frameworks.base.foreign_file import open_foreign_file
 from trainkit.frameworks.deepspeed.fields import BATCH, formats
+from trainkit.frameworks.hf_trainer.argv_reader import own_flags
 from trainkit.plan.context import Context
+from trainkit.plan.model import Notice
 from trainkit.recipe.layers.merge import value_at
 
 # integrations/deepspeed.py: trainer_config_process and trainer_config_finalize
@@ -32,6 +35,25 @@ def implied(context: Context) -> dict[str, float]:
         return {}
     found = ((field, _number(base.tree, key)) for key, field in COMPARED.items())
     return {field: value for field, value in found if value is not None}
+
+
+def notices(context: Context) -> Iterator[Notice]:
+    """What Trainer is told in vain, because it takes the file's word for it (integrations/deepspeed.py)."""
+    base = context.resolved.attachments.get("strategy.config")
+    if base is None or not context.zero:
+        return
+    for section, recipe, flag in (
+        ("optimizer", "optimizer.name", "optim"),
+        ("scheduler", "schedule", "lr_scheduler_type"),
+    ):
+        kind = value_at(base.tree, f"{section}.type")
+        if kind is not None and (said(context, recipe) or flag in own_flags(context)):
+            what = f"Trainer takes the {section} {kind} of the DeepSpeed file, and not what --{flag} says"
+            yield Notice("warning", what, f"remove {section} from the file to have the script's own")
+    if value_at(base.tree, "gradient_clipping") is None and said(context, "train.max_grad_norm"):
+        norm = context.recipe.train.max_grad_norm
+        what = f"the DeepSpeed file has no gradient_clipping: max_grad_norm {norm:g} does not reach DeepSpeed, which "
+        yield Notice("warning", f"{what}clips at 1 (not at all before 0.19.3)", 'add "gradient_clipping": "auto"')
 
 
 def _number(tree: Any, key: str) -> float | None:

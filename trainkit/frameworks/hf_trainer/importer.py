@@ -12,6 +12,7 @@ from trainkit.frameworks.base.argv_reader import ScriptFlag, script_flags
 from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, apply_flag, read_flag, wrong_values
 from trainkit.frameworks.base.fields import Settings, Unsupported
 from trainkit.frameworks.base.fsdp_settings import only_by_size
+from trainkit.frameworks.deepspeed.imported_base import use_as_base
 from trainkit.frameworks.hf_trainer import optimizer
 from trainkit.frameworks.hf_trainer.argv_reader import newest, shown, written
 from trainkit.frameworks.hf_trainer.deepspeed import import_base
@@ -143,11 +144,20 @@ def _by_own_flag(reading: Reading, name: str) -> None:
     value, draft, origin = reading.value(name) or "", reading.draft, reading.flags[name].origin
     if not value:
         draft.fail(f"{shown(reading.flags[name])} cannot be read", origin, UNREADABLE.instead)
-    elif name == "deepspeed" and value.lstrip().startswith("{"):
-        hint = "write these settings to a file, and name that"
-        draft.fail("--deepspeed holds settings, where a recipe names a file", origin, hint)
     else:
         apply_flag(draft, reading.context, name, value, origin)
+        reading.taken.add(name)
+
+
+def _deepspeed(reading: Reading, name: str) -> None:
+    value, draft, flag = reading.value(name) or "", reading.draft, reading.flags[name]
+    if not value:
+        draft.fail(f"{shown(flag)} cannot be read", flag.origin, UNREADABLE.instead)
+    elif value.lstrip().startswith("{"):
+        hint = "write these settings to a file, and name that"
+        draft.fail("--deepspeed holds settings, where a recipe names a file", flag.origin, hint)
+    else:
+        use_as_base(draft, reading.context, value, flag.origin)
         reading.taken.add(name)
 
 
@@ -170,7 +180,7 @@ def _fsdp(reading: Reading, name: str) -> None:
 FILES: Mapping[str, Callable[[Reading, str], None]] = {
     "fsdp": _fsdp,
     "output_dir": _by_own_flag,
-    "deepspeed": _by_own_flag,
+    "deepspeed": _deepspeed,
 }
 
 

@@ -100,6 +100,7 @@ def notices(context: Context) -> Iterator[Notice]:
             keys = " and ".join(_keys(context, field)) or "the plan"
             yield Notice("note", f"{says(replaced)}, and {keys} counts instead: the script gets it as a flag")
     yield from _abbreviated(context)
+    yield from deepspeed.notices(context)
     if on_xla(context) and fsdp_config.is_chosen(context):
         yield from _of_xla(context)
 

@@ -7,10 +7,10 @@ from trainkit.flags.flag import Outcome, Use
 from trainkit.frameworks.base.draft import ImportContext
 from trainkit.frameworks.base.foreign_file import ForeignFile, read_mapping
 from trainkit.frameworks.base.fsdp_settings import REFUSED, SHARDING
-from trainkit.frameworks.deepspeed.fields import KINDS, ZERO, faults, sharding
+from trainkit.frameworks.deepspeed.fields import KINDS, STAGE, faults, sharding
+from trainkit.frameworks.deepspeed.imported_base import STAGES, stage_of
 from trainkit.frameworks.hf_trainer.fsdp_config import read_fsdp_config
 from trainkit.recipe.layers.assignment import Assignment
-from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.layers.paths import absolute
 
 _FSDP_WORDS = (*SHARDING, "auto_wrap", "offload")
@@ -61,13 +61,10 @@ def deepspeed(use: Use) -> Outcome:
     file = _read_file(use)
     if isinstance(file, list):
         return [], file
-    stage = value_at(file.tree, f"{ZERO}.stage")
+    stage = stage_of(file.tree)
     if type(stage) is not int or stage not in KINDS:
-        what = f"zero_optimization.stage {'is missing' if stage is None else f'is {stage!r}'}"
-        why = "stage 0 is plain data parallelism" if stage == 0 else ""
-        hint = "write zero_optimization.stage: 1, 2 or 3; for plain data parallelism use strategy.kind=ddp"
-        origin = file.at(f"{ZERO}.stage")
-        return [], [use.error(f"{use.value}: {what}, expected 1, 2 or 3", hint, why=why, origin=origin)]
+        what = f"{use.value}: {STAGE} is {stage!r}, expected 0, 1, 2 or 3"
+        return [], [use.error(what, STAGES, origin=file.at(STAGE))]
     found = [use.error(f"{use.value}: {what}", hint, origin=file.at(key)) for key, what, hint in faults(file.tree)]
     said = [Assignment(name, value, file.at(key)) for name, key, value in sharding(file.tree, stage)]
     kind, path = KINDS[stage], absolute(file.path, use.cwd)

@@ -9,7 +9,7 @@ from trainkit.recipe.schema.base import Section, section, setting
 from trainkit.recipe.schema.data import Data, DatasetData, JsonlData, RandomData, TargetData, TextData, TokensData
 from trainkit.recipe.schema.launching import Devices, Launcher, Logging, Nodes, Output, Program
 from trainkit.recipe.schema.model import GptModel, HfModel, Model, Moe, Peft, TargetModel
-from trainkit.recipe.schema.strategy import Ddp, Fsdp, Single, Strategy, StrategyKind, Zero1, Zero2, Zero3
+from trainkit.recipe.schema.strategy import Ddp, Fsdp, Single, Strategy, StrategyKind, Zero0, Zero1, Zero2, Zero3
 from trainkit.recipe.schema.training import (
     Batch,
     Checkpoint,

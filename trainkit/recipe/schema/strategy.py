@@ -7,7 +7,7 @@ from pydantic import Field
 from trainkit.recipe.schema.base import Section, setting
 from trainkit.recipe.schema.launching import Scalar
 
-StrategyKind = Literal["single", "ddp", "fsdp", "zero1", "zero2", "zero3"]
+StrategyKind = Literal["single", "ddp", "fsdp", "zero0", "zero1", "zero2", "zero3"]
 
 
 class Single(Section):
@@ -83,17 +83,33 @@ class Fsdp(Section):
     )
 
 
-class _Zero(Section):
-    """Settings that every ZeRO stage has."""
+class _OnDeepSpeed(Section):
+    """What every strategy on DeepSpeed's engine has."""
 
-    bucket_mb: float = setting(50.0, "Size of reduce and all-gather buckets.", unit="MiB", gt=0)
-    overlap_comm: bool = setting(False, "Overlap gradient reduction with the backward pass.")
     config: str | None = setting(
         None,
-        "A DeepSpeed JSON file as base; the recipe fills it, and a disagreement is an error.",
+        "A DeepSpeed JSON file as base; the recipe fills it, and a disagreement is an error. For programs of your own "
+        "what the recipe leaves out stays as the file, or DeepSpeed's default, has it.",
         flag="deepspeed",
         file=True,
     )
+
+
+class Zero0(_OnDeepSpeed):
+    """Nothing partitioned (DeepSpeed's engine at stage 0, or with a file that says nothing of ZeRO)."""
+
+    kind: Literal["zero0"] = setting(
+        "zero0",
+        "DeepSpeed's engine with nothing partitioned: stage 0, or a file without zero_optimization, as for 1-bit "
+        "optimizers; for programs of your own.",
+    )
+
+
+class _Zero(_OnDeepSpeed):
+    """Settings that every stage of ZeRO that partitions has."""
+
+    bucket_mb: float = setting(50.0, "Size of reduce and all-gather buckets.", unit="MiB", gt=0)
+    overlap_comm: bool = setting(False, "Overlap gradient reduction with the backward pass.")
 
 
 class Zero1(_Zero):
@@ -133,4 +149,4 @@ class Zero3(_Zero):
     )
 
 
-Strategy = Annotated[Single | Ddp | Fsdp | Zero1 | Zero2 | Zero3, Field(discriminator="kind")]
+Strategy = Annotated[Single | Ddp | Fsdp | Zero0 | Zero1 | Zero2 | Zero3, Field(discriminator="kind")]

@@ -26,6 +26,10 @@ BUILDERS: Mapping[str, str] = {
     "cpu_adam": "CPUAdamBuilder",
     "async_io": "AsyncIOBuilder",
     "fused_adam": "FusedAdamBuilder",
+    "cpu_adagrad": "CPUAdagradBuilder",
+    "cpu_lion": "CPULionBuilder",
+    "fused_lamb": "FusedLambBuilder",
+    "fused_lion": "FusedLionBuilder",
 }
 # Op name -> the system library that it is linked with, and how to get that.
 LIBRARIES: Mapping[str, tuple[str, str]] = {

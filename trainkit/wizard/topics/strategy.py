@@ -8,7 +8,7 @@ from trainkit.frameworks.registry import LAUNCHERS
 from trainkit.machine.facts import Gpu
 from trainkit.planner.advice.memory import in_words, largest, parameters
 from trainkit.text import counted
-from trainkit.wizard.planner_check import UNCONFIGURED, needs_strategy, reaches, used_cards
+from trainkit.wizard.planner_check import ENGINES, UNCONFIGURED, needs_strategy, reaches, used_cards
 from trainkit.wizard.question import AnswerError, Choice, Question, Settings, Topic, View, offered
 
 OFFLOADS = ("strategy.offload_optimizer", "strategy.offload_param")
@@ -45,6 +45,8 @@ def _best(view: View, cards: Sequence[Gpu]) -> tuple[str, str]:
     """ddp while the model is known to fit or nothing is known of it, else the first that divides it enough."""
     if view.base.path and view.get("strategy.kind") != "single":
         return str(view.get("strategy.kind")), view.base.name
+    if (engine := ENGINES.get(str(view.get("program.kind")))) is not None:
+        return engine, "the script runs on DeepSpeed's engine"
     sizes = {name: view.get(f"model.{name}") for name in ("kind", "hidden_size", "layers", "vocab_size")}
     size = parameters(sizes) if view.builtin else None
     if size is None or not cards:
