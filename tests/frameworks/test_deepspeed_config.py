@@ -167,10 +167,17 @@ def test_where_file_and_recipe_are_silent_deepspeeds_own_default_holds(reader: R
     assert not {"data_types", "gradient_clipping", "optimizer", "scheduler"} & content.keys()
 
 
-def test_trainer_is_asked_for_the_clipping_where_there_is_no_file_and_accelerate_takes_deepspeeds() -> None:
-    of_trainer, _ = deepspeed_config(context_of(strategy_of()), "hf")
-    of_accelerate, _ = deepspeed_config(context_of(strategy_of()), "accelerate")
-    assert (of_trainer["gradient_clipping"], of_accelerate.get("gradient_clipping")) == ("auto", None)
+@pytest.mark.parametrize("reader", ["hf", "accelerate"])
+def test_a_library_is_asked_for_the_clipping_where_there_is_no_file(reader: Reader) -> None:
+    content, _ = deepspeed_config(context_of(strategy_of()), reader)
+    assert content["gradient_clipping"] == "auto"
+
+
+def test_what_the_recipe_gives_beside_a_silent_file_is_written_where_no_flag_says_it() -> None:
+    base = base_of({"zero_optimization": {"stage": 2}, "train_batch_size": 32})
+    recipe = {**strategy_of(), "train": {"max_grad_norm": 0.5}}
+    found = [deepspeed_config(context_of(recipe, base=base), reader)[0] for reader in ("accelerate", "deepspeed", "hf")]
+    assert [each.get("gradient_clipping") for each in found] == [0.5, 0.5, None]
 
 
 def test_an_import_takes_deepspeeds_defaults_where_the_file_is_silent() -> None:

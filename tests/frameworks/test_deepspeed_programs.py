@@ -189,7 +189,8 @@ def test_a_script_that_configures_the_engine_in_its_code_gets_no_file(layered: L
     plan = build_plan(layered({**program, "strategy": {"kind": "ddp"}}), machine(gpus=0)).plan
 
     assert [str(word) for word in plan.commands[0].program][1:] == ["train.py"]
-    assert [file.path for file in plan.files] == []
+    assert [file.path for file in plan.files] == ["expected.json"]
+    assert json.loads(plan.files[0].content)["strategy"] is None
     assert "in its own code" in plan.strategy.reason
     assert str(dict(plan.environment.set)["DS_ACCELERATOR"]) == "cpu"
 

@@ -9,14 +9,12 @@ from dataclasses import replace
 from trainkit.frameworks.accelerate import launcher
 from trainkit.frameworks.accelerate.launcher import CONFIG
 from trainkit.frameworks.deepspeed.config import config_file
-from trainkit.frameworks.deepspeed.exporter import DEFAULTS
 from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
 from trainkit.frameworks.torch_xla import on_xla
 from trainkit.machine.selection import ORDER
 from trainkit.plan.combination import Combination
 from trainkit.plan.context import Context
 from trainkit.plan.provenance import Source
-from trainkit.recipe.resolved import Entry
 
 CHIPS = (
     "On a TPU accelerate launch imports the script and calls its main() once for each chip, whatever num_processes is."
@@ -25,6 +23,8 @@ CHIPS = (
 
 def unfit(context: Context) -> str:
     """Why there is no such file."""
+    if context.recipe.program.kind == "deepspeed":
+        return "accelerate's file speaks to Accelerator(), and a script on DeepSpeed's engine reads a file of its own"
     compiled = context.recipe.efficiency.compile.enabled and context.zero
     return "DeepSpeed and accelerate do not compile together" if compiled else ""
 
@@ -51,8 +51,6 @@ def files(context: Context, folder: str) -> dict[str, str]:
     recipe = context.recipe
     program = recipe.program.model_copy(update={"kind": "accelerate"})
     resolved = replace(context.resolved, recipe=recipe.model_copy(update={"program": program}))
-    if recipe.program.kind == "builtin":  # which clips by its own default, where a script would have DeepSpeed's
-        resolved = replace(resolved, history={**resolved.history, "train.max_grad_norm": (Entry(None, DEFAULTS),)})
     there = replace(context, resolved=resolved, launcher="accelerate")
     found = dict(launcher.entries(there))
     more: dict[str, object] = {}

@@ -132,7 +132,7 @@ def notices(context: Context) -> Iterator[Notice]:
 def _zero_notices(context: Context) -> Iterator[Notice]:
     if not context.resolved.given("train.max_grad_norm"):
         base = context.resolved.attachments.get("strategy.config")
-        found = value_at(base.tree, "gradient_clipping") if base else None
+        found = value_at(base.tree, "gradient_clipping") if base else "auto"
         norm = {None: "1 by default (none before 0.19.3)", "auto": "1, which accelerate fills in"}.get(
             found, f"{found}, as its file says"
         )

@@ -90,7 +90,7 @@ def deepspeed_config(context: Context, reader: Reader, *, whole: bool = False) -
 def _in_force(tree: Tree, row: Row, rule: Rule, base: Attachment | None) -> Rule:
     """A field's rule beside this file, or without one."""
     if row not in BATCH:
-        return Rule.AGREED if rule is Rule.ASKED and base else rule
+        return {Rule.ASKED: Rule.FILLED, Rule.TOLD: Rule.AGREED}.get(rule, rule) if base else rule
     if rule is Rule.SAID and base is None:
         return Rule.ALWAYS  # no one else says it to DeepSpeed's engine
     if rule is Rule.ASKED and base:
@@ -106,7 +106,7 @@ def _value(found: Any, row: Row, rule: Rule, context: Context, *, guesses: bool)
     found: what it says. guesses: whether "auto" may be a setting's default. On DeepSpeed's own engine it is a mistake.
     """
     value, given, is_open = row.encode(context), said(context, *row.keys), found is UNSET or found == AUTO
-    if rule is Rule.ASKED and not given:
+    if rule in (Rule.ASKED, Rule.TOLD) and not given:
         return AUTO if found is UNSET else UNSET
     if value is UNSET or rule in (Rule.OWN, Rule.LEFT):
         return UNSET

@@ -16,7 +16,7 @@ from trainkit.plan.context import Context
 from trainkit.recipe.resolved import Entry
 
 notes = combinations = nothing
-DEFAULTS = Origin("defaults", 0, "the recipe's defaults")
+_DEFAULTS = Origin("defaults", 0, "the recipe's defaults")
 
 
 def unfit(context: Context) -> str:
@@ -43,5 +43,5 @@ def _with_defaults(context: Context) -> Context:
     known = optimizer(context.recipe.optimizer.name).deepspeed
     keys = (*(OPTIMIZER_KEYS if known else ()), *(("schedule.name",) if known and has_schedule(context) else ()))
     others = (each for each in context.resolved.history.items() if not each[0].startswith(("optimizer.", "schedule.")))
-    history = {**dict(others), **dict.fromkeys(keys, (Entry(None, DEFAULTS),))}
+    history = {**dict(others), **dict.fromkeys(keys, (Entry(None, _DEFAULTS),))}
     return replace(context, resolved=replace(context.resolved, history=history))

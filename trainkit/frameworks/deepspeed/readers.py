@@ -25,7 +25,8 @@ class Rule(Enum):
     COMPARED = "never written; a user's file that says otherwise is an error"
     SAID = "left to the user's file, or to DeepSpeed's default, unless a layer of the recipe says it"
     FILLED = "as SAID, and the program replaces an auto by itself where no layer says it"
-    ASKED = "as AGREED beside a user's file; without one as SAID, and written as auto where no layer says it"
+    ASKED = "as FILLED beside a user's file; without one as SAID, and written as auto where no layer says it"
+    TOLD = "as AGREED beside a user's file; without one as ASKED"
     STAYING = "as SAID, and an auto stays: the program replaces it by what it is told by itself"
     AGREED = "never written, and an auto stays: the program is told by itself; a file that says otherwise is an error"
     MADE = "as ALWAYS or KEPT where layers describe the schedule or optimizer for DeepSpeed to make, else as OWN"
@@ -33,7 +34,7 @@ class Rule(Enum):
     LEFT = "as OWN, and the program replaces an auto by itself"
 
 
-AUTO_STAYS = (Rule.FILLED, Rule.ASKED, Rule.STAYING, Rule.AGREED, Rule.LEFT)
+AUTO_STAYS = (Rule.FILLED, Rule.ASKED, Rule.TOLD, Rule.STAYING, Rule.AGREED, Rule.LEFT)
 REACHES = (Rule.ALWAYS, Rule.KEPT, Rule.SAID, Rule.MADE)  # with which a setting of the recipe reaches the program
 
 
@@ -50,8 +51,8 @@ EVERYWHERE: Final = Rules(*(Rule.ALWAYS,) * 4)
 # A rule may differ by program, for each fills and compares other keys of the same file by itself.
 # With Accelerator() the batch is that of the script's DataLoader.
 BATCH: Final = Rules(Rule.ALWAYS, Rule.ASKED, Rule.SAID, Rule.ASKED)
-CLIPPING: Final = Rules(Rule.ALWAYS, Rule.ASKED, Rule.SAID, Rule.FILLED)
-FORMAT: Final = Rules(Rule.ALWAYS, Rule.ASKED, Rule.SAID, Rule.FILLED)
+CLIPPING: Final = Rules(Rule.ALWAYS, Rule.TOLD, Rule.SAID, Rule.ASKED)
+FORMAT: Final = Rules(Rule.ALWAYS, Rule.TOLD, Rule.SAID, Rule.FILLED)
 BUCKET: Final = Rules(Rule.KEPT, Rule.FILLED, Rule.SAID, Rule.FILLED)
 OVERLAP: Final = Rules(Rule.KEPT, Rule.SAID, Rule.SAID, Rule.SAID)
 OFFLOAD: Final = Rules(Rule.ALWAYS, Rule.SAID, Rule.SAID, Rule.SAID)

@@ -47,7 +47,7 @@ def notices(context: Context) -> Iterator[Notice]:
         ("scheduler", "schedule", "lr_scheduler_type"),
     ):
         kind = value_at(base.tree, f"{section}.type")
-        if kind is not None and (said(context, recipe) or flag in own_flags(context)):
+        if kind is not None and (said(context, recipe) or flag in own_flags(context.resolved)):
             what = f"Trainer takes the {section} {kind} of the DeepSpeed file, and not what --{flag} says"
             yield Notice("warning", what, f"remove {section} from the file to have the script's own")
     if value_at(base.tree, "gradient_clipping") is None and said(context, "train.max_grad_norm"):
