@@ -1,0 +1,3 @@
+python prepare_data.py --out data
+torchrun --nproc_per_node=4 train_torch.py --data data
+python evaluate.py --ckpt out

@@ -1,0 +1,5 @@
+"""A script on Accelerator()."""
+
+from accelerate import Accelerator
+
+accelerator = Accelerator()

@@ -1,0 +1,5 @@
+"""A script on DeepSpeed's engine."""
+
+import deepspeed
+
+engine, *_ = deepspeed.initialize(model=None)
