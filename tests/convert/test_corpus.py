@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.machinery import SourceFileLoader
@@ -11,6 +15,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+from trainkit.convert.command import starts_program
+from trainkit.convert.shell import read_shell
+from trainkit.errors import UsageError
 
 pytestmark = pytest.mark.cli
 ROOT = Path(__file__).parents[2]
@@ -59,6 +67,52 @@ def test_what_cannot_be_imported_says_why(place: str, tmp_path: Path) -> None:
     assert found.outcome == "import refuses"
     assert REFUSED[place] in found.said
     assert not found.recipe
+
+
+STARTERS = ("torchrun", "accelerate", "deepspeed", "python")
+TEXT_TOOLS = ("basename", "bash", "cat", "dirname", "head", "mkdir", "tr", "wc")
+REFERENCE = re.compile(r"\$\{oc\.env:(\w+)(?:,([^}]*))?\}")
+
+
+def stubs(folder: Path) -> Path:
+    """A folder of commands in which launchers note their words, nothing else does anything, and text tools are real."""
+    bin_, log = folder / "bin", folder / "log"
+    bin_.mkdir()
+    note = f"#!/bin/bash\n{{ printf '%s\\0' \"${{0##*/}}\" \"$@\"; printf '\\1\\0'; }} >> {log}\n"
+    does = {
+        **dict.fromkeys(STARTERS, note),
+        "python": note.replace("\n", '\n[[ "$1" == -c ]] && { echo gpu; exit; }\n', 1),  # asked for the number of cards
+        "srun": '#!/bin/bash\nwhile [[ "$1" != bash ]]; do shift; done\nexec "$@"\n',
+        "scontrol": "#!/bin/bash\n",
+        "conda": "#!/bin/bash\n",
+        "tee": "#!/bin/bash\ncat >/dev/null\n",
+    }
+    for name, text in does.items():
+        (bin_ / name).write_text(text)
+        (bin_ / name).chmod(0o755)
+    for name in TEXT_TOOLS:
+        (bin_ / name).symlink_to(shutil.which(name) or name)
+    return bin_
+
+
+@pytest.mark.parametrize("script", sorted({Path(place).name for place in CASES if place.startswith("scripts/")}))
+def test_the_words_read_of_a_script_are_those_that_bash_gives_the_launcher(script: str, tmp_path: Path) -> None:
+    shutil.copytree(CORPUS / "scripts", tmp_path / "work" / "scripts")
+    environ = {"PATH": str(stubs(tmp_path)), "HOME": str(tmp_path), "CARDS": "8"}
+    words = ["bash", f"scripts/{script}"]
+    subprocess.run(words, cwd=tmp_path / "work", env=environ, capture_output=True, timeout=20, check=False)
+    ran = [each.split("\0")[:-1] for each in (tmp_path / "log").read_text().split("\1\0")[:-1]]
+
+    text = (CORPUS / "scripts" / script).read_text()
+    for line in range(1, text.count("\n") + 2) if f"scripts/{script}" in REFUSED else [None]:
+        with contextlib.suppress(UsageError):
+            found = read_shell(text, starts_program, path=f"scripts/{script}", at_line=line)
+            read = [REFERENCE.sub(lambda match: match[2] or "", word) for word in found.words]
+            start = next(place for place, word in enumerate(read) if word in STARTERS)
+            mine = [word for word in read[start:] if word]
+            assert mine in [[word.replace(str(tmp_path / "work"), ".") for word in each if word] for each in ran]
+            return
+    assert len(ran) > 1  # of several commands, none of which is the only one on its line
 
 
 def test_the_survey_finds_every_kind_of_case() -> None:
