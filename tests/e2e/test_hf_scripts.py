@@ -129,3 +129,34 @@ def test_older_flags_of_the_guides_run_with_the_installed_version(trainkit: Trai
     done = trainkit("import", "--output", "glue.yaml", "python", "glue.py", *words.split(), *older.split())
     assert done.returncode == 0, done.stderr
     assert report(trainkit, folder, recipe="glue.yaml")["steps"] == 2
+
+
+CONFIGURED = """\
+    parser = HfArgumentParser((DataArguments, TrainingArguments))
+    place = sys.argv.index("--config")
+    parser.set_defaults(**json.loads(Path(sys.argv[place + 1]).read_text()))
+    del sys.argv[place : place + 2]
+"""
+
+
+def test_a_file_of_the_scripts_own_settings_counts_until_the_recipe_says_otherwise(
+    trainkit: Trainkit, folder: Path
+) -> None:
+    source = PROGRAM.read_text().replace(
+        "    parser = HfArgumentParser((DataArguments, TrainingArguments))\n", CONFIGURED
+    )
+    (folder / "sft.py").write_text(source)
+    settings = {"max_steps": 2, "learning_rate": 1e-2, "output_dir": str(folder / "theirs"), "report_to": "none"}
+    (folder / "sft.json").write_text(json.dumps({**settings, "per_device_train_batch_size": 4, "length": 8}))
+    (folder / "sft.yaml").write_text(
+        "version: 1\nprogram: {kind: hf, script: sft.py, args: {config: sft.json}}\ndevices: {type: cpu}\n"
+    )
+
+    said = report(trainkit, folder, recipe="sft.yaml")
+    assert (said["steps"], said["output_dir"]) == (2, str(folder / "theirs"))
+    assert said["words"] == ["--report", str(folder / "report.json"), "--use_cpu", "True"]
+    (summary,) = (json.loads(path.read_text()) for path in folder.glob("runs/*/*/summary.json"))
+    assert summary["global_batch"] is None
+    assert "the script's own" in summary["reasons"]["global_batch"]
+
+    assert report(trainkit, folder, "--max_steps", "3", recipe="sft.yaml")["steps"] == 3

@@ -19,6 +19,7 @@ from trainkit.frameworks.hf_trainer.deepspeed import import_base
 from trainkit.frameworks.hf_trainer.fields import BY_NAME, FIELDS, Argument
 from trainkit.frameworks.hf_trainer.fsdp_config import MISSPELT, read_fsdp_config
 from trainkit.frameworks.hf_trainer.gone import BY_GONE_NAME, GONE, remark
+from trainkit.optimizers import MOMENTS
 from trainkit.recipe.layers.assignment import Assignment, read_value
 from trainkit.recipe.layers.paths import absolute
 from trainkit.recipe.yaml.reader import compose_bytes
@@ -120,9 +121,12 @@ def _by_field(reading: Reading, argument: Argument) -> None:
 
 def _decoded(reading: Reading, argument: Argument, value: Any) -> Settings | Unsupported:
     """Decoded alone, or beside the flags that decide what it means."""
-    draft = reading.draft
+    draft, name = reading.draft, reading.draft.get("optimizer.name")
+    moment = argument.keys[0].removeprefix("optimizer.")
+    if name and moment in MOMENTS and not optimizer.has_moment(name, moment):
+        return Unsupported(f"Trainer's {name} has no such setting")
     if argument.name == "optim_args":
-        return optimizer.decode_arguments(value, draft.get("optimizer.name"))
+        return optimizer.decode_arguments(value, name)
     if argument.name == "lr_scheduler_type":
         kwargs = _mapping(reading.value("lr_scheduler_kwargs") or "")
         if both := optimizer.decode_schedule(value, kwargs, draft.get("optimizer.lr")):
@@ -231,7 +235,6 @@ def _strategy(reading: Reading, argument: Argument) -> None:
             draft.remark(f"Trainer ignores {shown(said)}: --{name} is {effective}.")
     if strategy == "no" and name != "logging_strategy":
         reading.take(name, {key: 0})
-        reading.taken.add(steps)
     elif strategy == "steps" and name == "eval_strategy" and said is None:
         every = reading.value("logging_steps") or ""
         if every.isdecimal() and int(every):

@@ -26,10 +26,16 @@ def encode_name(context: Context) -> Any:
     return Unsupported(*refused) if refused else name
 
 
+def has_moment(name: str, which: str) -> bool:
+    """Whether Trainer hands an optimizer a setting of AdamW's."""
+    known = optimizer(name)
+    return which in known.hf or bool(known.hf_unsupported)
+
+
 def encode_moment(context: Context, which: str) -> Any:
     """`adam_beta1` and its like, for the optimizers that Trainer hands them to."""
     known = optimizer(context.recipe.optimizer.name)
-    if which not in known.hf and not known.hf_unsupported:
+    if not has_moment(context.recipe.optimizer.name, which):
         what = f"Trainer's {context.recipe.optimizer.name} has no such setting"
         return Unsupported(what, f"leave optimizer.{which} out")
     return UNSET if which in known.hf_args else chosen(context, f"optimizer.{which}")

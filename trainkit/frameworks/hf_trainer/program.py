@@ -14,7 +14,6 @@ from trainkit.frameworks.hf_trainer.argv_reader import (
     MARKS,
     SHARED_MARKS,
     FileValue,
-    agrees,
     own_flags,
     rendered,
     says,
@@ -95,8 +94,7 @@ def notices(context: Context) -> Iterator[Notice]:
         lacks = "" if resumes(context.resolved.script) else f": {context.recipe.program.script} names it nowhere"
         yield Notice("warning" if lacks else "note", f"{what}{lacks}", "the run ends where its first step is another")
     for field, _ in given_fields(context):
-        replaced = own.get(field.name)
-        if isinstance(replaced, FileValue) and not agrees(replaced, field.encode(context)):
+        if isinstance(replaced := own.get(field.name), FileValue):
             keys = " and ".join(_keys(context, field)) or "the plan"
             yield Notice("note", f"{says(replaced)}, and {keys} counts instead: the script gets it as a flag")
     yield from _abbreviated(context)

@@ -87,6 +87,8 @@ FILES = {
     ),
     "deepspeed": (DEEPSPEED, "set strategy.kind to the file's ZeRO stage, and strategy.config to the file"),
 }
+COUNTED = ("eval_steps", "save_steps")  # which Trainer ignores where the strategy beside them is not steps
+LOW = ("bf16", "fp16")
 CONFIG_SUFFIXES = (".json", ".yaml", ".yml")
 # Keys of torch's FSDP that reach no other
 NOT_ON_XLA = {field.keys[0] for field in TORCH if field.keys} - {key for field in XLA for key in field.keys}
@@ -98,12 +100,18 @@ OWN = ("auto_wrap_policy", "auto_wrapper_callable")  # Trainer hands these over 
 
 
 def given_fields(context: Context) -> Iterator[tuple[Argument, object]]:
-    """The fields that the program is given, with their values; those that its own arguments set are theirs."""
+    """The fields that the program is given, with their values; those that its own arguments set are theirs.
+
+    What its file of settings says too need not be said again.
+    """
     own = own_flags(context.resolved)
     for field in FIELDS:
-        free = field.name not in own or isinstance(own[field.name], FileValue)
-        value = field.encode(context) if free and field.is_given(context) else UNSET
-        if value is not UNSET and not isinstance(value, Unsupported):  # which `problems` reports
+        flag = own.get(field.name)
+        value = field.encode(context) if field.is_given(context) else UNSET
+        if value is UNSET or isinstance(value, Unsupported):  # which `problems` reports
+            continue
+        implied = field.name in LOW and value is False and context.dtype in LOW  # Trainer takes one of the two
+        if (flag is None and not implied) or (isinstance(flag, FileValue) and not agrees(flag, value)):
             yield field, value
 
 
@@ -137,7 +145,8 @@ def _contradictions(context: Context) -> Iterator[Diagnostic]:
         if flag is None or not (given or field.is_owned(context)) or (given and isinstance(flag, FileValue)):
             continue
         value, key = field.encode(context), field.keys[0]
-        if isinstance(value, Unsupported) or agrees(flag, value) or (value is UNSET and flag.switch is False):
+        idle = value is UNSET and (flag.switch is False or field.name in COUNTED)
+        if isinstance(value, Unsupported) or agrees(flag, value) or idle:
             continue
         origin = context.resolved.given(key)
         planned = "nothing" if value is UNSET else value
@@ -188,7 +197,8 @@ def _own_argv(context: Context) -> Iterator[Diagnostic]:
     if prefetch and not (context.recipe.data.workers or (workers and workers.values not in ((), ("0",)))):
         what = f"{written(prefetch)} is for loader processes, and there are none"
         yield own_error(context, prefetch, what, "set data.workers, or leave it out")
-    if isinstance(args, list) and len(args) == 1 and args[0].endswith(CONFIG_SUFFIXES):
+    adds = "output_dir" not in own or context.zero or is_chosen(context) or any(given_fields(context))
+    if isinstance(args, list) and len(args) == 1 and args[0].endswith(CONFIG_SUFFIXES) and adds:
         what = f"program.args is one file, {args[0]}"
         why = "HF's scripts read such a file only where nothing else is given, and the plan gives more"
         hint = "write its settings in the recipe, or in program.args one by one"
