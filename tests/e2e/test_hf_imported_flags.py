@@ -68,7 +68,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "half_precision_backend": ("auto",),
 }
 # What the installed version is to be told in place of the older words.
-NEWER = {
+NEWER: Mapping[str, Callable[[str], list[str]]] = {
     "evaluation_strategy": lambda value: ["--eval_strategy", value],
     "warmup_ratio": lambda value: ["--warmup_steps", value],
     "group_by_length": lambda value: ["--train_sampling_strategy", "group_by_length"] if value == "True" else [],
@@ -145,7 +145,7 @@ def test_an_imported_command_says_to_the_script_what_the_command_said(machine: M
         original.append({**case, "words": typed, "files": {"zero.json": json.dumps(ZERO)}})
         ours.append({**case, "words": program[program.index("run_glue.py") + 1 :], "files": made})
     results = parsed([*original, *ours])
-    wrong = {}
+    wrong: dict[str, list[str]] = {}
     for (line, _), first, second in zip(commands(), results[:COMMANDS], results[COMMANDS:], strict=True):
         if "error" in first:  # by hand it ends so, too
             continue
