@@ -48,7 +48,7 @@ def test_ranks_that_do_what_was_planned_run_to_their_end(
 @pytest.mark.parametrize(
     ("strategy", "wrapping", "says"),
     [
-        ("ddp", "nothing", "nothing keeps in step"),  # as accelerate does with FSDP on CPU
+        ("ddp", "nothing", "no wrapper keeps the model"),  # as accelerate does with FSDP on CPU
         ("ddp", "uneven", "rank 1 does not run what was planned"),  # while rank 0 waits for it in a collective
         ("fsdp", "ddp", "strategy fsdp was planned, and ddp is in force"),  # as Trainer does on CPU
         ("ddp", "fsdp1", "strategy ddp was planned, and fsdp is in force"),
@@ -97,3 +97,13 @@ def test_one_process_where_several_were_planned_is_caught(trainkit: Any, tmp_pat
     assert done.returncode == 1
     assert "world size 2 was planned, and it is 1" in done.stderr
     assert summary["failure"] == "plan"
+
+
+def test_what_the_script_s_own_word_makes_of_a_strategy_is_named_as_the_cause(trainkit: Any, tmp_path: Path) -> None:
+    script = str(PROGRAMS / "accelerate_loop.py")
+    done = trainkit(
+        "run", "--with=strategy/zero2", "--with=devices/cpu", script, "--backend", "gloo", "--cpu", timeout=240
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("strategy zero2 was planned, and ddp is in force") == 1
+    assert "most likely: Accelerator(cpu=True) by --cpu leaves DeepSpeed and FSDP out" in done.stderr

@@ -18,10 +18,11 @@ def main():
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--backend", default=None)
     parser.add_argument("--report", default=None)
+    parser.add_argument("--cpu", action="store_true")
     args = parser.parse_args()
 
     handlers = [InitProcessGroupKwargs(backend=args.backend)] if args.backend else []
-    accelerator = Accelerator(kwargs_handlers=handlers)
+    accelerator = Accelerator(cpu=args.cpu, kwargs_handlers=handlers)
     set_seed(0)
     inputs = torch.randn(32, 8)
     data = TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))

@@ -6,6 +6,8 @@ import contextlib
 import re
 from pathlib import Path
 
+from trainkit.files import read_json
+from trainkit.runner.report.causes import by_trace, causes_of
 from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.progress import last_lines
 from trainkit.runner.rundir.checkpoints import checkpoints_of
@@ -15,9 +17,9 @@ from trainkit.text import counted, listed
 
 LINES = 20
 _TRACEBACK = "Traceback (most recent call last)"
+_PLACE = '  File "'  # the first line below it
 _MARK = re.compile(r"^\[rank\d+\]:? ?")  # which torch puts in front of each line
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
-MEMORY = "the card's memory is full: lower batch.micro, or turn on efficiency.gradient_checkpointing"
 # Exit code of a failed rank -> what to look at. 128+n is signal n.
 HINTS: dict[int, str] = {
     126: "make the program executable (chmod +x FILE); a Python script's name must end in .py",
@@ -28,18 +30,6 @@ HINTS: dict[int, str] = {
     137: "something outside the run sent KILL: often the kernel, when memory ran out (see dmesg)",
     139: "a segmentation fault in a compiled library; PYTHONFAULTHANDLER=1 under env shows where",
 }
-# What a log says -> what to do; the first that is found is shown.
-TRACES: dict[str, str] = {
-    "CUDA out of memory": MEMORY,
-    "OutOfMemoryError": MEMORY,
-    "ModuleNotFoundError": "install the missing package for the interpreter that runs trainkit",
-    "EADDRINUSE": "the rendezvous port was taken: run again, or name a free one with nodes.rendezvous",
-    "No space left on device": "the disk is full: point output.root at another one",
-    # A worker thread lets go of its last work, which holds a Python object, when the interpreter is already ending.
-    "terminate called without an active exception": "most often a race in torch at a program's very end, between "
-    "gloo's threads and the interpreter, on a CPU: let the script wait a moment after its last "
-    "collective (time.sleep(1)), or end with os._exit(0)",
-}
 NOT_AS_PLANNED = (
     "plan what the program does, or make it do what is planned. Only the first optimizer that steps is looked at: "
     "where that is not the model's, set program.verify to false"
@@ -49,7 +39,7 @@ NOT_AS_PLANNED = (
 def describe_failure(verdict: Verdict, attempt: AttemptLayout, shown_rank: int | None) -> str:
     """A few lines for standard error. shown_rank: whose output the user has seen already."""
     outcome = "was ended" if verdict.failure == "signal" else "failed"
-    lines = [f"the run {outcome}: {verdict.why}", *_others(verdict, attempt, shown_rank)]
+    lines = [f"the run {outcome}: {_why(verdict, attempt, shown_rank)}", *_others(verdict, attempt, shown_rank)]
     if verdict.failure == "program" and verdict.exit_code in (2, 3, 4):  # trainkit's own codes too: say whose it is
         lines.append(f"exit code {verdict.exit_code} is the program's own")
     log = _log(verdict, attempt)
@@ -62,15 +52,24 @@ def describe_failure(verdict: Verdict, attempt: AttemptLayout, shown_rank: int |
         lines.append(f"its log: {log}")
     hint = NOT_AS_PLANNED if verdict.failure == "plan" else ""
     if verdict.failure in ("program", "rank", "launcher", "preparation"):
-        text = "\n".join(end)
-        by_trace = next((hint for trace, hint in TRACES.items() if trace in text), "")
-        hint = by_trace or HINTS.get(verdict.exit_code, "")
+        hint = by_trace("\n".join(end)) or HINTS.get(verdict.exit_code, "")
+    if verdict.failure == "plan":
+        lines += [f"most likely: {cause}" for cause in causes_of(verdict.why, RunLayout(attempt.root.parent.parent))]
     if hint:
         lines.append(f"next: {hint}")
     if saved := checkpoints_of(RunLayout(attempt.root.parent.parent)):
         again = "the same command with --resume_from_checkpoint true"
         lines.append(f"next: to continue after step {saved[0].step}, run {again}")
     return "\n".join(lines)
+
+
+def _why(verdict: Verdict, attempt: AttemptLayout, shown_rank: int | None) -> str:
+    """The reason; where the rank that was shown has given the same one by itself, only whose it is."""
+    given = {each.rank: each.not_as_planned for each in _failed(attempt)} if verdict.failure == "plan" else {}
+    said = given.get(shown_rank) if shown_rank is not None else None
+    if said and verdict.why.endswith(f": {said}"):
+        return f"{verdict.why.removesuffix(f': {said}')}, as is said above"
+    return verdict.why
 
 
 def _others(verdict: Verdict, attempt: AttemptLayout, shown_rank: int | None) -> list[str]:
@@ -98,10 +97,12 @@ def _failed(attempt: AttemptLayout) -> list[RankRecord]:
 def _alike(rank: int, attempt: AttemptLayout) -> list[int]:
     """The ranks whose last words are those of this one, but for numbers; the rank itself is among them.
 
-    A launcher stops the others when it sees the first one fail, so these may have been told to stop meanwhile.
+    A launcher stops the others when it sees the first one fail, so these may have been told to stop meanwhile: one that
+    was ended by a signal has failed alike only where it has said why.
     """
     words = last_words(attempt, rank)
-    ended = [each.rank for each in _failed(attempt) if each.signal is None]
+    says_why = bool(words) and words[0].startswith(_PLACE)
+    ended = [each.rank for each in _failed(attempt) if each.signal is None or says_why]
     return sorted({rank, *(each for each in ended if words and last_words(attempt, each) == words)})
 
 
@@ -117,12 +118,16 @@ def last_words(attempt: AttemptLayout, rank: int) -> tuple[str, ...]:
 
 
 def remarks(attempt: AttemptLayout) -> list[str]:
-    """What the wrappers recorded of ranks that ran, however they ended."""
+    """What the wrappers recorded of ranks that ran, however they ended, and why a run was not as planned."""
     try:
         records = list(read_records(str(attempt.root)))
     except FileNotFoundError:  # the run directory was removed meanwhile
         return []
-    return [f"rank {record.rank}: {record.message}" for record in records if record.message and record.pid]
+    found = [f"rank {record.rank}: {record.message}" for record in records if record.message and record.pid]
+    accounts = (read_json(file).get("warnings") for file in sorted(attempt.shown.glob("rank-*.json")))
+    warned = next((str(each) for each in accounts if each), "")
+    causes = causes_of(warned, RunLayout(attempt.root.parent.parent)) if warned else ()
+    return found + [f"most likely: {cause}" for cause in causes]
 
 
 def _log(verdict: Verdict, attempt: AttemptLayout) -> Path | None:
