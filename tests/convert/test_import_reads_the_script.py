@@ -16,7 +16,8 @@ SOURCES = {
     "from trl import SFTConfig, TrlParser\nfrom transformers import Trainer\n": "hf",
     "from accelerate import Accelerator, DistributedType\nfrom transformers import AutoModel\n": "accelerate",
     "import accelerate\nparser = 1\naccelerator = accelerate.Accelerator()\n": "accelerate",
-    "import deepspeed\nengine, *_ = deepspeed.initialize()\n": "deepspeed",
+    "import deepspeed\nparser = deepspeed.add_config_arguments(parser)\ndeepspeed.initialize()\n": "deepspeed",
+    "import deepspeed\nadd_argument('--deepspeed_config')\nengine, *_ = deepspeed.initialize()\n": "deepspeed",
     "def main():\n    from accelerate import Accelerator\n": "accelerate",
     "import torch\n": "torch",
     "this is not Python\n": "torch",
@@ -88,6 +89,13 @@ def test_an_installed_module_is_looked_into_and_not_imported() -> None:
 def test_a_script_is_the_same_kind_whatever_its_flags(source: str, flag: str) -> None:
     files = {"train.py": source, "ds.json": {"zero_optimization": {"stage": 1}}}
     assert settings(imported(f"python train.py {flag}", files), files)["program.kind"] == SOURCES[source]
+
+
+def test_an_engine_with_a_configuration_of_its_own_is_given_none_unless_the_command_names_it() -> None:
+    files = {"train.py": "import deepspeed\ndeepspeed.initialize(config={})\n", "ds.json": {"zero_optimization": {}}}
+    text = imported("python train.py --lr 1", files)
+    assert settings(text, files)["program.kind"] == "torch"
+    assert "without add_config_arguments: settings of DeepSpeed's engine do not reach it" in comments(text)
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,9 @@ def test_harmless_names_and_empty_values_pass(solve: Solve) -> None:
     ("word", "value"),
     [
         ("append_concat_token", "False"), ("num_keys", "3"), ("use_auth_token", "True"), ("token_type_key", "x"),
-        ("span_key", "end_date"), ("n_keys", "1e3"), ("token", "true"), ("hub_token", "none"), ("password", "no"),
+        ("span_key", "end_date"), ("n_keys", "1e3"),
+        ("placeholder_token", "<cat-toy2>"), ("new_token", "<new1>+<new2>"),
+        ("token", "true"), ("hub_token", "none"), ("password", "no"),
     ],
 )  # fmt: skip
 def test_switches_numbers_and_plain_words_are_none(solve: Solve, word: str, value: str) -> None:

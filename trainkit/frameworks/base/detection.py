@@ -32,7 +32,8 @@ def program_kind(
     path = module_file(context, argv[0]) if module else absolute(argv[0], context.cwd)
     source = read_source(context, path) if path else None
     if source is not None and source.imports:
-        found = _kind_of(context, source, argv[0])
+        given = frozenset(f"--{flag.name}" for flag in script_flags(argv[1:]))
+        found = _kind_of(context, source, argv[0], given)
         return found if found.kind else DetectedKind(otherwise, "", found.remark or _doubt(argv[1:], otherwise))
     kind, flag = _kind_by_flags(argv)
     if kind:
@@ -40,10 +41,13 @@ def program_kind(
     return DetectedKind(otherwise, "", _doubt(argv[1:], otherwise))
 
 
-def _kind_of(context: ImportContext, source: PythonSource, name: str) -> DetectedKind:
-    """What the source uses, else what the files of the same program use that it imports, one level deep."""
+def _kind_of(context: ImportContext, source: PythonSource, name: str, given: frozenset[str]) -> DetectedKind:
+    """What the source uses, else what the files of the same program use that it imports, one level deep.
+
+    given: flags of the command, each of which shows that the program has it.
+    """
     beside = [each for path in source.local if (each := read_source(context, path)) is not None]
-    everywhere = source.used.union(*(each.used for each in beside))
+    everywhere = source.used.union(given, *(each.used for each in beside))
     for each, shown in ((source, name), *((each, seen_from(context.cwd, each.path)) for each in beside)):
         found = _kind_by_names(each.used, everywhere, shown)
         if found.kind or found.remark:
@@ -58,8 +62,9 @@ def _kind_by_names(used: Iterable[str], everywhere: Iterable[str], shown: str) -
         found = sorted(name for name in used if any(fnmatchcase(name, each) for each in wanted))
         parsers = program.DETECTION.parsers
         if found and parsers and not {name.rpartition(".")[2] for name in everywhere} & parsers:
-            one = min(parsers)
-            return DetectedKind(remark=f"{shown} uses {found[0]} without {one}: Trainer's flags do not reach it.")
+            one = min(parsers - {each for each in parsers if each.startswith("--")})
+            library = program.DETECTION.library
+            return DetectedKind(remark=f"{shown} uses {found[0]} without {one}: settings of {library} do not reach it.")
         if found:
             return DetectedKind(kind, found[0])
     return DetectedKind()

@@ -18,7 +18,9 @@ INSTALLED = ("site-packages", "dist-packages")
 
 @dataclass(frozen=True, slots=True)
 class PythonSource:
-    """path: absolute. used: dotted names of libraries (`transformers.Trainer`). local: files of the same program.
+    """path: absolute. local: files of the same program.
+
+    used: dotted names of libraries (`transformers.Trainer`), and the flags that stand in the text (`--lr`).
 
     imports: whether it imports anything; what imports nothing tells nothing.
     """
@@ -80,7 +82,7 @@ def _walked(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _used(nodes: list[ast.AST]) -> Iterator[str]:
-    """Dotted names of what is imported, or reached through an imported module."""
+    """Dotted names of what is imported, or reached through an imported module, and flags."""
     modules: dict[str, str] = {}
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -88,6 +90,8 @@ def _used(nodes: list[ast.AST]) -> Iterator[str]:
         elif isinstance(node, ast.Import):
             modules |= {each.asname or each.name: each.name for each in node.names}
     for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("--"):
+            yield node.value
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
             yield f"{modules[node.value.id]}.{node.attr}"
 

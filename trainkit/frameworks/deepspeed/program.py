@@ -28,7 +28,10 @@ reason, wrapper, environment = own_scripts.reason, nothing, nothing
 REQUIRES: Mapping[str, str] = {}
 STRATEGY_BY = "done by DeepSpeed, which is told in its file: "
 DETECTION = Detection(
-    "DeepSpeed's engine", frozenset({"deepspeed.initialize"}), flags=frozenset({FLAG.removeprefix("--")})
+    "DeepSpeed's engine",
+    frozenset({"deepspeed.initialize"}),
+    frozenset({"add_config_arguments", FLAG}),  # else it makes its configuration by itself
+    frozenset({FLAG.removeprefix("--")}),
 )
 _OWN = "the script does this itself"
 REACH: Table = {

@@ -26,7 +26,7 @@ _TRAILING = _set("prod production dev test staging value b64 base64 ci main defa
 _HARMLESS = _set(
     "pad eos bos unk sep cls mask image audio video special start end stop prefix suffix middle fim decoder forced"
     " text label labels prompt response sort primary foreign column row group index dataset data sample cache map"
-    " source target input output messages message partition public max min"
+    " source target input output messages message partition public max min placeholder modifier initializer trigger"
 )
 # `num_keys`, `use_auth_token`, `append_concat_token`: how many, or whether.
 _COUNTS = _set("num n nr number use no has add append prepend with without skip is enable disable keep")
@@ -37,7 +37,8 @@ _OWNERS = _set(
 )
 _SWITCHES = _set("true false yes no on off none null auto")
 _NUMBER = re.compile(r"[+-]?\d{1,9}(\.\d{0,9})?([eE][+-]?\d{1,3})?")
-_PLAIN_WORD = re.compile(r"(?=.{1,16}$)[A-Za-z]?[a-z]*([_.-][a-z]+)*")
+# A word, or an entry of a vocabulary (`<cat-toy>`, `[MASK]`).
+_PLAIN_WORD = re.compile(r"(?=.{1,16}$)[A-Za-z]?[a-z]*([_.-][a-z]+)*|(<[\w|/-]{1,24}>[+,]?)+|\[[A-Z]{1,12}\]")
 _WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
 # A name is the whole of a run of name characters behind what cannot begin it. The lookbehind and the possessive
 # quantifiers keep the search from trying every shorter name in a long word, which would take quadratic time.

@@ -56,7 +56,7 @@ class Program(Section):
         "auto",
         "End the run when the first optimizer step shows another strategy, world size, device or number format than "
         "planned, or (`hf`) other numbers in TrainingArguments; `auto` does for programs whose "
-        "libraries set the strategy up (`hf`, `accelerate`).",
+        "libraries set the strategy up (`hf`, `accelerate`), and warns for other programs in Python.",
     )
 
 
@@ -97,7 +97,9 @@ class Nodes(Section):
 
     count: int = setting(1, "Number of machines.", ge=1, le=100_000)
     processes_per_node: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = setting(
-        "auto", "Processes on each machine; `auto` is one per selected card, on CPU one for `single` and two otherwise."
+        "auto",
+        "Processes on each machine; `auto` is one for `single`, else one per selected card, and two on a CPU. Fewer than "
+        "the cards, of a program of your own: every process sees them all.",
     )
     rendezvous: str = setting(
         "auto",
