@@ -57,13 +57,13 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 @pytest.mark.parametrize("place", sorted(CASES.keys() - REFUSED.keys()))
 def test_what_import_writes_is_planned(place: str, tmp_path: Path) -> None:
-    found = SURVEY.survey(CASES[place], "8xh100", tmp_path)
+    found = SURVEY.on_any(CASES[place], ["8xh100", "1x4090"], tmp_path)
     assert found.outcome == "plans", f"{found.said}\n{found.recipe}"
 
 
 @pytest.mark.parametrize("place", sorted(REFUSED))
 def test_what_cannot_be_imported_says_why(place: str, tmp_path: Path) -> None:
-    found = SURVEY.survey(CASES[place], "8xh100", tmp_path)
+    found = SURVEY.on_any(CASES[place], ["8xh100", "1x4090"], tmp_path)
     assert found.outcome == "import refuses"
     assert REFUSED[place] in found.said
     assert not found.recipe

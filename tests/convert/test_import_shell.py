@@ -55,6 +55,10 @@ TEXTS: dict[str, list[str]] = {
     "set -- --n 4\nwhile [ $# -gt 0 ]; do case $1 in --n) N=$2; shift 2;; esac; done\npython train.py $N": [
         "python", "train.py", "4",
     ],
+    "read -r -d '' CMD <<EOF\ntrain.py --a $((1+1)) \\\n  --b '\"x\"'\nEOF\npython $CMD": [
+        "python", "train.py", "--a", "2", "--b", "'\"x\"'",
+    ],
+    "read -r -d '' CMD <<'EOF'\ntrain.py $HERE\nEOF\npython $CMD": ["python", "train.py", "$HERE"],
     "CMD=\"python train.py --a 'x y'\"\neval $CMD": ["python", "train.py", "--a", "x y"],
     "bash -c \"python train.py --a '$HERE'\"": ["python", "train.py", "--a", "value of here"],
     "python train.py $'a\\tb' \"$HERE $WORDS\" \"a\\\nb\" {x}": [

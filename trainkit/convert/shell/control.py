@@ -37,6 +37,19 @@ def inner_text(words: list[Value]) -> Value | None:
     return None
 
 
+def heredoc(source: bytes, statement: Node) -> str | None:
+    """The text that `read -d '' NAME <<EOF` reads, in quotes as they are around the EOF; None for other statements."""
+    command, redirect = statement.children[0], statement.children[-1]
+    marks = {child.type: child for child in redirect.children}
+    if not (command.text or b"").startswith(b"read ") or "heredoc_start" not in marks or "heredoc_end" not in marks:
+        return None
+    start, end = marks["heredoc_start"], marks["heredoc_end"]
+    body = source[start.end_byte : end.start_byte].decode(errors="replace").partition("\n")[2]
+    quote = "'" if (start.text or b"")[:1] in (b"'", b'"', b"\\") else '"'
+    kept = body.replace("'", "'\\''") if quote == "'" else body.replace('"', '\\"')
+    return f"{quote}{kept}{quote}"
+
+
 def branches(node: Node) -> Iterator[tuple[Node | None, list[Node]]]:
     """The tests of an `if` with their bodies; None for `else`."""
     test: Node | None = None

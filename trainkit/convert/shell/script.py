@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from trainkit.convert.shell.control import branches, in_shell, inner_text, is_new
+from trainkit.convert.shell.control import branches, heredoc, in_shell, inner_text, is_new
 from trainkit.convert.shell.scope import Scope
 from trainkit.convert.shell.syntax import argument_text, condition, error_in, line, parse, text
 from trainkit.convert.shell.values import Open, Reference, Value, text_of
@@ -160,6 +160,10 @@ class Reader:
     def _redirected(self, node: Node) -> None:
         if found := _PLACEHOLDER.search(text(node)):
             raise self._error(f"{found[0]} is to be replaced", "write what it is for, without < and >")
+        if (body := heredoc(self.source, node)) is not None:
+            name = text(node.children[0]).split()[-1]
+            self.scope.assign(name, value(self.scope, body, self._line(node)), name)
+            return
         self._statement(node.children[0])
         if self._starts_something(node.children[0]):
             for each in node.children[1:]:
