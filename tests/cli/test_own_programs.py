@@ -22,7 +22,7 @@ LINES = (
     "python train.py --lr 1e-3 --with nothing",
     "python -m pkg.main --steps 5",
     "CUDA_VISIBLE_DEVICES=1,0 NAME=x torchrun --nproc_per_node=2 -m pkg.main '${HOME}' '$x'",
-    "torchrun --nproc_per_node 2 on_trainer.py --per_device_train_batch_size 4 --output_dir out --bf16",
+    "torchrun --nproc_per_node 2 on_trainer.py --per_device_train_batch_size 4 --bf16 --learning_rate 1e-3",
     "accelerate launch --multi_gpu --num_processes 2 train.py --mixed",
     "deepspeed --num_gpus 2 train.py --deepspeed --deepspeed_config ds.json",
     "nohup torchrun --standalone --nproc_per_node 2 train.py -- --x",
@@ -77,6 +77,14 @@ def test_words_in_front_are_trainkits_and_words_behind_are_the_programs(trainkit
     said = trainkit("plan", *words, cwd=folder).stderr
     assert "train.steps=7 stands behind train.py, and goes to it" in said
     assert "--json stands behind train.py, and goes to it" in said
+
+
+def test_a_script_on_trainer_writes_where_its_words_say(trainkit: Trainkit, folder: Path) -> None:
+    plan = planned(trainkit, folder, "on_trainer.py", "--output_dir", "out", "--learning_rate", "0.001")
+    words = [word for word in plan["commands"][0]["argv"] if isinstance(word, str)]
+    assert words[words.index("--output_dir") + 1] == "out"
+    assert words.count("--output_dir") == 1
+    assert plan["output_root"] == "runs"
 
 
 def test_a_script_is_one_process_unless_words_in_front_ask_for_more(trainkit: Trainkit, folder: Path) -> None:
@@ -156,6 +164,9 @@ def test_a_script_without_a_kind_is_one_error_with_the_kind_that_was_found(train
     done = trainkit("check", "recipe.yaml", cwd=folder)
     assert done.stderr.startswith("recipe.yaml:2:11: error: program.module requires program.kind\n")
     assert "set program.kind: torch (pkg.main uses no Trainer with its flags" in done.stderr
+    (folder / "beside.py").write_text(f"import on_trainer\n{FILES['train.py']}")
+    done = trainkit("run", "program.script=beside.py", cwd=folder)
+    assert "set program.kind: hf (on_trainer.py:1 uses transformers.Trainer)" in done.stderr
 
 
 def test_a_double_dash_behind_the_script_goes_to_it_and_is_noticed(trainkit: Trainkit, folder: Path) -> None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from trainkit.frameworks.base.draft import Draft
     from trainkit.recipe.layers.assignment import Assignment
 
+# A recipe's output.root is where runs lie, and the script's own folder below them; a user who types a folder means it.
+OWN_WORDS = ("output_dir",)
 PROCESSES = ("nproc_per_node", "num_processes", "num_gpus", "nodes.processes_per_node", "nodes.count")
 
 
@@ -44,7 +46,7 @@ def made_recipe(
     shown, is_bare = shlex.join(mask_words(words)), words[0].endswith(PYTHON) or words[0] == MODULE
     argv, more = _command(words, is_bare=is_bare)
     kind = next(iter(_listed(overrides, "program.kind")), None)
-    context = ImportContext(disk, cwd, os.environ, public, tuple(filter(None, sys.path)))
+    context = ImportContext(disk, cwd, os.environ, public, tuple(filter(None, sys.path)), OWN_WORDS)
     read = read_words(argv, context, posixpath.join(cwd, "recipe.yaml"), program=more, kind=kind)
     if read.folder != cwd:
         what = f"the command runs in the folder {seen_from(cwd, read.folder)}"
@@ -119,17 +121,19 @@ def described_kind(disk: Disk, cwd: str, key: str, target: str) -> str:
     from trainkit.frameworks.base.detection import program_kind
     from trainkit.frameworks.base.draft import ImportContext
 
-    found = program_kind(ImportContext(disk, cwd), (target,), module=key == "program.module")
+    library = tuple(filter(None, sys.path))
+    found = program_kind(ImportContext(disk, cwd, library=library), (target,), module=key == "program.module")
     if not found.by:
         return f"{found.kind} ({target} uses no Trainer with its flags, no Accelerator() and no deepspeed.initialize)"
+    used, _, beside = found.by.partition(" in ")  # of a file that it imports
+    file = beside or target
     try:
-        lines = disk.read(absolute(target, cwd)).decode("utf-8", "replace").splitlines()
+        lines = disk.read(absolute(file, cwd)).decode("utf-8", "replace").splitlines()
     except OSError:  # a module, which lies elsewhere
         lines = []
-    name = found.by.rpartition(".")[2]
+    name = used.rpartition(".")[2]
     number = next((number for number, line in enumerate(lines, start=1) if name in line), None)
-    place = f"{target}:{number}" if number else target
-    return f"{found.kind} ({place} uses {found.by})"
+    return f"{found.kind} ({f'{file}:{number}' if number else file} uses {used})"
 
 
 def notes_on_words(words: Sequence[str], options: Mapping[str, bool]) -> Iterator[Diagnostic]:

@@ -24,7 +24,8 @@ class ImportContext:
     """Where an import reads. cwd: absolute folder from which relative paths start.
 
     environ: the caller's variables, which say where tools keep files of their own. public: names of arguments whose
-    values are none, whatever they sound like. library: absolute folders in which packages are installed.
+    values are none, whatever they sound like. library: absolute folders in which packages are installed. own: names of
+    arguments that stay the program's, even where a setting of the recipe says the like.
     """
 
     files: Files
@@ -32,6 +33,7 @@ class ImportContext:
     environ: Mapping[str, str] = field(default_factory=dict)
     public: Collection[str] = ()
     library: Sequence[str] = ()
+    own: Collection[str] = ()
 
 
 @dataclass

@@ -66,7 +66,7 @@ class Reading:
 def read_program(draft: Draft, context: ImportContext, argv: Sequence[str]) -> list[str]:
     """Settings out of the arguments of a script on Trainer; returns those that stay its own, in their order."""
     found = list(script_flags(argv))
-    reading = Reading(draft, context, {newest(each).name: newest(each) for each in found if each.name})
+    reading = Reading(draft, context, _by_name(found, context))
     for name, read in FILES.items():
         if name in reading.flags:
             read(reading, name)
@@ -88,6 +88,11 @@ def read_program(draft: Draft, context: ImportContext, argv: Sequence[str]) -> l
         if old and name not in reading.taken:
             draft.remark(remark(old))
     return [word for each in found if newest(each).name not in reading.taken for word in each.words]
+
+
+def _by_name(found: Iterable[ScriptFlag], context: ImportContext) -> dict[str, ScriptFlag]:
+    """The flags to read, in the names of the newest transformers."""
+    return {newest(each).name: newest(each) for each in found if each.name and each.name not in context.own}
 
 
 def _by_field(reading: Reading, argument: Argument) -> None:

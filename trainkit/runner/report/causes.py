@@ -13,7 +13,9 @@ from trainkit.runner.rundir.listing import read_run
 MEMORY = "the card's memory is full: lower batch.micro, or turn on efficiency.gradient_checkpointing"
 _NO_CARD = "the script computes on CUDA, and this run has no card: ask torch.cuda.is_available() in it, or choose cards"
 _OF_A_LAUNCHER = r"(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)"
-_FROM_A_LAUNCHER = r"the script reads \1, which a launcher sets: choose launcher.kind: torchrun, or several processes"
+_FROM_A_LAUNCHER = (
+    r"the script reads \1, which a launcher sets: put launcher.kind=torchrun or --nproc_per_node in front"
+)
 _WORDS = "`trainkit plan` shows every word that the program gets, and `trainkit explain` what made it"
 # What the end of a log says -> what to do, with the pattern's groups; the first that is found is shown.
 TRACES: dict[str, str] = {
