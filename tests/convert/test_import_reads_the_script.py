@@ -64,6 +64,9 @@ LOCAL: dict[str, dict[str, str]] = {
     "python pkg/inner/go.py": {"pkg/__init__.py": "", "pkg/work.py": TRAINER,
                                "pkg/inner/go.py": "from pkg.work import main\n"},
     "python -m pkg": {"pkg/__main__.py": TRAINER},
+    "python -m deep.go": {"deep/go.py": "from transformers import HfArgumentParser\nfrom .a import Arguments\n",
+                          "deep/a.py": "from .b import Arguments\n", "deep/b.py": "from .c import Arguments\n",
+                          "deep/c.py": "from transformers import TrainingArguments\n"},
 }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from tests.made_up_cards import CUDA, GIGABYTE, Cards, card
 PROGRAM = """
 import json, os, pathlib, sys
 names = ("RANK", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
-seen = {name: os.environ[name] for name in names}
+seen = {name: os.environ.get(name, "0") for name in names}  # one process without a launcher has no rank
 pathlib.Path(sys.argv[1], "seen-" + seen["RANK"]).write_text(json.dumps(seen))
 """
 PART = {"name": "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "total": 10 * GIGABYTE, "free": 10 * GIGABYTE}
@@ -93,6 +93,20 @@ def test_each_rank_has_the_chosen_card(tmp_path: Path, trainkit: Trainkit, cards
     assert tuple(physical(seen, case.machine) for seen in ranks) == case.chosen
     (plan,) = tmp_path.glob("runs/right/*/plan.json")
     assert tuple(each["uuid"] for each in json.loads(plan.read_text())["cards"]) == case.chosen
+
+
+@pytest.mark.e2e
+def test_one_process_sees_every_card_that_was_chosen_in_order(tmp_path: Path, trainkit: Trainkit, cards: Cards) -> None:
+    environ = cards(*MIXED)
+    environ["PYTHONPATH"] = f"{CUDA}:{environ['PYTHONPATH']}"
+    (tmp_path / "program.py").write_text(PROGRAM)
+    words = ("program.kind=torch", "program.script=program.py", "devices.select=[2, 0]", "name=right")
+    done = trainkit("run", *words, "--", ".", environ=environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (seen,) = (json.loads(path.read_text()) for path in tmp_path.glob("seen-*"))
+    assert tuple(seen["CUDA_VISIBLE_DEVICES"].split(",")) == uuids(2, 0)
+    (plan,) = tmp_path.glob("runs/right/*/plan.json")
+    assert tuple(each["uuid"] for each in json.loads(plan.read_text())["cards"]) == uuids(2, 0)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,11 @@ from fnmatch import fnmatchcase
 
 from trainkit.frameworks.base.argv_reader import script_flags
 from trainkit.frameworks.base.draft import ImportContext
-from trainkit.frameworks.base.python_source import PythonSource, module_file, read_source
+from trainkit.frameworks.base.python_source import MOST, PythonSource, module_file, read_source
 from trainkit.frameworks.registry import PROGRAMS
 from trainkit.recipe.layers.paths import absolute, seen_from
+
+LEVELS = 3  # of imports below the files that a script imports
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +44,39 @@ def program_kind(
 
 
 def _kind_of(context: ImportContext, source: PythonSource, name: str, given: frozenset[str]) -> DetectedKind:
-    """What the source uses, else what the files of the same program use that it imports, one level deep.
+    """What the source uses, else what the files of the same program use that it imports.
 
     given: flags of the command, each of which shows that the program has it.
     """
-    beside = [each for path in source.local if (each := read_source(context, path)) is not None]
+    beside = _imported(context, [source])
     everywhere = source.used.union(given, *(each.used for each in beside))
     for each, shown in ((source, name), *((each, seen_from(context.cwd, each.path)) for each in beside)):
         found = _kind_by_names(each.used, everywhere, shown)
         if found.kind or found.remark:
             return found if each is source else DetectedKind(found.kind, found.by and f"{found.by} in {shown}")
+    return _trainer_further_down(context, source, beside)
+
+
+def _trainer_further_down(context: ImportContext, source: PythonSource, beside: list[PythonSource]) -> DetectedKind:
+    """Of a program with the parser of Trainer's arguments, the arguments themselves, some levels down its package."""
+    detection, known = PROGRAMS["hf"].DETECTION, [source, *beside]
+    if not {name.rpartition(".")[2] for each in known for name in each.used} & detection.parsers:
+        return DetectedKind()
+    for _ in range(LEVELS):
+        new = _imported(context, known)
+        for each in new:
+            found = [name for name in each.used if any(fnmatchcase(name, wanted) for wanted in detection.imports)]
+            if found:
+                return DetectedKind("hf", f"{min(found)} in {seen_from(context.cwd, each.path)}")
+        known += new
     return DetectedKind()
+
+
+def _imported(context: ImportContext, sources: list[PythonSource]) -> list[PythonSource]:
+    """The files of the same program that these import, without these."""
+    paths = dict.fromkeys(path for each in sources for path in each.local)
+    new = [path for path in paths if path not in {each.path for each in sources}][:MOST]
+    return [each for path in new if (each := read_source(context, path)) is not None]
 
 
 def _kind_by_names(used: Iterable[str], everywhere: Iterable[str], shown: str) -> DetectedKind:

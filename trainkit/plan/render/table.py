@@ -40,7 +40,9 @@ def _row(label: str, value: str, reason: str, width: int) -> list[str]:
 
 def _topology(plan: Plan, width: int) -> Iterator[str]:
     topology = plan.topology
-    yield f"Topology: {counted(topology.nodes, 'node')}, {counted(topology.world_size, 'rank')} on {topology.device}"
+    seen = sum(group.count * len(group.devices) for group in topology.groups)
+    where = f"{counted(seen, 'card')} ({topology.device})" if seen > topology.world_size else topology.device
+    yield f"Topology: {counted(topology.nodes, 'node')}, {counted(topology.world_size, 'rank')} on {where}"
     first = 0
     for group in topology.groups:
         if group.count > 1:
