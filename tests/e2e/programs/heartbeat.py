@@ -12,7 +12,7 @@ from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 folder, flags = Path(sys.argv[1]), sys.argv[2:]
-rank = os.environ["RANK"]
+rank = os.environ.get("RANK", "0")
 restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 if "--ignore-term" in flags:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
