@@ -168,3 +168,13 @@ def test_without_a_key_every_value_that_a_layer_gives_is_listed(two_layers: Reso
     lines = explain.render_all(two_layers).splitlines()
     assert [line.split(" = ")[0] for line in lines] == ["strategy.kind", "optimizer.lr", "env.A"]
     assert "layer1.yaml:1:3" in lines[1]
+
+
+def test_sizes_that_nobody_gave_are_said_to_be_the_scripts_own(layered: Layered, machine: Machine) -> None:
+    resolved = layered({"program": {"kind": "hf", "script": "train.py"}, "strategy": {"kind": "ddp"}})
+    planned = build_plan(resolved, machine())
+    assert "Batch: the script's own\n" in table.render(planned.plan)
+    for key in ("batch.global", "batch.accumulation", "batch.eval_micro"):
+        assert "the plan leaves it to the script" in explain.render(key, resolved, planned)
+    partly = build_plan(layered(resolved.tree, {"batch": {"micro": 4}}), machine())
+    assert "Batch: the script's own = 4 \N{MULTIPLICATION SIGN} the script's own" in table.render(partly.plan)

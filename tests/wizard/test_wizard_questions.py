@@ -111,6 +111,16 @@ def test_a_script_that_reads_no_recipe_is_not_asked_about_what_it_never_sees(mac
     assert topics == ["program", "command", "where", "strategy", "launcher"]
 
 
+def test_a_script_on_trainer_keeps_its_own_batch_unless_it_is_told_one(machine: Machine, start: Start) -> None:
+    session, question = to(start(machine(2)), "batch", program="hf", command="train.py", strategy="ddp")
+    assert (question.default, words(question)) == ("own", {"own": True})
+    kept, told = session.answer("own"), session.answer("64/8")
+    assert isinstance(kept, Session)
+    assert isinstance(told, Session)
+    assert kept.view.get("batch.global") in (None, "auto")
+    assert told.view.get("batch.global") == 64
+
+
 @pytest.mark.parametrize(
     ("count", "kind", "where", "precision"),
     [(1, "A100", "one", "bf16"), (2, "A100", "all", "bf16"), (2, "V100", "all", "fp16"), (0, "A100", "cpu", "fp32")],

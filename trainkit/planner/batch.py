@@ -17,7 +17,7 @@ from trainkit.recipe.validation.batch_conflicts import yielding_corner
 from trainkit.text import counted
 
 DEFAULT_MICRO = 8  # samples, where neither the recipe nor a DeepSpeed file sets batch.micro; less where it must divide
-TOLD = ("hf", "deepspeed")  # programs of the user's own that the plan tells the sizes of the batch
+TOLD = ("hf", "deepspeed")  # programs of the user's own for which a size in DeepSpeed's file alone decides, too
 # What a DeepSpeed file of the user's calls them; it counts where no layer gives a value.
 IN_FILE = {row.keys[0].removeprefix("batch."): row.name for row in BATCH}
 
@@ -40,21 +40,21 @@ def solve_batch(resolved: Resolved, ranks: int) -> BatchArithmetic:
         beaten, origin = given.pop(loser), _origin(resolved, loser)
         layer = origin.layer if origin else "the defaults"
         note = f"batch.{loser} gives way: it was {beaten} in {layer}, the weakest of the three"
-    eval_micro = None if batch.eval_micro == "auto" else batch.eval_micro
-    if resolved.recipe.program.kind != "builtin" and "global" not in given:
-        return BatchArithmetic(*_as_given(resolved, given, ranks), ranks, eval_micro, note)
+    asked, kind = None if batch.eval_micro == "auto" else batch.eval_micro, resolved.recipe.program.kind
+    completes = "global" in given and (kind in TOLD or batch.global_ != "auto")
+    if kind != "builtin" and not completes:
+        return BatchArithmetic(*_as_given(resolved, given, ranks), ranks, asked, note)
     global_, micro, accumulation = _complete(resolved, given, ranks)
-    if resolved.recipe.program.kind == "builtin":
-        eval_micro = eval_micro or micro
-    return BatchArithmetic(global_, micro, accumulation, ranks, eval_micro, note)
+    return BatchArithmetic(global_, micro, accumulation, ranks, asked or (micro if kind == "builtin" else None), note)
 
 
 def _as_given(resolved: Resolved, given: Mapping[str, int], ranks: int) -> tuple[int | None, int | None, int | None]:
-    """(global, micro, accumulation) of a program of the user's own that is given no global batch."""
+    """(global, micro, accumulation) of a program of the user's own, as far as they are given."""
     micro, accumulation = given.get("micro"), given.get("accumulation")
     if resolved.recipe.program.kind == "deepspeed" and micro and not accumulation:
-        accumulation = 1  # DeepSpeed's own engine, runtime/config.py: _set_batch_related_parameters
-    return (micro * accumulation * ranks if micro and accumulation else None), micro, accumulation
+        accumulation = 1  # as its engine takes it (runtime/config.py: _set_batch_related_parameters)
+    product = micro * accumulation * ranks if micro and accumulation else None
+    return given.get("global", product), micro, accumulation
 
 
 def _searched(resolved: Resolved, given: dict[str, int], ranks: int) -> BatchArithmetic:

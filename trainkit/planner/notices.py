@@ -81,6 +81,11 @@ def _batch(context: Context) -> Iterator[Notice]:
     batch = context.batch
     if batch.note:
         yield Notice("note", batch.note)
+    made = context.zero and "strategy.config" not in context.resolved.attachments
+    if context.recipe.program.kind == "deepspeed" and made and batch.global_ is None:
+        # runtime/config.py: _batch_assertion
+        what = "nobody gives DeepSpeed's engine a size of the batch: it ends with an error unless the script adds one"
+        yield Notice("warning", what, "set batch.micro, or batch.global")
     if batch.search:
         limit = context.recipe.batch.memory_mib
         bound = f"{limit} MiB (batch.memory_mib)" if limit else "what it has and nine tenths of what is free"

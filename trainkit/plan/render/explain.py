@@ -19,14 +19,23 @@ if TYPE_CHECKING:
     from trainkit.recipe.resolved import Entry, Resolved
 
 
+OPEN = "the script's own"  # a size that nobody has given
+
+
+def _side(size: int | None) -> int | str:
+    return OPEN if size is None else size
+
+
 # Settings that the plan decides: `auto`, and the corner of the batch triangle that gives way.
 DECIDED_BY_THE_PLAN: Mapping[str, Callable[[Plan], object]] = {
-    "batch.global": lambda plan: plan.batch.global_,
+    "batch.global": lambda plan: _side(plan.batch.global_),
     "batch.micro": lambda plan: (
-        f"the largest of {', '.join(map(str, plan.batch.search))} that fits" if plan.batch.search else plan.batch.micro
+        f"the largest of {', '.join(map(str, plan.batch.search))} that fits"
+        if plan.batch.search
+        else _side(plan.batch.micro)
     ),
-    "batch.accumulation": lambda plan: "what micro leaves" if plan.batch.search else plan.batch.accumulation,
-    "batch.eval_micro": lambda plan: plan.batch.eval_micro,
+    "batch.accumulation": lambda plan: "what micro leaves" if plan.batch.search else _side(plan.batch.accumulation),
+    "batch.eval_micro": lambda plan: _side(plan.batch.eval_micro),
     "devices.type": lambda plan: plan.topology.device,
     "launcher.kind": lambda plan: plan.launcher.kind,
     "nodes.processes_per_node": lambda plan: plan.topology.groups[0].processes,
@@ -82,7 +91,7 @@ def _history(key: str, resolved: Resolved, settings: Mapping[str, Any], plan: Pl
         note = f" ({entry.note})" if entry.note else ""
         yield f"  {'given by' if wins else 'beaten: ' + _shown(entry.value) + ' of'} {_place(entry)}{note}"
     if key in DECIDED_BY_THE_PLAN and (decided := DECIDED_BY_THE_PLAN[key](plan)) != settings[key]:
-        yield f"  the plan makes it {_shown(decided)}"
+        yield "  the plan leaves it to the script" if decided == OPEN else f"  the plan makes it {_shown(decided)}"
 
 
 def _place(entry: Entry) -> str:

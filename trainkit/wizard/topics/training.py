@@ -20,6 +20,7 @@ FORMATS = {
     "auto": "bf16 where every card has it, else fp32",
 }
 # `64/8`, `64/auto`, `/8`, or `64` alone.
+KEEPS_ITS_BATCH = ("hf",)  # DeepSpeed's engine needs sizes in its file, and others are not told
 _PAIR = re.compile(r"(?P<first>\d*)\s*/\s*(?P<second>\d+|auto)|(?P<only>\d+)")
 # `500`, `500/250`, `3 epochs`, `1.5 epochs/1000`.
 _LENGTH = re.compile(r"(?P<count>\d+(?:\.\d+)?)\s*(?P<unit>steps?|epochs?)?(?:\s*/\s*(?P<save>\d+))?")
@@ -48,12 +49,16 @@ def _batch(view: View) -> Question:
         "make it as large as fits. 64/auto finds that out at the start, and 64 alone is passes of at most 8."
     )
     text = f"How many samples per step/per pass, on {counted(view.ranks, 'process', 'es')}?"
+    expected = "64/8, 64/auto, or 64"
+    if view.get("program.kind") in KEEPS_ITS_BATCH:
+        own = Choice("own", "the script's own sizes: it is told none", {}, "")
+        return Question(text, (why,), (own,), own.word, "nothing else is known of the script", expected)
     each = max(32 // view.ranks, 8) if view.builtin else 8
     default, source = f"{each * view.ranks}/{each}", "a start"
     if view.base.path and (plan := check(view).plan) and plan.batch.global_ is not None:
         micro = "auto" if plan.batch.search else plan.batch.micro
         default, source = f"{plan.batch.global_}/{micro}", view.base.name
-    return Question(text, (why,), (), default, source, "64/8, 64/auto, or 64")
+    return Question(text, (why,), (), default, source, expected)
 
 
 def _read_batch(view: View, text: str) -> tuple[Settings, str]:
