@@ -144,7 +144,8 @@ class SupervisedRun:
         """Files of the run outside its directory."""
         names = [path.read_text() for path in self.folder.glob("shared-memory-*")]
         shared = [name for name in names if (Path("/dev/shm") / name).exists()]
-        shared += [str(path) for r in self.records() for path in Path("/dev/shm").glob(f"*{r['rendezvous']}*")]
+        meetings = [record["rendezvous"] for record in self.records() if record["rendezvous"]]
+        shared += [str(path) for each in meetings for path in Path("/dev/shm").glob(f"*{each}*")]
         return shared + [str(path) for path in self.temporary.iterdir()]
 
     def end(self) -> None:

@@ -70,7 +70,7 @@ class Wrapper:
             wrapper_pid=os.getpid(),
             restart=restart,
             started=time.time(),
-            rendezvous=f"{environ.get('MASTER_ADDR', '')}_{environ.get('MASTER_PORT', '')}",
+            rendezvous="_".join(environ[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in environ),
         )
 
     def run(self) -> int:

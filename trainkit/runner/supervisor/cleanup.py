@@ -52,7 +52,12 @@ def kill_descendants(groups: Iterable[int] = (), spare: Collection[int] = ()) ->
 
 def remove_leftovers(records: Iterable[RankRecord], held: Iterable[str]) -> None:
     """Remove what ranks leave in shared memory under the run's own names, and what killed processes held."""
-    remove({*held, *(path for each in records for path in deepspeed_buffers(each.rendezvous, [each.rank]))})
+    remove(
+        {
+            *held,
+            *(path for each in records if each.rendezvous for path in deepspeed_buffers(each.rendezvous, [each.rank])),
+        }
+    )
 
 
 def deepspeed_buffers(rendezvous: str, ranks: Iterable[int]) -> list[str]:
