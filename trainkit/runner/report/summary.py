@@ -24,7 +24,7 @@ from trainkit.text import KIB, MIB, counted, format_duration, format_memory, for
 Summary = Mapping[str, Any]
 
 UNTRAINED = "the run was asked for 0 steps: it only evaluated"
-FOREIGN = "a program of its own says it in Trainer's result files, or by its steps in the proof, and this one does not"
+FOREIGN = "trainkit knows it of its built-in trainer, of Trainer's result files and of steps in the proof alone"
 OWN_BATCH = "nobody gave it: it is the script's own"
 ELSEWHERE = "rank 0 reports it, in the run directory of its node"
 NO_STEP = "no step was left to run"
