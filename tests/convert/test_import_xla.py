@@ -35,7 +35,10 @@ def test_a_command_line_of_trainer_on_a_tpu_is_one_process_there() -> None:
 
 @pytest.mark.parametrize("kind", ["XLA", "TPU"])
 def test_a_config_of_accelerate_for_a_tpu_is_one_chip_and_says_what_it_leaves(kind: str) -> None:
-    text = imported("a.yaml", {"a.yaml": TPU_FILE.format(kind=kind)})
+    files = {"a.yaml": TPU_FILE.format(kind=kind)}
+    with pytest.raises(RecipeError, match="xla"):  # which the built-in trainer does not run on
+        imported("a.yaml", files)
+    text = imported("a.yaml", files, program=("train.py",), kind="accelerate")
     found, said = settings(text), comments(text)
     assert (found["devices.type"], found["precision.dtype"]) == ("xla", "bf16")
     assert not {"nodes.processes_per_node", "launcher.kind", "strategy.kind"} & found.keys()

@@ -19,7 +19,6 @@ from trainkit.frameworks.base.draft import Draft, ImportContext
 from trainkit.frameworks.base.foreign_file import SCRIPTS, SUFFIXES, ForeignFile, open_foreign_file, script_text
 from trainkit.frameworks.deepspeed import importer as deepspeed
 from trainkit.frameworks.registry import PROGRAMS
-from trainkit.optimizers import ON_DEEPSPEED
 from trainkit.plan.support import unreached
 from trainkit.recipe.layers.environment_references import names_in
 from trainkit.recipe.layers.layer import ARGUMENTS
@@ -86,7 +85,7 @@ def import_words(
     """
     read = read_words(words, context, target, program=program, kind=kind, modeline=modeline, lines=lines)
     # What a variable holds is known only when the recipe is used.
-    if read.draft.get("strategy.kind") in ON_DEEPSPEED and not names_in(read.text):
+    if not names_in(read.text):
         resolved = _resolved(read.draft, replace(context, cwd=read.folder), target, read.text)
         if refused := refusals(resolved):
             raise RecipeError([_placed(read.draft, each, target) for each in refused])

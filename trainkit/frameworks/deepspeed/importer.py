@@ -135,6 +135,9 @@ def _buckets(entries: Entries) -> None:
 def _batch(entries: Entries) -> None:
     """Two of the three sizes: the third follows from the number of ranks."""
     total, micro, accumulation = (entries.get(row.name) for row in BATCH)
+    if type(total) is int and total == micro and accumulation in (None, 1):
+        reason = f"train_batch_size {total} is the micro batch: one rank"
+        entries.draft.set("nodes.processes_per_node", 1, entries.source.at(BATCH[0].name), reason)
     if not all(type(size) is int and size > 0 for size in (total, micro, accumulation)):
         return
     entries.skipped.add(BATCH[2].name)
