@@ -210,6 +210,19 @@ def test_the_engine_without_partitioning_keeps_the_file(
         assert file_of(build_plan(resolved, machine(gpus=0)).plan) == base
 
 
+@pytest.mark.parametrize(("version", "blocked"), [("0.19.6", False), ("0.19.8", True)])
+def test_what_the_installed_deepspeed_no_longer_has_is_said_before_the_run(
+    layered: Layered, machine: Machine, version: str, blocked: bool
+) -> None:
+    base = {**BATCH, "optimizer": {"type": "OneBitAdam"}, "elasticity": {"enabled": False}}
+    resolved = with_file(layered(WITHOUT_BATCH, {"strategy": {"kind": "zero0"}}), base)
+    plan = build_plan(resolved, machine(gpus=0, packages={"torch": "2.13.0", "deepspeed": version})).plan
+
+    said = " ".join(each.what for each in plan.blockers)
+    assert ("no longer has the optimizer OneBitAdam" in said) is blocked
+    assert ("no longer has elasticity" in said) is blocked
+
+
 def test_the_built_in_trainer_has_replicas_of_its_own(layered: Layered, machine: Machine) -> None:
     with pytest.raises(RecipeError, match="zero0") as caught:
         build_plan(layered({"strategy": {"kind": "zero0"}}), machine(gpus=0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from trainkit.frameworks.base.own_scripts import several_cards
+from trainkit.frameworks.deepspeed.removed import removed_notices
 from trainkit.frameworks.registry import PROGRAMS
 from trainkit.frameworks.torch_xla import notices as xla_notices
 from trainkit.machine.versions import at_least
@@ -169,6 +170,7 @@ def _padding(context: Context) -> Iterator[Notice]:
 SOURCES: tuple[Callable[[Context], Iterable[Notice]], ...] = (
     _other_machine,
     missing_packages,
+    removed_notices,
     _absent_paths,
     _rendezvous,
     precision_notices,
