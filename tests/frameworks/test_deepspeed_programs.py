@@ -280,12 +280,25 @@ def test_a_batch_of_the_recipe_that_the_users_file_denies_is_still_an_error(laye
         build_plan(with_file(layered(WITHOUT_BATCH, {"batch": {"micro": 2}}), said), machine(gpus=0))
 
 
-def test_three_batch_sizes_of_the_file_that_do_not_fit_the_ranks_are_named_by_their_places(
+@pytest.mark.parametrize("sequence", [1, 2])
+def test_sizes_of_the_file_alone_that_do_not_fit_the_ranks_are_said_for_the_script_may_split_its_model(
+    layered: Layered, machine: Machine, sequence: int
+) -> None:
+    said = {"train_batch_size": 4, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1}
+    said |= {"sequence_parallel_size": sequence} if sequence > 1 else {}
+    plan = build_plan(with_file(layered(WITHOUT_BATCH), said), machine(gpus=0)).plan
+    assert ("do not fit 2 ranks" in plan.batch.note) is (sequence == 1)
+    assert (plan.batch.global_, plan.batch.micro, plan.batch.accumulation) == (4, 4, 1)
+    assert file_of(plan) == {**said, "zero_optimization": {"stage": 2}}
+
+
+def test_three_batch_sizes_that_do_not_fit_the_ranks_are_named_by_their_places(
     layered: Layered, machine: Machine
 ) -> None:
     said = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1}
+    recipe = {**WITHOUT_BATCH, "program": {"kind": "accelerate", "script": "train.py"}, "devices": {"type": "cuda"}}
     with pytest.raises(RecipeError) as caught:
-        build_plan(with_file(layered(WITHOUT_BATCH), said), machine(gpus=0))
+        build_plan(with_file(layered(recipe), said), machine(gpus=2))
     (found,) = caught.value.diagnostics
     assert "batch.global 64 (ds.json:2:1)" in found.what
     assert found.origin is not None

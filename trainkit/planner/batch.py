@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trainkit.errors import Diagnostic, Origin, RecipeError
-from trainkit.frameworks.deepspeed.fields import BATCH
+from trainkit.frameworks.deepspeed.fields import BATCH, data_parallel_ranks
 from trainkit.lazy import load
 from trainkit.plan.model import BatchArithmetic
 from trainkit.recipe.resolved import Resolved
@@ -25,6 +25,8 @@ IN_FILE = {row.keys[0].removeprefix("batch."): row.name for row in BATCH}
 def solve_batch(resolved: Resolved, ranks: int) -> BatchArithmetic:
     """Solve the triangle for `ranks` data-parallel ranks. Raises RecipeError where the numbers cannot fit."""
     batch, given = resolved.recipe.batch, _given(resolved)
+    if resolved.recipe.program.kind == "deepspeed" and given and not _by_layers(resolved):
+        return _of_engine(resolved, given, ranks)
     if batch.micro == "auto" and "accumulation" not in given:
         return _searched(resolved, given, ranks)
     note = ""
@@ -46,6 +48,35 @@ def solve_batch(resolved: Resolved, ranks: int) -> BatchArithmetic:
         return BatchArithmetic(*_as_given(resolved, given, ranks), ranks, asked, note)
     global_, micro, accumulation = _complete(resolved, given, ranks)
     return BatchArithmetic(global_, micro, accumulation, ranks, asked or (micro if kind == "builtin" else None), note)
+
+
+def _by_layers(resolved: Resolved) -> bool:
+    return any(resolved.given(f"batch.{name}") for name in IN_FILE)
+
+
+def _of_engine(resolved: Resolved, given: Mapping[str, int], ranks: int) -> BatchArithmetic:
+    """The sizes that DeepSpeed's engine makes of its file alone (runtime/config.py: _set_batch_related_parameters).
+
+    A script may split its model over ranks by itself, so sizes that do not fit are noted, and what they leave is open.
+    """
+    base = resolved.attachments["strategy.config"].tree
+    replicas = data_parallel_ranks(base, ranks)
+    total, micro, accumulation = (given.get(name) for name in ("global", "micro", "accumulation"))
+    if total is None:
+        accumulation = accumulation or 1
+        total = micro * accumulation * replicas if micro else None
+    elif micro:
+        accumulation = accumulation or total // micro // replicas
+    else:
+        micro = total // replicas // (accumulation or 1)
+    if micro and total == micro * (accumulation or 0) * replicas:
+        return BatchArithmetic(total, micro, accumulation, ranks, None)
+    sizes = ", ".join(f"{IN_FILE[name]} {size}" for name, size in given.items())
+    note = (
+        f"{sizes} in the DeepSpeed file do not fit {counted(replicas, 'rank')}: DeepSpeed ends with an error, unless "
+        "the script splits its model over several ranks"
+    )
+    return BatchArithmetic(given.get("global"), given.get("micro"), given.get("accumulation"), ranks, None, note)
 
 
 def _as_given(resolved: Resolved, given: Mapping[str, int], ranks: int) -> tuple[int | None, int | None, int | None]:

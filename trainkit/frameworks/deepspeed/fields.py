@@ -306,6 +306,12 @@ def leaves_open(tree: Any) -> bool:
     return AUTO in said or all(each is None for each in said)
 
 
+def data_parallel_ranks(tree: Any, ranks: int) -> int:
+    """How many ranks have data of their own: those of a sequence share theirs (deepspeed/runtime/config.py)."""
+    size = value_at(tree, "sequence_parallel_size")
+    return max(ranks // size, 1) if type(size) is int and size > 0 else ranks
+
+
 def sharding(tree: Any, stage: int) -> Iterator[tuple[str, str, Any]]:
     """What the file says and a strategy of this stage has a setting for, apart from sizes: setting, key and value."""
     seen = {"strategy.kind"}  # of two folders for one setting, the second is a disagreement with the file

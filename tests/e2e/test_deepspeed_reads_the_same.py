@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.convert.reading import imported, read
 from tests.frameworks.foreign_deepspeed_files import files
+from trainkit.frameworks.deepspeed.removed import KEYS, OPTIMIZERS
 from trainkit.machine.facts import Facts, Gpu
 from trainkit.planner.build import build_plan
+from trainkit.recipe.schema.fields import nest
 
 PROGRAM = Path(__file__).parent / "programs" / "deepspeed_files.py"
 CARDS = tuple(Gpu(each, f"GPU-{each}", "A100", 2**36, 2**36, (8, 0)) for each in range(2))
@@ -74,6 +77,24 @@ def drawn(kind: str, count: int) -> list[dict[str, Any]]:
 
     draw()
     return found
+
+
+def test_the_installed_deepspeed_has_none_of_what_is_said_to_be_removed(clean_environment: dict[str, str]) -> None:
+    trees = [nest({"train_batch_size": 4, key: {}}) for key in KEYS]
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM.with_name("deepspeed_parse.py"))],
+        input=json.dumps([{"file": tree, "world_size": 2} for tree in trees]),
+        env={**clean_environment, "DS_ACCELERATOR": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    answers = json.loads(done.stdout.splitlines()[-1])
+    assert all("removed" in answer.get("error", "") for answer in answers), answers
+    source = Path(find_spec("deepspeed.runtime.config").origin).read_text().lower()  # type: ignore[union-attr, arg-type]
+    assert not [name for name in OPTIMIZERS if name in source]
 
 
 @pytest.mark.parametrize("kind", LINES)
