@@ -218,7 +218,7 @@ def test_what_the_installed_deepspeed_no_longer_has_is_said_before_the_run(
     resolved = with_file(layered(WITHOUT_BATCH, {"strategy": {"kind": "zero0"}}), base)
     plan = build_plan(resolved, machine(gpus=0, packages={"torch": "2.13.0", "deepspeed": version})).plan
 
-    said = " ".join(each.what for each in plan.blockers)
+    said = " ".join(each.what for each in plan.notices)
     assert ("no longer has the optimizer OneBitAdam" in said) is blocked
     assert ("no longer has elasticity" in said) is blocked
 

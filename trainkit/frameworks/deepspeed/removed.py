@@ -28,7 +28,7 @@ OPTIMIZERS: Mapping[str, str] = dict.fromkeys(("onebitadam", "onebitlamb", "zero
 
 
 def removed_notices(context: Context) -> Iterator[Notice]:
-    """A blocker for each."""
+    """A warning for each."""
     base, installed = context.resolved.attachments.get("strategy.config"), context.facts.packages.get("deepspeed", "")
     if base is None or not context.zero or not installed:  # a missing package is said by itself
         return
@@ -39,4 +39,4 @@ def removed_notices(context: Context) -> Iterator[Notice]:
     for name, first in asked.items():
         if at_least(installed, first):
             what = f"DeepSpeed {installed} no longer has {name}, which the DeepSpeed file asks for"
-            yield Notice("blocker", what, f"pip install 'deepspeed<{first}', or take it out of the file")
+            yield Notice("warning", what, f"pip install 'deepspeed<{first}', or take it out of the file")
