@@ -6,15 +6,16 @@ import os
 import re
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.convert.reading import comments, imported, read, settings
+from tests.convert.reading import HERE, comments, context, imported, read, settings
 from trainkit.convert.command import starts_program
-from trainkit.convert.importing import Lines
+from trainkit.convert.importing import Lines, import_words
 from trainkit.convert.shell import ShellCommand, read_shell
 from trainkit.errors import RecipeError, UsageError
 from trainkit.recipe.schema.launching import program_argv
@@ -235,6 +236,11 @@ def test_a_folder_that_the_script_goes_to_is_where_its_paths_start() -> None:
         ("# nothing", "it starts no program that can be imported"),
         ("python train.py 'open", "line 1, at `'open` cannot be read"),
         ("torchrun --master_port=<your port> train.py", "<your port> is to be replaced"),
+        ("torchrun train.py --a <path of x>  --b <path of y>", "<path of x> is to be replaced"),
+        ("python train.py --model <模型>", "<模型> is to be replaced"),
+        ("torchrun --nproc_per_node={num_gpus} train.py", "{num_gpus} is to be replaced"),
+        ("python tools\\train.py --a 1", "tools\\train.py is a path as Windows writes it"),
+        ("python train.py --dir out/$API_TOKEN", "the name says it is a secret"),
         ("python train.py \\\n --a 1\n --b 2", "line 3 begins with --b: is a backslash missing at the end"),
     ],
 )
@@ -244,6 +250,27 @@ def test_what_only_the_shell_knows_is_an_error_with_a_next_step(text: str, what:
     found = caught.value.diagnostics[0]
     assert what in found.what
     assert found.hint
+
+
+def test_a_split_in_brackets_is_a_word_as_in_a_folder_without_such_files() -> None:
+    text = imported("go.sh", {"go.sh": "python train.py --split train[:100] --of [name]"})
+    assert program_argv(read(text).recipe.program.args) == ["--split", "train[:100]", "--of", "[name]"]
+    assert "train[:100] is taken as it is written" in comments(text)
+
+
+def test_a_kind_of_device_as_default_of_the_number_of_processes_is_one_for_each_card() -> None:
+    text = imported("go.sh", {"go.sh": "torchrun --nproc_per_node=${PROCESSES:-gpu} train.py"})
+    assert (read(text).recipe.nodes.processes_per_node, read(text).recipe.devices.type) == ("auto", "cuda")
+    assert read(text, environ={"PROCESSES": "3"}).recipe.nodes.processes_per_node == 3
+
+
+def test_what_sounds_like_a_secret_and_is_none_may_be_read_from_the_environment() -> None:
+    files = {"go.sh": "python train.py --dir out/$API_TOKEN --class $CLASS_TOKEN"}
+    here = replace(context(files), public=frozenset({"API_TOKEN"}))
+    text = import_words(["go.sh"], here, f"{HERE}/recipe.yaml")[0]
+    found = read(text, environ={"API_TOKEN": "3", "CLASS_TOKEN": "dog"}).recipe.program
+    assert found.public == ["API_TOKEN"]
+    assert program_argv(found.args) == ["--dir", "out/3", "--class", "dog"]
 
 
 def test_one_of_several_commands_is_chosen_by_its_line_or_turn() -> None:
@@ -259,6 +286,11 @@ def test_a_line_in_one_word_and_a_script_that_sh_runs_are_read_alike(trainkit: T
     assert done.returncode == 0, done.stderr
     assert "config: a.json" in done.stdout
     assert "`> log` is not taken over" in done.stdout
+    behind = trainkit("import", "torchrun train.py", "--output", "made.yaml", "--", "--lr", "3")
+    assert behind.returncode == 0, behind.stderr
+    assert "lr: 3" in (tmp_path / "made.yaml").read_text()
+    assert "one word too many: 'more'" in trainkit("import", "torchrun train.py", "more").stderr
+    assert trainkit("import", "cd sub\ntorchrun train.py --config a.yaml").returncode == 0
     missing = trainkit("import", "sh", "gone.sh")
     assert (missing.returncode, missing.stdout) == (2, "")
     assert "there is no file gone.sh" in missing.stderr

@@ -100,14 +100,14 @@ class ImportCommand(Command):
 
     ignore_unknown_options = True
     allow_extra_args = True
-    with_value = ("--output", "-o", "--kind")
+    with_value = ("--output", "-o", "--kind", "--set", "--line", "--public")
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Let options follow a file, and leave the words of a command alone."""
-        from trainkit.convert.importing import is_file
+        from trainkit.convert.importing import is_file, is_line
 
         rest = list(args)
         while rest and rest[0].startswith("-"):
             del rest[: 2 if rest[0] in self.with_value else 1]
-        ctx.allow_interspersed_args = any(is_file(word) for word in rest[:1])
+        ctx.allow_interspersed_args = any(is_file(word) or is_line(word) for word in rest[:1])
         return super().parse_args(ctx, args)

@@ -129,6 +129,8 @@ def read_target(
             what = f"--{flag} holds a secret, which a recipe must not"
             hint = f"leave it out, and export what the script reads instead; or, where it is none, --public {flag}"
             draft.fail(what, argv_origin(f"--{flag}"), hint, "recipes, plans and run directories are kept and shared")
+    referred = REFERENCE.findall(" ".join([*kept, *(str(draft.get(key)) for key in draft.settings)]))
+    secret |= dict.fromkeys(name for name, _ in referred if name in context.public)
     if secret:
         draft.set("program.public", list(secret), origin, "as --public says")
     if kept:

@@ -64,8 +64,13 @@ class Imported:
 
 
 def is_file(word: str) -> bool:
-    """Whether a word names a file to import rather than a command, or a whole line of one."""
-    return word.endswith((*SUFFIXES, *SCRIPTS)) and not starts_program(word.split())
+    """Whether a word names a file to import, and is no command."""
+    return word.endswith((*SUFFIXES, *SCRIPTS)) and not is_line(word)
+
+
+def is_line(word: str) -> bool:
+    """Whether one word holds a whole command, or several, as a shell would read them."""
+    return any(starts_program(each.split()) for each in re.split(r"[\n;&|]+", word) if len(each.split()) > 1)
 
 
 def import_words(
@@ -165,6 +170,7 @@ def _read_words(
         shell = read_shell(text, starts_program, path=path, given=more, asked=lines.asked, at_line=lines.number)
     elif len(words) == 1 and any(character.isspace() for character in words[0]):
         shell = read_shell(words[0], starts_program, asked=lines.asked, at_line=lines.number)
+        end = list(more)
     else:
         read_command(draft, context, [*words, *end], kind)
         return context

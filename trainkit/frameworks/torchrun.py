@@ -6,6 +6,7 @@ import math
 import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from string import Template
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ from trainkit.machine.versions import has
 from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
 from trainkit.plan.provenance import OWN_INTERPRETER, Source, SourcedVariable, Token, variable
+from trainkit.recipe.layers.environment_references import REFERENCE
 
 # The wrapper kills its program after the grace time, then writes the exit record; torchrun kills the wrapper later.
 RECORD_SECONDS = 5
@@ -219,7 +221,7 @@ def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherC
     processes: Any = 1
     if "nproc_per_node" in named:
         # One for each card, None here, where a word names the kind of device: the words are trainkit's own too.
-        use = named["nproc_per_node"]
+        use = _counted(draft, named["nproc_per_node"])
         apply_flag(draft, context, use.name, use.value, use.origin)
         processes = draft.get("nodes.processes_per_node")
         if processes in (1, "auto"):
@@ -234,6 +236,15 @@ def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherC
     command = LauncherCommand("torchrun", kept, processes, "module" in named, "no_python" not in named)
     command.local_rank = adds or len(kept) < len(program)
     return command
+
+
+def _counted(draft: Draft, use: FlagUse) -> FlagUse:
+    """The number of processes; a kind of device as the default of a variable becomes trainkit's own word for it."""
+    found = REFERENCE.fullmatch(use.value or "")
+    if found is None or found[2] not in ("gpu", "cpu"):
+        return use
+    draft.set("devices.type", {"gpu": "cuda", "cpu": "cpu"}[found[2]], use.origin)
+    return replace(use, value=f"${{oc.env:{found[1]},auto}}")
 
 
 def read_rendezvous(draft: Draft, named: Mapping[str, FlagUse]) -> None:

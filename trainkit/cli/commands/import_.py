@@ -90,13 +90,15 @@ def _assignment(word: str) -> tuple[str, str]:
 def refuse(argv: Sequence[str], output: str | None, kind: str | None, *, force: bool) -> None:
     """What is wrong with the call itself. Raises UsageError."""
     from trainkit.convert.command import KINDS
-    from trainkit.convert.importing import is_file
+    from trainkit.convert.importing import is_file, is_line
 
     if not any(word.strip() for word in argv[:1]):
         raise UsageError("nothing to import is named", hint="name a file, or a command: trainkit import torchrun …")
     from_file = is_file(argv[0])
-    if from_file and len(argv) > 1:
-        hint = f"give the program's arguments after `--`: trainkit import {argv[0]} -- {shlex.join(argv[1:])}"
+    if (from_file or is_line(argv[0])) and len(argv) > 1:
+        hint = (
+            f"give the program's arguments after `--`: trainkit import {shlex.quote(argv[0])} -- {shlex.join(argv[1:])}"
+        )
         raise UsageError(f"one word too many: {argv[1]!r}", hint=hint)
     own = [each for each in KINDS if each != "builtin"]
     if kind is not None and kind not in own:

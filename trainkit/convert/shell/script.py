@@ -21,18 +21,12 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 MOST_TURNS = 200  # of a loop
-# Commands that prepare something and start no training; those that may matter to it are named.
-AROUND = frozenset({
-    "echo", "mkdir", "source", ".", "conda", "mamba", "module", "ulimit", "date", "hostname", "nvidia-smi", "pwd",
-    "which", "sleep", "umask", "printf", "touch", "rm", "cp", "mv", "ln", "ls", "pip", "pip3", "df", "free", "cat",
-    "git", "wget", "curl", "tar", "unzip", "apt", "apt-get", "kill", "pkill", "ssh", "scp", "rsync", "chmod", "test",
-    "[", "tee", "sed", "awk", "grep", "find", "ray", "docker", "aws", "gsutil", "huggingface-cli", "hf", "wandb",
-})  # fmt: skip
 SILENT = frozenset({
     "set", "true", "wait", "exit", "trap", ":", "return", "shopt", "false", "break", "continue", "let", "read", "echo",
     "printf", "date", "hostname", "pwd", "ls", "nvidia-smi", "test", "[", "sleep",
 })  # fmt: skip
-_PLACEHOLDER = re.compile(r"(?<!<)<[A-Za-z][^<>\n]*>")  # which Bash takes for two redirections
+_PLACEHOLDER = re.compile(r"(?<!<)<[^\W\d_](?:[^<>\n]*[^<>\s])?>")  # which Bash takes for two redirections
+_BACKSLASHES = re.compile(r"(?<![\w\\])[\w.]+(?:\\[\w.]+)+\.py\b")
 _NO_TEST = ("command", "pipeline", "redirected_statement")
 
 
@@ -66,11 +60,16 @@ class Reader:
         written = re.sub(r"\\\s*\Z", "", written)  # a line that goes on, at the end, goes on with nothing
         root, self.source = parse(written), written.encode()
         if wrong := error_in(root):
+            self._refuse_placeholders(written)
             shown = text(wrong).strip().splitlines()
             at = f"line {line(wrong)}{f', at `{shown[0][:60]}`' if shown else ''}"
             what = f"{at} cannot be read" if self.path else f"the command cannot be read{at.partition(',')[2]}"
             raise self._error(what, "check quotes and brackets there")
         self.read_all(root.children)
+
+    def _refuse_placeholders(self, written: str) -> None:
+        if found := _PLACEHOLDER.search(written):
+            raise self._error(f"{found[0]} is to be replaced", "write what it is for, without < and >")
 
     def _error(self, what: str, hint: str) -> UsageError:
         return UsageError(f"{self.path}: {what}" if self.path else what, hint=hint)
@@ -158,8 +157,7 @@ class Reader:
                 self.scope.note(f"`| {text(other)[:100]}` is not taken over: the run folder keeps each rank's output.")
 
     def _redirected(self, node: Node) -> None:
-        if found := _PLACEHOLDER.search(text(node)):
-            raise self._error(f"{found[0]} is to be replaced", "write what it is for, without < and >")
+        self._refuse_placeholders(text(node))
         if (body := heredoc(self.source, node)) is not None:
             name = text(node.children[0]).split()[-1]
             self.scope.assign(name, value(self.scope, body, self._line(node)), name)
@@ -294,6 +292,9 @@ class Reader:
             what = f"line {before} begins with {name}: is a backslash missing at the end of the line before it?"
             raise self._error(what, "end that line with a backslash")
         elif self.starts(plain):
+            if path := _BACKSLASHES.search(argument_text(node)):
+                what = f"{path[0]} is a path as Windows writes it, and Bash takes the backslashes out"
+                raise self._error(what, f"write {path[0].replace(chr(92), '/')}")
             exported = [(each, self.scope.variable(each)) for each in self.scope.exported]
             kept = tuple((each, found) for each, found in exported if isinstance(found, tuple) and is_new(each, found))
             self.found.append(Launch((*front, *words), kept, self.scope.folder, self._line(node)))

@@ -25,6 +25,7 @@ _EXPANSION = re.compile(
 _SIMPLE = re.compile(r"\$([A-Za-z_]\w*|[0-9@*#?!$-])", re.ASCII)
 _OTHERWISE = re.compile(r":?[-=?+]")
 _GLOB = re.compile(r"[*?]|\[.*\]")
+_ANY_TEXT = re.compile(r"[*?]")
 _CONTINUED = re.compile(r"\\\n")
 _HOME = re.compile(r"~(?=/|$|\s)")
 _WRITE_IT = "write what it comes to"
@@ -113,6 +114,10 @@ class _Words:
         several = _BRACES.search(self.bare) if self.splits else None
         if several and made == (self.bare,):
             self.words += [(each,) for each in braces(self.bare)]
+        elif self.splits and not several and _GLOB.search(self.bare) and not _ANY_TEXT.search(self.bare):
+            shown = "".join(map(str, made))
+            self.scope.note(f"{shown} is taken as it is written, as Bash does where no file has such a name.")
+            self.words.append(made)
         elif self.splits and (several or _GLOB.search(self.bare)):
             self.words.append((Open("".join(map(str, made)), self.line, _SEVERAL),))
         elif made or self.is_word:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from trainkit.plan.provenance import Source, Token, module, token
 from trainkit.recipe.layers.interpolation import interpolated
 from trainkit.recipe.validation.suggestions import did_you_mean
 
+_PLACEHOLDER = re.compile(r"\{[A-Za-z_][\w -]*\}|<[^<>]+>")
 END_OF_FLAGS = "ends the launcher's flags, so that no word of the program is read as one"
 
 
@@ -125,6 +127,9 @@ def parse_flags(
         else:
             draft.fail(f"{word} requires a value", argv_origin(word), "add the value behind it")
             return found, []
+        if _PLACEHOLDER.fullmatch(found[-1].value or ""):
+            wrong = found.pop()
+            draft.fail(f"{wrong.value} is to be replaced", wrong.origin, "write what it is for")
     return found, rest
 
 

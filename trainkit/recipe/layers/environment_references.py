@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from trainkit.errors import Diagnostic
@@ -22,28 +22,31 @@ def names_in(text: str) -> tuple[str, ...]:
 
 def fill_references(state: Merge, environ: Mapping[str, str]) -> Iterator[Diagnostic]:
     """Put the values in the place of the references; the errors where there is none, or where it is a secret."""
+    public = tuple(map(str, state.get("program.public") or ()))
     for key in KEYS:
         above, _, last = key.rpartition(".")
         section = value_at(state.tree, above) if above else state.tree
         if isinstance(section, dict) and last in section:
-            section[last], problems = _filled(state, key, section[last], environ)
+            section[last], problems = _filled(state, key, section[last], environ, public)
             yield from problems
 
 
-def _filled(state: Merge, key: str, value: Any, environ: Mapping[str, str]) -> tuple[Any, list[Diagnostic]]:
+def _filled(
+    state: Merge, key: str, value: Any, environ: Mapping[str, str], public: Collection[str]
+) -> tuple[Any, list[Diagnostic]]:
     if isinstance(value, Mapping):
-        found = {name: _filled(state, f"{key}.{name}", each, environ) for name, each in value.items()}
+        found = {name: _filled(state, f"{key}.{name}", each, environ, public) for name, each in value.items()}
         return {name: each for name, (each, _) in found.items()}, [one for _, more in found.values() for one in more]
     if isinstance(value, list):
-        listed = [_filled(state, key, each, environ) for each in value]
+        listed = [_filled(state, key, each, environ, public) for each in value]
         return [each for each, _ in listed], [one for _, more in listed for one in more]
     if not isinstance(value, str):
         return value, []
     problems = []
     for name, default in dict.fromkeys((match[1], match[2]) for match in REFERENCE.finditer(value)):
-        if is_secret_name(name):
+        if is_secret_name(name) and name not in public:
             what = f"{key}: would put the value of {name} into the recipe, and the name says it is a secret"
-            hint = f"list {name} under env_from; the ranks then find it there"
+            hint = f"list {name} under env_from; the ranks then find it there; where it is none, under program.public"
         elif name not in environ and default is None:
             what = f"{key}: reads the environment variable {name}, which is not set"
             hint = f"set it, or give a default: ${{oc.env:{name},value}}"

@@ -27,6 +27,7 @@ _HARMLESS = _set(
     "pad eos bos unk sep cls mask image audio video special start end stop prefix suffix middle fim decoder forced"
     " text label labels prompt response sort primary foreign column row group index dataset data sample cache map"
     " source target input output messages message partition public max min placeholder modifier initializer trigger"
+    " class unique instance concept"
 )
 # `num_keys`, `use_auth_token`, `append_concat_token`: how many, or whether.
 _COUNTS = _set("num n nr number use no has add append prepend with without skip is enable disable keep")
