@@ -44,8 +44,32 @@ def test_llamafactory_on_one_card_is_one_process_unless_it_is_forced() -> None:
 
 def test_what_the_tools_own_file_says_of_the_ranks_is_named() -> None:
     text = comments(imported("FORCE_TORCHRUN=1 llamafactory-cli train full.yaml", FULL))
-    assert "full.yaml says deepspeed ds_z3.json: the tool sets that up itself" in text
+    assert "full.yaml says deepspeed ds_z3.json: the program sets that up itself" in text
     assert "llamafactory-cli starts `torchrun --nproc_per_node=gpu -m llamafactory.launcher` itself" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "files", "strategy"),
+    [
+        ("FORCE_TORCHRUN=1 llamafactory-cli train x.yaml", {"x.yaml": "deepspeed: ds.json"}, "zero3"),
+        ("FORCE_TORCHRUN=1 llamafactory-cli train x.yaml", {"x.yaml": "deepspeed: gone.json"}, "ddp"),
+        ("CUDA_VISIBLE_DEVICES=0 llamafactory-cli train x.yaml", {"x.yaml": "deepspeed: ds.json"}, None),
+        ("axolotl train x.yaml", {"x.yaml": "deepspeed: ds.json"}, "zero3"),
+        ("axolotl train x.yaml", {"x.yaml": "fsdp_config: {offload_params: true}"}, "fsdp"),
+        ("axolotl train x.yaml --launcher torchrun -- --nproc_per_node=2", {"x.yaml": "fsdp: [full_shard]"}, "fsdp"),
+        ("fabric run --devices 2 --strategy deepspeed_stage_3_offload train.py", {}, "zero3"),
+        ("fabric run --devices 2 --strategy deepspeed train.py", {}, "zero2"),
+        ("fabric run --devices 2 --strategy ddp_spawn train.py", {}, "ddp"),
+    ],
+)
+def test_the_plan_has_the_strategy_that_the_tool_is_told_in_its_own_way(
+    line: str, files: dict[str, str], strategy: str | None
+) -> None:
+    files = {**files, "ds.json": '{"zero_optimization": {"stage": 3}}'}
+    found = settings(imported(line, files), files)
+    assert found.get("strategy.kind") == strategy
+    assert found["program.kind"] == "torch"  # the proof warns, for the program's own file decides
+    assert not [key for key in found if key.startswith("strategy.") and key != "strategy.kind"]
 
 
 @pytest.mark.parametrize(

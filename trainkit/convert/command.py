@@ -80,6 +80,15 @@ def read_command(draft: Draft, context: ImportContext, words: Sequence[str], kin
     if not command.python and command.argv[0].endswith(".py"):
         draft.remark(f"{command.argv[0]} was started without Python (--no_python), and trainkit starts it with Python.")
     _spread(draft, command)
+    if unwrapped and unwrapped.strategy:
+        _say_own_strategy(draft, *unwrapped.strategy)
+
+
+def _say_own_strategy(draft: Draft, strategy: str, where: str) -> None:
+    """The strategy that the program is told in its own way, where it has several ranks for it."""
+    if draft.get("strategy.kind") == "ddp":
+        draft.forget("strategy.kind")
+        draft.set("strategy.kind", strategy, argv_origin(where), f"the program's own part, as {where} says")
 
 
 def starts(word: str) -> bool:

@@ -6,6 +6,7 @@ Sources: llamafactory/launcher.py; axolotl/cli/utils/train.py; trl/cli/commands/
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,8 @@ from trainkit.frameworks.base.draft import ImportContext
 from trainkit.frameworks.base.foreign_file import SUFFIXES, read_mapping
 from trainkit.frameworks.base.launcher_flags import find_flag
 from trainkit.frameworks.base.python_source import package_folder
+from trainkit.frameworks.deepspeed.fields import KINDS
+from trainkit.frameworks.deepspeed.imported_base import stage_of
 from trainkit.frameworks.hf_trainer.fields import BY_NAME
 
 _YES = ("1", "true", "y", "yes")
@@ -33,7 +36,8 @@ _ON_CARDS = "--nproc_per_node=gpu"
 class Unwrapped:
     """words: the launcher's command; variables: that the tool sets for it; remarks: on what it did besides.
 
-    taken: variables that only the tool reads. kind: of the program, where the tool's own tells.
+    taken: variables that only the tool reads. kind: of the program, where the tool's own tells. strategy: that the
+    program sets up itself, and where it says so.
     """
 
     words: list[str]
@@ -41,6 +45,7 @@ class Unwrapped:
     remarks: list[str] = field(default_factory=list)
     taken: tuple[str, ...] = ()
     kind: str | None = None
+    strategy: tuple[str, str] | None = None
 
 
 def unwrap(words: Sequence[str], variables: Mapping[str, str], context: ImportContext) -> Unwrapped | None:
@@ -65,7 +70,7 @@ def _llamafactory(words: list[str], variables: Mapping[str, str], context: Impor
     program = ["llamafactory.launcher", *words[1:]]
     forced = variables.get("FORCE_TORCHRUN", "0").lower() in _YES
     visible = variables.get("CUDA_VISIBLE_DEVICES")
-    made = Unwrapped([], remarks=_spread_by(words, context), taken=_OF_LLAMAFACTORY)
+    made = _with_own_file(Unwrapped([], taken=_OF_LLAMAFACTORY, kind="torch"), words, context)
     if not forced and visible is not None and "," not in visible:
         made.words = ["python", "-m", *program]
         return made
@@ -99,7 +104,8 @@ def _axolotl(words: list[str], variables: Mapping[str, str], context: ImportCont
     starts = {"accelerate": ["accelerate", "launch", *launch], "torchrun": ["torchrun", *launch], "python": ["python"]}
     if launcher not in starts:
         raise UsageError(f"axolotl has no launcher {launcher}", hint=f"choose one of: {', '.join(starts)}")
-    return Unwrapped([*starts[launcher], "-m", "axolotl.cli.train", *kept], remarks=_spread_by(own, context))
+    made = Unwrapped([*starts[launcher], "-m", "axolotl.cli.train", *kept], kind="torch")
+    return _with_own_file(made, own, context)
 
 
 def _trl(words: list[str], variables: Mapping[str, str], context: ImportContext) -> Unwrapped:
@@ -157,7 +163,10 @@ def _fabric(words: list[str], variables: Mapping[str, str], context: ImportConte
     if options["num_nodes"] != "1":
         place = f"--master_addr={options['main_address']}", f"--master_port={options['main_port']}"
         flags += [f"--nnodes={options['num_nodes']}", *place]
-    return Unwrapped(["torchrun", *flags, *rest], made)
+    # lightning/fabric/strategies/deepspeed.py: the names that it registers; a bare `deepspeed` is stage 2.
+    named = re.sub(r"^deepspeed_stage_(\d).*|^deepspeed$", lambda match: f"zero{match[1] or 2}", options["strategy"])
+    strategy = (named, f"--strategy={options['strategy']}") if named in (*KINDS.values(), "fsdp") else None
+    return Unwrapped(["torchrun", *flags, *rest], made, kind="torch", strategy=strategy)
 
 
 TOOLS: Mapping[str, Callable[[list[str], Mapping[str, str], ImportContext], Unwrapped]] = {
@@ -175,16 +184,18 @@ def _require(words: list[str], commands: Sequence[str], tool: str) -> None:
         raise UsageError(f"{shown} starts no training", hint=f"trainkit imports: {tool} {' | '.join(commands)}")
 
 
-def _spread_by(words: Sequence[str], context: ImportContext) -> list[str]:
-    """What the tool's file says of how the work is spread: the tool sets that up itself."""
-    found = []
+def _with_own_file(made: Unwrapped, words: Sequence[str], context: ImportContext) -> Unwrapped:
+    """What the tool's file says of how the work is spread: the program sets that up itself, and the plan says so."""
     for word in (word for word in words if word.endswith(SUFFIXES)):
-        said = [f"{name} {value}" for name, value in _mapping(word, context).items() if name in _SPREADS and value]
+        said = {name: value for name, value in _mapping(word, context).items() if name in _SPREADS and value}
         if said:
-            found.append(
-                f"{word} says {', '.join(said)[:200]}: the tool sets that up itself, on the ranks of this plan."
-            )
-    return found
+            shown = ", ".join(f"{name} {value}" for name, value in said.items())[:200]
+            made.remarks.append(f"{word} says {shown}: the program sets that up itself, on the ranks of this plan.")
+        engine = _mapping(str(said.get("deepspeed", "")), context)
+        kind = KINDS.get(stage_of(engine)) if engine else "fsdp" if {"fsdp", "fsdp_config"} & said.keys() else None
+        if kind:
+            made.strategy = kind, word
+    return made
 
 
 def _mapping(path: str, context: ImportContext) -> Mapping[str, Any]:

@@ -153,6 +153,8 @@ def _strategy(recipe: Recipe, device: str) -> Choice:
     reason = STRATEGY_REASON[recipe.strategy.kind]
     if isinstance(recipe.strategy, Fsdp) and device == "xla":
         reason = reason.replace("ranks (FSDP2)", "chips (torch_xla's FSDP)")
+    elif isinstance(recipe.strategy, Fsdp) and recipe.program.kind == "torch":
+        reason = reason.removesuffix(" (FSDP2)")  # whichever the program wraps its model in
     elif isinstance(recipe.strategy, Fsdp) and recipe.strategy.version == 1:
         reason = reason.replace("FSDP2", "FSDP1")
     return Choice(recipe.strategy.kind, f"{PROGRAMS[recipe.program.kind].STRATEGY_BY}{reason}")

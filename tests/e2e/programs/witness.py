@@ -19,4 +19,4 @@ while pid > 1:
     above.append(command_line(pid))
     pid = parent(pid)
 report = {"argv": sys.argv[1:], "environment": dict(os.environ), "processes": above}
-Path(os.environ["WITNESS"], f"rank-{os.environ['RANK']}.json").write_text(json.dumps(report))
+Path(os.environ["WITNESS"], f"rank-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(report))
