@@ -107,6 +107,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepspeed by file": (BY_FILE, {
         "strategy.kind": "zero3", "strategy.config": "/here/ds.json", "nodes.processes_per_node": 4,
     }),
+    "models built whole": (BY_FILE.replace("flag: true", "flag: false"), {
+        "strategy.kind": "zero3", "strategy.config": "/here/ds.json", "nodes.processes_per_node": 4,
+        "env.ACCELERATE_DEEPSPEED_ZERO3_INIT": "false",
+    }),
     "deepspeed by keys": (BY_KEYS, {
         "strategy.kind": "zero2", "strategy.offload_optimizer": "cpu", "batch.accumulation": 1,
         "train.max_grad_norm": 0.7, "precision.dtype": "bf16", "nodes.processes_per_node": 4,

@@ -178,6 +178,22 @@ DETAILS: dict[str, dict[str, Any]] = {
         "program.args.task_name": "mrpc",
     },
     "python train.py ds.json": {"program.kind": "torch", "program.args": ["ds.json"]},
+    # what accelerate launch tells Trainer by its own defaults, and what stays Trainer's own
+    f"accelerate launch --num_processes 2 --use_fsdp {GLUE} --gradient_checkpointing True": {
+        "strategy.version": 1, "strategy.cpu_ram_efficient_loading": True,
+        "program.args.gradient_checkpointing": "True", "efficiency.gradient_checkpointing.every": None,
+    },
+    f"accelerate launch --num_processes 2 --use_fsdp --fsdp_cpu_ram_efficient_loading false {GLUE}": {
+        "strategy.cpu_ram_efficient_loading": False,
+    },
+    f"accelerate launch --num_processes 2 --dynamo_backend inductor {GLUE}": {
+        "efficiency.compile.backend": "inductor", "precision.tf32": False,
+    },
+    # one card to see is one process, whatever the number
+    "CUDA_VISIBLE_DEVICES=1 accelerate launch own.py": {"strategy.kind": None, "devices.select": [1]},
+    "CUDA_VISIBLE_DEVICES=1 accelerate launch --num_processes 2 own.py": {"strategy.kind": None},
+    "CUDA_VISIBLE_DEVICES=2,1 accelerate launch own.py": {"strategy.kind": "ddp", "devices.select": [2, 1]},
+    "ACCELERATE_LOG_LEVEL=info accelerate launch --num_processes 2 own.py": {"env.ACCELERATE_LOG_LEVEL": "info"},
 }  # fmt: skip
 
 

@@ -71,7 +71,11 @@ def passed(plan: Plan, flag: str) -> list[str]:
         ({"eval_strategy": "epoch"}, {"eval": {"every_steps": 5}}, "eval.every_steps"),
         (["--no_dataloader_pin_memory"], {"data": {"pin_memory": True}}, "data.pin_memory"),
         (["--fsdp", "full_shard"], {}, "strategy.kind"),
-        ({"gradient_checkpointing": True}, FSDP, "efficiency.gradient_checkpointing.every"),
+        (
+            {"gradient_checkpointing": True},
+            FSDP | {"efficiency": {"gradient_checkpointing": {"every": True}}},
+            "efficiency.gradient_checkpointing.every",
+        ),
         (
             {"activation_checkpointing": True},
             {"efficiency": {"gradient_checkpointing": {"every": False}}},
@@ -112,6 +116,12 @@ def test_an_argument_that_says_the_same_is_said_once(
     plan: Callable[..., Plan], args: Any, recipe: dict[str, Any], flag: str, said: str
 ) -> None:
     assert passed(plan(CPU, words(args), recipe), flag) == [said]
+
+
+def test_a_script_under_fsdp_recomputes_as_its_own_argument_says(plan: Callable[..., Plan]) -> None:
+    found = plan(FSDP, words({"gradient_checkpointing": "True"}), cards=2)
+    assert passed(found, "--gradient_checkpointing") == ["True"]
+    assert "activation_checkpointing" not in found.files[0].content  # FSDP's own switch stays off
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import get_args
 
 from trainkit.convert.tools import TOOLS, unwrap
 from trainkit.errors import Origin, UsageError
+from trainkit.frameworks.accelerate.program import is_free
 from trainkit.frameworks.base.argv_reader import as_arguments, secret_flags
 from trainkit.frameworks.base.detection import DetectedKind, program_kind
 from trainkit.frameworks.base.draft import Draft, ImportContext, argv_origin, card, number_of
@@ -184,7 +185,7 @@ def _read_variables(draft: Draft, variables: Mapping[str, str]) -> None:
         elif name == "MASTER_ADDR":
             port = variables.get("MASTER_PORT", "29500")
             draft.remark(f"{origin.text} is where nodes meet: with several, set nodes.rendezvous to {value}:{port}.")
-        elif leak:
+        elif leak and not is_free(name):
             draft.remark(f"{name} is not taken over: it {leak}. Set what it is for in the recipe.")
         elif name in DECIDED:
             draft.remark(f"{name} is not taken over: the plan decides it; {DECIDED[name]}")

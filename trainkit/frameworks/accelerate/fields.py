@@ -239,6 +239,14 @@ FSDP: tuple[Setting, ...] = (
 
 # ---- DeepSpeed: the plan gives it one file, because accelerate's own keys lose the paths and are errors beside a file
 
+ZERO3_INIT = "ACCELERATE_DEEPSPEED_ZERO3_INIT"
+
+
+def _built_in_shards(context: Context) -> bool:
+    """Whether `deepspeed.zero.Init` is for scripts that ask the plugin; a recipe says otherwise by the variable."""
+    said = context.recipe.env.get(ZERO3_INIT)
+    return context.recipe.strategy.kind == "zero3" and (said is None or str(said).lower() != "false")
+
 
 def _offload(place: str) -> tuple[Setting, Setting]:
     """Where a state is kept: the recipe's path is for both."""
@@ -256,8 +264,7 @@ _DEEPSPEED: tuple[Setting, ...] = (
             when(is_zero, fixed((Variable.RUN_DIR, f"/{DEEPSPEED}"))), variable="ACCELERATE_DEEPSPEED_CONFIG_FILE",
             in_file=fixed(False)),
     Setting("deepspeed_config.zero3_init_flag", ("strategy.kind",),
-            when(is_zero, lambda context: context.recipe.strategy.kind == "zero3"),
-            variable="ACCELERATE_DEEPSPEED_ZERO3_INIT", text=word),
+            when(is_zero, _built_in_shards), variable=ZERO3_INIT, text=word),
     Setting("deepspeed_config.deepspeed_multinode_launcher", (),
             when(lambda context: is_zero(context) and context.topology.nodes > 1, fixed("standard")),
             nothing_but("standard", "pdsh"),

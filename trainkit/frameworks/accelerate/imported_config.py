@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainkit.errors import Origin
-from trainkit.frameworks.accelerate.fields import OFF, SETTINGS
+from trainkit.frameworks.accelerate.fields import OFF, SETTINGS, ZERO3_INIT
 from trainkit.frameworks.base.draft import LAYER, Draft, ImportContext
 from trainkit.frameworks.base.fields import Unsupported, by_name
 from trainkit.frameworks.base.foreign_file import open_foreign_file
@@ -24,7 +24,7 @@ BY_NAME = {each.name: each for each in SETTINGS}
 RENAMED = {alias: each.name for each in SETTINGS for alias in each.aliases}
 NOTHING: tuple[Any, ...] = (None, [], {}, "")
 FSDP, ZERO = "fsdp_config", "deepspeed_config"
-FILE = f"{ZERO}.deepspeed_config_file"
+FILE, INIT = f"{ZERO}.deepspeed_config_file", f"{ZERO}.zero3_init_flag"
 # What may be given beside a file.
 _BESIDE_FILE = ("deepspeed_config_file", "zero3_init_flag", "deepspeed_multinode_launcher")
 # Keys that one policy of wrapping reads (accelerate, utils/dataclasses.py: set_auto_wrap_policy).
@@ -32,6 +32,7 @@ READ_BY = {
     "fsdp_min_num_params": "SIZE_BASED_WRAP",
     "fsdp_transformer_layer_cls_to_wrap": "TRANSFORMER_BASED_WRAP",
 }
+_UNSHARDED = "scripts that ask the plugin build no model in shards (zero3_init_flag)"
 _NVME = "accelerate never hands NVMe paths to its workers; the recipe's is used"
 
 
@@ -131,6 +132,8 @@ def deepspeed(config: ImportedConfig) -> None:
     for name in config.below(ZERO):
         if f"{ZERO}.{name}" not in config.used:
             config.remark(f"{ZERO}.{name}", f"{name} has no key in a recipe.")
+    if config.get(INIT) is False and config.draft.get("strategy.kind") == "zero3" and config.program:
+        config.put(INIT, f"env.{ZERO3_INIT}", "false", _UNSHARDED)
     compiles = config.get("dynamo_config.dynamo_backend") not in OFF
     for name in config.below("dynamo_config") if compiles else ():
         config.remark(f"dynamo_config.{name}", f"accelerate ignores {name} under DeepSpeed.")
@@ -146,7 +149,6 @@ def _by_file(config: ImportedConfig) -> None:
         take_apart(config.draft, config.context, file)
     if file is None:
         return
-    config.get(f"{ZERO}.zero3_init_flag")
     for other in config.below(ZERO):
         if other not in _BESIDE_FILE:
             config.remark(f"{ZERO}.{other}", f"{other} beside a DeepSpeed file is an error in the workers; left out.")

@@ -86,10 +86,19 @@ def launched(draft: Draft, context: ImportContext, flags: Sequence[FlagUse]) -> 
         values["use_cpu"] = Assignment("use_cpu", True, named["cpu"].origin)
     if KIND not in values:
         origin, alone = argv_origin("accelerate launch"), "cpu" in named or "use_mps_device" in named
-        # accelerate launch takes every card that it finds; an import does not know how many, and assumes several.
-        count = values["num_processes"].value if "num_processes" in values else 1 if alone else 2
-        values[KIND] = Assignment(KIND, "NO" if count == 1 else "MULTI_GPU", origin)
+        # accelerate launch takes every card that it sees, and starts one process where that is one, whatever the
+        # number (commands/launch.py: _validate_launch_command); an import that does not know assumes several.
+        visible = _visible(draft)
+        count = values["num_processes"].value if "num_processes" in values else 1 if alone else visible
+        values[KIND] = Assignment(KIND, "NO" if 1 in (count, visible) else "MULTI_GPU", origin)
     return interpret(ImportedConfig(draft, context, values, program=True))
+
+
+def _visible(draft: Draft) -> int:
+    """How many cards the launcher sees, at least 1; 2 where that is not known."""
+    cards = draft.get("devices.select")
+    known = cards == "none" or (isinstance(cards, list) and not any(map(interpolated, cards)))
+    return (1 if cards == "none" else len(cards)) if known else 2
 
 
 def _config_file(draft: Draft, context: ImportContext, named: Mapping[str, FlagUse]) -> ForeignFile | None:

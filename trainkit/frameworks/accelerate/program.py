@@ -7,7 +7,7 @@ from functools import partial
 
 from trainkit.errors import Diagnostic
 from trainkit.frameworks.accelerate import parallelism
-from trainkit.frameworks.accelerate.fields import SETTINGS
+from trainkit.frameworks.accelerate.fields import SETTINGS, ZERO3_INIT
 from trainkit.frameworks.base import own_scripts
 from trainkit.frameworks.base.fields import UNSET, setting
 from trainkit.frameworks.base.fsdp_settings import CHECKPOINTING, of_first_version, wrapping_notices
@@ -94,7 +94,17 @@ DECIDED = (
     *(f"ACCELERATE_{name}_" for name in ("USE", "MIXED", "GRADIENT", "DYNAMO", "DEEPSPEED")),
     "FSDP_",
 )
-FREE = ("FSDP_IGNORED_MODULES", "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES", parallelism.SWITCH)
+FREE = ("FSDP_IGNORED_MODULES", "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES", ZERO3_INIT, parallelism.SWITCH)
+
+
+def is_decided(name: str) -> bool:
+    """Whether a variable of accelerate's is one that the plan decides."""
+    return name.startswith(DECIDED) and name not in FREE
+
+
+def is_free(name: str) -> bool:
+    """Whether a variable is one of accelerate's that a recipe may set beside what the plan decides."""
+    return name.startswith(("ACCELERATE_", "FSDP_", parallelism.START)) and not is_decided(name)
 
 
 def files(context: Context) -> tuple[SourcedFile, ...]:
@@ -201,7 +211,7 @@ def _whole_batch(context: Context) -> Iterator[Diagnostic]:
 def _variables(context: Context) -> Iterator[Diagnostic]:
     """Variables of the recipe that would contradict the plan."""
     for name, key in context.resolved.named_variables():
-        if name.startswith(DECIDED) and name not in FREE:
+        if is_decided(name):
             what = f"{key.partition('.')[0]} names {name}, which the plan decides"
             hint = "use strategy, precision, efficiency or batch.accumulation"
             yield context.resolved.error(key, what, hint)

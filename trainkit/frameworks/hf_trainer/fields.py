@@ -27,21 +27,17 @@ class Argument(Field):
     """One field of TrainingArguments, and with it one flag of the script's.
 
     switch: whether it takes yes or no. needed: where it is given though no layer says it. owned: where the program's
-    own arguments may not say otherwise: `plan` anywhere, for the plan decides it in any case; `fsdp` under that
-    strategy; else where a layer says it, of which an import must be able to read `recipe`.
+    own arguments may not say otherwise: `plan` anywhere, for the plan decides it in any case; else where a layer says
+    it, of which an import must be able to read `recipe`.
     """
 
     switch: bool = False
     needed: Callable[[Context], bool] = lambda context: False
-    owned: Literal["", "recipe", "fsdp", "plan"] = ""
+    owned: Literal["", "recipe", "plan"] = ""
 
     def is_given(self, context: Context) -> bool:
         """Whether the plan decides the field; its value may still be UNSET."""
         return self.needed(context) or said(context, *self.keys)
-
-    def is_owned(self, context: Context) -> bool:
-        """Whether the program's own arguments may not say otherwise though no layer says it."""
-        return self.owned == "plan" or (self.owned == "fsdp" and fsdp_config.is_chosen(context))
 
     def name_in(self, version: str) -> str:
         """What a version calls the field: before `since` by the name that it had."""
@@ -210,7 +206,6 @@ FIELDS: tuple[Argument, ...] = (
         sharding.CHECKPOINTING,
         None,
         encode=_recomputing,
-        owned="fsdp",
         since="5.23",
         aliases=("gradient_checkpointing",),
     ),

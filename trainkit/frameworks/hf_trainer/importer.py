@@ -11,7 +11,7 @@ from trainkit.errors import Diagnostic
 from trainkit.frameworks.base.argv_reader import ScriptFlag, script_flags
 from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, apply_flag, read_flag, wrong_values
 from trainkit.frameworks.base.fields import Settings, Unsupported
-from trainkit.frameworks.base.fsdp_settings import only_by_size
+from trainkit.frameworks.base.fsdp_settings import CHECKPOINTING, only_by_size
 from trainkit.frameworks.deepspeed.imported_base import use_as_base
 from trainkit.frameworks.hf_trainer import optimizer
 from trainkit.frameworks.hf_trainer.argv_reader import newest, shown, written
@@ -35,6 +35,13 @@ TOGETHER = {
     *(each.name for each in STRATEGIES),
 }
 UNREADABLE = Unsupported("", "write what transformers documents for it")
+LOADS_ONCE = "rank 0 alone loads the weights, by a default of accelerate launch that Trainer has not"
+KEEPS_TF32 = "Trainer's own torch_compile would switch TF32 on, which accelerate's compilation does not"
+RECOMPUTES = "activation_checkpointing"
+BESIDE_FSDP = (
+    "{} stays the program's own argument: Trainer recomputes by it, and FSDP's own switch, which is "
+    "efficiency.gradient_checkpointing in a recipe, would take its place with one gather less."
+)
 REPLICAS_ONLY = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb")
 
 
@@ -82,12 +89,28 @@ def read_program(draft: Draft, context: ImportContext, argv: Sequence[str]) -> l
     denied = [name for name in ("bf16", "fp16") if name in reading.flags and reading.flags[name].switch is False]
     if denied and draft.get("precision.dtype") is None:
         reading.take(denied[0], {"precision.dtype": "fp32"})
+    _as_accelerate_launches(reading)
     import_base(draft, context)
     for name, flag in reading.flags.items():
         old = BY_GONE_NAME.get(written(flag).removeprefix("--").replace("-", "_"))
         if old and name not in reading.taken:
             draft.remark(remark(old))
     return [word for each in found if newest(each).name not in reading.taken for word in each.words]
+
+
+def _as_accelerate_launches(reading: Reading) -> None:
+    """What `accelerate launch` leaves by defaults of its own, where Trainer's are others.
+
+    Source: accelerate, commands/launch.py (--fsdp_cpu_ram_efficient_loading) and utils/dataclasses.py
+    (TorchDynamoPlugin), against training_args.py.
+    """
+    draft, key = reading.draft, "strategy.cpu_ram_efficient_loading"
+    compiles = "efficiency.compile.enabled"
+    if draft.get(compiles) and "torch_compile" not in reading.flags and draft.get("precision.tf32") is None:
+        draft.set("precision.tf32", False, draft.settings[compiles].origin, KEEPS_TF32)
+    by_launcher = draft.get("launcher.kind") == "accelerate" and "fsdp" not in reading.flags
+    if by_launcher and draft.get("strategy.kind") == "fsdp" and draft.get(key) is None:
+        draft.set(key, True, draft.settings["strategy.kind"].origin, LOADS_ONCE)
 
 
 def _by_name(found: Iterable[ScriptFlag], context: ImportContext) -> dict[str, ScriptFlag]:
@@ -99,6 +122,8 @@ def _by_field(reading: Reading, argument: Argument) -> None:
     """What a flag says by itself, as the table decodes it."""
     name, draft = argument.name, reading.draft
     flag, text, problems = reading.flags[name], reading.value(name) or "", list[Diagnostic]()
+    if name == RECOMPUTES and draft.get("strategy.kind") == "fsdp" and flag.switch:
+        return  # see _fsdp_config
     if name in REPLICAS_ONLY and (draft.get("strategy.kind") or ("ddp" if draft.replicas else "")) != "ddp":
         return
     value: Any = flag.switch if argument.switch else None
@@ -195,8 +220,17 @@ FILES: Mapping[str, Callable[[Reading, str], None]] = {
 
 def _fsdp_config(reading: Reading, name: str) -> None:
     """A file, or its content in its place."""
-    if name not in reading.flags:
+    if name in reading.flags:
+        _sharding_file(reading, name)
+    if reading.draft.get("strategy.kind") != "fsdp" or RECOMPUTES not in reading.flags:
         return
+    if reading.draft.get(CHECKPOINTING):  # FSDP's own switch: Trainer would do both, or end with an error
+        reading.taken.add(RECOMPUTES)
+    elif RECOMPUTES not in reading.taken:
+        reading.draft.remark(BESIDE_FSDP.format(shown(reading.flags[RECOMPUTES])))
+
+
+def _sharding_file(reading: Reading, name: str) -> None:
     flag, draft, value = reading.flags[name], reading.draft, reading.value(name) or ""
     if draft.get("strategy.kind") != "fsdp":
         without = f"Trainer does not read {shown(flag)} without --fsdp; it is left out."

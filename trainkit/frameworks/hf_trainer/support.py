@@ -142,7 +142,7 @@ def _contradictions(context: Context) -> Iterator[Diagnostic]:
     for field in FIELDS:
         flag, given = own.get(field.name), field.is_given(context)
         # What the plan gives as a flag counts more than a file of the script's.
-        if flag is None or not (given or field.is_owned(context)) or (given and isinstance(flag, FileValue)):
+        if flag is None or not (given or field.owned == "plan") or (given and isinstance(flag, FileValue)):
             continue
         value, key = field.encode(context), field.keys[0]
         idle = value is UNSET and (flag.switch is False or field.name in COUNTED)
