@@ -116,6 +116,9 @@ def test_a_shell_script_and_a_quoted_line_are_read_as_import_reads_them(trainkit
     (folder / "go.sh").write_text('#!/bin/sh\ntorchrun --nproc_per_node 2 train.py --lr "$1"\n')
     expected = planned(trainkit, folder, "torchrun", "--nproc_per_node", "2", "train.py", "--lr", "1e-3")
     assert planned(trainkit, folder, "go.sh", "1e-3") == expected
+    assert planned(trainkit, folder, "go.sh", "--", "1e-3") == expected
+    assert planned(trainkit, folder, "bash", "go.sh", "1e-3") == expected
+    assert planned(trainkit, folder, "bash go.sh 1e-3") == expected
     assert planned(trainkit, folder, "torchrun --nproc_per_node 2 train.py --lr 1e-3") == expected
     done = trainkit("check", "cd pkg && torchrun main.py", cwd=folder)
     assert done.returncode == 2
@@ -194,3 +197,18 @@ def test_a_script_is_run_as_typed_and_its_recipe_is_kept(trainkit: Trainkit, fol
 def test_a_folder_named_like_a_launcher_is_in_nobodys_way(trainkit: Trainkit, folder: Path) -> None:
     (folder / "deepspeed").mkdir()
     assert planned(trainkit, folder, "deepspeed", "--num_gpus", "2", "train.py")["launcher"]["kind"] == "deepspeed"
+
+
+def test_a_program_that_a_shell_script_names_by_default_is_the_one(trainkit: Trainkit, folder: Path) -> None:
+    (folder / "go.sh").write_text('echo "${1:-train.py}"\ntorchrun --nproc_per_node=${2:-2} ${1:-train.py}\n')
+    done = trainkit("import", "bash", "go.sh", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "script: train.py\n" in done.stdout
+    assert "# - The program is train.py, for nothing sets $ARG1: import again for another." in done.stdout
+
+
+def test_an_option_behind_the_command_that_is_imported_is_noticed(trainkit: Trainkit, folder: Path) -> None:
+    done = trainkit("import", "torchrun", "train.py", "-o", "made.yaml", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "-o stands behind train.py, and goes to it" in done.stderr
+    assert not (folder / "made.yaml").exists()

@@ -169,7 +169,13 @@ DETAILS: dict[str, dict[str, Any]] = {
     "torchrun --nnode=2 --nproc=4 --master_a n1 train.py": {
         "nodes.count": 2, "nodes.processes_per_node": 4, "nodes.rendezvous": "n1:29500",
     },
-    "CUDA_VISIBLE_DEVICES=0,2 torchrun train.py": {"devices.select": [0, 2], "strategy.kind": None},
+    "CUDA_VISIBLE_DEVICES=0,2 torchrun train.py": {
+        "devices.select": [0, 2], "strategy.kind": "ddp", "nodes.processes_per_node": 1,
+    },
+    "torchrun --nproc_per_node 1 train.py": {"strategy.kind": "ddp", "nodes.processes_per_node": 1},
+    "CUDA_VISIBLE_DEVICES=6,7 deepspeed --num_gpus 2 train.py": {"devices.select": [0, 1]},
+    "CUDA_VISIBLE_DEVICES=6,7 deepspeed --num_gpus 1 train.py": {"devices.select": [0], "strategy.kind": None},
+    "CUDA_VISIBLE_DEVICES=6,7 deepspeed train.py": {"devices.select": [6, 7]},
     "python own.py": {"devices.select": "all", "launcher.kind": None, "strategy.kind": None},
     f"CUDA_VISIBLE_DEVICES=2,0 python {GLUE}": {"devices.select": [2, 0], "strategy.kind": None},
     "nohup time env NOTE='two words' python train.py": {"env.NOTE": "two words", "program.script": "train.py"},
@@ -225,7 +231,7 @@ def test_a_line_says_these_settings_and_not_others(line: str) -> None:
         (f"python {GLUE}", "every card that is visible, as for a program that python starts"),
         (
             f"CUDA_VISIBLE_DEVICES=6,7 deepspeed --num_gpus 2 {GLUE}",
-            "ignores CUDA_VISIBLE_DEVICES and runs on cards 0,1",
+            "ignores CUDA_VISIBLE_DEVICES=6,7 and runs on cards 0,1, and so does the recipe",
         ),
         (f"CUDA_VISIBLE_DEVICES=1 python {GLUE}", "as CUDA numbers cards where CUDA_DEVICE_ORDER is not set"),
         (f"torchrun --master_port 1 --tee 3 {GLUE}", "chooses it for each run: --master_port 1, --tee 3"),

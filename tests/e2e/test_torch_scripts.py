@@ -88,6 +88,24 @@ if __name__ == "__main__":
         sys.exit("started by a launcher")
     mp.spawn(main, (os.path.abspath("store"),), nprocs=2)
 """
+LEADS_ITS_OWN = """
+import os, subprocess, sys
+import torch, torch.distributed as dist
+
+if __name__ == "__main__":
+    rank = int(os.environ.get("LOCAL_RANK", 0))
+    if rank == 0:  # as Lightning does: the first rank is the process that python started
+        other = subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, "LOCAL_RANK": "1"})
+    dist.init_process_group("gloo", init_method=f"file://{os.path.abspath('store')}", rank=rank, world_size=2)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    dist.barrier()
+    if rank == 0:
+        print("ranks", dist.get_world_size(), flush=True)
+        sys.exit(other.wait())
+"""
 COPIES = """
 import os
 import torch
@@ -117,6 +135,24 @@ def test_a_script_that_starts_processes_of_its_own_is_left_to_it(trainkit: Train
     done = trainkit("run", "starts.py", timeout=200)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "sum 3.0\n"
+
+
+def test_a_script_that_leads_ranks_of_its_own_runs_as_planned(trainkit: Trainkit, tmp_path: Path) -> None:
+    (tmp_path / "leads.py").write_text(LEADS_ITS_OWN)
+    done = trainkit("run", "leads.py", timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "ranks 2\n"
+    assert "warning" not in done.stderr
+    assert "as planned, seen in 1 rank: ddp, cpu; the script made 2 processes of it" in done.stderr
+
+
+def test_torchrun_without_a_number_starts_a_group_of_one_as_by_hand(trainkit: Trainkit, tmp_path: Path) -> None:
+    (tmp_path / "asks.py").write_text(ASKS_FOR_A_RANK)
+    done = trainkit("run", "torchrun", "asks.py", timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"ddp": True, "names": ["MASTER_ADDR", "RANK", "WORLD_SIZE"]}
+    assert "warning" not in done.stderr
+    assert "as planned, seen in 1 rank: single, cpu" in done.stderr
 
 
 def test_two_copies_that_never_meet_are_said(trainkit: Trainkit, tmp_path: Path) -> None:

@@ -169,3 +169,16 @@ def test_a_mesh_of_ranks_is_carried_where_accelerate_would_build_it(
     (found,) = caught.value.diagnostics
     assert found.what == what
     assert found.origin
+
+
+@pytest.mark.parametrize(("env", "told"), [({}, "true"), ({"ACCELERATE_DEEPSPEED_ZERO3_INIT": "false"}, "false")])
+def test_whether_a_model_of_stage_3_is_built_in_parts_is_the_users(
+    layered: Layered, machine: Machine, env: dict[str, str], told: str
+) -> None:
+    recipe = SCRIPT | {"strategy": {"kind": "zero3"}, "env": env}
+    plan = build_plan(layered(recipe, {"launcher": {"kind": "torchrun"}}), machine(2, packages=PACKAGES)).plan
+    assert str(dict(plan.environment.set)["ACCELERATE_DEEPSPEED_ZERO3_INIT"]) == told
+    # accelerate launch exports what its file says, and nothing of a key that is not there.
+    plan = build_plan(layered(recipe, {"launcher": {"kind": "accelerate"}}), machine(2, packages=PACKAGES)).plan
+    in_file = "zero3_init_flag: true" in next(each for path, each in files(plan).items() if path.endswith(".yaml"))
+    assert in_file is (told == "true")

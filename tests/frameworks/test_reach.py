@@ -65,6 +65,23 @@ def test_the_trainer_refuses_what_only_other_programs_do_and_takes_what_it_does_
     assert build_plan(layered(fsdp, {"strategy": sound}), machine(packages=PACKAGES)).plan.strategy.kind == "fsdp"
 
 
+def test_settings_of_a_version_that_cannot_be_had_are_one_error(layered: Layered, machine: Machine) -> None:
+    first = {"kind": "fsdp", "version": 1, "forward_prefetch": True, "use_orig_params": False}
+    with pytest.raises(RecipeError) as caught:
+        build_plan(layered({"strategy": first, "train": {"steps": 1}}), machine(packages=PACKAGES))
+    (found,) = caught.value.diagnostics
+    assert found.key == "strategy.version"
+    assert found.hint == "write 2, and leave strategy.forward_prefetch and strategy.use_orig_params out"
+
+
+@pytest.mark.parametrize(("said", "count"), [({}, 1), ({"program": {"args": {"use_cpu": True}}}, 0)])
+def test_the_flag_without_which_ranks_on_a_cpu_train_copies_is_named(
+    layered: Layered, machine: Machine, said: dict[str, Any], count: int
+) -> None:
+    plan = build_plan(layered(HF, said, {"strategy": {"kind": "ddp"}}), machine(packages=PACKAGES)).plan
+    assert sum("Trainer trains a copy in each process" in notice.what for notice in plan.notices) == count
+
+
 def test_a_value_that_the_program_follows_anyway_is_no_error(layered: Layered, machine: Machine) -> None:
     recipe = {"checkpoint": {"asynchronous": False}, "efficiency": {"compile": {"scope": "model"}}}
     plan = build_plan(layered(HF, recipe), machine(packages=PACKAGES)).plan

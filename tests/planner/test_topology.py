@@ -333,3 +333,13 @@ def test_a_plan_for_thousands_of_nodes_is_as_large_as_one_for_two(layered: Layer
     assert len(many.commands) == len(few.commands) == 1
     assert len(many.commands[0].argv) == len(few.commands[0].argv)
     assert len(repr(many)) - len(repr(few)) < 100
+
+
+@pytest.mark.parametrize(("cards", "ranks"), [(0, 1), (2, 2)])
+def test_a_program_for_which_its_launcher_counts_cards_is_one_process_where_there_are_none(
+    layered: Layered, machine: Machine, cards: int, ranks: int
+) -> None:
+    # As `accelerate launch train.py` and `deepspeed train.py` are without a number.
+    recipe = {"program": {"kind": "torch", "script": "train.py"}, "devices": {"select": "all"}}
+    plan = build_plan(layered(recipe, {"strategy": {"kind": "ddp"}}), machine(cards)).plan
+    assert plan.topology.world_size == ranks

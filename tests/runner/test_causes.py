@@ -73,12 +73,18 @@ def test_what_a_log_says_is_answered(log: str, hint: str) -> None:
         ("torch", "", "", SAID.format("ddp", ALONE), "not wrapped in DistributedDataParallel"),
         (
             "torch",
-            "t = Trainer(model)",
+            "from transformers import Trainer; t = Trainer(model)",
             "",
             SAID.format("ddp", ALONE),
             "on Trainer (train.py:1), which program.kind",
         ),
-        ("torch", "a = Accelerator()", "", "world size 2 was planned, and it is 1", "program.kind: accelerate"),
+        (
+            "torch",
+            "from accelerate import Accelerator\na = Accelerator()",
+            "",
+            "world size 2 was planned, and it is 1",
+            "program.kind: accelerate",
+        ),
     ],
 )
 def test_what_made_a_program_run_something_else_is_named(
@@ -117,3 +123,9 @@ def test_the_cause_of_what_is_only_warned_of_is_named_too(layout: RunLayout) -> 
     assert remarks(layout.attempt(1)) == ["most likely: the model is not wrapped in DistributedDataParallel"]
     shown.write_text(json.dumps({"differences": []}))
     assert remarks(layout.attempt(1)) == []
+
+
+def test_another_librarys_trainer_is_not_taken_for_transformers(layout: RunLayout) -> None:
+    source = "import lightning as L\nfrom transformers import AutoTokenizer\nt = L.Trainer(devices=2)"
+    found = causes_of(SAID.format("ddp", ALONE), program(layout, "torch", source))
+    assert found == ["the model is not wrapped in DistributedDataParallel"]

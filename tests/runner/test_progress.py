@@ -94,6 +94,11 @@ def test_the_last_lines_of_a_file_are_whole_lines_of_its_end(tmp_path: Path) -> 
     assert last_lines(tmp_path / "none", 2) == []
 
 
+def test_a_line_that_was_painted_over_counts_once(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"first\n\r 50%|##  |\r100%|####|\r\nsecond\r\n\r   \r\n")
+    assert last_lines(tmp_path / "log") == ["first", "100%|####|", "second"]
+
+
 def test_figures_have_a_sensible_number_of_digits() -> None:
     assert [format_rate(v) for v in (7.123, 431.2, 52_345.0, 2_500_000.0)] == ["7.12", "431", "52.3k", "2.50M"]
     assert [format_duration(v) for v in (42.4, 187, 3750)] == ["42 s", "3:07", "1:02:30"]

@@ -266,6 +266,12 @@ def test_an_error_in_the_users_own_sitecustomize_is_reported_as_ever(tmp_path: P
         ({"strategy": "ddp", "world_size": 1}, {"strategy": "single", "world_size": 1}, []),
         ({"strategy": "single", "world_size": 1}, {"strategy": "ddp", "world_size": 1}, []),
         ({"strategy": "single", "world_size": 2}, {"strategy": "ddp", "world_size": 2}, ["ddp is in force"]),
+        ({"strategy": "single", "world_size": 1, "own_processes": True}, {"strategy": "ddp", "world_size": 2}, []),
+        (
+            {"strategy": "single", "world_size": 1, "own_processes": True},
+            {"strategy": "dataparallel", "world_size": 1},
+            ["strategy single"],
+        ),
         ({"strategy": "zero1", "world_size": 1}, {"strategy": "single", "world_size": 1}, ["strategy zero1"]),
         ({"strategy": "zero2"}, {"strategy": "zero3"}, ["strategy zero2 was planned, and zero3 is in force"]),
         ({"strategy": "single"}, {"strategy": "dataparallel"}, ["with nn.DataParallel"]),

@@ -79,12 +79,14 @@ def begins_program(words: Sequence[str]) -> bool:
         return False
     # Only now, for the tables of the launchers take time to load.
     from trainkit.convert.command import starts_program
-    from trainkit.frameworks.base.foreign_file import SCRIPTS
+    from trainkit.frameworks.base.foreign_file import SCRIPTS, shell_script
 
     if assigned:
         return starts_program(words)
     is_run = Disk().exists(os.path.join(word, "recipe.yaml"))  # noqa: PTH118 - a folder may be named like a launcher
-    return word.endswith((*PYTHON, *SCRIPTS)) or (starts_program(words) and not is_run)
+    if word.endswith((*PYTHON, *SCRIPTS)) or shell_script(words):
+        return True
+    return starts_program(words) and not is_run
 
 
 def is_line(word: str) -> bool:
@@ -93,8 +95,9 @@ def is_line(word: str) -> bool:
     if len(parts) < 2 or Disk().exists(word):
         return False
     from trainkit.convert.command import starts
+    from trainkit.frameworks.base.foreign_file import shell_script
 
-    return any(map(starts, parts[:-1]))
+    return any(map(starts, parts[:-1])) or len(shell_script([word])) > 0
 
 
 def own_program(context: typer.Context) -> OwnProgram | None:

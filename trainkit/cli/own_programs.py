@@ -92,13 +92,13 @@ def _command(words: Sequence[str], *, is_bare: bool) -> tuple[list[str], list[st
 
     Raises UsageError.
     """
-    from trainkit.frameworks.base.foreign_file import SCRIPTS
+    from trainkit.frameworks.base.foreign_file import shell_script
 
     if is_line(words[0]):
         if words[1:]:
             raise UsageError(f"one word too many: {words[1]!r}", hint="write it inside the quotes of the line")
-    elif words[0].endswith(SCRIPTS):
-        return [words[0]], list(words[1:])
+    elif script := shell_script(words):
+        return script[:1], script[2:] if script[1:2] == ["--"] else script[1:]
     elif list(words) == [MODULE]:
         raise UsageError("-m requires the name of a module", hint="write -m package.module")
     elif is_bare:

@@ -42,6 +42,7 @@ _STARTERS: Mapping[str, str] = {
 _NO_PROGRAM = (["-m", "pip"], ["-m", "venv"], ["-m", "build"], ["setup.py", "install"], ["setup.py", "develop"])
 _EVERY_CARD = "every card that is visible, as for a program that python starts"
 _GROUP_OF_ONE = "one process: torchrun sets LOCAL_RANK, and the library makes a group of it"
+_PLACE_OF_ONE = "one process: torchrun sets RANK, WORLD_SIZE and MASTER_ADDR, of which a script may make a group"
 
 
 def read_command(draft: Draft, context: ImportContext, words: Sequence[str], kind: str | None = None) -> None:
@@ -67,6 +68,9 @@ def read_command(draft: Draft, context: ImportContext, words: Sequence[str], kin
             draft.remark(f"{otherwise} is read here; import again where ${name} names another file.")
     if draft.problems:
         return
+    if command.argv and (found := REFERENCE.fullmatch(command.argv[0])) and found[2]:
+        draft.remark(f"The program is {found[2]}, for nothing sets ${found[1]}: import again for another.")
+        command.argv[0] = found[2]
     if command.argv and REFERENCE.fullmatch(command.argv[0]):
         what = f"{command.argv[0]} is where the command has its program, and nothing says what it is"
         raise UsageError(what, hint="give it with --set NAME=VALUE")
@@ -276,9 +280,9 @@ def _as_python(draft: Draft) -> None:
 
 def _as_group_of_one(draft: Draft) -> None:
     """torchrun starts one process where no number is given, whatever cards there are."""
-    origin, cards = argv_origin("torchrun"), draft.get("devices.select")
-    if draft.get("program.kind") in ON_ACCELERATE and draft.get("strategy.kind") is None:
-        draft.set("strategy.kind", "ddp", origin, _GROUP_OF_ONE)
+    origin, cards, kind = argv_origin("torchrun"), draft.get("devices.select"), draft.get("program.kind")
+    if kind in (*ON_ACCELERATE, "torch") and draft.get("strategy.kind") is None:
+        draft.set("strategy.kind", "ddp", origin, _GROUP_OF_ONE if kind in ON_ACCELERATE else _PLACE_OF_ONE)
     if draft.get("strategy.kind") not in (None, "single"):
         draft.set("nodes.processes_per_node", 1, origin)
     if isinstance(cards, list) and len(cards) > 1:

@@ -16,7 +16,14 @@ from trainkit.errors import Diagnostic, RecipeError, UsageError
 from trainkit.flags.resolve import resolve
 from trainkit.frameworks.accelerate import importer as accelerate
 from trainkit.frameworks.base.draft import Draft, ImportContext
-from trainkit.frameworks.base.foreign_file import SCRIPTS, SUFFIXES, ForeignFile, open_foreign_file, script_text
+from trainkit.frameworks.base.foreign_file import (
+    SCRIPTS,
+    SUFFIXES,
+    ForeignFile,
+    open_foreign_file,
+    script_text,
+    shell_script,
+)
 from trainkit.frameworks.deepspeed import importer as deepspeed
 from trainkit.frameworks.registry import PROGRAMS
 from trainkit.plan.support import unreached
@@ -125,9 +132,9 @@ def read_words(
         raise RecipeError(draft.problems)
     text = recipe_text(draft, posixpath.dirname(target), modeline)
     resolved = _resolved(draft, context, target, text)
-    if _leave_out(draft, resolved):
+    while _leave_out(draft, resolved):  # what is lost beside another key shows when that is gone
         text = recipe_text(draft, posixpath.dirname(target), modeline)
-        _resolved(draft, context, target, text)
+        resolved = _resolved(draft, context, target, text)
     return Imported(text, draft, context.cwd)
 
 
@@ -161,9 +168,9 @@ def _read_words(
     more: words behind `--`, which are the script's arguments, or belong to the command.
     """
     end = ["--", *more] if more else []
-    scripts = words[1:] if words[0] in ("sh", "bash") else words
-    if len(scripts) == 1 and is_file(scripts[0]) and scripts[0].endswith(SCRIPTS):
-        path, text = scripts[0], script_text(context, scripts[0])
+    scripts = shell_script(words) if len(words) > 1 or not starts_program(words[0].split()) else []
+    if scripts:
+        path, text, more = scripts[0], script_text(context, scripts[0]), [*scripts[1:], *more]
         draft.title, end = path, []
         if path.endswith(notebook.SUFFIX):
             text = notebook.shell_lines(text, path)

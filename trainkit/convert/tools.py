@@ -58,7 +58,7 @@ def unwrap(words: Sequence[str], variables: Mapping[str, str], context: ImportCo
         return None
     made = TOOLS[tool](list(words[1:]), variables, context)
     started = " ".join(made.words[: made.words.index("-m") + 2] if "-m" in made.words else made.words[:2])
-    made.remarks.insert(0, f"{tool} starts `{started}` itself, and trainkit in its place.")
+    made.remarks.insert(0, f"{tool} starts `{started}` itself; trainkit does that in its place.")
     return made
 
 

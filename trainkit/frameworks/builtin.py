@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from trainkit.frameworks.base.fsdp_settings import FIRST_VERSION
@@ -33,7 +34,10 @@ REACH: Table = {
     ),
     "program.reads_recipe": no_way("trainkit's own trainer is told everything anyway", _LEAVE, False),
     "strategy.version": no_way(_OLD, "write 2", 2),
-    **{f"strategy.{name}": no_way(_OLD, _LEAVE, always, None) for name, always in FIRST_VERSION.items()},
+    **{
+        f"strategy.{name}": replace(no_way(_OLD, _LEAVE, always, None), part_of="strategy.version")
+        for name, always in FIRST_VERSION.items()
+    },
     "strategy.sync_module_states": no_way(_SAME, _LEAVE, True, None),
     "strategy.cpu_ram_efficient_loading": no_way(_SAME, _LEAVE, False, None),
     "strategy.gather_16bit": no_way(

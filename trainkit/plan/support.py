@@ -20,13 +20,14 @@ class Reach:
 
     by: what carries them, as people write it (`--learning_rate`, `deepspeed.json`, `the launch`); empty where nothing
         does, and then `why` and `instead` say so.
-    anyway: values that the program follows by itself.
+    anyway: values that the program follows by itself. part_of: the key that is the cause where that is lost, too.
     """
 
     by: str = ""
     why: str = ""
     instead: str = ""
     anyway: tuple[object, ...] = ()
+    part_of: str = ""
 
 
 Table = Mapping[str, Reach]  # by dotted key; the longest prefix of a key counts, and "" is that of all
@@ -63,22 +64,32 @@ def unreached(resolved: Resolved, table: Table, kind: str) -> Iterator[Diagnosti
     """An error for each key that a layer gives and that cannot reach a program of this kind. Defaults may be lost."""
     if resolved.recipe.program.reads_recipe and kind != "builtin":  # it finds them all in the recipe itself
         return
-    whole = _is_whole(resolved)
-    for key in resolved.history:
-        origin = resolved.given(key)
-        found = way(table, key)
-        if origin is None or (found and (found.by or value_at(resolved.tree, key) in found.anyway)):
+    lost = {key: way(table, key) for key in _lost(resolved, table)}
+    for key, found in lost.items():
+        if found and found.part_of in lost:
             continue
-        if whole and value_at(resolved.tree, key) in (each.default for each in schema().settings.get(key, ())):
-            continue
+        parts = [part for part, each in lost.items() if each and each.part_of == key]
+        hint = (found and found.instead) or f"leave {key} out, or pass what it means in program.args"
         yield Diagnostic(
             "error",
             f"{key} cannot reach a program of kind {kind}",
             key=key,
-            origin=origin,
+            origin=resolved.given(key),
             why=found.why if found else "its libraries have no such setting",
-            hint=(found and found.instead) or f"leave {key} out, or pass what it means in program.args",
+            hint=f"{hint}, and leave {' and '.join(parts)} out" if parts else hint,
         )
+
+
+def _lost(resolved: Resolved, table: Table) -> Iterator[str]:
+    """The keys that a layer gives and that nothing carries, but for values that are in force anyway."""
+    whole = _is_whole(resolved)
+    for key in resolved.history:
+        found = way(table, key)
+        if resolved.given(key) is None or (found and (found.by or value_at(resolved.tree, key) in found.anyway)):
+            continue
+        if whole and value_at(resolved.tree, key) in (each.default for each in schema().settings.get(key, ())):
+            continue
+        yield key
 
 
 def _is_whole(resolved: Resolved) -> bool:

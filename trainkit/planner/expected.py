@@ -46,6 +46,8 @@ def files(context: Context) -> tuple[SourcedFile, ...]:
         "device": (context.topology.device, Source(("devices.type",))),
         "dtype": (context.dtype if program in OWN_DEFAULTS and given else None, Source(("precision.dtype",))),
     }
+    if _starts_others(context):
+        entries["own_processes"] = (True, Source(rule="what python starts may start processes of its own"))
     if not ends_run(context):
         entries["on_difference"] = ("warn", Source(rule="the strategy is the program's own part"))
     if program == "hf":
@@ -56,6 +58,12 @@ def files(context: Context) -> tuple[SourcedFile, ...]:
             step = context.resume.step or None  # the name of a folder may not tell it
             entries["resume"] = ({"step": step}, Source(("checkpoint.resume",)))
     return (json_file(EXPECTED, entries),)
+
+
+def _starts_others(context: Context) -> bool:
+    """Whether the program is free to start further ranks: python alone tells it nothing of any."""
+    recipe = context.recipe
+    return recipe.program.kind == "torch" and recipe.strategy.kind == "single" and context.launcher == "python"
 
 
 def _strategies(context: Context) -> str | list[str] | None:

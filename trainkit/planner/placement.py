@@ -57,8 +57,11 @@ def place(resolved: Resolved, facts: Facts) -> Placement:
         raise RecipeError(resolved.error("devices.select", what, hint))
     processes = recipe.nodes.processes_per_node
     if processes == "auto":
-        # Two ranks are the fewest that exchange anything: enough to try a strategy out on a CPU.
-        processes = 1 if device in ("mps", "xla") or recipe.strategy.kind == "single" else 2
+        # Two ranks are the fewest that exchange anything: enough to try a strategy out on a CPU. A program of the
+        # user's for which a launcher counts the cards is one process where there are none.
+        counts_cards = recipe.devices.select == "all" and recipe.program.kind != "builtin"
+        alone = device in ("mps", "xla") or recipe.strategy.kind == "single" or counts_cards
+        processes = 1 if alone else 2
     group = NodeGroup(recipe.nodes.count, processes, (device,) * processes)
     return Placement(Topology(device, (group,)), (), reason, tuple(_off_cards(resolved, facts, device, reason)))
 

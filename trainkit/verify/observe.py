@@ -285,6 +285,8 @@ def _plain(value: Any) -> Any:
 def differences(expected: Mapping[str, Any], seen: Mapping[str, Any]) -> list[str]:
     """What differs from the plan, in sentences. What the plan does not promise, or what is unknown, does not differ."""
     found = []
+    if expected.get("own_processes") and seen.get("world_size", 1) > 1:  # Lightning's, or those of mp.spawn
+        expected = {**expected, "world_size": None, "strategy": None}
     for name in ("world_size", "strategy", "device", "dtype"):
         promised, actual = expected.get(name), seen.get(name)
         accepted = promised if isinstance(promised, list) else [promised]

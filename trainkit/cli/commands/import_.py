@@ -16,7 +16,7 @@ from typer import Option
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.disk import Disk, modeline, working_folder, write_file
 from trainkit.cli.options import Force
-from trainkit.errors import UsageError
+from trainkit.errors import Diagnostic, UsageError
 
 Output = Annotated[
     str | None, Option("--output", "-o", metavar="FILE", help="The recipe to write; default: standard output.")
@@ -36,6 +36,9 @@ Public = Annotated[
     list[str] | None,
     Option("--public", metavar="NAME", help="An argument that sounds like a secret and is none; repeatable."),
 ]
+
+# Words that no launcher and hardly a script has: behind the command they are a slip.
+OWN_OPTIONS = {"-o": False, "--output": False}
 
 
 def import_(
@@ -72,12 +75,19 @@ def import_(
     here = ImportContext(Disk(), cwd, os.environ, frozenset(public or ()), tuple(filter(None, sys.path)))
     lines = Lines(dict(_assignment(each) for each in set_ or ()), line)
     text, warnings = import_words(argv, here, target, program=context.obj, kind=kind, modeline=first, lines=lines)
-    show_diagnostics(warnings)
+    show_diagnostics([*warnings, *_slips(argv)])
     if output is None:
         sys.stdout.write(text)
     else:
         write_file(Path(output), text, "give another --output")
         sys.stdout.write(f"{output} is written. Next: trainkit plan {shlex.quote(output)}\n")
+
+
+def _slips(argv: Sequence[str]) -> list[Diagnostic]:
+    """Notes on words behind the command that are meant for this one."""
+    from trainkit.cli.own_programs import notes_on_words
+
+    return list(notes_on_words(argv, OWN_OPTIONS))
 
 
 def _assignment(word: str) -> tuple[str, str]:

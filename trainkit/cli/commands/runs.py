@@ -107,7 +107,7 @@ def ends_of_logs(info: RunInfo) -> Iterator[str]:
         for log in logs:
             lines = last_lines(log, _LAST)
             yield f"{'last lines of' if lines else 'nothing in'} {log}" + (":" if lines else "")
-            yield from (f"  | {one_line(line)}" for line in lines)
+            yield from (f"  | {one_line(line.expandtabs())}" for line in lines)
 
 
 @app.command("prune", cls=Command)

@@ -27,7 +27,7 @@ from trainkit.frameworks.base.fields import UNSET, Settings, Unsupported, by_nam
 from trainkit.frameworks.base.fsdp_settings import FIELDS, FIRST_VERSION
 from trainkit.frameworks.base.launcher_flags import fixed, rule, whole_number
 from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
-from trainkit.frameworks.deepspeed.fields import kind_of
+from trainkit.frameworks.deepspeed.fields import ZERO3_INIT, kind_of
 from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
 from trainkit.plan.provenance import Source
@@ -238,8 +238,6 @@ FSDP: tuple[Setting, ...] = (
 )  # fmt: skip
 
 # ---- DeepSpeed: the plan gives it one file, because accelerate's own keys lose the paths and are errors beside a file
-
-ZERO3_INIT = "ACCELERATE_DEEPSPEED_ZERO3_INIT"
 
 
 def _built_in_shards(context: Context) -> bool:

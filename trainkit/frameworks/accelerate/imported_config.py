@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainkit.errors import Origin
-from trainkit.frameworks.accelerate.fields import OFF, SETTINGS, ZERO3_INIT
+from trainkit.frameworks.accelerate.fields import OFF, SETTINGS
 from trainkit.frameworks.base.draft import LAYER, Draft, ImportContext
 from trainkit.frameworks.base.fields import Unsupported, by_name
 from trainkit.frameworks.base.foreign_file import open_foreign_file
 from trainkit.frameworks.base.fsdp_settings import FIELDS, FIRST_VERSION, read_settings
 from trainkit.frameworks.deepspeed.config import leaves
-from trainkit.frameworks.deepspeed.fields import AUTO, FORMATS
+from trainkit.frameworks.deepspeed.fields import AUTO, FORMATS, ZERO3_INIT
 from trainkit.frameworks.deepspeed.imported_base import use_as_base
 from trainkit.frameworks.deepspeed.importer import take_apart
 from trainkit.recipe.layers.assignment import Assignment

@@ -7,14 +7,14 @@ from functools import partial
 
 from trainkit.errors import Diagnostic
 from trainkit.frameworks.accelerate import parallelism
-from trainkit.frameworks.accelerate.fields import SETTINGS, ZERO3_INIT
+from trainkit.frameworks.accelerate.fields import SETTINGS
 from trainkit.frameworks.base import own_scripts
 from trainkit.frameworks.base.fields import UNSET, setting
 from trainkit.frameworks.base.fsdp_settings import CHECKPOINTING, of_first_version, wrapping_notices
 from trainkit.frameworks.base.interface import Detection, all_own
 from trainkit.frameworks.deepspeed.config import config_file
 from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
-from trainkit.frameworks.deepspeed.fields import STRATEGY_KEYS
+from trainkit.frameworks.deepspeed.fields import STRATEGY_KEYS, ZERO3_INIT
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
 from trainkit.plan.provenance import SourcedFile, SourcedVariable, variable

@@ -11,7 +11,8 @@ from fnmatch import fnmatchcase
 
 from trainkit.frameworks.base.argv_reader import script_flags
 from trainkit.frameworks.base.draft import ImportContext
-from trainkit.frameworks.base.python_source import MOST, PythonSource, module_file, read_source
+from trainkit.frameworks.base.interface import Detection
+from trainkit.frameworks.base.python_source import MOST, PythonSource, module_file, names_used, read_source
 from trainkit.frameworks.registry import PROGRAMS
 from trainkit.recipe.layers.paths import absolute, seen_from
 
@@ -41,6 +42,11 @@ def program_kind(
     if kind:
         return DetectedKind(kind, f"--{flag}")
     return DetectedKind(otherwise, "", _doubt(argv[1:], otherwise))
+
+
+def names_library(text: str, detection: Detection) -> bool:
+    """Whether a Python text names the library of a kind of programs."""
+    return any(fnmatchcase(name, wanted) for name in names_used(text) for wanted in detection.imports)
 
 
 def _kind_of(context: ImportContext, source: PythonSource, name: str, given: frozenset[str]) -> DetectedKind:

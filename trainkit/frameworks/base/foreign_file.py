@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +17,18 @@ from trainkit.recipe.yaml.syntax import Mark
 
 SUFFIXES = (".json", ".yaml", ".yml")
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".ipynb")  # files with shell text that holds a command
+_SHELLS = ("bash", "sh")
+_PLAIN = re.compile(r"[\w./=:,@+-]+(?: +[\w./=:,@+-]+)*")  # words that a shell takes as they stand
+
+
+def shell_script(words: Sequence[str]) -> list[str]:
+    """The shell script that the words are, or that a shell starts, and its arguments; empty where there is none.
+
+    words: may be one that holds them all, as a quoted line does.
+    """
+    parts = words[0].split() if len(words) == 1 and _PLAIN.fullmatch(words[0]) else list(words)
+    named = parts[1:] if parts[0] in _SHELLS else parts if parts[0].endswith(SCRIPTS) else list(words)
+    return named if named and named[0].endswith(SCRIPTS) else []
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,14 @@ def read_source(context: ImportContext, path: str) -> PythonSource | None:
     return PythonSource(path, frozenset(_used(nodes)), tuple(local)[:MOST], bool(imports))
 
 
+def names_used(text: str) -> frozenset[str]:
+    """Dotted names of libraries in a Python text, as `PythonSource.used` has them; none where it is no Python."""
+    try:
+        return frozenset(_used(list(_walked(ast.parse(text)))))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return frozenset()
+
+
 def module_file(context: ImportContext, name: str) -> str:
     """The file that `python -m name` would run, in the folder or installed; empty where it is not found."""
     folders = (context.cwd, *context.library)  # in the order of sys.path

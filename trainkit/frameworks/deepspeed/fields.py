@@ -19,6 +19,8 @@ from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.schema import GptModel
 
 FILE = "deepspeed.json"  # in the run directory, and as an export
+# Whether scripts that ask accelerate's plugin build models of stage 3 in shards (DeepSpeedPlugin.__post_init__).
+ZERO3_INIT = "ACCELERATE_DEEPSPEED_ZERO3_INIT"
 AUTO = "auto"  # in files for transformers and accelerate: take it from the training settings
 ZERO = "zero_optimization"
 STAGE = f"{ZERO}.stage"

@@ -225,19 +225,23 @@ def _name_order(draft: Draft, chosen: Assignment, written: str) -> None:
 
 
 def _read_count(draft: Draft, context: ImportContext, use: FlagUse) -> int | None:
-    """The number of cards, which are the first ones whatever CUDA_VISIBLE_DEVICES says."""
-    chosen = draft.get("devices.select")
+    """The number of cards, which are the first ones whatever CUDA_VISIBLE_DEVICES says (runner.py: main)."""
+    chosen = draft.settings.get("devices.select")
     assignments, problems = read_flag(draft, context, replace(use, name="num_gpus"))
-    if problems or not isinstance(chosen, list):
+    if problems or chosen is None or not isinstance(chosen.value, list):
         draft.put_all(assignments, problems)
         return None if problems else number_of(use.value or "1")
     count = number_of(use.value or "1")
     if count is None:
         draft.set("nodes.processes_per_node", use.value, use.origin)
         return None
-    draft.remark(
-        f"deepspeed --num_gpus {use.value} ignores CUDA_VISIBLE_DEVICES and runs on cards "
-        f"{','.join(map(str, range(count)))}; the recipe takes those that the variable names."
-    )
-    draft.set("nodes.processes_per_node", count, use.origin)
+    first = list(range(count))
+    if chosen.value != first:
+        draft.remark(
+            f"deepspeed --num_gpus {use.value} ignores {chosen.origin.text} and runs on "
+            f"{'card' if count == 1 else 'cards'} {','.join(map(str, first))}, and so does the recipe: for those of "
+            f"the variable leave --num_gpus out, which makes it a process for each."
+        )
+    draft.forget("devices.select")
+    draft.set("devices.select", first, use.origin)
     return count

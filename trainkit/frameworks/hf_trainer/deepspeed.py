@@ -8,7 +8,7 @@ from typing import Any
 from trainkit.frameworks.base.draft import Draft, ImportContext
 from trainkit.frameworks.base.fields import said
 from trainkit.frameworks.base.foreign_file import open_foreign_file
-from trainkit.frameworks.deepspeed.fields import BATCH, formats
+from trainkit.frameworks.deepspeed.fields import BATCH, ZERO3_INIT, formats
 from trainkit.frameworks.hf_trainer.argv_reader import own_flags
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
@@ -40,6 +40,10 @@ def implied(context: Context) -> dict[str, float]:
 def notices(context: Context) -> Iterator[Notice]:
     """What Trainer is told in vain, because it takes the file's word for it (integrations/deepspeed.py)."""
     base = context.resolved.attachments.get("strategy.config")
+    if context.recipe.strategy.kind == "zero3" and str(context.recipe.env.get(ZERO3_INIT)).lower() == "false":
+        # integrations/deepspeed.py: what --deepspeed names is announced to from_pretrained, whatever the variable says
+        what = f"Trainer builds the model of stage 3 in parts where --deepspeed is given, and {ZERO3_INIT} does nothing"
+        yield Notice("warning", what, "leave it out")
     if base is None or not context.zero:
         return
     for section, recipe, flag in (

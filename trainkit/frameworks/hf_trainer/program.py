@@ -97,6 +97,14 @@ def notices(context: Context) -> Iterator[Notice]:
         if isinstance(replaced := own.get(field.name), FileValue):
             keys = " and ".join(_keys(context, field)) or "the plan"
             yield Notice("note", f"{says(replaced)}, and {keys} counts instead: the script gets it as a flag")
+    if (
+        context.topology.device == "cpu"
+        and context.topology.world_size > 1
+        and "use_cpu" not in own
+        and not context.zero
+    ):
+        what = "the script gets --use_cpu True: without it Trainer trains a copy in each process that sees no card"
+        yield Notice("note", what)
     yield from _abbreviated(context)
     yield from deepspeed.notices(context)
     if on_xla(context) and fsdp_config.is_chosen(context):

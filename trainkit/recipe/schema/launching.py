@@ -98,8 +98,9 @@ class Nodes(Section):
     count: int = setting(1, "Number of machines.", ge=1, le=100_000)
     processes_per_node: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = setting(
         "auto",
-        "Processes on each machine; `auto` is one for `single`, else one per selected card, and two on a CPU. With "
-        "fewer than the cards, every process of a program of your own sees them all.",
+        "Processes on each machine; `auto` is one for `single`, else one per selected card, and two on a CPU (one of a "
+        "program of your own with `devices.select: all`). With fewer than the cards, every process of a program of "
+        "your own sees them all.",
     )
     rendezvous: str = setting(
         "auto",

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainkit.frameworks.base.detection import names_library
+from trainkit.frameworks.registry import PROGRAMS
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import read_run
 
@@ -58,7 +60,7 @@ class Cause:
     """Why a program of some kinds does not run what was planned.
 
     differs: found in what differs. word, source: found in one of the program's words, or in its source; either is
-    enough, and without both the difference alone tells.
+    enough, and without both the difference alone tells. library: kind of program whose library the source must name.
     """
 
     kinds: tuple[str, ...]
@@ -66,6 +68,7 @@ class Cause:
     says: str
     word: str = ""
     source: str = ""
+    library: str = ""
 
 
 _ALONE = r"no wrapper keeps|nothing keeps"
@@ -76,6 +79,7 @@ CAUSES: tuple[Cause, ...] = (
             r"(?:world size|strategy) \w+ was planned",
             f"the script is on {library}{{by}}, which program.kind: {kind} tells what is planned",
             source=rf"\b{library}\(",
+            library=kind,
         )
         for library, kind in (("Trainer", "hf"), ("Accelerator", "accelerate"))
     ),
@@ -144,6 +148,8 @@ def causes_of(differences: str, layout: RunLayout) -> list[str]:
 
 def _told_by(cause: Cause, argv: Sequence[str], source: str) -> Iterator[str]:
     """Where the cause shows itself; nothing where it does not."""
+    if cause.library and not names_library(source, PROGRAMS[cause.library].DETECTION):  # Lightning has a Trainer, too
+        return
     if not cause.word and not cause.source:
         yield ""
     yield from (f" by {word}" for word in argv if cause.word and re.fullmatch(cause.word, word))

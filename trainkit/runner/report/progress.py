@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -202,11 +203,16 @@ def _number(value: object) -> str:
 
 
 def last_lines(path: Path, count: int | None = None) -> list[str]:
-    """The end of a text file, at most 64 KiB of it and so many lines; empty when it is not there."""
+    """The end of a text file, at most 64 KiB of it and so many lines; empty when it is not there.
+
+    Of a line that was painted over, as a progress bar is, what was painted last.
+    """
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            lines = file.read().decode("utf-8", "replace").rstrip().splitlines()
+            text = file.read().decode("utf-8", "replace").rstrip()
     except OSError:
         return []
+    painted = [re.split(r"\r+", line.rstrip("\r")) for line in text.split("\n")] if text else []
+    lines = [next((part for part in reversed(parts) if part.strip()), "") for parts in painted]
     return lines if count is None else lines[-count:]

@@ -189,7 +189,9 @@ def _in_force(seen: Summary, world_size: int) -> str:
     unknown = "; the strategy is unknown" if any(account["strategy"] is None for account in seen.values()) else ""
     of = f" of {world_size}" if world_size > len(seen) else ""
     ranks = f"{len(seen)}{of} rank{'s' if world_size != 1 else ''}"
-    return f"{verdict}, seen in {ranks}: {'; '.join(sorted(found))}{''.join(sorted(resumed))}{unknown}"
+    group = max((account.get("world_size") or 1 for account in seen.values()), default=1)
+    own = f"; the script made {group} processes of it" if world_size == 1 < group and not differs else ""
+    return f"{verdict}, seen in {ranks}: {'; '.join(sorted(found))}{''.join(sorted(resumed))}{unknown}{own}"
 
 
 def _micro_batch(found: Summary) -> str:
