@@ -48,6 +48,12 @@ def program(layout: RunLayout, kind: str, source: str, *words: str) -> RunLayout
         ("are not used by the HfArgumentParser: ['--bogus', '3']", "no such argument ('--bogus', '3')"),
         ("AttributeError: partially initialized module 'torch' has no", "a file beside the script may have the name"),
         ("ModuleNotFoundError: No module named 'flash_attn'", "the package that brings flash_attn"),
+        ("[rank0]: ModuleNotFoundError: No module named 'own.part'", "the package that brings own.part"),
+        ("Failed to load a kernel: No module named 'kernels'. Please install it", ""),
+        (
+            "Failed: No module named 'kernels'.\nModuleNotFoundError: No module named 'own'",
+            "the package that brings own ",
+        ),
         ("torch.OutOfMemoryError: CUDA out of memory.", "lower batch.micro"),
         ("KeyError: 'rank'", ""),
     ],

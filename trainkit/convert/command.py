@@ -68,14 +68,7 @@ def read_command(draft: Draft, context: ImportContext, words: Sequence[str], kin
             draft.remark(f"{otherwise} is read here; import again where ${name} names another file.")
     if draft.problems:
         return
-    if command.argv and (found := REFERENCE.fullmatch(command.argv[0])) and found[2]:
-        draft.remark(f"The program is {found[2]}, for nothing sets ${found[1]}: import again for another.")
-        command.argv[0] = found[2]
-    if command.argv and REFERENCE.fullmatch(command.argv[0]):
-        what = f"{command.argv[0]} is where the command has its program, and nothing says what it is"
-        raise UsageError(what, hint="give it with --set NAME=VALUE")
-    if not command.argv:
-        raise UsageError("the command names no program", hint="add the script: trainkit import torchrun … train.py")
+    _name_program(draft, command)
     draft.replicas = command.launcher != "python" and _several(draft, command)
     read_target(draft, context, command.argv, kind, module=command.module)
     if command.local_rank and draft.get("program.kind") != "hf":
@@ -94,6 +87,19 @@ def _say_own_strategy(draft: Draft, strategy: str, where: str) -> None:
     if draft.get("strategy.kind") == "ddp":
         draft.forget("strategy.kind")
         draft.set("strategy.kind", strategy, argv_origin(where), f"the program's own part, as {where} says")
+
+
+def _name_program(draft: Draft, command: LauncherCommand) -> None:
+    """Make the default of a variable that nothing sets the program. Raises UsageError where there is no program."""
+    if not command.argv:
+        raise UsageError("the command names no program", hint="add the script: trainkit import torchrun … train.py")
+    if (found := REFERENCE.fullmatch(command.argv[0])) is None:
+        return
+    if not found[2]:
+        what = f"{command.argv[0]} is where the command has its program, and nothing says what it is"
+        raise UsageError(what, hint="give it with --set NAME=VALUE")
+    draft.remark(f"The program is {found[2]}, for nothing sets ${found[1]}: import again for another.")
+    command.argv[0] = found[2]
 
 
 def starts(word: str) -> bool:

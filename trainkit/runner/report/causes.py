@@ -35,8 +35,9 @@ TRACES: dict[str, str] = {
     r"not used by the HfArgumentParser: \[(.*)\]": rf"the program has no such argument (\1): {_WORDS}",
     r"partially initialized module '([\w.]+)'": r"a file beside the script may have the name of a module that it, or "
     r"\1, imports: rename it",
-    r"No module named '([\w.]+)'": r"install the package that brings \1 for the interpreter that runs trainkit, or "
-    r"call trainkit in the folder from which the program imports it",
+    # Libraries say in passing what they would use if it were there.
+    r"(?m)^(?:\[rank\d+\]: )?\w+Error: No module named '([\w.]+)'": r"install the package that "
+    r"brings \1 for the interpreter that runs trainkit, or call trainkit in the folder from which the program imports it",
     r"ModuleNotFoundError": "install the missing package for the interpreter that runs trainkit",
     r"EADDRINUSE": "the rendezvous port was taken: run again, or name a free one with nodes.rendezvous",
     r"No space left on device": "the disk is full: point output.root at another one",
@@ -50,7 +51,7 @@ TRACES: dict[str, str] = {
 def by_trace(text: str) -> str:
     """What to do about the end of a log; empty where nothing in it is known."""
     for pattern, hint in TRACES.items():
-        if found := re.search(pattern, text):
+        if found := next(iter([*re.finditer(pattern, text)][-1:]), None):  # what is said last ended the program
             return found.expand(hint) if "\\1" in hint else hint
     return ""
 
