@@ -37,7 +37,8 @@ TRACES: dict[str, str] = {
     r"\1, imports: rename it",
     # Libraries say in passing what they would use if it were there.
     r"(?m)^(?:\[rank\d+\]: )?\w+Error: No module named '([\w.]+)'": r"install the package that "
-    r"brings \1 for the interpreter that runs trainkit, or call trainkit in the folder from which the program imports it",
+    r"brings \1 for the interpreter that runs trainkit, or call trainkit in the folder from which the program imports "
+    r"it",
     r"ModuleNotFoundError": "install the missing package for the interpreter that runs trainkit",
     r"EADDRINUSE": "the rendezvous port was taken: run again, or name a free one with nodes.rendezvous",
     r"No space left on device": "the disk is full: point output.root at another one",
