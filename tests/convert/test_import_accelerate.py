@@ -104,6 +104,14 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "strategy.state_dict_type": "full", "strategy.sync_module_states": True, "strategy.use_orig_params": True,
         "precision.dtype": "bf16", "nodes.processes_per_node": 2,
     }),
+    "fsdp over replicas": ("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: HYBRID_SHARD}\n", {
+        "strategy.kind": "fsdp", "strategy.version": 1, "strategy.sharding": "hybrid_shard",
+        "strategy.auto_wrap": "none",
+    }),
+    "fsdp without shards": ("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: 3}\n", {
+        "strategy.kind": "fsdp", "strategy.version": 1, "strategy.sharding": "no_shard",
+        "strategy.auto_wrap": "none",
+    }),
     "deepspeed by file": (BY_FILE, {
         "strategy.kind": "zero3", "strategy.config": "/here/ds.json", "nodes.processes_per_node": 4,
     }),
@@ -183,8 +191,8 @@ def test_what_accelerate_loses_or_misreads_is_a_comment(content: str, said: str)
         ("distributed_type: MULTI_GPU\nmixed_precision: fp8\n", "mixed_precision fp8 cannot be taken over"),
         ("compute_environment: AMAZON_SAGEMAKER\ndistributed_type: NO\n", "a config for Amazon SageMaker"),
         (
-            SHARDED.replace("strategy: 1", "strategy: 4"),
-            "fsdp_sharding_strategy: '4' cannot be taken over",
+            SHARDED.replace("strategy: 1", "strategy: 6"),
+            "fsdp_sharding_strategy: '6' cannot be taken over",
         ),
         (SHARDED.replace("fsdp_use_orig_params", "fsdp_use_orig_parms"), "does not know the key 'fsdp_use_orig_parms'"),
         (BY_KEYS.replace("zero_stage: 2", "zero_stage: 7"), "zero_stage 7 cannot be taken over"),

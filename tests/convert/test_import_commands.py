@@ -290,7 +290,7 @@ def test_a_name_that_the_user_knows_to_be_harmless_is_taken_over_and_stays_so() 
 @pytest.mark.parametrize(
     ("line", "what", "hint"),
     [
-        (f"torchrun {GLUE} --fsdp hybrid_shard", "--fsdp hybrid_shard cannot be run", "full_shard"),
+        (f"torchrun {GLUE} --fsdp hybrid_shards", "--fsdp does not know 'hybrid_shards'", "hybrid_shard?"),
         (f"torchrun {GLUE} --per_device_train_batch_size x", "batch.micro must be", "whole number"),
         (f"torchrun {GLUE} --bf16 maybe", "--bf16 maybe cannot be read", "documents"),
         (f"torchrun --nproc_pre_node 2 {GLUE}", "torchrun has no flag --nproc_pre_node", "--nproc_per_node"),

@@ -219,8 +219,7 @@ def test_processes_of_all_machines_are_divided_by_the_machines(solve: Solve, ref
         (("--seed", "--bf16"), "--seed requires a value", "--seed SEED"),
         (("--bf16=1",), "--bf16 takes true or false", "--bf16=false"),
         (("--bf16", "--fp16"), "contradict", "keep one"),
-        (("--fsdp", "hybrid_shard auto_wrap"), "--fsdp hybrid_shard cannot be run", "full_shard"),
-        (("--fsdp", "no_shard offload"), "--fsdp no_shard cannot be run", "strategy.kind=ddp"),
+        (("--fsdp", "hybrid_shard no_shard"), "both hybrid_shard and no_shard", "keep one"),
         (("--fsdp", "full shard"), "does not know 'full'", "did you mean full_shard?"),
         (("--fsdp", "shard grad op auto_wrap"), "does not know 'shard'", "did you mean shard_grad_op?"),
         (("--fsdp", "full_shard shard_grad_op"), "both full_shard and shard_grad_op", "keep one"),
@@ -288,6 +287,19 @@ def test_the_fsdp_file_is_brought_over_key_by_key(
     assert resolved.tree["strategy"] == {"kind": "fsdp", **expected}
 
 
+@pytest.mark.parametrize(
+    ("words", "sharding"),
+    [("hybrid_shard auto_wrap", "hybrid_shard"), ("no_shard offload", "no_shard"), ("full_shard", "full_shard")],
+)
+def test_a_sharding_that_only_version_1_has_sets_it(solve: Solve, words: str, sharding: str) -> None:
+    found = solve(FILES, overrides=("--fsdp", words)).tree["strategy"]
+    assert found["sharding"] == sharding
+    assert found.get("version") == (None if sharding == "full_shard" else 1)
+    text = json.dumps({"reshard_after_forward": sharding})
+    found = solve({"r.yaml": SHORT, "f.json": text}, overrides=("--fsdp_config", "f.json")).tree["strategy"]
+    assert found == {"kind": "fsdp", "sharding": sharding, **({} if sharding == "full_shard" else {"version": 1})}
+
+
 @pytest.mark.parametrize("words", ["no_shard", "no_shard auto_wrap"])
 def test_fsdp_without_shards_is_plain_data_parallelism(solve: Solve, words: str) -> None:
     assert solve(FILES, overrides=("--fsdp", words)).tree["strategy"] == {"kind": "ddp"}
@@ -341,8 +353,6 @@ def test_activation_checkpointing_in_the_fsdp_file_is_the_recipes_own(solve: Sol
         ("xla_fsdp_v2", "true", "beside xla: true alone"),
         ("xla_fsdp_settings", '{"compute_dtype": "bfloat16"}', "beside xla: true alone"),
         ("xla_fsdp_grad_ckpt", "true", "beside xla: true alone, and a wrap policy"),
-        ("sharding_strategy", '"HYBRID_SHARD"', "mesh"),
-        ("sharding_strategy", "3", "plain data parallelism"),
         ("cpu_offload", '"yes"', "true or false"),
         ("min_num_params", '"5"', "number of parameters"),
         ("use_orig_params", '"maybe"', "true or false"),

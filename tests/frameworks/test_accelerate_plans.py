@@ -182,3 +182,16 @@ def test_whether_a_model_of_stage_3_is_built_in_parts_is_the_users(
     plan = build_plan(layered(recipe, {"launcher": {"kind": "accelerate"}}), machine(2, packages=PACKAGES)).plan
     in_file = "zero3_init_flag: true" in next(each for path, each in files(plan).items() if path.endswith(".yaml"))
     assert in_file is (told == "true")
+
+
+@pytest.mark.parametrize("sharding", ["hybrid_shard", "hybrid_shard_zero2", "no_shard"])
+def test_shardings_of_version_1_reach_accelerator_and_are_refused_in_version_2(
+    layered: Layered, machine: Machine, sharding: str
+) -> None:
+    recipe = SCRIPT | {"strategy": {**FSDP1, "sharding": sharding}, "launcher": {"kind": "torchrun"}}
+    plan = build_plan(layered(recipe), machine(2, packages=PACKAGES)).plan
+    assert str(dict(plan.environment.set)["FSDP_SHARDING_STRATEGY"]) == sharding.upper()
+    with pytest.raises(RecipeError) as caught:
+        build_plan(layered(recipe, {"strategy": {"version": 2}}), machine(2, packages=PACKAGES))
+    (found,) = caught.value.diagnostics
+    assert (found.key, found.why) == ("strategy.sharding", "version 2 has no such setting")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from trainkit.frameworks.base.fsdp_settings import FIRST_VERSION
+from trainkit.frameworks.base.fsdp_settings import FIRST_VERSION, SHARDING
 from trainkit.frameworks.base.interface import Detection, all_own, nothing
 from trainkit.frameworks.deepspeed.config import config_file
 from trainkit.frameworks.deepspeed.fields import FILE
@@ -38,6 +38,9 @@ REACH: Table = {
         f"strategy.{name}": replace(no_way(_OLD, _LEAVE, always, None), part_of="strategy.version")
         for name, always in FIRST_VERSION.items()
     },
+    "strategy.sharding": replace(
+        no_way(_OLD, f"write {' or '.join(SHARDING)}", *SHARDING, None), part_of="strategy.version"
+    ),
     "strategy.sync_module_states": no_way(_SAME, _LEAVE, True, None),
     "strategy.cpu_ram_efficient_loading": no_way(_SAME, _LEAVE, False, None),
     "strategy.gather_16bit": no_way(

@@ -31,16 +31,10 @@ FIRST_VERSION: Mapping[str, object] = {
     "sync_module_states": True,
 }
 SHARDING = ("full_shard", "shard_grad_op")
+# of version 1 alone, where torch itself makes the groups of ranks (FullyShardedDataParallel, process_group)
+FIRST_SHARDING = ("hybrid_shard", "hybrid_shard_zero2", "no_shard")
 # torch.distributed.fsdp.ShardingStrategy by number, as accelerate's file may have it
 _NUMBERS = {"1": "full_shard", "2": "shard_grad_op", "3": "no_shard", "4": "hybrid_shard", "5": "hybrid_shard_zero2"}
-_MESH = Unsupported(
-    "it needs a mesh of replicas and shards, which trainkit does not build yet", "use full_shard or shard_grad_op"
-)
-# Sharding words that both tools know and trainkit does not run.
-REFUSED: Mapping[str, Unsupported] = {
-    "no_shard": Unsupported("without sharding FSDP is plain data parallelism", "use strategy.kind=ddp"),
-    **dict.fromkeys(("hybrid_shard", "hybrid_shard_zero2", "hybrid_shard_grad_op"), _MESH),
-}
 
 
 def _version(value: Any) -> Settings | Unsupported:
@@ -55,8 +49,8 @@ def _sharding(value: Any) -> Settings | Unsupported:
     if isinstance(value, bool):
         return {"strategy.sharding": "full_shard" if value else "shard_grad_op"}
     word = _NUMBERS.get(str(value), str(value).lower())
-    if word not in SHARDING:
-        return REFUSED.get(word, Unsupported("", "write full_shard or shard_grad_op"))
+    if word not in (*SHARDING, *FIRST_SHARDING):
+        return Unsupported("", f"write {', '.join(SHARDING)}, or in version 1 {', '.join(FIRST_SHARDING)}")
     return {"strategy.sharding": word}
 
 
@@ -136,7 +130,11 @@ FIELDS: tuple[Field, ...] = (
 
 def of_first_version(context: Context) -> Iterator[str]:
     """The keys that the recipe sets and that FSDP's second version, which it chooses, does not have."""
-    for name, anyway in FIRST_VERSION.items() if setting(context, "strategy.version") == 2 else ():
+    if setting(context, "strategy.version") != 2:
+        return
+    if setting(context, "strategy.sharding") in FIRST_SHARDING:
+        yield "strategy.sharding"
+    for name, anyway in FIRST_VERSION.items():
         if setting(context, f"strategy.{name}") not in (None, anyway):
             yield f"strategy.{name}"
 

@@ -16,6 +16,7 @@ from trainkit.frameworks.base.fields import UNSET, Field, Settings, Unsupported,
 from trainkit.frameworks.base.fsdp_settings import (
     CHECKPOINTING,
     FIELDS,
+    FIRST_SHARDING,
     FIRST_VERSION,
     read_settings,
     recomputes,
@@ -165,6 +166,7 @@ def read_fsdp_config(
 def _first_version(assignments: Sequence[Assignment], written: Mapping[str, str]) -> Iterator[Assignment]:
     """Version 1 for settings that only it has, in a file that names no version."""
     asking = (each for each in assignments if each.key.removeprefix("strategy.") in FIRST_VERSION)
-    only = (each for each in asking if each.value != FIRST_VERSION[each.key.removeprefix("strategy.")])
-    if "version" not in written and (first := next(only, None)):
+    only = [each for each in asking if each.value != FIRST_VERSION[each.key.removeprefix("strategy.")]]
+    only += [each for each in assignments if each.key == "strategy.sharding" and each.value in FIRST_SHARDING]
+    if "version" not in written and (first := next(iter(only), None)):
         yield Assignment("strategy.version", 1, first.origin)

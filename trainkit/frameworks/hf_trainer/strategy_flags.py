@@ -6,14 +6,15 @@ from trainkit.errors import Diagnostic, RecipeError, UsageError
 from trainkit.flags.flag import Outcome, Use
 from trainkit.frameworks.base.draft import ImportContext
 from trainkit.frameworks.base.foreign_file import ForeignFile, read_mapping
-from trainkit.frameworks.base.fsdp_settings import REFUSED, SHARDING
+from trainkit.frameworks.base.fsdp_settings import FIRST_SHARDING, SHARDING
 from trainkit.frameworks.deepspeed.fields import KINDS, STAGE, faults, sharding
 from trainkit.frameworks.deepspeed.imported_base import STAGES, stage_of
 from trainkit.frameworks.hf_trainer.fsdp_config import read_fsdp_config
 from trainkit.recipe.layers.assignment import Assignment
 from trainkit.recipe.layers.paths import absolute
 
-_FSDP_WORDS = (*SHARDING, "auto_wrap", "offload")
+_HOW = (*SHARDING, *FIRST_SHARDING)
+_FSDP_WORDS = (*_HOW, "auto_wrap", "offload")
 NO_SHARD = "no_shard"
 
 
@@ -23,21 +24,19 @@ def fsdp(use: Use) -> Outcome:
     if use.value is None or use.value.lower() == "true":
         return assignments, []
     words, key = use.value.replace(",", " ").split(), "strategy.sharding"
-    if NO_SHARD in words and not {"offload", *SHARDING} & set(words):  # plain data parallelism
+    named = [word for word in _HOW if word in words]
+    if named == [NO_SHARD] and "offload" not in words:  # plain data parallelism
         return [use.assign("strategy.kind", "ddp")], []
     for word in words:
-        if word in REFUSED:
-            refused = REFUSED[word]
-            return [], [use.error(f"--fsdp {word} cannot be run", refused.instead, why=refused.why, key=key)]
         if word not in _FSDP_WORDS:
-            known = (*_FSDP_WORDS, NO_SHARD)
-            joined = next((each for each in known if each in "_".join(words)), None)
-            hint = f"did you mean {joined}?" if joined else f"words are: {', '.join(known)}"
+            joined = next((each for each in _FSDP_WORDS if each in "_".join(words)), None)
+            hint = f"did you mean {joined}?" if joined else f"words are: {', '.join(_FSDP_WORDS)}"
             return [], [use.error(f"--fsdp does not know {word!r}", hint, key="strategy")]
-    if set(SHARDING) <= set(words):
-        return [], [use.error("--fsdp names both full_shard and shard_grad_op", "keep one", key=key)]
+    if len(named) > 1:
+        return [], [use.error(f"--fsdp names both {' and '.join(named)}", "keep one", key=key)]
     assignments += [
-        use.assign(key, "shard_grad_op" if "shard_grad_op" in words else "full_shard"),
+        *(use.assign("strategy.version", 1) for word in named if word in FIRST_SHARDING),
+        use.assign(key, (named or ["full_shard"])[0]),
         use.assign("strategy.auto_wrap", "transformer" if "auto_wrap" in words else "none"),
         use.assign("strategy.offload", "offload" in words),
     ]

@@ -33,10 +33,11 @@ class Fsdp(Section):
     version: Literal[1, 2] = setting(
         2, "`2` is `fully_shard`, which the built-in trainer uses; `1` is the older wrapper, for scripts of your own."
     )
-    sharding: Literal["full_shard", "shard_grad_op"] = setting(
+    sharding: Literal["full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "no_shard"] = setting(
         "full_shard",
         "`full_shard` frees gathered parameters after forward (ZeRO-3-like); "
-        "`shard_grad_op` keeps them until backward.",
+        "`shard_grad_op` keeps them until backward. In version 1, for scripts of your own, `hybrid_shard` and "
+        "`hybrid_shard_zero2` do the same inside each node and keep replicas on the others; `no_shard` shards nothing.",
     )
     offload: bool = setting(False, "Keep shards in CPU memory; slower, frees device memory.")
     auto_wrap: Literal["transformer", "size", "none"] = setting(

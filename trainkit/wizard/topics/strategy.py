@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from trainkit.frameworks.base.fsdp_settings import SHARDING as EVERY_VERSION
 from trainkit.frameworks.registry import LAUNCHERS
 from trainkit.machine.facts import Gpu
 from trainkit.planner.advice.memory import in_words, largest, parameters
@@ -62,7 +63,7 @@ def _sharding(view: View) -> Question:
     key = SHARDING.keys[0]
     choices = [
         Choice(name, note, {key: name, "strategy.offload": False}, f"{name} {note}".strip())
-        for name in view.values(key)
+        for name in EVERY_VERSION
         for note in [view.meaning(key, name)]
     ]
     first = choices[0].word
