@@ -18,7 +18,7 @@ Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 VARIANTS = """\
 variants:
   bf16: {description: bfloat16 autocast, precision: bf16}
-  greedy: {program: {kind: torch, script: greedy.py}}
+  greedy: {program: {kind: torch, script: greedy.py, reads_recipe: true}}
   odd: {strategy: {kind: ddp}, launcher: {kind: python}, nodes: {processes_per_node: 2}}
 """
 # Smaller than shipped, through a layer that any user may use.
