@@ -71,7 +71,7 @@ def test_one_process_computes_in_the_format_of_the_recipe(trainkit: Trainkit, fo
 def test_the_silent_fall_backs_of_accelerate_from_fsdp_are_caught(
     trainkit: Trainkit, folder: Path, told: str, says: str
 ) -> None:
-    kind = ("program.kind=torch", "program.verify=true", "--with", "strategy/fsdp")
+    kind = ("program.kind=torch", "program.reads_recipe=true", "program.verify=true", "--with", "strategy/fsdp")
     forced = ("env.ACCELERATE_USE_FSDP=true", f"env.ACCELERATE_USE_CPU={told or 'false'}")
     done = trainkit("run", "recipe.yaml", *kind, *forced, timeout=220)
     assert done.returncode == 1
