@@ -106,11 +106,11 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     }),
     "fsdp over replicas": ("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: HYBRID_SHARD}\n", {
         "strategy.kind": "fsdp", "strategy.version": 1, "strategy.sharding": "hybrid_shard",
-        "strategy.auto_wrap": "none",
+        "strategy.auto_wrap": "none", "devices.select": "all",
     }),
     "fsdp without shards": ("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: 3}\n", {
         "strategy.kind": "fsdp", "strategy.version": 1, "strategy.sharding": "no_shard",
-        "strategy.auto_wrap": "none",
+        "strategy.auto_wrap": "none", "devices.select": "all",
     }),
     "deepspeed by file": (BY_FILE, {
         "strategy.kind": "zero3", "strategy.config": "/here/ds.json", "nodes.processes_per_node": 4,
@@ -137,6 +137,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "of the first versions": (OLDEST, {
         "strategy.kind": "ddp", "precision.dtype": "fp16", "nodes.processes_per_node": 2,
     }),
+    "one process, which sees every card": ("distributed_type: NO\n", {"devices.select": "all"}),
     "one process": ("distributed_type: NO\nuse_cpu: true\n", {"devices.type": "cpu"}),
 }  # fmt: skip
 

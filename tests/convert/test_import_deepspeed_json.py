@@ -40,6 +40,7 @@ def test_a_file_of_known_keys_becomes_settings_and_is_not_needed_any_more() -> N
     found = settings(imported("ds.json", {"ds.json": DOCUMENTED}))
     assert found == {
         "strategy.kind": "zero2",
+        "strategy.bucket_mb": 5e8 * 2 / 2**20,  # of which the file says nothing: DeepSpeed's 5e8 values
         "precision.dtype": "fp16",
         "batch.global": 8,
         "batch.accumulation": 1,

@@ -167,6 +167,25 @@ def test_where_file_and_recipe_are_silent_deepspeeds_own_default_holds(reader: R
     assert not {"data_types", "gradient_clipping", "optimizer", "scheduler"} & content.keys()
 
 
+def test_beside_a_silent_file_the_trainer_exchanges_as_deepspeed_does_unless_the_recipe_says_how() -> None:
+    stage2, tree = strategy_of(kind="zero2"), {"zero_optimization": {"stage": 2}}
+    beside, _ = made(stage2, "fp32", base_of(tree))
+    assert beside["zero_optimization"] == {"stage": 2}
+    assert made(stage2)[0]["zero_optimization"]["reduce_bucket_size"] < 500_000_000
+    told, _ = made(strategy_of(kind="zero2", bucket_mb=4.0), "fp32", base_of(tree))
+    assert told["zero_optimization"]["reduce_bucket_size"] == 2**20
+
+
+@pytest.mark.parametrize("reader", ["hf", "accelerate"])
+def test_where_there_is_no_file_inputs_are_cast_to_fp16_as_by_accelerate(reader: Reader) -> None:
+    precision = {"precision": {"dtype": "fp16"}}
+    content, _ = deepspeed_config(context_of(strategy_of() | precision, "fp16"), reader)
+    assert content["fp16"]["auto_cast"] is True
+    base = base_of({"zero_optimization": {"stage": 2}, "fp16": {"enabled": True}})
+    content, _ = deepspeed_config(context_of(strategy_of() | precision, "fp16", base), reader)
+    assert content["fp16"] == {"enabled": True}
+
+
 @pytest.mark.parametrize("reader", ["hf", "accelerate"])
 def test_a_library_is_asked_for_the_clipping_where_there_is_no_file(reader: Reader) -> None:
     content, _ = deepspeed_config(context_of(strategy_of()), reader)
@@ -184,5 +203,6 @@ def test_an_import_takes_deepspeeds_defaults_where_the_file_is_silent() -> None:
     adam = {"zero_optimization": {"stage": 1}, "optimizer": {"type": "AdamW"}}
     found = settings(imported("ds.json", {"ds.json": adam}))
     assert (found["optimizer.weight_decay"], found["train.max_grad_norm"]) == (0, 1)
+    assert found["strategy.bucket_mb"] == 5e8 * 4 / 2**20
     adam["optimizer"] = {"type": "AdamW", "params": {"torch_adam": True}}
     assert settings(imported("ds.json", {"ds.json": adam}))["optimizer.weight_decay"] == 0.01

@@ -26,7 +26,7 @@ SWAPPING = {
 CONSTANT = {
     *SWAPPING,
     *(row.name for row in FIELDS if row in BUCKETS or row.keys == ("model.hidden_size",)),
-    *("zero_force_ds_cpu_optimizer", "zero_allow_untested_optimizer", "data_types.grad_accum_dtype"),
+    *("zero_force_ds_cpu_optimizer", "zero_allow_untested_optimizer", "data_types.grad_accum_dtype", "fp16.auto_cast"),
 }
 # What a script's file gets beside that: the recipe's AdamW is torch's, and DeepSpeed's list has no torch's SGD.
 ADDED = {"zero_allow_untested_optimizer", "optimizer.params.torch_adam"}

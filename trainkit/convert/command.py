@@ -262,8 +262,8 @@ def _spread(draft: Draft, command: LauncherCommand) -> None:
     origin = argv_origin(command.launcher)
     if command.launcher == "python" and kind == "fsdp" and not on_xla:
         draft.remark("Trainer refuses --fsdp in a process that python starts alone; trainkit starts one for each card.")
-    elif command.launcher == "python":
-        _as_python(draft)
+    elif command.launcher == "python" or (command.launcher == "accelerate" and not several):
+        _as_python(draft, origin)  # which accelerate launch starts for one process
     elif command.launcher == "torchrun" and command.processes == 1 and not several:
         _as_group_of_one(draft)
     elif kind is None and several:
@@ -276,9 +276,9 @@ def _spread(draft: Draft, command: LauncherCommand) -> None:
         draft.set("nodes.processes_per_node", 1, origin)
 
 
-def _as_python(draft: Draft) -> None:
+def _as_python(draft: Draft, origin: Origin) -> None:
     """One process that sees what python would show it."""
-    origin, kind = argv_origin("python"), draft.get("program.kind")
+    kind = draft.get("program.kind")
     alone = draft.get("strategy.kind") in (None, "single") and kind in (*ON_ACCELERATE, "torch")
     if alone and draft.get("devices.select") is None and draft.get("devices.type") in (None, "cuda"):
         draft.set("devices.select", "all", origin, _EVERY_CARD)

@@ -199,6 +199,10 @@ def _read_file(draft: Draft, context: ImportContext, path: str, program: Sequenc
         shown = ", ".join(sorted(map(str, source.tree))[:5])
         what = f"{path} is of no known kind ({', '.join(sorted(FORMATS))}); it has {shown}"
         raise UsageError(what, hint="check the file")
+    if found is accelerate and program:  # as the command that names the file
+        read_command(draft, context, ["accelerate", "launch", "--config_file", path, *program], kind)
+        draft.title = path
+        return
     found.read(draft, context, source)
     if program:
         read_target(draft, context, program, kind or draft.get("program.kind"))

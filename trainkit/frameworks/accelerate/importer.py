@@ -54,10 +54,8 @@ def recognises(tree: Mapping[str, Any]) -> bool:
 
 
 def read(draft: Draft, context: ImportContext, source: ForeignFile) -> None:
-    """Settings of the file alone. Its processes count with any launcher."""
-    interpret(ImportedConfig(draft, context, flattened(source.tree, source.at), bool(source.program)))
-    if source.program and draft.get("devices.type") != "xla":
-        draft.set("launcher.kind", "accelerate", source.at(KIND))
+    """Settings of the file alone, for the built-in trainer. Its processes count with any launcher."""
+    interpret(ImportedConfig(draft, context, flattened(source.tree, source.at)))
 
 
 def launched(draft: Draft, context: ImportContext, flags: Sequence[FlagUse]) -> int | None:

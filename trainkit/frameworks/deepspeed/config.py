@@ -90,7 +90,8 @@ def deepspeed_config(context: Context, reader: Reader, *, whole: bool = False) -
 def _in_force(tree: Tree, row: Row, rule: Rule, base: Attachment | None) -> Rule:
     """A field's rule beside this file, or without one."""
     if row not in BATCH:
-        return {Rule.ASKED: Rule.FILLED, Rule.TOLD: Rule.AGREED}.get(rule, rule) if base else rule
+        beside = {Rule.ASKED: Rule.FILLED, Rule.TOLD: Rule.AGREED, Rule.OURS: Rule.SAID}
+        return beside.get(rule, rule) if base else Rule.ALWAYS if rule is Rule.OURS else rule
     if rule is Rule.SAID and base is None:
         return Rule.ALWAYS  # no one else says it to DeepSpeed's engine
     if rule is Rule.ASKED and base:

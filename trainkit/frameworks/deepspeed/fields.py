@@ -238,6 +238,13 @@ FIELDS: tuple[Row, ...] = (
     # 0 before DeepSpeed 0.19.3
     same_row("gradient_clipping", "train.max_grad_norm", readers.CLIPPING, default=1.0),
     *FORMATS,
+    Row(
+        "fp16.auto_cast",
+        encode=lambda context: context.dtype == "fp16" or UNSET,
+        default=False,
+        rules=readers.CASTING,
+        written=lambda context: not _has_file(context),
+    ),
     # Micro steps add up in fp32 under every strategy of the built-in trainer.
     Row(
         "data_types.grad_accum_dtype",

@@ -34,6 +34,7 @@ from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.layers.paths import absolute
 from trainkit.recipe.schema import Optimizer
 
+_DEEPSPEEDS = "the file does not say how gradients are exchanged: these are DeepSpeed's defaults"
 # Any of these says that a mapping is DeepSpeed's.
 MARKS = {name.partition(".")[0] for name in ROWS} | {"wall_clock_breakdown", "activation_checkpointing"}
 
@@ -47,6 +48,8 @@ def read(draft: Draft, context: ImportContext, source: ForeignFile) -> None:
     """The base of a program's file; without one, settings for the built-in trainer, and the file for what is left."""
     if not source.program:
         take_apart(draft, context, source)
+        if draft.get("strategy.config") is None and not draft.problems:
+            _silent_sizes(draft, source)
         return
     # It is the program's, which gets it as it is.
     found = program_kind(context, source.program, "deepspeed")
@@ -130,6 +133,15 @@ def _buckets(entries: Entries) -> None:
         dtype = next(iter(formats(entries.source.tree)), "fp32")  # in which values are exchanged
         entries.put(names[0], "strategy.bucket_mb", mebibytes(sizes[0], dtype))
         entries.read |= {row.name for row in BUCKETS if row.name in names}
+
+
+def _silent_sizes(draft: Draft, source: ForeignFile) -> None:
+    """What DeepSpeed takes of the exchange where the file is silent and does not stay the base, which would be too."""
+    stage, dtype = stage_of(source.tree), next(iter(formats(source.tree)), "fp32")
+    if stage and not any(value_at(source.tree, row.name) for row in BUCKETS):
+        draft.set("strategy.bucket_mb", mebibytes(BUCKETS[0].default, dtype), source.at(""), _DEEPSPEEDS)
+    if stage == 3 and value_at(source.tree, f"{ZERO}.overlap_comm") is None:
+        draft.set("strategy.overlap_comm", True, source.at(""), _DEEPSPEEDS)
 
 
 def _batch(entries: Entries) -> None:

@@ -22,6 +22,7 @@ class Rule(Enum):
     ALWAYS = "written; a user's file that says otherwise is an error"
     KEPT = "written where the user's file is silent; what it says counts unless a layer of the recipe says otherwise"
     TUNED = "written where the user's file is silent; what it says always counts, for it decides speed alone"
+    OURS = "as SAID beside a user's file; without one as ALWAYS"
     COMPARED = "never written; a user's file that says otherwise is an error"
     SAID = "left to the user's file, or to DeepSpeed's default, unless a layer of the recipe says it"
     FILLED = "as SAID, and the program replaces an auto by itself where no layer says it"
@@ -35,7 +36,8 @@ class Rule(Enum):
 
 
 AUTO_STAYS = (Rule.FILLED, Rule.ASKED, Rule.TOLD, Rule.STAYING, Rule.AGREED, Rule.LEFT)
-REACHES = (Rule.ALWAYS, Rule.KEPT, Rule.SAID, Rule.MADE)  # with which a setting of the recipe reaches the program
+# With which a setting of the recipe reaches the program.
+REACHES = (Rule.ALWAYS, Rule.KEPT, Rule.OURS, Rule.SAID, Rule.MADE)
 
 
 class Rules(NamedTuple):
@@ -53,8 +55,10 @@ EVERYWHERE: Final = Rules(*(Rule.ALWAYS,) * 4)
 BATCH: Final = Rules(Rule.ALWAYS, Rule.ASKED, Rule.SAID, Rule.ASKED)
 CLIPPING: Final = Rules(Rule.ALWAYS, Rule.TOLD, Rule.SAID, Rule.ASKED)
 FORMAT: Final = Rules(Rule.ALWAYS, Rule.TOLD, Rule.SAID, Rule.FILLED)
-BUCKET: Final = Rules(Rule.KEPT, Rule.FILLED, Rule.SAID, Rule.FILLED)
-OVERLAP: Final = Rules(Rule.KEPT, Rule.SAID, Rule.SAID, Rule.SAID)
+# accelerate's own where there is no file (utils/dataclasses.py: set_mixed_precision)
+CASTING: Final = Rules(Rule.OWN, Rule.TUNED, Rule.OWN, Rule.TUNED)
+BUCKET: Final = Rules(Rule.OURS, Rule.FILLED, Rule.SAID, Rule.FILLED)
+OVERLAP: Final = Rules(Rule.OURS, Rule.SAID, Rule.SAID, Rule.SAID)
 OFFLOAD: Final = Rules(Rule.ALWAYS, Rule.SAID, Rule.SAID, Rule.SAID)
 GATHERING: Final = Rules(Rule.KEPT, Rule.FILLED, Rule.SAID, Rule.FILLED)
 WIDTH: Final = Rules(Rule.TUNED, Rule.LEFT, Rule.OWN, Rule.LEFT)
@@ -98,8 +102,8 @@ def same_row(name: str, key: str, rules: Rules, **more: Any) -> Row:
 def rule_of(row: Row, reader: Reader, context: Context, *, whole: bool = False) -> Rule:
     """The rule for a program. whole: for a file that says what the recipe's defaults mean too, as an export does."""
     rule: Rule = getattr(row.rules, reader)
-    if whole and rule is Rule.SAID and row.rules.builtin in (Rule.ALWAYS, Rule.KEPT):
-        return row.rules.builtin
+    if whole and rule is Rule.SAID and row.rules.builtin in (Rule.ALWAYS, Rule.KEPT, Rule.OURS):
+        return Rule.KEPT if row.rules.builtin is Rule.OURS else row.rules.builtin
     if rule is not Rule.MADE:
         return rule
     section = row.name.partition(".")[0]
