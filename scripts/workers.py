@@ -13,6 +13,8 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -22,7 +24,7 @@ from trainkit.frameworks.registry import launcher_of
 
 OF_ACCELERATE = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
 OF_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-RANK = "--local_rank=<rank>"
+RANK, FILE = "--local_rank=<rank>", "--deepspeed_config"
 # Variables that Accelerator()'s plugins and its own arguments say in full.
 IN_PLUGINS = (
     "FSDP_",
@@ -31,6 +33,7 @@ IN_PLUGINS = (
 # What transformers calls it today, and what it no longer has.
 TODAY = {"evaluation_strategy": "eval_strategy", "warmup_ratio": "warmup_steps", "no_cuda": "use_cpu"}
 GONE = ("overwrite_output_dir", "use_mps_device", "fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params")
+GROUPED, SAMPLING = "group_by_length", "train_sampling_strategy"
 # Trainer's arguments that name what every run has of its own, or that the plugins say in full.
 APART = ("output_dir", "run_name", "deepspeed", "fsdp", "fsdp_config", "bf16", "fp16", "local_rank", "tf32", "use_cpu",
          "dataloader_pin_memory", "torch_compile", "torch_compile_backend", "torch_compile_mode")  # fmt: skip
@@ -170,11 +173,6 @@ class Side:
         self.target, self.words = [posixpath.normpath(each) for each in program[:place]], list(program[place:])
         self.environ, self.folder, self.cards = environ, folder, cards
 
-    def read(self, path: str) -> Any:
-        """A file of settings, or its content in its place."""
-        text = path if path.lstrip().startswith("{") else (Path(self.folder) / Path(path).expanduser()).read_text()
-        return json.loads(text)
-
 
 def words_alone(side: Side) -> dict[str, Any]:
     """The words of a program that no library reads."""
@@ -183,11 +181,14 @@ def words_alone(side: Side) -> dict[str, Any]:
 
 def of_engine(side: Side) -> dict[str, Any]:
     """The words of a script on DeepSpeed's engine, and its file's keys."""
-    words, name = side.words, "--deepspeed_config"
-    if name not in words:
+    hjson = import_module("hjson")  # as deepspeed.initialize reads it
+
+    words = [part for word in side.words for part in (word.split("=", 1) if word.startswith(f"{FILE}=") else [word])]
+    if FILE not in words:
         return {"words": words}
-    place = words.index(name)
-    return {"words": words[:place] + words[place + 2 :], "file": side.read(words[place + 1])}
+    place = words.index(FILE)
+    content = hjson.loads((Path(side.folder) / words[place + 1]).read_text())
+    return {"words": words[:place] + words[place + 2 :], "file": json.loads(json.dumps(content))}
 
 
 def of_accelerator(side: Side) -> dict[str, Any]:
@@ -219,6 +220,7 @@ def of_trainer(side: Side) -> dict[str, Any]:
     from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 
     given, words = parsed_arguments(in_todays_words(side.words))
+    given = in_file(side.folder, words) | given
     library, cls = training_args, training_args.TrainingArguments
     with machine(side.cards or "0", side.environ), contextlib.chdir(side.folder), contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(cls, "device", property(lambda self: mock.Mock())))
@@ -262,9 +264,27 @@ def in_todays_words(words: Sequence[str]) -> list[str]:
         flag = word.startswith("--")
         name, equals, value = word.removeprefix("--").partition("=")
         left_out = name in GONE if flag else left_out
+        if flag and name == GROUPED:
+            found += [f"--{SAMPLING}", GROUPED]
+            left_out = True
+        elif name.lower() == "false" and left_out and found[-1] == GROUPED:
+            del found[-2:]
         if not left_out:
             found.append(f"--{TODAY.get(name, name)}{equals}{value}" if flag else word)
     return found
+
+
+def in_file(folder: str, words: Sequence[str]) -> dict[str, Any]:
+    """The fields that a script's own `--config FILE.yaml` sets, as TRL's parser reads it."""
+    import yaml
+    from transformers import TrainingArguments
+
+    path = next((each for flag, each in pairwise(words) if flag == "--config"), "")
+    if not (Path(folder) / path).is_file():
+        return {}
+    names = {each.name for each in dataclasses.fields(TrainingArguments)}
+    found = yaml.safe_load((Path(folder) / path).read_text())
+    return {name: each for name, each in found.items() if name in names}
 
 
 def parsed_arguments(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
