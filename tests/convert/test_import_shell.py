@@ -69,6 +69,10 @@ TEXTS: dict[str, list[str]] = {
         "python", "train.py", "abd", "acd", "1", "2", "3", "{x}", "{a,b}", "x3", "x2", "x1",
     ],
     "A=1; C=2; X=${A}b$C/d\npython train.py ${A}b$C/d $X": ["python", "train.py", "1b2/d", "1b2/d"],
+    "A=(bc 'd e')\npython train.py $A ${A} ${#A} \"${A[*]}\"": ["python", "train.py", "bc", "bc", "2", "bc d e"],
+    "A=(x y)\nA=z\npython train.py $A \"${A[@]}\"": ["python", "train.py", "z", "z", "y"],
+    "L='a,b,c d'; A=(1 2)\nIFS=,\npython train.py $L \"${A[*]}\"": ["python", "train.py", "a", "b", "c d", "1,2"],
+    "IFS=- B=(p q)\npython train.py \"${B[*]}\" $HERE": ["python", "train.py", "p-q", "value of here"],
     "[ -z \"$HERE\" ] && X=1 || X=2; [ \"$HERE\" = no ] || Y=3\npython train.py $X$Y": ["python", "train.py", "23"],
 }  # fmt: skip
 BEFORE = "HERE='value of here'\nWORDS='--a 1'\n"

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from trainkit.convert.shell.control import settled
 from trainkit.convert.shell.scope import Scope
-from trainkit.convert.shell.script import Launch, Reader
-from trainkit.convert.shell.values import OpenParts
+from trainkit.convert.shell.script import Reader
+from trainkit.convert.shell.values import Launch, OpenParts
 from trainkit.errors import Origin, UsageError
 from trainkit.frameworks.base.draft import Draft, argv_origin
 

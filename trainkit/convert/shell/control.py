@@ -37,6 +37,14 @@ def inner_text(words: list[Value]) -> Value | None:
     return None
 
 
+def before_the_line(source: bytes, command: Node) -> list[Node]:
+    """Assignments on a line of their own, which the grammar takes for the front of the command on the next."""
+    name = command.child_by_field_name("name")
+    found = [child for child in command.children if child.type == "variable_assignment"]
+    between = source[found[-1].end_byte : name.start_byte] if found and name else b""
+    return found if b"\n" in between.replace(b"\\\n", b"") else []
+
+
 def heredoc(source: bytes, statement: Node) -> str | None:
     """The text that `read -d '' NAME <<EOF` reads, in quotes as they are around the EOF; None for other statements."""
     command, redirect = statement.children[0], statement.children[-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from trainkit.convert.shell.values import Open, Reference, Value, sole
+from trainkit.convert.shell.values import Open, Reference, Value, sole, text_of
 
 
 @dataclass
@@ -70,6 +70,22 @@ class Scope:
         if name == "BASH_SOURCE":
             return (self.script,)
         return self.variables.get(name, (Reference(name),))
+
+    def separators(self) -> str:
+        """IFS: the first joins the elements of "${A[*]}", and any of them ends a word of a variable without quotes."""
+        found = self.variables.get("IFS", (" \t\n",))
+        shown = text_of(found) if isinstance(found, tuple) else None
+        return " \t\n" if shown is None else shown
+
+    def split(self, written: str) -> list[str]:
+        """The words of a variable without quotes."""
+        blank, other = ("".join(each for each in self.separators() if each.isspace() is kind) for kind in (True, False))
+        blanks = f"[{re.escape(blank)}]" if blank else ""
+        kinds = ([f"{blanks and blanks + '*'}[{re.escape(other)}]{blanks and blanks + '*'}"] if other else []) + (
+            [f"{blanks}+"] if blank else []
+        )
+        pattern = "|".join(kinds)
+        return re.split(pattern, written) if pattern else [written]
 
     def is_set(self, name: str) -> bool:
         """Whether the text, or the caller, gives a variable a value that is known to be one."""

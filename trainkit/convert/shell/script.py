@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from trainkit.convert.shell.control import branches, heredoc, in_shell, inner_text, is_new
+from trainkit.convert.shell.control import before_the_line, branches, heredoc, in_shell, inner_text, is_new
 from trainkit.convert.shell.scope import Scope
 from trainkit.convert.shell.syntax import argument_text, condition, error_in, line, parse, text
-from trainkit.convert.shell.values import Open, Reference, Value, text_of
+from trainkit.convert.shell.values import Launch, Open, Reference, Value, text_of
 from trainkit.convert.shell.words import fields, first_word, value
 from trainkit.errors import UsageError
 
@@ -28,19 +28,6 @@ SILENT = frozenset({
 _PLACEHOLDER = re.compile(r"(?<!<)<[^\W\d_](?:[^<>\n]*[^<>\s])?>")  # which Bash takes for two redirections
 _BACKSLASHES = re.compile(r"(?<![\w\\])[\w.]+(?:\\[\w.]+)+\.py\b")
 _NO_TEST = ("command", "pipeline", "redirected_statement")
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """One command. words: assignments in front of it included; exported: variables that it gets from the text around.
-
-    folder: in which it runs, from where the text began. line: from 1, of the text.
-    """
-
-    words: tuple[Value, ...]
-    exported: tuple[tuple[str, Value], ...]
-    folder: str
-    line: int
 
 
 @dataclass
@@ -117,6 +104,8 @@ class Reader:
         written = self._assigned(node)
         made = value(self.scope, written, self._line(node))
         self.scope.assign(text(name), (*old, *made) if added and isinstance(old, tuple) else made, written)
+        if isinstance(old, list) and not added:  # of an array the first element
+            self.scope.assign(text(name), [self.scope.variables[text(name)], *old[1:]])  # type: ignore[list-item]
 
     def _assigned(self, node: Node) -> str:
         """What is behind the equals sign; the grammar ends it too early after some expansions."""
@@ -263,11 +252,14 @@ class Reader:
         if before and name and before.end_byte == name.start_byte:  # `X=${A}b$C/d`: the grammar sees a command `C/d`
             self._assign(before)
             return
+        above = before_the_line(self.source, node)
+        for each in above:
+            self._assign(each)
         words = fields(self.scope, argument_text(node), self._line(node))
         front = [
             (f"{text(child.children[0])}=", *value(self.scope, self._assigned(child), self._line(child)))
             for child in node.children
-            if child.type == "variable_assignment"
+            if child.type == "variable_assignment" and child not in above
         ]
         if words:
             self._run(tuple(front), words, node)

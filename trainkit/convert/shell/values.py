@@ -40,6 +40,19 @@ Part = str | Reference | Open
 Value = tuple[Part, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One command. words: assignments in front of it included; exported: variables that it gets from the text around.
+
+    folder: in which it runs, from where the text began. line: from 1, of the text.
+    """
+
+    words: tuple[Value, ...]
+    exported: tuple[tuple[str, Value], ...]
+    folder: str
+    line: int
+
+
 def text_of(value: Value) -> str | None:
     """The value as plain text, None where it holds anything else."""
     return "".join(map(str, value)) if all(isinstance(part, str) for part in value) else None

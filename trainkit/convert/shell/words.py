@@ -170,12 +170,15 @@ class _Words:
         elif match := _SIMPLE.match(self.text, start):
             self.place = match.end()
             found = self._variable(match[1])
+            if isinstance(found, list) and match[1] not in ("@", "*"):
+                found = found[0] if found else ()  # of an array the first element
         else:
             self.place += 1
             self._take("$")
             return False
         if isinstance(found, list) and quoted and self.text[start : self.place].rstrip("]}").endswith("*"):
-            found = tuple(part for number, each in enumerate(found) for part in ((" ", *each) if number else each))
+            between = self.scope.separators()[:1]
+            found = tuple(part for number, each in enumerate(found) for part in ((between, *each) if number else each))
         for number, each in enumerate(found if isinstance(found, list) else [found]):
             if number:
                 self._next()
@@ -196,7 +199,7 @@ class _Words:
             if not quoted and isinstance(part, Reference) and len((part.otherwise or "").split()) > 1:
                 self.scope.note(f"${part.name} is taken to be {part.otherwise!r}, its default, which is several words.")
                 part = str(part.otherwise)
-            pieces = [part] if quoted or not isinstance(part, str) else re.split(r"[ \t\n]+", part)
+            pieces = [part] if quoted or not isinstance(part, str) else self.scope.split(part)
             for number, piece in enumerate(pieces):
                 if number:
                     self.end_word()
@@ -256,7 +259,7 @@ class _Words:
         rest, index = match["rest"], match["index"]
         found = self._variable(match["name"])
         if isinstance(found, list):
-            if match["length"]:
+            if match["length"] and (index or match["name"]) in ("@", "*"):
                 return (str(len(found)),)
             if (index or match["name"]) in ("@", "*") and not rest:
                 return found
