@@ -317,3 +317,11 @@ def test_what_cannot_be_taken_over_is_an_error_with_a_next_step(line: str, what:
 def test_a_line_without_a_known_launcher_or_program_is_wrong_usage(line: str) -> None:
     with pytest.raises(UsageError):
         imported(line)
+
+
+@pytest.mark.parametrize(("said", "device"), [("use_cpu: true\n", "cpu"), ("use_cpu: false\n", None)])
+def test_the_cpu_that_a_scripts_own_file_asks_for_is_the_plans(said: str, device: str | None) -> None:
+    files = FILES | {"sft.yaml": f"learning_rate: 0.1\n{said}"}
+    found = settings(imported(f"python {GLUE} --config sft.yaml", files), files)
+    assert found.get("devices.type") == device
+    assert found.get("program.args.config") == "sft.yaml"

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainkit.errors import Diagnostic
+from trainkit.errors import Diagnostic, RecipeError, UsageError
 from trainkit.frameworks.base.argv_reader import ScriptFlag, script_flags
 from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, apply_flag, read_flag, wrong_values
 from trainkit.frameworks.base.fields import Settings, Unsupported
+from trainkit.frameworks.base.foreign_file import read_mapping
 from trainkit.frameworks.base.fsdp_settings import CHECKPOINTING, only_by_size
 from trainkit.frameworks.deepspeed.imported_base import use_as_base
 from trainkit.frameworks.hf_trainer import optimizer
@@ -21,7 +22,7 @@ from trainkit.frameworks.hf_trainer.fsdp_config import MISSPELT, read_fsdp_confi
 from trainkit.frameworks.hf_trainer.gone import BY_GONE_NAME, GONE, remark
 from trainkit.optimizers import MOMENTS
 from trainkit.recipe.layers.assignment import Assignment, read_value
-from trainkit.recipe.layers.paths import absolute
+from trainkit.recipe.layers.paths import absolute, named_config
 from trainkit.recipe.yaml.reader import compose_bytes
 
 NO_SHARD = "FSDP without sharding (no_shard) is plain data parallelism"
@@ -90,6 +91,7 @@ def read_program(draft: Draft, context: ImportContext, argv: Sequence[str]) -> l
     if denied and draft.get("precision.dtype") is None:
         reading.take(denied[0], {"precision.dtype": "fp32"})
     _as_accelerate_launches(reading)
+    _device_of_file(draft, context, argv)
     import_base(draft, context)
     for name, flag in reading.flags.items():
         old = BY_GONE_NAME.get(written(flag).removeprefix("--").replace("-", "_"))
@@ -111,6 +113,21 @@ def _as_accelerate_launches(reading: Reading) -> None:
     by_launcher = draft.get("launcher.kind") == "accelerate" and "fsdp" not in reading.flags
     if by_launcher and draft.get("strategy.kind") == "fsdp" and draft.get(key) is None:
         draft.set(key, True, draft.settings["strategy.kind"].origin, LOADS_ONCE)
+
+
+def _device_of_file(draft: Draft, context: ImportContext, argv: Sequence[str]) -> None:
+    """The CPU, where the script's own file of settings asks for it: the plan decides the device in any case."""
+    path = named_config(list(argv))
+    if path is None or draft.get("devices.type") is not None:
+        return
+    try:
+        file = read_mapping(context, path, f"file {path}", 1)
+    except (UsageError, RecipeError):  # what is wrong with it the script says
+        return
+    if name := next((each for each in ("use_cpu", "no_cuda") if file.tree.get(each) is True), ""):
+        draft.set("devices.type", "cpu", file.at(name), f"{path} says {name}")
+        if draft.get("devices.select") == "all":
+            draft.forget("devices.select")
 
 
 def _by_name(found: Iterable[ScriptFlag], context: ImportContext) -> dict[str, ScriptFlag]:

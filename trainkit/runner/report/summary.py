@@ -190,7 +190,7 @@ def _in_force(seen: Summary, world_size: int) -> str:
     of = f" of {world_size}" if world_size > len(seen) else ""
     ranks = f"{len(seen)}{of} rank{'s' if world_size != 1 else ''}"
     group = max((account.get("world_size") or 1 for account in seen.values()), default=1)
-    own = f"; the script made {group} processes of it" if world_size == 1 < group and not differs else ""
+    own = f"; the script made {group} ranks itself" if world_size == 1 < group and not differs else ""
     return f"{verdict}, seen in {ranks}: {'; '.join(sorted(found))}{''.join(sorted(resumed))}{unknown}{own}"
 
 
