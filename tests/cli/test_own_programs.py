@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from trainkit.cli.line import is_line
+
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 FILES = {
     "train.py": "import sys\nprint(sys.argv[1:])\n",
@@ -212,3 +214,19 @@ def test_an_option_behind_the_command_that_is_imported_is_noticed(trainkit: Trai
     assert done.returncode == 0, done.stderr
     assert "-o stands behind train.py, and goes to it" in done.stderr
     assert not (folder / "made.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("program.script=train it.sh", False),
+        ("train it.sh", False),
+        ("go.sh", False),
+        ("bash go.sh", True),
+        ("go.sh 1e-3", True),
+        ("torchrun go.sh", True),
+        ("echo go.sh", False),
+    ],
+)
+def test_a_quoted_line_is_told_from_a_name_with_a_space(word: str, line: bool) -> None:
+    assert is_line(word) is line

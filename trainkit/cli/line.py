@@ -97,7 +97,7 @@ def is_line(word: str) -> bool:
     from trainkit.convert.command import starts
     from trainkit.frameworks.base.foreign_file import shell_script
 
-    return any(map(starts, parts[:-1])) or len(shell_script([word])) > 0
+    return any(map(starts, parts[:-1])) or shell_script([word]) not in ([], [word])
 
 
 def own_program(context: typer.Context) -> OwnProgram | None:
