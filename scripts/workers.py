@@ -30,6 +30,10 @@ IN_PLUGINS = (
     "FSDP_",
     *(f"ACCELERATE_{name}" for name in ("DYNAMO", "DEEPSPEED", "USE", "CONFIG", "GRADIENT", "MIXED", "CPU_AFF")),
 )
+# What Accelerator() takes where there is none (accelerate, parallelism_config.py).
+MESH = {**{f"PARALLELISM_CONFIG_{name}_SIZE": "1" for name in ("DP_REPLICATE", "DP_SHARD", "TP", "CP", "SP")},
+        "PARALLELISM_CONFIG_CP_BACKEND": "torch", "PARALLELISM_CONFIG_CP_COMM_STRATEGY": "allgather",
+        "PARALLELISM_CONFIG_SP_BACKEND": "deepspeed", "PARALLELISM_CONFIG_SP_SEQ_LENGTH": "None"}  # fmt: skip
 # What transformers calls it today, and what it no longer has.
 TODAY = {"evaluation_strategy": "eval_strategy", "warmup_ratio": "warmup_steps", "no_cuda": "use_cpu"}
 GONE = ("overwrite_output_dir", "use_mps_device", "fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params")
@@ -211,6 +215,7 @@ def of_accelerator(side: Side) -> dict[str, Any]:
         if dynamo.backend.value != "NO":
             found["dynamo"] = {name: str(each) for name, each in vars(dynamo).items()}
     rest = {name: each for name, each in side.environ.items() if name.startswith(OF_ACCELERATE)}
+    rest = {name: each for name, each in rest.items() if MESH.get(name) != each}
     return found | {name: each for name, each in rest.items() if not name.startswith(IN_PLUGINS)}
 
 

@@ -138,6 +138,9 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "strategy.kind": "ddp", "precision.dtype": "fp16", "nodes.processes_per_node": 2,
     }),
     "one process, which sees every card": ("distributed_type: NO\n", {"devices.select": "all"}),
+    "one that checks collectives": ("distributed_type: MULTI_GPU\nnum_processes: 2\ndebug: true\n", {
+        "strategy.kind": "ddp", "nodes.processes_per_node": 2, "env.ACCELERATE_DEBUG_MODE": "true",
+    }),
     "one process": ("distributed_type: NO\nuse_cpu: true\n", {"devices.type": "cpu"}),
 }  # fmt: skip
 

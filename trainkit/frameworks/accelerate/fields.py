@@ -68,7 +68,7 @@ def _read_cards(value: Any) -> Settings:
 
 _LAUNCH: tuple[Setting, ...] = (
     Setting("compute_environment", (), fixed("LOCAL_MACHINE"), source=rule("not SageMaker"), flag=False),
-    Setting("debug", (), fixed(False), source=DEFAULT, switch=True),
+    Setting("debug", (), fixed(False), switched("env.ACCELERATE_DEBUG_MODE", "true"), source=DEFAULT, switch=True),
     Setting("distributed_type", ("strategy.kind",), distributed_type, source=_strategy_source, flag=False),
     Setting("downcast_bf16", decode=switched("env.ACCELERATE_DOWNCAST_BF16", "true"), switch=True, idle=("no",)),
     Setting(

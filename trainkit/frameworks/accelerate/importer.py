@@ -139,7 +139,7 @@ def interpret(config: ImportedConfig) -> int | None:
     if config.get("mixed_precision") is not None and not config.draft.get("strategy.config"):
         config.take("mixed_precision")
     processes = _processes(config, kind)
-    for name in ("use_cpu", "use_mps_device", "max_restarts", "num_cpu_threads_per_process"):
+    for name in ("use_cpu", "use_mps_device", "max_restarts", "num_cpu_threads_per_process", "debug"):
         config.take(name)
     config.take("gpu_ids", _NUMBERS)
     compiles = config.get("dynamo_config.dynamo_backend") not in OFF
