@@ -280,11 +280,12 @@ def in_todays_words(words: Sequence[str]) -> list[str]:
 
 
 def in_file(folder: str, words: Sequence[str]) -> dict[str, Any]:
-    """The fields that a script's own `--config FILE.yaml` sets, as TRL's parser reads it."""
+    """The fields that a script's own file sets: `--config FILE.yaml`, as TRL's parser reads it, or FILE.yaml alone."""
     import yaml
     from transformers import TrainingArguments
 
-    path = next((each for flag, each in pairwise(words) if flag == "--config"), "")
+    alone = words[0] if len(words) == 1 and words[0].endswith((".yaml", ".yml")) else ""
+    path = next((each for flag, each in pairwise(words) if flag == "--config"), alone)
     if not (Path(folder) / path).is_file():
         return {}
     names = {each.name for each in dataclasses.fields(TrainingArguments)}

@@ -51,6 +51,6 @@ def test_the_comparison_sees_what_a_plan_leaves_out(tmp_path: Path) -> None:
     folder = tmp_path / "own"
     folder.mkdir()
     (folder / "train.py").write_text("import torch\n")
-    (folder / "go.sh").write_text("export NODE_RANK=3\nCUDA_VISIBLE_DEVICES=2 deepspeed --num_gpus 1 train.py --lr 1\n")
+    (folder / "go.sh").write_text("export NODE_RANK=3\ndeepspeed --num_gpus 1 train.py --lr 1\n")
     found, compared = compare(folder, tmp_path)
-    assert (found, compared) == ({"go.sh": ["cards: ['0'] -> ['2']", "variable NODE_RANK: 3 -> None"]}, 1)
+    assert (found, compared) == ({"go.sh": ["variable NODE_RANK: 3 -> None"]}, 1)
