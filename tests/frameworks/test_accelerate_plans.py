@@ -195,3 +195,13 @@ def test_shardings_of_version_1_reach_accelerator_and_are_refused_in_version_2(
         build_plan(layered(recipe, {"strategy": {"version": 2}}), machine(2, packages=PACKAGES))
     (found,) = caught.value.diagnostics
     assert (found.key, found.why) == ("strategy.sharding", "version 2 has no such setting")
+
+
+def test_one_process_that_nobody_asked_for_has_no_rank_environment_as_by_hand(
+    layered: Layered, machine: Machine
+) -> None:
+    recipe = {**SCRIPT, "strategy": {"kind": "ddp"}, "launcher": {"kind": "accelerate"}, "devices": {"select": "all"}}
+    names = {name for name, _ in build_plan(layered(recipe), machine(1)).plan.environment.set}
+    assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} & names
+    asked = {**recipe, "nodes": {"processes_per_node": 1}}
+    assert {"RANK", "WORLD_SIZE"} <= {name for name, _ in build_plan(layered(asked), machine(1)).plan.environment.set}

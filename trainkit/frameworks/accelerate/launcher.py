@@ -144,8 +144,12 @@ def entries(context: Context) -> Entries:
 
 
 def environment(context: Context) -> tuple[SourcedVariable, ...]:
-    """What accelerate has no flag for."""
-    variables = [] if through_torchrun(context) else [*python.environment(context)]
+    """What accelerate has no flag for. By itself it starts a single process without a rank environment."""
+    asked = context.resolved.given("nodes.processes_per_node") or context.recipe.program.kind not in (
+        *ON_ACCELERATE,
+        "torch",
+    )
+    variables = [*python.environment(context)] if asked and not through_torchrun(context) else []
     if through_torchrun(context) and has(context.facts, "torchrun --shutdown-timeout"):
         name, seconds = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(torchrun.shutdown_seconds(context))
         rule = "accelerate has no flag for torchrun's --shutdown-timeout"
