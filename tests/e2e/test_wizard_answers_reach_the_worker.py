@@ -49,7 +49,7 @@ def started(tmp_path: Path, clean_environment: dict[str, str], trainkit: Trainki
 def test_cpu(started: Callable[..., Any]) -> None:
     (rank,) = started(command=f"{WITNESS} --lr 0.1 'two words'", where="cpu")
     assert rank["argv"] == ["--lr", "0.1", "two words"]
-    assert rank["environment"]["WORLD_SIZE"] == "1"
+    assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} & rank["environment"].keys()  # as python starts it
     assert not any("torch.distributed.run" in line for line in rank["processes"])
 
 

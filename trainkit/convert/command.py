@@ -37,7 +37,7 @@ _STARTERS: Mapping[str, str] = {
     **dict.fromkeys(("uv", "poetry", "pipenv", "conda", "mamba", "micromamba", "pixi", "hatch", "rye"),
                     "trainkit's own interpreter starts the ranks"),
     **dict.fromkeys(("taskset", "numactl"), "see launcher.numa_binding"),
-    "srun": "trainkit starts the ranks of each node itself; see cluster, nodes.count and nodes.processes_per_node",
+    "srun": "trainkit starts the ranks of each node itself; see nodes.count and nodes.processes_per_node",
 }  # fmt: skip
 _NO_PROGRAM = (["-m", "pip"], ["-m", "venv"], ["-m", "build"], ["setup.py", "install"], ["setup.py", "develop"])
 _EVERY_CARD = "every card that is visible, as for a program that python starts"

@@ -70,7 +70,7 @@ class Reader:
         if read := _STATEMENTS.get(node.type):
             read(self, node)
         elif node.type == "comment" and text(node).startswith("#SBATCH"):
-            self.scope.note("#SBATCH lines are not read: see cluster, nodes and devices.select in the recipe.")
+            self.scope.note("#SBATCH lines are not read: see nodes and devices.select in the recipe.")
         elif node.type == "&":
             self.scope.note("`&` is not taken over: trainkit run stays in front until the run ends.")
 
