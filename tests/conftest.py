@@ -18,6 +18,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A run of one process has a thread per core all the same (its plan says so). While another worker holds a core, these
 # threads would burn the time that it needs by spinning at every barrier: three to four times the work of the run.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
+# torch takes ninja by PATH. Two versions of it in turn, the system's and the environment's, each begin the log of
+# builds anew, and compile all ops again.
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
 # A shell without job control starts what is in its background with Ctrl-C ignored, and so would be every child here.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

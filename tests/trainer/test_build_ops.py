@@ -40,6 +40,11 @@ def test_what_is_built_is_not_built_again_and_a_lost_library_is(
     build_missing(["cpu_adam"])
     build_missing(["cpu_adam"])
     assert built == ["cpu_adam"]
+    lock = tmp_path / "op" / "lock"  # of a rank that was killed while it loaded the op: others would wait for ever
+    lock.parent.mkdir()
+    lock.touch()
+    build_missing(["cpu_adam"])
+    assert not lock.exists()
     library.unlink()
     build_missing(["cpu_adam"])
     assert built == ["cpu_adam"] * 2

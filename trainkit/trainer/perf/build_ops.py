@@ -13,6 +13,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -35,6 +36,9 @@ BUILDERS: Mapping[str, str] = {
 LIBRARIES: Mapping[str, tuple[str, str]] = {
     "async_io": ("libaio", "apt install libaio-dev, or dnf install libaio-devel; elsewhere set CFLAGS and LDFLAGS"),
 }
+
+
+YOUNG_SECONDS = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,9 +68,9 @@ def build_missing(names: Iterable[str]) -> None:
         marker = folder / "trainkit" / f"{name}-{digest}"  # says which library the op was built to
         if not (marker.exists() and Path(marker.read_text()).exists()):
             missing[name] = marker
+    clear_stale_locks(folder)
     if not missing:
         return  # known without importing torch
-    clear_stale_locks(folder)
     for name, marker in missing.items():
         library = _build(name)
         marker.parent.mkdir(parents=True, exist_ok=True)
@@ -123,17 +127,31 @@ def _going_to(descriptor: int) -> Iterator[None]:
 
 
 def clear_stale_locks(folder: Path) -> None:
-    """Remove `lock` files that a killed build has left: torch would wait for them for ever."""
-    # A living build keeps its lock file open, so one that no process holds open is stale.
-    locks, held = {str(path) for path in folder.glob("**/lock")}, set()
-    if not Path("/proc/self/fd").exists():
+    """Remove `lock` files that a killed process has left: torch would wait for them for ever, whatever is built."""
+    # A living one keeps its lock file open, so one that no process holds open is stale; but a young one may have been
+    # made since the processes were looked through. Those of other users cannot be looked into.
+    locks = {str(path): _age(path) for path in folder.glob("**/lock")}
+    if not locks or not Path("/proc/self/fd").exists():
         return  # there is no list of what is held
+    if min(locks.values()) < YOUNG_SECONDS:
+        time.sleep(YOUNG_SECONDS)
+    held = set()
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):  # the process has ended, or is another user's
             held.add(str(descriptor.readlink()))
-    for path in locks - held:
+    for name in locks.keys() - held:
+        path = Path(name)
         with contextlib.suppress(FileNotFoundError):
-            Path(path).unlink()
+            if _age(path) >= YOUNG_SECONDS and path.stat().st_uid == os.getuid():
+                path.unlink()
+
+
+def _age(path: Path) -> float:
+    """Seconds since the file was made; none for one that is gone."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 if __name__ == "__main__":
