@@ -16,7 +16,17 @@ from trainkit.errors import ExitCode, MachineError, TrainkitError, UsageError
 
 # System errors that are neither a bug nor a wrong recipe, wherever they happen: those of the machine,
 _OF_THE_MACHINE = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EIO,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.EAGAIN,
+        errno.EFBIG,
+    }
 )
 # and those of the path that was given.
 _OF_THE_PATH = frozenset({errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP})

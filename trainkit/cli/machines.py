@@ -15,6 +15,7 @@ from trainkit.machine.facts import FACTS_VERSION, Facts
 from trainkit.text import GIB
 
 LONGEST = 16 * 1024 * 1024  # bytes; the facts of the largest machine take a hundredth
+LARGEST = 100_000  # cards, or GiB, of one machine
 # Versions of a profile's machine where this one lacks the package: the newest that trainkit is tested with.
 VERSIONS: Mapping[str, str] = {
     "accelerate": "1.15.0",
@@ -29,16 +30,18 @@ VERSIONS: Mapping[str, str] = {
 
 
 def machine_facts(word: str | None) -> Facts:
-    """The facts of this machine for None, else those of a file of facts or of a profile by its name.
+    """The facts of this machine for None, else of a file of facts (JSON) or a profile (YAML, or a shipped name).
 
-    Raises UsageError for what is neither.
+    Raises UsageError for what is none of these.
     """
     if word is None:
         from trainkit.machine.probe import probe
 
         return probe()
+    if word.endswith((".yaml", ".yml")):
+        return _own_profile(word)
     if word.endswith(".json") or Path(word).is_file():
-        return replace(Facts.from_json(_read(word)), origin=word)
+        return replace(Facts.from_json(_read_json(word)), origin=word)
     import yaml
 
     from trainkit.recipe.validation.suggestions import did_you_mean
@@ -56,18 +59,42 @@ def profiles() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
-def _read(word: str) -> object:
+def _read_json(word: str) -> object:
+    try:
+        return json.loads(_read(word, "trainkit facts > FACTS.json"))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{word} is not JSON: {error}", hint="`trainkit facts > FACTS.json` makes it") from error
+
+
+def _own_profile(word: str) -> Facts:
+    """A profile that somebody wrote. Raises UsageError for what is none."""
+    from trainkit.recipe.yaml.reader import compose_bytes
+
+    hint = "`trainkit cp machines/2x3090 my-machine.yaml` copies one to edit"
+    document = compose_bytes(_read(word, hint))
+    if document.errors:
+        raise UsageError(f"{word}:{document.errors[0].mark.line}: {document.errors[0].what}", hint=hint)
+    tree = document.tree
+    cards = tree.get("cards", {"count": 0, "memory_gib": 0}) if isinstance(tree, Mapping) else None
+    for name, section in (("memory_gib", tree), ("cards.count", cards), ("cards.memory_gib", cards)):
+        value = section.get(name.rpartition(".")[2]) if isinstance(section, Mapping) else None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST:
+            raise UsageError(f"{word} is no profile of a machine: {name} is no number up to {LARGEST:,}", hint=hint)
+    try:
+        return profile_facts(word, tree)
+    except UsageError as error:
+        raise UsageError(f"{word}: {error.diagnostics[0].what}", hint=hint) from error
+
+
+def _read(word: str, hint: str) -> bytes:
     try:
         with Path(word).open("rb") as file:
             text = file.read(LONGEST + 1)
     except OSError as error:
-        raise UsageError(f"{word} cannot be read: {error.strerror}", hint="trainkit facts > FACTS.json") from error
+        raise UsageError(f"{word} cannot be read: {error.strerror}", hint=hint) from error
     if len(text) > LONGEST:
         raise UsageError(f"{word} is too long to be the facts of a machine")
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{word} is not JSON: {error}", hint="`trainkit facts > FACTS.json` makes it") from error
+    return text
 
 
 def profile_facts(name: str, profile: Mapping[str, Any]) -> Facts:
@@ -81,7 +108,7 @@ def profile_facts(name: str, profile: Mapping[str, Any]) -> Facts:
     data["memory_total"] = int(data.pop("memory_gib") * GIB)
     card = dict(data.pop("cards", {"count": 0, "memory_gib": 0}))
     card |= dict.fromkeys(("memory_total", "memory_free"), int(card.pop("memory_gib") * GIB))
-    count = card.pop("count")
+    count = int(card.pop("count"))
     # A local version such as +cpu is of this machine's build, not of the profile's.
     here = {key: value.partition("+")[0] for key, value in packages.probe()["packages"].items()}
     return Facts.from_json(

@@ -53,21 +53,27 @@ def plan_from_json(data: Mapping[str, Any]) -> Plan:
             f"this plan is of version {version}, and this trainkit reads version {PLAN_VERSION}",
             hint="make the plan again from its recipe with `trainkit plan`",
         )
-    topology, environment = data["topology"], data["environment"]
+    topology, environment = _mapping(data, "topology"), _mapping(data, "environment")
     shaped = {
         **data,
         "topology": {"device": topology["device"], "groups": topology["groups"]},
-        "batch": {"global_" if key == "global" else key: value for key, value in data["batch"].items()},
+        "batch": {"global_" if key == "global" else key: value for key, value in _mapping(data, "batch").items()},
         "commands": [_command(command) for command in data["commands"]],
         "environment": {
             **environment,
-            "set": [*environment["set"].items()],
-            "added": [*environment.get("added", {}).items()],
+            "set": [*_mapping(environment, "set").items()],
+            "added": [*_mapping({"added": {}, **environment}, "added").items()],
         },
-        "files": [{"path": path, "content": content} for path, content in data["files"].items()],
+        "files": [{"path": path, "content": content} for path, content in _mapping(data, "files").items()],
     }
     plan: Plan = decode(Plan, shaped)
     return plan
+
+
+def _mapping(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    if not isinstance(data[name], Mapping):
+        raise TypeError(f"{name} is no mapping")
+    return data[name]  # type: ignore[no-any-return]
 
 
 def _builtins(value: Any) -> Any:

@@ -60,16 +60,19 @@ def cp(
     destination: Annotated[str, Argument(help="File or folder (`new/` is made); default: here.")] = ".",
     force: Force = False,
 ) -> None:
-    """Copy a shipped recipe or preset, to edit it.
+    """Copy a shipped recipe, preset or machine, to edit it.
 
     Example: trainkit cp quickstart my-run.yaml
     """
+    from trainkit.cli.machines import profiles
+
     shipped = Disk().shipped()
-    path = shipped.get(f"recipes/{name}") or shipped.get(name)
+    machines = {f"{MACHINES}/{stem}": str(path) for stem, path in profiles().items()}
+    path = shipped.get(f"recipes/{name}") or {**machines, **shipped}.get(name)
     if path is None:
         from trainkit.recipe.validation.suggestions import did_you_mean
 
-        names = [*shipped, *(key.removeprefix("recipes/") for key in shipped)]
+        names = [*shipped, *machines, *(key.removeprefix("recipes/") for key in shipped)]
         hint = did_you_mean(name, names, "`trainkit ls` shows the names")
         raise UsageError(f"nothing shipped is named {name!r}", hint=hint)
     source, target = Path(path), Path(destination)
@@ -77,7 +80,7 @@ def cp(
         target = target / source.name
     # With the modeline of this installation: a copy elsewhere is as far from the schema as it may be.
     lines = [line for line in source.read_text(encoding="utf-8").splitlines(keepends=True) if MODELINE not in line]
-    text = f"{modeline()}\n{''.join(lines)}"
+    text = "".join(lines) if name in machines else f"{modeline()}\n{''.join(lines)}"
     if target.exists() and not force:
         raise UsageError(f"{target} exists", hint="give another name, or --force to replace it")
     write_file(target, text, "give another destination")

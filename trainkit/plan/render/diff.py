@@ -69,10 +69,20 @@ def _sequence(before: list[str], after: list[str]) -> Iterator[str]:
 def _file(path: str, old: str | None, new: str | None) -> Iterator[str]:
     if old is None or new is None:
         yield f"{'+' if old is None else '-'} the whole file"
-    elif path.endswith(".json"):
-        yield from _values(leaves(json.loads(old)), leaves(json.loads(new)))
-    else:
+        return
+    trees = [_tree(path, content) for content in (old, new)]
+    if None in trees:
         yield from _sequence(old.splitlines(), new.splitlines())
+    else:
+        yield from _values(*map(leaves, trees))
+
+
+def _tree(path: str, content: str) -> Any:
+    """What a JSON file holds; None for any other, which is compared line by line."""
+    try:
+        return json.loads(content) if path.endswith(".json") else None
+    except ValueError:
+        return None
 
 
 def leaves(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
+from trainkit.recipe.validation.suggestions import did_you_mean
 from trainkit.recipe.validation.type_errors import refused
 
 KEY = "efficiency.compile.backend"
@@ -56,8 +57,9 @@ def compile_notices(context: Context) -> Iterator[Notice]:
         yield Notice("note", f"efficiency.compile.backend {asked} is gone: {GONE[asked][1]}, and {used} replaces it")
     version = ".".join(context.facts.packages.get("torch", "").split("+")[0].split(".")[:2])
     if version in LISTED and used not in LISTED[version]:
-        known = ", ".join(sorted(name for name in LISTED[version] if refused(KEY, name) is None))
-        yield Notice("blocker", f"torch {version} has no compile backend {used}", f"choose one of {known}")
+        known = sorted(name for name in LISTED[version] if refused(KEY, name) is None)
+        hint = did_you_mean(used, known, f"choose one of {', '.join(known)}")
+        yield Notice("blocker", f"torch {version} has no compile backend {used}", hint)
     if used == "cudagraphs" and context.topology.device != "cuda":
         yield Notice("warning", f"cudagraphs records nothing on {context.topology.device}", "choose inductor")
     if used in _DEBUG:

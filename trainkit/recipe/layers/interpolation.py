@@ -12,6 +12,7 @@ from trainkit.errors import Diagnostic
 from trainkit.recipe.layers.environment_references import fill_references
 from trainkit.recipe.layers.layer import place_of
 from trainkit.recipe.layers.merge import Merge, value_at
+from trainkit.recipe.layers.paths import PATHS
 from trainkit.recipe.layers.secrets import is_secret_name
 from trainkit.recipe.resolved import Entry
 from trainkit.recipe.schema.fields import open_keys, schema
@@ -25,6 +26,7 @@ _RESOLVER = "trainkit_environ"
 _ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:")
 _KEY_NOT_FOUND = re.compile(r"Interpolation key '([^']*)' not found")
 _REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")  # `${model.layers}`, with no more to it than a name
+_HOME = re.compile(r"^~(?=/|$)")
 Path = tuple[str | int, ...]
 # OmegaConf keeps resolvers per process; ours is there only while the lock is held.
 _LOCK = threading.Lock()
@@ -45,6 +47,8 @@ def interpolate(state: Merge, environ: Mapping[str, str], defaults: Mapping[str,
     `${oc.env:NAME,default}` reads the given environment; under `env` and `program.args` all else is literal.
     defaults: values that can be referred to although no layer gives them.
     """
+    for key in PATHS:
+        _spell_home(state, key)
     found = [*fill_references(state, environ), *_literal(state)]
     pending = list(_paths(state.tree, ()))
     if not pending:
@@ -61,6 +65,19 @@ def interpolate(state: Merge, environ: Mapping[str, str], defaults: Mapping[str,
             return found + session.resolve({path: _get(state.tree, path) for path in pending})
         finally:
             OmegaConf.clear_resolver(_RESOLVER)
+
+
+def _spell_home(state: Merge, key: str) -> None:
+    """`~/x` in a setting that names a file means what a shell would make of it."""
+    value, (section, _, name) = state.get(key), key.rpartition(".")
+    below = state.get(section)
+    if isinstance(value, str | list) and isinstance(below, dict):
+        spelled = [_HOME.sub("${oc.env:HOME}", each) if isinstance(each, str) else each for each in _listed(value)]
+        below[name] = spelled if isinstance(value, list) else spelled[0]
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _literal(state: Merge) -> Iterator[Diagnostic]:
@@ -187,6 +204,10 @@ class _Session:
             return [self._error(path, what, f"list {secret[0]} under env_from; the ranks then find it there")]
         if isinstance(value, str) and len(value) > MAX_LENGTH:
             raise ValueError(f"the value grows to {len(value):,} characters")
+        if isinstance(value, Mapping) and _dotted(path) in schema().sections:
+            _set(self.config, path, "")
+            hint = f"refer to single values below it, as in {_dotted(path)}: {{name: ${{section.name}}}}"
+            return [self._error(path, "is a section, and another one cannot be put in its place", hint)]
         setting = schema().setting(_dotted(path))
         if isinstance(value, str) and self.asked and setting and not accepts(setting.annotation, str):
             value = read_scalar(value)

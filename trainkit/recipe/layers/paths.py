@@ -20,6 +20,11 @@ from trainkit.recipe.yaml.syntax import Mark, Problem
 
 CONFIG = "program.args.config"  # the attachment that the program's own words name
 CONFIG_SUFFIXES = (".json", ".yaml", ".yml")
+# Settings that name files or folders of the user's.
+PATHS = (
+    "data.path", "data.tokenizer", "model.path", "peft.path", "checkpoint.resume", "output.root", "strategy.config",
+    "program.script",
+)  # fmt: skip
 # Values of settings with paths that are words of the recipe.
 _NO_PATHS = {("data.path", "python-stdlib"), ("checkpoint.resume", "never"), ("checkpoint.resume", "auto")}
 

@@ -132,7 +132,10 @@ class Output(Section):
     """Where runs leave their files."""
 
     root: str = setting(
-        "runs", "Folder of run directories; a run gets `<root>/<name>/<timestamp>-<id>/`.", flag="output_dir"
+        "runs",
+        "Folder of run directories; a run gets `<root>/<name>/<timestamp>-<id>/`.",
+        flag="output_dir",
+        pattern=r"\S",
     )
 
 

@@ -82,6 +82,23 @@ def _program(context: Context) -> Iterator[Diagnostic]:
         yield context.error("program.module", f"program.module takes a dotted name, and {module} is a path", hint)
 
 
+def _zero_bytes(context: Context) -> Iterator[Diagnostic]:
+    for key in _with_zero_byte(context.tree, ""):
+        what = f"{key.replace(chr(0), '?')} holds a NUL byte, which no path, word or variable of a program can hold"
+        yield context.error(key, what, "remove it")
+
+
+def _with_zero_byte(value: Any, key: str) -> Iterator[str]:
+    """The settings that have one in their name or value."""
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from _with_zero_byte(each, f"{key}.{name}".lstrip("."))
+    elif any(
+        isinstance(each, str) and "\0" in each for each in (key, *(value if isinstance(value, list) else [value]))
+    ):
+        yield key
+
+
 def _lacks_kind(context: Context) -> bool:
     """Whether there is a program of the user's own, and nothing says of which kind it is."""
     own = any(context.get(f"program.{name}") for name in ("script", "module"))
@@ -284,6 +301,7 @@ def _labels(context: Context) -> Iterator[Diagnostic]:
 
 RULES: tuple[Callable[[Context], Iterator[Diagnostic]], ...] = (
     _program,
+    _zero_bytes,
     _script,
     _length,
     _warmup,

@@ -22,6 +22,7 @@ PATTERN_WORDS = {
     "name": "a name of letters, digits, dots, dashes and underscores (at most 100, a letter or digit first)",
     "nodes.rendezvous": "`auto` or host:port with a port from 1 to 65535",
     "optimizer.name": "an import path pkg.mod:Class",
+    "output.root": "a folder",
     **dict.fromkeys(("train.loss", "model.target", "data.target", "data.collate"), "an import path pkg.mod:name"),
 }
 _PLAIN = {bool: "true or false", str: "a text", float: "a number", int: "a whole number", types.NoneType: "null"}
@@ -38,6 +39,22 @@ _BOUNDS = {
 # Values that people know from other tools: why they are not taken, and what to write instead.
 _REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "optimizer.name": OTHER_NAMES,
+    "devices.type": {
+        "tpu": ("trainkit runs on TPUs through torch_xla", "write xla"),
+        **dict.fromkeys(
+            ("gpu", "nvidia", "rocm", "hip", "amd"), ("PyTorch calls NVIDIA's and AMD's GPUs cuda", "write cuda")
+        ),
+        **dict.fromkeys(("metal", "apple"), ("PyTorch calls Apple's GPU mps", "write mps")),
+    },
+    "precision.dtype": {
+        "tf32": (
+            "TF32 is how the hardware multiplies fp32 numbers",
+            "write --with precision/tf32, or precision: {dtype: fp32, tf32: true}",
+        ),
+        **dict.fromkeys(("16", "half", "float16"), ("PyTorch's float16", "write fp16")),
+        "bfloat16": ("PyTorch's bfloat16", "write bf16"),
+        **dict.fromkeys(("32", "float", "float32"), ("PyTorch's float32", "write fp32")),
+    },
     "efficiency.compile.backend": dict.fromkeys(
         ("openxla_eval", "tvm", "ofi", "fx2trt", "onnxrt", "ipex", "tensorrt", "torch_tensorrt", "torchxla_trace_once"),
         ("it compiles for inference: there is no backward pass to train with", "write inductor"),
