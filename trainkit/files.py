@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 PathLike = str | os.PathLike[str]
@@ -63,6 +63,15 @@ def read_json(path: PathLike) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def read_json_lines(path: PathLike) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a file, one a line; other lines, and a file that is not there, give none."""
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            with contextlib.suppress(ValueError, RecursionError):
+                if isinstance(found := json.loads(line), dict):
+                    yield found
 
 
 def try_lock(fd: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -155,6 +156,51 @@ def test_the_guardian_killed_from_outside_leaves_nothing(runs: Any) -> None:
     assert run.wait(LIMIT) == 137
     assert_nothing_is_left(run, began)
     assert run.status()["failure"] == "guardian"
+
+
+@pytest.mark.parametrize("launcher", ["python", "torchrun", "accelerate", "deepspeed"])
+def test_trainkit_and_its_guardian_killed_at_once_leave_nothing_that_trains(runs: Any, launcher: str) -> None:
+    run = runs("heartbeat.py", launcher=launcher, ranks=ranks_of(launcher))
+    run.wait_for_beats()
+    began = time.monotonic()
+    pids = run.status()["pids"]
+    for pid in (pids["guardian"], pids["trainkit"]):
+        os.kill(pid, signal.SIGKILL)
+    assert run.wait(LIMIT) == -signal.SIGKILL
+    wait_for("the end of every process", lambda: not run.living(), LIMIT - (time.monotonic() - began))
+    assert all(record["told_to_stop"] for record in run.records())
+
+
+def test_the_ranks_that_a_launcher_restarts_end_where_nobody_is_left_to_end_them(runs: Any) -> None:
+    run = runs("heartbeat.py", launcher="torchrun", ranks=2, max_restarts=2)
+    run.wait_for_beats()
+    began = time.monotonic()
+    pids = run.status()["pids"]
+    for pid in (pids["guardian"], pids["trainkit"]):
+        os.kill(pid, signal.SIGKILL)
+    wait_for("the end of every process", lambda: not run.living(), 3 * LIMIT - (time.monotonic() - began))
+
+
+def test_the_guardian_writes_the_summary_of_a_run_whose_trainkit_was_killed(runs: Any) -> None:
+    run = runs("heartbeat.py")
+    run.wait_for_beats()
+    os.kill(run.process.pid, signal.SIGKILL)
+    wait_for("the end of every process", lambda: not run.living(), LIMIT)
+    summary = json.loads((run.run_dir / "summary.json").read_text())
+    assert (summary["exit_code"], summary["failure"], summary["why"]) == (137, "trainkit", "trainkit was killed")
+    assert summary["wall_seconds"] > 0
+
+
+@pytest.mark.parametrize(("launcher", "code"), [("python", 7), ("torchrun", 1), ("python", 0)])
+def test_a_program_whose_run_directory_is_gone_has_its_own_exit_code(runs: Any, launcher: str, code: int) -> None:
+    run = runs("wait_then_exit.py", str(code and 7), launcher=launcher, ranks=ranks_of(launcher))
+    for rank in range(run.ranks):
+        run.wrapper(rank)
+    shutil.rmtree(run.run_dir)
+    (run.folder / "go").touch()
+    assert run.wait() == code
+    assert "killed from outside" not in run.console()
+    assert ("the run directory was removed while it ran" in run.console()) is (code != 0)
 
 
 def test_a_run_directory_that_is_removed_meanwhile_does_not_end_the_run(runs: Any) -> None:

@@ -18,7 +18,15 @@ from trainkit.files import read_json
 from trainkit.machine.cpu_affinity import keep_to
 from trainkit.runner.rank.streams import Copier, copy_window_size, open_channel
 from trainkit.runner.rundir.records import RankRecord, log_path, shown_path, write_record
-from trainkit.runner.supervisor.processes import PASSED_ON, STOP, exit_of_child, spawn, wakeup
+from trainkit.runner.supervisor.processes import (
+    PASSED_ON,
+    STOP,
+    become_subreaper,
+    exit_of_child,
+    is_alive,
+    spawn,
+    wakeup,
+)
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 HOOK = os.path.join(_PACKAGE, "verify", "hook")
@@ -28,6 +36,7 @@ NOT_REGISTERED = 1  # nothing was started: the guardian could not have watched o
 DRAIN_SECONDS = 2.0  # at most, for output of background children after the program's end …
 SILENT_SECONDS = 0.5  # … and no longer than until they have been silent for so long
 LINGER_SECONDS = 0.5  # a stop that hits program and wrapper one after the other is still one stop
+LOOK_SECONDS = 1.0  # between looks whether anybody is left to end this rank
 CLEAN_UP_SECONDS = 2.0  # after a terminal's Ctrl-C, before TERM
 
 
@@ -51,7 +60,9 @@ class Wrapper:
         self._environ = environ
         self._selector = selectors.DefaultSelector()
         self._copiers: list[Copier] = []
+        self._keepers: list[int] = []  # pids of who ends this rank, should it be necessary
         self._kill_at = self._term_at = float("inf")
+        self._alone = False  # whether they are gone
         self._exit: int | None = None  # minus the signal that killed it
         self._before = ""  # how this rank differed from the plan before the launcher restarted it
         self._shares_terminal = os.isatty(0)
@@ -84,6 +95,7 @@ class Wrapper:
             message = f"trainkit.runner.rank: {self._options.attempt_dir} cannot be written: {error.strerror}\n"
             os.write(2, message.encode("utf-8", "surrogateescape"))
             return NOT_REGISTERED
+        self._watch_keepers()
         if self._before:  # the launcher restarts whatever fails; what differs from the plan would do so again
             return self._end(ended=time.time(), exit_code=NOT_AS_PLANNED, not_as_planned=self._before)
         try:
@@ -108,6 +120,13 @@ class Wrapper:
                 os.remove(self._shown)
         write_record(self._options.attempt_dir, self._record)
         return [self._open(name, fd) for name, fd in (("out", 1), ("err", 2))]
+
+    def _watch_keepers(self) -> None:
+        """Trainkit and its guardian, killed together, leave nobody else to end this rank."""
+        pids = keepers(self._options.attempt_dir)
+        # Who is not seen from here is not watched; but a launcher may restart ranks that ended for this very reason.
+        if any(map(is_alive, pids)) or self._record.restart:
+            self._keepers = pids
 
     def _open(self, name: str, own: int) -> int:
         log = os.open(
@@ -162,6 +181,8 @@ class Wrapper:
     def _step(self, received: int, until: float = float("inf")) -> bool:
         """Wait for the next event and deal with it; whether any came."""
         wait = min(until, self._kill_at, self._term_at) - time.monotonic()
+        if self._keepers:
+            wait = min(wait, LOOK_SECONDS)
         events = self._selector.select(None if wait == float("inf") else max(0.0, wait))
         for key, _ in events:
             if key.fd == received:
@@ -171,6 +192,10 @@ class Wrapper:
                     self._on_signal(number)
             elif not key.data.copy():
                 self._selector.unregister(key.fd)
+        if self._keepers and not any(map(is_alive, self._keepers)):
+            self._keepers, self._alone = [], True
+            become_subreaper()  # what the program leaves behind comes to us, where the guardian would have had it
+            self._on_signal(signal.SIGTERM)
         now = time.monotonic()
         if now >= self._term_at:
             self._term_at = float("inf")
@@ -217,6 +242,10 @@ class Wrapper:
         # Only now: while the zombie was there, the group's number could not be given to other processes.
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._record.pid, 0)
+        if self._alone:
+            from trainkit.runner.supervisor.cleanup import kill_descendants
+
+            kill_descendants()
         lost = sum(copier.lost for copier in self._copiers)
         seen = differences(self._shown) if self._options.expected else ""
         if seen and self._exit == 0:  # a shell script may continue after a part of it that failed
@@ -233,6 +262,15 @@ class Wrapper:
         with contextlib.suppress(OSError):  # a removed folder must not change the program's exit code
             write_record(self._options.attempt_dir, self._record)
         return self._record.code
+
+
+def keepers(attempt_dir: str) -> list[int]:
+    """Pids of trainkit and its guardian; none where something else started this rank, or on another host."""
+    status = read_json(os.path.join(os.path.dirname(os.path.dirname(attempt_dir)), "status.json"))
+    pids = status.get("pids")
+    if status.get("host") != os.uname().nodename or status.get("ended") or not isinstance(pids, dict):
+        return []
+    return [pid for pid in (pids.get("trainkit"), pids.get("guardian")) if isinstance(pid, int) and pid > 1]
 
 
 def observed(environ: Mapping[str, str], expected: str, shown: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainkit.files import read_json_lines
 from trainkit.plan.model import Card
 
 # NVML's utilization is a mean over a sixth of a second to one second: asking more often would say nothing more.
@@ -73,12 +74,22 @@ class CardWatch:
         for rank, uuid, handle in self._handles:
             memory = self._ask("nvmlDeviceGetMemoryInfo", handle, "used")
             busy = self._ask("nvmlDeviceGetUtilizationRates", handle, "gpu")
-            if memory is not None:
-                self.peak[uuid] = max(memory, self.peak.get(uuid, 0))
-            if busy is not None:
-                self._used.setdefault(uuid, []).append(busy)
             found.append({"local_rank": rank, "uuid": uuid, "memory_bytes": memory, "utilization": busy})
+        self._keep(found)
         return found
+
+    def recall(self) -> None:
+        """Take in what an earlier watch has written into the file."""
+        for line in read_json_lines(self._file):
+            self._keep(line.get("cards") or [])
+
+    def _keep(self, cards: Sequence[Mapping[str, Any]]) -> None:
+        for card in cards:
+            uuid, memory, busy = (card.get(name) for name in ("uuid", "memory_bytes", "utilization"))
+            if isinstance(memory, int):
+                self.peak[str(uuid)] = max(memory, self.peak.get(str(uuid), 0))
+            if isinstance(busy, int):
+                self._used.setdefault(str(uuid), []).append(busy)
 
     def _ask(self, question: str, handle: Any, field: str) -> int | None:
         try:

@@ -39,6 +39,7 @@ class Observed(NamedTuple):
     expected_ranks: int = 1
     nodes: int = 1
     preparation: tuple[str, int] | None = None  # title and exit code (minus the signal) of one that failed
+    removed: bool = False  # whether the folder of the ranks' records is gone
 
 
 class Verdict(NamedTuple):
@@ -73,6 +74,8 @@ def first_failure(records: Sequence[RankRecord], vanished: Mapping[int, float]) 
 
 
 def _rank_failed(rank: int, seen: Observed) -> Verdict:
+    if rank in seen.vanished and seen.removed and seen.launcher_exit is not None and seen.launcher_exit >= 0:
+        return _unrecorded(rank, seen.launcher, seen.launcher_exit)
     if rank in seen.vanished:
         return Verdict(KILLED, "rank", f"rank {rank} was killed from outside", rank, signal.SIGKILL)
     record = next(r for r in seen.records if r.rank == rank)
@@ -83,6 +86,16 @@ def _rank_failed(rank: int, seen: Observed) -> Verdict:
     else:
         how = _how(record.exit_code if record.signal is None else -record.signal)
     return Verdict(record.code, "program", f"rank {rank} {how}", rank, record.signal)
+
+
+def _unrecorded(rank: int, launcher: str, code: int) -> Verdict:
+    """The launcher's code, which is the program's own where Python starts it."""
+    gone = "the run directory was removed while it ran"
+    if launcher == "python":
+        return Verdict(code, "program" if code else None, f"rank {rank} {_how(code)}; {gone}" if code else "", rank)
+    return Verdict(
+        code, "rank" if code else None, f"{launcher} {_how(code)}; {gone}, and with it what the ranks ended with"
+    )
 
 
 def _launcher_failed(seen: Observed) -> Verdict:
@@ -127,7 +140,8 @@ def write_status(
     """
     outcome = dict.fromkeys(Verdict._fields) if verdict is None else verdict._asdict()
     ended = None if verdict is None else time.time()
-    status = {"state": state, **spec.status, "ended": ended, **outcome, "pids": pids, "survivors": list(survivors)}
+    place = {"host": os.uname().nodename, "pids": pids, "survivors": list(survivors)}
+    status = {"state": state, **spec.status, "ended": ended, **outcome, **place}
     with contextlib.suppress(OSError):  # the run continues, or ends, also where its folder is gone
         content = json.dumps(status, indent=2) + "\n"
         # Only the end is worth the wait for the disk.

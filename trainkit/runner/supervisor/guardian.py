@@ -11,6 +11,7 @@ import os
 import selectors
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -25,6 +26,7 @@ from trainkit.runner.supervisor.termination import Action, Termination
 
 IGNORED = ("INT", "TERM", "HUP", "QUIT", "TSTP", "TTIN", "TTOU", "USR1", "USR2", "PIPE")
 QUICK, SLOW = 0.05, 0.2  # seconds between looks, before and after all ranks have registered
+SUMMARY_SECONDS = 60.0  # for the summary of a run whose trainkit was killed
 NOT_FOUND = -1  # in the place of the pid of a command that could not be started
 
 
@@ -42,6 +44,7 @@ class Guardian:
         self._introduced = False
         self._held: set[str] = set()
         self._survivors: tuple[int, ...] = ()
+        self._alone = False  # trainkit is gone
         self._obey(orders)
 
     def run(self) -> Verdict:
@@ -68,12 +71,23 @@ class Guardian:
                 expected_ranks=self._spec.ranks,
                 nodes=self._spec.nodes,
                 preparation=failed,
+                removed=not os.path.isdir(self._spec.attempt_dir),
             )
         )
         cleanup.remove_leftovers(self._ranks.records.values(), self._held)
         self._save("ended", verdict)
         self._trainkit.send({"event": "ended", **verdict._asdict()})
+        if self._alone:
+            self._write_summary()
         return verdict
+
+    def _write_summary(self) -> None:
+        """What trainkit would have done at the end, had it not been killed; bounded, for nobody waits for it."""
+        argv = (sys.executable, "-P", "-m", "trainkit.runner.report.afterwards", self._spec.run_dir)
+        pid, give_up = self._spawn(argv, (0, 1, 2), new_session=True), time.monotonic() + SUMMARY_SECONDS
+        while pid not in self._exits and time.monotonic() < give_up:
+            self._wait(QUICK)
+        cleanup.kill_descendants()
 
     def _prepare(self) -> tuple[str, int] | None:
         """Run the preparations; title and exit code of one that failed."""
@@ -151,6 +165,7 @@ class Guardian:
                 self._obey(orders)
             else:
                 self._selector.unregister(self._trainkit)
+                self._alone = True
                 self._termination.order("trainkit was killed")
         self._reap()
 
