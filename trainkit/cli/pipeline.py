@@ -125,9 +125,9 @@ def plan_recipe(resolved: Resolved, facts: Facts | None = None) -> Planned:
 
         saved = trainer_checkpoints if recipe.program.kind == "hf" else saved_checkpoints
         if resume == "auto":
-            earlier = saved(recipe.output.root, recipe.name)
+            earlier = saved(recipe.output.root, recipe.name, damaged=True)
         elif recipe.program.kind != "hf":  # Trainer looks into a named folder by itself
-            earlier = named_checkpoint(resume)
+            earlier = named_checkpoint(resume, damaged=True)
     return build_plan(resolved, facts or probe(), earlier)
 
 

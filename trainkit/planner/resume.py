@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 FOLDER = re.compile(r"^step-(\d{8})$")
 TRAINER_FOLDER = re.compile(r"^checkpoint-(\d+)$")
 NAMED = "named by checkpoint.resume"
+TAKE_ANOTHER = "name an older checkpoint; `auto` takes the newest that is whole and fits"
 # Each rank has all of the model and the optimizer, and a checkpoint of one rank is that of any number.
 WHOLE = frozenset({"single", "ddp"})
 # torch.distributed.checkpoint writes whole tensors and shards alike, and cuts them again for each reader.
@@ -26,9 +27,10 @@ RESHARDING = frozenset({"single", "ddp", "fsdp"})
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
-    """A complete checkpoint of an earlier run. strategy and world_size: who saved it; "" and 0 where unknown.
+    """A checkpoint of an earlier run. strategy and world_size: who saved it; "" and 0 where unknown.
 
     best_step: where the evaluation loss was the lowest by then; None where nothing was evaluated.
+    damage: what is wrong with its files, "" for a complete one.
     """
 
     path: str
@@ -38,6 +40,7 @@ class SavedCheckpoint:
     strategy: str = ""
     world_size: int = 0
     best_step: int | None = None
+    damage: str = ""
 
     @property
     def saved_by(self) -> str:
@@ -73,7 +76,7 @@ def unreadable(saved_strategy: str, saved_ranks: int, strategy: str, ranks: int)
 def choose_resume(
     resolved: Resolved, reader: Reader, saved: Sequence[SavedCheckpoint]
 ) -> tuple[Resume, tuple[Notice, ...]]:
-    """The starting point and the notices about it. saved: newest first."""
+    """The starting point and the notices about it. saved: newest first, damaged ones among them."""
     asked = resolved.recipe.checkpoint.resume
     if asked == "never":
         return Resume(None, 0, "checkpoint.resume is never"), ()
@@ -95,7 +98,17 @@ def choose_resume(
     return resume, notices
 
 
-def _newest(reader: Reader, saved: Sequence[SavedCheckpoint]) -> tuple[Resume, tuple[Notice, ...]]:
+def _newest(reader: Reader, found: Sequence[SavedCheckpoint]) -> tuple[Resume, tuple[Notice, ...]]:
+    saved = [checkpoint for checkpoint in found if not checkpoint.damage]
+    resume, notices = _newest_whole(reader, saved)
+    newer = found[: next((place for place, each in enumerate(found) if each.path == resume.path), len(found))]
+    passed_over = (
+        Notice("warning", f"{each.path} is damaged and passed over: {each.damage}") for each in newer if each.damage
+    )
+    return resume, (*passed_over, *notices)
+
+
+def _newest_whole(reader: Reader, saved: Sequence[SavedCheckpoint]) -> tuple[Resume, tuple[Notice, ...]]:
     if not saved:
         return Resume(None, 0, "no earlier run of this name left a complete checkpoint"), ()
     same = [checkpoint for checkpoint in saved if checkpoint.training_digest == reader.training_digest]
@@ -120,6 +133,8 @@ def _named(path: str, reader: Reader, saved: Sequence[SavedCheckpoint]) -> tuple
         # Neither known nor named like a checkpoint: the trainer would notice only after it has loaded everything.
         hint = "name a folder `<run>/checkpoints/step-<8 digits>`; `auto` takes the newest that fits"
         return Resume(path, 0, NAMED), (Notice("blocker", f"{path} is not a checkpoint folder", hint),)
+    if known.damage:
+        return Resume(path, known.step, NAMED), (Notice("blocker", f"{path} is damaged: {known.damage}", TAKE_ANOTHER),)
     if obstacle := _obstacle(known, reader):
         hint = "resume with the strategy and the number of ranks that saved it"
         return _start(known, NAMED), (Notice("blocker", f"{path} cannot be resumed from: {obstacle}", hint),)

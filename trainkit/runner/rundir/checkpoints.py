@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from trainkit.files import read_json
-from trainkit.planner.resume import SavedCheckpoint
-from trainkit.runner.rundir.layout import CHECKPOINT_PREFIX, MANIFEST, RunLayout, subfolders
+from trainkit.planner.resume import FOLDER, SavedCheckpoint
+from trainkit.runner.rundir.layout import MANIFEST, RunLayout, subfolders
 
 TRAINER_FOLDER = re.compile(r"^checkpoint-(\d+)$")
 TRAINER_STATE = "trainer_state.json"  # rank 0 writes it after weights and optimizer
@@ -17,13 +20,19 @@ TRAINER_STATE = "trainer_state.json"  # rank 0 writes it after weights and optim
 TRAINER_OPTIMIZER = ("optimizer.pt", "optimizer.bin", "optimizer_0", "global_step{step}")
 
 
-def saved_checkpoints(output_root: str, name: str) -> list[SavedCheckpoint]:
-    """The built-in trainer's under <output_root>/<name>: newest run first, within a run latest step first."""
-    return [saved for run in _newest_first(output_root, name) for saved in checkpoints_of(run)]
+def saved_checkpoints(output_root: str, name: str, *, damaged: bool = False) -> list[SavedCheckpoint]:
+    """The built-in trainer's under <output_root>/<name>: newest run first, within a run latest step first.
+
+    damaged: those too whose files are not what the manifest says.
+    """
+    return [saved for run in _newest_first(output_root, name) for saved in checkpoints_of(run, damaged=damaged)]
 
 
-def trainer_checkpoints(output_root: str, name: str) -> list[SavedCheckpoint]:
-    """Trainer's under <output_root>/<name>/<run>/output: newest run first, within a run latest step first."""
+def trainer_checkpoints(output_root: str, name: str, *, damaged: bool = False) -> list[SavedCheckpoint]:
+    """Trainer's under <output_root>/<name>/<run>/output: newest run first, within a run latest step first.
+
+    damaged: Trainer's folders do not say what belongs to them; one that lacks something is one that was not finished.
+    """
     return [saved for run in _newest_first(output_root, name) for saved in _of_trainer(run)]
 
 
@@ -31,27 +40,34 @@ def _newest_first(output_root: str, name: str) -> list[RunLayout]:
     return [RunLayout(path) for path in sorted(subfolders(Path(output_root).absolute() / name), reverse=True)]
 
 
-def checkpoints_of(layout: RunLayout) -> list[SavedCheckpoint]:
-    """The complete checkpoints of one run, latest step first."""
+def checkpoints_of(layout: RunLayout, *, damaged: bool = False) -> list[SavedCheckpoint]:
+    """The checkpoints of one run, latest step first."""
     inside = [saved for folder in subfolders(layout.checkpoints) for saved in _read(folder, layout.id)]
-    return sorted(inside, key=lambda saved: saved.step, reverse=True)
+    kept = [saved for saved in inside if damaged or not saved.damage]
+    return sorted(kept, key=lambda saved: saved.step, reverse=True)
 
 
-def named_checkpoint(path: str) -> list[SavedCheckpoint]:
-    """The complete checkpoint at a path, or none."""
+def named_checkpoint(path: str, *, damaged: bool = False) -> list[SavedCheckpoint]:
+    """The checkpoint at a path, or none."""
     folder = Path(path).absolute()
-    return [replace(saved, path=path) for saved in _read(folder, folder.parent.parent.name)]
+    found = [replace(saved, path=path) for saved in _read(folder, folder.parent.parent.name)]
+    return [saved for saved in found if damaged or not saved.damage]
+
+
+def checksum(manifest: Mapping[str, Any]) -> str:
+    """SHA-256 of a manifest's own entries, which it holds as `checksum` (none of releases before it was introduced)."""
+    content = {name: value for name, value in manifest.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _read(folder: Path, run: str) -> list[SavedCheckpoint]:
-    """None of it where it is incomplete: the manifest is written last, and lists all files with their sizes."""
-    if not folder.name.startswith(CHECKPOINT_PREFIX):
+    """The checkpoint of a folder with the name of one: the folder gets it once all files are in it."""
+    name = FOLDER.match(folder.name)
+    if name is None or not folder.is_dir():
         return []
+    damaged = SavedCheckpoint(str(folder), int(name[1]), "", run)
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        # Sizes only: whoever loads the checkpoint compares the checksums, which takes a while.
-        if any((folder / name).stat().st_size != facts["size"] for name, facts in manifest["files"].items()):
-            return []
         best = manifest.get("best", {})
         saved = SavedCheckpoint(
             path=str(folder),
@@ -62,9 +78,25 @@ def _read(folder: Path, run: str) -> list[SavedCheckpoint]:
             world_size=int(manifest["world_size"]),
             best_step=int(best["step"]) if best.get("loss") is not None else None,
         )
+        if manifest.get("checksum", checksum(manifest)) != checksum(manifest):
+            return [replace(damaged, damage=f"{MANIFEST} is not as it was written")]
+        return [replace(saved, damage=_damage(folder, manifest["files"]))]
+    except FileNotFoundError:
+        return [replace(damaged, damage=f"it has no {MANIFEST}")]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # torn, or of another program
-        return []
-    return [saved]
+        return [replace(damaged, damage=f"{MANIFEST} cannot be read")]
+
+
+def _damage(folder: Path, files: Mapping[str, Any]) -> str:
+    """The first file that is missing or cut. Sizes only: whoever loads it compares checksums, which takes a while."""
+    for name, facts in files.items():
+        try:
+            size = (folder / name).stat().st_size
+        except OSError:
+            return f"{name} is missing"
+        if size != facts["size"]:
+            return f"{name} has {size} of {facts['size']} bytes"
+    return ""
 
 
 def _of_trainer(layout: RunLayout) -> list[SavedCheckpoint]:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from trainkit.runner.rundir.records import log_path
 
-CHECKPOINT_PREFIX = "step-"
 MANIFEST = "manifest.json"
 
 

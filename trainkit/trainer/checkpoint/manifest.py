@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import TrainingError
+from trainkit.runner.rundir.checkpoints import checksum
+from trainkit.runner.rundir.layout import MANIFEST
 from trainkit.trainer.distributed import gather_from_ranks
 from trainkit.trainer.settings import World
 
-MANIFEST = "manifest.json"
 CONTENT = ("step", "training_digest", "world_size", "strategy", "files")
 
 
@@ -55,6 +56,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise TrainingError(
             f"{folder} is not a complete checkpoint: its {MANIFEST} cannot be read ({error})"
         ) from error
+    if not isinstance(manifest, dict):
+        raise TrainingError(f"{folder} is no checkpoint of trainkit's: its {MANIFEST} is no JSON object")
+    if manifest.get("checksum", checksum(manifest)) != checksum(manifest):
+        what = f"the checkpoint {folder} is damaged: its {MANIFEST} is not as it was written"
+        raise TrainingError(what, hint="take an older checkpoint")
     missing = [name for name in CONTENT if name not in manifest]
     if missing:
         raise TrainingError(f"{folder} is no checkpoint of trainkit's: its {MANIFEST} lacks {', '.join(missing)}")

@@ -17,8 +17,9 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from trainkit.errors import TrainingError
+from trainkit.runner.rundir.checkpoints import checksum
+from trainkit.runner.rundir.layout import MANIFEST
 from trainkit.trainer.checkpoint.manifest import (
-    MANIFEST,
     Identity,
     complete,
     described_files,
@@ -131,7 +132,7 @@ class Checkpoints:
                 f"{scratch} is not one folder for all ranks: what {', '.join(elsewhere)} wrote is not there",
                 hint="set output.root to a folder that all nodes share",
             )
-        (scratch / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        (scratch / MANIFEST).write_text(json.dumps({**manifest, "checksum": checksum(manifest)}, indent=1))
         # The other files are flushed already, but not the folders' entries for them.
         for path in (scratch / MANIFEST, *(path for path in scratch.rglob("*") if path.is_dir()), scratch):
             flush(path)
