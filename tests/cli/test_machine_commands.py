@@ -205,6 +205,41 @@ def test_what_is_no_machine_is_a_usage_error(
     assert words in done.stderr
 
 
+def test_a_profile_is_copied_edited_and_planned_for(trainkit: Trainkit, tmp_path: Path, tiny_recipe: Path) -> None:
+    assert trainkit("cp", "machines/2x3090", "mine.yaml").returncode == 0
+    profile = (tmp_path / "mine.yaml").read_text()
+    assert "yaml-language-server" not in profile  # it is no recipe
+    (tmp_path / "mine.yaml").write_text(profile.replace("count: 2", "count: 3"))
+    words = ("devices.type=cuda", "devices.select=3", "batch.global=6", "--with", "strategy/ddp")
+    done = trainkit("plan", str(tiny_recipe), "--on", "mine.yaml", *words)
+    assert done.returncode == 0, done.stderr
+    assert "rank 2 on card 2: NVIDIA GeForce RTX 3090" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x: [", "mine.yaml:2: a value is missing here"),
+        ("- a", "mine.yaml is no profile of a machine"),
+        ("memory_gib: many", "memory_gib is no number up to 100,000"),
+        ("memory_gib: 1.0e+30", "memory_gib is no number up to 100,000"),
+        ("memory_gib: 64\ncards: {count: 2}", "cards.memory_gib is no number"),
+        ("memory_gib: 64", "`cpu_cores` is missing"),
+        ("memory_gib: 64\ncpu_cores: 4\nwheels: 4", "unknown key `wheels`"),
+        (None, "mine.yaml cannot be read: No such file or directory"),
+    ],
+)
+def test_a_profile_that_cannot_be_read_is_a_usage_error(
+    trainkit: Trainkit, tmp_path: Path, tiny_recipe: Path, text: str | None, words: str
+) -> None:
+    if text is not None:
+        (tmp_path / "mine.yaml").write_text(text)
+    done = trainkit("plan", str(tiny_recipe), "--on", "mine.yaml")
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "trainkit cp machines/2x3090" in done.stderr
+
+
 def test_a_run_is_on_this_machine(trainkit: Trainkit, tiny_recipe: Path) -> None:
     done = trainkit("run", str(tiny_recipe), "--on", "8xh100")
     assert done.returncode == 2

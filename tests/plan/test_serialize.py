@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from trainkit.errors import MachineError
 from trainkit.machine.facts import Facts
 from trainkit.plan import model
 from trainkit.plan.model import PLAN_VERSION, Plan, Text, Variable, text
+from trainkit.plan.render import diff
 from trainkit.plan.serialize import plan_from_json, plan_to_json
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Resolved
@@ -105,3 +107,30 @@ def test_a_plan_of_another_version_is_refused_with_a_way_out(layered: Layered, m
         plan_from_json(data)
     assert str(version) in caught.value.diagnostics[0].what
     assert "trainkit plan" in caught.value.diagnostics[0].hint
+
+
+def _places(tree: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield place
+    below = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for name, each in below:
+        yield from _places(each, (*place, name))
+
+
+def test_a_plan_with_anything_in_the_place_of_a_value_is_read_or_refused(layered: Layered, machine: Machine) -> None:
+    plan = build_plan(layered({"devices": {"type": "cpu"}}), machine()).plan
+    whole = plan_to_json(plan)
+    refused = 0
+    for place in list(_places(whole))[1:]:
+        for value in (None, [], {}, "x", -1, 1e308, True, [1], {"a": 1}, ["a", None]):
+            damaged = copy.deepcopy(whole)
+            holder: Any = damaged
+            for name in place[:-1]:
+                holder = holder[name]
+            holder[place[-1]] = value
+            try:
+                other = plan_from_json(damaged)
+            except (MachineError, ValueError, KeyError, TypeError):
+                refused += 1
+            else:
+                diff.render(other, plan)
+    assert refused > 100

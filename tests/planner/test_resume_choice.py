@@ -90,3 +90,16 @@ def test_a_run_that_is_over_before_its_first_step_is_warned_of(layered: Layered,
 
     assert warnings(4) == ["the checkpoint is of step 4, and train.steps is 4: nothing is left to train"]
     assert warnings(5) == []
+
+
+@pytest.mark.parametrize("resume", ["auto", PATH])
+def test_a_damaged_checkpoint_is_named_and_passed_over(layered: Layered, machine: Machine, resume: str) -> None:
+    resolved = layered({"devices": {"type": "cpu"}, "checkpoint": {"resume": resume}})
+    digest = build_plan(resolved, machine()).plan.training_digest
+    older = SavedCheckpoint("/runs/r/checkpoints/step-00000002", 2, digest, "r", "single", 1)
+    damaged = SavedCheckpoint(PATH, 4, "", "r", damage="state is missing")
+    oldest = SavedCheckpoint("/runs/r/checkpoints/step-00000001", 1, "", "r", damage="state is missing")
+    plan = build_plan(resolved, machine(), [damaged, older, oldest]).plan
+    said = [each for each in plan.notices if "damaged" in each.what]
+    assert [PATH in each.what and "state is missing" in each.what for each in said] == [True]
+    assert (plan.resume.step, said[0].severity) == ((2, "warning") if resume == "auto" else (4, "blocker"))

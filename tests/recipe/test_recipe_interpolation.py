@@ -179,3 +179,26 @@ def test_omegaconf_is_imported_only_where_something_is_interpolated() -> None:
         "assert not OmegaConf.has_resolver('trainkit_environ')\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=Path(__file__).parents[2], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("section", ["strategy", "optimizer", "efficiency"])
+def test_a_section_is_not_another_one(refuse: Refuse, section: str) -> None:
+    errors = refuse(f"{section}: '${{train}}'\n{SHORT}")
+    assert [each.what for each in errors] == [f"{section}: is a section, and another one cannot be put in its place"]
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "expected"),
+    [
+        ("output: {root: ~/runs}\n", "output.root", "/home/u/runs"),
+        ("output: {root: '~'}\n", "output.root", "/home/u"),
+        ("output: {root: ~other}\n", "output.root", "~other"),
+        ("data: {path: [~/a, b]}\n", "data.path", ["/home/u/a", "b"]),
+        ("sample: {prompt: ~/a}\n", "sample.prompt", "~/a"),
+    ],
+)
+def test_a_tilde_before_a_path_is_the_home_folder(solve: Solve, text: str, key: str, expected: Any) -> None:
+    value: Any = solve(text + SHORT, environ={"HOME": "/home/u"}).tree
+    for part in key.split("."):
+        value = value[part]
+    assert value == expected

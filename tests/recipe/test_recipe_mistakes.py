@@ -59,3 +59,18 @@ def test_each_is_shown_with_its_line_a_caret_its_layer_and_what_to_do(refuse: Re
     assert text.count("  next: ") == len(EXPECTED)
     assert text.endswith("8 errors\n")
     assert "\x1b" not in text
+
+
+def test_a_nul_byte_is_an_error_wherever_it_is(refuse: Refuse) -> None:
+    text = 'train: {steps: 3}\noutput: {root: "a\\0b"}\nenv: {A: "x\\0"}\ndata: {path: ["x", "\\0"]}\n'
+    errors = refuse(text)
+    assert sorted(each.key for each in errors) == ["data.path", "env.A", "output.root"]
+    assert all("holds a NUL byte" in each.what for each in errors)
+
+
+def test_words_that_other_tools_use_are_answered_with_the_ones_to_write(refuse: Refuse) -> None:
+    text = "train: {steps: 3}\ndevices: {type: tpu}\nprecision: tf32\noutput: {root: ''}\n"
+    hints = {each.key: each.hint for each in refuse(text)}
+    assert hints["devices.type"] == "write xla"
+    assert "precision/tf32" in hints["precision.dtype"]
+    assert "a folder" in hints["output.root"]

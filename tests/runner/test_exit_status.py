@@ -48,6 +48,19 @@ CASES: dict[str, tuple[Observed, int, str | None, int | None]] = {
     "the launcher failed by itself": (seen(launcher_exit=2), 2, "launcher", None),
     "another node failed": (seen(TOLD, launcher_exit=1, nodes=2), 1, "launcher", None),
     "a rank was told to stop and finished well": (seen(rank(0, told_to_stop=True)), 0, None, None),
+    "the run directory was removed, and python tells": (
+        seen(rank(0, ended=None), launcher_exit=7, vanished={0: 1.0}, removed=True)._replace(launcher="python"),
+        7, "program", 0,
+    ),
+    "it was removed, and all ended well": (
+        seen(rank(0, ended=None), vanished={0: 1.0}, removed=True), 0, None, None,
+    ),
+    "it was removed, and only the launcher's code is left": (
+        seen(rank(0, ended=None), launcher_exit=1, vanished={0: 1.0}, removed=True), 1, "rank", None,
+    ),
+    "it was removed, and the launcher was killed": (
+        seen(rank(0, ended=None), launcher_exit=-9, vanished={0: 1.0}, removed=True), 137, "rank", 0,
+    ),
     "a preparation failed": (Observed("torchrun", None, preparation=("build ops", 4)), 4, "preparation", None),
     "fewer ranks ran than planned": (Observed("accelerate", 0, [rank(0)], expected_ranks=2), 1, "launcher", None),
 }  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Trainkit
-from trainkit.runner.rundir.checkpoints import saved_checkpoints
+from trainkit.runner.rundir.checkpoints import checksum, saved_checkpoints
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import hold, is_running, list_runs, prunable, read_run, remove
 
@@ -164,3 +164,22 @@ def test_only_complete_checkpoints_are_found_newest_first(tmp_path: Path) -> Non
     assert found[0].path == str(new.checkpoints / "step-00000020")
     assert found[0].saved_by == "saved by ddp on 2 ranks"
     assert saved_checkpoints(str(tmp_path), "nothing") == []
+    damage = {saved.step: saved.damage for saved in saved_checkpoints(str(tmp_path), "a", damaged=True) if saved.damage}
+    assert damage == {
+        40: "model.pt has 3 of 4 bytes",
+        50: "manifest.json cannot be read",
+        60: "it has no manifest.json",
+        70: "model.pt is missing",
+    }
+
+
+def test_a_manifest_that_was_changed_is_damaged_itself(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "a", "20260101-000000-aa")
+    file = make_checkpoint(run, 10) / "manifest.json"
+    manifest = json.loads(file.read_text())
+    file.write_text(json.dumps({**manifest, "checksum": checksum(manifest)}))
+    assert [saved.damage for saved in saved_checkpoints(str(tmp_path), "a", damaged=True)] == [""]
+    file.write_text(file.read_text().replace("digest", "dugest"))
+    assert saved_checkpoints(str(tmp_path), "a") == []
+    (found,) = saved_checkpoints(str(tmp_path), "a", damaged=True)
+    assert found.damage == "manifest.json is not as it was written"

@@ -90,12 +90,12 @@ def _rank_failed(rank: int, seen: Observed) -> Verdict:
 
 def _unrecorded(rank: int, launcher: str, code: int) -> Verdict:
     """The launcher's code, which is the program's own where Python starts it."""
+    if not code:
+        return Verdict(0)
     gone = "the run directory was removed while it ran"
     if launcher == "python":
-        return Verdict(code, "program" if code else None, f"rank {rank} {_how(code)}; {gone}" if code else "", rank)
-    return Verdict(
-        code, "rank" if code else None, f"{launcher} {_how(code)}; {gone}, and with it what the ranks ended with"
-    )
+        return Verdict(code, "program", f"rank {rank} {_how(code)}; {gone}", rank)
+    return Verdict(code, "rank", f"{launcher} {_how(code)}; {gone}, and with it what the ranks ended with")
 
 
 def _launcher_failed(seen: Observed) -> Verdict:

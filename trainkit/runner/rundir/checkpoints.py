@@ -68,6 +68,8 @@ def _read(folder: Path, run: str) -> list[SavedCheckpoint]:
     damaged = SavedCheckpoint(str(folder), int(name[1]), "", run)
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if manifest.get("checksum", checksum(manifest)) != checksum(manifest):
+            return [replace(damaged, damage=f"{MANIFEST} is not as it was written")]
         best = manifest.get("best", {})
         saved = SavedCheckpoint(
             path=str(folder),
@@ -78,8 +80,6 @@ def _read(folder: Path, run: str) -> list[SavedCheckpoint]:
             world_size=int(manifest["world_size"]),
             best_step=int(best["step"]) if best.get("loss") is not None else None,
         )
-        if manifest.get("checksum", checksum(manifest)) != checksum(manifest):
-            return [replace(damaged, damage=f"{MANIFEST} is not as it was written")]
         return [replace(saved, damage=_damage(folder, manifest["files"]))]
     except FileNotFoundError:
         return [replace(damaged, damage=f"it has no {MANIFEST}")]
