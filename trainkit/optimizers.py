@@ -44,7 +44,8 @@ class Optimizer:
         number, None where it depends on shapes. speed, when: for the table of techniques; an empty `when` adds no row.
     deepspeed: the type that DeepSpeed makes of its own file; empty where it has none.
     hf: the settings that Trainer hands on to its optimizer of this name, and hf_args: those that go through
-        --optim_args, by their name there; hf_unsupported: why Trainer has none, and what to do instead.
+        --optim_args, by their name there; hf_unsupported: why Trainer has none, and what to do instead, from
+        transformers' version hf_until on.
     hf_aliases: other names that Trainer has for it.
     keeps_rounding: whether it keeps what rounding to bf16 weights would lose. embeddings_in_32_bit: whether state of
         embeddings must stay in 32 bits. warning: what a reader of the recipe may not expect, and what to do about it.
@@ -63,6 +64,7 @@ class Optimizer:
     hf: tuple[str, ...] = ()
     hf_args: Mapping[str, str] = field(default_factory=dict)
     hf_unsupported: tuple[str, str] | None = None
+    hf_until: str = ""
     hf_aliases: tuple[str, ...] = ()
     keeps_rounding: bool = False
     embeddings_in_32_bit: bool = False
@@ -128,6 +130,8 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
             _WHOLE_TENSORS,
             Unsupported("apex's kernels run on CUDA only", "optimizer.name: adamw_torch_fused", devices=("cpu", "mps")),
         ),
+        hf=MOMENTS,
+        hf_until="5.0",
         hf_unsupported=("transformers 5 no longer has it", "set optimizer.name to adamw_torch_fused"),
     ),
     "adamw_anyprecision": Optimizer(

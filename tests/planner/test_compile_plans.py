@@ -61,6 +61,9 @@ def test_a_plan_says_what_a_backend_is_here(
 def test_only_backends_that_can_train_are_proposed(layered: Layered, machine: Machine) -> None:
     recipe = {"efficiency": {"compile": {"enabled": True, "backend": "indcutor"}}}
     (notice,) = build_plan(layered(recipe), machine(1)).plan.notices
+    assert notice.hint == "did you mean inductor?"
+    recipe = {"efficiency": {"compile": {"enabled": True, "backend": "my_own_thing"}}}
+    (notice,) = build_plan(layered(recipe), machine(1)).plan.notices
     proposed = notice.hint.removeprefix("choose one of ").split(", ")
     assert "inductor" in proposed
     assert not {"tvm", "openxla_eval"} & set(proposed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,6 +38,13 @@ def test_settings_that_went_with_their_strategy_are_named(machine: Machine) -> N
         ({"strategy": {"kind": "fsdp", "offload": True}}, 0, {}, "note", "strategy.offload moves nothing on a CPU"),
         ({"precision": {"dtype": "fp16"}}, 0, {}, "warning", "fp16 on a CPU is slower"),
         ({"precision": {"tf32": True}}, 0, {}, "warning", "precision.tf32 does nothing on cpu"),
+        (
+            {"program": {"kind": "hf", "script": "t.py"}, "strategy": {"kind": "zero2"}, **CPU},
+            0,
+            {"packages": {"torch": "2.13.0", "deepspeed": "0.18.0", "transformers": "5.23.0", "accelerate": "1.15.0"}},
+            "warning",
+            "0.18.0 loses gradients at stage 2",
+        ),
         ({}, 0, {"notes": {"gpus": "NVMLError: driver not loaded"}}, "warning", "driver not loaded"),
         (
             {"strategy": {"kind": "ddp"}, "nodes": {"processes_per_node": 3}},
@@ -100,3 +108,11 @@ def test_mistakes_of_several_decisions_are_reported_at_once(layered: Layered, ma
         "launcher.kind",
         "batch.global",
     }
+
+
+def test_auto_on_a_card_without_bf16_says_that_fp16_is_the_fast_format(layered: Layered, machine: Machine) -> None:
+    resolved, facts = layered({"precision": {"dtype": "auto"}}), machine(1)
+    old = replace(facts, gpus=tuple(replace(gpu, compute_capability=(7, 0)) for gpu in facts.gpus))
+    for tried, expected in ((facts, 0), (old, 1)):
+        said = [each.what for each in build_plan(resolved, tried).plan.notices if "precision auto is" in each.what]
+        assert len(said) == expected

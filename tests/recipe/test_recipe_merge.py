@@ -142,3 +142,10 @@ def test_layers_are_not_changed_by_merging(solve: Solve) -> None:
     resolved = solve(files)
     assert resolved.recipe.data.model_dump()["path"] == ["n", "b"]
     assert resolved.history["data.path"][0].value == ["${name}"]
+
+
+def test_a_section_that_is_replaced_as_a_whole_is_judged_by_its_own_kind(solve: Solve, refuse: Refuse) -> None:
+    below = "train: {steps: 3}\ndata: {path: x}\n"
+    assert solve(two(below, "data!: {kind: random}\n")).recipe.data.kind == "random"
+    assert "data.kind random has no setting 'path'" in refuse(two(below, "data: {kind: random}\n"))[0].what
+    assert "no setting 'pathh'" in refuse(two("data: {pathh: x}\n", "data!: {kind: random}\n"))[0].what

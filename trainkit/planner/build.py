@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from trainkit.errors import RecipeError
@@ -87,7 +88,7 @@ def build_plan(resolved: Resolved, facts: Facts, saved: Sequence[SavedCheckpoint
         files=tuple(PlannedFile(file.path, file.content) for file in sorted(files, key=lambda file: file.path)),
         resume=context.resume,
         rendezvous=recipe.nodes.rendezvous,
-        output_root=recipe.output.root,
+        output_root=re.sub("//+", "/", recipe.output.root).rstrip("/") or "/",
         max_restarts=recipe.launcher.max_restarts,
         grace_seconds=recipe.launcher.grace_seconds,
         techniques=_techniques(context),

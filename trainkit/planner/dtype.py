@@ -12,6 +12,7 @@ from trainkit.plan.model import Notice
 from trainkit.recipe.schema import Recipe
 
 LOW: tuple[Dtype, ...] = ("bf16", "fp16")
+VOLTA = (7, 0)  # first compute capability with tensor cores, for fp16
 AMPERE = (8, 0)  # first compute capability with bf16 and tf32 units (CUDA C programming guide, arithmetic instructions)
 
 
@@ -49,6 +50,10 @@ def precision_notices(context: Context) -> Iterator[Notice]:
             yield Notice("blocker", f"precision.eval bf16 {has}", "set precision.eval to same")
         if precision.tf32:
             yield Notice("blocker", f"tf32 {has}", "leave precision.tf32 out")
+        unused = dtype == "fp32" and precision.dtype == "auto" and context.recipe.program.kind == "builtin"
+        if unused and old.compute_capability >= VOLTA:
+            what = f"precision auto is fp32 here, for {old.name} has no bf16; it computes fp16 several times as fast"
+            yield Notice("note", what, "set precision to fp16, which scales the loss")
     if precision.tf32 is not None and device != "cuda":
         yield Notice("warning", f"precision.tf32 does nothing on {device}", "leave it out: only CUDA cards have it")
     if dtype == "fp16" and device == "cpu":

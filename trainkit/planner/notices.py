@@ -19,7 +19,7 @@ from trainkit.planner.advice.tensor_cores import tensor_core_advice
 from trainkit.planner.dtype import precision_notices
 from trainkit.planner.env import order_notices
 from trainkit.planner.numa import core_notices
-from trainkit.planner.requirements import missing_packages
+from trainkit.planner.requirements import doubtful_releases, missing_packages
 from trainkit.recipe.schema import DatasetData, HfModel, JsonlData
 from trainkit.recipe.schema.fields import tagged_sections
 from trainkit.text import counted
@@ -174,6 +174,7 @@ SOURCES: tuple[Callable[[Context], Iterable[Notice]], ...] = (
     _absent_paths,
     _rendezvous,
     precision_notices,
+    doubtful_releases,
     _optimizer,
     compile_notices,
     _padding,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,6 +27,7 @@ class Requirement:
     install: str = ""  # where no extra can bring it
 
 
+SOUND_DEEPSPEED = "0.19.4"  # the first release without the faults below
 TORCH_XLA = "pip install 'torch_xla[tpu]', in the release of the installed torch"
 REQUIREMENTS: tuple[Requirement, ...] = (
     # accelerate makes transformers' description of the file before DeepSpeed sees it
@@ -34,7 +36,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement("fsdp on xla, version", ("2",), "torch-xla", "2.2", install=TORCH_XLA),
     Requirement("devices.type", ("xla",), "torch-xla", "2.0", install=TORCH_XLA),
     # DeepSpeed 0.18.0 by itself loses gradients in stage 2 with accumulation; 0.19.0 and 0.19.2 fail at NVMe on a CPU
-    Requirement("program builtin under", ZERO, "deepspeed", "0.19.4"),
+    Requirement("program builtin under", ZERO, "deepspeed", SOUND_DEEPSPEED),
     Requirement("strategy", ON_DEEPSPEED, "deepspeed", "0.16"),
     *(
         Requirement("optimizer.name", (name,), need.name, need.minimum, "optimizers", need.install)
@@ -92,6 +94,19 @@ def missing_packages(context: Context) -> tuple[Notice, ...]:
         what = f"torch {torch} is a build for CPUs, and the run uses CUDA"
         found["torch"] = Notice("blocker", what, "install a CUDA build of torch, or set devices.type to cpu")
     return tuple(found.values())
+
+
+def doubtful_releases(context: Context) -> Iterator[Notice]:
+    """A warning for programs of the user's own under a DeepSpeed that was seen to train wrongly."""
+    installed = context.facts.packages.get("deepspeed")
+    if context.recipe.program.kind == "builtin" or context.recipe.strategy.kind not in ON_DEEPSPEED or not installed:
+        return
+    if not at_least(installed, SOUND_DEEPSPEED):
+        what = (
+            f"deepspeed {installed} is installed, and releases before {SOUND_DEEPSPEED} were seen to train wrongly: "
+            "0.18.0 loses gradients at stage 2 with accumulation"
+        )
+        yield Notice("warning", what, f"pip install 'deepspeed>={SOUND_DEEPSPEED}'")
 
 
 def _choices(context: Context) -> dict[str, tuple[object, ...]]:

@@ -50,7 +50,7 @@ def resolve_with(arguments: Arguments, request: Request, files: Files, kind_of: 
     found += unresolved
     kinds = _kinds(state)
     # Each layer alone, before the whole: a wrong value that a stronger layer replaces is wrong all the same.
-    found += [each for layer in judged for each in validate_layer(layer, kinds, interpolated)]
+    found += [each for layer in judged for each in validate_layer(layer, _kinds_of(layer, layers, kinds), interpolated)]
     locate = partial(place_of, state.places)
     found += contradictions(state)
     attachments, diagnostics = attach(state, {each.strength: each.base for each in layers}, request.cwd, files)
@@ -104,6 +104,13 @@ def _kinds(state: Merge) -> Mapping[str, str]:
     """The kind of each tagged section, by what is merged so far."""
     given = {section: state.get(f"{section}.kind") for section in tagged_sections()}
     return {section: kind if isinstance(kind, str) else default_kind(section) for section, kind in given.items()}
+
+
+def _kinds_of(layer: Layer, layers: Sequence[Layer], kinds: Mapping[str, str]) -> Mapping[str, str]:
+    """The kinds by which a layer is judged: of a section that a stronger one replaces as a whole, its own."""
+    stronger = [each.tree for each in layers if each.strength > layer.strength]
+    replaced = [section for section in tagged_sections() if any(f"{section}!" in tree for tree in stronger)]
+    return {**kinds, **{section: likely_kind(section, layer.tree.get(section)) for section in replaced}}
 
 
 def _assume_kinds(state: Merge) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from trainkit.frameworks.base.fields import UNSET, Settings, Unsupported, chosen, said
 from trainkit.frameworks.hf_trainer.versions import can, version
+from trainkit.machine.versions import at_least
 from trainkit.optimizers import OPTIMIZERS, optimizer
 from trainkit.plan.context import Context
 from trainkit.recipe.yaml.reader import compose
@@ -22,8 +23,8 @@ def encode_name(context: Context) -> Any:
         known = ", ".join(name for name, each in OPTIMIZERS.items() if each.hf_unsupported is None)
         hint = f"set optimizer.name to one of {known}, or make the optimizer in your script"
         return Unsupported("Trainer makes optimizers by name only", hint)
-    refused = OPTIMIZERS[name].hf_unsupported
-    return Unsupported(*refused) if refused else name
+    refused, until = OPTIMIZERS[name].hf_unsupported, OPTIMIZERS[name].hf_until
+    return Unsupported(*refused) if refused and (not until or at_least(version(context), until)) else name
 
 
 def has_moment(name: str, which: str) -> bool:
