@@ -201,6 +201,10 @@ def test_several_toolkits_are_listed_with_what_picks_which(good: Machine) -> Non
     assert f"CUDA_HOME picks {good.root}/usr/local/cuda (CUDA 11.8)" in said
     assert f"LD_LIBRARY_PATH picks {old}/lib64/libcudart.so.11.8.57 (CUDA 11.8)" in said
     assert f"export CUDA_HOME={new}" in said
+    assert "export PATH=" not in said  # which picks the right one already
+    good.environ["CUDA_HOME"] = str(new)
+    said = text_of(good.examine("toolkits"))
+    assert "export CUDA_HOME" not in said and f"export LD_LIBRARY_PATH={new}/lib64" in said
 
 
 def test_a_cuda_home_that_leads_nowhere_is_found(good: Machine) -> None:
@@ -271,6 +275,17 @@ def test_what_the_doctor_says_of_the_compiler_works(good: Machine) -> None:
     assert good.examine("host-compiler").level == "warning"
     good.environ |= {"CC": f"{good.bin}/gcc-14", "CXX": f"{good.bin}/g++-14"}
     assert good.examine("host-compiler").level == "ok"
+
+
+def test_the_first_compiler_limits_are_those_of_cuda_10(machine: Machine) -> None:
+    install_torch(machine, "10.2")
+    use(machine, install_toolkit(machine, "10.2"))
+    install_gcc(machine, "9.4.0")
+    install_gcc(machine, "7.5.0", "-7")
+    install_gcc(machine, "8.4.0", "-8")
+    said = text_of(machine.examine("host-compiler"))
+    assert "gcc 9.4.0 is too new for CUDA 10.2, which accepts 8 at most" in said
+    assert f"export CC={machine.bin}/gcc-8 CXX={machine.bin}/g++-8" in said
 
 
 def test_without_an_older_compiler_it_is_said_how_to_get_one(good: Machine) -> None:

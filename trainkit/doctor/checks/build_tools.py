@@ -32,6 +32,7 @@ SOURCE = "https://docs.nvidia.com/cuda/cuda-installation-guide-linux/#host-compi
 # CUDA version -> newest major version of gcc and of clang. The guide's policy: nvcc looks at the major version alone.
 # Where the guide of a first release says less than the header of a later update, this is what nvcc enforces.
 NEWEST: Mapping[str, tuple[int, int]] = {
+    "10.0": (7, 6), "10.1": (8, 8), "10.2": (8, 8),
     "11.0": (9, 9), "11.1": (10, 10), "11.2": (10, 11), "11.3": (10, 11), "11.4": (11, 12),
     "11.5": (11, 12), "11.6": (11, 13), "11.7": (11, 13), "11.8": (11, 14),
     "12.0": (12, 14), "12.1": (12, 15), "12.2": (12, 16), "12.3": (12, 16), "12.4": (13, 17),
@@ -41,7 +42,7 @@ NEWEST: Mapping[str, tuple[int, int]] = {
 _GNU = re.compile(r"#if\s+__GNUC__\s*>\s*(\d+)")
 _CLANG = re.compile(r"#if\s+\(__clang_major__\s*>=\s*(\d+)\)")
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?")
-OLDEST_SUGGESTED = 9  # torch's headers are C++17
+OLDEST_SUGGESTED = 9  # torch's headers are C++17; those of a torch for CUDA 10 are C++14
 _WRAPPERS = ("ccache", "sccache")
 
 
@@ -220,7 +221,7 @@ def used_compiler(host: Host) -> tuple[str, Path | None]:
 def _older_compiler(host: Host, kind: str, limit: int, toolkit: Path) -> tuple[str, ...]:
     """An older compiler that is here already, else how to get one."""
     plus = {"gcc": "g++", "clang": "clang++"}[kind]
-    for major in range(limit, OLDEST_SUGGESTED - 1, -1):
+    for major in range(limit, min(limit, OLDEST_SUGGESTED) - 1, -1):
         older, older_plus = host.which(f"{kind}-{major}"), host.which(f"{plus}-{major}")
         if older and older_plus and release(ask(host, older)[1]) < (limit + 1,):
             c, cxx, bin_folder = (shlex.quote(str(path)) for path in (older, older_plus, toolkit / "bin"))

@@ -39,7 +39,7 @@ def agreement(host: Host, target: Target) -> list[Finding]:
         return [ok(f"{len(toolkits)} installed; {build.label}, uses none", *listed)]
     newest = next((each for each in reversed(toolkits) if has_headers(each.home)), None)
     right = fitting(toolkits, build.cuda) if build and build.cuda else newest
-    fix = exports(right) if right else ()
+    fix = exports(host, right) if right else ()
     level = requirement_level(target)
     found = []
     for toolkit in toolkits:
@@ -76,7 +76,7 @@ def version(host: Host, target: Target) -> Finding:
         f"sudo apt-get install cuda-toolkit-{cuda.replace('.', '-')}      # from NVIDIA's repository",
         f"conda install -c nvidia cuda-toolkit={cuda}      # without root",
     )
-    fix = exports(right) if right is not None and exact else fix
+    fix = exports(host, right) if right is not None and exact else fix
     pick = torch_pick(host, toolkits)
     if pick is None or pick.toolkit is None:
         what = "no CUDA toolkit is found, so no CUDA extension can be compiled (DeepSpeed's ops, apex)"
@@ -211,15 +211,19 @@ def _pick(by: str, folder: Path, toolkits: tuple[Toolkit, ...], value: str) -> P
     return Pick(by, value, folder, toolkit, toolkit.version if toolkit else "")
 
 
-def exports(toolkit: Toolkit) -> tuple[str, ...]:
-    """The lines that pick a toolkit in a shell; the variables' values are kept behind it."""
-    root = shlex.quote(str(toolkit.home))
-    libraries = next((name for name in ("lib64", "lib") if (toolkit.home / name).is_dir()), "lib64")
-    return (
-        f"export CUDA_HOME={root}",
-        f"export PATH={root}/bin:$PATH",
-        f"export LD_LIBRARY_PATH={root}/{libraries}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}",
-    )
+def exports(host: Host, toolkit: Toolkit) -> tuple[str, ...]:
+    """The lines that pick a toolkit in a shell, without those in force; the variables' values are kept behind it."""
+    root, home = shlex.quote(str(toolkit.home)), toolkit.home
+    libraries = next((name for name in ("lib64", "lib") if (home / name).is_dir()), "lib64")
+    searched = host.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    lines = {
+        f"export CUDA_HOME={root}": host.environ.get("CUDA_HOME") == str(home),
+        f"export PATH={root}/bin:$PATH": host.which("nvcc") == home / "bin" / "nvcc",
+        f"export LD_LIBRARY_PATH={root}/{libraries}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}": (
+            searched[0] == str(home / libraries)
+        ),
+    }
+    return tuple(line for line, in_force in lines.items() if not in_force)
 
 
 def fitting(toolkits: tuple[Toolkit, ...], cuda: str) -> Toolkit | None:
