@@ -70,8 +70,8 @@ def run_command_line(arguments: Sequence[str]) -> int:
             if error.errno in _OF_THE_PATH:
                 return _show(UsageError(what, hint="name another path, or a folder that you may use"))
             return _show(MachineError(what, hint="make room, or write to another place"))
-        path = write_report(error, arguments)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):  # nothing that happens here may hide the code
+            path = write_report(error, arguments)
             sys.stderr.write(
                 f"error: this is a bug in trainkit: {type(error).__name__}: {error}\n"
                 f"  next: a report was written to {path}; please attach it when you report this\n"
@@ -113,7 +113,13 @@ def write_report(error: BaseException, arguments: Sequence[str]) -> Path:
         with (
             contextlib.suppress(OSError),
             tempfile.NamedTemporaryFile(
-                "w", encoding="utf-8", dir=place(), prefix="trainkit-bug-", suffix=".txt", delete=False
+                "w",
+                encoding="utf-8",
+                errors="backslashreplace",
+                dir=place(),
+                prefix="trainkit-bug-",
+                suffix=".txt",
+                delete=False,
             ) as file,
         ):
             file.write(text)

@@ -83,6 +83,10 @@ def compose_bytes(data: bytes, dialect: Dialect = PLAIN) -> Document:
 
 def compose(text: str, dialect: Dialect = PLAIN, *, loader: Any = None) -> Document:
     """Read a text with the given PyYAML loader class (by default the C one where there is one)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a word of the command line whose bytes are none
+        return Document({}, {}, {}, (), (Problem(Mark(1, 1), "the text is not UTF-8", hint="write it in UTF-8"),), ())
     composer = _Composer(text, dialect, loader or _FAST_LOADER)
     tree = composer.document()
     errors, warnings = tuple(composer.errors), tuple(composer.warnings)
