@@ -23,14 +23,16 @@ MACHINES = ("8xh100", "1x4090", "laptop-cpu", "m3-max")
 # What nobody expects in the place of a value.
 ODD: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2**31, 10**30, -(10**30), 0.0, -0.0, 1e308, -1e308, 1e-320, float("nan"), float("inf"),
-    "", " ", "0", "1e3", "null", "~", "~/x", "/", "..", "../../etc/passwd", "a" * 5000, "\0", "a\0b", "\ud800", "é\u202e",
+    "", " ", "0", "1e3", "null", "~", "~/x", "/", "..", "../../etc/passwd", "a" * 5000, "\0", "a\0b", "\ud800",
+    "é\u202e",
     "${", "${}", "${train}", "${train.steps}", "${oc.env:HOME}", "${oc.env:NOTHING}", "${oc.env:API_KEY,x}", "$(id)",
     "`id`", "%s", "{x}", "-", "--", "-x", "@", "*", "!", "&a", "*a", "x: y", "[", "]", "{", "}", [], [[]], [None], {},
     {"": ""}, {"a": {"b": {"c": []}}}, [1, "a", None, {}], ["x"] * 300, "auto", "none", "all",
 )  # fmt: skip
 MODIFIERS = ("", "", "", "", "!", "+", "++", "!+", " ")
 SHELL = (
-    "$X", "${X:-2}", "$(cat y)", "$((1+2))", "'a b'", '"$HOME/x"', "~", "*.json", "{a,b}", "<model>", "\\", "|", "&&", ";",
+    "$X", "${X:-2}", "$(cat y)", "$((1+2))", "'a b'", '"$HOME/x"', "~", "*.json", "{a,b}", "<model>", "\\", "|", "&&",
+    ";",
     "> log", "2>&1", "#", "$@", '"', "'", "`", "(", ")", "<<EOF", "--", "=", "\n", "\t", "\0", "é",
 )  # fmt: skip
 
@@ -47,7 +49,7 @@ class Case:
 
 def case_of(seed: int, kinds: tuple[str, ...] | None = None) -> Case:
     """The case of a seed."""
-    draw = random.Random(seed)  # noqa: S311
+    draw = random.Random(seed)
     return KINDS[draw.choice(kinds or tuple(KINDS))](draw)
 
 
@@ -240,17 +242,39 @@ def records() -> Mapping[str, Any]:
     """What a run leaves, by its place in the run directory; a whole run as trainkit writes it, but for long texts."""
     verdict = {"exit_code": 0, "failure": None, "why": "", "rank": None, "signal": None}
     manifest = {"step": 4, "training_digest": "d", "strategy": "single", "world_size": 1, "files": {}, "best": {}}
+    who = {
+        "name": "r",
+        "strategy": "single",
+        "launcher": "python",
+        "program": "builtin",
+        "device": "cpu",
+        "world_size": 1,
+    }
+    rank = {"rank": 0, "local_rank": 0, "host": "h", "wrapper_pid": 2, "pid": 3, "ended": 9.0, "exit_code": 0}
+    status = {
+        "state": "ended",
+        "run_id": "20260101-000000-abcdef",
+        "attempt": 1,
+        "started": 1.0,
+        "ended": 9.0,
+        "host": "h",
+    }
+    pids = {"trainkit": 1, "ranks": {"0": 3}}
+    shown = {
+        "steps": 4,
+        "final_loss": 2.5,
+        "wall_seconds": 8.0,
+        "in_force": {"0": {}},
+        "memory": [{"rss": 1}],
+        "reasons": {},
+    }
     return {
-        "status.json": {"state": "ended", "run_id": "20260101-000000-abcdef", "attempt": 1, "started": 1.0, "ended": 9.0,
-                        **verdict, "host": "h", "pids": {"trainkit": 1, "ranks": {"0": 3}}, "survivors": []},
-        "summary.json": {**verdict, "steps": 4, "final_loss": 2.5, "wall_seconds": 8.0, "name": "r", "strategy": "single",
-                         "launcher": "python", "program": "builtin", "device": "cpu", "world_size": 1, "in_force": {"0": {}},
-                         "memory": [{"rss": 1}], "reasons": {}},
-        "attempts/1/ranks/rank-0.json": {"rank": 0, "local_rank": 0, "host": "h", "wrapper_pid": 2, "pid": 3, "ended": 9.0,
-                                         "exit_code": 0},
+        "status.json": {**status, **verdict, "pids": pids, "survivors": []},
+        "summary.json": {**verdict, **who, **shown},
+        "attempts/1/ranks/rank-0.json": rank,
         "metrics.jsonl": {"event": "start", "steps": 4},
         "checkpoints/step-00000004/manifest.json": manifest,
-    }  # fmt: skip
+    }
 
 
 def _run(draw: random.Random) -> Case:
