@@ -74,3 +74,12 @@ def test_words_that_other_tools_use_are_answered_with_the_ones_to_write(refuse: 
     assert hints["devices.type"] == "write xla"
     assert "precision/tf32" in hints["precision.dtype"]
     assert "a folder" in hints["output.root"]
+
+
+def test_a_kind_that_there_is_not_is_one_error_and_not_one_for_each_setting_below_it(refuse: Refuse) -> None:
+    files = {
+        "r.yaml": "extends: w.yaml\nstrategy: {kind: fspd}\nmodel: {kind: hff, path: x}\nprogram: {kind: tensorflow}\n",
+        "w.yaml": "train: {steps: 3}\nstrategy: {offload: true}\nmodel: {layers: 2}\n",
+    }
+    errors = refuse(files, overrides=("data.kind=jsnl", "data.field=y", "data.path=z"))
+    assert sorted(each.key for each in errors) == ["data.kind", "model.kind", "program.kind", "strategy.kind"]

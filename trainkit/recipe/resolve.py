@@ -14,7 +14,7 @@ from trainkit.recipe.layers.layer import Layer, place_of
 from trainkit.recipe.layers.merge import Merge, merge
 from trainkit.recipe.layers.paths import Files, absent_inputs, absolute, attach, script_source
 from trainkit.recipe.resolved import MadeRecipe, Request, Resolved
-from trainkit.recipe.schema.fields import defaults, tagged_sections
+from trainkit.recipe.schema.fields import defaults, schema, tagged_sections
 from trainkit.recipe.validation.batch_conflicts import contradictions
 from trainkit.recipe.validation.rules import Context, KindOf, check, no_kind, written_secrets
 from trainkit.recipe.validation.validate import (
@@ -107,10 +107,17 @@ def _kinds(state: Merge) -> Mapping[str, str]:
 
 
 def _kinds_of(layer: Layer, layers: Sequence[Layer], kinds: Mapping[str, str]) -> Mapping[str, str]:
-    """The kinds by which a layer is judged: of a section that a stronger one replaces as a whole, its own."""
+    """The kinds by which a layer is judged that says none.
+
+    Of a section that a stronger layer replaces as a whole, and of one with a kind that there is not, its own settings'.
+    """
     stronger = [each.tree for each in layers if each.strength > layer.strength]
-    replaced = [section for section in tagged_sections() if any(f"{section}!" in tree for tree in stronger)]
-    return {**kinds, **{section: likely_kind(section, layer.tree.get(section)) for section in replaced}}
+    apart = [
+        section
+        for section, kind in kinds.items()
+        if kind not in schema().sections[section].kinds or any(f"{section}!" in tree for tree in stronger)
+    ]
+    return {**kinds, **{section: likely_kind(section, layer.tree.get(section)) for section in apart}}
 
 
 def _assume_kinds(state: Merge) -> None:

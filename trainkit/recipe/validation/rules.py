@@ -60,6 +60,8 @@ def check(context: Context) -> list[Diagnostic]:
 
 
 def _program(context: Context) -> Iterator[Diagnostic]:
+    if "program.kind" in context.broken:
+        return
     kind = context.get("program.kind")
     given = [name for name in ("script", "module") if context.get(f"program.{name}")]
     if given and _lacks_kind(context):
