@@ -28,6 +28,12 @@ CASES: dict[str, tuple[Observed, int, str | None, int | None]] = {
         seen(rank(0, ended=5.0, exit_code=3), rank(1, ended=4.0, exit_code=8), launcher_exit=1), 8, "program", 1,
     ),
     "a program died of a signal": (seen(rank(0, exit_code=None, signal=11), launcher_exit=1), 139, "program", 0),
+    "a program was told to end from outside": (
+        seen(rank(0, exit_code=None, signal=15), launcher_exit=1), 137, "program", 0,
+    ),
+    "a program gave a shell's code for that by itself": (
+        seen(rank(0, exit_code=143), launcher_exit=1), 143, "program", 0,
+    ),
     "a program was killed": (seen(rank(0), KILLED, launcher_exit=1), 137, "program", 1),
     "a wrapper was killed": (seen(TOLD, rank(1, ended=None), launcher_exit=1, vanished={1: 1.0}), 137, "rank", 1),
     "trainkit received INT": (seen(TOLD, launcher_exit=1, stop=Stop(1.0, "INT", 2)), 130, "signal", None),

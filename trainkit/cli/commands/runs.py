@@ -211,7 +211,7 @@ def export(
     argv = [*EXPORTER, "--checkpoint", str(checkpoint), "--destination", str(target.absolute())]
     argv += ["--adapter"] if adapter else []
     if code := subprocess.run([sys.executable, *argv], check=False).returncode:
-        raise typer.Exit(code)
+        raise typer.Exit(code if code > 0 else 128 - code)
     sys.stdout.write(f"{target}\n")
 
 

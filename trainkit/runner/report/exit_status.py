@@ -13,7 +13,7 @@ from typing import NamedTuple
 from trainkit.files import publish_or_overwrite
 from trainkit.runner.rundir.records import RankRecord
 from trainkit.runner.supervisor.channel import Spec
-from trainkit.runner.supervisor.processes import signal_name
+from trainkit.runner.supervisor.processes import STOP, signal_name
 
 # As a shell shows it; it also stands for ends that have no code of their own.
 KILLED = 128 + signal.SIGKILL
@@ -85,7 +85,9 @@ def _rank_failed(rank: int, seen: Observed) -> Verdict:
         how = f"could not start: {record.message}"
     else:
         how = _how(record.exit_code if record.signal is None else -record.signal)
-    return Verdict(record.code, "program", f"rank {rank} {how}", rank, record.signal)
+    # 128 + n says of these that trainkit itself received them; of a fault (SIGSEGV, SIGABRT) it says what a shell would.
+    code = KILLED if record.signal in STOP else record.code
+    return Verdict(code, "program", f"rank {rank} {how}", rank, record.signal)
 
 
 def _unrecorded(rank: int, launcher: str, code: int) -> Verdict:

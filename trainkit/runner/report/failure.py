@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import re
+import signal
 from pathlib import Path
 
 from trainkit.files import read_json
 from trainkit.runner.report.causes import by_trace, causes_of
-from trainkit.runner.report.exit_status import Verdict
+from trainkit.runner.report.exit_status import KILLED, Verdict
 from trainkit.runner.report.progress import last_lines
 from trainkit.runner.rundir.checkpoints import checkpoints_of
 from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
@@ -52,7 +53,7 @@ def describe_failure(verdict: Verdict, attempt: AttemptLayout, shown_rank: int |
         lines.append(f"its log: {log}")
     hint = NOT_AS_PLANNED if verdict.failure == "plan" else ""
     if verdict.failure in ("program", "rank", "launcher", "preparation"):
-        hint = by_trace("\n".join(end)) or HINTS.get(verdict.exit_code, "")
+        hint = by_trace("\n".join(end)) or _hint(verdict)
     if verdict.failure == "plan":
         lines += [f"most likely: {cause}" for cause in causes_of(verdict.why, RunLayout(attempt.root.parent.parent))]
     if hint:
@@ -61,6 +62,12 @@ def describe_failure(verdict: Verdict, attempt: AttemptLayout, shown_rank: int |
         again = "the same command with --resume_from_checkpoint true"
         lines.append(f"next: to continue after step {saved[0].step}, run {again}")
     return "\n".join(lines)
+
+
+def _hint(verdict: Verdict) -> str:
+    """What to look at for this exit code; nothing more where the reason says which signal came from outside."""
+    other = verdict.exit_code == KILLED and verdict.signal not in (None, signal.SIGKILL)
+    return "" if other else HINTS.get(verdict.exit_code, "")
 
 
 def _why(verdict: Verdict, attempt: AttemptLayout, shown_rank: int | None) -> str:
