@@ -85,7 +85,7 @@ def _rank_failed(rank: int, seen: Observed) -> Verdict:
         how = f"could not start: {record.message}"
     else:
         how = _how(record.exit_code if record.signal is None else -record.signal)
-    # 128 + n says of these that trainkit itself received them; of a fault (SIGSEGV, SIGABRT) it says what a shell would.
+    # 128 + n of these says that trainkit itself received them; of a fault (SIGSEGV, SIGABRT) it is what a shell shows.
     code = KILLED if record.signal in STOP else record.code
     return Verdict(code, "program", f"rank {rank} {how}", rank, record.signal)
 
