@@ -13,17 +13,20 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
+import platform
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
 import psutil
 import pytest
+from packaging.requirements import Requirement  # comes with pytest
 
 TIERS = ("unit", "cli", "torch", "e2e", "campaign")
 OF_FOLDER = {
@@ -79,6 +82,17 @@ def missing(tier: str) -> str:
     return ", ".join(name for name in LIBRARIES.get(tier, ()) if importlib.util.find_spec(name) is None)
 
 
+def lacks(requirement: str) -> str:
+    """Why a requirement (`accelerate>=1.12`, `python>=3.12`) is not met here; empty where it is."""
+    wanted = Requirement(requirement)
+    try:
+        installed = platform.python_version() if wanted.name == "python" else metadata.version(wanted.name)
+    except metadata.PackageNotFoundError:
+        return f"needs {requirement}, which is not installed"
+    fits = wanted.specifier.contains(installed, prereleases=True)
+    return "" if fits else f"needs {requirement}, and {installed} is installed"
+
+
 class _Skipped(pytest.Module):
     """A file whose imports would fail."""
 
@@ -105,6 +119,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             left.append(item)
         elif absent := missing(tier):
             item.add_marker(pytest.mark.skip(reason=f"not installed: {absent}"))
+        elif unmet := [reason for mark in item.iter_markers("needs") for each in mark.args if (reason := lacks(each))]:
+            item.add_marker(pytest.mark.skip(reason="; ".join(unmet)))
     config.hook.pytest_deselected(items=left)
     # Longest first, so that the workers end together: launchers before units, and among the former those on DeepSpeed's
     # engine (test_accelerate_…, test_deepspeed_…, test_hf_…) last, for its op is being built meanwhile.

@@ -5,9 +5,18 @@ from __future__ import annotations
 import gc
 import sys
 
+OLDEST = (3, 11)  # Python
+
 
 def main() -> None:
     """Run the command line; the process ends with the documented exit code."""
+    if sys.version_info[:2] < OLDEST:  # before any import that an older one cannot read
+        oldest, found = (".".join(map(str, each)) for each in (OLDEST, sys.version_info[:3]))
+        sys.stderr.write(
+            f"error: trainkit needs Python {oldest} or newer, and this is {found}: {sys.executable}\n"
+            f"  next: call it with a newer one, as in python{oldest} -m trainkit\n"
+        )
+        sys.exit(4)
     if sys.argv[1:] == ["--version"]:  # answered before any import that costs time
         from trainkit import __version__
 

@@ -106,6 +106,7 @@ def test_a_file_that_is_read_and_written_again_says_the_same_in_every_key_that_i
 
 
 @pytest.mark.torch
+@pytest.mark.needs("accelerate>=1.15")
 def test_the_tables_defaults_are_those_of_the_installed_accelerate() -> None:
     launch = pytest.importorskip("accelerate.commands.launch")
     parsed = vars(launch.launch_command_parser().parse_args(["train.py"]))
@@ -119,6 +120,7 @@ def test_the_tables_defaults_are_those_of_the_installed_accelerate() -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.needs("accelerate>=1.15")
 def test_accelerate_reads_every_variable_of_the_table() -> None:
     pytest.importorskip("accelerate")
     from accelerate import accelerator, state

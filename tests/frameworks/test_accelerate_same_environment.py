@@ -21,7 +21,7 @@ from trainkit.recipe.resolved import Request
 from trainkit.runner.execute import bind, run_values
 from trainkit.runner.rundir.layout import RunLayout
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.needs("accelerate>=1.15")]
 
 Machine = Callable[..., Facts]
 PACKAGES = {"torch": "2.13.0", "accelerate": "1.15.0", "deepspeed": "0.19.8", "transformers": "5.23.0", "numpy": "2.0"}

@@ -260,6 +260,43 @@ def test_the_trainer_wants_a_newer_deepspeed_than_programs_that_choose_theirs(
     assert [each.what for each in plan.notices if each.severity == "blocker"] == ([blocked] if blocked else [])
 
 
+def of_accelerate(**sizes: str) -> dict[str, Any]:
+    """A script whose Accelerator() is told of a mesh over two ranks."""
+    variables = {f"PARALLELISM_CONFIG_{name.upper()}_SIZE": size for name, size in sizes.items()}
+    program = {"kind": "accelerate", "script": "t.py"}
+    return {
+        "program": program,
+        "strategy": {"kind": "ddp"},
+        "env": {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", **variables},
+    }
+
+
+MESH, SEQUENCES = of_accelerate(tp="2"), of_accelerate(sp="2")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "installed", "blocked"),
+    [
+        ({}, {"torch": "2.6.0"}, "fsdp on cpu requires torch >= 2.7; 2.6.0 is installed"),
+        ({}, {"torch": "2.7.0"}, None),
+        ({"strategy": {"kind": "ddp"}}, {"torch": "2.6.0"}, None),
+        ({"program": {"kind": "torch", "script": "t.py"}}, {"torch": "2.6.0"}, None),
+        (MESH, {"accelerate": "1.9.0"}, "a mesh of ranks requires accelerate >= 1.10; 1.9.0 is installed"),
+        (MESH, {"accelerate": "1.10.0"}, None),
+        (SEQUENCES, {"accelerate": "1.11.0"}, "sequence parallelism over ranks requires accelerate >= 1.12; 1.11.0 is"),
+    ],
+)
+def test_what_an_older_release_cannot_do_is_blocked(
+    layered: Layered, machine: Machine, recipe: dict[str, Any], installed: dict[str, str], blocked: str | None
+) -> None:
+    packages = {"torch": "2.13.0", "numpy": "2.0", "accelerate": "1.15.0", "deepspeed": "0.19.8", **installed}
+    layer = {"strategy": {"kind": "fsdp"}, "devices": {"type": "cpu"}, "nodes": {"processes_per_node": 2}, **recipe}
+    plan = build_plan(layered(layer), machine(packages=packages)).plan
+    found = [each.what for each in plan.notices if each.severity == "blocker"]
+    assert len(found) == bool(blocked), found
+    assert not blocked or found[0].startswith(blocked)
+
+
 def test_what_an_extra_installs_is_new_enough_for_every_choice_that_names_it() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     tools = [*(of_tool("launcher", name) for name in LAUNCHERS), *(of_tool("program", kind) for kind in PROGRAMS)]

@@ -14,6 +14,7 @@ from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import assemble
 
 
+@pytest.mark.needs("torch>=2.7")  # before, FSDP2 has no CPU
 @pytest.mark.parametrize(("prefetch", "forward"), [(1, []), (3, [1, 2, 3])])
 def test_so_many_units_are_gathered_while_a_block_computes(
     prefetch: int, forward: list[int], make_settings: Callable[..., Settings]

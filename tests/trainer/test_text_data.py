@@ -156,7 +156,7 @@ def test_the_standard_library_is_twelve_megabytes_of_text_without_tests_and_pack
     for file in files:
         counts += np.bincount(np.frombuffer(file.read_bytes(), np.uint8), minlength=256)
     shares = counts[counts > 0] / counts.sum()
-    assert -(shares * np.log(shares)).sum() == pytest.approx(3.24, abs=0.05)
+    assert -(shares * np.log(shares)).sum() == pytest.approx(3.27, abs=0.08)  # that of Python 3.13 has 3.30
 
 
 @pytest.mark.parametrize(

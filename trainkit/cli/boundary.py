@@ -71,6 +71,11 @@ def run_command_line(arguments: Sequence[str]) -> int:
                 return _show(UsageError(what, hint="name another path, or a folder that you may use"))
             return _show(MachineError(what, hint="make room, or write to another place"))
         with contextlib.suppress(Exception):  # nothing that happens here may hide the code
+            from trainkit.cli.own_packages import unmet
+
+            if found := unmet(error):
+                return _show(MachineError(found))
+        with contextlib.suppress(Exception):  # nothing that happens here may hide the code
             path = write_report(error, arguments)
             sys.stderr.write(
                 f"error: this is a bug in trainkit: {type(error).__name__}: {error}\n"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from trainkit.frameworks.accelerate.parallelism import widths
 from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS
 from trainkit.frameworks.torch_xla import is_spmd
 from trainkit.machine.versions import at_least
@@ -13,6 +14,7 @@ from trainkit.optimizers import ON_DEEPSPEED, OPTIMIZERS, ZERO
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
 from trainkit.planner.techniques import value_of
+from trainkit.recipe.schema import Fsdp
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,13 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     # SPMD of Trainer: transformers, trainer.py (XLA_FSDPV2_MIN_VERSION)
     Requirement("fsdp on xla, version", ("2",), "torch-xla", "2.2", install=TORCH_XLA),
     Requirement("devices.type", ("xla",), "torch-xla", "2.0", install=TORCH_XLA),
+    # fully_shard records events on streams, which torch.cpu.Stream of 2.6 cannot
+    Requirement("fsdp on", ("cpu",), "torch", "2.7", install="pip install 'torch>=2.7'"),
+    # before, accelerate reads none of the mesh's variables (utils/launch.py), or none of those of sequence parallelism
+    Requirement(
+        "sequence parallelism over", ("ranks",), "accelerate", "1.12", install="pip install 'accelerate>=1.12'"
+    ),
+    Requirement("a mesh of", ("ranks",), "accelerate", "1.10", install="pip install 'accelerate>=1.10'"),
     # DeepSpeed 0.18.0 by itself loses gradients in stage 2 with accumulation; 0.19.0 and 0.19.2 fail at NVMe on a CPU
     Requirement("program builtin under", ZERO, "deepspeed", SOUND_DEEPSPEED),
     Requirement("strategy", ON_DEEPSPEED, "deepspeed", "0.16"),
@@ -109,6 +118,11 @@ def doubtful_releases(context: Context) -> Iterator[Notice]:
         yield Notice("warning", what, f"pip install 'deepspeed>={SOUND_DEEPSPEED}'")
 
 
+def _shards_by_fully_shard(context: Context) -> bool:
+    strategy = context.recipe.strategy
+    return isinstance(strategy, Fsdp) and strategy.version == 2 and context.recipe.program.kind != "torch"
+
+
 def _choices(context: Context) -> dict[str, tuple[object, ...]]:
     recipe, strategy = context.recipe, context.recipe.strategy.kind
     found: dict[str, tuple[object, ...]] = {
@@ -116,6 +130,9 @@ def _choices(context: Context) -> dict[str, tuple[object, ...]]:
         "launcher": (context.launcher,),
         "devices.type": (context.topology.device,),
         "fsdp on xla, version": ("2",) if is_spmd(context) else (),
+        "fsdp on": (context.topology.device,) if _shards_by_fully_shard(context) else (),
+        "a mesh of": ("ranks",) if widths(context) else (),
+        "sequence parallelism over": ("ranks",) if widths(context).get("sp_size", 1) > 1 else (),
         "strategy": (strategy,),
         "strategy of Accelerator()": (strategy,) if recipe.program.kind == "accelerate" else (),
     }

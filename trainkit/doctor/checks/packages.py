@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trainkit.doctor.check import Check, Finding, Host, Target, ok, skipped
 from trainkit.machine.probes.packages import canonical, distributions
-from trainkit.machine.versions import at_least
+from trainkit.machine.versions import at_least, release
 from trainkit.optimizers import OPTIMIZERS
 from trainkit.planner.requirements import all_requirements
 
@@ -44,7 +44,9 @@ def packages(host: Host, target: Target) -> list[Finding]:
         return [skipped("the package `packaging` is not installed, which compares versions: pip install packaging")]
     left_out, everything = unused(target), installed(host)
     found = {name: each for name, each in everything.items() if name not in left_out}
-    required = {each.package: each.minimum for each in all_requirements()}
+    # The least of each package's minima: what a choice needs beyond it is for the plan to say.
+    newest_first = sorted(all_requirements(), key=lambda each: release(each.minimum), reverse=True)
+    required = {each.package: each.minimum for each in newest_first}
     judged = [name for name in dict.fromkeys((*required, *COMPANIONS)) if name in found]
     pip, findings = host.pip, []
     if target.anything and "torch" not in found:  # with a recipe, the plan says what is missing

@@ -65,15 +65,20 @@ def read_mesh(config: ImportedConfig) -> None:
     config.draft.reasons.setdefault("env", _CARRIED)
 
 
+def widths(context: Context) -> dict[str, int]:
+    """The ranks in each dimension of the mesh that the variables ask for; empty without a mesh."""
+    environment = context.recipe.env
+    if str(environment.get(SWITCH, "")).lower() != "true":
+        return {}
+    sizes = {name: str(environment.get(f"{START}{name.upper()}", "1")) for name in SIZES}
+    return {name: int(size) for name, size in sizes.items()} if all(map(str.isdecimal, sizes.values())) else {}
+
+
 def mesh_problems(context: Context) -> Iterator[Diagnostic]:
     """A mesh that accelerate would refuse when the ranks have started."""
-    environment, recipe = context.recipe.env, context.recipe
-    if str(environment.get(SWITCH, "")).lower() != "true":
+    recipe, numbers = context.recipe, widths(context)
+    if not numbers:
         return
-    sizes = {name: str(environment.get(f"{START}{name.upper()}", "1")) for name in SIZES}
-    if not all(size.isdecimal() for size in sizes.values()):
-        return
-    numbers = {name: int(size) for name, size in sizes.items()}
     # DeepSpeed divides the ranks by itself (_validate_accelerator).
     ranks, whole = context.topology.world_size, prod(numbers.values())
     if whole not in (1, ranks) and not (context.zero and numbers["sp_size"] > 1):

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from trainkit.recipe.layers.layer import VARIANTS
 from trainkit.recipe.layers.variants import BASE, NAME_PATTERN
 from trainkit.recipe.schema import Recipe
+from trainkit.recipe.schema.base import Section
 from trainkit.recipe.schema.fields import schema, short_forms
 
 _INTERPOLATION = "Interpolation"
 _VARIANT = "Variant"
 
 
+def _sections() -> Iterator[type[Section]]:
+    """Every section: pydantic before 2.10 writes the defaults only of those that are built."""
+    found = Section.__subclasses__()
+    while found:
+        section = found.pop()
+        found += section.__subclasses__()
+        yield section
+
+
 def json_schema() -> dict[str, Any]:
     """A fresh schema document (draft 2020-12) that every valid recipe or preset file satisfies."""
+    for section in _sections():
+        section.model_rebuild()
     document = Recipe.model_json_schema(by_alias=True)
     definitions = document.setdefault("$defs", {})
     for definition in [*definitions.values(), document]:

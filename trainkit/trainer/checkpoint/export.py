@@ -145,7 +145,7 @@ def load_weights(model: nn.Module, checkpoint: Path, ranks: int) -> None:
     if (checkpoint / STATE).is_dir():
         weights = model.state_dict()
         with quiet(), only_data(checkpoint / STATE):  # torch puts the shards together itself
-            state_dict_loader.load({"model": weights}, checkpoint_id=checkpoint / STATE, no_dist=True)
+            state_dict_loader.load({"model": weights}, checkpoint_id=checkpoint / STATE)
     else:
         import_deepspeed(torch.device("cpu"), "warning")
         with only_data():

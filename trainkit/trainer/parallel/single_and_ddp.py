@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -79,7 +78,7 @@ class Engine(Strategy):
     def load(self, folder: Path) -> None:
         state = self._state()  # torch fills it in place, each rank its own shards
         with quiet(), only_data(folder / STATE):
-            state_dict_loader.load(state, checkpoint_id=folder / STATE, no_dist=not dist.is_initialized())
+            state_dict_loader.load(state, checkpoint_id=folder / STATE)
         set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self._skipped = state["skipped"]
@@ -116,9 +115,8 @@ class Ddp(Engine):
 
 
 def _write(state: dict[str, Any], folder: Path, group: Any = None) -> None:
-    alone = not dist.is_initialized()
     with quiet():
-        state_dict_saver.save(state, checkpoint_id=folder / STATE, process_group=group, no_dist=alone)
+        state_dict_saver.save(state, checkpoint_id=folder / STATE, process_group=group)
 
 
 def _copied(value: Any) -> Any:
