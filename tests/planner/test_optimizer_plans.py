@@ -179,3 +179,18 @@ def test_the_classes_that_refusals_recommend_exist() -> None:
         for word in hint.replace(",", " ").split():
             if ":" in word and not word.startswith(("pkg.mod", "torchao")) and word != "optimizer.name:":
                 assert inspect.isclass(imported(word, "optimizer.name")), word
+
+
+@pytest.mark.parametrize(("transformers", "refused"), [("4.57.6", False), ("5.0.0", True)])
+def test_trainer_has_apexs_adam_until_transformers_5(
+    layered: Layered, machine: Machine, transformers: str, refused: bool
+) -> None:
+    program = {"kind": "hf", "script": "t.py"}
+    recipe = {"program": program, "strategy": {"kind": "single"}, "optimizer": {"name": "adamw_apex_fused"}}
+    facts = machine(1, packages={**EVERYTHING, "apex": "0.1", "transformers": transformers})
+    if refused:
+        with pytest.raises(RecipeError, match="adamw_apex_fused"):
+            build_plan(layered(recipe), facts)
+    else:
+        (command,) = build_plan(layered(recipe), facts).plan.commands
+        assert "adamw_apex_fused" in [str(word) for word in command.argv]

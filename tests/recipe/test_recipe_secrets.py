@@ -188,3 +188,11 @@ def test_the_time_to_mask_a_line_grows_with_its_length_and_no_faster(unit: str) 
 def test_the_caret_below_a_secret_does_not_tell_its_length(refuse: Refuse) -> None:
     (error,) = refuse(f"env: {{HF_TOKEN: {SECRET}}}\n" + SHORT)
     assert render_diagnostics([error]).splitlines()[2] == "    | " + " " * 16 + "^^^"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("piece", ["a", "a ", "a=", "a_", "--a", "token ", "key: ", "'", '"x', "{", "token: {", "=", "- "])
+def test_a_line_of_any_length_is_masked_in_time_that_grows_with_it(piece: str) -> None:
+    line = piece * 200_000  # hours, if it grew with the square
+    assert len(mask_line(line)) <= len(line)
+    assert len(mask_words([line])[0]) <= len(line)
