@@ -191,7 +191,7 @@ def test_the_caret_below_a_secret_does_not_tell_its_length(refuse: Refuse) -> No
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("piece", ["a", "a ", "a=", "a_", "--a", "token ", "key: ", "'", '"x', "{", "token: {", "=", "- "])
+@pytest.mark.parametrize("piece", ["a", "a ", "a=", "a_", "--a", "token ", "key: ", "'", '"x', "{", "token: {", "- "])
 def test_a_line_of_any_length_is_masked_in_time_that_grows_with_it(piece: str) -> None:
     line = piece * 200_000  # hours, if it grew with the square
     assert len(mask_line(line)) <= len(line)
