@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from trainkit.runner.supervisor.cleanup import deepspeed_buffers, held_by, remove
+from trainkit.runner.supervisor.cleanup import deepspeed_buffers, held_by, kill_group, remove
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and /dev/shm")
 
@@ -61,6 +61,33 @@ def test_what_a_killed_process_held_is_removed_but_not_the_users_own_files(tmp_p
     assert not Path("/dev/shm", name).exists()
     assert not Path(address).parent.exists()
     assert staged.exists()
+
+
+GROUP = """
+import os, subprocess, sys
+os.setpgid(0, 0)
+subprocess.Popen([sys.executable, "-c", sys.argv[1], sys.argv[2]], stdin=subprocess.PIPE)
+sys.stdin.read()
+"""
+
+
+def test_what_is_left_of_a_group_is_killed_and_leaves_nothing(tmp_path: Path, staged: Path) -> None:
+    first = subprocess.Popen(
+        [sys.executable, "-c", GROUP, HOLDER.replace("sys.stdin.read()", "import time; time.sleep(600)"), str(staged)],
+        env={**os.environ, "TMPDIR": "/tmp"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert first.stdout is not None
+    name, address = first.stdout.readline().split()
+    first.kill()
+    os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)  # still a zombie: the group's number is taken
+    kill_group(first.pid)
+    assert not Path("/dev/shm", name).exists()
+    assert not Path(address).parent.exists()
+    assert staged.exists()
+    first.communicate(timeout=20)  # to the end of what the holder has open, too
 
 
 def test_shared_memory_that_somebody_still_maps_stays() -> None:

@@ -18,6 +18,7 @@ from trainkit.files import read_json
 from trainkit.machine.cpu_affinity import keep_to
 from trainkit.runner.rank.streams import Copier, copy_window_size, open_channel
 from trainkit.runner.rundir.records import RankRecord, log_path, shown_path, write_record
+from trainkit.runner.supervisor.cleanup import kill_descendants, kill_group
 from trainkit.runner.supervisor.processes import (
     PASSED_ON,
     STOP,
@@ -237,14 +238,11 @@ class Wrapper:
     def _finish(self) -> int:
         assert self._exit is not None
         if not self._shares_terminal:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # children that the program left behind
-                os.killpg(self._record.pid, signal.SIGKILL)
+            kill_group(self._record.pid)  # children that the program left behind
         # Only now: while the zombie was there, the group's number could not be given to other processes.
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._record.pid, 0)
         if self._alone:
-            from trainkit.runner.supervisor.cleanup import kill_descendants
-
             kill_descendants()
         lost = sum(copier.lost for copier in self._copiers)
         seen = differences(self._shown) if self._options.expected else ""

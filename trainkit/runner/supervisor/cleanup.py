@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 
 from trainkit.runner.rundir.records import RankRecord
-from trainkit.runner.supervisor.processes import LINUX, descendants, send_signal
+from trainkit.runner.supervisor.processes import LINUX, descendants, is_alive, send_signal
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108  where shm_open() puts its files
 # torch's, Python's, NCCL's and DeepSpeed's own buffers: never a data set that a user staged there.
@@ -48,6 +48,30 @@ def kill_descendants(groups: Iterable[int] = (), spare: Collection[int] = ()) ->
         send_signal(victims, signal.SIGKILL)
         time.sleep(PAUSE)
     return tuple(left), held
+
+
+def kill_group(group: int) -> None:
+    """KILL what is left of a process group, and remove what it held outside the run directory.
+
+    Its first process is a zombie that nobody has waited for, or the number may be that of another group by now.
+    """
+    members = _living_of(group)
+    held = held_by(members)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+    until = time.monotonic() + TRACKER_SECONDS
+    while held and any(map(is_alive, members)) and time.monotonic() < until:
+        time.sleep(PAUSE)
+    remove(held)
+
+
+def _living_of(group: int) -> list[int]:
+    found = []
+    for name in os.listdir("/proc") if LINUX else ():
+        with contextlib.suppress(ValueError, ProcessLookupError):  # no process, or no more
+            if os.getpgid(int(name)) == group and is_alive(int(name)):
+                found.append(int(name))
+    return found
 
 
 def remove_leftovers(records: Iterable[RankRecord], held: Iterable[str]) -> None:
