@@ -31,8 +31,11 @@ CASES: dict[str, tuple[Observed, int, str | None, int | None]] = {
     "a program was told to end from outside": (
         seen(rank(0, exit_code=None, signal=15), launcher_exit=1), 137, "program", 0,
     ),
-    "a program gave a shell's code for that by itself": (
-        seen(rank(0, exit_code=143), launcher_exit=1), 143, "program", 0,
+    "a program that was told to end from outside says so by its code": (
+        seen(rank(0, exit_code=143), launcher_exit=1), 137, "program", 0,
+    ),
+    "a signal to all processes of a job reached the rank first": (
+        seen(rank(0, ended=0.9, exit_code=143), launcher_exit=1, stop=Stop(1.0, "TERM", 15)), 143, "signal", None,
     ),
     "a program was killed": (seen(rank(0), KILLED, launcher_exit=1), 137, "program", 1),
     "a wrapper was killed": (seen(TOLD, rank(1, ended=None), launcher_exit=1, vanished={1: 1.0}), 137, "rank", 1),

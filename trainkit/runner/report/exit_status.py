@@ -56,7 +56,9 @@ def judge(seen: Observed) -> Verdict:
     """The first cause that applies wins, in the order of these lines."""
     first, stop = first_failure(seen.records, seen.vanished), seen.stop
     if first is not None and (stop is None or first[0] <= stop.at):  # later ones fail because the run is being ended
-        return _rank_failed(first[1], seen)
+        told = any(_told(each) for each in seen.records if each.rank == first[1])
+        if not (told and stop and stop.signal):  # else the same signal has reached the rank first
+            return _rank_failed(first[1], seen)
     if stop is not None and stop.signal is not None:
         return Verdict(128 + stop.signal, "signal", stop.why, signal=stop.signal)
     if stop is not None and not seen.abandoned:  # else the stop was the answer to the launcher's end
@@ -65,6 +67,14 @@ def judge(seen: Observed) -> Verdict:
         title, code = seen.preparation
         return Verdict(code if code >= 0 else 128 - code, "preparation", f"the preparation '{title}' {_how(code)}")
     return _launcher_failed(seen)
+
+
+def _told(record: RankRecord) -> int:
+    """The signal that told the rank to end, as it died of it or says so by a shell's code for that; 0 for none.
+
+    128 + n of these signals says that trainkit itself received them. Of a fault (SIGSEGV, SIGABRT) it is the rank's.
+    """
+    return next((int(each) for each in STOP if each == record.signal or 128 + each == record.exit_code), 0)
 
 
 def first_failure(records: Sequence[RankRecord], vanished: Mapping[int, float]) -> tuple[float, int] | None:
@@ -85,9 +95,10 @@ def _rank_failed(rank: int, seen: Observed) -> Verdict:
         how = f"could not start: {record.message}"
     else:
         how = _how(record.exit_code if record.signal is None else -record.signal)
-    # 128 + n of these says that trainkit itself received them; of a fault (SIGSEGV, SIGABRT) it is what a shell shows.
-    code = KILLED if record.signal in STOP else record.code
-    return Verdict(code, "program", f"rank {rank} {how}", rank, record.signal)
+    if number := _told(record):
+        how += "" if record.signal else f": it was told to end by {signal_name(number)}, and not by trainkit"
+        return Verdict(KILLED, "program", f"rank {rank} {how}", rank, number)
+    return Verdict(record.code, "program", f"rank {rank} {how}", rank, record.signal)
 
 
 def _unrecorded(rank: int, launcher: str, code: int) -> Verdict:
