@@ -24,6 +24,12 @@ TOLD = rank(0, ended=2.0, exit_code=None, signal=15, told_to_stop=True)
 CASES: dict[str, tuple[Observed, int, str | None, int | None]] = {
     "everything went well": (seen(rank(0), rank(1)), 0, None, None),
     "one failed, the launcher ended the other": (seen(TOLD, rank(1, exit_code=7), launcher_exit=1), 7, "program", 1),
+    "one was stopped from outside, and the other failed without it": (
+        seen(TOLD, rank(1, ended=2.5, exit_code=1), launcher_exit=1), 137, "rank", 0,
+    ),
+    "another node's launcher stopped one before the other failed": (
+        seen(TOLD, rank(1, ended=2.5, exit_code=1), launcher_exit=1, nodes=2), 1, "program", 1,
+    ),
     "two ranks failed, the earlier one counts": (
         seen(rank(0, ended=5.0, exit_code=3), rank(1, ended=4.0, exit_code=8), launcher_exit=1), 8, "program", 1,
     ),

@@ -58,7 +58,7 @@ def judge(seen: Observed) -> Verdict:
     if first is not None and (stop is None or first[0] <= stop.at):  # later ones fail because the run is being ended
         told = any(_told(each) for each in seen.records if each.rank == first[1])
         if not (told and stop and stop.signal):  # else the same signal has reached the rank first
-            return _rank_failed(first[1], seen)
+            return _stopped_before(first, seen) or _rank_failed(first[1], seen)
     if stop is not None and stop.signal is not None:
         return Verdict(128 + stop.signal, "signal", stop.why, signal=stop.signal)
     if stop is not None and not seen.abandoned:  # else the stop was the answer to the launcher's end
@@ -81,6 +81,15 @@ def first_failure(records: Sequence[RankRecord], vanished: Mapping[int, float]) 
     """When, and which, the first rank failed by itself, not because it was stopped."""
     failures = [(r.ended, r.rank) for r in records if r.failed and not r.told_to_stop and r.ended is not None]
     return min([*failures, *((at, rank) for rank, at in vanished.items())], default=None)
+
+
+def _stopped_before(first: tuple[float, int], seen: Observed) -> Verdict | None:
+    """Where a rank was stopped before any failed: a launcher stops ranks only afterwards, so it came from outside."""
+    stopped = [(each.ended, each.rank) for each in seen.records if each.failed and each.told_to_stop and each.ended]
+    earliest = min(stopped, default=first)
+    if seen.nodes > 1 or earliest >= first:
+        return None
+    return Verdict(KILLED, "rank", f"rank {earliest[1]} was stopped from outside", earliest[1])
 
 
 def _rank_failed(rank: int, seen: Observed) -> Verdict:
