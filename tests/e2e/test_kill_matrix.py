@@ -171,6 +171,19 @@ def test_trainkit_and_its_guardian_killed_at_once_leave_nothing_that_trains(runs
     assert all(record["told_to_stop"] for record in run.records())
 
 
+def test_ranks_end_that_start_when_trainkit_and_its_guardian_are_gone(runs: Any) -> None:
+    run = runs("heartbeat.py", launcher="torchrun", ranks=2)
+    wait_for("the launcher", lambda: run.status().get("pids", {}).get("launcher"), LIMIT)
+    pids = run.status()["pids"]
+    os.kill(pids["launcher"], signal.SIGSTOP)  # before it has started any rank
+    assert run.records() == []
+    for pid in (pids["guardian"], pids["trainkit"]):
+        os.kill(pid, signal.SIGKILL)
+    assert run.wait(LIMIT) == -signal.SIGKILL
+    os.kill(pids["launcher"], signal.SIGCONT)
+    wait_for("the end of every process", lambda: not run.living(), 2 * LIMIT)
+
+
 def test_the_ranks_that_a_launcher_restarts_end_where_nobody_is_left_to_end_them(runs: Any) -> None:
     run = runs("heartbeat.py", launcher="torchrun", ranks=2, max_restarts=2)
     run.wait_for_beats()

@@ -23,6 +23,7 @@ from trainkit.runner.supervisor.processes import (
     PASSED_ON,
     STOP,
     become_subreaper,
+    descends_from,
     exit_of_child,
     is_alive,
     spawn,
@@ -124,9 +125,9 @@ class Wrapper:
 
     def _watch_keepers(self) -> None:
         """Trainkit and its guardian, killed together, leave nobody else to end this rank."""
-        pids = keepers(self._options.attempt_dir)
-        # Who is not seen from here is not watched; but a launcher may restart ranks that ended for this very reason.
-        if any(map(is_alive, pids)) or self._record.restart:
+        pids, launcher = keepers(self._options.attempt_dir)
+        # Who is not seen from here is not watched, but where they were killed before this rank started.
+        if any(map(is_alive, pids)) or descends_from(launcher):
             self._keepers = pids
 
     def _open(self, name: str, own: int) -> int:
@@ -262,13 +263,15 @@ class Wrapper:
         return self._record.code
 
 
-def keepers(attempt_dir: str) -> list[int]:
-    """Pids of trainkit and its guardian; none where something else started this rank, or on another host."""
+def keepers(attempt_dir: str) -> tuple[list[int], int]:
+    """Pids of trainkit and its guardian, and of the launcher; none where something else or another host has them."""
     status = read_json(os.path.join(os.path.dirname(os.path.dirname(attempt_dir)), "status.json"))
     pids = status.get("pids")
     if status.get("host") != os.uname().nodename or status.get("ended") or not isinstance(pids, dict):
-        return []
-    return [pid for pid in (pids.get("trainkit"), pids.get("guardian")) if isinstance(pid, int) and pid > 1]
+        return [], 0
+    found = [pid for pid in (pids.get("trainkit"), pids.get("guardian")) if isinstance(pid, int) and pid > 1]
+    launcher = pids.get("launcher")
+    return found, launcher if isinstance(launcher, int) else 0
 
 
 def observed(environ: Mapping[str, str], expected: str, shown: str) -> dict[str, str]:

@@ -126,6 +126,14 @@ def descendants(ancestor: int) -> list[int]:
     return order
 
 
+def descends_from(ancestor: int) -> bool:
+    """Whether this process is below another one, as far as the system says."""
+    pid = os.getppid()
+    while pid > 1 and pid != ancestor:
+        pid = (_parent_and_state(pid) or (0, ""))[0] if LINUX else 0
+    return pid == ancestor > 1
+
+
 def is_alive(pid: int) -> bool:
     """Whether the process runs; a zombie does not."""
     if LINUX:
