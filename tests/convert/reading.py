@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tests.made_up_recipes import MemoryFiles
-from trainkit.convert.importing import import_words
+from trainkit.convert.importing import check_import, import_words
 from trainkit.flags.resolve import resolve
 from trainkit.frameworks.base.draft import ImportContext
 from trainkit.recipe.resolved import Request, Resolved
@@ -25,7 +25,14 @@ def context(files: Mapping[str, Any]) -> ImportContext:
 
 def imported(line: str, files: Mapping[str, Any] | None = None, **more: Any) -> str:
     """The recipe's text for a command or a file name."""
-    return import_words(shlex.split(line), context(files or {}), f"{HERE}/recipe.yaml", **more)[0]
+    return checked(shlex.split(line), context(files or {}), f"{HERE}/recipe.yaml", **more)
+
+
+def checked(words: Sequence[str], there: ImportContext, target: str, **more: Any) -> str:
+    """The recipe's text for words that are imported and checked as the command does it."""
+    found = import_words(words, there, target, **more)
+    check_import(found, there, target)
+    return found.text
 
 
 def read(text: str, files: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Resolved:

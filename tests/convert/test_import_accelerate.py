@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.convert.reading import comments, imported, settings
+from tests.convert.reading import checked, comments, imported, settings
 from tests.made_up_recipes import MemoryFiles
-from trainkit.convert.importing import import_words
 from trainkit.errors import RecipeError
 from trainkit.frameworks.base.draft import ImportContext
 
@@ -342,7 +341,7 @@ def test_the_default_config_is_read_where_accelerate_reads_it(environ: dict[str,
         contents = {f"{folder}/default_config.yaml": TWO_MACHINES, "/here/train.py": ON_ACCELERATOR["train.py"]}
         contents |= {"/here/own.conf": OLDEST}
         there = ImportContext(MemoryFiles(contents), "/here", environ)
-        text, _ = import_words(f"accelerate launch {words} train.py".split(), there, "/here/recipe.yaml")
+        text = checked(f"accelerate launch {words} train.py".split(), there, "/here/recipe.yaml")
         return settings(text, ON_ACCELERATOR), comments(text)
 
     read, said = found("--num_machines 1", place)

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.convert.reading import comments, context, imported, read, settings
-from trainkit.convert.importing import import_words
+from tests.convert.reading import checked, comments, context, imported, read, settings
 from trainkit.errors import RecipeError, UsageError
 from trainkit.recipe.schema.launching import program_argv
 
@@ -282,7 +281,7 @@ def test_what_only_sounds_like_a_secret_is_taken_over() -> None:
 
 def test_a_name_that_the_user_knows_to_be_harmless_is_taken_over_and_stays_so() -> None:
     there = replace(context({}), public=frozenset({"span_key"}))
-    text, _ = import_words(["python", "train.py", "--span_key", "SPAN_2b"], there, "/here/recipe.yaml")
+    text = checked(["python", "train.py", "--span_key", "SPAN_2b"], there, "/here/recipe.yaml")
     recipe = read(text).recipe
     assert (program_argv(recipe.program.args), recipe.program.public) == (["--span_key", "SPAN_2b"], ["span_key"])
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.convert.reading import comments, context, imported, settings
-from trainkit.convert.importing import import_words
+from tests.convert.reading import checked, comments, context, imported, settings
 
 TRAINER = "from transformers import HfArgumentParser, Trainer, TrainingArguments\n"
 SOURCES = {
@@ -83,7 +82,7 @@ def test_a_library_is_not_the_same_program() -> None:
 def test_an_installed_module_is_looked_into_and_not_imported() -> None:
     files = {"lib/tool/__init__.py": "raise SystemExit\n", "lib/tool/train.py": "from accelerate import Accelerator\n"}
     there = replace(context(files), library=("/here/lib",))
-    text, _ = import_words(["torchrun", "-m", "tool.train", "--do_train"], there, "/here/recipe.yaml")
+    text = checked(["torchrun", "-m", "tool.train", "--do_train"], there, "/here/recipe.yaml")
     assert settings(text)["program.kind"] == "accelerate"
 
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.convert.reading import HERE, comments, context, imported, read, settings
+from tests.convert.reading import HERE, checked, comments, context, imported, read, settings
 from trainkit.convert.command import starts_program
-from trainkit.convert.importing import Lines, import_words
+from trainkit.convert.importing import Lines
 from trainkit.convert.shell import ShellCommand, read_shell
 from trainkit.errors import RecipeError, UsageError
 from trainkit.recipe.schema.launching import program_argv
@@ -64,6 +64,9 @@ TEXTS: dict[str, list[str]] = {
     "bash -c \"python train.py --a '$HERE'\"": ["python", "train.py", "--a", "value of here"],
     "python train.py $'a\\tb' \"$HERE $WORDS\" \"a\\\nb\" {x}": [
         "python", "train.py", "a\tb", "value of here --a 1", "ab", "{x}",
+    ],
+    "python train.py $'\\x41\\101\\u00e9\\U0001F600\\e\\cA' $'\\xc3\\xa9 ü' $'it\\'s \\q'": [
+        "python", "train.py", "AAé\N{GRINNING FACE}\x1b\x01", "é ü", "it's \\q",
     ],
     "python train.py a{b,c}d {1..3} {x} \"{a,b}\" x{3..1}": [
         "python", "train.py", "abd", "acd", "1", "2", "3", "{x}", "{a,b}", "x3", "x2", "x1",
@@ -271,7 +274,7 @@ def test_a_kind_of_device_as_default_of_the_number_of_processes_is_one_for_each_
 def test_what_sounds_like_a_secret_and_is_none_may_be_read_from_the_environment() -> None:
     files = {"go.sh": "python train.py --dir out/$API_TOKEN --class $CLASS_TOKEN"}
     here = replace(context(files), public=frozenset({"API_TOKEN"}))
-    text = import_words(["go.sh"], here, f"{HERE}/recipe.yaml")[0]
+    text = checked(["go.sh"], here, f"{HERE}/recipe.yaml")
     found = read(text, environ={"API_TOKEN": "3", "CLASS_TOKEN": "dog"}).recipe.program
     assert found.public == ["API_TOKEN"]
     assert program_argv(found.args) == ["--dir", "out/3", "--class", "dog"]
@@ -302,6 +305,20 @@ def test_a_line_in_one_word_and_a_script_that_sh_runs_are_read_alike(trainkit: T
     chosen = trainkit("import", "--set", "N=5", "--line", "1", "go.sh")
     assert "n: 5" in chosen.stdout
     assert trainkit("import", "--set", "N", "go.sh").returncode == 2
+
+
+@pytest.mark.cli
+def test_bytes_that_are_no_text_are_an_error_in_the_command_and_none_beside_it(
+    trainkit: Trainkit, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "beside.sh").write_bytes(b"# caf\xe9\npython train.py --kind torch\n")
+    (tmp_path / "within.sh").write_bytes(b"python train.py --place caf\xe9\n")
+    assert trainkit("import", "beside.sh", "-o", "r.yaml").returncode == 0
+    for words in (["within.sh"], [os.fsdecode(b"python train.py --place caf\xe9")]):
+        done = trainkit("import", *words)
+        assert done.returncode == 2, done.stderr
+        assert "is not UTF-8 text" in done.stderr and "next: write it in UTF-8" in done.stderr
 
 
 def test_a_script_gets_its_arguments() -> None:

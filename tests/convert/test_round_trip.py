@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.convert.reading import checked
 from trainkit.cli.disk import Disk
 from trainkit.cli.machines import machine_facts
 from trainkit.convert.exporting import EXPORTS, carried, exceptions, export, unfit
-from trainkit.convert.importing import import_words
 from trainkit.errors import RecipeError
 from trainkit.flags.resolve import resolve
 from trainkit.frameworks.base.draft import ImportContext
@@ -171,7 +171,7 @@ def read_back(tool: str, context: Context, cwd: Path) -> Resolved:
     program = (script, *program_argv(context.recipe.program.args)) if script else ()
     kind = context.recipe.program.kind if program else None
     there = ImportContext(Disk(), str(cwd))
-    text = import_words([f"out/{MAIN[tool]}"], there, str(cwd / "back.yaml"), program=program, kind=kind)[0]
+    text = checked([f"out/{MAIN[tool]}"], there, str(cwd / "back.yaml"), program=program, kind=kind)
     (cwd / "back.yaml").write_text(text)
     return resolve(Request(recipe=str(cwd / "back.yaml"), cwd=str(cwd)), Disk())
 

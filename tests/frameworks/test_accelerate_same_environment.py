@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.convert.reading import checked
 from trainkit.cli.disk import Disk
-from trainkit.convert.importing import import_words
 from trainkit.flags.resolve import resolve
 from trainkit.frameworks.base.draft import ImportContext
 from trainkit.machine.facts import Facts
@@ -172,7 +172,7 @@ def as_planned(
     """What accelerate's launcher makes of the plan, with the plan's own words, environment and files."""
     disk = Disk()
     there = ImportContext(disk, str(folder), {"HOME": str(folder)})
-    text, _ = import_words(words, there, str(folder / "recipe.yaml"))
+    text = checked(words, there, str(folder / "recipe.yaml"))
     (folder / "recipe.yaml").write_text(text)
     resolved = resolve(Request(recipe=str(folder / "recipe.yaml"), cwd=str(folder), environ={}), disk)
     plan = build_plan(resolved, facts).plan

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.convert.reading import context, imported, read
+from tests.convert.reading import checked, context, imported, read
 from tests.frameworks.foreign_deepspeed_files import files
-from trainkit.convert.importing import import_words
 from trainkit.convert.trial import refusals
 from trainkit.errors import RecipeError
 from trainkit.machine.facts import Facts, Gpu
@@ -64,7 +63,7 @@ def test_the_plan_gives_the_program_the_very_file_that_its_command_names(kind: s
 @given(files(auto=False))
 def test_what_an_import_writes_for_the_built_in_trainer_can_be_planned(tree: dict[str, Any]) -> None:
     try:
-        text = import_words(["ds.json"], context({"ds.json": tree}), "/here/recipe.yaml")[0]
+        text = checked(["ds.json"], context({"ds.json": tree}), "/here/recipe.yaml")
     except RecipeError as error:
         assert all(each.what and each.hint for each in error.diagnostics), error
         return

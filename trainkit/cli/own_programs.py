@@ -38,7 +38,7 @@ def made_recipe(
     the recipe; the kind of the program, and how many processes there are, also tell how the command is read.
     Raises UsageError and RecipeError.
     """
-    from trainkit.convert.importing import read_words, recipe_text
+    from trainkit.convert.importing import import_words, recipe_text
     from trainkit.frameworks.base.draft import ImportContext
 
     public = _listed(overrides, "program.public")
@@ -47,7 +47,7 @@ def made_recipe(
     argv, more = _command(words, is_bare=is_bare)
     kind = next(iter(_listed(overrides, "program.kind")), None)
     context = ImportContext(disk, cwd, os.environ, public, tuple(filter(None, sys.path)), OWN_WORDS)
-    read = read_words(argv, context, posixpath.join(cwd, "recipe.yaml"), program=more, kind=kind)
+    read = import_words(argv, context, posixpath.join(cwd, "recipe.yaml"), program=more, kind=kind)
     if read.folder != cwd:
         what = f"the command runs in the folder {seen_from(cwd, read.folder)}"
         raise UsageError(what, hint=f"cd {shlex.quote(read.folder)}, and call trainkit there")

@@ -48,8 +48,10 @@ _PLACE_OF_ONE = "one process: torchrun sets RANK, WORLD_SIZE and MASTER_ADDR, of
 def read_command(draft: Draft, context: ImportContext, words: Sequence[str], kind: str | None = None) -> None:
     """Import a command. kind: of the program, where the caller knows it."""
     shown = " ".join(shlex.quote(word) for word in mask_words(words))
+    if any("\udc80" <= letter <= "\udcff" for letter in shown):  # bytes that are not UTF-8, as Python keeps them
+        raise UsageError(f"the command is not UTF-8 text: {shown}", hint="write it in UTF-8")
     draft.title = f"{draft.title}: {shown}" if draft.title else shown
-    variables, rest = _take_variables(draft, words)
+    variables, rest = take_variables(draft, words)
     if unwrapped := unwrap(rest, variables, context):
         rest, kind = unwrapped.words, kind or unwrapped.kind
         variables = {name: each for name, each in variables.items() if name not in unwrapped.taken}
@@ -157,7 +159,7 @@ def read_target(
         draft.set("program.args", as_arguments(kept), origin)
 
 
-def _take_variables(draft: Draft, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def take_variables(draft: Draft, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """The assignments that a command begins with, and the rest of it from the launcher on.
 
     Commands that only start it are named and left out.

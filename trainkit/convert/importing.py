@@ -80,6 +80,21 @@ def is_line(word: str) -> bool:
     return any(starts_program(each.split()) for each in re.split(r"[\n;&|]+", word) if len(each.split()) > 1)
 
 
+def check_import(read: Imported, context: ImportContext, target: str) -> list[Diagnostic]:
+    """Warnings on what was read; the context and the target are those that it was read with. Raises RecipeError."""
+    # What a variable holds is known only when the recipe is used.
+    if not names_in(read.text):
+        resolved = _resolved(read.draft, replace(context, cwd=read.folder), target, read.text)
+        if refused := refusals(resolved):
+            raise RecipeError([_placed(read.draft, each, target) for each in refused])
+    script = read.draft.get("program.script")
+    if not script or context.files.exists(absolute(script, read.folder)):
+        return []
+    what = f"there is no file {seen_from(context.cwd, absolute(script, read.folder))} here"
+    hint = "trainkit check will ask for it; a path starts from the folder in which trainkit is called"
+    return [Diagnostic("warning", what, "program.script", read.draft.settings["program.script"].origin, hint=hint)]
+
+
 def import_words(
     words: Sequence[str],
     context: ImportContext,
@@ -89,39 +104,12 @@ def import_words(
     kind: str | None = None,
     modeline: str = "",
     lines: Lines | None = None,
-) -> tuple[str, list[Diagnostic]]:
-    """The text of the recipe that a file or a command means, and warnings on it.
+) -> Imported:
+    """The recipe that a file or a command means.
 
     target: absolute path at which the recipe will lie. program: script and words for a file that names none.
     kind: of the program. Raises UsageError and RecipeError.
     """
-    read = read_words(words, context, target, program=program, kind=kind, modeline=modeline, lines=lines)
-    # What a variable holds is known only when the recipe is used.
-    if not names_in(read.text):
-        resolved = _resolved(read.draft, replace(context, cwd=read.folder), target, read.text)
-        if refused := refusals(resolved):
-            raise RecipeError([_placed(read.draft, each, target) for each in refused])
-    warnings: list[Diagnostic] = []
-    script = read.draft.get("program.script")
-    if script and not context.files.exists(absolute(script, read.folder)):
-        what = f"there is no file {seen_from(context.cwd, absolute(script, read.folder))} here"
-        hint = "trainkit check will ask for it; a path starts from the folder in which trainkit is called"
-        origin = read.draft.settings["program.script"].origin
-        warnings.append(Diagnostic("warning", what, "program.script", origin, hint=hint))
-    return read.text, warnings
-
-
-def read_words(
-    words: Sequence[str],
-    context: ImportContext,
-    target: str,
-    *,
-    program: Sequence[str] = (),
-    kind: str | None = None,
-    modeline: str = "",
-    lines: Lines | None = None,
-) -> Imported:
-    """What a file or a command means; the arguments are those of `import_words`. Raises UsageError and RecipeError."""
     draft = Draft()
     path = words[0] if len(words) == 1 and is_file(words[0]) else ""
     if path and not path.endswith(SCRIPTS):

@@ -65,7 +65,7 @@ def import_(
 
     Example: trainkit import ds_config.json --output recipe.yaml
     """
-    from trainkit.convert.importing import Lines, import_words
+    from trainkit.convert.importing import Lines, check_import, import_words
     from trainkit.frameworks.base.draft import ImportContext
 
     argv, cwd = list(context.args), working_folder()
@@ -74,12 +74,12 @@ def import_(
     first = modeline() if output is not None else ""
     here = ImportContext(Disk(), cwd, os.environ, frozenset(public or ()), tuple(filter(None, sys.path)))
     lines = Lines(dict(_assignment(each) for each in set_ or ()), line)
-    text, warnings = import_words(argv, here, target, program=context.obj, kind=kind, modeline=first, lines=lines)
-    show_diagnostics([*warnings, *_slips(argv)])
+    read = import_words(argv, here, target, program=context.obj, kind=kind, modeline=first, lines=lines)
+    show_diagnostics([*check_import(read, here, target), *_slips(argv)])
     if output is None:
-        sys.stdout.write(text)
+        sys.stdout.write(read.text)
     else:
-        write_file(Path(output), text, "give another --output")
+        write_file(Path(output), read.text, "give another --output")
         sys.stdout.write(f"{output} is written. Next: trainkit plan {shlex.quote(output)}\n")
 
 

@@ -52,7 +52,7 @@ def heredoc(source: bytes, statement: Node) -> str | None:
     if not (command.text or b"").startswith(b"read ") or "heredoc_start" not in marks or "heredoc_end" not in marks:
         return None
     start, end = marks["heredoc_start"], marks["heredoc_end"]
-    body = source[start.end_byte : end.start_byte].decode(errors="replace").partition("\n")[2]
+    body = source[start.end_byte : end.start_byte].decode(errors="surrogateescape").partition("\n")[2]
     quote = "'" if (start.text or b"")[:1] in (b"'", b'"', b"\\") else '"'
     kept = body.replace("'", "'\\''") if quote == "'" else body.replace('"', '\\"')
     return f"{quote}{kept}{quote}"

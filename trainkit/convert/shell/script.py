@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from trainkit.convert.shell.control import before_the_line, branches, heredoc, in_shell, inner_text, is_new
 from trainkit.convert.shell.scope import Scope
-from trainkit.convert.shell.syntax import argument_text, condition, error_in, line, parse, text
+from trainkit.convert.shell.syntax import argument_text, condition, error_in, line, parse, text, written_bytes
 from trainkit.convert.shell.values import Launch, Open, Reference, Value, text_of
 from trainkit.convert.shell.words import fields, first_word, value
 from trainkit.errors import UsageError
@@ -45,7 +45,7 @@ class Reader:
     def read(self, written: str) -> None:
         """Walk a text. Raises UsageError where it is no Bash."""
         written = re.sub(r"\\\s*\Z", "", written)  # a line that goes on, at the end, goes on with nothing
-        root, self.source = parse(written), written.encode()
+        root, self.source = parse(written), written_bytes(written)
         if wrong := error_in(root):
             self._refuse_placeholders(written)
             shown = text(wrong).strip().splitlines()
@@ -109,7 +109,7 @@ class Reader:
 
     def _assigned(self, node: Node) -> str:
         """What is behind the equals sign; the grammar ends it too early after some expansions."""
-        return first_word(self.source[node.start_byte :].decode(errors="replace").partition("=")[2])
+        return first_word(self.source[node.start_byte :].decode(errors="surrogateescape").partition("=")[2])
 
     def _line(self, node: Node) -> int:
         return line(node) + self.first_line

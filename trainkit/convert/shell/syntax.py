@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -20,10 +21,24 @@ _ARITHMETIC: Mapping[str, Callable[[int, int], int]] = {
 }  # fmt: skip
 
 
+_ESCAPES = {
+    b"a": b"\a", b"b": b"\b", b"e": b"\33", b"E": b"\33", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t",
+    b"v": b"\v", b"\\": b"\\", b"'": b"'", b'"': b'"', b"?": b"?",
+}  # fmt: skip
+_ESCAPE = re.compile(
+    rb"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{1,4})|U([0-9a-fA-F]{1,8})|c(.)|(.))", re.DOTALL
+)
+
+
 def parse(text: str) -> Node:
     """The root of the tree of a text; what is no Bash is under nodes of type ERROR."""
-    root: Node = _parser().parse(text.encode()).root_node
+    root: Node = _parser().parse(written_bytes(text)).root_node
     return root
+
+
+def written_bytes(text: str) -> bytes:
+    """The bytes of a text; those that were not UTF-8 are what they were."""
+    return text.encode(errors="surrogateescape")
 
 
 @cache
@@ -36,7 +51,7 @@ def _parser() -> Any:
 
 def text(node: Node) -> str:
     """The node as it is written."""
-    return (node.text or b"").decode(errors="replace")
+    return (node.text or b"").decode(errors="surrogateescape")
 
 
 def line(node: Node) -> int:
@@ -52,7 +67,7 @@ def argument_text(node: Node) -> str:
         if child.type == "variable_assignment" or "redirect" in child.type:
             pieces.append(written[place - start : child.start_byte - start])
             place = child.end_byte
-    return b" ".join((*pieces, written[place - start :])).decode(errors="replace")
+    return b" ".join((*pieces, written[place - start :])).decode(errors="surrogateescape")
 
 
 def error_in(root: Node) -> Node | None:
@@ -118,3 +133,18 @@ def _of_two(left: str | None, how: str, right: str | None) -> bool | None:
         return _COMPARE[how](int(left or 0), int(right or 0)) if how in _COMPARE else None
     except ValueError:
         return None
+
+
+def escaped(quoted: str) -> str:
+    """What Bash makes of the text between ``$'`` and ``'`` (bash(1), QUOTING)."""
+    return _ESCAPE.sub(_unescaped, written_bytes(quoted)).decode(errors="surrogateescape")
+
+
+def _unescaped(match: re.Match[bytes]) -> bytes:
+    octal, hexadecimal, short, long, control, letter = match.groups()
+    if octal or hexadecimal:
+        return bytes([int(octal, 8) & 0xFF if octal else int(hexadecimal, 16)])
+    if character := short or long:
+        code = int(character, 16)
+        return chr(code).encode(errors="surrogatepass") if code < 0x110000 else b"\xff"  # no text, as Bash's bytes
+    return bytes([control[0] & 0x1F]) if control else _ESCAPES.get(letter, match[0])

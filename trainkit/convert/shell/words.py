@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from trainkit.convert.shell.output import output
 from trainkit.convert.shell.scope import Scope
-from trainkit.convert.shell.syntax import arithmetic, parse, text
+from trainkit.convert.shell.syntax import arithmetic, escaped, parse, text
 from trainkit.convert.shell.values import Open, Part, Reference, Value, joined, sole, text_of
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class _Words:
             self._double()
         elif self.text.startswith("$'", start):
             self.place += 1
-            self._take(self._until("'", escapes=True).encode().decode("unicode_escape"), quoted=True)
+            self._take(escaped(self._until("'", escapes=True)), quoted=True)
         elif self.text.startswith('$"', start):
             self.place += 1
         elif letter in "$`":

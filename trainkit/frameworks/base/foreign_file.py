@@ -68,8 +68,8 @@ def read_mapping(context: ImportContext, path: str, layer: str, strength: int) -
 
 
 def script_text(context: ImportContext, path: str) -> str:
-    """A shell script. Raises UsageError where there is none."""
-    return _read(context, path).decode("utf-8", "replace")
+    """A shell script, in which bytes that are not UTF-8 stay known. Raises UsageError where there is none."""
+    return _read(context, path).decode("utf-8", "surrogateescape")
 
 
 def _read(context: ImportContext, path: str) -> bytes:
