@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from trainkit.errors import TrainingError
-from trainkit.trainer.checkpoint.manifest import described_files, read_manifest
+from trainkit.trainer.checkpoint import safe_loading
+from trainkit.trainer.checkpoint.manifest import checksum, described_files, read_manifest
 from trainkit.trainer.checkpoint.resuming import load
 from trainkit.trainer.checkpoint.safe_loading import only_data, unpickled
 from trainkit.trainer.randomness import generator_states, restore_generator_states
@@ -39,6 +40,20 @@ def test_generators_go_on_from_their_states() -> None:
     drawn = random.random(), np.random.random(), float(torch.rand(()))
     restore_generator_states(states)
     assert (random.random(), np.random.random(), float(torch.rand(()))) == drawn
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_data_of_every_protocol_is_read(protocol: int) -> None:
+    array = np.arange(6, dtype=np.uint32)
+    read = unpickled(pickle.dumps({"array": array, "path": Path("a/b")}, protocol))
+    assert read["array"].tolist() == array.tolist()
+    assert read["path"] == Path("a/b")
+
+
+def test_what_another_python_wrote_is_refused_and_not_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(safe_loading._NAMES, "pathlib._elsewhere", ("PosixPath",))
+    with pytest.raises(pickle.UnpicklingError, match=r"_elsewhere\.PosixPath is not in this Python"):
+        unpickled(b"cpathlib._elsewhere\nPosixPath\n.")
 
 
 @pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
@@ -69,7 +84,7 @@ def test_a_checkpoint_with_harm_in_it_is_refused_in_one_line(make_settings: Make
     folder = parts.checkpoints.root / "step-00000001"
     (folder / "generators-0.pickle").write_bytes(pickle.dumps(Harm(tmp_path / "done")))
     content = {**read_manifest(folder), "files": described_files(folder, World())}
-    (folder / "manifest.json").write_text(json.dumps(content))
+    (folder / "manifest.json").write_text(json.dumps({**content, "checksum": checksum(content)}))
     with pytest.raises(TrainingError, match=r"holds more than data, and is not read: .*mkdir is no data"):
         load(folder, parts.checkpoints.identity, parts.strategy, World())
     assert not (tmp_path / "done").exists()

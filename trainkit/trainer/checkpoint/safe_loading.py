@@ -35,7 +35,10 @@ _NAMES = {
     "numpy": ("ndarray", "dtype"),
     "numpy.core.multiarray": ("_reconstruct",),  # as numpy 1 writes it
     "numpy._core.multiarray": ("_reconstruct",),
+    "numpy.core.numeric": ("_frombuffer",),  # in place of the above in protocol 5, which is the default of Python 3.14
+    "numpy._core.numeric": ("_frombuffer",),
     "pathlib": ("Path", "PosixPath"),
+    "pathlib._local": ("Path", "PosixPath"),  # where Python 3.13 has them
     "torch": ("Size", "device"),
     "torch._utils": ("_rebuild_tensor_v2",),
     "torch.distributed.checkpoint.filesystem": ("_StorageInfo", "_StoragePrefix"),
@@ -54,7 +57,12 @@ class _Unpickler(pickle.Unpickler):
         own = module == _DATACLASSES and getattr(vars(metadata).get(name), "__module__", "") == module
         if not (known or dtype or own):
             raise pickle.UnpicklingError(f"{module}.{name} is no data")
-        return super().find_class(module, name)
+        try:
+            return super().find_class(module, name)
+        except ImportError as error:
+            raise pickle.UnpicklingError(
+                f"{module}.{name} is not in this Python, but in the one that wrote it"
+            ) from error
 
 
 def unpickled(content: bytes) -> Any:
