@@ -315,11 +315,11 @@ def test_what_an_extra_installs_is_new_enough_for_every_choice_that_names_it() -
 @pytest.mark.parametrize(
     ("program", "installed", "blocked"),
     [
-        ({}, {}, "logging.report_to tensorboard requires tensorboard >= 2.15; it is not installed"),
+        ({}, {}, "logging.report_to tensorboard requires tensorboard >= 2.18; it is not installed"),
         (
             {},
             {"tensorboard": "2.9.1"},
-            "logging.report_to tensorboard requires tensorboard >= 2.15; 2.9.1 is installed",
+            "logging.report_to tensorboard requires tensorboard >= 2.18; 2.9.1 is installed",
         ),
         ({}, {"tensorboard": "2.21.0"}, None),
         ({"kind": "torch", "script": "t.py", "reads_recipe": True}, {}, None),

@@ -63,7 +63,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         "2.3",
         install="pip install flash-attn --no-build-isolation",  # it is compiled for the torch that is there
     ),
-    Requirement("logging.report_to", ("tensorboard",), "tensorboard", "2.15", extra="report"),
+    Requirement("logging.report_to", ("tensorboard",), "tensorboard", "2.18", extra="report"),
     Requirement("logging.report_to", ("wandb",), "wandb", "0.19", extra="report"),
 )
 
