@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from trainkit.errors import TrainingError
+from trainkit.runner.rundir.checkpoints import checksum
 from trainkit.trainer.checkpoint import safe_loading
-from trainkit.trainer.checkpoint.manifest import checksum, described_files, read_manifest
+from trainkit.trainer.checkpoint.manifest import described_files, read_manifest
 from trainkit.trainer.checkpoint.resuming import load
 from trainkit.trainer.checkpoint.safe_loading import only_data, unpickled
 from trainkit.trainer.randomness import generator_states, restore_generator_states
