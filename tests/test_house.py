@@ -136,7 +136,7 @@ def test_planning_loads_no_training_library_and_no_terminal_library() -> None:
 
 # The rooms of the house from the ground up; each uses only those below it, imports for type checkers included.
 FLOORS = (
-    ("decode", "errors", "files", "text", "lazy", "optimizers"),
+    ("decode", "errors", "files", "text", "lazy", "optimizers", "refusals"),
     ("recipe",),
     ("machine", "flags"),
     ("plan",),

@@ -87,7 +87,12 @@ def test_a_full_disk_under_the_output_is_the_machines_fault(
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("line", "code"),
-    [("$T ls >&-", 0), ("$T check nowhere.yaml 2>&-", 2), ("$T plan tiny.yaml >&- 2>&-", 0)],
+    [
+        ("$T ls >&-", 0),
+        ("$T check nowhere.yaml 2>&-", 2),
+        ("$T plan tiny.yaml >&- 2>&-", 0),
+        ("echo 'import sys; sys.exit(7)' > seven.py; $T run seven.py <&- >&- 2>&-", 7),
+    ],
 )
 def test_closed_streams_change_no_exit_code(
     shell: Callable[[str], subprocess.CompletedProcess[str]], tiny_recipe: Path, tmp_path: Path, line: str, code: int

@@ -11,7 +11,8 @@ from trainkit.runner.rundir.records import RankRecord
 
 
 def rank(number: int, ended: float | None = 1.0, exit_code: int | None = 0, **known: Any) -> RankRecord:
-    return RankRecord(number, number, "host", 100 + number, 200 + number, ended=ended, exit_code=exit_code, **known)
+    times: dict[str, Any] = {"ended": ended, "clock": ended or 0.0}
+    return RankRecord(number, number, "host", 100 + number, 200 + number, exit_code=exit_code, **times, **known)
 
 
 def seen(*records: RankRecord, launcher_exit: int | None = 0, **known: Any) -> Observed:
@@ -19,6 +20,7 @@ def seen(*records: RankRecord, launcher_exit: int | None = 0, **known: Any) -> O
 
 
 KILLED = rank(1, exit_code=None, signal=9)
+REMOVED = "the run directory was removed while it ran"
 TOLD = rank(0, ended=2.0, exit_code=None, signal=15, told_to_stop=True)
 
 CASES: dict[str, tuple[Observed, int, str | None, int | None]] = {
@@ -64,18 +66,32 @@ CASES: dict[str, tuple[Observed, int, str | None, int | None]] = {
     "another node failed": (seen(TOLD, launcher_exit=1, nodes=2), 1, "launcher", None),
     "a rank was told to stop and finished well": (seen(rank(0, told_to_stop=True)), 0, None, None),
     "the run directory was removed, and python tells": (
-        seen(rank(0, ended=None), launcher_exit=7, vanished={0: 1.0}, removed=True)._replace(launcher="python"),
+        seen(rank(0, ended=None), launcher_exit=7, vanished={0: 1.0}, records_lost=REMOVED)._replace(launcher="python"),
         7, "program", 0,
     ),
     "it was removed, and all ended well": (
-        seen(rank(0, ended=None), vanished={0: 1.0}, removed=True), 0, None, None,
+        seen(rank(0, ended=None), vanished={0: 1.0}, records_lost=REMOVED), 0, None, None,
     ),
     "it was removed, and only the launcher's code is left": (
-        seen(rank(0, ended=None), launcher_exit=1, vanished={0: 1.0}, removed=True), 1, "rank", None,
+        seen(rank(0, ended=None), launcher_exit=1, vanished={0: 1.0}, records_lost=REMOVED), 1, "rank", None,
     ),
     "it was removed, and the launcher was killed": (
-        seen(rank(0, ended=None), launcher_exit=-9, vanished={0: 1.0}, removed=True), 137, "rank", 0,
+        seen(rank(0, ended=None), launcher_exit=-9, vanished={0: 1.0}, records_lost=REMOVED), 137, "rank", 0,
     ),
+    "the disk failed before any rank had registered": (
+        Observed("torchrun", 1, records_lost="it cannot be written"), 1, "launcher", None,
+    ),
+    "a rank could not register, and the launcher ended the other": (
+        Observed("torchrun", 1, [rank(0, exit_code=143, told_to_stop=True)], expected_ranks=2, records_lost="full"),
+        1, "launcher", None,
+    ),
+    "the time of day jumps back, and the first cause stays the first": (
+        seen(rank(0, exit_code=7)._replace(ended=900.0), launcher_exit=1, stop=Stop(1.5, "stuck")), 7, "program", 0,
+    ),
+    "only the record of the one rank could not be written": (
+        seen(rank(0, ended=None), launcher_exit=7, vanished={0: 1.0})._replace(launcher="python"), 7, "program", 0,
+    ),
+    "the kernel ended a rank": (seen(rank(0, exit_code=None, signal=9), memory_kills=1), 137, "program", 0),
     "a preparation failed": (Observed("torchrun", None, preparation=("build ops", 4)), 4, "preparation", None),
     "fewer ranks ran than planned": (Observed("accelerate", 0, [rank(0)], expected_ranks=2), 1, "launcher", None),
 }  # fmt: skip

@@ -22,6 +22,7 @@ for block in (1 << 16, 1):
         except OSError:
             pass
 print("y" * 100_000, flush=True)
+print("the reason is here", file=sys.stderr, flush=True)
 sys.exit({code})
 """
 MOUNT = """
@@ -60,5 +61,6 @@ def test_a_disk_that_fills_up_changes_no_exit_code_and_what_is_lost_is_said(tmp_
     assert done.returncode == code, done.stderr
     status = json.loads(done.stdout[done.stdout.index("{") :])
     assert (status["state"], status["exit_code"]) == ("ended", code)
-    assert "rank 0: 100001 bytes of output could not be written to the log" in done.stderr
+    assert "rank 0: 100020 bytes of output could not be written to the log: No space left on device" in done.stderr
+    assert ("  | the reason is here" in done.stderr) == bool(code)  # of one that failed, from its record
     assert "summary.json could not be written: No space left on device" in done.stderr

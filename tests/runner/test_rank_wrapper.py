@@ -14,6 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
+from trainkit.runner.rundir.records import ROOM, last_of
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 BEAT = "import time, sys\nprint('ready', flush=True)\nwhile True: time.sleep(0.05)\n"
 
@@ -281,3 +283,40 @@ def test_a_rank_that_was_not_as_planned_is_not_started_again_when_the_launcher_r
     assert (wrapper.communicate(timeout=20), wrapper.returncode) == ((b"", b""), 1)
     found = record(tmp_path)
     assert (found["pid"], found["exit_code"], found["not_as_planned"]) == (0, 1, "it is another")
+
+
+LEFT_BEHIND = """
+import os, signal, socket, sys, time
+folder = sys.argv[1]
+os.mkdir(folder)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(f"{folder}/listener-x")
+listener.listen()
+if os.fork() == 0:
+    time.sleep(100)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_socket_folders_of_a_killed_programs_workers_are_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "pymp-abc123"
+    wrapper = start(tmp_path / "run", *python(LEFT_BEHIND), str(folder))
+    wrapper.communicate(timeout=20)
+    assert record(tmp_path / "run")["signal"] == signal.SIGKILL
+    assert not folder.exists()
+
+
+def test_a_record_that_cannot_be_written_is_said_and_changes_no_exit_code(tmp_path: Path) -> None:
+    ranks = tmp_path / "run" / "ranks"
+    code = f"import os, sys; os.rename({str(ranks)!r}, {str(tmp_path / 'gone')!r}); sys.exit(5)"
+    _, stderr = (wrapper := start(tmp_path / "run", *python(code))).communicate(timeout=20)
+    assert wrapper.returncode == 5
+    assert f"trainkit.runner.rank: {tmp_path}/run cannot be written: No such file or directory" in stderr.decode()
+
+
+def test_the_end_of_an_output_fits_into_the_block_of_a_record() -> None:
+    for output in (b"short", b"x" * 10_000, "é\N{SNOWMAN}".encode() * 3000, bytes(range(256)) * 40):
+        found = last_of(output)
+        assert len(json.dumps(found)) <= ROOM
+        assert output.decode("utf-8", "replace").endswith(found) and found

@@ -21,6 +21,7 @@ from strategy_runs import Case, write_settings
 
 from trainkit.errors import TrainingError
 from trainkit.trainer.callbacks import Progress
+from trainkit.trainer.checkpoint import saving
 from trainkit.trainer.checkpoint.resuming import resume
 from trainkit.trainer.loop import train
 from trainkit.trainer.metrics.result import write_result
@@ -177,3 +178,31 @@ def test_a_manifest_of_something_else_is_refused(finished: Settings) -> None:
     (finished.resume / "manifest.json").write_text('{"step": 2}')
     with pytest.raises(TrainingError, match="is no checkpoint of trainkit's: its manifest"):
         resume(parts_of(finished), restarted=False)
+
+
+def test_a_rank_whose_peer_is_gone_blames_no_disk_and_leaves_what_was_begun(make_settings: MakeSettings) -> None:
+    parts = parts_of(make_settings(**EVERY_STEP))
+
+    def put(folder: Path) -> None:
+        (folder / "part").touch()
+        raise RuntimeError("[pair.cc:537] Read error [127.0.0.1]:43667: Connection reset by peer")
+
+    parts.strategy.save = put  # type: ignore[method-assign]
+    with pytest.raises(TrainingError, match="step 1 is not finished: another rank ended"):
+        parts.checkpoints.save(1, parts.strategy)
+    assert saved(parts.settings.run_dir) == [".tmp-step-00000001"]
+
+
+def test_torchs_words_for_a_full_disk_are_replaced_by_the_systems(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = parts_of(make_settings(**EVERY_STEP))
+
+    def put(folder: Path) -> None:
+        monkeypatch.setattr(saving, "refused_write", lambda folder: "[Errno 28] No space left on device")
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
+
+    parts.strategy.save = put  # type: ignore[method-assign]
+    with pytest.raises(TrainingError, match="No space left on device"):
+        parts.checkpoints.save(1, parts.strategy)
+    assert saved(parts.settings.run_dir) == []

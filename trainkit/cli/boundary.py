@@ -13,22 +13,9 @@ from pathlib import Path
 
 from trainkit import __version__
 from trainkit.errors import ExitCode, MachineError, TrainkitError, UsageError
+from trainkit.refusals import refusal
 
-# System errors that are neither a bug nor a wrong recipe, wherever they happen: those of the machine,
-_OF_THE_MACHINE = frozenset(
-    {
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EROFS,
-        errno.EIO,
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.ENOMEM,
-        errno.EAGAIN,
-        errno.EFBIG,
-    }
-)
-# and those of the path that was given.
+# System errors that are neither a bug nor a wrong recipe, but of the path that was given.
 _OF_THE_PATH = frozenset({errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP})
 # What a terminal that knows only ASCII shows for the characters that trainkit itself writes.
 _PLAIN = {
@@ -64,25 +51,31 @@ def run_command_line(arguments: Sequence[str]) -> int:
         _forget_output()
         return 141
     except Exception as error:  # noqa: BLE001 - the boundary: what is left is an error of the system or a bug of ours
-        if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE | _OF_THE_PATH:
-            _forget_output()
-            what = f"the system refuses: {error.strerror}" + (f": {error.filename}" if error.filename else "")
-            if error.errno in _OF_THE_PATH:
-                return _show(UsageError(what, hint="name another path, or a folder that you may use"))
-            return _show(MachineError(what, hint="make room, or write to another place"))
-        with contextlib.suppress(Exception):  # nothing that happens here may hide the code
-            from trainkit.cli.own_packages import unmet
-
-            if found := unmet(error):
-                return _show(MachineError(found))
-        with contextlib.suppress(Exception):  # nothing that happens here may hide the code
-            path = write_report(error, arguments)
-            sys.stderr.write(
-                f"error: this is a bug in trainkit: {type(error).__name__}: {error}\n"
-                f"  next: a report was written to {path}; please attach it when you report this\n"
-            )
-        return int(ExitCode.BUG)
+        return _explain(error, arguments)
     return code
+
+
+def _explain(error: Exception, arguments: Sequence[str]) -> int:
+    """What the system refuses, a package that does not fit, or a bug of ours, with its report."""
+    if refused := refusal(error):
+        _forget_output()
+        return _show(MachineError(refused[0], hint=refused[1]))
+    if isinstance(error, OSError) and error.errno in _OF_THE_PATH:
+        _forget_output()
+        what = f"the system refuses: {error.strerror}" + (f": {error.filename}" if error.filename else "")
+        return _show(UsageError(what, hint="name another path, or a folder that you may use"))
+    with contextlib.suppress(Exception):  # nothing that happens here may hide the code
+        from trainkit.cli.own_packages import unmet
+
+        if found := unmet(error):
+            return _show(MachineError(found))
+    with contextlib.suppress(Exception):  # nothing that happens here may hide the code
+        path = write_report(error, arguments)
+        sys.stderr.write(
+            f"error: this is a bug in trainkit: {type(error).__name__}: {error}\n"
+            f"  next: a report was written to {path}; please attach it when you report this\n"
+        )
+    return int(ExitCode.BUG)
 
 
 def _show(error: TrainkitError) -> int:
@@ -135,6 +128,11 @@ def write_report(error: BaseException, arguments: Sequence[str]) -> Path:
 
 def prepare_streams() -> None:
     """Make both streams safe to write to, whatever the locale and the caller's redirections."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:  # closed by the caller: what is opened next would get its number, and all that is printed
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     codecs.register_error(_HANDLER, _encodable)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

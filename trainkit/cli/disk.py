@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trainkit.errors import MachineError, UsageError
 from trainkit.files import publish
+from trainkit.refusals import refusal
 
 # One byte more than a recipe may have shows that it is too long; a device or a huge file must not be read to its end.
 _READ_LIMIT = 4 * 1024 * 1024 + 1
@@ -64,9 +65,15 @@ def working_folder() -> str:
 
 
 def write_file(target: Path, text: str, hint: str) -> None:
-    """Write a file whole or not at all, with the folders above it. Raises UsageError with a hint where it cannot be."""
+    """Write a file whole or not at all, with the folders above it.
+
+    Raises MachineError where the system cannot, UsageError with the hint where the path is to blame.
+    """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         publish(target, text, flush=True)
     except OSError as error:
-        raise UsageError(f"{target} cannot be written: {error.strerror}", hint=hint) from error
+        what = f"{target} cannot be written: {error.strerror}"
+        if refused := refusal(error):
+            raise MachineError(what, hint=refused[1]) from error
+        raise UsageError(what, hint=hint) from error

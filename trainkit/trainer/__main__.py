@@ -12,8 +12,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from trainkit.errors import ExitCode, TrainkitError, in_words
+from trainkit.errors import ExitCode, TrainingError, TrainkitError, in_words
+from trainkit.files import cache_folder
 from trainkit.recipe.schema import Logging
+from trainkit.refusals import refusal
 from trainkit.trainer.settings import Settings, World, read_settings
 from trainkit.trainer.signals import SAVING, STOPPING, Requests
 
@@ -37,6 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TrainkitError as error:
         sys.stderr.write(in_words(error))
         return int(error.exit_code)
+    except (OSError, RuntimeError, MemoryError, ImportError) as error:
+        refused = refusal(error)
+        if refused is None:
+            raise
+        sys.stderr.write(in_words(TrainingError(refused[0], hint=refused[1])))
+        return int(ExitCode.FAILED)
 
 
 def configure_logging(settings: Logging, world: World) -> None:
@@ -49,6 +57,18 @@ def configure_logging(settings: Logging, world: World) -> None:
     log.setLevel((settings.level if main_rank else settings.replica_level).upper())
 
 
+def keep_compiled(run_dir: Path) -> None:
+    """Have torch keep what it compiles in this user's cache, or in the run directory where there is none."""
+    folder = cache_folder(os.environ, "inductor")
+    try:
+        os.makedirs(folder or "", exist_ok=True)  # noqa: PTH103 - what is not there raises too
+        usable = folder if os.access(folder or "", os.W_OK) else None
+    except OSError:
+        usable = None
+    # Its own choice is the system's temporary folder; it makes one when it is imported, whether it compiles or not.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", usable or str(run_dir / "compiled"))
+
+
 def run(settings: Settings, world: World, requests: Requests) -> int:
     """Hold the process group open around the training of this rank; the exit code as of `train_and_report`."""
     # Imported here, so that a wrong settings file is answered without waiting for torch.
@@ -57,6 +77,7 @@ def run(settings: Settings, world: World, requests: Requests) -> int:
     from trainkit.trainer.parallel.swapping import swap_space
     from trainkit.trainer.rank_agreement import check_world
 
+    keep_compiled(settings.run_dir)
     check_world(settings, world)  # before anything waits for other ranks
     device = device_of(settings.device, world)
     needed = STRATEGIES[settings.recipe.strategy.kind].needs_group

@@ -17,7 +17,7 @@ from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.disk import Disk, modeline, working_folder, write_file
 from trainkit.cli.machines import machine_facts
 from trainkit.cli.pipeline import find_recipe
-from trainkit.errors import RecipeError, UsageError
+from trainkit.errors import MachineError, RecipeError, UsageError
 from trainkit.recipe.layers.merge import Merge
 from trainkit.recipe.layers.paths import absolute
 from trainkit.text import wrapped
@@ -146,7 +146,7 @@ def _decide(finished: Finished, session: Session, job: Job, asker: Asker) -> str
             return word
         try:
             write(finished, job.target, session)
-        except UsageError as error:
+        except (MachineError, UsageError) as error:
             show_diagnostics(error.diagnostics)
         else:
             return word
@@ -172,7 +172,7 @@ def _keep(session: Session, job: Job) -> None:
         command = f"{job.again} {shlex.quote(str(target))}"
         try:
             write_file(target, answers_text(session.view, command), OTHER_FILE)
-        except UsageError:
+        except (MachineError, UsageError):
             continue
         say(["", "No recipe is written. Your answers are kept; go on with:", f"  {command}"])
         return

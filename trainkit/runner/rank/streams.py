@@ -10,6 +10,7 @@ import stat
 import sys
 
 CHUNK = 1 << 18
+KEPT = 2500  # bytes of the end of what a log did not take
 # What Linux grants without privileges (/proc/sys/fs/pipe-max-size, pipe(7)).
 PIPE_CAPACITY = 1 << 20  # a program that prints much should not wait for its wrapper's turn on the processor
 
@@ -19,7 +20,9 @@ class Copier:
 
     def __init__(self, source: int, log: int, console: int | None) -> None:
         self.source = source
-        self.lost = 0  # bytes that the log did not take
+        self.lost = 0  # bytes that the log did not take …
+        self.lost_end = b""  # … the last of them …
+        self.refusal = ""  # … and why
         self._log = log
         self._console = console
 
@@ -41,8 +44,10 @@ class Copier:
         """Send bytes to log and console as if the program had printed them."""
         try:
             write_all(self._log, data)
-        except OSError:  # a full disk must not end a training run; the loss is stated at the end
+        except OSError as error:  # a full disk must not end a training run; the loss is stated at the end
             self.lost += len(data)
+            self.lost_end = (self.lost_end + data)[-KEPT:]
+            self.refusal = error.strerror or ""
         if self._console is not None:
             try:
                 write_all(self._console, data)

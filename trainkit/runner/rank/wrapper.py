@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from trainkit.files import read_json
 from trainkit.machine.cpu_affinity import keep_to
 from trainkit.runner.rank.streams import Copier, copy_window_size, open_channel
-from trainkit.runner.rundir.records import RankRecord, log_path, shown_path, write_record
+from trainkit.runner.rundir.records import RankRecord, last_of, log_path, shown_path, write_record
 from trainkit.runner.supervisor.cleanup import kill_descendants, kill_group
 from trainkit.runner.supervisor.processes import (
     PASSED_ON,
@@ -94,8 +94,7 @@ class Wrapper:
         try:
             channels = self._register()
         except OSError as error:
-            message = f"trainkit.runner.rank: {self._options.attempt_dir} cannot be written: {error.strerror}\n"
-            os.write(2, message.encode("utf-8", "surrogateescape"))
+            self._say_unwritable(error)
             return NOT_REGISTERED
         self._watch_keepers()
         if self._before:  # the launcher restarts whatever fails; what differs from the plan would do so again
@@ -234,7 +233,7 @@ class Wrapper:
     def _look_for_end(self) -> None:
         if self._exit is None and (code := exit_of_child(self._record.pid)) is not None:
             self._exit = code
-            self._record = self._record._replace(ended=time.time())
+            self._record = self._record._replace(ended=time.time(), clock=time.monotonic())
 
     def _finish(self) -> int:
         assert self._exit is not None
@@ -246,21 +245,30 @@ class Wrapper:
         if self._alone:
             kill_descendants()
         lost = sum(copier.lost for copier in self._copiers)
+        refusal = next((copier.refusal for copier in self._copiers if copier.lost), "")
         seen = differences(self._shown) if self._options.expected else ""
         if seen and self._exit == 0:  # a shell script may continue after a part of it that failed
             self._exit = NOT_AS_PLANNED
         return self._end(
             exit_code=self._exit if self._exit >= 0 else None,
             signal=-self._exit if self._exit < 0 else None,
-            message=f"{lost} bytes of output could not be written to the log" if lost else "",
+            message=f"{lost} bytes of output could not be written to the log: {refusal}" if lost else "",
+            unlogged=last_of(self._copiers[1].lost_end),
             not_as_planned=seen,
         )
 
     def _end(self, **known: Any) -> int:
-        self._record = self._record._replace(**known)
-        with contextlib.suppress(OSError):  # a removed folder must not change the program's exit code
+        self._record = self._record._replace(clock=self._record.clock or time.monotonic())._replace(**known)
+        try:
             write_record(self._options.attempt_dir, self._record)
+        except OSError as error:  # which must not change the program's exit code
+            self._say_unwritable(error)
         return self._record.code
+
+    def _say_unwritable(self, error: OSError) -> None:
+        message = f"trainkit.runner.rank: {self._options.attempt_dir} cannot be written: {error.strerror}\n"
+        with contextlib.suppress(OSError):
+            os.write(2, message.encode("utf-8", "surrogateescape"))
 
 
 def keepers(attempt_dir: str) -> tuple[list[int], int]:

@@ -17,18 +17,19 @@ from trainkit.runner.supervisor.processes import STOP, signal_name
 
 # As a shell shows it; it also stands for ends that have no code of their own.
 KILLED = 128 + signal.SIGKILL
+UNRECORDED = "its record could not be written"
 
 
 class Stop(NamedTuple):
     """The guardian was made to end the run. signal: what trainkit received, None for any other reason."""
 
-    at: float  # seconds since the epoch
+    at: float  # on this host's monotonic clock
     why: str
     signal: int | None = None
 
 
 class Observed(NamedTuple):
-    """Everything that the verdict depends on. Times are seconds since the epoch."""
+    """Everything that the verdict depends on. Times are seconds of this host's monotonic clock."""
 
     launcher: str
     launcher_exit: int | None  # minus the signal; None when it never started
@@ -39,7 +40,8 @@ class Observed(NamedTuple):
     expected_ranks: int = 1
     nodes: int = 1
     preparation: tuple[str, int] | None = None  # title and exit code (minus the signal) of one that failed
-    removed: bool = False  # whether the folder of the ranks' records is gone
+    memory_kills: int = 0  # processes of this machine that the kernel has ended meanwhile, because memory ran out
+    records_lost: str = ""  # why the ranks' records could not be written; empty where they could
 
 
 class Verdict(NamedTuple):
@@ -79,13 +81,13 @@ def _told(record: RankRecord) -> int:
 
 def first_failure(records: Sequence[RankRecord], vanished: Mapping[int, float]) -> tuple[float, int] | None:
     """When, and which, the first rank failed by itself, not because it was stopped."""
-    failures = [(r.ended, r.rank) for r in records if r.failed and not r.told_to_stop and r.ended is not None]
+    failures = [(r.clock, r.rank) for r in records if r.failed and not r.told_to_stop]
     return min([*failures, *((at, rank) for rank, at in vanished.items())], default=None)
 
 
 def _stopped_before(first: tuple[float, int], seen: Observed) -> Verdict | None:
     """Where a rank was stopped before any failed: a launcher stops ranks only afterwards, so it came from outside."""
-    stopped = [(each.ended, each.rank) for each in seen.records if each.failed and each.told_to_stop and each.ended]
+    stopped = [(each.clock, each.rank) for each in seen.records if each.failed and each.told_to_stop]
     earliest = min(stopped, default=first)
     if seen.nodes > 1 or earliest >= first:
         return None
@@ -93,10 +95,13 @@ def _stopped_before(first: tuple[float, int], seen: Observed) -> Verdict | None:
 
 
 def _rank_failed(rank: int, seen: Observed) -> Verdict:
-    if rank in seen.vanished and seen.removed and seen.launcher_exit is not None and seen.launcher_exit >= 0:
-        return _unrecorded(rank, seen.launcher, seen.launcher_exit)
+    # Where Python starts the one rank its exit code says that it was not killed.
+    lost = seen.records_lost or (UNRECORDED if seen.launcher == "python" else "")
+    if rank in seen.vanished and lost and seen.launcher_exit is not None and seen.launcher_exit >= 0:
+        return _unrecorded(rank, seen.launcher, seen.launcher_exit, lost)
     if rank in seen.vanished:
-        return Verdict(KILLED, "rank", f"rank {rank} was killed from outside", rank, signal.SIGKILL)
+        why = f"rank {rank} was killed from outside{_by_kernel(seen)}"
+        return Verdict(KILLED, "rank", why, rank, signal.SIGKILL)
     record = next(r for r in seen.records if r.rank == rank)
     if record.not_as_planned:
         return Verdict(record.code, "plan", f"rank {rank} does not run what was planned: {record.not_as_planned}", rank)
@@ -104,20 +109,20 @@ def _rank_failed(rank: int, seen: Observed) -> Verdict:
         how = f"could not start: {record.message}"
     else:
         how = _how(record.exit_code if record.signal is None else -record.signal)
+        how += _by_kernel(seen) if record.signal == signal.SIGKILL else ""
     if number := _told(record):
         how += "" if record.signal else f": it was told to end by {signal_name(number)}, and not by trainkit"
         return Verdict(KILLED, "program", f"rank {rank} {how}", rank, number)
     return Verdict(record.code, "program", f"rank {rank} {how}", rank, record.signal)
 
 
-def _unrecorded(rank: int, launcher: str, code: int) -> Verdict:
+def _unrecorded(rank: int, launcher: str, code: int, lost: str) -> Verdict:
     """The launcher's code, which is the program's own where Python starts it."""
     if not code:
         return Verdict(0)
-    gone = "the run directory was removed while it ran"
     if launcher == "python":
-        return Verdict(code, "program", f"rank {rank} {_how(code)}; {gone}", rank)
-    return Verdict(code, "rank", f"{launcher} {_how(code)}; {gone}, and with it what the ranks ended with")
+        return Verdict(code, "program", f"rank {rank} {_how(code)}; {lost}", rank)
+    return Verdict(code, "rank", f"{launcher} {_how(code)}; {lost}, and with it what the ranks ended with")
 
 
 def _launcher_failed(seen: Observed) -> Verdict:
@@ -125,22 +130,33 @@ def _launcher_failed(seen: Observed) -> Verdict:
     launcher, code = seen.launcher, seen.launcher_exit or 0
     if code < 0:
         why = f"{launcher} was ended from outside by {signal_name(-code)}"
+        why += _by_kernel(seen) if code == -signal.SIGKILL else ""
         return Verdict(KILLED, "launcher", why, signal=-code)
     if seen.abandoned:
         ranks = ", ".join(str(rank) for rank in seen.abandoned)
         return Verdict(code or KILLED, "launcher", f"{launcher} ended while ranks were still running: {ranks}")
+    if code and seen.records_lost and len(seen.records) < seen.expected_ranks:  # one that could not register
+        return Verdict(code, "launcher", f"{launcher} exited with code {code}; {seen.records_lost}")
     stopped = [record for record in seen.records if record.told_to_stop]
     # On several nodes a failure elsewhere looks the same from here: the launcher stops this node's ranks.
     if stopped and seen.nodes == 1 and (code or any(record.failed for record in stopped)):
-        rank = min(stopped, key=lambda record: record.ended or float("inf")).rank
+        rank = min(stopped, key=lambda record: record.clock or float("inf")).rank
         return Verdict(KILLED, "rank", f"{launcher} or rank {rank} was stopped from outside", rank)
     if code:
         elsewhere = " (no rank of this node failed by itself)" if seen.nodes > 1 else " and no rank failed"
-        return Verdict(code, "launcher", f"{launcher} exited with code {code}{elsewhere}")
+        known = f"; {seen.records_lost}" if seen.records_lost else elsewhere
+        return Verdict(code, "launcher", f"{launcher} exited with code {code}{known}")
     if len(seen.records) < seen.expected_ranks:
         why = f"{launcher} exited 0 but only {len(seen.records)} of {seen.expected_ranks} ranks started"
         return Verdict(1, "launcher", why)
     return Verdict(0)
+
+
+def _by_kernel(seen: Observed) -> str:
+    """What is known of a KILL that nobody has admitted."""
+    if not seen.memory_kills:
+        return ""
+    return ", most likely by the kernel: it has ended processes meanwhile because memory ran out"
 
 
 def _how(code: int | None) -> str:

@@ -51,9 +51,14 @@ def describe_failure(verdict: Verdict, attempt: AttemptLayout, shown_rank: int |
         lines += [f"the last lines of {log}:", *(f"  | {line}" for line in end)]
     elif log is not None:
         lines.append(f"its log: {log}")
+    if unlogged := _unlogged(verdict.rank, attempt):
+        lines += ["what it said last, and its log did not take:", *(f"  | {line}" for line in unlogged)]
+    # Of a wrapper that could not write into the run directory, and so has left nothing else.
+    refused = [line for line in last_lines(attempt.launcher_log) if line.startswith("trainkit.runner.rank: ")]
+    lines += [line for line in dict.fromkeys(refused) if f"  | {line}" not in lines]
     hint = NOT_AS_PLANNED if verdict.failure == "plan" else ""
     if verdict.failure in ("program", "rank", "launcher", "preparation"):
-        hint = by_trace("\n".join(end)) or _hint(verdict)
+        hint = by_trace("\n".join([*end, *unlogged, *refused])) or _hint(verdict)
     if verdict.failure == "plan":
         lines += [f"most likely: {cause}" for cause in causes_of(verdict.why, RunLayout(attempt.root.parent.parent))]
     if hint:
@@ -96,9 +101,14 @@ def _others(verdict: Verdict, attempt: AttemptLayout, shown_rank: int | None) ->
 
 def _failed(attempt: AttemptLayout) -> list[RankRecord]:
     """The ranks of this node that did not end well."""
-    with contextlib.suppress(FileNotFoundError):  # the run directory was removed meanwhile
+    with contextlib.suppress(OSError):  # the run directory was removed meanwhile, or its disk fails
         return sorted((each for each in read_records(str(attempt.root)) if each.failed), key=lambda each: each.rank)
     return []
+
+
+def _unlogged(rank: int | None, attempt: AttemptLayout) -> list[str]:
+    """The end of a rank's errors that its log did not take."""
+    return [line for each in _failed(attempt) if each.rank == rank for line in each.unlogged.splitlines()]
 
 
 def _alike(rank: int, attempt: AttemptLayout) -> list[int]:
@@ -115,7 +125,7 @@ def _alike(rank: int, attempt: AttemptLayout) -> list[int]:
 
 def last_words(attempt: AttemptLayout, rank: int) -> tuple[str, ...]:
     """The end of a rank's errors without what differs from rank to rank: its last traceback, else its last lines."""
-    lines = [_MARK.sub("", line) for line in last_lines(attempt.log(rank, "err"))]
+    lines = [_MARK.sub("", line) for line in (*last_lines(attempt.log(rank, "err")), *_unlogged(rank, attempt))]
     starts = [position for position, line in enumerate(lines) if line.startswith(_TRACEBACK)]
     if starts:
         block = lines[starts[-1] + 1 :]
@@ -128,7 +138,7 @@ def remarks(attempt: AttemptLayout) -> list[str]:
     """What the wrappers recorded of ranks that ran, however they ended, and why a run was not as planned."""
     try:
         records = list(read_records(str(attempt.root)))
-    except FileNotFoundError:  # the run directory was removed meanwhile
+    except OSError:  # the run directory was removed meanwhile, or its disk fails
         return []
     found = [f"rank {record.rank}: {record.message}" for record in records if record.message and record.pid]
     accounts = (read_json(file).get("warnings") for file in sorted(attempt.shown.glob("rank-*.json")))

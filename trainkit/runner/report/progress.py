@@ -33,15 +33,18 @@ class Tail:
         self._path = path
         self._file: Any = None
         self._rest = b""
+        self.refusal = ""  # why it could not be read; what is shown goes on without it
 
     def read(self) -> bytes:
-        """The next bytes, at most 256 KiB; empty when there is nothing new."""
-        if self._file is None:
-            try:
-                self._file = self._path.open("rb", buffering=0)
-            except FileNotFoundError:
-                return b""
-        data: bytes = self._file.read(CHUNK)
+        """The next bytes, at most 256 KiB; empty when there is nothing new, or it cannot be read now."""
+        try:
+            self._file = self._file or self._path.open("rb", buffering=0)
+            data: bytes = self._file.read(CHUNK)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:  # a failing disk ends no run that it can go on without
+            self.refusal = f"{self._path} cannot be read: {error.strerror}"
+            return b""
         return data
 
     def records(self) -> Iterator[dict[str, Any]]:
@@ -148,6 +151,8 @@ class Relay:
         elif self._unsaid:
             self._console.say(self._unsaid)  # the live line is erased by what follows; its last state stays
         for tail in (*self._tails.values(), self._metrics):
+            if tail.refusal:
+                self._console.say(tail.refusal)
             tail.close()
 
     def _draw(self) -> bool:

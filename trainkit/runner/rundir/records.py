@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from trainkit.files import publish, publish_or_overwrite
 
+ROOM = 2500  # bytes, of the block of 4096 that even a small file has
+
 
 class RankRecord(NamedTuple):
     """What a wrapper knows of its rank. Times are seconds since the epoch; `ended` is None while it runs."""
@@ -22,10 +24,12 @@ class RankRecord(NamedTuple):
     restart: int = 0  # how often the launcher had restarted the ranks before
     started: float = 0.0
     ended: float | None = None
+    clock: float = 0.0  # of its end too, on this host's monotonic clock: the time of day may jump meanwhile
     exit_code: int | None = None
     signal: int | None = None
     told_to_stop: bool = False  # TERM, INT or HUP reached the wrapper before the program ended
     message: str = ""  # why the program could not be started, or what its log lacks
+    unlogged: str = ""  # the last of its errors that its log did not take
     not_as_planned: str = ""  # what the program was seen to do otherwise than the plan says
     rendezvous: str = ""  # MASTER_ADDR_MASTER_PORT as this rank saw them: names its shared memory
 
@@ -50,6 +54,14 @@ def shown_path(attempt_dir: str, rank: int) -> str:
     return os.path.join(attempt_dir, "shown", f"rank-{rank}.json")
 
 
+def last_of(output: bytes) -> str:
+    """The end of an output, so short that a record with it can be written in the old one's place on a full disk."""
+    text = output.decode("utf-8", "replace")
+    while len(json.dumps(text)) > ROOM:
+        text = text[len(text) // 8 + 1 :]
+    return text
+
+
 def write_record(attempt_dir: str, record: RankRecord) -> None:
     """Put the record in place, whole; that of an ended rank also where the disk is full by now. Raises OSError."""
     write = publish if record.ended is None else publish_or_overwrite
@@ -57,11 +69,11 @@ def write_record(attempt_dir: str, record: RankRecord) -> None:
 
 
 def read_records(attempt_dir: str) -> Iterator[RankRecord]:
-    """Every record of the attempt that can be read now."""
+    """Every record of the attempt that can be read now. Raises OSError where their folder cannot."""
     folder = os.path.join(attempt_dir, "ranks")
     for name in sorted(os.listdir(folder)):
         if name.startswith("rank-") and name.endswith(".json"):
-            with contextlib.suppress(FileNotFoundError, ValueError):  # gone meanwhile, or being overwritten
+            with contextlib.suppress(OSError, ValueError):  # gone meanwhile, on a failing disk, or being overwritten
                 with open(os.path.join(folder, name), encoding="utf-8") as file:
                     known = json.load(file)
                 yield RankRecord(**{key: known[key] for key in RankRecord._fields if key in known})

@@ -20,7 +20,15 @@ from trainkit.files import try_lock
 from trainkit.runner.report.exit_status import Observed, Verdict, first_failure, judge, write_status
 from trainkit.runner.supervisor import cleanup
 from trainkit.runner.supervisor.channel import Channel, Spec
-from trainkit.runner.supervisor.processes import PASSED_ON, become_subreaper, descendants, send_signal, spawn, wakeup
+from trainkit.runner.supervisor.processes import (
+    PASSED_ON,
+    become_subreaper,
+    descendants,
+    memory_kills,
+    send_signal,
+    spawn,
+    wakeup,
+)
 from trainkit.runner.supervisor.ranks import Ranks
 from trainkit.runner.supervisor.termination import Action, Termination
 
@@ -41,6 +49,7 @@ class Guardian:
         self._termination = Termination(spec.grace, may_restart=spec.max_restarts > 0)
         self._exits: dict[int, int] = {}  # pid -> exit code, minus the signal
         self._launcher_pid = 0
+        self._memory_kills = memory_kills()
         self._introduced = False
         self._held: set[str] = set()
         self._survivors: tuple[int, ...] = ()
@@ -71,7 +80,8 @@ class Guardian:
                 expected_ranks=self._spec.ranks,
                 nodes=self._spec.nodes,
                 preparation=failed,
-                removed=not os.path.isdir(self._spec.attempt_dir),
+                memory_kills=memory_kills() - self._memory_kills,
+                records_lost=self._ranks.obstacle(),
             )
         )
         cleanup.remove_leftovers(self._ranks.records.values(), self._held)

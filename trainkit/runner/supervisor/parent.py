@@ -192,7 +192,7 @@ class Supervisor:
     def _finish_for_guardian(self, code: int, others: frozenset[int]) -> Verdict:
         """The guardian is gone; as subreaper trainkit has inherited its children. End them in the same order."""
         records: list[RankRecord] = []
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             records = list(read_records(self._spec.attempt_dir))
         deadline = time.monotonic() + self._spec.grace
         send_signal([r.wrapper_pid for r in records if r.ended is None and is_alive(r.wrapper_pid)], signal.SIGTERM)

@@ -156,6 +156,15 @@ def _parent_and_state(pid: int) -> tuple[int, str] | None:
     return int(fields[1]), fields[0].decode()
 
 
+def memory_kills() -> int:
+    """Processes of this machine that the kernel has ended because memory ran out, also that of a cgroup alone."""
+    try:
+        with open("/proc/vmstat", encoding="ascii") as file:  # oom_kill, since Linux 4.13
+            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
+    except OSError:
+        return 0
+
+
 def exit_of_child(pid: int) -> int | None:
     """Exit code of a child that has ended (minus the signal that killed it), None while it runs."""
     # The zombie stays where the system allows (not on macOS before Python 3.13): until it is reaped, its pid and its

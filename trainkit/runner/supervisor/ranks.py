@@ -8,10 +8,11 @@ import selectors
 import signal
 import time
 
+from trainkit.files import publish
 from trainkit.runner.rundir.records import RankRecord, read_records
 from trainkit.runner.supervisor.processes import is_alive, open_pidfd
 
-YOUNG_NANOSECONDS = 50_000_000
+SETTLED_SECONDS = 0.05
 
 
 class Ranks:
@@ -23,7 +24,9 @@ class Ranks:
         self._attempt_dir = attempt_dir
         self._selector = selector
         self._host = os.uname().nodename
-        self._stamp: int | None = None
+        self._stamp: int | None = None  # of the folder …
+        self._stamp_seen = 0.0  # … since when it is that …
+        self._settled = False  # … and whether nothing can have changed unseen
         self._watched: dict[int, int | None] = {}  # wrapper pid -> pidfd
         self._stopped: set[int] = set()  # wrapper pids that have had TERM
 
@@ -35,7 +38,7 @@ class Ranks:
                 self._read()  # the last thing that a wrapper does is to finish its record
                 latest = self.records[rank]  # the launcher may have restarted it meanwhile
                 if latest.wrapper_pid == record.wrapper_pid and latest.ended is None:
-                    self.vanished[rank] = time.time()
+                    self.vanished[rank] = time.monotonic()
         for pid in [pid for pid in self._watched if not is_alive(pid)]:
             if (pidfd := self._watched.pop(pid)) is not None:
                 self._selector.unregister(pidfd)
@@ -56,17 +59,44 @@ class Ranks:
             self._stopped.add(pid)
             self._send(pid, signal.SIGTERM)
 
+    def obstacle(self) -> str:
+        """Why records cannot be written or read now; empty where they can."""
+        folder = os.path.join(self._attempt_dir, "ranks")
+        if not os.path.isdir(folder):
+            return "the run directory was removed while it ran"
+        probe = os.path.join(folder, ".probe")
+        try:
+            publish(probe, " ")
+            os.unlink(probe)
+        except OSError as error:
+            return f"{folder} cannot be written: {error.strerror}"
+        for rank in self.vanished:
+            try:
+                with open(os.path.join(folder, f"rank-{rank}.json"), "rb") as file:
+                    file.read()
+            except OSError as error:
+                return f"{folder} cannot be read: {error.strerror}"
+        return ""
+
     def _read(self) -> None:
         # A rename into the folder changes its time stamp: nothing is opened while nothing happens.
         try:
             stamp = os.stat(os.path.join(self._attempt_dir, "ranks")).st_mtime_ns
-        except FileNotFoundError:  # the run directory was removed: what is known stays known
+        except OSError:  # the run directory was removed, or its disk fails: what is known stays known
             return
-        if stamp == self._stamp:
+        now = time.monotonic()
+        if stamp != self._stamp:
+            self._stamp, self._stamp_seen, self._settled = stamp, now, False
+        elif self._settled:
             return
-        # Clock ticks are coarse: a change in the same tick must not be missed, so a young stamp is not trusted.
-        self._stamp = stamp if time.time_ns() - stamp > YOUNG_NANOSECONDS else None
-        for record in read_records(self._attempt_dir):
+        # A file system's clock is coarse, and may be another than ours: what changes in the same tick is not missed
+        # where the folder is read once more when the stamp has been the same for a while.
+        self._settled = now - self._stamp_seen > SETTLED_SECONDS
+        try:
+            records = list(read_records(self._attempt_dir))
+        except OSError:
+            return
+        for record in records:
             if record.host == self._host:
                 known = self.records.get(record.rank)
                 self.records[record.rank] = record

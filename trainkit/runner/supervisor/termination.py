@@ -39,13 +39,13 @@ class Termination:
     def order(self, why: str, number: int | None = None) -> None:
         """End the run; the first order counts. number: of the signal that trainkit received."""
         if self.stop is None:
-            self.stop = Stop(time.time(), why, number)
+            self.stop = Stop(time.monotonic(), why, number)
             self.kill_at = time.monotonic() + self._grace
 
     def is_stuck(self, failed_at: float | None) -> bool:
-        """Whether the launcher should have noticed by now that a rank failed. failed_at: seconds since the epoch."""
+        """Whether the launcher should have noticed by now that a rank failed. failed_at: of the monotonic clock."""
         patience = self._grace + (RESTART_SECONDS if self._may_restart else STUCK_SECONDS)
-        return failed_at is not None and time.time() - failed_at > patience
+        return failed_at is not None and time.monotonic() - failed_at > patience
 
     def due(self, *, ranks_known: bool, ranks_alive: bool, launcher_runs: bool) -> list[Action]:
         """What is to be done now. ranks_known: whether any rank has registered."""

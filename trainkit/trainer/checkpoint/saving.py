@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from trainkit.errors import TrainingError
+from trainkit.refusals import refusal
 from trainkit.runner.rundir.checkpoints import checksum
 from trainkit.runner.rundir.layout import MANIFEST
 from trainkit.trainer.checkpoint.manifest import (
@@ -33,6 +36,19 @@ from trainkit.trainer.randomness import generator_states
 from trainkit.trainer.settings import Settings, World
 
 log = logging.getLogger("trainkit.trainer")
+PROBE = 1 << 16  # bytes: more than is left in a file's last block
+
+
+def refused_write(folder: Path) -> str | None:
+    """Why a file of a few kilobytes cannot be written into a folder; None where it can."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(PROBE))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return str(error)
+    return None
 
 
 def step_folder(root: Path, step: int) -> Path:
@@ -116,12 +132,23 @@ class Checkpoints:
                 self._publish(scratch, final, {**content, "files": files}, spared)
             barrier(world)
         except (OSError, RuntimeError, CheckpointException) as error:  # torch raises RuntimeError on a full disk
-            free = shutil.disk_usage(root).free / 2**20 if root.exists() else 0
-            shutil.rmtree(scratch, ignore_errors=True)
-            raise TrainingError(
-                f"the checkpoint of step {step} cannot be written to {root} ({free:.0f} MiB free): {reason(error)}",
-                hint="those saved before are whole; make room, or point output.root at another disk",
-            ) from error
+            raise self._failure(step, scratch, error) from error
+
+    def _failure(self, step: int, scratch: Path, error: BaseException) -> TrainingError:
+        """What keeps a checkpoint from being written, as this rank sees it; removes what was begun."""
+        root = scratch.parent
+        refused = refused_write(scratch if scratch.exists() else root)
+        if refused is None and not isinstance(error, OSError) and (known := refusal(error)):
+            # What was begun is left to the rank that failed: another may still be about to finish it.
+            return TrainingError(f"the checkpoint of step {step} is not finished: {known[0]}", hint=known[1])
+        free = shutil.disk_usage(root).free / 2**20 if root.exists() else 0
+        shutil.rmtree(scratch, ignore_errors=True)
+        # torch's words for a file that does not take what it writes say nothing of the reason.
+        why = reason(error) if isinstance(error, OSError) or refused is None else refused
+        return TrainingError(
+            f"the checkpoint of step {step} cannot be written to {root} ({free:.0f} MiB free): {why}",
+            hint="those saved before are whole; make room, or point output.root at another disk",
+        )
 
     def _publish(self, scratch: Path, final: Path, manifest: Mapping[str, Any], spared: int | None) -> None:
         """Give the folder its name once the disk has everything: a power cut leaves a whole checkpoint or none."""

@@ -28,6 +28,8 @@ def training_batches(
     if not data.workers and not pinned:  # torch's loader would only add its own time to each step
         yield from (samples[draw] for draw in draws)
         return
+    if data.workers:
+        require_shared_memory(data.workers)
     # One iterator serves the whole run, so workers start once and persist, and stay ahead over the end of an epoch.
     loader: DataLoader[Any] = DataLoader(
         cast("Dataset[Any]", Samples(len(samples), partial(_guarded, samples))),
@@ -44,6 +46,16 @@ def training_batches(
         if isinstance(found, TrainingError):
             raise found
         yield found
+
+
+def require_shared_memory(workers: int) -> None:
+    """TrainingError where processes can share no memory: torch's loader would end in a traceback of its own."""
+    try:
+        torch.multiprocessing.get_context().Lock()
+    except OSError as error:
+        why = f"shared memory (/dev/shm) cannot be used: {error.strerror}"
+        what = f"data.workers is {workers}, and no worker can start: {why}"
+        raise TrainingError(what, hint="let this user write to /dev/shm, or set data.workers to 0") from error
 
 
 def _guarded(samples: Samples, indices: Sequence[int]) -> Any:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
 import torch
 
 from trainkit.errors import TrainingError
-from trainkit.files import cache_folder
 from trainkit.planner.advice.compile_backends import NOT_FOR_RUNNING, backend_in_use
 from trainkit.recipe.schema import Compile
 from trainkit.trainer.models.base import Model
@@ -30,8 +28,6 @@ def compile_model(model: Model, settings: Compile, strategy: str) -> None:
             f"efficiency.compile.backend: {backend} is not one of the installed torch's backends",
             hint=f"choose one of {', '.join(backends)}",
         )
-    if folder := cache_folder(os.environ, "inductor"):  # torch's own choice is the system's temporary folder
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", folder)
     options: dict[str, Any] = {"backend": backend, "dynamic": settings.dynamic}
     if settings.mode != "default":
         options["mode"] = settings.mode
