@@ -17,6 +17,7 @@ from trainkit.trainer.checkpoint.resuming import load
 from trainkit.trainer.settings import World, read_settings
 from trainkit.trainer.setup import assemble
 
+pytestmark = pytest.mark.needs("torch>=2.7")  # before, FSDP2 has no CPU
 CHANGES: dict[str, dict[str, Any]] = {
     "model": {"dropout": 0.1},
     "train": {"steps": 8},

@@ -19,6 +19,10 @@ PLANTED = Path(__file__).parent / "programs" / "planted.py"
 Run = Callable[[Case], Curve]
 
 
+NEEDED = pytest.mark.needs("torch>=2.7")  # before, FSDP2 has no CPU
+FSDP = pytest.param("fsdp", marks=NEEDED)
+
+
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("text") / "corpus"
@@ -37,7 +41,7 @@ def curve_of(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
     return curve
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "single"])
+@pytest.mark.parametrize("name", [FSDP if name == "fsdp" else name for name in CASES if name != "single"])
 def test_a_strategy_gives_the_losses_and_norms_of_a_single_process(name: str, curve_of: Callable[[str], Curve]) -> None:
     alone, spread = curve_of("single"), curve_of(name)
     assert len(alone.losses) == 20
@@ -77,6 +81,7 @@ FSDP_WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@NEEDED
 @pytest.mark.parametrize("way", FSDP_WAYS)
 def test_every_way_to_shard_gives_the_same_losses(
     way: str, curve_of: Callable[[str], Curve], corpus: Path, tmp_path: Path
@@ -85,6 +90,7 @@ def test_every_way_to_shard_gives_the_same_losses(
     assert largest_difference(curve_of("single").losses, curve.losses) <= LOSS
 
 
+@NEEDED
 def test_gradients_that_are_summed_in_16_bits_are_near_those_summed_in_32_and_not_the_same(
     corpus: Path, tmp_path: Path
 ) -> None:
@@ -101,6 +107,7 @@ def test_gradients_that_are_summed_in_16_bits_are_near_those_summed_in_32_and_no
     assert 0 < largest_difference(whole.norms, rounded.norms) < 5e-3
 
 
+@NEEDED
 def test_experts_and_their_losses_do_not_depend_on_the_strategy(corpus: Path, tmp_path: Path) -> None:
     """The losses of the routers are sums over samples, so that they are shared like everything else."""
     moe: dict[str, dict[str, Any]] = {
@@ -117,6 +124,7 @@ def test_experts_and_their_losses_do_not_depend_on_the_strategy(corpus: Path, tm
         assert largest_difference(alone.eval_losses, curve.eval_losses) <= LOSS
 
 
+@NEEDED
 def test_a_model_of_transformers_gives_the_same_losses_under_every_kind_of_strategy(
     corpus: Path, tmp_path: Path
 ) -> None:
@@ -136,6 +144,7 @@ def test_a_model_of_transformers_gives_the_same_losses_under_every_kind_of_strat
         assert largest_difference(alone.eval_losses, curve.eval_losses) <= LOSS
 
 
+@NEEDED
 def test_a_classifier_of_transformers_gives_the_same_losses_under_every_kind_of_strategy(
     corpus: Path, tmp_path: Path
 ) -> None:
@@ -158,6 +167,7 @@ def test_a_classifier_of_transformers_gives_the_same_losses_under_every_kind_of_
         assert largest_difference(alone.losses, curve.losses) <= LOSS
 
 
+@NEEDED
 def test_adapters_train_the_same_under_every_kind_of_strategy(corpus: Path, tmp_path: Path) -> None:
     changes: dict[str, dict[str, Any]] = {
         "peft": {"kind": "lora", "rank": 4},
@@ -173,7 +183,7 @@ def test_adapters_train_the_same_under_every_kind_of_strategy(corpus: Path, tmp_
         assert largest_difference(alone.norms, curve.norms) <= NORM
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp", "zero1", "zero3"])
+@pytest.mark.parametrize("name", ["ddp", FSDP, "zero1", "zero3"])
 def test_bf16_stays_near_fp32_under_every_kind_of_strategy(
     name: str, curve_of: Callable[[str], Curve], corpus: Path, tmp_path: Path
 ) -> None:
@@ -181,7 +191,7 @@ def test_bf16_stays_near_fp32_under_every_kind_of_strategy(
     assert 1e-6 < largest_difference(curve_of("single").losses, curve.losses) < 5e-3
 
 
-@pytest.mark.parametrize("name", ["single", "fsdp"])
+@pytest.mark.parametrize("name", ["single", FSDP])
 def test_fp16_with_loss_scaling_stays_near_fp32(
     name: str, curve_of: Callable[[str], Curve], corpus: Path, tmp_path: Path
 ) -> None:
@@ -200,6 +210,7 @@ TECHNIQUES: dict[str, dict[str, dict[str, Any]]] = {
 UNSOUND = {("zero3", "recomputed but for products")}
 
 
+@NEEDED
 @pytest.mark.parametrize(
     ("name", "technique"),
     [pair for pair in itertools.product(["ddp", "fsdp", "zero3"], TECHNIQUES) if pair not in UNSOUND],
@@ -214,6 +225,7 @@ def test_a_technique_composes_with_every_kind_of_strategy(
     assert largest_difference(plain.eval_losses, curve.eval_losses) <= LOSS
 
 
+@NEEDED
 def test_selective_checkpointing_works_on_blocks_that_fsdp_divides(corpus: Path, tmp_path: Path) -> None:
     """With dropout, a block is recomputed to its end, and FSDP's marks for the profiler are others than forward."""
     changes: dict[str, dict[str, Any]] = {

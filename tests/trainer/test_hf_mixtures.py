@@ -64,6 +64,7 @@ def test_routers_that_add_noise_draw_the_same_again_when_a_block_is_recomputed(m
     assert curve(make_settings(**SHORT, model=noisy, efficiency={"gradient_checkpointing": True})) == jittered
 
 
+@pytest.mark.needs("torch>=2.7")  # before, FSDP2 has no CPU
 def test_fsdp_leaves_a_module_whole_that_shares_a_weight_with_one_outside(make_settings: MakeSettings) -> None:
     alone, _ = curve(make_settings(**SHORT, model=TIED))
     with process_group(World(), torch.device("cpu"), needed=True):
