@@ -6,9 +6,11 @@ import contextlib
 import fcntl
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+_SOCKET = "/pymp-12345678/listener-12345678"  # what multiprocessing makes below the temporary folder
 PathLike = str | os.PathLike[str]
 
 
@@ -81,6 +83,15 @@ def try_lock(fd: int) -> bool:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     return False
+
+
+def room_for_sockets(temporary: str) -> int:
+    """How many bytes a temporary folder's path may still grow before multiprocessing's sockets find no place below it.
+
+    A socket's path has at most 107 bytes on Linux, 103 elsewhere (unix(7)); with a longer one, processes that hand
+    tensors to one another wait for ever.
+    """
+    return (107 if sys.platform == "linux" else 103) - len(os.fsencode(temporary)) - len(_SOCKET)
 
 
 def cache_folder(environ: Mapping[str, str], name: str) -> str | None:

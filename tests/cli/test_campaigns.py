@@ -28,15 +28,34 @@ def test_what_nobody_expects_is_answered(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []  # nothing was found to keep
 
 
-@pytest.fixture
-def fuzz() -> Any:
-    """The campaign as a module."""
-    loader = SourceFileLoader("fuzz", str(CAMPAIGN / "fuzz"))
-    spec = spec_from_loader("fuzz", loader)
+def module_of(name: str) -> Any:
+    """A campaign as a module."""
+    loader = SourceFileLoader(name, str(CAMPAIGN / name))
+    spec = spec_from_loader(name, loader)
     assert spec
-    module = module_from_spec(spec)
+    module = sys.modules[name] = module_from_spec(spec)  # where dataclasses look
     loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def fuzz() -> Any:
+    """The campaign `fuzz`."""
+    return module_of("fuzz")
+
+
+@pytest.fixture(scope="module")
+def kill() -> Any:
+    """The campaign `kill`."""
+    return module_of("kill")
+
+
+@pytest.fixture(scope="module")
+def left_alone(kill: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The run that nobody kills."""
+    run = kill.Run(tmp_path_factory.mktemp("left-alone"), "single", "python")
+    assert run.process.wait(kill.PATIENCE) == 0
+    return run
 
 
 def _raises(argv: Sequence[str]) -> int:
@@ -74,3 +93,29 @@ def test_a_failure_is_made_as_small_as_it_stays_one(fuzz: Any, tmp_path: Path, m
     case = fuzz.Case("any", ["plan", "a", "bad", "b"], {"r.yaml": b"a: 2\nx: 1\nb: 3\n", "other": b"1"}, {"NAME": "1"})
     found = fuzz.smaller(case, fuzz.signature("exit code 9", ""), tmp_path)
     assert (found.argv, found.files, found.environ) == (["plan", "bad"], {"r.yaml": b"x: 1"}, {})
+
+
+def test_a_hundred_kills_show_every_pair_of_values(kill: Any) -> None:
+    every = list(kill.cases(0))
+    possible = set[Any]().union(*map(kill.pairs, every))
+    assert set[Any]().union(*map(kill.pairs, every[:100])) == possible
+    assert len(every) == len(set(every)) > 1000
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("name", "target"), [("KILL", "trainkit"), ("TERM", "program")])
+def test_a_killed_run_is_as_promised(kill: Any, left_alone: Any, tmp_path: Path, name: str, target: str) -> None:
+    case = kill.Case("python", "single", name, target, "between steps")
+    assert kill.attempt(case, kill.losses(left_alone.directory()), tmp_path) == (True, [])
+
+
+@pytest.mark.e2e
+def test_a_run_that_is_not_as_promised_is_a_failure(kill: Any, left_alone: Any) -> None:
+    reference = kill.losses(left_alone.directory())
+    assert list(reference) == list(range(1, kill.STEPS + 1))
+    assert kill.differing({3: 1.0, 4: reference[4]}, reference) == [f"step 3: 1.0 in place of {reference[3]}"]
+    case = kill.Case("python", "single", "KILL", "wrapper", "between steps")
+    assert kill.of_records(left_alone, case, 3) == ["exit code 3, and not [137]"]
+    assert kill.of_checkpoints(left_alone) == []
+    max(left_alone.directory().glob("checkpoints/step-*/*"), key=lambda path: path.stat().st_size).write_bytes(b"")
+    assert kill.of_checkpoints(left_alone) != []

@@ -81,6 +81,14 @@ def test_a_container_that_allows_few_processes_is_found(machine: Machine) -> Non
     assert machine.examine("limits").level == "ok"
 
 
+def test_a_temporary_folder_whose_path_leaves_no_room_for_sockets_is_found(machine: Machine) -> None:
+    machine.environ["TMPDIR"] = "/" + "x" * 69
+    assert machine.examine("limits").level == "ok"
+    machine.environ["TMPDIR"] += "y" * 30
+    result = machine.examine("limits")
+    assert result.level == "warning" and "characters too long" in text_of(result) and "TMPDIR=/tmp" in text_of(result)
+
+
 def test_memory_that_cannot_be_locked_matters_only_beside_infiniband(machine: Machine) -> None:
     machine.limits = {"locked memory": (8 * 2**20, -1)}
     assert machine.examine("limits").level == "ok"

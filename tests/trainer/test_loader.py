@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import tempfile
 import time
 import uuid
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -65,6 +68,33 @@ class Noted(Numbers):
     def __getitem__(self, indices: Sequence[int]) -> Batch:
         (self._folder / uuid.uuid4().hex).touch()
         return super().__getitem__(indices)
+
+
+@pytest.fixture
+def long_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temporary folder below which no socket finds place."""
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    earlier = config.pop("tempdir", None)
+    yield folder
+    config.pop("tempdir", None)
+    config |= {} if earlier is None else {"tempdir": earlier}
+
+
+@pytest.mark.timeout(60)
+def test_workers_find_a_place_for_their_sockets(long_folder: Path) -> None:
+    assert seen(Numbers(0.0), 3, workers=1) == seen(Numbers(0.0), 3)
+    assert tempfile.gettempdir() == str(long_folder) and list(long_folder.iterdir()) == []
+
+
+def test_where_no_place_is_left_for_sockets_the_folder_is_named(
+    long_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(TrainingError, match="no room for the sockets"):
+        next(batches(Numbers(0.0), 3, workers=1))
 
 
 def test_workers_change_no_sample() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainkit.doctor.check import Check, Finding, Host, Level, Target, content, ok, skipped
+from trainkit.files import room_for_sockets
 from trainkit.text import GIB, MIB, format_size
 
 # The default of a container (https://docs.docker.com/reference/cli/docker/container/run/):
@@ -25,7 +26,7 @@ SUGGESTED_FILES = 65536
 
 def processes(host: Host, target: Target) -> list[Finding]:
     """What is too low, else one finding that all is fine."""
-    found = [*_files(host), *_processes(host, target), *_locked(host)]
+    found = [*_files(host), *_processes(host, target), *_locked(host), *_sockets(host)]
     files, most = (_number(host.limits.get(name, (-1, -1))[0]) for name in ("open files", "processes"))
     return found or [ok(f"{files} open files, {most} processes")]
 
@@ -83,6 +84,17 @@ def _locked(host: Host) -> Iterator[Finding]:
         evidence = (f"ulimit -l: {soft // 1024} KiB", f"{adapters}: {', '.join(names)}")
         fix = "ulimit -l unlimited" if hard < 0 else "docker run --ulimit memlock=-1 …      # or limits.conf: memlock"
         yield Finding("warning", "memory cannot be locked without limit, which InfiniBand requires", evidence, (fix,))
+
+
+def _sockets(host: Host) -> Iterator[Finding]:
+    folder = host.environ.get("TMPDIR", "")
+    room = room_for_sockets(folder)
+    if room < 0:
+        what = (
+            "TMPDIR is too long for the sockets of loader processes: programs of your own that have some wait for ever"
+        )
+        fix = "export TMPDIR=/tmp      # or any other folder with a short path"
+        yield Finding("warning", what, (f"TMPDIR={folder}: {-room} characters too long",), (fix,))
 
 
 def shared_memory(host: Host, target: Target) -> Finding:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing.util
+import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -12,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from trainkit.errors import TrainingError
+from trainkit.files import room_for_sockets
 from trainkit.plan.model import SolvedBatch
 from trainkit.recipe.schema import Data
 from trainkit.trainer.data.sampler import Order, positions_of_rank
@@ -30,6 +34,7 @@ def training_batches(
         return
     if data.workers:
         require_shared_memory(data.workers)
+        _place_sockets()
     # One iterator serves the whole run, so workers start once and persist, and stay ahead over the end of an epoch.
     loader: DataLoader[Any] = DataLoader(
         cast("Dataset[Any]", Samples(len(samples), partial(_guarded, samples))),
@@ -56,6 +61,25 @@ def require_shared_memory(workers: int) -> None:
         why = f"shared memory (/dev/shm) cannot be used: {error.strerror}"
         what = f"data.workers is {workers}, and no worker can start: {why}"
         raise TrainingError(what, hint="let this user write to /dev/shm, or set data.workers to 0") from error
+
+
+def _place_sockets() -> None:
+    """Have multiprocessing put its sockets into a system folder where the temporary one leaves them no room.
+
+    Raises TrainingError where there is none: workers would wait for ever.
+    """
+    folder = tempfile.gettempdir()
+    if room_for_sockets(folder) >= 0:
+        return
+    other = next((each for each in ("/tmp", "/var/tmp") if os.access(each, os.W_OK | os.X_OK)), None)  # noqa: S108
+    if other is None:
+        what = f"the path of the temporary folder leaves no room for the sockets of loader processes: {folder}"
+        raise TrainingError(what, hint="set TMPDIR under env to a shorter folder, or data.workers to 0")
+    tempfile.tempdir = other
+    try:
+        multiprocessing.util.get_temp_dir()  # once for all, in the processes that come from this one, too
+    finally:
+        tempfile.tempdir = folder
 
 
 def _guarded(samples: Samples, indices: Sequence[int]) -> Any:
