@@ -240,7 +240,7 @@ def removed(case: Case, folder: Path) -> Iterator[Place]:
                 inner.symlink_to(root / "bystander" / "20200101-000000-abcdef")
 
     def mend() -> None:
-        for path in (root / "faulty", *root.glob("faulty/2*"), *root.glob("faulty/2*/*")):
+        for path in (root / "tiny", *root.glob("tiny/2*"), *root.glob("tiny/2*/*")):
             if path.is_symlink():
                 path.unlink()
 

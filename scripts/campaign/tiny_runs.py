@@ -1,4 +1,4 @@
-"""Runs of a tiny model, as the campaign `faults` starts, watches and compares them."""
+"""Runs of a tiny model, as the campaigns start, watch and compare them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from trainkit.runner.rundir.checkpoints import checkpoints_of
 from trainkit.runner.rundir.layout import RunLayout
 
 MARK = "TRAINKIT_CAMPAIGN_MARK"
-NAME = "faulty"
+NAME = "tiny"
 STEPS, EVERY, GRACE = 10, 2, 3.0
 PATIENCE = 150.0  # seconds for anything that must happen
-LAUNCHER = {"single": "python", "ddp": "torchrun", "fsdp": "torchrun", "zero2": "deepspeed"}
+LAUNCHER = {"single": "python", "ddp": "torchrun", "fsdp": "torchrun"}  # deepspeed for the others
 
 
 class Run:
@@ -41,7 +41,7 @@ class Run:
         command: Sequence[str] = (),
     ) -> None:
         self.root, self._mark, self.console = root, uuid.uuid4().hex, scratch / f"console-{time.monotonic_ns()}.txt"
-        (scratch / "tmp").mkdir(exist_ok=True)
+        (scratch / "tmp").mkdir(parents=True, exist_ok=True)
         own = {MARK: self._mark, "TMPDIR": str(scratch / "tmp"), "OMP_NUM_THREADS": "1", **(environ or {})}
         merged = {**os.environ, **own}
         self.before = set(_runs(root))
@@ -108,8 +108,9 @@ class Run:
 
 def settings(root: Path, strategy: str) -> list[str]:
     """The overrides of a tiny run."""
+    launcher = LAUNCHER.get(strategy, "deepspeed")
     return [
-        f"strategy.kind={strategy}", f"launcher.kind={LAUNCHER[strategy]}", f"train.steps={STEPS}", "devices.type=cpu",
+        f"strategy.kind={strategy}", f"launcher.kind={launcher}", f"train.steps={STEPS}", "devices.type=cpu",
         f"nodes.processes_per_node={1 if strategy == 'single' else 2}", f"checkpoint.every_steps={EVERY}",
         "checkpoint.keep=0", "checkpoint.resume=auto", "eval.every_steps=0", f"launcher.grace_seconds={GRACE}",
         "model.layers=1", "model.hidden_size=16", "model.heads=2", "model.dropout=0.1", "batch.global=4",

@@ -58,10 +58,10 @@ def promises(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         ("echo Traceback '(most recent call last)': no room on $ROOT; exit 1",
          ["it says 'Traceback (most recent call last)'"]),
         ("exit 1", ["no word of No space left on device or no room or full", "it names no path"]),
-        ("mkdir -p $ROOT/faulty/20260101-000000-abcdef; cd $ROOT/faulty/*; echo '{\"state\": \"lost\"}' > status.json",
+        ("mkdir -p $ROOT/tiny/20260101-000000-abcdef; cd $ROOT/tiny/*; echo '{\"state\": \"lost\"}' > status.json",
          ["status.json says lost, None", "there is no summary.json, and nobody says why"]),
-        ("mkdir -p $ROOT/faulty/20260101-000000-abcdef/checkpoints/step-00000002",
-         ["/faulty/20260101-000000-abcdef/checkpoints/step-00000002: it has no manifest.json"]),
+        ("mkdir -p $ROOT/tiny/20260101-000000-abcdef/checkpoints/step-00000002",
+         ["/tiny/20260101-000000-abcdef/checkpoints/step-00000002: it has no manifest.json"]),
     ],
 )  # fmt: skip
 def test_what_is_not_as_promised_is_seen(promises: Any, tmp_path: Path, line: str, finds: list[str]) -> None:

@@ -53,7 +53,7 @@ def kill() -> Any:
 @pytest.fixture(scope="module")
 def left_alone(kill: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The run that nobody kills."""
-    run = kill.Run(tmp_path_factory.mktemp("left-alone"), "single", "python")
+    run = kill.start(tmp_path_factory.mktemp("left-alone"), kill.Case("python", "single", "", "", ""))
     assert run.process.wait(kill.PATIENCE) == 0
     return run
 
@@ -116,6 +116,6 @@ def test_a_run_that_is_not_as_promised_is_a_failure(kill: Any, left_alone: Any) 
     assert kill.differing({3: 1.0, 4: reference[4]}, reference) == [f"step 3: 1.0 in place of {reference[3]}"]
     case = kill.Case("python", "single", "KILL", "wrapper", "between steps")
     assert kill.of_records(left_alone, case, 3) == ["exit code 3, and not [137]"]
-    assert kill.of_checkpoints(left_alone) == []
+    assert kill.damaged_checkpoints(left_alone.directory()) == []
     max(left_alone.directory().glob("checkpoints/step-*/*"), key=lambda path: path.stat().st_size).write_bytes(b"")
-    assert kill.of_checkpoints(left_alone) != []
+    assert kill.damaged_checkpoints(left_alone.directory()) != []
