@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainkit.files import cache_folder, publish, publish_or_overwrite, read_json, write_json
+from trainkit.files import cache_folder, publish, publish_or_overwrite, read_json, refuse_links, write_json
 
 Write = Callable[[Path, str], None]
 WRITES = [publish, partial(publish, flush=True)]
@@ -97,3 +97,11 @@ def test_the_cache_folder_follows_the_xdg_specification() -> None:
     assert cache_folder({"XDG_CACHE_HOME": "relative", "HOME": "/h"}, "corpora") == "/h/.cache/trainkit/corpora"
     assert cache_folder({"HOME": "/h"}, "corpora") == "/h/.cache/trainkit/corpora"
     assert cache_folder({}, "corpora") is None
+
+
+def test_a_link_in_the_place_of_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    refuse_links(tmp_path / "real", tmp_path / "missing")
+    with pytest.raises(OSError, match="a link is in the place of a folder of the run"):
+        refuse_links(tmp_path / "real", tmp_path / "link")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -50,6 +51,13 @@ def publish_or_overwrite(path: PathLike, content: str, *, flush: bool = False) -
             os.ftruncate(fd, os.pwrite(fd, content.encode("utf-8", "surrogateescape"), 0))
         finally:
             os.close(fd)
+
+
+def refuse_links(*folders: PathLike) -> None:
+    """OSError where a link has taken the place of a folder that was made as one: it may lead to somebody else's."""
+    for folder in folders:
+        if os.path.islink(folder):
+            raise OSError(errno.ELOOP, "a link is in the place of a folder of the run", os.fspath(folder))
 
 
 def write_json(path: PathLike, content: object, *, indent: int | None = 2) -> None:

@@ -321,7 +321,7 @@ FAULTS: dict[str, Fault] = {
     "removed": Fault(
         removed,
         ("run", "checkpoints", "attempts", "attempts/1/logs", "root", "run link", "checkpoints link", "attempts link"),
-        MACHINE, ("No such file", "removed", "replaced", "not there"), ("gcc",), MOMENTS[1:], (0,), records=False,
+        MACHINE, ("No such file", "removed", "a link is in the place"), ("gcc",), MOMENTS[1:], (0,), records=False,
     ),
     "surroundings": Fault(surroundings, tuple(SURROUNDINGS), OK, (), (), ("before",), (0,)),
     "stopped rank": Fault(stopped_rank, ("program",), frozenset({143}), ("SIGTERM",), ("gcc",), MOMENTS[1:5], (0,)),

@@ -206,3 +206,28 @@ def test_torchs_words_for_a_full_disk_are_replaced_by_the_systems(
     with pytest.raises(TrainingError, match="No space left on device"):
         parts.checkpoints.save(1, parts.strategy)
     assert saved(parts.settings.run_dir) == []
+
+
+def test_nothing_is_removed_through_a_link_in_the_place_of_the_checkpoints(
+    make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    settings = make_settings(checkpoint={"every_steps": 1, "keep": 1})
+    parts = parts_of(settings)
+    (tmp_path / "other").mkdir()
+    (settings.run_dir / "checkpoints").symlink_to(tmp_path / "other")
+    for step in (1, 2):
+        parts.checkpoints.save(step, parts.strategy)
+    assert saved(settings.run_dir) == ["step-00000001", "step-00000002"]
+
+
+def test_no_checkpoint_goes_where_a_link_in_the_place_of_the_run_directory_leads(
+    make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    settings = make_settings(**EVERY_STEP)
+    parts = parts_of(settings)
+    settings.run_dir.rename(tmp_path / "moved")
+    (tmp_path / "other").mkdir()
+    settings.run_dir.symlink_to(tmp_path / "other")
+    with pytest.raises(TrainingError, match="a link is in the place of a folder of the run"):
+        parts.checkpoints.save(1, parts.strategy)
+    assert list((tmp_path / "other").iterdir()) == []

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import Diagnostic, MachineError
-from trainkit.files import cache_folder, publish, write_json
+from trainkit.files import cache_folder, publish, refuse_links, write_json
 from trainkit.machine.card_locks import Cards, taken_by, user_name
 from trainkit.plan.model import EnvironmentDiff, Plan, Planned, Text, Variable
 from trainkit.recipe.layers.secrets import MASK, is_secret_name
@@ -312,6 +312,7 @@ def _follow(
     for remark in remarks(attempt):
         console.say(remark)
     try:  # a full disk must not change the exit code
+        refuse_links(layout.root)
         write_json(layout.summary, summary)
     except OSError as error:
         console.say(f"{layout.summary} could not be written: {error.strerror}")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from trainkit.files import read_json
 from trainkit.machine.cpu_affinity import keep_to
 from trainkit.runner.rank.streams import Copier, copy_window_size, open_channel
-from trainkit.runner.rundir.records import RankRecord, last_of, log_path, shown_path, write_record
+from trainkit.runner.rundir.records import RankRecord, last_of, log_path, refuse_replaced, shown_path, write_record
 from trainkit.runner.supervisor.cleanup import kill_descendants, kill_group
 from trainkit.runner.supervisor.processes import (
     PASSED_ON,
@@ -113,6 +113,7 @@ class Wrapper:
         return self._finish()
 
     def _register(self) -> list[int]:
+        refuse_replaced(self._options.attempt_dir)
         for folder in ("logs", "ranks"):
             os.makedirs(os.path.join(self._options.attempt_dir, folder), exist_ok=True)
         self._before = differences(self._shown) if self._options.expected else ""

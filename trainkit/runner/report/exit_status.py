@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from trainkit.files import publish_or_overwrite
+from trainkit.files import publish_or_overwrite, refuse_links
 from trainkit.runner.rundir.records import RankRecord
 from trainkit.runner.supervisor.channel import Spec
 from trainkit.runner.supervisor.processes import STOP, signal_name
@@ -181,6 +181,7 @@ def write_status(
     place = {"host": os.uname().nodename, "pids": pids, "survivors": list(survivors)}
     status = {"state": state, **spec.status, "ended": ended, **outcome, **place}
     with contextlib.suppress(OSError):  # the run continues, or ends, also where its folder is gone
+        refuse_links(spec.run_dir)
         content = json.dumps(status, indent=2) + "\n"
         # Only the end is worth the wait for the disk.
         publish_or_overwrite(os.path.join(spec.run_dir, "status.json"), content, flush=verdict is not None)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from trainkit.files import publish, publish_or_overwrite
+from trainkit.files import publish, publish_or_overwrite, refuse_links
 
 ROOM = 2500  # bytes, of the block of 4096 that even a small file has
 
@@ -62,8 +62,17 @@ def last_of(output: bytes) -> str:
     return text
 
 
+def refuse_replaced(attempt_dir: str) -> None:
+    """OSError where a link is in the place of the run directory, or of a folder down to the attempt's records."""
+    attempts = os.path.dirname(attempt_dir)
+    refuse_links(
+        os.path.dirname(attempts), attempts, attempt_dir, *(f"{attempt_dir}/{name}" for name in ("logs", "ranks"))
+    )
+
+
 def write_record(attempt_dir: str, record: RankRecord) -> None:
     """Put the record in place, whole; that of an ended rank also where the disk is full by now. Raises OSError."""
+    refuse_replaced(attempt_dir)
     write = publish if record.ended is None else publish_or_overwrite
     write(os.path.join(attempt_dir, "ranks", f"rank-{record.rank}.json"), json.dumps(record._asdict()) + "\n")
 

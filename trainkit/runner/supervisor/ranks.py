@@ -9,7 +9,7 @@ import signal
 import time
 
 from trainkit.files import publish
-from trainkit.runner.rundir.records import RankRecord, read_records
+from trainkit.runner.rundir.records import RankRecord, read_records, refuse_replaced
 from trainkit.runner.supervisor.processes import is_alive, open_pidfd
 
 SETTLED_SECONDS = 0.05
@@ -66,6 +66,7 @@ class Ranks:
             return "the run directory was removed while it ran"
         probe = os.path.join(folder, ".probe")
         try:
+            refuse_replaced(self._attempt_dir)
             publish(probe, " ")
             os.unlink(probe)
         except OSError as error:

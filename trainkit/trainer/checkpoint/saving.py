@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from trainkit.errors import TrainingError
+from trainkit.files import refuse_links
 from trainkit.refusals import refusal
 from trainkit.runner.rundir.checkpoints import checksum
 from trainkit.runner.rundir.layout import MANIFEST
@@ -115,9 +116,10 @@ class Checkpoints:
         assert self.root is not None
         root, world, step = self.root, self._world, content["step"]
         final, scratch = step_folder(root, step), root / f".tmp-step-{step:08d}"
-        if any(gather_from_ranks((final / MANIFEST).exists(), world)):
-            return
         try:
+            refuse_links(root.parent)
+            if any(gather_from_ranks((final / MANIFEST).exists(), world)):
+                return
             if world.rank == 0:
                 for leftover in root.glob(".tmp-*"):  # of an attempt that was killed while it wrote
                     shutil.rmtree(leftover)
@@ -142,7 +144,8 @@ class Checkpoints:
             # What was begun is left to the rank that failed: another may still be about to finish it.
             return TrainingError(f"the checkpoint of step {step} is not finished: {known[0]}", hint=known[1])
         free = shutil.disk_usage(root).free / 2**20 if root.exists() else 0
-        shutil.rmtree(scratch, ignore_errors=True)
+        if not root.parent.is_symlink():  # to somebody else's folder
+            shutil.rmtree(scratch, ignore_errors=True)
         # torch's words for a file that does not take what it writes say nothing of the reason.
         why = reason(error) if isinstance(error, OSError) or refused is None else refused
         return TrainingError(
@@ -168,6 +171,8 @@ class Checkpoints:
         scratch.rename(final)
         flush(final.parent)  # only now may an older one go
         stays = step_folder(final.parent, spared) if spared is not None else None
-        for path in complete(final.parent)[: -self._keep] if self._keep else []:
+        # A link that has taken the folder's place may lead to more disk, or to checkpoints of somebody else.
+        removes = self._keep and not final.parent.is_symlink()
+        for path in complete(final.parent)[: -self._keep] if removes else []:
             if path != stays:  # renamed before: never half a checkpoint under its own name
                 shutil.rmtree(path.rename(path.with_name(f".tmp-old-{path.name}")))
