@@ -166,6 +166,7 @@ class Checkpoints:
         # The other files are flushed already, but not the folders' entries for them.
         for path in (scratch / MANIFEST, *(path for path in scratch.rglob("*") if path.is_dir()), scratch):
             flush(path)
+        refuse_links(final.parent.parent)  # once more: writing takes a while
         if final.exists():  # a folder without a manifest: not a checkpoint
             shutil.rmtree(final)
         scratch.rename(final)

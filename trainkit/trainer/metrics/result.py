@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from trainkit.files import write_json
+from trainkit.files import refuse_links, write_json
 from trainkit.trainer.callbacks import Progress
 from trainkit.trainer.distributed import gather_from_ranks
 from trainkit.trainer.metrics.memory_breakdown import memory_record
@@ -58,6 +58,7 @@ def result(parts: Parts, progress: Progress) -> dict[str, Any]:
 def write_result(path: Path, content: dict[str, Any]) -> None:
     """Write the result, whole or not at all. On a full disk a warning takes its place: the training itself is done."""
     try:
+        refuse_links(path.parent)
         write_json(path, content, indent=1)
     except OSError as error:
         log.warning("%s cannot be written: %s", path, error.strerror)
