@@ -10,7 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from trainkit.files import cache_folder, publish, publish_or_overwrite, read_json, refuse_links, write_json
+from trainkit.files import (
+    cache_folder,
+    open_regular,
+    parse_json,
+    publish,
+    publish_or_overwrite,
+    read_json,
+    read_json_lines,
+    read_whole,
+    refuse_links,
+    write_json,
+)
 
 Write = Callable[[Path, str], None]
 WRITES = [publish, partial(publish, flush=True)]
@@ -105,3 +116,55 @@ def test_a_link_in_the_place_of_a_folder_is_refused(tmp_path: Path) -> None:
     refuse_links(tmp_path / "real", tmp_path / "missing")
     with pytest.raises(OSError, match="a link is in the place of a folder of the run"):
         refuse_links(tmp_path / "real", tmp_path / "link")
+
+
+def _link(path: Path) -> None:
+    (path.parent / "victim").write_text('{"a": 1}')
+    path.symlink_to("victim")
+
+
+def _second_name(path: Path) -> None:
+    (path.parent / "victim").write_text('{"a": 1}')
+    path.hardlink_to(path.parent / "victim")
+
+
+PLANTED: dict[str, Callable[[Path], None]] = {
+    "a FIFO": os.mkfifo,
+    "a link": _link,
+    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "a folder": Path.mkdir,
+}
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_what_is_no_file_is_neither_waited_for_nor_read_nor_written_through(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "status.json"
+    PLANTED[kind](file)
+    assert (read_json(file), list(read_json_lines(file))) == ({}, [])
+    with pytest.raises(OSError):
+        read_whole(file)
+    with pytest.raises(OSError):
+        open_regular(file, os.O_WRONLY | os.O_APPEND)
+    if kind == "a link":
+        assert read_whole(file, links=True) == b'{"a": 1}'  # one that a person named
+
+
+def test_nothing_is_appended_to_a_file_with_a_second_name(tmp_path: Path) -> None:
+    _second_name(tmp_path / "metrics.jsonl")
+    with pytest.raises(OSError, match="second name"):
+        open_regular(tmp_path / "metrics.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    assert read_json(tmp_path / "metrics.jsonl") == {"a": 1}
+
+
+def test_a_file_of_any_size_is_read_to_a_limit_alone(tmp_path: Path) -> None:
+    with (tmp_path / "plan.json").open("wb") as file:
+        file.truncate(10 * 2**30)
+    with pytest.raises(OSError, match="large"):
+        read_whole(tmp_path / "plan.json")
+    assert (read_json(tmp_path / "plan.json"), list(read_json_lines(tmp_path / "plan.json"))) == ({}, [])
+
+
+@pytest.mark.parametrize("content", ["[" * 10**6, '{"a":' * 10**5])
+def test_json_of_any_depth_is_an_error_like_any_other(content: str) -> None:
+    with pytest.raises(ValueError, match="too deeply"):
+        parse_json(content)

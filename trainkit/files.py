@@ -7,23 +7,72 @@ import errno
 import fcntl
 import json
 import os
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 _SOCKET = "/pymp-12345678/listener-12345678"  # what multiprocessing makes below the temporary folder
 PathLike = str | os.PathLike[str]
+LARGEST = 1 << 25  # bytes of a file that is read whole; the plan or manifest of thousands of ranks takes a tenth
+_LONGEST = 1 << 22  # bytes of a line
 
 
-def publish(path: PathLike, content: str | bytes, *, flush: bool = False) -> None:
+def open_regular(path: PathLike, flags: int = os.O_RDONLY, mode: int = 0o666, *, links: bool = False) -> int:
+    """Open a file that somebody else may have put there. Raises OSError for what is none: a FIFO, a socket, a device.
+
+    links: whether the path may be a link, as one may be that a person named. For writing also for a file with a second
+    name: what is written must reach no other file.
+    """
+    writes = flags & (os.O_WRONLY | os.O_RDWR)
+    # Looked at first: opening alone makes some devices act. O_NONBLOCK: a FIFO would wait for its other end.
+    with contextlib.suppress(FileNotFoundError):
+        _refuse_special(os.stat(path, follow_symlinks=links), path)
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW), mode)
+    try:
+        found = os.fstat(fd)
+        _refuse_special(found, path)
+        if writes and found.st_nlink > 1:
+            raise OSError(errno.EPERM, "the file has a second name", os.fspath(path))
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _refuse_special(found: os.stat_result, path: PathLike) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EPERM, "not a regular file", os.fspath(path))
+
+
+def read_whole(path: PathLike, most: int = LARGEST, *, links: bool = False) -> bytes:
+    """A regular file's bytes. Raises OSError, also for one of more than `most` bytes, and for a link but with links."""
+    with os.fdopen(open_regular(path, links=links), "rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), os.fspath(path))
+    return content
+
+
+def parse_json(content: str | bytes) -> Any:
+    """What JSON says. Raises ValueError, also for what is nested too deeply to be anything of trainkit's."""
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def publish(path: PathLike, content: str | bytes, *, flush: bool = False, mode: int = 0o666) -> None:
     """Write beside the target, rename over it: readers see the old file or the new one.
 
-    flush: wait for the disk, so that a power cut leaves one of them too.
+    flush: wait for the disk, so that a power cut leaves one of them too. mode: of which the umask takes away.
     """
     folder, name = os.path.split(os.fspath(path))
     # In a folder that others may write to, a guessable name could be planted as a link to a file of ours.
     scratch = os.path.join(folder, f".{name}.{os.urandom(8).hex()}")
-    fd = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    fd = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content)
@@ -46,7 +95,7 @@ def publish_or_overwrite(path: PathLike, content: str, *, flush: bool = False) -
     try:
         publish(path, content, flush=flush)
     except OSError:
-        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = open_regular(path, os.O_WRONLY)
         try:
             os.ftruncate(fd, os.pwrite(fd, content.encode("utf-8", "surrogateescape"), 0))
         finally:
@@ -68,19 +117,20 @@ def write_json(path: PathLike, content: object, *, indent: int | None = 2) -> No
 def read_json(path: PathLike) -> dict[str, Any]:
     """The JSON object in a file; empty where the file is missing, damaged, or holds something else."""
     try:
-        with open(path, encoding="utf-8") as file:
-            content = json.load(file)
-    except (OSError, ValueError, RecursionError):
+        content = parse_json(read_whole(path))
+    except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 
 
 def read_json_lines(path: PathLike) -> Iterator[dict[str, Any]]:
     """The JSON objects of a file, one a line; other lines, and a file that is not there, give none."""
-    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
-        for line in file:
-            with contextlib.suppress(ValueError, RecursionError):
-                if isinstance(found := json.loads(line), dict):
+    with contextlib.suppress(OSError), os.fdopen(open_regular(path), "rb") as file:
+        while line := file.readline(_LONGEST):
+            if len(line) == _LONGEST:  # none of trainkit's, and there may be gigabytes behind it
+                return
+            with contextlib.suppress(ValueError):
+                if isinstance(found := parse_json(line), dict):
                     yield found
 
 

@@ -8,6 +8,14 @@ from collections.abc import Iterable, Sequence
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 
+def harmless(text: str) -> str:
+    """The text, its lines and tabs, without anything else that a terminal would obey.
+
+    Names of files, values of recipes and records of runs come from others, and may hold escape sequences.
+    """
+    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
+
+
 def counted(number: int, word: str, plural: str = "s") -> str:
     """``1 rank``, ``2 ranks``; plural: what the noun ends with when there are several."""
     return f"{number} {word}" if number == 1 else f"{number} {word}{plural}"

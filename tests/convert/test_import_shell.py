@@ -334,3 +334,19 @@ def test_a_script_gets_its_arguments() -> None:
 def test_words_that_the_callers_shell_has_made_are_left_alone() -> None:
     text = imported("torchrun train.py '$HOME' '*' '~' '>' '&'")
     assert program_argv(read(text).recipe.program.args) == ["$HOME", "*", "~", ">", "&"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["python train.py {1..999999999}", "python train.py $(seq 1 999999999)", "python train.py " + "{1..99}" * 9,
+     "f0() { :; }\n" + "".join(f"f{n}() {{ f{n - 1}; f{n - 1}; }}\n" for n in range(1, 40)) + "f39; python train.py",
+     "python train.py " + "{a,b}" * 100, "X=0123456789\n" + "X=$X$X\n" * 40 + "python train.py $X"],
+)  # fmt: skip
+def test_a_few_characters_that_stand_for_more_than_any_command_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="comes to more than 100,000 words, characters or statements"):
+        read_shell(text, starts_program)
+
+
+def test_a_function_that_calls_itself_is_refused() -> None:
+    with pytest.raises(UsageError, match="it calls itself, or is nested too deeply"):
+        read_shell("f() { f | f & }; f; python train.py", starts_program)

@@ -82,6 +82,21 @@ def test_the_requests_environment_is_read_and_not_the_processs(refuse: Refuse, m
 
 
 @pytest.mark.parametrize(
+    "text",
+    ["${oc.${name}:HF_TOKEN}", "${oc.env:${oc.env:WHICH}}", "${oc.decode:'\\${oc.env:HF_TOKEN}'}",
+     "${ oc.env : HF_TOKEN }", "${oc.create:${oc.env:HF_TOKEN}}", "a${oc.${name}:HF_TOKEN}b"],
+)  # fmt: skip
+def test_no_way_to_write_it_puts_a_secret_into_the_recipe(
+    refuse: Refuse, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")  # of the process too
+    environ = {"HF_TOKEN": "hf_secret", "WHICH": "HF_TOKEN"}
+    found = refuse(f'{SHORT}name: env\noutput: {{root: "{text}"}}\n'.replace("\\", "\\\\"), environ=environ)
+    assert "hf_secret" not in str(found)
+    assert OmegaConf.create({"a": "${oc.env:HF_TOKEN}"}).a == "hf_secret"  # what others use is as it was
+
+
+@pytest.mark.parametrize(
     ("value", "words", "hint"),
     [
         ("${optimizer.rl}", "'optimizer.rl', which is not there", "${optimizer.lr}?"),

@@ -196,3 +196,10 @@ def test_a_line_of_any_length_is_masked_in_time_that_grows_with_it(piece: str) -
     line = piece * 200_000  # hours, if it grew with the square
     assert len(mask_line(line)) <= len(line)
     assert len(mask_words([line])[0]) <= len(line)
+
+
+def test_of_a_file_that_is_no_text_nothing_is_shown(refuse: Refuse) -> None:
+    files = {"r.yaml": "extends: environ.yaml\n" + SHORT, "environ.yaml": f"DATABASE=//u:{SECRET}@h\0HOME=/root\0"}
+    errors = refuse(files)
+    assert "NUL byte" in errors[0].what
+    assert SECRET not in render_diagnostics(errors)

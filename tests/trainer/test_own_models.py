@@ -86,7 +86,10 @@ def test_exported_weights_have_the_names_of_the_own_model_even_those_that_are_ti
     settings = make_settings(model=model, train={"steps": 2}, checkpoint={"every_steps": 2})
     parts = assemble(settings, World(), torch.device("cpu"))
     train(parts, 0, Metrics(settings.run_dir, [], main=False), Requests())
-    export(settings.run_dir / "checkpoints/step-00000002", settings.run_dir / "out")
+    checkpoint = settings.run_dir / "checkpoints/step-00000002"
+    with pytest.raises(TrainingError, match=f"whose model is code of its own: model.target {module}:Small"):
+        export(checkpoint, settings.run_dir / "out")
+    export(checkpoint, settings.run_dir / "out", trusted=True)
     own = importlib.import_module(module).Small(tied=True)
     own.load_state_dict(load_file(settings.run_dir / "out/model.safetensors"))
     tokens = torch.arange(32).reshape(1, 32)
@@ -170,6 +173,6 @@ def test_adapters_find_linear_layers_that_are_named_like_other_modules(
     trained = {name for name, each in parts.model.named_parameters() if each.requires_grad}
     assert trained == {f"inner.layers.{block}.0.lora_{side}.default.weight" for block in (0, 1) for side in "AB"}
     train(parts, 0, Metrics(settings.run_dir, [], main=False), Requests())
-    export_adapters(settings.run_dir / "checkpoints/step-00000001", settings.run_dir / "adapters")
+    export_adapters(settings.run_dir / "checkpoints/step-00000001", settings.run_dir / "adapters", trusted=True)
     config = json.loads((settings.run_dir / "adapters/adapter_config.json").read_text())
     assert sorted(config["target_modules"]) == ["layers.0.0", "layers.1.0"]

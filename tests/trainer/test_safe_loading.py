@@ -6,19 +6,24 @@ import json
 import os
 import pickle
 import random
+import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 from trainkit.errors import TrainingError
 from trainkit.runner.rundir.checkpoints import checksum
 from trainkit.trainer.checkpoint import safe_loading
 from trainkit.trainer.checkpoint.manifest import described_files, read_manifest
 from trainkit.trainer.checkpoint.resuming import load
-from trainkit.trainer.checkpoint.safe_loading import only_data, unpickled
+from trainkit.trainer.checkpoint.safe_loading import StateReader, only_data, unpickled
+from trainkit.trainer.parallel.single_and_ddp import quiet
 from trainkit.trainer.randomness import generator_states, restore_generator_states
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import assemble
@@ -66,16 +71,87 @@ def test_a_pickle_that_names_a_function_is_refused_before_it_runs(protocol: int,
     assert not (tmp_path / "done").exists()
 
 
-def test_metadata_and_weights_that_would_run_something_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state/.metadata").write_bytes(pickle.dumps(Harm(tmp_path / "done")))
-    with pytest.raises(pickle.UnpicklingError), only_data(tmp_path / "state"):
-        pass
+@pytest.mark.parametrize("name", [".metadata", "__0.metadata"])
+def test_metadata_that_would_run_something_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(pickle.dumps(Harm(tmp_path / "done")))
+    with pytest.raises((FileNotFoundError, pickle.UnpicklingError)):
+        state_dict_loader.load({"x": torch.zeros(1)}, storage_reader=StateReader(tmp_path))
+    assert not (tmp_path / "done").exists()
+
+
+@pytest.mark.parametrize("place", ["../outside.distcp", "/etc/hostname", "gone", "", "."])
+def test_metadata_that_leads_out_of_the_folder_is_refused(place: str, tmp_path: Path) -> None:
+    state, inside = {"x": torch.zeros(1)}, tmp_path / "state"
+    with quiet():
+        state_dict_saver.save(state, checkpoint_id=inside)
+    shutil.copy(inside / "__0_0.distcp", tmp_path / "outside.distcp")
+    found = StateReader(inside).read_metadata()
+    assert found.storage_data
+    for each in found.storage_data.values():
+        each.relative_path = place
+    (inside / ".metadata").write_bytes(pickle.dumps(found))
+    with pytest.raises(pickle.UnpicklingError, match="no file beside it"):
+        StateReader(inside)
+
+
+def test_weights_that_would_run_something_are_refused(tmp_path: Path) -> None:
     torch.save({"loss_scaler": Harm(tmp_path / "done")}, tmp_path / "0.pt")
     with pytest.raises(pickle.UnpicklingError), only_data():
         torch.load(tmp_path / "0.pt", weights_only=False)  # as DeepSpeed asks for it
     assert not (tmp_path / "done").exists()
     assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+
+
+def test_a_compressed_archive_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
+    torch.save({"x": torch.zeros(8)}, tmp_path / "0.pt")
+    with zipfile.ZipFile(tmp_path / "0.pt") as archive, zipfile.ZipFile(tmp_path / "1.pt", "w", 8) as bomb:
+        for part in archive.infolist():
+            bomb.writestr(part.filename, archive.read(part) + bytes(2**20 if "/data/" in part.filename else 0))
+    with pytest.raises(pickle.UnpicklingError, match="compressed"), only_data():
+        torch.load(tmp_path / "1.pt")
+    with only_data():
+        assert torch.load(tmp_path / "0.pt")["x"].numel() == 8
+
+
+# `Path.open = _codecs.encode`: a state may be given to a class, and then sets its attributes.
+ON_A_CLASS = b"\x80\x04\x8c\x07pathlib\x8c\x04Path\x93N}(\x8c\x04open\x8c\x07_codecs\x8c\x06encode\x93u\x86b."
+ON_A_FUNCTION = b"\x80\x04\x8c\x0ctorch._utils\x8c\x12_rebuild_tensor_v2\x93}\x8c\x01a\x8c\x01bsb."
+# An array of objects, of a type whose state says that it is none: its bytes are taken for addresses.
+OF_ADDRESSES = (
+    b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01K\x01\x85cnumpy\ndtype\n"
+    b"U\x02O8K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89U\x08AAAAAAAAtb."
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (ON_A_CLASS, "a state of Path is no data"),
+        (OF_ADDRESSES, "an array of 'O8' is no data"),
+        (ON_A_FUNCTION, "a state of function is no data"),
+        (b"\x80\x04\x8c\x07_codecs\x8c\x06encode\x93\x8c\x01a\x8c\x03bz2\x86R.", "the codec 'bz2' is no data"),
+        (b"\x80\x04(", "damaged"),
+    ],
+)
+def test_what_is_allowed_cannot_be_misused(content: bytes, what: str) -> None:
+    before = Path.open
+    with pytest.raises(pickle.UnpicklingError, match=what):
+        unpickled(content)
+    assert Path.open is before
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_pickled_states_of_generators_of_older_checkpoints_are_read(protocol: int) -> None:
+    states = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+    drawn = random.random(), np.random.random(), float(torch.rand(()))
+    restore_generator_states(pickle.dumps(states, protocol))
+    assert (random.random(), np.random.random(), float(torch.rand(()))) == drawn
+
+
+@pytest.mark.parametrize("harm", [{"numpy": ["MT19937", [0] * 624, 10**6, 0, 0.0]}, {"python": 3}, {"torch": [0]}])
+def test_states_of_generators_that_are_none_are_refused(harm: dict[str, Any]) -> None:
+    with pytest.raises(pickle.UnpicklingError):
+        restore_generator_states(json.dumps({**json.loads(generator_states()), **harm}).encode())
 
 
 def test_a_checkpoint_with_harm_in_it_is_refused_in_one_line(make_settings: MakeSettings, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -213,3 +215,28 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty" / "tokenizer.json").write_text("{")
     with pytest.raises(TrainingError, match=r"data\.tokenizer: transformers finds no sound tokenizer in .*/empty"):
         source(path, tmp_path / "empty")
+
+
+def test_a_folder_that_a_library_would_never_come_back_from_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tokenizer.json")
+    with pytest.raises(TrainingError, match=r"data.tokenizer: .*tokenizer.json is no file"):
+        open_encoder(str(tmp_path))
+    (tmp_path / "tokenizer.json").unlink()
+    with (tmp_path / "tokenizer_config.json").open("wb") as file:
+        file.truncate(2**30)
+    with pytest.raises(TrainingError, match=r"tokenizer_config.json is larger than any settings"):
+        open_encoder(str(tmp_path))
+
+
+def test_code_beside_a_tokenizer_is_never_run(
+    make_tokenizer: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, mark = make_tokenizer(), tmp_path / "ran"
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config |= {"auto_map": {"AutoTokenizer": ["custom.Custom", None]}, "tokenizer_class": "Custom"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "custom.py").write_text(f"open({str(mark)!r}, 'w')\nclass Custom: pass\n")
+    monkeypatch.setattr("builtins.input", lambda _: "y")  # transformers asks where nothing was said
+    with contextlib.suppress(TrainingError):
+        open_encoder(str(folder))
+    assert not mark.exists()

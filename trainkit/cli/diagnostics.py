@@ -7,11 +7,17 @@ import sys
 from collections.abc import Iterable
 
 from trainkit.errors import Diagnostic, Origin
+from trainkit.text import harmless
 
 _COLOURS = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "note": "\x1b[1;36m", "strong": "\x1b[1m"}
 _RESET = "\x1b[0m"
 _WIDTH = 110  # of a shown source line; a longer one is cut around the caret
 _MOST_SHOWN = 100  # diagnostics; the rest is counted
+
+
+def write_text(text: str) -> None:
+    """Write to standard output what people read; what programs read is written as it is."""
+    sys.stdout.write(harmless(text))
 
 
 def show_diagnostics(diagnostics: Iterable[Diagnostic]) -> None:
@@ -61,8 +67,7 @@ def render_diagnostic(diagnostic: Diagnostic, *, colour: bool = False) -> str:
 
 def one_line(text: str) -> str:
     """The text without anything that could move the cursor of a terminal."""
-    # Names of files and values of recipes come from others, and may hold escape sequences.
-    return "".join(char if char.isprintable() else "\ufffd" for char in text.replace("\n", " "))
+    return harmless(text.replace("\n", " ").replace("\t", "\ufffd"))
 
 
 def _source_lines(origin: Origin, caret: str) -> list[str]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 from trainkit.errors import MachineError, UsageError
-from trainkit.files import publish
+from trainkit.files import open_regular, publish
 from trainkit.refusals import refusal
 
 # One byte more than a recipe may have shows that it is too long; a device or a huge file must not be read to its end.
 _READ_LIMIT = 4 * 1024 * 1024 + 1
+_HANDED = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 MODELINE = "# yaml-language-server: $schema="  # the comment that leads editors to a schema
 MACHINES = "machines"  # profiles to plan for (`--on`), which no recipe extends
 
@@ -23,7 +25,9 @@ class Disk:
     def read(self, path: str) -> bytes:
         """The file's bytes, cut one byte above what a recipe may have. Raises OSError."""
         try:
-            with Path(path).open("rb") as stream:
+            # A FIFO would wait for its other end; what the caller's shell has opened (`<(command)`) has one.
+            handed = path.startswith(_HANDED) and stat.S_ISFIFO(Path(path).stat().st_mode)
+            with Path(path).open("rb") if handed else os.fdopen(open_regular(path, links=True), "rb") as stream:
                 return stream.read(_READ_LIMIT)
         except ValueError as error:  # a NUL byte in the name
             raise FileNotFoundError(path) from error

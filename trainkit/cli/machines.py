@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import errno
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,6 +11,7 @@ from typing import Any
 
 from trainkit.cli.disk import MACHINES, shipped_root
 from trainkit.errors import UsageError
+from trainkit.files import parse_json, read_whole
 from trainkit.machine.facts import FACTS_VERSION, Facts
 from trainkit.text import GIB
 
@@ -61,8 +62,8 @@ def profiles() -> dict[str, Path]:
 
 def _read_json(word: str) -> object:
     try:
-        return json.loads(_read(word, "trainkit facts > FACTS.json"))
-    except (ValueError, RecursionError) as error:
+        return parse_json(_read(word, "trainkit facts > FACTS.json"))
+    except ValueError as error:
         raise UsageError(f"{word} is not JSON: {error}", hint="`trainkit facts > FACTS.json` makes it") from error
 
 
@@ -88,13 +89,11 @@ def _own_profile(word: str) -> Facts:
 
 def _read(word: str, hint: str) -> bytes:
     try:
-        with Path(word).open("rb") as file:
-            text = file.read(LONGEST + 1)
+        return read_whole(word, LONGEST, links=True)
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise UsageError(f"{word} is too long to be the facts of a machine") from error
         raise UsageError(f"{word} cannot be read: {error.strerror}", hint=hint) from error
-    if len(text) > LONGEST:
-        raise UsageError(f"{word} is too long to be the facts of a machine")
-    return text
 
 
 def profile_facts(name: str, profile: Mapping[str, Any]) -> Facts:

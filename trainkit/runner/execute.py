@@ -240,8 +240,7 @@ def write_run_dir(layout: RunLayout, plan: Plan, bound: BoundPlan, recipe_yaml: 
     attempt.ranks.mkdir()
     publish(layout.recipe, recipe_yaml)
     publish(layout.plan, json.dumps(plan_to_json(plan), indent=2) + "\n")
-    publish(layout.command, command_shell)
-    layout.command.chmod(0o755)
+    publish(layout.command, command_shell, mode=0o777)
     publish(layout.environment, _masked_environment(plan.environment, bound.environment))
     for file in plan.files:
         path = layout.root / file.path

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import pickle
+import json
 import random
-from typing import Any
+from pickle import UnpicklingError
 
 import numpy as np
 import torch
 
-from trainkit.trainer.checkpoint.safe_loading import unpickled
+from trainkit.files import parse_json
+from trainkit.trainer.checkpoint.safe_loading import Array, unpickled
 
 
 def derived_seed(*parts: int | str) -> int:
@@ -36,26 +37,38 @@ def be_deterministic() -> None:
 
 
 def generator_states() -> bytes:
-    """The states of all generators of this process."""
-    states: dict[str, Any] = {
+    """The states of all generators of this process, as JSON: nothing in it can be executed."""
+    kind, words, *rest = np.random.get_state(legacy=True)
+    states = {
         "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "torch": torch.get_rng_state(),
+        "numpy": (kind, np.asarray(words).tolist(), *rest),
+        "torch": torch.get_rng_state().tolist(),
     }
     if _cuda_is_used():
         # Of this rank's card alone: the others may belong to other ranks, or to other runs.
-        states["cuda"] = torch.cuda.get_rng_state()
-    return pickle.dumps(states)
+        states["cuda"] = torch.cuda.get_rng_state().tolist()
+    return json.dumps(states).encode()
 
 
 def restore_generator_states(content: bytes) -> None:
-    """The inverse of :func:`generator_states`. UnpicklingError for anything else, of which nothing is executed."""
-    states = unpickled(content)
-    random.setstate(states["python"])
-    np.random.set_state(states["numpy"])
-    torch.set_rng_state(states["torch"])
-    if "cuda" in states and _cuda_is_used():
-        torch.cuda.set_rng_state(states["cuda"])
+    """The inverse of :func:`generator_states`; also of pickles, which older checkpoints hold: nothing is executed.
+
+    UnpicklingError for anything else.
+    """
+    try:
+        states = parse_json(content) if content.startswith(b"{") else unpickled(content)
+        version, words, gauss = states["python"]
+        kind, keys, place, *rest = states["numpy"]
+        keys = keys.tolist() if isinstance(keys, Array) else keys
+        if not 0 <= place <= len(keys):  # NumPy would read behind them
+            raise ValueError(f"place {place} of {len(keys)}")
+        random.setstate((version, tuple(words), gauss))
+        np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), place, *rest))
+        torch.set_rng_state(torch.as_tensor(states["torch"], dtype=torch.uint8))
+        if "cuda" in states and _cuda_is_used():
+            torch.cuda.set_rng_state(torch.as_tensor(states["cuda"], dtype=torch.uint8))
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RuntimeError) as error:
+        raise UnpicklingError(f"the states of the generators are damaged ({error})") from error
 
 
 def _cuda_is_used() -> bool:

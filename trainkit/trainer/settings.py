@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainkit.errors import TrainingError
+from trainkit.files import parse_json, read_whole
 from trainkit.plan.model import SolvedBatch
 from trainkit.recipe.schema import Recipe
 
@@ -58,7 +59,7 @@ def read_settings(path: Path) -> Settings:
     """Read ``trainer.json``. TrainingError when it cannot be read or is not what planning writes."""
     run_dir, known = path.resolve().parent, {field.name for field in fields(SolvedBatch)}
     try:
-        data = json.loads(path.read_text())
+        data = parse_json(read_whole(path))
         resume, deepspeed = data.get("resume", {}).get("path"), data.get("deepspeed")
         batch = {key: value for key, value in data["batch"].items() if key in known}
         return Settings(

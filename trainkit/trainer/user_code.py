@@ -32,6 +32,21 @@ def imported(path: str, key: str) -> Callable[..., Any]:
     return made
 
 
+LARGEST_TEXT = 1 << 28  # bytes; the largest tokenizers take a tenth
+
+
+def refuse_special(folder: str, key: str) -> None:
+    """TrainingError for a folder that libraries would never come back from: with a FIFO, a device, endless settings."""
+    for path in sorted(Path(folder).glob("*")):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise TrainingError(f"{key}: {path} is no file", hint="take the folder as save_pretrained makes it")
+        most = LARGEST_TEXT // 16 if path.name.endswith("config.json") else LARGEST_TEXT
+        if path.suffix in (".json", ".jinja", ".txt") and path.is_file() and path.stat().st_size > most:
+            raise TrainingError(
+                f"{key}: {path} is larger than any settings", hint="take it as save_pretrained makes it"
+            )
+
+
 def first_line(error: Exception) -> str:
     """A library's message in one line: transformers and Arrow follow it with pages."""
     kind = "" if isinstance(error, ValueError | OSError | ImportError | RuntimeError) else f"{type(error).__name__}: "

@@ -13,7 +13,7 @@ from itertools import chain, count
 from pathlib import Path
 
 from trainkit.cli.asking.conversation import BACK, GREETING, Asker, confirm, converse, say
-from trainkit.cli.diagnostics import show_diagnostics
+from trainkit.cli.diagnostics import show_diagnostics, write_text
 from trainkit.cli.disk import Disk, modeline, working_folder, write_file
 from trainkit.cli.machines import machine_facts
 from trainkit.cli.pipeline import find_recipe
@@ -157,9 +157,9 @@ def write(finished: Finished, target: Path, session: Session) -> None:
     write_file(target, finished.text, OTHER_FILE)
     facts = session.view.facts
     there = f", on {facts.hostname or facts.origin}" if facts.origin else ""  # which is then not this machine
-    sys.stdout.write(f"{target} is written. Next{there}: trainkit run {shlex.quote(str(target))}\n")
+    write_text(f"{target} is written. Next{there}: trainkit run {shlex.quote(str(target))}\n")
     for notice in finished.plan.blockers:
-        sys.stdout.write(f"Before it can run{there}: {notice.what}: {notice.hint}\n")
+        write_text(f"Before it can run{there}: {notice.what}: {notice.hint}\n")
 
 
 def _keep(session: Session, job: Job) -> None:

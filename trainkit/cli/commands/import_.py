@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from trainkit.cli.diagnostics import show_diagnostics
+from trainkit.cli.diagnostics import show_diagnostics, write_text
 from trainkit.cli.disk import Disk, modeline, working_folder, write_file
 from trainkit.cli.options import Force
 from trainkit.errors import Diagnostic, UsageError
@@ -80,7 +80,7 @@ def import_(
         sys.stdout.write(read.text)
     else:
         write_file(Path(output), read.text, "give another --output")
-        sys.stdout.write(f"{output} is written. Next: trainkit plan {shlex.quote(output)}\n")
+        write_text(f"{output} is written. Next: trainkit plan {shlex.quote(output)}\n")
 
 
 def _slips(argv: Sequence[str]) -> list[Diagnostic]:

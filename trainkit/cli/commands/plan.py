@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from trainkit.cli.diagnostics import show_diagnostics
+from trainkit.cli.diagnostics import show_diagnostics, write_text
 from trainkit.cli.disk import write_file
 from trainkit.cli.options import Json, On, Presets, Variant
 from trainkit.cli.pipeline import plan_recipe, resolve_line, resolve_request, show_warnings
 from trainkit.errors import Diagnostic, ExitCode, UsageError
+from trainkit.files import parse_json, read_whole
 
 if TYPE_CHECKING:
     from trainkit.machine.facts import Facts
@@ -83,7 +84,7 @@ def write_plan(plan: Plan, resolved: Resolved, other: str | None, *, as_json: bo
     if other is not None:
         from trainkit.plan.render import diff
 
-        sys.stdout.write(diff.render(other_plan(other), plan))
+        write_text(diff.render(other_plan(other), plan))
     elif as_json:
         from trainkit.plan.serialize import plan_to_json
 
@@ -101,7 +102,7 @@ def write_plan(plan: Plan, resolved: Resolved, other: str | None, *, as_json: bo
         width = table.WIDTH
         if sys.stdout.isatty():
             width = max(min(shutil.get_terminal_size().columns, width), NARROWEST)
-        sys.stdout.write(table.render(plan, width))
+        write_text(table.render(plan, width))
 
 
 def other_plan(word: str) -> Plan:
@@ -112,7 +113,7 @@ def other_plan(word: str) -> Plan:
     stored = path / "plan.json" if path.is_dir() else path
     if stored.name.endswith(".json") and stored.is_file():
         try:
-            data = json.loads(stored.read_text(encoding="utf-8"))
+            data = parse_json(read_whole(stored, links=True))
             if not isinstance(data, dict) or "plan_version" not in data:
                 raise ValueError("it has no plan_version")
             return plan_from_json(data)
@@ -143,7 +144,7 @@ def write_export(resolved: Resolved, facts: Facts, tool: str, folder: str | None
             raise UsageError(f"{Path(folder, taken[0])} exists", hint="give another --output")
         for name, content in made.files.items():
             write_file(Path(folder, name), content, "give another --output")
-            sys.stdout.write(f"{Path(folder, name)}\n")
+            write_text(f"{Path(folder, name)}\n")
     elif len(made.files) == 1:
         sys.stdout.write(next(iter(made.files.values())))
     else:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from trainkit.cli.diagnostics import show_diagnostics
+from trainkit.cli.diagnostics import show_diagnostics, write_text
 from trainkit.cli.disk import MACHINES, MODELINE, Disk, modeline, write_file
 from trainkit.cli.line import PYTHON, OwnProgram, own_program, split_line
 from trainkit.cli.options import Force, Json, On, Presets, Variant
@@ -42,9 +42,9 @@ def ls(
         sys.stdout.write(json.dumps(listing, indent=2) + "\n")
         return
     if not found:
-        sys.stderr.write(f"nothing shipped has {pattern!r} in its name; `trainkit ls` shows all\n")
+        sys.stderr.write(f"nothing shipped has {pattern!a} in its name; `trainkit ls` shows all\n")
         raise typer.Exit(ExitCode.USAGE)
-    sys.stdout.write(table((name, description) for name, _, description in found))
+    write_text(table((name, description) for name, _, description in found))
 
 
 def first_comment(path: Path) -> str:
@@ -84,7 +84,7 @@ def cp(
     if target.exists() and not force:
         raise UsageError(f"{target} exists", hint="give another name, or --force to replace it")
     write_file(target, text, "give another destination")
-    sys.stdout.write(f"{target}\n")
+    write_text(f"{target}\n")
 
 
 def check(context: typer.Context, presets: Presets = None, as_json: Json = False) -> None:
@@ -111,7 +111,7 @@ def check(context: typer.Context, presets: Presets = None, as_json: Json = False
         reports.append({"recipe": shown, "valid": valid, "diagnostics": [asdict(item) for item in diagnostics]})
         if not as_json:
             show_diagnostics(diagnostics)
-            sys.stdout.write(f"{shown}: {'ok' if valid else 'wrong'}\n")
+            write_text(f"{shown}: {'ok' if valid else 'wrong'}\n")
     if as_json:
         sys.stdout.write(json.dumps(reports, indent=2) + "\n")
     if not all(report["valid"] for report in reports):
@@ -169,10 +169,10 @@ def explain(
     program = context.obj if isinstance(recipe, str | None) else ()
     resolved = show_warnings(resolve_request(recipe, overrides, presets, program, variant))
     if not queries:
-        sys.stdout.write(renderer.render_all(resolved))
+        write_text(renderer.render_all(resolved))
         return
     planned = plan_recipe(resolved, machine_facts(machine))
-    sys.stdout.write("\n".join(renderer.render(query, resolved, planned) for query in queries))
+    write_text("\n".join(renderer.render(query, resolved, planned) for query in queries))
 
 
 def _explained(

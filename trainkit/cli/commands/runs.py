@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from trainkit.cli.diagnostics import one_line
+from trainkit.cli.diagnostics import one_line, write_text
 from trainkit.cli.options import Command, CommandGroup, Json, Root
 from trainkit.errors import UsageError
 from trainkit.recipe.layers.secrets import mask_words
@@ -51,7 +51,7 @@ def list_runs(name: Name = None, root: Root = "runs", as_json: Json = False) -> 
         sys.stdout.write(json.dumps([as_data(run) for run in found], indent=2) + "\n")
         return
     if not found:
-        sys.stdout.write(f"no runs in {root}\n")
+        write_text(f"no runs in {root}\n")
         return
     rows: list[tuple[str, ...]] = [
         ("STARTED", "STATE", "EXIT", "STEPS", "LOSS", "PROGRAM", "STRATEGY", "LAUNCHER", "RUN")
@@ -63,7 +63,7 @@ def list_runs(name: Name = None, root: Root = "runs", as_json: Json = False) -> 
         launched = (run.program, run.launched.get("strategy", ""), run.launched.get("launcher", ""))
         names = (one_line(each)[:_WIDEST] or "-" for each in launched)
         rows.append((started, run.state, str(code), steps, shown, *names, str(run.layout.root)))
-    sys.stdout.write(table(rows))
+    write_text(table(rows))
 
 
 @app.command("show", cls=Command)
@@ -86,14 +86,14 @@ def show(
         sys.stdout.write(json.dumps(as_data(info), indent=2) + "\n")
         return
     why = f": {info.why}" if info.why else "" if info.exit_code == 0 else ": no reason recorded"
-    sys.stdout.write(f"{info.state}, exit code {'-' if info.exit_code is None else info.exit_code}{why}\n")
+    write_text(f"{info.state}, exit code {'-' if info.exit_code is None else info.exit_code}{why}\n")
     kind = ", ".join(filter(None, (info.launched.get(name) for name in ("program", "strategy", "launcher"))))
     own = info.argv if info.launched.get("program") != "builtin" else ()
     program = shlex.join(mask_words(own)) or info.program
-    sys.stdout.write(one_line(f"program: {program or '-'}" + (f" ({kind})" if kind else "")) + "\n")
+    write_text(one_line(f"program: {program or '-'}" + (f" ({kind})" if kind else "")) + "\n")
     if info.summary:
-        sys.stdout.write(render_summary(info.summary, info.layout.root) + "\n")
-    sys.stdout.write("".join(f"{line}\n" for line in ends_of_logs(info)))
+        write_text(render_summary(info.summary, info.layout.root) + "\n")
+    write_text("".join(f"{line}\n" for line in ends_of_logs(info)))
 
 
 def ends_of_logs(info: RunInfo) -> Iterator[str]:
@@ -125,9 +125,9 @@ def prune(
 
     chosen = listing.prunable(listing.list_runs(root, name), keep)
     if not chosen:
-        sys.stdout.write("nothing to remove\n")
+        write_text("nothing to remove\n")
         return
-    sys.stdout.writelines(f"{run.layout.root}\n" for run in chosen)
+    write_text("".join(f"{run.layout.root}\n" for run in chosen))
     if not yes:
         what = "this run" if len(chosen) == 1 else f"these {len(chosen)} runs"
         try:
@@ -136,10 +136,10 @@ def prune(
             sys.stdout.write("\n")
             raise UsageError("nothing is removed without an answer", hint="--yes removes without asking") from abort
     if not yes:
-        sys.stdout.write("nothing removed\n")
+        write_text("nothing removed\n")
         return
     removed = sum(listing.remove(run) for run in chosen)
-    sys.stdout.write(f"removed {removed} of {len(chosen)} runs\n")
+    write_text(f"removed {removed} of {len(chosen)} runs\n")
 
 
 def find_run(word: str | None, root: str) -> RunInfo:
@@ -176,7 +176,12 @@ def as_data(run: RunInfo) -> dict[str, Any]:
     }
 
 
-def export(
+TrustCode = Annotated[
+    bool, Option("--trust-code", help="Import and call what the run names as its model (model.target).")
+]
+
+
+def export(  # noqa: PLR0917 - a command's options
     source: Annotated[
         str,
         Argument(
@@ -194,6 +199,7 @@ def export(
         bool,
         Option("--adapter", help="The LoRA adapters alone, as peft reads them, not merged into the weights."),
     ] = False,
+    trust_code: TrustCode = False,
     root: Root = "runs",
 ) -> None:
     """Write a checkpoint's weights, of whatever strategy, as model.safetensors with a config.json beside it.
@@ -209,10 +215,10 @@ def export(
         raise UsageError(f"{target} exists", hint="give another destination, or remove it")
     # torch is imported by a process of its own: this one starts fast, and never needs it.
     argv = [*EXPORTER, "--checkpoint", str(checkpoint), "--destination", str(target.absolute())]
-    argv += ["--adapter"] if adapter else []
+    argv += [option for option, given in (("--adapter", adapter), ("--trust-code", trust_code)) if given]
     if code := subprocess.run([sys.executable, *argv], check=False).returncode:
         raise typer.Exit(code if code > 0 else 128 - code)
-    sys.stdout.write(f"{target}\n")
+    write_text(f"{target}\n")
 
 
 def find_checkpoint(word: str, root: str, *, best: bool) -> Path:
@@ -230,7 +236,7 @@ def find_checkpoint(word: str, root: str, *, best: bool) -> Path:
     run, saved = layout.root, checkpoints_of(layout)
     if not saved and word == layout.name and (earlier := saved_checkpoints(root, word)):
         run, saved = Path(earlier[0].path).parents[1], [each for each in earlier if each.run == earlier[0].run]
-        sys.stderr.write(f"{layout.root} has no complete checkpoint: exporting from {run}\n")
+        sys.stderr.write(one_line(f"{layout.root} has no complete checkpoint: exporting from {run}") + "\n")
     if not saved:
         hint = "checkpoint.every_steps saves some; SIGUSR1 to a running one saves now"
         raise UsageError(f"{run} has no complete checkpoint", hint=hint)

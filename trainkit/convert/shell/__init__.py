@@ -43,7 +43,13 @@ def read_shell(
     """
     scope = Scope(path, tuple((word,) for word in given), asked=dict(asked or {}))
     reader = Reader(path, starts, scope)
-    reader.read(text.replace("\r\n", "\n"))
+    try:
+        reader.read(text.replace("\r\n", "\n"))
+    except RecursionError:
+        what = (
+            f"{path}: it calls itself, or is nested too deeply" if path else "it calls itself, or is nested too deeply"
+        )
+        raise UsageError(what, hint="import the command with what it comes to") from None
     launch = _the_one(reader, at_line)
     if not given and path and "$@" in text:
         scope.note("$@ is empty here: put the script's arguments behind `--` after its name.")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from trainkit.convert.shell.scope import Scope
 from trainkit.convert.shell.syntax import argument_text, arithmetic, parse, text
-from trainkit.convert.shell.values import Reference, Value, joined, sole, text_of
+from trainkit.convert.shell.values import Reference, Value, joined, refuse_endless, sole, text_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -84,6 +84,9 @@ def _printed(scope: Scope, words: list[Value]) -> Value | None:
             numbers = [int(each or 0) for each in plain]
             start, end = (1, *numbers)[-2:] if len(numbers) < 3 else (numbers[0], numbers[2])
             step = numbers[1] if len(numbers) == 3 else 1
+            if step == 0:
+                return None
+            refuse_endless((end - start) // step, "seq")
             return (" ".join(map(str, range(start, end + 1, step))),)
     return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from trainkit.convert.shell.values import Open, Reference, Value, sole, text_of
+from trainkit.convert.shell.values import Open, Reference, Value, refuse_endless, sole, text_of
 
 
 @dataclass
@@ -45,6 +45,8 @@ class Scope:
             elif any(isinstance(part, Open) for part in value):
                 self.note(f"{name} is what `{written[:100]}` comes to where the text runs: export it before the run.")
                 value = (Reference(name),)
+        parts = value if isinstance(value, tuple) else [part for each in value for part in each]
+        refuse_endless(sum(len(part) for part in parts if isinstance(part, str)), name)
         self.variables[name] = value
 
     def argument(self, number: int) -> Value:

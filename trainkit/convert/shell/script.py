@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from trainkit.convert.shell.control import before_the_line, branches, heredoc, in_shell, inner_text, is_new
 from trainkit.convert.shell.scope import Scope
 from trainkit.convert.shell.syntax import argument_text, condition, error_in, line, parse, text, written_bytes
-from trainkit.convert.shell.values import Launch, Open, Reference, Value, text_of
+from trainkit.convert.shell.values import Launch, Open, Reference, Value, refuse_endless, text_of
 from trainkit.convert.shell.words import fields, first_word, value
 from trainkit.errors import UsageError
 
@@ -41,6 +41,7 @@ class Reader:
     functions: dict[str, Node] = field(default_factory=dict)
     first_line: int = 0  # of a text within the text
     source: bytes = b""  # what is being read
+    statements: int = 0  # read so far; functions and loops may make a few lines many
 
     def read(self, written: str) -> None:
         """Walk a text. Raises UsageError where it is no Bash."""
@@ -67,6 +68,8 @@ class Reader:
             self._statement(node)
 
     def _statement(self, node: Node) -> None:
+        self.statements += 1
+        refuse_endless(self.statements, text(node))
         if read := _STATEMENTS.get(node.type):
             read(self, node)
         elif node.type == "comment" and text(node).startswith("#SBATCH"):

@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from trainkit.errors import UsageError
+
 # Stands in a word for what only a running shell knows; the letter behind it counts what is open (see `Open`).
 MARK = "\ue000"
 _FIRST = 0xE100
+MOST = 100_000  # words of a list, or characters of a variable
+
+
+def refuse_endless(size: int, written: str) -> None:
+    """UsageError for what a few characters make larger than any command: `{1..99999999}`, `$(seq 999999999)`."""
+    if size > MOST:
+        what = f"`{written[:60]}` comes to more than {MOST:,} words, characters or statements"
+        raise UsageError(what, hint="import the command with what it comes to")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from trainkit.convert.shell.output import output
 from trainkit.convert.shell.scope import Scope
 from trainkit.convert.shell.syntax import arithmetic, escaped, parse, text
-from trainkit.convert.shell.values import Open, Part, Reference, Value, joined, sole, text_of
+from trainkit.convert.shell.values import MOST, Open, Part, Reference, Value, joined, refuse_endless, sole, text_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -30,6 +30,7 @@ _CONTINUED = re.compile(r"\\\n")
 _HOME = re.compile(r"~(?=/|$|\s)")
 _WRITE_IT = "write what it comes to"
 _SEVERAL = "it stands for several words, or names of files: write them, or quote it"
+MOST_BRACES = 64  # in a word
 _BRACES = re.compile(r"\{([^{}]*,[^{}]*|-?\d+\.\.-?\d+)\}")
 _OF_THE_RUNNING_SHELL = ("RANDOM", "SECONDS", "PPID", "$", "!", "?", "-")
 _CLOSING = {"(": ")", "{": "}"}
@@ -310,13 +311,19 @@ def braces(word: str) -> list[str]:
     match = _BRACES.search(word)
     if match is None:
         return [word]
+    refuse_endless(MOST + 1 if word.count("{") > MOST_BRACES else 0, word)
     if "," in match[1]:
         inner = match[1].split(",")
     else:
         first, last = map(int, match[1].split(".."))
         step = 1 if last >= first else -1
+        refuse_endless(abs(last - first), word)
         inner = [str(number) for number in range(first, last + step, step)]
-    return [made for each in inner for made in braces(f"{word[: match.start()]}{each}{word[match.end() :]}")]
+    found: list[str] = []
+    for each in inner:
+        found += braces(f"{word[: match.start()]}{each}{word[match.end() :]}")
+        refuse_endless(len(found), word)
+    return found
 
 
 def _without(shown: str, how: str, pattern: str) -> str:

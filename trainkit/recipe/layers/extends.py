@@ -110,7 +110,7 @@ class Sources:
         chain = (*chain, source)
         seen: set[str] = set()
         for word, mark in _extends(document, problems):
-            found = self._find(word, posixpath.dirname(source.path), mark)
+            found = _other_file(word, mark) or self._find(word, posixpath.dirname(source.path), mark)
             problem = found if isinstance(found, Problem) else _chain_problem(found, chain, seen, mark)
             if isinstance(found, _Source):
                 seen.add(found.path)
@@ -167,6 +167,14 @@ class Sources:
         close = _meant(name, shipped) or nearest(word, shipped)
         listed = "start a path with ./ or end it with .yaml; `trainkit ls` lists the presets"
         return _problem(mark, f"there is no preset {word!r}"[:200], f"did you mean {close}?" if close else listed)
+
+
+def _other_file(word: str, mark: Mark) -> Problem | None:
+    """What a recipe extends is a recipe: of another file, which a stranger named, messages would show the content."""
+    if not word.startswith(("/", "./", "../")) or word.endswith((*_SUFFIXES, ".json")):
+        return None
+    hint = "name a recipe, or a preset without ./"
+    return _problem(mark, f"{word} is no recipe"[:200], hint, "a file that is extended ends in .yaml, .yml or .json")
 
 
 def _meant(name: str, shipped: Iterable[str]) -> str | None:

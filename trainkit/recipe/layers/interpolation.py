@@ -22,8 +22,7 @@ from trainkit.recipe.yaml.scalars import read_scalar
 
 MAX_LENGTH = 100_000  # characters of one value, so that values built from one another cannot grow without bound
 _MISSING = "???"  # OmegaConf's mark for a value that is not there yet
-_RESOLVER = "trainkit_environ"
-_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:")
+_RESOLVER = "oc.env"  # whose own reads the process's environment, and knows of no secrets
 _KEY_NOT_FOUND = re.compile(r"Interpolation key '([^']*)' not found")
 _REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")  # `${model.layers}`, with no more to it than a name
 _HOME = re.compile(r"^~(?=/|$)")
@@ -54,17 +53,19 @@ def interpolate(state: Merge, environ: Mapping[str, str], defaults: Mapping[str,
     if not pending:
         return found
     from omegaconf import OmegaConf, __version__
+    from omegaconf.resolvers.oc import env
 
     session = _Session(state, OmegaConf.create(_container(state.tree, defaults, set(pending))), environ)
     # 2.4 renamed it; the method that bears the new name in 2.3 is an older one, with other arguments.
     name = "register_new_resolver" if __version__.startswith("2.3") else "register_resolver"
     register: Callable[..., Any] = getattr(OmegaConf, name)
     with _LOCK:
+        # In its place, not beside it: a text may make up the name that it asks for, `${oc.${name}:…}`.
         register(_RESOLVER, session.read_variable, replace=True)
         try:
             return found + session.resolve({path: _get(state.tree, path) for path in pending})
         finally:
-            OmegaConf.clear_resolver(_RESOLVER)
+            register(_RESOLVER, env, replace=True)
 
 
 def _spell_home(state: Merge, key: str) -> None:
@@ -189,7 +190,7 @@ class _Session:
         """What OmegaConf makes of a text at the path."""
         from omegaconf import OmegaConf
 
-        _set(self.config, path, _ENVIRONMENT.sub(f"${{{_RESOLVER}:", expression))
+        _set(self.config, path, expression)
         try:
             value = _get(self.config, path)
             return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value

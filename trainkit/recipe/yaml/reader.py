@@ -75,7 +75,8 @@ def compose_bytes(data: bytes, dialect: Dialect = PLAIN) -> Document:
         text = decode(data)
     except Unreadable as failure:
         line = failure.problem.mark.line
-        start = data[: 2**20].decode("utf-8", "replace").splitlines()
+        # Of what is no text nothing is shown: a recipe may name /proc/self/environ.
+        start = [] if b"\0" in data else data[: 2**20].decode("utf-8", "replace").splitlines()
         shown = tuple(printable(text) for text in start[:line])
         return Document({}, {}, {}, shown, (failure.problem,), ())
     return compose(text, dialect)

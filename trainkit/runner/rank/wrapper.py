@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from trainkit.files import read_json
+from trainkit.files import open_regular, read_json
 from trainkit.machine.cpu_affinity import keep_to
 from trainkit.runner.rank.streams import Copier, copy_window_size, open_channel
 from trainkit.runner.rundir.records import RankRecord, last_of, log_path, refuse_replaced, shown_path, write_record
@@ -131,10 +131,8 @@ class Wrapper:
             self._keepers = pids
 
     def _open(self, name: str, own: int) -> int:
-        log = os.open(
-            log_path(self._options.attempt_dir, self._record.rank, name),
-            os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC,
-            0o666,
+        log = open_regular(
+            log_path(self._options.attempt_dir, self._record.rank, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND
         )
         console = own if self._record.rank == 0 and not self._is_launcher_log(own) else None
         reader, writer = open_channel(console)

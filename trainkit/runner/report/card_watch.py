@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainkit.files import read_json_lines
+from trainkit.files import open_regular, read_json_lines
 from trainkit.plan.model import Card
 
 # NVML's utilization is a mean over a sixth of a second to one second: asking more often would say nothing more.
@@ -100,7 +101,11 @@ class CardWatch:
     def _run(self) -> None:
         if not self.open():
             return
-        with contextlib.suppress(OSError), self._file.open("a", encoding="utf-8") as lines:  # the run itself continues
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        with (
+            contextlib.suppress(OSError),  # the run itself continues
+            os.fdopen(open_regular(self._file, flags), "a", encoding="utf-8") as lines,
+        ):
             while True:
                 lines.write(json.dumps({"time": round(time.time(), 3), "cards": self.sample()}) + "\n")
                 lines.flush()

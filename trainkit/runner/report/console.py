@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Literal
 
+from trainkit.text import harmless
+
 Stream = Literal["out", "err"]
 CHUNK = 4096  # what a pipe that select() calls writable takes without blocking
 ERASE = b"\r\x1b[2K"
@@ -33,7 +35,7 @@ class Terminal:
     def say(self, text: str) -> None:
         """Text of trainkit's own, never in the middle of the program's line; standard output is the program's alone."""
         newline = "" if self._at_start or not self._is_terminal["err"] else "\n"
-        self._put("err", f"{newline}{text}\n".encode("utf-8", "replace"))
+        self._put("err", f"{newline}{harmless(text)}\n".encode("utf-8", "replace"))
 
     def live(self, line: Callable[[int], str]) -> bool:
         """Draw the live line, made for a width in columns, if the program has finished its own line.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import time
@@ -13,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from trainkit.files import open_regular, parse_json
 from trainkit.runner.report.console import Stream, Terminal
 from trainkit.runner.rundir.layout import AttemptLayout
 from trainkit.text import format_duration, format_memory, format_rate
@@ -38,7 +38,7 @@ class Tail:
     def read(self) -> bytes:
         """The next bytes, at most 256 KiB; empty when there is nothing new, or it cannot be read now."""
         try:
-            self._file = self._file or self._path.open("rb", buffering=0)
+            self._file = self._file or os.fdopen(open_regular(self._path), "rb", buffering=0)
             data: bytes = self._file.read(CHUNK)
         except FileNotFoundError:
             return b""
@@ -53,7 +53,7 @@ class Tail:
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
                 with contextlib.suppress(ValueError):  # a torn line that a restarted writer has appended to
-                    record = json.loads(line)
+                    record = parse_json(line)
                     if isinstance(record, dict):
                         yield record
 
@@ -213,7 +213,7 @@ def last_lines(path: Path, count: int | None = None) -> list[str]:
     Of a line that was painted over, as a progress bar is, what was painted last.
     """
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             text = file.read().decode("utf-8", "replace").rstrip()
     except OSError:

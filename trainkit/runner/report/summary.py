@@ -19,7 +19,7 @@ from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.own_results import own_results
 from trainkit.runner.report.progress import Progress
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.text import KIB, MIB, counted, format_duration, format_memory, format_rate, table
+from trainkit.text import KIB, MIB, counted, format_duration, format_memory, format_rate, harmless, table
 
 Summary = Mapping[str, Any]
 
@@ -122,11 +122,8 @@ def render_summary(summary: Summary, run_dir: Path) -> str:
     ]
     shown = table(row for row in rows if row[1]).rstrip("\n")
     # A model may have learned escape sequences, which the terminal must not obey.
-    sample = "".join(
-        letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}"
-        for letter in str(summary.get("sample") or "")
-    )
-    return f"{shown}\n\nSample of generated text:\n{sample}" if sample else shown
+    sample = str(summary.get("sample") or "")
+    return harmless(f"{shown}\n\nSample of generated text:\n{sample}" if sample else shown)
 
 
 def _has_stepped(summary: Summary) -> bool:

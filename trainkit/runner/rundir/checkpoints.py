@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainkit.files import read_json
+from trainkit.files import parse_json, read_json, read_whole
 from trainkit.planner.resume import FOLDER, SavedCheckpoint
 from trainkit.runner.rundir.layout import MANIFEST, RunLayout, subfolders
 
@@ -67,7 +67,7 @@ def _read(folder: Path, run: str) -> list[SavedCheckpoint]:
         return []
     damaged = SavedCheckpoint(str(folder), int(name[1]), "", run)
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = parse_json(read_whole(folder / MANIFEST))
         if manifest.get("checksum", checksum(manifest)) != checksum(manifest):
             return [replace(damaged, damage=f"{MANIFEST} is not as it was written")]
         best = manifest.get("best", {})

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainkit.files import read_json, try_lock
+from trainkit.files import open_regular, read_json, try_lock
 from trainkit.plan.model import Text
 from trainkit.runner.rundir.layout import RunLayout, subfolders
 
@@ -105,7 +105,7 @@ def _is_interpreter(words: Sequence[str]) -> bool:
 def is_running(layout: RunLayout) -> bool:
     """Whether trainkit or the guardian of this run lives on this machine: either holds the run's lock."""
     try:
-        fd = os.open(layout.lock, os.O_RDWR | os.O_CLOEXEC)
+        fd = open_regular(layout.lock, os.O_RDWR)
     except OSError:
         return False
     try:
@@ -116,24 +116,29 @@ def is_running(layout: RunLayout) -> bool:
 
 def hold(layout: RunLayout) -> int:
     """Mark the run as running for as long as the returned descriptor is open in any process."""
-    fd = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    fd = open_regular(layout.lock, os.O_RDWR | os.O_CREAT)
     # Not lockf, whose locks belong to a process: the guardian inherits this one with the descriptor (flock(2)).
     fcntl.flock(fd, fcntl.LOCK_EX)
     return fd
 
 
 def prunable(runs: Sequence[RunInfo], keep: int) -> list[RunInfo]:
-    """The runs to remove so that the newest `keep` of each name stay; running ones always stay."""
+    """The runs to remove so that the newest `keep` of each name stay; running ones always stay, and what is linked."""
     by_name: dict[str, list[RunInfo]] = {}
     for run in sorted(runs, key=lambda run: run.layout.id, reverse=True):
         by_name.setdefault(run.layout.name, []).append(run)
     old = [run for newest_first in by_name.values() for run in reversed(newest_first[keep:])]
-    return [run for run in old if run.state in ("ended", "lost")]
+    # In a folder that others may write to, a link may lead to runs that nobody meant.
+    return [run for run in old if run.state in ("ended", "lost") and not _is_linked(run.layout)]
+
+
+def _is_linked(layout: RunLayout) -> bool:
+    return layout.root.is_symlink() or layout.root.parent.is_symlink()
 
 
 def remove(run: RunInfo) -> bool:
     """Remove a run directory; False when it is running again."""
-    if is_running(run.layout):
+    if is_running(run.layout) or _is_linked(run.layout):
         return False
     with contextlib.suppress(FileNotFoundError):
         run.layout.plan.unlink()  # first: a half-removed folder must not count as a run

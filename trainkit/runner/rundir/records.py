@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from trainkit.files import publish, publish_or_overwrite, refuse_links
+from trainkit.files import parse_json, publish, publish_or_overwrite, read_whole, refuse_links
 
 ROOM = 2500  # bytes, of the block of 4096 that even a small file has
 
@@ -83,6 +83,5 @@ def read_records(attempt_dir: str) -> Iterator[RankRecord]:
     for name in sorted(os.listdir(folder)):
         if name.startswith("rank-") and name.endswith(".json"):
             with contextlib.suppress(OSError, ValueError):  # gone meanwhile, on a failing disk, or being overwritten
-                with open(os.path.join(folder, name), encoding="utf-8") as file:
-                    known = json.load(file)
+                known = parse_json(read_whole(os.path.join(folder, name)))
                 yield RankRecord(**{key: known[key] for key in RankRecord._fields if key in known})

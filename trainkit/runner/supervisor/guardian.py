@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from trainkit.files import try_lock
+from trainkit.files import open_regular, try_lock
 from trainkit.runner.report.exit_status import Observed, Verdict, first_failure, judge, write_status
 from trainkit.runner.supervisor import cleanup
 from trainkit.runner.supervisor.channel import Channel, Spec
@@ -103,7 +103,7 @@ class Guardian:
         """Run the preparations; title and exit code of one that failed."""
         for title, argv, path in self._spec.preparations:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            lock = open_regular(path, os.O_RDWR | os.O_CREAT)
             try:
                 if not try_lock(lock):
                     self._trainkit.send({"event": "waiting", "title": title, "lock": path})
@@ -122,7 +122,7 @@ class Guardian:
     def _run_preparation(self, argv: Sequence[str], lock: int) -> int:
         log, flags = f"{self._spec.attempt_dir}/logs/prepare", os.O_WRONLY | os.O_CREAT | os.O_APPEND
         nothing = os.open(os.devnull, os.O_RDONLY)
-        streams = [nothing, *(os.open(f"{log}.{name}", flags, 0o666) for name in ("out", "err"))]
+        streams = [nothing, *(open_regular(f"{log}.{name}", flags) for name in ("out", "err"))]
         try:
             # The child holds the lock too: it stays locked while the child lives, even if the guardian does not.
             pid = self._spawn(argv, streams, new_session=True, ignore=PASSED_ON, inherit=(lock,))

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from trainkit.files import open_regular
 from trainkit.runner.rank.streams import copy_window_size
 from trainkit.runner.report.console import Stream, Terminal
 from trainkit.runner.report.exit_status import KILLED, Verdict, write_status
@@ -90,8 +91,7 @@ class Supervisor:
         return self._verdict
 
     def _start(self) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        log = os.open(self._attempt.launcher_log, flags, 0o666)
+        log = open_regular(self._attempt.launcher_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         nothing = os.open(os.devnull, os.O_RDONLY)
         slave = self._open_terminal()
         out = slave if slave is not None and os.isatty(1) else log

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -21,11 +20,12 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader
+from torch.distributed.checkpoint.api import CheckpointException
 
 from trainkit.errors import TrainingError, TrainkitError, in_words
-from trainkit.recipe.schema import Recipe
-from trainkit.trainer.checkpoint.manifest import read_manifest, refuse_damaged
-from trainkit.trainer.checkpoint.safe_loading import only_data
+from trainkit.recipe.schema import Recipe, TargetModel
+from trainkit.trainer.checkpoint.manifest import read_manifest, reason, refuse_damaged
+from trainkit.trainer.checkpoint.safe_loading import StateReader, only_data
 from trainkit.trainer.models import MODELS
 from trainkit.trainer.models.adapters import add_adapters, merge_adapters, write_adapters
 from trainkit.trainer.models.base import Model
@@ -46,10 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--checkpoint", type=Path, required=True, help="<run>/checkpoints/step-<8 digits>")
     parser.add_argument("--destination", type=Path, required=True, help="folder to make; it must not exist")
     parser.add_argument("--adapter", action="store_true", help="the adapters alone, as peft reads them")
+    parser.add_argument("--trust-code", action="store_true", help="import and call what the run names as its model")
     given = parser.parse_args(argv)
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # transformers imports DeepSpeed, which would guess aloud
     try:
-        (export_adapters if given.adapter else export)(given.checkpoint, given.destination)
+        write = export_adapters if given.adapter else export
+        write(given.checkpoint, given.destination, trusted=given.trust_code)
     except TrainkitError as error:
         sys.stderr.write(in_words(error))
         return int(error.exit_code)
@@ -60,9 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def export(checkpoint: Path, destination: Path) -> None:
-    """Make the folder with the weights in 32 bits and the model's settings; it appears whole or not at all."""
-    model, recipe, manifest = trained_model(checkpoint)
+def export(checkpoint: Path, destination: Path, *, trusted: bool = False) -> None:
+    """Make the folder with the weights in 32 bits and the model's settings; it appears whole or not at all.
+
+    trusted: run the code that the run names as its model.
+    """
+    model, recipe, manifest = trained_model(checkpoint, trusted=trusted)
     if recipe.peft.kind == "lora":
         merge_adapters(model)
     inner: Any = getattr(model, "inner", model)  # by its own names: it knows nothing of what we put around it
@@ -81,7 +86,7 @@ def export(checkpoint: Path, destination: Path) -> None:
         _write_config(recipe, manifest, folder)
 
 
-def export_adapters(checkpoint: Path, destination: Path) -> None:
+def export_adapters(checkpoint: Path, destination: Path, *, trusted: bool = False) -> None:
     """Make the folder with the adapters alone, in peft's format. TrainingError for a run without adapters."""
     recipe = _recipe(checkpoint)
     if recipe.peft.kind != "lora":
@@ -89,16 +94,21 @@ def export_adapters(checkpoint: Path, destination: Path) -> None:
             f"{checkpoint} is of a run without adapters (peft.kind: {recipe.peft.kind})",
             hint="leave --adapter out: its weights are exported whole",
         )
-    model, recipe, manifest = trained_model(checkpoint)
+    model, recipe, manifest = trained_model(checkpoint, trusted=trusted)
     with _whole(destination) as folder:
         write_adapters(model, recipe, folder, manifest["step"])
         if recipe.model.kind != "hf":  # peft names a model's folder, which ours has not
             _write_config(recipe, manifest, folder)
 
 
-def trained_model(checkpoint: Path) -> tuple[Model, Recipe, dict[str, Any]]:
+def trained_model(checkpoint: Path, *, trusted: bool = False) -> tuple[Model, Recipe, dict[str, Any]]:
     """The model with a checkpoint's weights and adapters, the recipe, the manifest. TrainingError if it is damaged."""
     manifest, recipe = read_manifest(checkpoint), _recipe(checkpoint)
+    if isinstance(recipe.model, TargetModel) and not trusted:  # `os:system` is one too
+        raise TrainingError(
+            f"{checkpoint} is of a run whose model is code of its own: model.target {recipe.model.target}",
+            hint="--trust-code imports and calls it; say so only where you trust whoever made the run directory",
+        )
     refuse_damaged(checkpoint, manifest, World())
     seed_generators(recipe.train.seed)
     model = MODELS[recipe.model.kind](recipe)
@@ -106,8 +116,10 @@ def trained_model(checkpoint: Path) -> tuple[Model, Recipe, dict[str, Any]]:
         add_adapters(model, recipe.peft)
     try:
         load_weights(model, checkpoint, manifest["world_size"])
-    except (RuntimeError, ValueError, KeyError, UnpicklingError) as error:
-        raise TrainingError(f"{checkpoint} does not hold the weights of its run's model: {error}") from error
+    except TrainkitError:
+        raise
+    except (Exception, CheckpointException) as error:  # torch and DeepSpeed raise anything over what they did not write
+        raise TrainingError(f"{checkpoint} does not hold the weights of its run's model: {reason(error)}") from error
     return model, recipe, manifest
 
 
@@ -144,8 +156,8 @@ def load_weights(model: nn.Module, checkpoint: Path, ranks: int) -> None:
     """Fill a model with what `ranks` ranks saved. UnpicklingError for more than data, others for another model."""
     if (checkpoint / STATE).is_dir():
         weights = model.state_dict()
-        with quiet(), only_data(checkpoint / STATE):  # torch puts the shards together itself
-            state_dict_loader.load({"model": weights}, checkpoint_id=checkpoint / STATE)
+        with quiet(), only_data():  # torch puts the shards together itself
+            state_dict_loader.load({"model": weights}, storage_reader=StateReader(checkpoint / STATE))
     else:
         import_deepspeed(torch.device("cpu"), "warning")
         with only_data():

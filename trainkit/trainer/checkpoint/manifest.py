@@ -1,26 +1,27 @@
 """The manifest of a checkpoint: whose it is, and size and checksum of every file.
 
-A folder without one is no checkpoint. The files beside it are the strategy's own, and `generators-<rank>.pickle`, the
+A folder without one is no checkpoint. The files beside it are the strategy's own, and `generators-<rank>.json`, the
 states of each rank's generators.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainkit.errors import TrainingError
+from trainkit.files import parse_json, read_whole
 from trainkit.runner.rundir.checkpoints import checksum
 from trainkit.runner.rundir.layout import MANIFEST
 from trainkit.trainer.distributed import gather_from_ranks
 from trainkit.trainer.settings import World
 
-CONTENT = ("step", "training_digest", "world_size", "strategy", "files")
+CONTENT = {"step": int, "training_digest": str, "world_size": int, "strategy": str, "files": dict}
+MOST_STEPS = 10**12  # and ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +45,15 @@ def newest(root: Path) -> Path | None:
 
 
 def generators_file(folder: Path, rank: int) -> Path:
-    """Where a checkpoint has the states of a rank's generators."""
-    return folder / f"generators-{rank}.pickle"
+    """Where a checkpoint has the states of a rank's generators; they were pickled once."""
+    old = folder / f"generators-{rank}.pickle"
+    return old if old.exists() else old.with_suffix(".json")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a complete checkpoint. TrainingError for any other folder."""
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+        manifest: dict[str, Any] = parse_json(read_whole(folder / MANIFEST))
     except (OSError, ValueError) as error:
         raise TrainingError(
             f"{folder} is not a complete checkpoint: its {MANIFEST} cannot be read ({error})"
@@ -61,16 +63,28 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if manifest.get("checksum", checksum(manifest)) != checksum(manifest):
         what = f"the checkpoint {folder} is damaged: its {MANIFEST} is not as it was written"
         raise TrainingError(what, hint="take an older checkpoint")
-    missing = [name for name in CONTENT if name not in manifest]
-    if missing:
-        raise TrainingError(f"{folder} is no checkpoint of trainkit's: its {MANIFEST} lacks {', '.join(missing)}")
+    wrong = [name for name, kind in CONTENT.items() if type(manifest.get(name)) is not kind]
+    wrong += [name for name in ("step", "world_size") if name not in wrong and not 0 <= manifest[name] < MOST_STEPS]
+    if not isinstance(manifest.get("best", {}), dict):
+        wrong.append("best")
+    if wrong:
+        what = f"{folder} is no checkpoint of trainkit's: its {MANIFEST} lacks {', '.join(wrong)}"
+        raise TrainingError(what, hint="name a folder that a run has saved, `<run>/checkpoints/step-<8 digits>`")
     return manifest
 
 
 def refuse_damaged(folder: Path, manifest: Mapping[str, Any], world: World) -> None:
-    """TrainingError that names every file whose size or checksum is not the manifest's."""
-    actual = described_files(folder, world)
-    damaged = [name for name, facts in manifest["files"].items() if actual.get(name) != facts]
+    """TrainingError that names every file whose size or checksum is not the manifest's, and whatever is no file."""
+    if odd := [each for each in folder.rglob("*") if not _is_own(each)]:
+        names = ", ".join(str(each.relative_to(folder)) for each in odd)
+        raise TrainingError(
+            f"the checkpoint {folder} is not read: {names} is a link, or neither a file nor a folder",
+            hint="take one that trainkit has written; copy one of links (in the Hub's cache) with cp -rL",
+        )
+    named = manifest["files"]
+    present = [folder / name for name, facts in named.items() if _has_size(folder, name, facts)]
+    actual = described_files(folder, world, present)
+    damaged = [name for name, facts in named.items() if actual.get(name) != facts]
     if damaged:
         raise TrainingError(
             f"the checkpoint {folder} is damaged: {', '.join(damaged)} is not what its manifest says",
@@ -78,9 +92,28 @@ def refuse_damaged(folder: Path, manifest: Mapping[str, Any], world: World) -> N
         )
 
 
-def described_files(folder: Path, world: World, *, flushed: bool = False) -> dict[str, dict[str, Any]]:
-    """Size and SHA-256 of every file; the ranks share the reading. flushed: once the disk has their contents."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+def _is_own(path: Path) -> bool:
+    """Whether it is a file or a folder, and no link: others may never end, or lead away."""
+    return not path.is_symlink() and (path.is_file() or path.is_dir())
+
+
+def _has_size(folder: Path, name: str, facts: object) -> bool:
+    """Whether a file is there, inside the folder, in the manifest's size: only then its checksum is worth the time."""
+    inside = ".." not in Path(name).parts and not Path(name).is_absolute() and "\0" not in name
+    if not (inside and isinstance(facts, dict) and (folder / name).is_file()):
+        return False
+    return (folder / name).stat().st_size == facts.get("size")
+
+
+def described_files(
+    folder: Path, world: World, chosen: Iterable[Path] | None = None, *, flushed: bool = False
+) -> dict[str, dict[str, Any]]:
+    """Size and SHA-256 of every file; the ranks share the reading. chosen: of these alone.
+
+    flushed: once the disk has their contents.
+    """
+    every = (path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    paths = sorted(every if chosen is None else chosen)
     mine = {}
     for path in paths[world.rank :: world.size]:
         if flushed:
@@ -102,8 +135,14 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def reason(error: BaseException) -> str:
-    """The cause in one line; torch wraps that of the first rank that failed."""
+def underlying(error: BaseException) -> BaseException:
+    """The cause; torch wraps that of the first rank that failed."""
     failures = getattr(error, "failures", None)
-    cause = next(iter(failures.values()))[0] if failures else error
+    cause: BaseException = next(iter(failures.values()))[0] if failures else error
+    return cause
+
+
+def reason(error: BaseException) -> str:
+    """The cause in one line."""
+    cause = underlying(error)
     return " ".join(str(cause).split()) or type(cause).__name__

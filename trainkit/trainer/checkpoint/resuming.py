@@ -11,6 +11,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from trainkit.errors import TrainingError
+from trainkit.files import read_whole
 from trainkit.planner.resume import spread, unreadable
 from trainkit.trainer.checkpoint.manifest import (
     Identity,
@@ -19,6 +20,7 @@ from trainkit.trainer.checkpoint.manifest import (
     read_manifest,
     reason,
     refuse_damaged,
+    underlying,
 )
 from trainkit.trainer.distributed import gather_from_ranks
 from trainkit.trainer.parallel import Strategy
@@ -61,16 +63,18 @@ def load(folder: Path, identity: Identity, strategy: Strategy, world: World) -> 
     try:
         strategy.load(folder)
         if manifest["world_size"] == world.size:
-            restore_generator_states(generators_file(folder, world.rank).read_bytes())
-    except (RuntimeError, ValueError, KeyError, CheckpointException) as error:
+            restore_generator_states(read_whole(generators_file(folder, world.rank)))
+    except TrainingError:
+        raise
+    except (Exception, CheckpointException) as error:  # torch and DeepSpeed raise anything over what they did not write
+        if isinstance(underlying(error), UnpicklingError):
+            raise TrainingError(
+                f"the checkpoint {folder} holds more than data, and is not read: {reason(error)}",
+                hint="take one that trainkit has written, with an optimizer whose state is tensors and numbers",
+            ) from error
         raise TrainingError(
             f"the checkpoint {folder} is of another model, optimizer or precision: {reason(error)}",
             hint="resume with the settings that saved it",
-        ) from error
-    except UnpicklingError as error:
-        raise TrainingError(
-            f"the checkpoint {folder} holds more than data, and is not read: {reason(error)}",
-            hint="take a checkpoint that trainkit has written, with an optimizer whose state is tensors and numbers",
         ) from error
     if manifest["world_size"] != world.size:
         # These ranks have no states to go on from; neither do they start over with those of step 0.

@@ -9,14 +9,20 @@ import io
 import os
 import pickle
 import sys
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch.distributed.checkpoint import metadata
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
+from trainkit.files import open_regular, read_whole
 from trainkit.lazy import load
 
 # torch.load reads it at each call, and it counts over an explicit weights_only=False (torch/serialization.py).
@@ -28,15 +34,9 @@ _DEEPSPEED = (
     "deepspeed.runtime.zero.config:ZeroStageEnum",
     "deepspeed.utils.tensor_fragment:fragment_address",
 )
-# Module -> names of data: states of generators, and the metadata of torch.distributed.checkpoint.
+# Module -> names of data in the metadata of torch.distributed.checkpoint.
 _NAMES = {
-    "_codecs": ("encode",),
     "collections": ("OrderedDict",),
-    "numpy": ("ndarray", "dtype"),
-    "numpy.core.multiarray": ("_reconstruct",),  # as numpy 1 writes it
-    "numpy._core.multiarray": ("_reconstruct",),
-    "numpy.core.numeric": ("_frombuffer",),  # in place of the above in protocol 5, which is the default of Python 3.14
-    "numpy._core.numeric": ("_frombuffer",),
     "pathlib": ("Path", "PosixPath"),
     "pathlib._local": ("Path", "PosixPath"),  # where Python 3.13 has them
     "torch": ("Size", "device"),
@@ -45,12 +45,76 @@ _NAMES = {
     "torch.serialization": ("_get_layout",),
 }
 _DATACLASSES = metadata.__name__
+_METADATA_BYTES = 1 << 30  # that of 10,000 tensors on 1,000 ranks has as many
+_NUMBERS = frozenset({"u1", "u4", "i4", "u8", "i8", "f8"})
 
 
-class _Unpickler(pickle.Unpickler):
+class _Dtype:
+    """Stands for numpy's: a real one that a pickle changes makes numpy take numbers for addresses."""
+
+    def __init__(self, name: str, *_: object) -> None:
+        if name not in _NUMBERS:
+            raise pickle.UnpicklingError(f"an array of {name!r} is no data")
+        self.name = name
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        if state[1] not in ("<", "|"):
+            raise pickle.UnpicklingError(f"an array in byte order {state[1]!r}")
+
+
+class Array:
+    """Stands for numpy's array, and holds one of numbers."""
+
+    def __init__(self, *_: object) -> None:
+        self.values = np.zeros(0)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, dtype, _, content = state
+        self.values = np.frombuffer(bytes(content), dtype.name).reshape(shape)
+
+    def tolist(self) -> list[Any]:
+        """The numbers."""
+        found: list[Any] = self.values.tolist()
+        return found
+
+
+def _from_buffer(content: bytes, dtype: _Dtype, shape: tuple[int, ...], *_: object) -> Array:
+    """Stands for numpy's, which protocol 5 names (the default of Python 3.14)."""
+    made = Array()
+    made.__setstate__((1, shape, dtype, False, content))
+    return made
+
+
+def _storage(content: bytes) -> Any:
+    """Stands for torch's own, which would unpickle whatever is in the bytes."""
+    return _load(torch.load)(io.BytesIO(content))
+
+
+def _encoded(text: str, encoding: str) -> bytes:
+    if encoding not in ("latin1", "latin-1"):
+        raise pickle.UnpicklingError(f"the codec {encoding!r} is no data")
+    return text.encode("latin1")
+
+
+# Generators' states of releases that pickled them; NumPy 1 had its names elsewhere.
+_STAND_INS: dict[tuple[str, str], Any] = {
+    ("_codecs", "encode"): _encoded,
+    ("numpy", "dtype"): _Dtype,
+    ("numpy", "ndarray"): Array,
+    ("numpy.core.multiarray", "_reconstruct"): Array,
+    ("numpy._core.multiarray", "_reconstruct"): Array,
+    ("numpy.core.numeric", "_frombuffer"): _from_buffer,
+    ("numpy._core.numeric", "_frombuffer"): _from_buffer,
+    ("torch.storage", "_load_from_bytes"): _storage,
+}
+
+
+class _Unpickler(pickle._Unpickler):
+    """In Python, as only there it can be said what a state is given to: in C it may also be a class or a function."""
+
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("torch.storage", "_load_from_bytes"):  # torch's own would unpickle whatever is in them
-            return lambda content: torch.load(io.BytesIO(content), weights_only=True)
+        if (module, name) in _STAND_INS:
+            return _STAND_INS[module, name]
         known = name in _NAMES.get(module, ())
         dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         # only what the module defines itself, by no dotted name: that would reach what it imports
@@ -64,28 +128,123 @@ class _Unpickler(pickle.Unpickler):
                 f"{module}.{name} is not in this Python, but in the one that wrote it"
             ) from error
 
+    def load_build(self) -> None:
+        stack: list[Any] = self.stack  # type: ignore[attr-defined]
+        state, made = stack.pop(), stack[-1]
+        kind = type(made)
+        if kind in (_Dtype, Array) or kind is metadata.TensorProperties:
+            made.__setstate__(state)
+        elif is_dataclass(kind) and isinstance(state, dict) and state.keys() <= {each.name for each in fields(kind)}:
+            vars(made).update(state)
+        else:
+            name = made.__name__ if isinstance(made, type) else kind.__name__
+            raise pickle.UnpicklingError(f"a state of {name} is no data")
+
+    dispatch = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: load_build}  # type: ignore[dict-item]  # noqa: RUF012
+
 
 def unpickled(content: bytes) -> Any:
-    """The arrays, tensors and plain values of a pickle. UnpicklingError if it names anything else."""
-    return _Unpickler(io.BytesIO(content)).load()
+    """The arrays, tensors and plain values of a pickle. UnpicklingError if it names anything else, or is damaged."""
+    try:
+        return _Unpickler(io.BytesIO(content)).load()
+    except pickle.UnpicklingError:
+        raise
+    except Exception as error:  # a pickle is a program, and may fail in any way
+        raise pickle.UnpicklingError(f"it is damaged ({type(error).__name__}: {error})") from error
+
+
+class StateReader(FileSystemReader):
+    """torch's reader of a folder, which would execute its metadata, and open any file that this names.
+
+    UnpicklingError for metadata that is no data, or names what is not in the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        # Now: a failure later on would make torch try another file, `__0.metadata`, and write a traceback.
+        self._metadata = self._read(folder)
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """What was read at first."""
+        return self._metadata
+
+    def _read(self, folder: Path) -> Metadata:
+        found = unpickled(read_whole(folder / ".metadata", _METADATA_BYTES))
+        places = getattr(found, "storage_data", None)
+        if not isinstance(found, Metadata) or not isinstance(places, dict):
+            raise pickle.UnpicklingError("its metadata is none of torch.distributed.checkpoint")
+        for name in {str(getattr(place, "relative_path", "")) for place in places.values()}:
+            if name in ("", ".", "..") or "/" in name or not (folder / name).is_file():
+                raise pickle.UnpicklingError(f"its metadata names {name!r}, which is no file beside it")
+        if any(getattr(place, "transform_descriptors", None) for place in places.values()):
+            raise pickle.UnpicklingError("its tensors are compressed, which trainkit's are not")
+        found.storage_meta = getattr(found, "storage_meta", None) or StorageMeta()
+        found.storage_meta.load_id = self.load_id
+        return found
 
 
 @contextmanager
-def only_data(state: Path | None = None) -> Iterator[None]:
+def only_data() -> Iterator[None]:
     """Inside, torch.load reads tensors and plain values alone, though DeepSpeed and torch ask it for all.
 
-    state: a folder of torch.distributed.checkpoint. UnpicklingError for what is no data.
+    UnpicklingError for what is no data, and for an archive that holds more than its own bytes.
     """
-    if state is not None:  # its metadata is a pickle of its own, which no option of torch's restricts
-        unpickled((state / ".metadata").read_bytes())
     known = [load(place) for place in _DEEPSPEED] if "deepspeed" in sys.modules else []
-    before = os.environ.get(_FORCE)
+    before, original = os.environ.get(_FORCE), torch.load
     os.environ[_FORCE] = "1"
+    vars(torch)["load"] = _load(original)
     try:
         with torch.serialization.safe_globals(known):
             yield
     finally:
+        vars(torch)["load"] = original
         if before is None:
             del os.environ[_FORCE]
         else:
             os.environ[_FORCE] = before
+
+
+def _load(original: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.load, for tensors and plain values alone."""
+
+    def checked(file: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(file, str | os.PathLike):
+            with os.fdopen(open_regular(file), "rb") as archive:
+                _refuse_bomb(archive)
+        else:
+            _refuse_bomb(file)
+        return original(file, *args, **{**options, "weights_only": True})
+
+    return checked
+
+
+class _View:
+    """A file as zipfile needs it: torch's own view of a part of one seeks from the end in the wrong direction."""
+
+    def __init__(self, file: Any) -> None:
+        file.seek(0, os.SEEK_END)
+        self.size: int = file.tell()
+        self.read, self.tell, self._file = file.read, file.tell, file
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """The new place, from the start."""
+        base = (0, self.tell(), self.size)[whence]
+        self._file.seek(max(0, base + offset))
+        return int(self.tell())
+
+
+def _refuse_bomb(file: Any) -> None:
+    """UnpicklingError for an archive whose parts are more than its own bytes: torch writes none that is compressed."""
+    start = file.tell()
+    try:
+        if file.read(4) != b"PK\x03\x04":
+            return
+        view = _View(file)
+        with zipfile.ZipFile(cast("Any", view)) as archive:
+            parts = archive.infolist()
+        if sum(part.file_size for part in parts) > view.size or any(part.compress_type for part in parts):
+            raise pickle.UnpicklingError("its archive is compressed, or holds parts in one another")
+    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError) as error:
+        raise pickle.UnpicklingError(f"its archive is damaged ({error})") from error
+    finally:
+        file.seek(start)

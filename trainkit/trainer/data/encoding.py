@@ -10,7 +10,7 @@ from typing import Any
 
 from trainkit.errors import TrainingError
 from trainkit.trainer.data.chat_template import ChatError, chat_tokens
-from trainkit.trainer.user_code import first_line
+from trainkit.trainer.user_code import first_line, refuse_special
 
 # What decides how a tokenizer cuts text, among the files of a model's folder.
 _FILES = (
@@ -98,13 +98,14 @@ def open_encoder(folder: str | None) -> Encoder:
     if not path.is_dir():
         what = f"data.tokenizer: {path} is no folder"
         raise TrainingError(what, hint="nothing is downloaded: save_pretrained makes it")
+    refuse_special(str(path), "data.tokenizer")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not outlive the fork of loader processes
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
     try:
-        inner = transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        inner = transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers and the Rust below it raise anything
         what = f"data.tokenizer: transformers finds no sound tokenizer in {path}: {first_line(error)}"
         raise TrainingError(what) from error

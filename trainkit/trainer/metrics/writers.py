@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainkit.errors import TrainingError
+from trainkit.files import open_regular
 
 log = logging.getLogger("trainkit.trainer")
 Record = Mapping[str, Any]
@@ -33,7 +34,8 @@ class JsonLines(Reporter):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = path.open("ab", buffering=0)  # a reader sees each line at once, and a killed run loses none
+        fd = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._file = os.fdopen(fd, "ab", buffering=0)  # a reader sees each line at once, and a killed run loses none
         self._torn = self._warned = False
 
     def write(self, record: Record) -> None:

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from trainkit.errors import TrainingError
+from trainkit.files import parse_json
 from trainkit.recipe.schema import HfModel, Peft, Recipe
 from trainkit.text import listed
 from trainkit.trainer.models.base import Model
+from trainkit.trainer.user_code import refuse_special
 
 
 def add_adapters(model: Model, settings: Peft) -> None:
@@ -170,9 +172,10 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    refuse_special(str(folder), "peft.path")
     path, again = folder / CONFIG, "write the adapters again"
     try:
-        config = json.loads(path.read_text())
+        config = parse_json(path.read_bytes())
         path = folder / WEIGHTS
         tensors = {name.removeprefix(_PREFIX): tensor for name, tensor in load_file(path).items()}
     except FileNotFoundError as error:
@@ -191,7 +194,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def _check_config(saved: Mapping[str, Any], own: Mapping[str, Any], folder: Path) -> None:
     """TrainingError if the folder's adapters are others than the recipe's, or of a kind that no recipe can express."""
-    numbers = {name: value for name, value in saved.items() if isinstance(value, int | float)}
+    numbers = {name: value for name, value in saved.items() if isinstance(value, int | float) and abs(value) < 1e18}
     lacking = [name for name in ("r", "lora_alpha") if name not in numbers]
     if lacking:
         raise TrainingError(f"peft.path: {folder / CONFIG} does not say {' and '.join(lacking)}")

@@ -17,7 +17,7 @@ from trainkit.text import listed
 from trainkit.trainer.data.source import IGNORED, NO_LABEL
 from trainkit.trainer.models.base import Remarks, Wrapped
 from trainkit.trainer.models.moe import routers_loss, routers_of
-from trainkit.trainer.user_code import first_line
+from trainkit.trainer.user_code import first_line, refuse_special
 
 _CHANCES = ("drop", "jitter", "noise")  # parts of settings' names, by which training draws random numbers
 
@@ -124,6 +124,8 @@ def build_hf(recipe: Recipe) -> Transformer:
     transformers.utils.logging.disable_progress_bar()
     asked = cast("HfModel", recipe.model)
     auto_class, wrapper = TASKS[asked.task]
+    if asked.path is not None:
+        refuse_special(asked.path, "model.path")
     maker = getattr(transformers, auto_class)
     attention = None if recipe.efficiency.attention == "auto" else recipe.efficiency.attention
     config = configuration(asked)
@@ -155,8 +157,8 @@ def configuration(asked: HfModel) -> Any:
         if asked.path is None:
             config = AutoConfig.for_model(asked.architecture)
         else:
-            config = AutoConfig.from_pretrained(asked.path, local_files_only=True)
-    except (ValueError, OSError) as error:
+            config = AutoConfig.from_pretrained(asked.path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers raises anything over a config.json that it did not write
         key = "model.architecture" if asked.path is None else "model.path"
         raise TrainingError(f"{key}: {first_line(error)}") from error
     known = {*config.to_dict(), *config.attribute_map, "num_labels"}  # which is kept as the names of the labels
@@ -179,6 +181,7 @@ def read_weights(maker: Any, folder: str, config: Any, attention: str | None) ->
         config=config,
         attn_implementation=attention,
         local_files_only=True,
+        trust_remote_code=False,  # not given, it would ask on the terminal
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # which only lets us name them
     )

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.nn.parallel import DistributedDataParallel
 
 from trainkit.recipe.schema import Ddp as DdpSettings
-from trainkit.trainer.checkpoint.safe_loading import only_data
+from trainkit.trainer.checkpoint.safe_loading import StateReader, only_data
 from trainkit.trainer.metrics.memory_breakdown import state_tensors
 from trainkit.trainer.models.base import Model
 from trainkit.trainer.optim.gradient_clipping import clip_gradients
@@ -77,8 +77,8 @@ class Engine(Strategy):
 
     def load(self, folder: Path) -> None:
         state = self._state()  # torch fills it in place, each rank its own shards
-        with quiet(), only_data(folder / STATE):
-            state_dict_loader.load(state, checkpoint_id=folder / STATE)
+        with quiet(), only_data():
+            state_dict_loader.load(state, storage_reader=StateReader(folder / STATE))
         set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self._skipped = state["skipped"]

@@ -8,10 +8,12 @@ with parameters there it fails (engine.py and zero/stage3.py of 0.19).
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import torch
 from torch import Tensor
 
 from trainkit.errors import TrainingError
+from trainkit.files import open_regular
 from trainkit.recipe.schema import Zero3
 from trainkit.trainer.checkpoint.safe_loading import only_data
 from trainkit.trainer.settings import Settings
@@ -49,7 +52,7 @@ def swap_space(settings: Settings) -> Iterator[None]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         clear_abandoned(folder.parent)
         held = _lock(folder.with_name(f"{folder.name}.lock"), fcntl.LOCK_SH)
-        folder.mkdir(exist_ok=True)
+        _make_own(folder)
     except OSError as error:
         what = f"strategy.nvme_path: {error.filename or folder} cannot be used: {error.strerror}"
         raise TrainingError(what, hint="name a folder on a local disk that this user may write to") from error
@@ -58,6 +61,15 @@ def swap_space(settings: Settings) -> Iterator[None]:
     finally:
         os.close(held)
         clear_abandoned(folder.parent)
+
+
+def _make_own(folder: Path) -> None:
+    """Make the folder, for all ranks; OSError for one that another user, who may guess the name, has put there."""
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise OSError(errno.EEXIST, "another user's", str(folder))
 
 
 def clear_abandoned(root: Path) -> None:
@@ -75,7 +87,7 @@ def _lock(path: Path, operation: int) -> int:
     """Descriptor of the lock file at the path; BlockingIOError if it would have to wait and is not to."""
     # A lock on a file that its holder has unlinked meanwhile locks nothing: then the path names another file.
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = open_regular(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(descriptor, operation)
             if os.path.samestat(os.fstat(descriptor), path.stat()):  # not removed since it was opened
@@ -129,8 +141,8 @@ def load_swapped(engine: Any, folder: Path, rank: int) -> None:
     for name, buffer in engine.module.named_buffers():
         buffer.copy_(rest["buffers"][name])
     zero.loss_scaler = rest["loss_scaler"]
-    for name, value in rest["counters"].items():
-        setattr(engine, name, value)
+    for name in COUNTERS:  # and nothing else that a checkpoint may name
+        setattr(engine, name, int(rest["counters"][name]))
 
 
 def swapped_weights(checkpoint: Path, ranks: int) -> dict[str, Tensor]:

@@ -1,0 +1,256 @@
+"""Judges what something hostile brings about, in a process of its own: by audit hook, canaries, limits and output."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SECONDS, BYTES = 10, 1_000_000_000  # processor time and memory of one attack, above what this process has
+WALL = 60  # seconds: what waits uses no processor
+FINE = (0, 1, 2, 4)
+SECRET = "canary-5f1d0c27-of-the-environment"  # the value of a variable that is named as a secret
+OUTSIDE = "canary-93ab77e1-of-another-file"  # what stands in a file that nothing names
+FORBIDDEN, PAYLOAD, WROTE = 91, "payload", "PWNED"
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+# What reading never does. sys.addaudithook: https://docs.python.org/3/library/audit_events.html
+EVENTS = frozenset(
+    (
+        "os.system",
+        "os.exec",
+        "os.posix_spawn",
+        "os.spawn",
+        "os.startfile",
+        "subprocess.Popen",
+        "os.fork",
+        "os.forkpty",
+        "pty.spawn",
+        "socket.connect",
+        "socket.bind",
+        "socket.sendto",
+        "socket.getaddrinfo",
+        "os.kill",
+        "os.killpg",
+        "signal.pthread_kill",
+        "ctypes.call_function",
+        "ctypes.string_at",
+        "ctypes.cdata",
+        "urllib.Request",
+    )
+)
+# Event -> place of the open folder that its name is seen from, among its arguments; -1: it has none.
+CHANGES = {
+    "os.mkdir": 2,
+    "os.remove": 1,
+    "os.rename": 2,
+    "os.rmdir": 1,
+    "os.chmod": 2,
+    "os.chown": 3,
+    "os.link": 2,
+    "os.symlink": 2,
+    "os.truncate": -1,
+    "os.utime": 3,
+    "os.setxattr": -1,
+}
+# A module that no data names; torch's and numpy's own are judged by what they bring about.
+_HARMFUL = re.compile(
+    r"(os|posix|nt|subprocess|sys|shutil|socket|builtins|__builtin__|importlib|runpy|pty|ctypes)(\..*)?"
+)
+_ESCAPE = re.compile("\x1b(?!\\[[0-9;]*m)|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+@dataclass
+class Attack:
+    """folder: made before; call: in a child, in folder/work, its exit code. title: what was done, for people.
+
+    starts: whether it may start processes (a run); raw: whether its output is another program's. named: whether
+    a file that is named may be a link to another.
+    """
+
+    surface: str
+    title: str
+    prepare: Callable[[Path], None]
+    call: Callable[[Path], int]
+    environ: dict[str, str] = field(default_factory=dict)
+    starts: bool = False
+    raw: bool = False
+    named: bool = False
+
+
+def outcome_of(attack: Attack, folder: Path) -> tuple[str, str]:
+    """`held`, or what is wrong, with what was said. folder: an empty one, with `work` and `outside` to be made."""
+    work, outside = folder / "work", folder / "outside"
+    for each in (work, outside, folder / "tmp"):
+        each.mkdir(parents=True)
+    (outside / "secret.txt").write_text(OUTSIDE)
+    attack.prepare(folder)
+    before = _state_of(outside)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _child(attack, folder)
+        finally:
+            os._exit(71)  # the attack itself could not be set up
+    status, used = _awaited(pid)
+    said = (folder / "said").read_text(errors="replace") if (folder / "said").exists() else ""
+    began = folder / "resident"
+    resident = int(began.read_text()) if began.exists() else 0
+    found = _found(os.waitstatus_to_exitcode(status), said.replace(str(folder), ""), attack)
+    if any(folder.rglob(f"{WROTE}*")):
+        found = "the payload ran"
+    elif found == "held" and _state_of(outside) != before:
+        found = "changed what lies outside"
+    elif found == "held" and used.ru_maxrss * 1024 - resident > BYTES:
+        found = "too large"
+    return found, said
+
+
+def _pages(field: int) -> int:
+    """Bytes of this process: 0 for all addresses, 1 for what is in memory (proc(5))."""
+    return int(Path("/proc/self/statm").read_text().split()[field]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _awaited(pid: int) -> tuple[int, Any]:
+    end = time.monotonic() + WALL
+    while time.monotonic() < end:
+        ended, status, used = os.wait4(pid, os.WNOHANG)
+        if ended:
+            return status, used
+        time.sleep(0.005)
+    os.kill(pid, signal.SIGALRM)
+    os.kill(pid, signal.SIGKILL)
+    _, _, used = os.wait4(pid, 0)
+    return signal.SIGALRM, used
+
+
+def _found(code: int, said: str, attack: Attack) -> str:
+    """What is wrong by exit code and output."""
+    if code == FORBIDDEN:
+        return next((line for line in said.splitlines() if line.startswith("forbidden: ")), "forbidden")[:160]
+    if code in (-signal.SIGXCPU, -signal.SIGALRM):
+        return "too slow"
+    killed = attack.starts and code in (137, 143)  # a run whose records are gone is ended
+    if not (code in FINE or killed) or "Traceback" in said or "bug in trainkit" in said:
+        bug = next((line for line in said.splitlines() if "bug in trainkit" in line), "")
+        last = said.strip().rpartition("\n")[2] if "Traceback" in said else ""
+        return f"exit code {code} {bug or last}"[:160]
+    if "MemoryError" in said:
+        return "too large"
+    if SECRET in said:
+        return "reveals the environment"
+    if OUTSIDE in said and not attack.named:
+        return "reveals another file"
+    if not attack.raw and (odd := _ESCAPE.search(said)):
+        return f"prints U+{ord(odd.group()[0]):04X}"
+    return "held"
+
+
+def _state_of(folder: Path) -> list[tuple[str, Any, bytes]]:
+    """Names, kinds, times and contents of what lies in a folder."""
+    paths = sorted(folder.rglob("*"))
+    stats = [path.lstat() for path in paths]
+    contents = [path.read_bytes() if path.is_file() and not path.is_symlink() else b"" for path in paths]
+    kept = [(found.st_mode, found.st_ino, found.st_mtime_ns, found.st_size) for found in stats]
+    return [(str(path), each, content) for path, each, content in zip(paths, kept, contents, strict=True)]
+
+
+def _child(attack: Attack, folder: Path) -> None:
+    out = os.open(folder / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+    for fd in (1, 2):
+        os.dup2(out, fd)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.chdir(folder / "work")
+    os.environ.clear()
+    surroundings = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(folder / "tmp"),
+        "TMPDIR": str(folder / "tmp"),
+        "COLUMNS": "100",
+    }
+    os.environ.update({**surroundings, "AWS_SECRET_ACCESS_KEY": SECRET, "HF_TOKEN": SECRET, **attack.environ})
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
+    size = _pages(0)
+    resource.setrlimit(resource.RLIMIT_AS, (size + 4 * BYTES, size + 4 * BYTES))  # the machine stays usable
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    (folder / "resident").write_text(str(_pages(1)))
+    code = 70
+    try:
+        sys.addaudithook(Hook(folder, starts=attack.starts, named=attack.named))
+        code = attack.call(folder)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:  # noqa: BLE001 - whatever it is, it is what the campaign looks for
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+class Hook:
+    """Ends the process when it does what reading never does. folder: the attack's; only `work` and `tmp` may change."""
+
+    def __init__(self, folder: Path, *, starts: bool, named: bool) -> None:
+        self.folder, self.outside = str(folder), f"{folder}/outside"
+        self.mine = (
+            f"{folder}/work",
+            f"{folder}/tmp",
+            f"{folder}/said",
+            "/dev/null",
+            "/dev/tty",
+            "/proc/self",
+            "/dev/shm/",
+        )
+        self.events = frozenset() if starts else EVENTS
+        self.busy, self.named = False, named
+
+    def __call__(self, event: str, args: tuple[Any, ...]) -> None:
+        if self.busy:
+            return
+        self.busy = True
+        try:
+            if wrong := self._wrong(event, args):
+                os.write(2, f"\nforbidden: {wrong}\n".encode("utf-8", "replace"))
+                os._exit(FORBIDDEN)
+        finally:
+            self.busy = False
+
+    def _wrong(self, event: str, args: tuple[Any, ...]) -> str:
+        if event in self.events:
+            return f"{event} {args!r}"[:120]
+        if event == "open" and isinstance(args[0], str | bytes):
+            flags = args[2] if isinstance(args[2], int) else 0
+            return self._of_path(
+                "opens", os.fsdecode(args[0]), writes=bool(flags & _WRITING), last=not flags & os.O_NOFOLLOW
+            )
+        if event in CHANGES and isinstance(args[0], str | bytes):
+            place = CHANGES[event]
+            above = Path(f"/proc/self/fd/{args[place]}").readlink() if place > 0 and args[place] >= 0 else Path()
+            name = args[1] if event in ("os.symlink", "os.link") else args[0]  # what is made, not where it leads
+            return self._of_path(event, str(above / os.fsdecode(name)), writes=True, last=False)
+        if event == "exec" and str(getattr(args[0], "co_filename", "")).startswith(self.folder):
+            return f"runs {args[0].co_filename}"
+        if event == "pickle.find_class" and _HARMFUL.fullmatch(str(args[0])):
+            return f"unpickles {args[0]}.{args[1]}"
+        if event == "os.putenv" and b"CANARY" in os.fsencode(args[0]):
+            return "changes the environment"
+        return ""
+
+    def _of_path(self, event: str, path: str, *, writes: bool, last: bool = True) -> str:
+        """last: whether a link in the last part is followed."""
+        try:
+            whole = Path.cwd() / path
+            real = str(whole.resolve() if last else whole.parent.resolve() / whole.name)
+        except (ValueError, OSError, RuntimeError):  # a link to itself
+            return ""
+        linked = real.startswith(f"{self.outside}/runs")  # a user may keep runs elsewhere: they are read, not changed
+        if real.startswith(self.outside) and (writes or not (linked or self.named)):
+            return f"{event} {real.removeprefix(self.folder)}"
+        return f"{event} {real}" if writes and not real.startswith(self.mine) else ""

@@ -1,0 +1,168 @@
+"""Attacks by folders of models, tokenizers and adapters, as the Hub has them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attacks
+import hostile
+from attacks import SURFACES, answered
+from judged import WROTE, Attack
+
+_CODE = (
+    "open({mark!r}, 'w')\n"
+    "class Custom:\n    def __init__(self, *a, **k): open({mark!r}, 'w')\n    from_pretrained = __init__\n"
+)
+_TEMPLATES = (
+    "{{{{ ''.__class__.__mro__[1].__subclasses__() }}}}",
+    "{{{{ cycler.__init__.__globals__.os.system('touch {mark}') }}}}",
+    "{{{{ self.__init__.__globals__ }}}}",
+    "{{% for i in range(10**9) %}}x{{% endfor %}}",
+    "{{{{ lipsum.__globals__['os'].popen('touch {mark}') }}}}",
+    "{{% include '{mark}' %}}",
+    "{{{{ raise_exception.__globals__ }}}}",
+    "{{{{ messages.__class__.__base__ }}}}",
+    "\x1b]52;c;eA==\x07{{{{ 1 }}}}",
+)
+
+
+def _hub(draw: random.Random) -> Attack:
+    what = draw.choice(tuple(_READERS))
+    cache = draw.random() < 0.3
+
+    def prepare(folder: Path) -> None:
+        given = folder / "work/given"
+        shutil.copytree(attacks.LAB.adapters if what == "adapters" else attacks.LAB.model, given)
+        _hostile_folder(draw, given, folder)
+        if cache:  # the Hub's cache: snapshots of links to blobs
+            blobs = folder / "work/blobs"
+            blobs.mkdir()
+            for number, path in enumerate(
+                sorted(each for each in given.iterdir() if each.is_file() and not each.is_symlink())
+            ):
+                path.rename(blobs / str(number))
+                path.symlink_to(f"../blobs/{number}")
+
+    return Attack("", f"{what}{' in a cache' if cache else ''}", prepare, answered(_READERS[what]), named=True)
+
+
+def _hostile_folder(draw: random.Random, given: Path, folder: Path) -> None:
+    """Code, pickles and odd files in a folder that transformers or peft reads."""
+
+    mark = str(folder / WROTE)
+    for name in ("modeling_custom.py", "tokenization_custom.py", "custom.py", "payload.py", "configuration_custom.py"):
+        (given / name).write_text(_CODE.format(mark=mark))
+    configs = sorted(given.glob("*.json"))
+    for _ in range(draw.randrange(1, 4)):
+        path = draw.choice(configs)
+        what = draw.randrange(7)
+        if not path.is_file() or path.is_symlink():
+            continue
+        config = _parsed(path)
+        if what <= 1:
+            kinds = ("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoTokenizer")
+            config["auto_map"] = {
+                kind: ["custom.Custom", None] if kind == "AutoTokenizer" and draw.random() < 0.5 else "custom.Custom"
+                for kind in kinds
+            }
+            config.update(
+                draw.choice(
+                    (
+                        {},
+                        {"model_type": "custom"},
+                        {"tokenizer_class": "Custom"},
+                        {"custom_pipelines": {"x": {"impl": "custom.Custom"}}},
+                    )
+                )
+            )
+        elif what == 2:
+            config["chat_template"] = draw.choice(_TEMPLATES).format(mark=mark)
+            (given / "chat_template.jinja").write_text(config["chat_template"])
+        elif what == 3:
+            weights = draw.choice(("pytorch_model.bin", "adapter_model.bin", "training_args.bin"))
+            for each in given.glob("*.safetensors"):
+                each.unlink()
+            (given / weights).write_bytes(hostile.pickled(draw, pickle.dumps({"x": 1}), folder))
+        elif what == 4:
+            hostile.plant(draw, draw.choice(sorted(given.iterdir())), folder / "outside")
+            continue
+        elif what == 5:
+            for each in given.glob("*.safetensors"):
+                content = each.read_bytes()
+                each.write_bytes(
+                    draw.choice(
+                        (
+                            b"\xff" * 8 + content[8:],
+                            (2**40).to_bytes(8, "little") + content[8:],
+                            hostile.flipped(draw, content),
+                        )
+                    )
+                )
+            continue
+        elif isinstance(config, dict):
+            path.write_bytes(hostile.dumped(draw, config))
+            continue
+        path.write_text(json.dumps(config))
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _build(folder: Path) -> None:
+    from trainkit.recipe.schema import Recipe
+    from trainkit.trainer.models.hf import build_hf
+
+    build_hf(
+        Recipe.model_validate(
+            {
+                "model": {"kind": "hf", "path": str(folder / "work/given")},
+                "data": {"kind": "random", "sequence_length": 8},
+            }
+        )
+    )
+
+
+def _tokenize(folder: Path) -> None:
+    from trainkit.trainer.data.chat_template import ChatError
+    from trainkit.trainer.data.encoding import open_encoder
+
+    encoder = open_encoder(str(folder / "work/given"))
+    encoder.plain("the cat sat")
+    try:
+        encoder.chat([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    except ChatError:
+        return
+
+
+def _adapt(folder: Path) -> None:
+    from trainkit.recipe.schema import Recipe
+    from trainkit.trainer.models.adapters import add_adapters, load_adapters
+    from trainkit.trainer.models.hf import build_hf
+
+    recipe = Recipe.model_validate(
+        {
+            "model": {"kind": "hf", "path": str(attacks.LAB.model)},
+            "data": {"kind": "random", "sequence_length": 8},
+            "peft": {"kind": "lora", "rank": 2},
+        }
+    )
+    model = build_hf(recipe)
+    add_adapters(model, recipe.peft)
+    load_adapters(model, folder / "work/given")
+
+
+_READERS: Mapping[str, Callable[[Path], None]] = {"model": _build, "tokenizer": _tokenize, "adapters": _adapt}
+
+
+SURFACES["hub"] = _hub

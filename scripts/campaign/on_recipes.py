@@ -1,0 +1,305 @@
+"""Attacks by recipes, command lines, scripts and other tools' files from strangers."""
+
+from __future__ import annotations
+
+import json
+import random
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hostile
+import yaml
+from attacks import SURFACES, command
+from judged import PAYLOAD, WROTE, Attack
+
+from trainkit.cli.boundary import run_command_line
+from trainkit.recipe.schema.fields import schema
+
+MACHINE = ("--on", "laptop-cpu")
+TEXTS: tuple[str, ...] = (
+    "${oc.env:AWS_SECRET_ACCESS_KEY}",
+    "${oc.${name}:AWS_SECRET_ACCESS_KEY}",
+    "${oc.env:${oc.env:X,AWS_SECRET_ACCESS_KEY}}",
+    "${oc.decode:'${oc.env:HF_TOKEN}'}",
+    '${oc.decode:"$\\{oc.env:HF_TOKEN\\}"}',
+    "${oc.select:oc.env,${oc.env:HF_TOKEN}}",
+    "${ oc . env:HF_TOKEN}",
+    "${oc.create:${oc.env:HF_TOKEN}}",
+    "${oc.coerce:str,${oc.env:HF_TOKEN}}",
+    "${oc.deprecated:name}",
+    "${oc.dict.keys:env}",
+    "${eval:1}",
+    "${now:}",
+    "${hydra:x}",
+    "$(touch PWNED)",
+    "`touch PWNED`",
+    "'; touch PWNED; '",
+    '"; touch PWNED; "',
+    "x\ntouch PWNED\n",
+    "$AWS_SECRET_ACCESS_KEY",
+    "a\\'; touch PWNED #",
+    "--config=PWNED",
+    "-c",
+    "--",
+    "../../../outside/x",
+    "/dev/stdin",
+    "~root/x",
+    "x/../../y",
+    "payload:Model",
+    "os:system",
+    f"{PAYLOAD}.py",
+    "$'\\x1b]0;x\\x07'",
+    "\x1b]52;c;Y2FuYXJ5\x07",
+    "\x1b[2J\x1b[1;1Hok",
+    "a\u202etxt.lmay",
+    "a\u2066b",
+    "\x9b31m",
+    "a\rb",
+    "a\nerror: b",
+    "a\x08\x08",
+    "\u200b",
+    "é" * 300,
+    "x" * 200_000,
+)
+NODES = (
+    "!!python/object/apply:os.system ['touch {mark}']",
+    "!!python/name:os.system",
+    "!!python/module:payload",
+    "!!python/object/new:os.mkdir ['{mark}']",
+    "!!binary eA==",
+    "!include payload.py",
+    "!!python/object:payload.Model {{}}",
+    "&a [*a]",
+    "*nothing",
+    "{{<<: [*x]}}",
+    "!!set {{a, b}}",
+    "!!timestamp 2001-01-01",
+)
+NAMED_FILES = (
+    "/etc/shadow",
+    "/proc/self/environ",
+    "/dev/zero",
+    "/proc/self/mem",
+    "http://127.0.0.1:9/x.yaml",
+    "planted.yaml",
+    "file:///etc/passwd",
+    "./",
+)
+SCRIPT = (
+    "open({mark!r}, 'w')\nimport os, payload\nos.system('touch {mark}')\n"
+    "from transformers import Trainer, HfArgumentParser\n"
+)
+
+
+def hostile_text(draw: random.Random) -> str:
+    """A text that some part of a command may take for more."""
+    return draw.choice(TEXTS) + (draw.choice(TEXTS)[:40] if draw.random() < 0.2 else "")
+
+
+def _tree(draw: random.Random) -> dict[str, Any]:
+    """A recipe with hostile texts in some settings."""
+    tree: dict[str, Any] = {"name": "env", "train": {"steps": 3}, "data": {"kind": "text", "path": "."}}
+    for setting in draw.sample(list(schema().all_settings()), draw.randrange(1, 5)):
+        below: Any = tree
+        *above, last = setting.key.split(".")
+        for part in above:
+            below = below.setdefault(part, {}) if isinstance(below, dict) else {}
+        if isinstance(below, dict):
+            below[last] = hostile_text(draw) if draw.random() < 0.8 else [hostile_text(draw), hostile_text(draw)]
+    for key in draw.sample(
+        ("name", "output", "env", "env_from", "program", "extends", "variants", "data"), draw.randrange(3)
+    ):
+        tree[key] = {
+            "name": hostile_text(draw),
+            "output": {"root": hostile_text(draw)},
+            "env": {hostile_text(draw)[:40]: hostile_text(draw), "MY": hostile_text(draw)},
+            "env_from": [hostile_text(draw)],
+            "program": {
+                "kind": draw.choice(("script", "hf", "accelerate")),
+                "script": draw.choice(("payload.py", hostile_text(draw))),
+                "args": [hostile_text(draw), hostile_text(draw)],
+            },
+            "extends": draw.choice((*NAMED_FILES, hostile_text(draw))),
+            "variants": {hostile_text(draw)[:50]: {"name": hostile_text(draw)}},
+            "data": {"kind": "text", "path": draw.choice((*NAMED_FILES, hostile_text(draw)))},
+        }[key]
+    return tree
+
+
+def _recipe_text(draw: random.Random, folder: Path) -> str:
+    what = draw.random()
+    mark = str(folder / WROTE)
+    if what < 0.05:
+        levels = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12))
+        return f"a0: &a0 [x, x]\n{levels}"
+    if what < 0.08:
+        return draw.choice(
+            ("[" * 100_000, "{a: " * 100_000, "- " * 100_000, "? " * 20_000, "&a " * 10_000, "a: " * 5_000)
+        )
+    if what < 0.1:
+        return "".join(f"x{n}: 1\n" for n in range(200_000))
+    try:
+        text = str(yaml.safe_dump(_tree(draw), allow_unicode=True, sort_keys=False, width=10**6))
+    except (yaml.YAMLError, UnicodeEncodeError):
+        text = json.dumps(_tree(draw))
+    for _ in range(draw.randrange(3)):
+        lines = text.split("\n")
+        place = draw.randrange(len(lines))
+        key = lines[place].partition(":")[0]
+        lines[place] = (
+            f"{key}: {draw.choice(NODES).format(mark=mark)}"
+            if draw.random() < 0.7
+            else lines[draw.randrange(len(lines))]
+        )
+        text = "\n".join(lines)
+    return text
+
+
+def _recipe(draw: random.Random) -> Attack:
+    words = draw.choice(
+        (
+            ["check", "r.yaml"],
+            ["check", "r.yaml", "--json"],
+            ["plan", "r.yaml", *MACHINE],
+            ["plan", "r.yaml", "--json", *MACHINE],
+            ["plan", "r.yaml", "--shell", *MACHINE],
+            ["explain", "r.yaml", "name", *MACHINE],
+            ["explain", "r.yaml", *MACHINE],
+            ["plan", "quickstart", "--diff", "r.yaml", *MACHINE],
+            ["plan", "r.yaml", "--diff", "quickstart", *MACHINE],
+            ["plan", "quickstart", "--with", "./r.yaml", *MACHINE],
+            ["plan", "quickstart", f"name={hostile_text(draw)}".replace("\0", ""), *MACHINE],
+            ["plan", "quickstart", f"output.root={hostile_text(draw)}", *MACHINE],
+            ["plan", "quickstart", "--on", "r.yaml"],
+            ["check", hostile_text(draw)],
+            ["plan", *MACHINE, "payload.py", hostile_text(draw)],
+            ["config", "--defaults", "--set", f"name={hostile_text(draw)}", "--output", "new.yaml"],
+            ["schema", "--reference"],
+            ["plan", "r.yaml", "--variant", hostile_text(draw), *MACHINE],
+            ["ls", hostile_text(draw)],
+            ["plan", "r.yaml", "--export", "accelerate", *MACHINE],
+        )
+    )
+    seed, runs = draw.random(), "--shell" in words
+
+    def prepare(folder: Path) -> None:
+        inner, work = random.Random(seed), folder / "work"
+        (work / "r.yaml").write_text(_recipe_text(inner, folder), errors="replace")
+        (work / f"{PAYLOAD}.py").write_text(SCRIPT.format(mark=str(folder / WROTE)))
+        if inner.random() < 0.5:
+            hostile.plant(
+                inner,
+                work / inner.choice(("planted.yaml", "planted.yaml", "r.yaml", "payload.py", "runs")),
+                folder / "outside",
+            )
+
+    return Attack(
+        "",
+        shlex.join(words)[:300],
+        prepare,
+        _shell(words) if runs else command(*words),
+        raw=runs,
+        starts=runs or words[0] == "config",
+        named=True,
+    )
+
+
+def _shell(words: list[str]) -> Callable[[Path], int]:
+    """The script that a plan prints, run with programs that do nothing."""
+
+    def call(folder: Path) -> int:
+        stubs = folder / "work/stubs"
+        stubs.mkdir()
+        for name in ("python", "torchrun", "accelerate", "deepspeed", "trainkit"):
+            (stubs / name).write_text("#!/bin/sh\nexit 0\n")
+            (stubs / name).chmod(0o755)
+        code = run_command_line(words)
+        sys.stdout.flush()
+        if code == 0:
+            script = (folder / "said").read_bytes()
+            environ = {"PATH": f"{stubs}:/usr/bin:/bin", "HOME": str(folder / "tmp")}
+            done = subprocess.run(
+                ["bash", "-c", 'eval "$1"', "sh", script],
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=15,
+                check=False,
+            )
+            (folder / "tmp/shell").write_bytes(done.stdout + done.stderr)
+        return code
+
+    return call
+
+
+_LINES = (
+    "torchrun --nproc_per_node $(touch PWNED; echo 2) train.py --lr `touch PWNED`",
+    "export X=$(cat ../outside/secret.txt); python train.py --x $X",
+    "eval 'touch PWNED'; python train.py",
+    "source payload.sh; accelerate launch train.py",
+    "accelerate launch --config_file {text} train.py",
+    "deepspeed --hostfile {text} train.py --deepspeed {text}",
+    'python -c \'open("PWNED","w")\'',
+    "python -m payload {text}",
+    "python train.py --token $AWS_SECRET_ACCESS_KEY --x {text}",
+    "OMP={text} python {text}",
+    "python train.py <(touch PWNED) > PWNED2",
+    "exec > PWNED3; python train.py",
+    "cat <<EOF > PWNED4\n$(touch PWNED)\nEOF\npython train.py",
+    "[[ $(touch PWNED) ]] && python train.py",
+    "for i in $(seq 1000000000); do python train.py; done",
+    "x={{1..100000000}}; python train.py $x",
+    "f() {{ f | f & }}; f; python train.py",
+    ": ${{X:=$(touch PWNED)}}; python train.py ${{X@P}}",
+    "python train.py $((a[$(touch PWNED)]))",
+    "alias python='touch PWNED'; python train.py {text}",
+)
+
+
+def _import(draw: random.Random) -> Attack:
+    line = draw.choice(_LINES).format(
+        text=shlex.quote(hostile_text(draw)) if draw.random() < 0.7 else hostile_text(draw)
+    )
+    kind = draw.choice(("line", "line.sh", "a.yaml", "ds.json", "n.ipynb"))
+    seed = draw.random()
+
+    def prepare(folder: Path) -> None:
+        inner, work = random.Random(seed), folder / "work"
+        contents = {
+            "line.sh": f"#!/bin/bash\n{line}\n",
+            "a.yaml": "compute_environment: LOCAL_MACHINE\n" + _recipe_text(inner, folder),
+            "ds.json": hostile.dumped(
+                inner,
+                {
+                    "train_batch_size": 8,
+                    "zero_optimization": {"stage": 2, "offload_param": {"device": "nvme", "nvme_path": "/x"}},
+                    "fp16": {"enabled": True},
+                },
+            ).decode("utf-8", "replace"),
+            "n.ipynb": json.dumps(
+                {
+                    "cells": [{"cell_type": "code", "source": [f"!{line}\n", f"%run {line}", f"%%bash\n{line}"]}],
+                    "nbformat": 4,
+                }
+            ),
+        }
+        for name, content in contents.items():
+            (work / name).write_text(content, errors="replace")
+        for name in ("train.py", f"{PAYLOAD}.py", "payload.sh"):
+            (work / name).write_text(SCRIPT.format(mark=str(folder / WROTE)))
+        if inner.random() < 0.25:
+            hostile.plant(inner, work / inner.choice((*contents, "train.py")), folder / "outside")
+
+    words = [
+        "import",
+        *([line.replace("\0", "")] if kind == "line" else [kind]),
+        *draw.choice(([], ["--output", "new.yaml"], [])),
+    ]
+    return Attack("", shlex.join(words)[:300], prepare, command(*words), named=True)
+
+
+SURFACES |= {"recipes": _recipe, "imports": _import}
