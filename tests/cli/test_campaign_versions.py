@@ -110,6 +110,14 @@ def test_an_environment_whose_test_fails_fails_the_campaign(
     assert re.search(rf"not found: Python (?!.*{sys.version_info[0]}\.{sys.version_info[1]})", said)
 
 
+def test_an_environment_in_which_nothing_ran_fails_the_campaign(
+    versions: Any, prepared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--python", sys.executable, "--only", "core-oldest", "--keep", str(prepared.parent / "kept")]
+    assert versions.main([*words, "--tier", "torch"]) == 1
+    assert "failed: no test was run" in capsys.readouterr().out
+
+
 def test_an_environment_that_cannot_be_made_fails_the_campaign(
     versions: Any, prepared: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
