@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from trainkit.recipe.yaml.reader import Dialect, compose, compose_bytes
+from trainkit.recipe.yaml.writer import comment
 
 LOADERS = [yaml.SafeLoader, pytest.param(getattr(yaml, "CSafeLoader", yaml.SafeLoader), id="C")]
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -172,3 +173,7 @@ def test_verbatim_places_keep_the_characters_as_written() -> None:
 
 def test_several_errors_in_one_text_are_all_found() -> None:
     assert [each.mark.line for each in compose("a: 1\na: 2\n3: 4\nb: !x 1\n").errors] == [2, 3, 4]
+
+
+def test_a_comment_holds_nothing_that_a_terminal_would_obey() -> None:
+    assert comment("level a\u202eb\x1b[2J", 80, "  ") == ["  # level a\ufffdb\ufffd[2J"]

@@ -16,7 +16,7 @@ from trainkit.recipe.schema import Recipe
 from trainkit.recipe.schema.fields import lies_in, open_keys, schema, short_forms
 from trainkit.recipe.validation.batch_conflicts import yielding_corner
 from trainkit.recipe.yaml.scalars import read_scalar
-from trainkit.text import wrapped
+from trainkit.text import harmless, wrapped
 
 # Other characters end or change the meaning of a plain scalar somewhere: a text with any of them is quoted.
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./+-")
@@ -109,8 +109,8 @@ def opening(name: str, modeline: str, remarks: Iterable[str], width: int) -> lis
 
 
 def comment(text: str, width: int, indent: str = "") -> list[str]:
-    """The lines of a comment."""
-    return wrapped(text, width, f"{indent}# ", f"{indent}#   ")
+    """The lines of a comment; what is in it may come from another's file."""
+    return wrapped(harmless(text), width, f"{indent}# ", f"{indent}#   ")
 
 
 def shortened(value: Any, key: str) -> Any:
