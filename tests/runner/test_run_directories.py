@@ -173,6 +173,14 @@ def test_only_complete_checkpoints_are_found_newest_first(tmp_path: Path) -> Non
     }
 
 
+@pytest.mark.parametrize("step", ["Infinity", "NaN", "1e999", "[]", '"x"'])
+def test_a_manifest_without_a_sensible_step_cannot_be_read(tmp_path: Path, step: str) -> None:
+    file = make_checkpoint(make_run(tmp_path, "a", "20260101-000000-aa"), 10) / "manifest.json"
+    file.write_text(file.read_text().replace('"step": 10', f'"step": {step}'))
+    (found,) = saved_checkpoints(str(tmp_path), "a", damaged=True)
+    assert found.damage == "manifest.json cannot be read"
+
+
 def test_a_manifest_that_was_changed_is_damaged_itself(tmp_path: Path) -> None:
     run = make_run(tmp_path, "a", "20260101-000000-aa")
     file = make_checkpoint(run, 10) / "manifest.json"

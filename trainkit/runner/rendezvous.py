@@ -23,7 +23,7 @@ def node_rank(plan: Plan, given: int | None, environ: Mapping[str, str]) -> int:
     nodes = plan.topology.nodes
     if nodes == 1:
         return 0
-    scheduled = (int(value) for name in NODE_RANK_VARIABLES if (value := environ.get(name, "")).isdigit())
+    scheduled = (int(value) for name in NODE_RANK_VARIABLES if (value := environ.get(name, "")).isdecimal())
     rank = given if given is not None else next(scheduled, None)
     if rank is None:
         raise MachineError(

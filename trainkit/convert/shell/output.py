@@ -80,7 +80,7 @@ def _printed(scope: Scope, words: list[Value]) -> Value | None:
             return (posixpath.basename(path).removesuffix(ending) if name == "basename" else path,)
         case "expr" if None not in plain:
             return _computed(" ".join(str(text_of(each)) for each in arguments))
-        case "seq" if all(each and each.isdigit() for each in plain):
+        case "seq" if all(each and each.isdecimal() for each in plain):
             numbers = [int(each or 0) for each in plain]
             start, end = (1, *numbers)[-2:] if len(numbers) < 3 else (numbers[0], numbers[2])
             step = numbers[1] if len(numbers) == 3 else 1

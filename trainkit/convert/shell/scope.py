@@ -59,7 +59,7 @@ class Scope:
 
     def variable(self, name: str) -> Value | list[Value]:
         """A variable, or a reference to the environment."""
-        if name.isdigit():
+        if name.isdecimal():
             return self.argument(int(name))
         if name in ("@", "*"):
             return list(self.given)
@@ -91,4 +91,4 @@ class Scope:
 
     def is_set(self, name: str) -> bool:
         """Whether the text, or the caller, gives a variable a value that is known to be one."""
-        return name in self.variables or name in self.asked or (name.isdigit() and int(name) <= len(self.given))
+        return name in self.variables or name in self.asked or (name.isdecimal() and int(name) <= len(self.given))

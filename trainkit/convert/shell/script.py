@@ -276,7 +276,7 @@ class Reader:
         elif name in ("cd", "pushd"):
             self._go(plain[1] if len(plain) > 1 else "", text(node))
         elif name == "shift":
-            count = int(plain[1]) if plain[1:] and plain[1].isdigit() else 1
+            count = int(plain[1]) if plain[1:] and plain[1].isdecimal() else 1
             self.scope.given = self.scope.given[count:]
         elif name == "set" and "--" in plain:
             self.scope.given = tuple(words[plain.index("--") + 1 :])

@@ -264,7 +264,7 @@ class _Words:
                 return (str(len(found)),)
             if (index or match["name"]) in ("@", "*") and not rest:
                 return found
-            place = int(index) if index and index.isdigit() else 0
+            place = int(index) if index and index.isdecimal() else 0
             found = found[place] if place < len(found) else ()
         if match["length"]:
             shown = text_of(found)

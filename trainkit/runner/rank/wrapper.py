@@ -72,7 +72,7 @@ class Wrapper:
         self._ignored = (signal.SIGHUP,) if hang_up == signal.SIG_IGN else ()  # nohup's
         # torchrun, accelerate and deepspeed set these for each worker; the plan does where there is no launcher.
         rank, local_rank, restart = (
-            int(value) if (value := environ.get(name, "")).isdigit() else 0
+            int(value) if (value := environ.get(name, "")).isdecimal() else 0
             for name in ("RANK", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")
         )
         self._shown = shown_path(options.attempt_dir, rank)

@@ -83,7 +83,7 @@ def _read(folder: Path, run: str) -> list[SavedCheckpoint]:
         return [replace(saved, damage=_damage(folder, manifest["files"]))]
     except FileNotFoundError:
         return [replace(damaged, damage=f"it has no {MANIFEST}")]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # torn, or of another program
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):  # torn, or of another program
         return [replace(damaged, damage=f"{MANIFEST} cannot be read")]
 
 

@@ -76,7 +76,7 @@ class RunLayout:
     @property
     def attempts(self) -> list[AttemptLayout]:
         """The starts so far, in order."""
-        folders = [folder for folder in (self.root / "attempts").glob("*") if folder.name.isdigit()]
+        folders = [folder for folder in (self.root / "attempts").glob("*") if folder.name.isdecimal()]
         return [AttemptLayout(folder) for folder in sorted(folders, key=lambda folder: int(folder.name))]
 
     def attempt(self, number: int) -> AttemptLayout:
