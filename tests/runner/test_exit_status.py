@@ -92,6 +92,12 @@ CASES: dict[str, tuple[Observed, int, str | None, int | None]] = {
         seen(rank(0, ended=None), launcher_exit=7, vanished={0: 1.0})._replace(launcher="python"), 7, "program", 0,
     ),
     "the kernel ended a rank": (seen(rank(0, exit_code=None, signal=9), memory_kills=1), 137, "program", 0),
+    "the records could not be written, and the launcher says that all went well": (
+        seen(rank(0, ended=None), rank(1, ended=None), launcher_exit=0, vanished={0: 1.0, 1: 1.1}), 0, None, None,
+    ),
+    "deepspeed's launcher may have lost the rank": (
+        seen(rank(0, ended=None), vanished={0: 1.0})._replace(launcher="deepspeed"), 137, "rank", 0,
+    ),
     "a preparation failed": (Observed("torchrun", None, preparation=("build ops", 4)), 4, "preparation", None),
     "fewer ranks ran than planned": (Observed("accelerate", 0, [rank(0)], expected_ranks=2), 1, "launcher", None),
 }  # fmt: skip

@@ -95,8 +95,10 @@ def _stopped_before(first: tuple[float, int], seen: Observed) -> Verdict | None:
 
 
 def _rank_failed(rank: int, seen: Observed) -> Verdict:
-    # Where Python starts the one rank its exit code says that it was not killed.
-    lost = seen.records_lost or (UNRECORDED if seen.launcher == "python" else "")
+    # The exit code of what starts a rank says that it was not killed: Python's own, and 0 of a launcher that waits for
+    # all ranks (deepspeed's gives 0, too, where its inner part is killed).
+    tells = seen.launcher == "python" or (seen.launcher_exit == 0 and seen.launcher != "deepspeed")
+    lost = seen.records_lost or (UNRECORDED if tells else "")
     if rank in seen.vanished and lost and seen.launcher_exit is not None and seen.launcher_exit >= 0:
         return _unrecorded(rank, seen.launcher, seen.launcher_exit, lost)
     if rank in seen.vanished:
