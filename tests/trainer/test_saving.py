@@ -193,13 +193,15 @@ def test_a_rank_whose_peer_is_gone_blames_no_disk_and_leaves_what_was_begun(make
     assert saved(parts.settings.run_dir) == [".tmp-step-00000001"]
 
 
+@pytest.mark.parametrize("still", [True, False])  # another rank may have made room by what it removed
 def test_torchs_words_for_a_full_disk_are_replaced_by_the_systems(
-    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, still: bool
 ) -> None:
     parts = parts_of(make_settings(**EVERY_STEP))
 
     def put(folder: Path) -> None:
-        monkeypatch.setattr(saving, "refused_write", lambda folder: "[Errno 28] No space left on device")
+        refused = "[Errno 28] No space left on device" if still else None
+        monkeypatch.setattr(saving, "refused_write", lambda folder: refused)
         raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
 
     parts.strategy.save = put  # type: ignore[method-assign]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -37,6 +38,8 @@ from trainkit.trainer.randomness import generator_states
 from trainkit.trainer.settings import Settings, World
 
 log = logging.getLogger("trainkit.trainer")
+# torch's words for a file that does not take what it writes say nothing of the reason.
+_OF_WRITER = re.compile(r"unexpected pos \d+ vs \d+|PytorchStreamWriter")
 PROBE = 1 << 16  # bytes: more than is left in a file's last block
 
 
@@ -146,8 +149,9 @@ class Checkpoints:
         free = shutil.disk_usage(root).free / 2**20 if root.exists() else 0
         if not root.parent.is_symlink():  # to somebody else's folder
             shutil.rmtree(scratch, ignore_errors=True)
-        # torch's words for a file that does not take what it writes say nothing of the reason.
         why = reason(error) if isinstance(error, OSError) or refused is None else refused
+        if refused is None and _OF_WRITER.search(why):  # another rank has made room meanwhile by what it removed
+            why = f"the disk did not take what torch wrote: No space left on device, or a fault of the disk ({why})"
         return TrainingError(
             f"the checkpoint of step {step} cannot be written to {root} ({free:.0f} MiB free): {why}",
             hint="those saved before are whole; make room, or point output.root at another disk",
