@@ -273,6 +273,7 @@ def test_a_recipe_with_mistakes_is_answered_with_exit_code_2_and_places(trainkit
 
 
 @pytest.mark.torch
+@pytest.mark.needs("torch>=2.7")  # before, FSDP2 has no CPU
 def test_the_recipe_may_stand_after_flags_and_their_values(trainkit: Trainkit, tiny_recipe: Path) -> None:
     done = trainkit("plan", "--fsdp", "full_shard auto_wrap", "--seed", "3", "tiny.yaml", "--json")
     assert done.returncode == 0, done.stderr
