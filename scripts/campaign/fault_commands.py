@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from broken_places import Place, disk, failing, fill, shell
 from fault_kinds import Case, Fault, void
+from fault_places import Place, disk, failing, fill, shell
 from fault_promises import NEVER
 from tiny_runs import EVERY, GRACE, NAME, PATIENCE, STEPS, Run, losses, wait_for, whole_checkpoints
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from broken_places import ANOTHER_USER, Place, cgroup, disk, failing, fill, power_cut, remounted, shell, unfill
+from fault_places import ANOTHER_USER, Place, cgroup, disk, failing, fill, power_cut, remounted, shell, unfill
 from tiny_runs import Run
 
 STRATEGIES = ("single", "ddp", "fsdp", "zero2")

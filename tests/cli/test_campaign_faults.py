@@ -46,7 +46,7 @@ def promises(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     import fault_promises
 
     yield fault_promises
-    for name in ("fault_promises", "fault_kinds", "broken_places", "tiny_runs"):
+    for name in ("fault_promises", "fault_kinds", "fault_places", "tiny_runs"):
         sys.modules.pop(name, None)
 
 

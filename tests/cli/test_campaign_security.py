@@ -32,11 +32,11 @@ def test_what_strangers_give_is_data(tmp_path: Path) -> None:
 def judged(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The judge as a module."""
     monkeypatch.syspath_prepend(str(CAMPAIGN))
-    loader = SourceFileLoader("judged", str(CAMPAIGN / "judged.py"))
-    spec = spec_from_loader("judged", loader)
+    loader = SourceFileLoader("security_judge", str(CAMPAIGN / "security_judge.py"))
+    spec = spec_from_loader("security_judge", loader)
     assert spec
     module = module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "judged", module)
+    monkeypatch.setitem(sys.modules, "security_judge", module)
     loader.exec_module(module)
     return module
 
@@ -139,7 +139,7 @@ def test_a_reader_that_executes_pickles_is_found_by_the_campaigns_own_attacks(
 ) -> None:
     import random
 
-    import hostile
+    import security_content as hostile
 
     found = set()
     for seed in range(15):

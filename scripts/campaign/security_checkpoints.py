@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import attacks
-import hostile
-from attacks import SURFACES, answered
-from judged import WROTE, Attack
+import security_content as hostile
+import security_surfaces as attacks
+from security_judge import WROTE, Attack
+from security_surfaces import SURFACES, answered
 
 
 def _pickle(draw: random.Random) -> Attack:

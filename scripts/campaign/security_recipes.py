@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import hostile
+import security_content as hostile
 import yaml
-from attacks import SURFACES, command
-from judged import PAYLOAD, WROTE, Attack
+from security_judge import PAYLOAD, WROTE, Attack
+from security_surfaces import SURFACES, command
 
 from trainkit.cli.boundary import run_command_line
 from trainkit.recipe.schema.fields import schema

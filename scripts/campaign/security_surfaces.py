@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from judged import Attack
+from security_judge import Attack
 
 from trainkit.cli.boundary import run_command_line
 from trainkit.errors import TrainkitError, in_words

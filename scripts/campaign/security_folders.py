@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import attacks
-import hostile
-from attacks import SURFACES, command
-from judged import Attack
-from on_recipes import MACHINE, hostile_text
+import security_content as hostile
+import security_surfaces as attacks
+from security_judge import Attack
+from security_recipes import MACHINE, hostile_text
+from security_surfaces import SURFACES, command
 
 _RECORDS = (
     "status.json",
@@ -213,7 +213,9 @@ def _race(draw: random.Random) -> Attack:
         try:
             root = str(Path(__file__).parents[2])
             environ = {**os.environ, "TRAINKIT_CARD_LOCKS": str(folder / "tmp"), "PYTHONPATH": root}
-            done = subprocess.run(words, cwd=folder / "work", env=environ, capture_output=True, timeout=20, check=False)
+            done = subprocess.run(
+                words, cwd=folder / "work", env=environ, capture_output=True, timeout=120, check=False
+            )
         finally:
             os.kill(racer, 9)
             os.waitpid(racer, 0)
