@@ -81,7 +81,7 @@ def test_a_command_that_does_not_answer_is_a_failure(
 ) -> None:
     monkeypatch.setattr(fuzz, "run_command_line", command)
     monkeypatch.setattr(fuzz, "SECONDS", 1)
-    monkeypatch.setattr(fuzz, "BYTES", 350_000_000)
+    monkeypatch.setattr(fuzz, "BYTES", 200_000_000)
     assert fuzz.outcome_of(fuzz.Case("any", ["check"]), tmp_path)[0] == outcome
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from trainkit.trainer.loop import train
+from trainkit.trainer.metrics import writers
 from trainkit.trainer.metrics.writers import JsonLines, Metrics
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import assemble
@@ -37,15 +39,26 @@ def test_a_second_attempt_appends(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_costs_lines_and_one_warning_and_not_the_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    monkeypatch.setattr(writers, "open_regular", lambda path, flags: os.open("/dev/full", os.O_WRONLY))
     with caplog.at_level(logging.WARNING), closing(Metrics(tmp_path, [], main=True)) as metrics:
         metrics.write({"step": 1})
         metrics.write({"step": 2})
     assert [record.getMessage() for record in caplog.records] == [
         f"{tmp_path}/metrics.jsonl cannot be written, the run goes on without it: No space left on device"
     ]
+
+
+def test_what_has_taken_the_name_of_the_metrics_is_not_written_through(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "other").write_text("precious")
+    (tmp_path / "metrics.jsonl").symlink_to(tmp_path / "other")
+    with caplog.at_level(logging.WARNING), closing(Metrics(tmp_path, [], main=True)) as metrics:
+        metrics.write({"step": 1})
+    assert "metrics.jsonl cannot be written, the run goes on without it" in caplog.text
+    assert (tmp_path / "other").read_text() == "precious"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs limits on another process's files")

@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,12 +35,18 @@ class JsonLines(Reporter):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        fd = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self._file = os.fdopen(fd, "ab", buffering=0)  # a reader sees each line at once, and a killed run loses none
+        self._file: FileIO | None = None
         self._torn = self._warned = False
+        try:
+            fd = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            self._file = FileIO(fd, "ab")  # unbuffered: a reader sees each line at once, and a killed run loses none
+        except OSError as error:  # something else has its name
+            self._warn(error)
 
     def write(self, record: Record) -> None:
         """Append one line; NaN and infinity become null, for JSON has no word for them."""
+        if self._file is None:
+            return
         line = json.dumps({name: finite(value) for name, value in record.items()}, allow_nan=False)
         left = whole = (b"\n" if self._torn else b"") + line.encode() + b"\n"
         try:
@@ -48,12 +55,16 @@ class JsonLines(Reporter):
             self._torn = False
         except OSError as error:  # a full disk costs lines and a warning, not the run
             self._torn = self._torn or len(left) < len(whole)
-            if not self._warned:
-                log.warning("%s cannot be written, the run goes on without it: %s", self._path, error.strerror)
-            self._warned = True
+            self._warn(error)
+
+    def _warn(self, error: OSError) -> None:
+        if not self._warned:
+            log.warning("%s cannot be written, the run goes on without it: %s", self._path, error.strerror)
+        self._warned = True
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 def finite(value: Any) -> Any:
