@@ -203,3 +203,9 @@ def test_of_a_file_that_is_no_text_nothing_is_shown(refuse: Refuse) -> None:
     errors = refuse(files)
     assert "NUL byte" in errors[0].what
     assert SECRET not in render_diagnostics(errors)
+
+
+@pytest.mark.parametrize("listed", ["-1e+308", "abc", "{a: 1}", "true"])
+def test_what_is_no_list_of_harmless_names_is_an_error(refuse: Refuse, listed: str) -> None:
+    errors = refuse(f"program: {{kind: torch, module: t, public: {listed}}}\n")
+    assert "program.public" in {each.key for each in errors}

@@ -9,7 +9,7 @@ from typing import Any
 from trainkit.errors import Diagnostic
 from trainkit.recipe.layers.layer import place_of
 from trainkit.recipe.layers.merge import Merge, value_at
-from trainkit.recipe.layers.secrets import is_secret_name
+from trainkit.recipe.layers.secrets import is_secret_name, public_names
 
 KEYS = ("env", "program.args")
 REFERENCE = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_]\w*)\s*(?:,([^{}]*))?\}")
@@ -22,7 +22,7 @@ def names_in(text: str) -> tuple[str, ...]:
 
 def fill_references(state: Merge, environ: Mapping[str, str]) -> Iterator[Diagnostic]:
     """Put the values in the place of the references; the errors where there is none, or where it is a secret."""
-    public = tuple(map(str, state.get("program.public") or ()))
+    public = public_names(state.get("program.public"))
     for key in KEYS:
         above, _, last = key.rpartition(".")
         section = value_at(state.tree, above) if above else state.tree

@@ -50,6 +50,11 @@ _ASSIGNED = re.compile(
 _VALUE = re.compile(r"""\s*("(?:[^"\\]|\\.)*"?|'[^']*'?|[^\s,}\]]+)""")
 
 
+def public_names(listed: object) -> tuple[str, ...]:
+    """What `program.public` lists, before it is known to be a list of names."""
+    return tuple(map(str, listed)) if isinstance(listed, Sequence) and not isinstance(listed, str) else ()
+
+
 @lru_cache(maxsize=4096)
 def is_secret_name(name: str) -> bool:
     """Whether a variable's or argument's name says, in a whole word, that its value is a secret.

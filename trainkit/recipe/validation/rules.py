@@ -10,6 +10,7 @@ from trainkit.errors import Diagnostic, Origin
 from trainkit.recipe.layers.layer import Layer, secret_keys
 from trainkit.recipe.layers.merge import Merge, value_at
 from trainkit.recipe.layers.paths import Files
+from trainkit.recipe.layers.secrets import public_names
 from trainkit.recipe.validation.type_errors import refused
 from trainkit.recipe.validation.validate import Locate
 
@@ -225,7 +226,7 @@ def written_secrets(layers: Sequence[Layer], merged: Merge) -> Iterator[Diagnost
 
     merged: all layers together, whose program.public excepts names.
     """
-    harmless = merged.get("program.public") or ()
+    harmless = public_names(merged.get("program.public"))
     for layer in layers:
         yield from _secrets_of(layer, harmless)
 
