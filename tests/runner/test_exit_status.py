@@ -72,6 +72,12 @@ CASES: dict[str, tuple[Observed, int, str | None, int | None]] = {
     "it was removed, and all ended well": (
         seen(rank(0, ended=None), vanished={0: 1.0}, records_lost=REMOVED), 0, None, None,
     ),
+    "it was removed before any rank was seen, and all ended well": (
+        Observed("python", 0, records_lost=REMOVED), 0, None, None,
+    ),
+    "it was removed before any rank was seen, and deepspeed may have lost one": (
+        Observed("deepspeed", 0, records_lost=REMOVED), 1, "launcher", None,
+    ),
     "it was removed, and only the launcher's code is left": (
         seen(rank(0, ended=None), launcher_exit=1, vanished={0: 1.0}, records_lost=REMOVED), 1, "rank", None,
     ),

@@ -95,10 +95,8 @@ def _stopped_before(first: tuple[float, int], seen: Observed) -> Verdict | None:
 
 
 def _rank_failed(rank: int, seen: Observed) -> Verdict:
-    # The exit code of what starts a rank says that it was not killed: Python's own, and 0 of a launcher that waits for
-    # all ranks (deepspeed's gives 0, too, where its inner part is killed).
-    tells = seen.launcher == "python" or (seen.launcher_exit == 0 and seen.launcher != "deepspeed")
-    lost = seen.records_lost or (UNRECORDED if tells else "")
+    # The exit code of what starts a rank says that it was not killed: Python's own, and 0 of most launchers.
+    lost = seen.records_lost or (UNRECORDED if seen.launcher == "python" or _all_succeeded(seen) else "")
     if rank in seen.vanished and lost and seen.launcher_exit is not None and seen.launcher_exit >= 0:
         return _unrecorded(rank, seen.launcher, seen.launcher_exit, lost)
     if rank in seen.vanished:
@@ -148,10 +146,15 @@ def _launcher_failed(seen: Observed) -> Verdict:
         elsewhere = " (no rank of this node failed by itself)" if seen.nodes > 1 else " and no rank failed"
         known = f"; {seen.records_lost}" if seen.records_lost else elsewhere
         return Verdict(code, "launcher", f"{launcher} exited with code {code}{known}")
-    if len(seen.records) < seen.expected_ranks:
+    if len(seen.records) < seen.expected_ranks and not (seen.records_lost and _all_succeeded(seen)):
         why = f"{launcher} exited 0 but only {len(seen.records)} of {seen.expected_ranks} ranks started"
         return Verdict(1, "launcher", why)
     return Verdict(0)
+
+
+def _all_succeeded(seen: Observed) -> bool:
+    """Whether the launcher says so. deepspeed's gives 0, too, where its inner part is killed."""
+    return seen.launcher_exit == 0 and seen.launcher != "deepspeed"
 
 
 def _by_kernel(seen: Observed) -> str:
