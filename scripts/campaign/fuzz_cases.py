@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import yaml
+from mutations import changed
 
 from trainkit.frameworks.accelerate.launcher import FLAGS as ACCELERATE
 from trainkit.frameworks.deepspeed.launcher import FLAGS as DEEPSPEED
@@ -139,23 +140,6 @@ def damaged(draw: random.Random, content: bytes) -> bytes:
     return content
 
 
-def changed(draw: random.Random, tree: Any) -> Any:
-    """A tree of JSON with something else in some places."""
-    tree = json.loads(json.dumps(tree))
-    for _ in range(draw.randrange(1, 4)):
-        holder: Any = tree
-        while isinstance(holder, dict | list) and holder:
-            name = draw.choice(list(holder)) if isinstance(holder, dict) else draw.randrange(len(holder))
-            if draw.random() < 0.4 or not isinstance(holder[name], dict | list) or not holder[name]:
-                if draw.random() < 0.2:
-                    del holder[name]
-                else:
-                    holder[name] = draw.choice(ODD)
-                break
-            holder = holder[name]
-    return tree
-
-
 def _encoded(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape" if "\udc80" <= max(text, default="") <= "\udcff" else "replace")
 
@@ -230,7 +214,7 @@ def _corpus_file(draw: random.Random) -> Case:
     source = draw.choice(sorted(path for path in CORPUS.rglob("*") if path.is_file() and path.suffix != ".md"))
     content = source.read_bytes()
     if source.suffix == ".json" and draw.random() < 0.7:
-        content = json.dumps(changed(draw, json.loads(content))).encode()
+        content = json.dumps(changed(draw, json.loads(content), ODD)).encode()
     else:
         content = damaged(draw, content)
     name = f"x{source.suffix}"
@@ -284,7 +268,7 @@ def _run(draw: random.Random) -> Case:
     files = {f"{root}/{each}": json.dumps(tree).encode() for each, tree in found.items()}
     whole = files[f"{root}/{name}"]
     files[f"{root}/{name}"] = (
-        json.dumps(changed(draw, found[name])).encode() if draw.random() < 0.6 else damaged(draw, whole)
+        json.dumps(changed(draw, found[name], ODD)).encode() if draw.random() < 0.6 else damaged(draw, whole)
     )
     argv = draw.choice((
         ["runs", "list"], ["runs", "list", "--json"], ["runs", "show"], ["runs", "show", root], ["check", root],

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mutations import changed
 from security_judge import PAYLOAD, WROTE
 
 # Names that a reader may know as data, and their like, to be misused.
@@ -272,20 +273,6 @@ ODD: tuple[Any, ...] = (
 )
 
 
-def changed(draw: random.Random, tree: Any) -> Any:
-    """JSON with something else in a few places."""
-    tree = json.loads(json.dumps(tree))
-    for _ in range(draw.randrange(1, 4)):
-        holder: Any = tree
-        while isinstance(holder, dict | list) and holder:
-            name = draw.choice(list(holder)) if isinstance(holder, dict) else draw.randrange(len(holder))
-            if not isinstance(holder[name], dict | list) or not holder[name] or draw.random() < 0.25:
-                holder[name] = draw.choice(ODD)
-                break
-            holder = holder[name]
-    return tree
-
-
 def dumped(draw: random.Random, tree: Any) -> bytes:
     """A JSON file, changed; or one that is too deep, too long, or no JSON."""
     what = draw.random()
@@ -295,7 +282,7 @@ def dumped(draw: random.Random, tree: Any) -> bytes:
         return b'{"a":' * 100_000
     if what < 0.15:
         return b"[" + b"[]," * 15_000_000 + b"[]]"
-    return json.dumps(changed(draw, tree)).encode("utf-8", "surrogatepass")
+    return json.dumps(changed(draw, tree, ODD)).encode("utf-8", "surrogatepass")
 
 
 def plant(draw: random.Random, path: Path, outside: Path) -> str:

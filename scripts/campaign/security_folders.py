@@ -44,27 +44,7 @@ _RECORDS = (
 
 def _run_directory(draw: random.Random) -> Attack:
     run = attacks.LAB.runs["single"]
-    mine = f"runs/mine/{run.name}"
-    words = draw.choice(
-        (
-            ["runs", "list"],
-            ["runs", "list", "--json"],
-            ["runs", "show"],
-            ["runs", "show", mine],
-            ["runs", "show", "mine", "--json"],
-            ["runs", "prune", "--yes", "--keep", "0"],
-            ["runs", "prune", "--yes", "--keep", "1"],
-            ["plan", "quickstart", "checkpoint.resume=auto", "name=mine", *MACHINE],
-            ["plan", "quickstart", f"checkpoint.resume={mine}/checkpoints/step-00000003", *MACHINE],
-            ["plan", "quickstart", "--diff", mine, *MACHINE],
-            ["check", mine],
-            ["plan", mine, *MACHINE],
-            ["explain", mine, "name", *MACHINE],
-            ["runs", "show", hostile_text(draw)],
-            ["runs", "list", "--root", hostile_text(draw)],
-        )
-    )
-    seed = draw.random()
+    words, seed = draw.choice(_commands_on(f"runs/mine/{run.name}", hostile_text(draw))), draw.random()
 
     def prepare(folder: Path) -> None:
         inner, work = random.Random(seed), folder / "work"
@@ -83,6 +63,27 @@ def _run_directory(draw: random.Random) -> Attack:
                 _forge(inner, path)
 
     return Attack("", shlex.join(words)[:300], prepare, command(*words))
+
+
+def _commands_on(mine: str, odd: str) -> tuple[list[str], ...]:
+    """Every command that reads run directories."""
+    return (
+        ["runs", "list"],
+        ["runs", "list", "--json"],
+        ["runs", "show"],
+        ["runs", "show", mine],
+        ["runs", "show", "mine", "--json"],
+        ["runs", "prune", "--yes", "--keep", "0"],
+        ["runs", "prune", "--yes", "--keep", "1"],
+        ["plan", "quickstart", "checkpoint.resume=auto", "name=mine", *MACHINE],
+        ["plan", "quickstart", f"checkpoint.resume={mine}/checkpoints/step-00000003", *MACHINE],
+        ["plan", "quickstart", "--diff", mine, *MACHINE],
+        ["check", mine],
+        ["plan", mine, *MACHINE],
+        ["explain", mine, "name", *MACHINE],
+        ["runs", "show", odd],
+        ["runs", "list", "--root", odd],
+    )
 
 
 def _forge(draw: random.Random, path: Path) -> None:

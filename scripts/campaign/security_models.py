@@ -54,61 +54,63 @@ def _hub(draw: random.Random) -> Attack:
 
 def _hostile_folder(draw: random.Random, given: Path, folder: Path) -> None:
     """Code, pickles and odd files in a folder that transformers or peft reads."""
-
     mark = str(folder / WROTE)
     for name in ("modeling_custom.py", "tokenization_custom.py", "custom.py", "payload.py", "configuration_custom.py"):
         (given / name).write_text(_CODE.format(mark=mark))
     configs = sorted(given.glob("*.json"))
     for _ in range(draw.randrange(1, 4)):
         path = draw.choice(configs)
-        what = draw.randrange(7)
-        if not path.is_file() or path.is_symlink():
-            continue
-        config = _parsed(path)
-        if what <= 1:
-            kinds = ("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoTokenizer")
-            config["auto_map"] = {
-                kind: ["custom.Custom", None] if kind == "AutoTokenizer" and draw.random() < 0.5 else "custom.Custom"
-                for kind in kinds
-            }
-            config.update(
-                draw.choice(
-                    (
-                        {},
-                        {"model_type": "custom"},
-                        {"tokenizer_class": "Custom"},
-                        {"custom_pipelines": {"x": {"impl": "custom.Custom"}}},
-                    )
-                )
-            )
-        elif what == 2:
-            config["chat_template"] = draw.choice(_TEMPLATES).format(mark=mark)
-            (given / "chat_template.jinja").write_text(config["chat_template"])
-        elif what == 3:
-            weights = draw.choice(("pytorch_model.bin", "adapter_model.bin", "training_args.bin"))
-            for each in given.glob("*.safetensors"):
-                each.unlink()
-            (given / weights).write_bytes(hostile.pickled(draw, pickle.dumps({"x": 1}), folder))
-        elif what == 4:
-            hostile.plant(draw, draw.choice(sorted(given.iterdir())), folder / "outside")
-            continue
-        elif what == 5:
-            for each in given.glob("*.safetensors"):
-                content = each.read_bytes()
-                each.write_bytes(
-                    draw.choice(
-                        (
-                            b"\xff" * 8 + content[8:],
-                            (2**40).to_bytes(8, "little") + content[8:],
-                            hostile.flipped(draw, content),
-                        )
-                    )
-                )
-            continue
-        elif isinstance(config, dict):
-            path.write_bytes(hostile.dumped(draw, config))
-            continue
-        path.write_text(json.dumps(config))
+        if path.is_file() and not path.is_symlink():
+            draw.choice(_HARMS)(draw, path, folder)
+
+
+def _names_code(draw: random.Random, path: Path, _folder: Path) -> None:
+    """A configuration whose classes are those of a Python file beside it."""
+    kinds = ("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoTokenizer")
+    pair = draw.random() < 0.5  # a tokenizer may name two: the slow one and the fast one
+    auto_map = {kind: ["custom.Custom", None] if pair and kind == kinds[-1] else "custom.Custom" for kind in kinds}
+    further: dict[str, Any] = draw.choice(
+        (
+            {},
+            {"model_type": "custom"},
+            {"tokenizer_class": "Custom"},
+            {"custom_pipelines": {"x": {"impl": "custom.Custom"}}},
+        )
+    )
+    path.write_text(json.dumps({**_parsed(path), "auto_map": auto_map, **further}))
+
+
+def _templates(draw: random.Random, path: Path, folder: Path) -> None:
+    template = draw.choice(_TEMPLATES).format(mark=folder / WROTE)
+    path.with_name("chat_template.jinja").write_text(template)
+    path.write_text(json.dumps({**_parsed(path), "chat_template": template}))
+
+
+def _pickles(draw: random.Random, path: Path, folder: Path) -> None:
+    """Weights that are a pickle, in the place of safetensors."""
+    weights = draw.choice(("pytorch_model.bin", "adapter_model.bin", "training_args.bin"))
+    for each in path.parent.glob("*.safetensors"):
+        each.unlink()
+    path.with_name(weights).write_bytes(hostile.pickled(draw, pickle.dumps({"x": 1}), folder))
+
+
+def _plants(draw: random.Random, path: Path, folder: Path) -> None:
+    hostile.plant(draw, draw.choice(sorted(path.parent.iterdir())), folder / "outside")
+
+
+def _damages_weights(draw: random.Random, path: Path, _folder: Path) -> None:
+    """safetensors whose header has another length, or whose bytes are flipped."""
+    for each in path.parent.glob("*.safetensors"):
+        content = each.read_bytes()
+        lengths = (b"\xff" * 8, (2**40).to_bytes(8, "little"))
+        each.write_bytes(draw.choice((*(length + content[8:] for length in lengths), hostile.flipped(draw, content))))
+
+
+def _forges(draw: random.Random, path: Path, _folder: Path) -> None:
+    path.write_bytes(hostile.dumped(draw, _parsed(path)))
+
+
+_HARMS = (_names_code, _names_code, _templates, _pickles, _plants, _damages_weights, _forges)
 
 
 def _parsed(path: Path) -> dict[str, Any]:

@@ -160,30 +160,7 @@ def _recipe_text(draw: random.Random, folder: Path) -> str:
 
 
 def _recipe(draw: random.Random) -> Attack:
-    words = draw.choice(
-        (
-            ["check", "r.yaml"],
-            ["check", "r.yaml", "--json"],
-            ["plan", "r.yaml", *MACHINE],
-            ["plan", "r.yaml", "--json", *MACHINE],
-            ["plan", "r.yaml", "--shell", *MACHINE],
-            ["explain", "r.yaml", "name", *MACHINE],
-            ["explain", "r.yaml", *MACHINE],
-            ["plan", "quickstart", "--diff", "r.yaml", *MACHINE],
-            ["plan", "r.yaml", "--diff", "quickstart", *MACHINE],
-            ["plan", "quickstart", "--with", "./r.yaml", *MACHINE],
-            ["plan", "quickstart", f"name={hostile_text(draw)}".replace("\0", ""), *MACHINE],
-            ["plan", "quickstart", f"output.root={hostile_text(draw)}", *MACHINE],
-            ["plan", "quickstart", "--on", "r.yaml"],
-            ["check", hostile_text(draw)],
-            ["plan", *MACHINE, "payload.py", hostile_text(draw)],
-            ["config", "--defaults", "--set", f"name={hostile_text(draw)}", "--output", "new.yaml"],
-            ["schema", "--reference"],
-            ["plan", "r.yaml", "--variant", hostile_text(draw), *MACHINE],
-            ["ls", hostile_text(draw)],
-            ["plan", "r.yaml", "--export", "accelerate", *MACHINE],
-        )
-    )
+    words = draw.choice(_commands(hostile_text(draw)))
     seed, runs = draw.random(), "--shell" in words
 
     def prepare(folder: Path) -> None:
@@ -191,11 +168,8 @@ def _recipe(draw: random.Random) -> Attack:
         (work / "r.yaml").write_text(_recipe_text(inner, folder), errors="replace")
         (work / f"{PAYLOAD}.py").write_text(SCRIPT.format(mark=str(folder / WROTE)))
         if inner.random() < 0.5:
-            hostile.plant(
-                inner,
-                work / inner.choice(("planted.yaml", "planted.yaml", "r.yaml", "payload.py", "runs")),
-                folder / "outside",
-            )
+            name = inner.choice(("planted.yaml", "planted.yaml", "r.yaml", "payload.py", "runs"))
+            hostile.plant(inner, work / name, folder / "outside")
 
     return Attack(
         "",
@@ -205,6 +179,32 @@ def _recipe(draw: random.Random) -> Attack:
         raw=runs,
         starts=runs or words[0] == "config",
         named=True,
+    )
+
+
+def _commands(odd: str) -> tuple[list[str], ...]:
+    """Commands that read r.yaml, and ones with odd words; none of them may start what they read."""
+    return (
+        ["check", "r.yaml"],
+        ["check", "r.yaml", "--json"],
+        ["plan", "r.yaml", *MACHINE],
+        ["plan", "r.yaml", "--json", *MACHINE],
+        ["plan", "r.yaml", "--shell", *MACHINE],
+        ["explain", "r.yaml", "name", *MACHINE],
+        ["explain", "r.yaml", *MACHINE],
+        ["plan", "quickstart", "--diff", "r.yaml", *MACHINE],
+        ["plan", "r.yaml", "--diff", "quickstart", *MACHINE],
+        ["plan", "quickstart", "--with", "./r.yaml", *MACHINE],
+        ["plan", "quickstart", f"name={odd}".replace("\0", ""), *MACHINE],
+        ["plan", "quickstart", f"output.root={odd}", *MACHINE],
+        ["plan", "quickstart", "--on", "r.yaml"],
+        ["check", odd],
+        ["plan", *MACHINE, "payload.py", odd],
+        ["config", "--defaults", "--set", f"name={odd}", "--output", "new.yaml"],
+        ["schema", "--reference"],
+        ["plan", "r.yaml", "--variant", odd, *MACHINE],
+        ["ls", odd],
+        ["plan", "r.yaml", "--export", "accelerate", *MACHINE],
     )
 
 

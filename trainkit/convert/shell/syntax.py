@@ -19,8 +19,6 @@ _COMPARE: Mapping[str, Callable[[int, int], bool]] = {
 _ARITHMETIC: Mapping[str, Callable[[int, int], int]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "%": operator.mod, "/": operator.floordiv,
 }  # fmt: skip
-
-
 _ESCAPES = {
     b"a": b"\a", b"b": b"\b", b"e": b"\33", b"E": b"\33", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t",
     b"v": b"\v", b"\\": b"\\", b"'": b"'", b'"': b'"', b"?": b"?",
