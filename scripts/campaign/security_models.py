@@ -59,9 +59,9 @@ def _hostile_folder(draw: random.Random, given: Path, folder: Path) -> None:
         (given / name).write_text(_CODE.format(mark=mark))
     configs = sorted(given.glob("*.json"))
     for _ in range(draw.randrange(1, 4)):
-        path = draw.choice(configs)
-        if path.is_file() and not path.is_symlink():
-            draw.choice(_HARMS)(draw, path, folder)
+        draw.choice(_HARMS)(draw, draw.choice(configs), folder)
+    if draw.random() < 0.3:  # last, for nothing here reads or writes what it is
+        hostile.plant(draw, draw.choice(sorted(given.iterdir())), folder / "outside")
 
 
 def _names_code(draw: random.Random, path: Path, _folder: Path) -> None:
@@ -94,10 +94,6 @@ def _pickles(draw: random.Random, path: Path, folder: Path) -> None:
     path.with_name(weights).write_bytes(hostile.pickled(draw, pickle.dumps({"x": 1}), folder))
 
 
-def _plants(draw: random.Random, path: Path, folder: Path) -> None:
-    hostile.plant(draw, draw.choice(sorted(path.parent.iterdir())), folder / "outside")
-
-
 def _damages_weights(draw: random.Random, path: Path, _folder: Path) -> None:
     """safetensors whose header has another length, or whose bytes are flipped."""
     for each in path.parent.glob("*.safetensors"):
@@ -110,7 +106,7 @@ def _forges(draw: random.Random, path: Path, _folder: Path) -> None:
     path.write_bytes(hostile.dumped(draw, _parsed(path)))
 
 
-_HARMS = (_names_code, _names_code, _templates, _pickles, _plants, _damages_weights, _forges)
+_HARMS = (_names_code, _names_code, _templates, _pickles, _damages_weights, _forges)
 
 
 def _parsed(path: Path) -> dict[str, Any]:

@@ -84,6 +84,26 @@ def test_a_full_disk_under_the_output_is_the_machines_fault(
     assert not list(tmp_path.glob("trainkit-bug-*"))
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "config --defaults --output new.yaml",
+        "plan tiny.yaml --export accelerate --output new.yaml",
+        "import -o new.yaml torchrun a.py",
+    ],
+)
+def test_a_file_that_the_system_refuses_to_write_is_the_machines_fault(
+    shell: Callable[[str], subprocess.CompletedProcess[str]], tiny_recipe: Path, tmp_path: Path, line: str
+) -> None:
+    (tmp_path / "a.py").touch()
+    before = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    done = shell(f"ulimit -f 0; $T {line}")  # no file may have any bytes
+    assert done.returncode == 4, done.stderr
+    assert "cannot be written: File too large" in " ".join(done.stderr.split())
+    assert "next: raise the size of files (ulimit -f)" in done.stderr
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("line", "code"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +104,26 @@ def test_figures_have_a_sensible_number_of_digits() -> None:
     assert [format_rate(v) for v in (7.123, 431.2, 52_345.0, 2_500_000.0)] == ["7.12", "431", "52.3k", "2.50M"]
     assert [format_duration(v) for v in (42.4, 187, 3750)] == ["42 s", "3:07", "1:02:30"]
     assert [format_memory(v) for v in (512 * 2**20, 24 * 2**30)] == ["512 MiB", "24.0 GiB"]
+
+
+@pytest.mark.parametrize("planted", ["link", "fifo", "folder"])
+def test_metrics_that_cannot_be_read_are_said_and_end_nothing(tmp_path: Path, planted: str) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    if planted == "link":
+        (tmp_path / "elsewhere").write_text('{"step": 1}\n')
+        metrics.symlink_to("elsewhere")
+    elif planted == "fifo":
+        os.mkfifo(metrics)
+    else:
+        metrics.mkdir()
+    tail = Tail(metrics)
+    assert list(tail.records()) == []
+    assert tail.refusal.startswith(f"{metrics} cannot be read: ")
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="this system has no file that gives EIO")
+def test_a_disk_that_fails_while_metrics_are_read_is_said_and_ends_nothing() -> None:
+    tail = Tail(Path("/proc/self/mem"))  # nothing is mapped at its beginning
+    assert tail.read() == b""
+    assert tail.refusal == "/proc/self/mem cannot be read: Input/output error"
+    tail.close()

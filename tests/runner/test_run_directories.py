@@ -147,6 +147,19 @@ def test_pruning_keeps_the_newest_of_each_name_and_every_running_run(tmp_path: P
     assert not alive.root.exists()
 
 
+def test_pruning_leaves_what_a_link_leads_to(tmp_path: Path, trainkit: Trainkit) -> None:
+    elsewhere = make_run(tmp_path / "elsewhere", "a", "20260101-000000-aa", state="ended", exit_code=0)
+    root = tmp_path / "runs"
+    make_run(root, "mine", "20260102-000000-aa", state="ended", exit_code=0)
+    (root / "theirs").symlink_to(elsewhere.root.parent)
+    (root / "mine" / elsewhere.id).symlink_to(elsewhere.root)
+    done = trainkit("runs", "prune", "--keep", "0", "--yes", "--root", str(root))
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "removed 1 of 1 runs")
+    assert list((root / "mine").iterdir()) == [root / "mine" / elsewhere.id]
+    assert elsewhere.plan.exists()
+    assert not remove(read_run(root / "mine" / elsewhere.id))  # also where the link was made after the question
+
+
 def test_only_complete_checkpoints_are_found_newest_first(tmp_path: Path) -> None:
     old = make_run(tmp_path, "a", "20260101-000000-aa")
     new = make_run(tmp_path, "a", "20260102-000000-aa")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 
 from trainkit.errors import TrainingError
 from trainkit.planner.advice.compile_backends import GONE, LISTED
+from trainkit.trainer.__main__ import keep_compiled
 from trainkit.trainer.loop import train
 from trainkit.trainer.metrics.result import result
 from trainkit.trainer.metrics.writers import Metrics
@@ -94,3 +97,29 @@ def test_an_unknown_backend_is_answered_with_those_that_exist(make_settings: Mak
         prepared_model(compiled(make_settings, backend="indcutor"))
     assert "inductor" in caught.value.diagnostics[0].hint
     assert "TESTING_ONLY" not in caught.value.diagnostics[0].hint
+
+
+@pytest.mark.parametrize("home", ["cache", "none", "file", "shut"])
+def test_what_is_compiled_is_kept_in_the_users_cache_or_in_the_run_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    for name in ("HOME", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    if home != "none":
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / home))
+    if home == "file":
+        (tmp_path / "file").touch()
+    if home == "shut":
+        monkeypatch.setattr(os, "access", lambda path, mode: False)  # the superuser may write everywhere
+    keep_compiled(tmp_path / "run")
+    own = {"cache": tmp_path / "cache/trainkit/inductor"}
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(own.get(home, tmp_path / "run/compiled"))
+
+
+def test_a_folder_that_a_person_names_for_what_is_compiled_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    keep_compiled(tmp_path / "run")
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
