@@ -61,11 +61,13 @@ class Machine:
         return program
 
     def package(self, name: str, version: str, *requires: str, files: tuple[str, ...] = ()) -> None:
-        """An installed distribution, by its metadata."""
+        """An installed distribution: its metadata and its files, without which Python 3.12 does not list them."""
         info = f"site-packages/{name.replace('-', '_')}-{version}.dist-info"
         lines = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}", *(f"Requires-Dist: {r}" for r in requires)]
         self.file(f"{info}/METADATA", "\n".join(lines) + "\n")
         self.file(f"{info}/RECORD", "".join(f"{path},,\n" for path in files))
+        for path in files:
+            self.file(f"site-packages/{path}")
         self.facts = replace(self.facts, packages={**self.facts.packages, name: version})
 
     def host(self, **changes: Any) -> Host:
