@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 from prepared_machine import GIB, MIB, Machine, target_for, text_of
 
 from trainkit.doctor.check import Level, Space
+from trainkit.doctor.checks.disk import obstacle
 from trainkit.text import format_size
 
 SHARED = "shared-memory"
@@ -123,7 +127,20 @@ def test_a_run_root_without_write_permission_is_found(machine: Machine) -> None:
 def test_a_run_root_below_a_file_is_found(machine: Machine) -> None:
     (machine.work / "runs").write_text("not a folder")
     result = machine.examine("disk-space")
-    assert result.level == "problem" and f"{machine.work}/runs cannot be written to" in text_of(result)
+    assert result.level == "problem" and f"{machine.work}/runs cannot be written to: Not a directory" in text_of(result)
+
+
+def test_a_disk_that_is_read_only_is_told_from_one_that_is_another_users(tmp_path: Path) -> None:
+    script = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" || exit 77; exec "$2" -c "$3" "$1"'
+    ask = f"import sys, pathlib; from {obstacle.__module__} import obstacle; print(obstacle(pathlib.Path(sys.argv[1])))"
+    argv = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh", str(tmp_path), sys.executable, ask]
+    if shutil.which("unshare") is None:
+        pytest.skip("this system has no unshare")
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode == 77 or done.stderr.startswith("unshare:"):
+        pytest.skip(f"nothing may be mounted here: {done.stderr.strip()}")
+    assert (done.returncode, done.stdout) == (0, "Read-only file system\n")
+    assert obstacle(tmp_path) == ""
 
 
 def test_the_trial_of_the_disk_leaves_nothing_and_spares_a_full_one(machine: Machine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import tempfile
@@ -25,28 +26,32 @@ def existing(folder: Path) -> Path:
     return next(path for path in (folder, *folder.parents) if os.path.exists(path))  # noqa: PTH110 - False, no error
 
 
-def usable(folder: Path) -> bool:
-    """Whether files can be made in the folder."""
-    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+def obstacle(folder: Path) -> str:
+    """Why no files can be made in the folder, in the system's words; empty where they can."""
+    if not folder.is_dir():
+        return os.strerror(errno.ENOTDIR)
+    if os.access(folder, os.W_OK | os.X_OK):
+        return ""
+    return os.strerror(errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES)
 
 
-def _closed(folder: Path, evidence: tuple[str, ...], override: str) -> Finding:
+def _closed(folder: Path, why: str, evidence: tuple[str, ...], override: str) -> Finding:
     fix = (f"trainkit run RECIPE {override}", f"ls -ld {shlex.quote(str(folder))}      # whose it is")
-    return Finding("problem", f"{folder} cannot be written to", evidence, fix)
+    return Finding("problem", f"{folder} cannot be written to: {why}", evidence, fix)
 
 
 def disk_space(host: Host, target: Target) -> Iterator[Finding]:
     """The plan's folder for what is offloaded, where that cannot be used; the run root."""
     path = getattr(target.recipe.strategy, "nvme_path", None) if target.recipe else None
-    if path and not usable(fast := existing(host.folder / path)):
-        yield _closed(fast, (f"strategy.nvme_path {path}",), "strategy.nvme_path=/a/fast/folder")
+    if path and (why := obstacle(fast := existing(host.folder / path))):
+        yield _closed(fast, why, (f"strategy.nvme_path {path}",), "strategy.nvme_path=/a/fast/folder")
     root = host.folder / target.output_root
     folder, elsewhere = existing(root), "output.root=/a/folder/with/room"
     space = host.space(folder)
     evidence = (f"run root {root}", f"{format_size(space.free)} of {format_size(space.total)} free")
     fix = ("trainkit runs prune --keep 3      # removes older runs of each name", f"trainkit run RECIPE {elsewhere}")
-    if not usable(folder):
-        yield _closed(folder, evidence, elsewhere)
+    if why := obstacle(folder):
+        yield _closed(folder, why, evidence, elsewhere)
     elif space.free < LEAST:
         yield Finding("problem", "almost no room for runs", evidence, fix)
     elif space.files is not None and space.files < FEWEST_INODES:  # inodes
@@ -61,7 +66,7 @@ def disk_space(host: Host, target: Target) -> Iterator[Finding]:
 def write_speed(host: Host, target: Target) -> Finding:
     """Write, force to the disk and remove at most 64 MiB, in about 2 seconds at most."""
     folder = existing(host.folder / target.output_root)
-    if not usable(folder) or host.space(folder).free < SPARE:
+    if obstacle(folder) or host.space(folder).free < SPARE:
         return skipped(f"{folder} has no room for a trial")
     block = os.urandom(BLOCK)  # zeros would be compressed away by some file systems
     size, begin = 0, time.monotonic()
