@@ -18,6 +18,7 @@ STRATEGIES = ("single", "ddp", "fsdp", "zero2")
 MOMENTS = ("before", "starting", "first step", "saving", "between steps", "near the end")
 AMOUNTS = range(5)  # of a table of the fault's own: bytes left, error numbers, limits
 OK, MACHINE, ANY = frozenset({0}), frozenset({0, 1, 4}), frozenset({0, 1, 4, 137})
+KILLED = -signal.SIGKILL  # trainkit itself; its guardian says the rest
 NO_ROOM = ("No space left on device", "no room", "full")
 
 
@@ -302,8 +303,9 @@ FAULTS: dict[str, Fault] = {
         clock, ("all", "trainer", "guardian", "trainkit", "wrapper", "files of the future"), OK, (), ("gcc",)
     ),
     "memory": Fault(
-        out_of_memory, ("rank", "all"), ANY, ("memory",), ("memory",), ("starting", "first step", "between steps")
+        out_of_memory, ("rank",), ANY, ("memory",), ("memory",), ("starting", "first step", "between steps")
     ),
+    "memory of all": Fault(out_of_memory, ("all",), ANY | {KILLED}, ("memory",), ("memory",), ("before",)),
     "addresses": Fault(out_of_memory, ("addresses",), ANY, ("emory",), (), ("before",)),
     "descriptors": Fault(
         few_descriptors, ("from the start", "a rank", "guardian"), ANY, ("oo many open files", "files may be open"), (),

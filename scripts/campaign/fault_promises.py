@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -37,6 +38,8 @@ def after_fault(run: Run, fault: Fault, code: int) -> list[str]:
     wrong, text = [], run.text()
     if code not in fault.codes:
         wrong.append(f"exit code {code}, and not {sorted(fault.codes)}")
+    elif code == -signal.SIGKILL:
+        code, text = 128 + signal.SIGKILL, text + str(run.status().get("why"))
     wrong += [f"it says {each!r}" for each in NEVER if each in text]
     if code and fault.says and not any(each in text for each in fault.says):
         wrong.append(f"no word of {' or '.join(fault.says)}")

@@ -178,7 +178,7 @@ def _child(attack: Attack, folder: Path) -> None:
     os.environ.update({**surroundings, "AWS_SECRET_ACCESS_KEY": SECRET, "HF_TOKEN": SECRET, **attack.environ})
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
     size = _pages(0)
-    resource.setrlimit(resource.RLIMIT_AS, (size + 4 * BYTES, size + 4 * BYTES))  # the machine stays usable
+    resource.setrlimit(resource.RLIMIT_DATA, (size + 4 * BYTES, size + 4 * BYTES))  # what it maps of files is free
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     (folder / "resident").write_text(str(_pages(1)))
     code = 70

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainkit.runner.report.exit_status import Observed, Stop, judge
+from trainkit.runner.report.exit_status import TRAINKIT_KILLED, Observed, Stop, judge
 from trainkit.runner.rundir.records import RankRecord
 
 
@@ -115,3 +115,10 @@ def test_the_first_cause_decides(name: str) -> None:
     verdict = judge(observed)
     assert (verdict.exit_code, verdict.failure, verdict.rank) == (code, failure, culprit)
     assert bool(verdict.why) == (code != 0)
+
+
+@pytest.mark.parametrize("kills", [0, 1])
+def test_a_trainkit_that_the_kernel_ended_is_said_with_the_reason(kills: int) -> None:
+    killed = seen(TOLD, launcher_exit=1, stop=Stop(1.0, TRAINKIT_KILLED), memory_kills=kills)
+    assert judge(killed).why.startswith("trainkit was killed")
+    assert ("memory ran out" in judge(killed).why) is bool(kills)

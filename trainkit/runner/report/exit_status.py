@@ -17,6 +17,7 @@ from trainkit.runner.supervisor.processes import STOP, signal_name
 
 # As a shell shows it; it also stands for ends that have no code of their own.
 KILLED = 128 + signal.SIGKILL
+TRAINKIT_KILLED = "trainkit was killed"
 UNRECORDED = "its record could not be written"
 
 
@@ -64,7 +65,8 @@ def judge(seen: Observed) -> Verdict:
     if stop is not None and stop.signal is not None:
         return Verdict(128 + stop.signal, "signal", stop.why, signal=stop.signal)
     if stop is not None and not seen.abandoned:  # else the stop was the answer to the launcher's end
-        return Verdict(KILLED, "trainkit", stop.why)
+        why = stop.why + (_by_kernel(seen) if stop.why == TRAINKIT_KILLED else "")
+        return Verdict(KILLED, "trainkit", why)
     if seen.preparation is not None:
         title, code = seen.preparation
         return Verdict(code if code >= 0 else 128 - code, "preparation", f"the preparation '{title}' {_how(code)}")

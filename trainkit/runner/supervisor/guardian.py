@@ -17,7 +17,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from trainkit.files import open_regular, try_lock
-from trainkit.runner.report.exit_status import Observed, Verdict, first_failure, judge, write_status
+from trainkit.runner.report.exit_status import (
+    TRAINKIT_KILLED,
+    Observed,
+    Verdict,
+    first_failure,
+    judge,
+    write_status,
+)
 from trainkit.runner.supervisor import cleanup
 from trainkit.runner.supervisor.channel import Channel, Spec
 from trainkit.runner.supervisor.processes import (
@@ -176,7 +183,7 @@ class Guardian:
             else:
                 self._selector.unregister(self._trainkit)
                 self._alone = True
-                self._termination.order("trainkit was killed")
+                self._termination.order(TRAINKIT_KILLED)
         self._reap()
 
     def _reap(self) -> None:

@@ -156,10 +156,10 @@ def _parent_and_state(pid: int) -> tuple[int, str] | None:
     return int(fields[1]), fields[0].decode()
 
 
-def memory_kills() -> int:
+def memory_kills(counters: str = "/proc/vmstat") -> int:
     """Processes of this machine that the kernel has ended because memory ran out, also that of a cgroup alone."""
     try:
-        with open("/proc/vmstat", encoding="ascii") as file:  # oom_kill, since Linux 4.13
+        with open(counters, encoding="ascii") as file:  # oom_kill, since Linux 4.13
             return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
     except OSError:
         return 0
