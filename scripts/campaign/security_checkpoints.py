@@ -59,8 +59,10 @@ def _checkpoint(draw: random.Random) -> Attack:
         run = folder / "work/runs/given" / attacks.LAB.runs[strategy].name
         shutil.copytree(attacks.LAB.runs[strategy], run)
         checkpoint = next(run.glob("checkpoints/step-*"))
-        for _ in range(draw.randrange(1, 3)):
-            draw.choice(_IN_A_CHECKPOINT)(draw, checkpoint, folder)
+        harms = [draw.choice(_IN_A_CHECKPOINT) for _ in range(draw.randrange(1, 3))]
+        # What is planted comes last: nothing here reads or writes what it is.
+        for harm in sorted(harms, key=lambda harm: harm is _with_plant):
+            harm(draw, checkpoint, folder)
         _sign(checkpoint, draw)
 
     attack = Attack("", "", prepare, _exported if strategy != "single" or draw.random() < 0.5 else _resumed)
@@ -122,11 +124,11 @@ def _in_distcp(draw: random.Random, checkpoint: Path, path: Path, folder: Path) 
 
     import torch
 
-    metadata = checkpoint / "state/.metadata"
-    try:
-        found = pickle.loads(metadata.read_bytes())  # of our own making, before anything is done to it
-    except Exception:  # noqa: BLE001 - it is hostile already
-        return ""
+    metadata, run = checkpoint / "state/.metadata", checkpoint.parents[1]
+    ours = [each / metadata.relative_to(run) for each in attacks.LAB.runs.values() if each.name == run.name]
+    if metadata.read_bytes() not in [each.read_bytes() for each in ours]:
+        return ""  # it is hostile already
+    found = pickle.loads(metadata.read_bytes())  # of our own making
     content, place = path.read_bytes(), draw.choice(list(found.storage_data.values()))
     made = io.BytesIO()
     torch.save({"x": torch.zeros(8)} if draw.random() < 0.5 else torch.zeros(8), made)
