@@ -94,7 +94,7 @@ CALLS = (
     "trainer:open+write+fsync:result.json", "trainer:open:metrics.jsonl",
     "trainer:read:trainer.json", "wrapper:open:logs/rank-", "wrapper:write:logs/rank-",
     "wrapper:open+write+rename:ranks/", "wrapper:read:status.json", "guardian:open+rename:status.json",
-    "guardian:write+fsync:status.json", "guardian:read:ranks", "trainkit:open+write+rename:summary.json",
+    "guardian:write+fsync:status.json", "guardian:read:ranks/", "trainkit:open+write+rename:summary.json",
     "trainkit:open+write:plan.json", "trainkit:rename:recipe.yaml", "trainkit:open:launcher.log", "trainkit:open:.lock",
     "trainkit:mkdir:%R", "trainkit:read:metrics.jsonl", "trainkit:read:status.json", "trainkit:read:logs/rank-",
     "launcher:open+write:%R", ":open+write+mkdir+rename+fsync:%R",

@@ -39,6 +39,14 @@ def test_settings_that_planning_did_not_write_are_refused_without_a_traceback(
     assert "Traceback" not in done.stderr
 
 
+def test_settings_that_are_a_link_to_themselves_are_refused_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "trainer.json").symlink_to("trainer.json")
+    done = trainer(tmp_path / "trainer.json")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: the settings file {tmp_path}/trainer.json cannot be read: ")
+    assert "Traceback" not in done.stderr
+
+
 def test_another_number_of_ranks_than_planned_is_refused(corpus_folder: Path, tmp_path: Path) -> None:
     settings = write_settings(tmp_path / "run", Case({"kind": "single"}, ranks=1), corpus_folder)
     done = trainer(settings, RANK="1", WORLD_SIZE="2", LOCAL_RANK="1")

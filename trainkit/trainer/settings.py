@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -57,7 +58,8 @@ class Settings:
 
 def read_settings(path: Path) -> Settings:
     """Read ``trainer.json``. TrainingError when it cannot be read or is not what planning writes."""
-    run_dir, known = path.resolve().parent, {field.name for field in fields(SolvedBatch)}
+    # Path.resolve raises RuntimeError for links in a circle, before Python 3.13.
+    run_dir, known = Path(os.path.realpath(path.parent)), {field.name for field in fields(SolvedBatch)}
     try:
         data = parse_json(read_whole(path))
         resume, deepspeed = data.get("resume", {}).get("path"), data.get("deepspeed")

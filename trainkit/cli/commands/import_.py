@@ -115,5 +115,5 @@ def refuse(argv: Sequence[str], output: str | None, kind: str | None, *, force: 
         raise UsageError(f"--kind {kind!r} is unknown", hint=f"choose one of: {', '.join(own)}")
     if output is not None and Path(output).exists() and not force:
         raise UsageError(f"{output} exists", hint="give another --output, or --force to replace it")
-    if output is not None and from_file and Path(output).resolve() == Path(argv[0]).resolve():
+    if output is not None and from_file and os.path.realpath(output) == os.path.realpath(argv[0]):
         raise UsageError(f"{output} is what is imported", hint="give another --output")

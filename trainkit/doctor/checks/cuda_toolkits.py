@@ -159,7 +159,7 @@ def find_toolkits(host: Host) -> tuple[Toolkit, ...]:
     for folder in dict.fromkeys(candidates):
         compiler = folder / "bin" / "nvcc"
         if compiler.is_file() and os.access(compiler, os.X_OK):
-            names.setdefault(compiler.resolve(), []).append(folder)
+            names.setdefault(Path(os.path.realpath(compiler)), []).append(folder)
     found = []
     for compiler, folders in names.items():
         # Its own folder comes first among the names: links to it may be changed to another.
@@ -185,10 +185,10 @@ def picks(host: Host, toolkits: tuple[Toolkit, ...]) -> tuple[Pick, ...]:
         max(Path(each).glob("libcudart.so.*"), key=lambda path: len(path.name), default=None) for each in searched
     )
     if library := next(filter(None, runtimes), None):
-        real = library.resolve()
+        real = Path(os.path.realpath(library))
         match = _RUNTIME.search(real.name) or _RUNTIME.search(library.name)
         version = ".".join(match[1].split(".")[:2]) if match else ""
-        inside = (each for each in toolkits for name in each.names if name.resolve() in real.parents)
+        inside = (each for each in toolkits for name in each.names if Path(os.path.realpath(name)) in real.parents)
         owner = next(inside, None)
         found.append(Pick("LD_LIBRARY_PATH", str(library), library.parent, owner, owner.version if owner else version))
     return tuple(found)
@@ -206,7 +206,9 @@ def torch_pick(host: Host, toolkits: tuple[Toolkit, ...]) -> Pick | None:
 
 
 def _pick(by: str, folder: Path, toolkits: tuple[Toolkit, ...], value: str) -> Pick:
-    same = (each for each in toolkits if folder in each.names or folder.resolve() == each.root.resolve())
+    same = (
+        each for each in toolkits if folder in each.names or os.path.realpath(folder) == os.path.realpath(each.root)
+    )
     toolkit = next(same, None)
     return Pick(by, value, folder, toolkit, toolkit.version if toolkit else "")
 

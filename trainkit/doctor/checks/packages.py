@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -183,9 +184,9 @@ def interpreter(host: Host, target: Target) -> list[Finding]:
 
 def _reach(host: Host) -> Iterator[Finding]:
     """A checkout is imported because it is the working folder; ranks do not look there (python -P)."""
-    own = Path(__file__).resolve().parents[3]
-    if own == host.folder.resolve() and own not in (Path(each).resolve() for each in host.packages):
-        quoted = shlex.quote(str(own))
+    own = os.path.realpath(Path(__file__).parents[3])
+    if own == os.path.realpath(host.folder) and own not in map(os.path.realpath, host.packages):
+        quoted = shlex.quote(own)
         evidence = (f"trainkit is in {own}, the working folder, and not on the search path",)
         install = f"{host.pip} install -e {quoted}      # or for good"
         fix = (f"export PYTHONPATH={quoted}${{PYTHONPATH:+:$PYTHONPATH}}", install)
