@@ -12,6 +12,7 @@ import pytest
 
 from trainkit.files import (
     cache_folder,
+    is_there,
     open_regular,
     parse_json,
     publish,
@@ -108,6 +109,18 @@ def test_the_cache_folder_follows_the_xdg_specification() -> None:
     assert cache_folder({"XDG_CACHE_HOME": "relative", "HOME": "/h"}, "corpora") == "/h/.cache/trainkit/corpora"
     assert cache_folder({"HOME": "/h"}, "corpora") == "/h/.cache/trainkit/corpora"
     assert cache_folder({}, "corpora") is None
+
+
+def test_what_cannot_be_looked_at_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "nowhere").symlink_to("gone")
+    there = {name: is_there(tmp_path / name) for name in (".", "file", "gone", "gone/in", "file/in", "nowhere")}
+    assert [name for name, found in there.items() if found] == [".", "file"]
+    for name, code in (("loop", errno.ELOOP), ("x" * 300, errno.ENAMETOOLONG)):
+        with pytest.raises(OSError, match=r"name|link") as raised:
+            is_there(tmp_path / name)
+        assert raised.value.errno == code
 
 
 def test_a_link_in_the_place_of_a_folder_is_refused(tmp_path: Path) -> None:

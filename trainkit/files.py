@@ -40,6 +40,18 @@ def open_regular(path: PathLike, flags: int = os.O_RDONLY, mode: int = 0o666, *,
     return fd
 
 
+def is_there(path: PathLike) -> bool:
+    """Whether there is something at the path, or at the end of its links. Raises OSError where that cannot be told.
+
+    Path.exists does so as well, until Python 3.13: from 3.14 on it calls missing what may not be looked at.
+    """
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def _refuse_special(found: os.stat_result, path: PathLike) -> None:
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))

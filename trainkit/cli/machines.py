@@ -11,7 +11,7 @@ from typing import Any
 
 from trainkit.cli.disk import MACHINES, shipped_root
 from trainkit.errors import UsageError
-from trainkit.files import parse_json, read_whole
+from trainkit.files import is_there, parse_json, read_whole
 from trainkit.machine.facts import FACTS_VERSION, Facts
 from trainkit.text import GIB
 
@@ -41,7 +41,7 @@ def machine_facts(word: str | None) -> Facts:
         return probe()
     if word.endswith((".yaml", ".yml")):
         return _own_profile(word)
-    if word.endswith(".json") or Path(word).is_file():
+    if word.endswith(".json") or (is_there(word) and Path(word).is_file()):
         return replace(Facts.from_json(_read_json(word)), origin=word)
     import yaml
 

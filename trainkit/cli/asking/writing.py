@@ -18,6 +18,7 @@ from trainkit.cli.disk import Disk, modeline, working_folder, write_file
 from trainkit.cli.machines import machine_facts
 from trainkit.cli.pipeline import find_recipe
 from trainkit.errors import MachineError, RecipeError, UsageError
+from trainkit.files import is_there
 from trainkit.recipe.layers.merge import Merge
 from trainkit.recipe.layers.paths import absolute
 from trainkit.text import wrapped
@@ -74,7 +75,7 @@ class Job:
 
 def take_defaults(session: Session, job: Job) -> None:
     """Answer every question with what it proposes, and write. Raises UsageError where one proposes nothing."""
-    if job.target.exists() and not job.force:
+    if is_there(job.target) and not job.force:
         raise UsageError(f"{job.target} exists", hint="give another --output, or --force to replace it")
     while (question := session.question) is not None:
         outcome = session.answer("")

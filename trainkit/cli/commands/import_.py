@@ -17,6 +17,7 @@ from trainkit.cli.diagnostics import show_diagnostics, write_text
 from trainkit.cli.disk import Disk, modeline, working_folder, write_file
 from trainkit.cli.options import Force
 from trainkit.errors import Diagnostic, UsageError
+from trainkit.files import is_there
 
 Output = Annotated[
     str | None, Option("--output", "-o", metavar="FILE", help="The recipe to write; default: standard output.")
@@ -113,7 +114,7 @@ def refuse(argv: Sequence[str], output: str | None, kind: str | None, *, force: 
     own = [each for each in KINDS if each != "builtin"]
     if kind is not None and kind not in own:
         raise UsageError(f"--kind {kind!r} is unknown", hint=f"choose one of: {', '.join(own)}")
-    if output is not None and Path(output).exists() and not force:
+    if output is not None and is_there(output) and not force:
         raise UsageError(f"{output} exists", hint="give another --output, or --force to replace it")
     if output is not None and from_file and os.path.realpath(output) == os.path.realpath(argv[0]):
         raise UsageError(f"{output} is what is imported", hint="give another --output")

@@ -16,7 +16,7 @@ from trainkit.cli.disk import write_file
 from trainkit.cli.options import Json, On, Presets, Variant
 from trainkit.cli.pipeline import plan_recipe, resolve_line, resolve_request, show_warnings
 from trainkit.errors import Diagnostic, ExitCode, UsageError
-from trainkit.files import parse_json, read_whole
+from trainkit.files import is_there, parse_json, read_whole
 
 if TYPE_CHECKING:
     from trainkit.machine.facts import Facts
@@ -139,7 +139,7 @@ def write_export(resolved: Resolved, facts: Facts, tool: str, folder: str | None
     where = "the first line of the file shows the whole command"
     show_diagnostics([Diagnostic("note", each, hint=where) for each in made.notes])
     if folder is not None:
-        taken = [name for name in made.files if Path(folder, name).exists()]
+        taken = [name for name in made.files if is_there(Path(folder, name))]
         if taken:
             raise UsageError(f"{Path(folder, taken[0])} exists", hint="give another --output")
         for name, content in made.files.items():

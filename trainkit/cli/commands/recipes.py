@@ -19,6 +19,7 @@ from trainkit.cli.line import PYTHON, OwnProgram, own_program, split_line
 from trainkit.cli.options import Force, Json, On, Presets, Variant
 from trainkit.cli.pipeline import no_recipe, plan_recipe, replaces_recipe, resolve_request, show_warnings
 from trainkit.errors import Diagnostic, ExitCode, TrainkitError, UsageError
+from trainkit.files import is_there
 from trainkit.recipe.layers.secrets import mask_words
 from trainkit.text import table
 
@@ -81,7 +82,7 @@ def cp(
     # With the modeline of this installation: a copy elsewhere is as far from the schema as it may be.
     lines = [line for line in source.read_text(encoding="utf-8").splitlines(keepends=True) if MODELINE not in line]
     text = "".join(lines) if name in machines else f"{modeline()}\n{''.join(lines)}"
-    if target.exists() and not force:
+    if is_there(target) and not force:
         raise UsageError(f"{target} exists", hint="give another name, or --force to replace it")
     write_file(target, text, "give another destination")
     write_text(f"{target}\n")

@@ -18,6 +18,7 @@ from typer import Argument, Option
 from trainkit.cli.diagnostics import one_line, write_text
 from trainkit.cli.options import Command, CommandGroup, Json, Root
 from trainkit.errors import UsageError
+from trainkit.files import is_there
 from trainkit.recipe.layers.secrets import mask_words
 from trainkit.text import table
 
@@ -211,7 +212,7 @@ def export(  # noqa: PLR0917 - a command's options
     checkpoint = find_checkpoint(source, root, best=best)
     beside = checkpoint.parents[1] / "exports" / (checkpoint.name + ("-adapter" if adapter else ""))
     target = Path(destination) if destination else beside
-    if target.exists():
+    if is_there(target):
         raise UsageError(f"{target} exists", hint="give another destination, or remove it")
     # torch is imported by a process of its own: this one starts fast, and never needs it.
     argv = [*EXPORTER, "--checkpoint", str(checkpoint), "--destination", str(target.absolute())]
