@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Iterable
 
 _ROOM = "make room, or write to another place"
 _DISK = "the disk or its server fails: see dmesg, and write to another place"
@@ -28,7 +29,10 @@ HINTS: dict[int, str] = {
 }
 # What libraries make of the same -> what it is, what to do.
 _SAID: dict[str, tuple[str, str]] = {
-    r"can't start new thread|Thread creation failed": ("no more threads may be started", _PROCESSES),
+    r"can't start new thread|Thread creation failed": (
+        "no more threads may be started",
+        f"{_PROCESSES}; or the memory (ulimit -v)",
+    ),
     r"Too many open files": ("too many open files", _FILES),
     r"(?:unable to|could not) (?:write to|open|mmap|allocate|resize).*(?:shared memory|</?torch_)|out of shared memory|"
     r"Bus error": ("shared memory (/dev/shm) is full, or cannot be used", "enlarge /dev/shm, or set data.workers to 0"),
@@ -55,3 +59,8 @@ def refusal(error: BaseException) -> tuple[str, str] | None:
             if re.search(pattern, words):
                 return f"{what} ({words[:200]})", hint
     return None
+
+
+def refusal_in(lines: Iterable[str]) -> tuple[str, str] | None:
+    """The first refusal of the system that a log shows, as of :func:`refusal`."""
+    return next(filter(None, (refusal(RuntimeError(line.strip())) for line in lines)), None)

@@ -126,9 +126,11 @@ def test_the_cause_of_what_is_only_warned_of_is_named_too(layout: RunLayout) -> 
     program(layout, "torch", "")
     shown = layout.attempt(1).shown / "rank-0.json"
     shown.write_text(json.dumps({"differences": [], "warnings": [SAID.format("ddp", ALONE)]}))
-    assert remarks(layout.attempt(1)) == ["most likely: the model is not wrapped in DistributedDataParallel"]
+    assert remarks(layout.attempt(1), Verdict(0)) == [
+        "most likely: the model is not wrapped in DistributedDataParallel"
+    ]
     shown.write_text(json.dumps({"differences": []}))
-    assert remarks(layout.attempt(1)) == []
+    assert remarks(layout.attempt(1), Verdict(0)) == []
 
 
 def test_another_librarys_trainer_is_not_taken_for_transformers(layout: RunLayout) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from trainkit.runner.report.exit_status import Verdict
-from trainkit.runner.report.failure import describe_failure
+from trainkit.runner.report.failure import describe_failure, remarks
 from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
-from trainkit.runner.rundir.records import RankRecord, write_record
+from trainkit.runner.rundir.records import REMOVED, RankRecord, write_record
 
 FAILED = Verdict(7, "program", "rank 1 exited with code 7", 1)
 ENDED = Verdict(130, "signal", "trainkit received SIGINT", signal=2)
@@ -102,3 +103,21 @@ def test_an_abort_of_gloo_s_threads_at_the_end_is_told_from_other_aborts(attempt
     assert "its message is above" in describe_failure(aborted, attempt, 0).splitlines()[-1]
     attempt.log(1, "err").write_text("terminate called without an active exception\n")
     assert "gloo's threads and the interpreter" in describe_failure(aborted, attempt, 0).splitlines()[-1]
+
+
+def test_a_launcher_fails_of_what_it_met_first_and_not_of_its_own_clean_up(attempt: AttemptLayout) -> None:
+    failed = Verdict(1, "launcher", "torchrun exited with code 1 and no rank failed")
+    attempt.launcher_log.write_text(
+        traceback(0, "RuntimeError: can't start new thread") + traceback(0, "RuntimeError: cannot join thread")
+    )
+    *_, first, hint = describe_failure(failed, attempt, None).splitlines()
+    assert first.startswith("what launcher.log shows first: no more threads may be started")
+    assert hint.startswith("next: raise the number of processes") and "memory" in hint
+
+
+def test_a_run_directory_that_is_gone_is_said_once(attempt: AttemptLayout) -> None:
+    attempt.ranks.mkdir()
+    assert remarks(attempt, Verdict(0)) == []
+    shutil.rmtree(attempt.root)
+    assert remarks(attempt, Verdict(0)) == [f"warning: {REMOVED}: what it had written before is gone"]
+    assert remarks(attempt, Verdict(7, "program", f"rank 0 exited with code 7; {REMOVED}", 0)) == []

@@ -308,7 +308,7 @@ def _follow(
     # On several nodes each has a run directory of its own, and only rank 0 measures.
     has_rank_0 = plan.topology.nodes == 1 or relay.shown_rank == 0
     summary = build_summary(plan, layout, verdict, seconds, relay.progress, watch, has_rank_0)
-    for remark in remarks(attempt):
+    for remark in remarks(attempt, verdict):
         console.say(remark)
     try:  # a full disk must not change the exit code
         refuse_links(layout.root)

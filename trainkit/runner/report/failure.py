@@ -8,12 +8,13 @@ import signal
 from pathlib import Path
 
 from trainkit.files import read_json
+from trainkit.refusals import refusal_in
 from trainkit.runner.report.causes import by_trace, causes_of
 from trainkit.runner.report.exit_status import KILLED, Verdict
 from trainkit.runner.report.progress import last_lines
 from trainkit.runner.rundir.checkpoints import checkpoints_of
 from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
-from trainkit.runner.rundir.records import RankRecord, read_records
+from trainkit.runner.rundir.records import REMOVED, RankRecord, read_records
 from trainkit.text import counted, listed
 
 LINES = 20
@@ -59,6 +60,9 @@ def describe_failure(verdict: Verdict, attempt: AttemptLayout, shown_rank: int |
     hint = NOT_AS_PLANNED if verdict.failure == "plan" else ""
     if verdict.failure in ("program", "rank", "launcher", "preparation"):
         hint = by_trace("\n".join([*end, *unlogged, *refused])) or _hint(verdict)
+    # A launcher fails of what it meets first, and then of its own clean-up.
+    if verdict.failure == "launcher" and (met := refusal_in(last_lines(attempt.launcher_log))):
+        lines, hint = [*lines, f"what {attempt.launcher_log.name} shows first: {met[0]}"], met[1]
     if verdict.failure == "plan":
         lines += [f"most likely: {cause}" for cause in causes_of(verdict.why, RunLayout(attempt.root.parent.parent))]
     if hint:
@@ -134,12 +138,13 @@ def last_words(attempt: AttemptLayout, rank: int) -> tuple[str, ...]:
     return tuple(_NUMBER.sub("0", line) for line in lines[-LINES:])
 
 
-def remarks(attempt: AttemptLayout) -> list[str]:
+def remarks(attempt: AttemptLayout, verdict: Verdict) -> list[str]:
     """What the wrappers recorded of ranks that ran, however they ended, and why a run was not as planned."""
     try:
         records = list(read_records(str(attempt.root)))
     except OSError:  # the run directory was removed meanwhile, or its disk fails
-        return []
+        gone = not attempt.ranks.is_dir() and REMOVED not in verdict.why
+        return [f"warning: {REMOVED}: what it had written before is gone"] if gone else []
     found = [f"rank {record.rank}: {record.message}" for record in records if record.message and record.pid]
     accounts = (read_json(file).get("warnings") for file in sorted(attempt.shown.glob("rank-*.json")))
     warned = next((str(each) for each in accounts if each), "")

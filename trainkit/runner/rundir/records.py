@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from trainkit.files import parse_json, publish, publish_or_overwrite, read_whole, refuse_links
 
+REMOVED = "the run directory was removed while it ran"
 ROOM = 2500  # bytes, of the block of 4096 that even a small file has
 
 

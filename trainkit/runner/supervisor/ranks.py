@@ -9,7 +9,7 @@ import signal
 import time
 
 from trainkit.files import publish
-from trainkit.runner.rundir.records import RankRecord, read_records, refuse_replaced
+from trainkit.runner.rundir.records import REMOVED, RankRecord, read_records, refuse_replaced
 from trainkit.runner.supervisor.processes import is_alive, open_pidfd
 
 SETTLED_SECONDS = 0.05
@@ -63,7 +63,7 @@ class Ranks:
         """Why records cannot be written or read now; empty where they can."""
         folder = os.path.join(self._attempt_dir, "ranks")
         if not os.path.isdir(folder):
-            return "the run directory was removed while it ran"
+            return REMOVED
         probe = os.path.join(folder, ".probe")
         try:
             refuse_replaced(self._attempt_dir)
