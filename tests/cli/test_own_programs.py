@@ -132,6 +132,7 @@ def test_a_shell_script_and_a_quoted_line_are_read_as_import_reads_them(trainkit
     [
         ("nosuch.py --lr 1", "nosuch.py: error: there is no file nosuch.py", "starts from the current folder"),
         ("pkg", "pkg is a folder without a recipe.yaml", "or a script"),
+        ("given", "given/recipe.yaml is a link, and no run directory has one", "if you trust it"),
         ("folder.py", "folder.py is a folder", "name the script in it"),
         ("broken.py", "broken.py:2:5: error: broken.py is no program that Python", "invalid syntax"),
         ("torchrun broken.py", "broken.py:2:5: error: broken.py is no program that Python", "invalid syntax"),
@@ -152,6 +153,8 @@ def test_what_cannot_run_is_said_once_and_where(
 ) -> None:
     (folder / "broken.py").write_text("import os\ndef (\n")
     (folder / "folder.py").mkdir()
+    (folder / "given").mkdir()
+    (folder / "given/recipe.yaml").symlink_to("/etc/passwd")
     done = trainkit(command, *words.split(), cwd=folder)
     assert done.returncode == 2
     assert said in done.stderr

@@ -105,6 +105,9 @@ def find_recipe(word: str, disk: Disk) -> str:
         if not disk.exists(inside):
             hint = "name a recipe file, a run directory (`trainkit runs list` shows them), or a script"
             raise UsageError(f"{word} is a folder without a recipe.yaml", hint=hint)
+        if os.path.islink(inside):  # noqa: PTH114 - as above; somebody else may have made the folder
+            what = f"{inside} is a link, and no run directory has one"
+            raise UsageError(what, hint="name the file that it leads to, if you trust it")
         return inside
     if not disk.exists(word) and (shipped := disk.shipped().get(f"recipes/{word}")):
         return shipped
