@@ -76,6 +76,14 @@ def test_log_levels_follow_the_rank(corpus_folder: Path, tmp_path: Path) -> None
     assert said[1] == ""
 
 
+def test_a_rank_leaves_nothing_in_its_temporary_folder(corpus_folder: Path, tmp_path: Path) -> None:
+    case = Case({"kind": "single"}, ranks=1).changed(train={"steps": 1})
+    (tmp_path / "tmp").mkdir()
+    done = trainer(write_settings(tmp_path / "run", case, corpus_folder), TMPDIR=str(tmp_path / "tmp"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not list((tmp_path / "tmp").iterdir())
+
+
 SPEAK = """
 import sys
 from trainkit.recipe.schema import Logging

@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -121,6 +121,14 @@ def train_and_report(settings: Settings, world: World, device: torch.device, req
     return 0
 
 
+def remove_folder_of_torch() -> None:
+    """torch 2.6 makes a temporary folder as it is imported, and leaves it to the tear-down, which never comes."""
+    made = getattr(sys.modules.get("torch.distributed.nn.jit.instantiator"), "_TEMP_DIR", None)
+    if made is not None:
+        with suppress(OSError):
+            made.cleanup()
+
+
 def start(argv: Sequence[str] | None = None) -> NoReturn:
     """Run :func:`main` and end the process without the interpreter's tear-down."""
     try:
@@ -130,6 +138,7 @@ def start(argv: Sequence[str] | None = None) -> NoReturn:
         code = int(ExitCode.FAILED)
     sys.stdout.flush()
     sys.stderr.flush()
+    remove_folder_of_torch()
     # Everything is closed by now, and tear-down after DeepSpeed on gloo aborts about one run in ten ("terminate called
     # without an active exception"), which would turn a finished run into a failed one.
     os._exit(code)
