@@ -127,6 +127,31 @@ def test_an_environment_that_cannot_be_made_fails_the_campaign(
     assert "it cannot be made" in capsys.readouterr().out
 
 
+def test_a_torch_without_libuv_is_linked_but_for_what_asks_for_it(versions: Any, tmp_path: Path) -> None:
+    site, env = tmp_path / "dist-packages", tmp_path / "env"
+    text = "if True:\n    from stores import (\n        TCPStore,\n        Work as _Work,\n    )\n"
+    for name in ("torch/__init__.py", "torch/distributed/__init__.py", "torch/distributed/rpc.py", "rich.py"):
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(text)
+    (site / "torch-2.6.dist-info").mkdir()
+    (made := env / "lib" / "python3.13" / "site-packages").mkdir(parents=True)
+    python = versions.Interpreter("3.13.5", "/usr/bin/python3.13", "2.6.0+debian", str(site))
+    versions.link_torch(python, env)
+    links = {str(path.relative_to(made)) for path in made.rglob("*") if path.is_symlink()}
+    assert links == {"torch/__init__.py", "torch/distributed/rpc.py", "torch-2.6.dist-info"}
+    assert (site / "torch/distributed/__init__.py").read_text() == text
+    (tmp_path / "stores.py").write_text(
+        "class Work: pass\nclass TCPStore:\n"
+        "    def __init__(self, port, use_libuv=True):\n        self.found = port, use_libuv\n"
+    )
+    program = "import torch.distributed as d; print(d.TCPStore(80).found, d.TCPStore(port=1, use_libuv=True).found)"
+    (made / "torch/__init__.py").unlink()
+    (made / "torch/__init__.py").touch()
+    argv = [sys.executable, "-S", "-c", program]
+    environ = {"PYTHONPATH": f"{made}{os.pathsep}{tmp_path}"}
+    assert subprocess.check_output(argv, env=environ, text=True) == "(80, False) (1, False)\n"
+
+
 def test_a_test_that_needs_another_release_is_skipped_and_says_why() -> None:
     assert lacks("pytest>=8") == lacks("python>=3.11") == ""
     assert re.fullmatch(r"needs pytest>=999, and [\d.]+ is installed", lacks("pytest>=999"))
