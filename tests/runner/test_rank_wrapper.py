@@ -84,6 +84,17 @@ def test_a_rank_that_cannot_register_starts_nothing_and_says_why(tmp_path: Path)
     assert err.decode() == f"trainkit.runner.rank: {tmp_path}/attempt cannot be written: Not a directory\n"
 
 
+def test_a_rank_whose_log_cannot_be_opened_is_recorded_as_one_that_could_not_start(tmp_path: Path) -> None:
+    (tmp_path / "logs/rank-0.out").mkdir(parents=True)
+    wrapper = start(tmp_path, *python("print('ran')"))
+    out, err = wrapper.communicate(timeout=20)
+    assert (wrapper.returncode, out) == (1, b"")
+    assert err.decode() == f"trainkit.runner.rank: {tmp_path} cannot be written: Is a directory\n"
+    recorded = record(tmp_path)
+    assert (recorded["pid"], recorded["exit_code"]) == (0, 1) and recorded["ended"]
+    assert recorded["message"] == f"{tmp_path} cannot be written: Is a directory"
+
+
 def test_only_rank_0_speaks_on_the_console(tmp_path: Path) -> None:
     out, _ = start(tmp_path, *python("print('hello')"), rank=3).communicate(timeout=20)
     assert out == b""

@@ -240,3 +240,12 @@ def test_code_beside_a_tokenizer_is_never_run(
     with contextlib.suppress(TrainingError):
         open_encoder(str(folder))
     assert not mark.exists()
+
+
+def test_a_tokenizer_that_its_library_panics_over_is_refused(make_tokenizer: Callable[..., Path]) -> None:
+    folder = make_tokenizer()
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["model"]["continuing_subword_prefix"] = "x" * 31  # longer than what is merged
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(TrainingError, match=r"no sound tokenizer in .*: PanicException: range end index"):
+        open_encoder(str(folder))

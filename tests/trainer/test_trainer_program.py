@@ -27,7 +27,9 @@ def test_a_missing_corpus_is_one_line_with_exit_code_1(tmp_path: Path) -> None:
     assert done.stderr == f"error: data.path: {tmp_path}/nowhere does not exist\n"
 
 
-@pytest.mark.parametrize("content", [None, "{", '{"recipe": {}}', '{"recipe": {"nmae": 1}, "batch": {}}'])
+@pytest.mark.parametrize(
+    "content", [None, "{", "[]", '{"batch": 7}', '{"recipe": {}}', '{"recipe": {"nmae": 1}, "batch": {}}']
+)
 def test_settings_that_planning_did_not_write_are_refused_without_a_traceback(
     content: str | None, tmp_path: Path
 ) -> None:

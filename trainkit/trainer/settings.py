@@ -77,5 +77,5 @@ def read_settings(path: Path) -> Settings:
         )
     except OSError as error:
         raise TrainingError(f"the settings file {path} cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, ValidationError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ValidationError) as error:
         raise TrainingError(f"the settings file {path} is not a trainer.json as trainkit writes it: {error}") from error

@@ -47,7 +47,7 @@ def refuse_special(folder: str, key: str) -> None:
             )
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """A library's message in one line: transformers and Arrow follow it with pages."""
     kind = "" if isinstance(error, ValueError | OSError | ImportError | RuntimeError) else f"{type(error).__name__}: "
     return kind + str(error).strip().partition("\n")[0][:300]

@@ -73,18 +73,19 @@ def plan(
     if export is not None:
         write_export(resolved, facts, export, output)
     else:
-        write_plan(planned.plan, resolved, diff, as_json=as_json, shell=shell)
+        other = other_plan(diff, facts) if diff is not None else None
+        write_plan(planned.plan, resolved, other, as_json=as_json, shell=shell)
     if planned.plan.blockers:
         raise typer.Exit(ExitCode.MACHINE)
 
 
-def write_plan(plan: Plan, resolved: Resolved, other: str | None, *, as_json: bool, shell: bool) -> None:
+def write_plan(plan: Plan, resolved: Resolved, other: Plan | None, *, as_json: bool, shell: bool) -> None:
     """The plan on standard output: compared with another, as JSON, as a script, or as a page."""
     # Each way to show the plan is imported for itself: starting takes longer than planning.
     if other is not None:
         from trainkit.plan.render import diff
 
-        write_text(diff.render(other_plan(other), plan))
+        write_text(diff.render(other, plan))
     elif as_json:
         from trainkit.plan.serialize import plan_to_json
 
@@ -105,22 +106,22 @@ def write_plan(plan: Plan, resolved: Resolved, other: str | None, *, as_json: bo
         write_text(table.render(plan, width))
 
 
-def other_plan(word: str) -> Plan:
-    """The plan of a run directory (its plan.json), a plan.json, or a recipe planned for this machine."""
+def other_plan(word: str, facts: Facts) -> Plan:
+    """The plan of a run directory (its plan.json), a plan.json, or a recipe planned for the same machine."""
     from trainkit.plan.serialize import plan_from_json
 
     path = Path(word)
     stored = path / "plan.json" if path.is_dir() else path
     if stored.name.endswith(".json") and stored.is_file():
         try:
-            data = parse_json(read_whole(stored, links=True))
+            data = parse_json(read_whole(stored, links=stored == path))
             if not isinstance(data, dict) or "plan_version" not in data:
                 raise ValueError("it has no plan_version")
             return plan_from_json(data)
         except (ValueError, KeyError, TypeError, OSError) as error:
             what = f"{stored} is not a plan of this trainkit: {error}"
             raise UsageError(what, hint="name a recipe or a run directory") from error
-    return plan_recipe(show_warnings(resolve_request(word))).plan
+    return plan_recipe(show_warnings(resolve_request(word)), facts).plan
 
 
 def write_export(resolved: Resolved, facts: Facts, tool: str, folder: str | None) -> None:

@@ -66,6 +66,7 @@ class Wrapper:
         self._kill_at = self._term_at = float("inf")
         self._alone = False  # whether they are gone
         self._exit: int | None = None  # minus the signal that killed it
+        self._unwritable = ""  # why nothing could be written
         self._before = ""  # how this rank differed from the plan before the launcher restarted it
         self._shares_terminal = os.isatty(0)
         hang_up = signal.getsignal(signal.SIGHUP)
@@ -95,7 +96,7 @@ class Wrapper:
             channels = self._register()
         except OSError as error:
             self._say_unwritable(error)
-            return NOT_REGISTERED
+            return self._end(ended=time.time(), exit_code=NOT_REGISTERED, message=self._unwritable)
         self._watch_keepers()
         if self._before:  # the launcher restarts whatever fails; what differs from the plan would do so again
             return self._end(ended=time.time(), exit_code=NOT_AS_PLANNED, not_as_planned=self._before)
@@ -265,9 +266,11 @@ class Wrapper:
         return self._record.code
 
     def _say_unwritable(self, error: OSError) -> None:
-        message = f"trainkit.runner.rank: {self._options.attempt_dir} cannot be written: {error.strerror}\n"
-        with contextlib.suppress(OSError):
-            os.write(2, message.encode("utf-8", "surrogateescape"))
+        why = f"{self._options.attempt_dir} cannot be written: {error.strerror}"
+        if why != self._unwritable:  # said once
+            self._unwritable = why
+            with contextlib.suppress(OSError):
+                os.write(2, f"trainkit.runner.rank: {why}\n".encode("utf-8", "surrogateescape"))
 
 
 def keepers(attempt_dir: str) -> tuple[list[int], int]:

@@ -106,7 +106,9 @@ def open_encoder(folder: str | None) -> Encoder:
     transformers.utils.logging.set_verbosity_error()
     try:
         inner = transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # transformers and the Rust below it raise anything
+    except BaseException as error:  # transformers raises anything, and the Rust below it what is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         what = f"data.tokenizer: transformers finds no sound tokenizer in {path}: {first_line(error)}"
         raise TrainingError(what) from error
     return Tokenizer(inner, fingerprint(path))
