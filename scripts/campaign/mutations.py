@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ def changed(draw: random.Random, tree: Any, odd: Sequence[Any]) -> Any:
                 if draw.random() < 0.15:
                     del holder[name]
                 else:
-                    holder[name] = draw.choice(odd)
+                    holder[name] = copy.deepcopy(draw.choice(odd))
                 break
             holder = holder[name]
     return tree
