@@ -141,7 +141,7 @@ FLAGS: tuple[LauncherFlag, ...] = (
     *without_key(
         "monitor_interval start_method event_log_handler role local_ranks_filter duplicate_stdout_filters "
         "duplicate_stderr_filters node_rank master_addr master_port logs_specs numa_binding signals_to_handle "
-        "log_line_prefix_template"
+        "log_line_prefix_template print_completion"
     ),
 )
 
