@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import resource
@@ -46,6 +47,7 @@ EVENTS = frozenset(
         "urllib.Request",
     )
 )
+CAST: int = importlib.import_module("_ctypes")._cast_addr  # ctypes.cast, which is a call from Python 3.14 on
 # Event -> place of the open folder that its name is seen from, among its arguments; -1: it has none.
 CHANGES = {
     "os.mkdir": 2,
@@ -223,6 +225,8 @@ class Hook:
             self.busy = False
 
     def _wrong(self, event: str, args: tuple[Any, ...]) -> str:
+        if event == "ctypes.call_function" and args[0] == CAST:
+            return ""
         if event in self.events:
             return f"{event} {args!r}"[:120]
         if event == "open" and isinstance(args[0], str | bytes):
