@@ -233,3 +233,22 @@ def test_no_checkpoint_goes_where_a_link_in_the_place_of_the_run_directory_leads
     with pytest.raises(TrainingError, match="a link is in the place of a folder of the run"):
         parts.checkpoints.save(1, parts.strategy)
     assert list((tmp_path / "other").iterdir()) == []
+
+
+def test_a_link_that_comes_while_a_checkpoint_is_begun_is_not_written_through(
+    make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = make_settings(**EVERY_STEP)
+    parts = parts_of(settings)
+    original = parts.strategy.save
+
+    def after_a_link(folder: Path) -> None:
+        settings.run_dir.rename(tmp_path / "moved")
+        (tmp_path / "other" / "checkpoints").mkdir(parents=True)
+        settings.run_dir.symlink_to(tmp_path / "other")
+        original(folder)
+
+    monkeypatch.setattr(parts.strategy, "save", after_a_link)
+    with pytest.raises(TrainingError, match="the checkpoint of step 1 cannot be written"):
+        parts.checkpoints.save(1, parts.strategy)
+    assert list((tmp_path / "other" / "checkpoints").iterdir()) == []

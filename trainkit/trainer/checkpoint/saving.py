@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -58,6 +58,18 @@ def refused_write(folder: Path) -> str | None:
 def step_folder(root: Path, step: int) -> Path:
     """Where the checkpoint of a step is."""
     return root / f"step-{step:08d}"
+
+
+def _make_scratch(scratch: Path) -> None:
+    """A folder beside the checkpoints; in the run directory itself, for a link in its place may lead to another run."""
+    root = scratch.parent
+    run = os.open(root.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(root.name, dir_fd=run)
+        os.mkdir(Path(root.name, scratch.name), dir_fd=run)
+    finally:
+        os.close(run)
 
 
 class Checkpoints:
@@ -124,9 +136,10 @@ class Checkpoints:
             if any(gather_from_ranks((final / MANIFEST).exists(), world)):
                 return
             if world.rank == 0:
+                refuse_links(root.parent)  # once more: the ranks have waited for one another
                 for leftover in root.glob(".tmp-*"):  # of an attempt that was killed while it wrote
                     shutil.rmtree(leftover)
-                scratch.mkdir(parents=True)
+                _make_scratch(scratch)
             barrier(world)
             # Between the barriers, for no rank writes before the folder is there, and then rank 0 lists what all wrote.
             put(scratch)

@@ -5,6 +5,7 @@ With them, what all strategies of plain PyTorch share: backward, clipping, the u
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -15,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
@@ -115,8 +117,17 @@ class Ddp(Engine):
 
 
 def _write(state: dict[str, Any], folder: Path, group: Any = None) -> None:
+    writer = FileSystemWriter(folder / STATE)
+    writer.fs = _Folder()
     with quiet():
-        state_dict_saver.save(state, checkpoint_id=folder / STATE, process_group=group)
+        state_dict_saver.save(state, storage_writer=writer, process_group=group)
+
+
+class _Folder(FileSystem):
+    """torch's, which would make all folders above its own anew, also where a link has taken the place of one."""
+
+    def mkdir(self, path: str | os.PathLike[str]) -> None:
+        Path(path).mkdir(exist_ok=True)
 
 
 def _copied(value: Any) -> Any:
