@@ -193,7 +193,7 @@ def test_a_field_has_the_name_that_the_version_knows() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.needs("transformers>=5")  # the table's defaults are those of the newest
+@pytest.mark.needs("transformers>=5", "torch>=2.8")  # the table's defaults are those of the newest
 def test_the_table_is_what_the_installed_library_has() -> None:
     transformers = pytest.importorskip("transformers")
     declared = {each.name: each.default for each in dataclasses.fields(transformers.TrainingArguments)}
