@@ -47,7 +47,10 @@ def _classes() -> list[Any]:
     found = []
     for place in hostile.ALLOWED:
         module, name = place.split(" ")
-        value = getattr(importlib.import_module(module), name)
+        try:
+            value = getattr(importlib.import_module(module), name)
+        except ModuleNotFoundError:  # as numpy 2 calls it, or numpy 1
+            continue
         found.append({key: id(each) for key, each in getattr(value, "__dict__", {}).items()})
     return found
 

@@ -247,5 +247,5 @@ def test_a_tokenizer_that_its_library_panics_over_is_refused(make_tokenizer: Cal
     content = json.loads((folder / "tokenizer.json").read_text())
     content["model"]["continuing_subword_prefix"] = "x" * 31  # longer than what is merged
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(TrainingError, match=r"no sound tokenizer in .*: PanicException: range end index"):
+    with pytest.raises(TrainingError, match=r"no sound tokenizer in .*: PanicException: "):
         open_encoder(str(folder))
