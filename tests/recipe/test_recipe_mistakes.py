@@ -68,6 +68,15 @@ def test_a_nul_byte_is_an_error_wherever_it_is(refuse: Refuse) -> None:
     assert all("holds a NUL byte" in each.what for each in errors)
 
 
+def test_bytes_that_are_no_text_are_an_error_wherever_they_come_from(refuse: Refuse) -> None:
+    text = 'train: {steps: 3}\nenv: {A: "${oc.env:LATIN}"}\n'
+    bad = "caf\udce9"  # as Python keeps a byte that is not UTF-8
+    environ = {"LATIN": bad, "TRAINKIT__DATA__INCLUDE": bad}
+    errors = refuse(text, environ=environ, overrides=(f"env.B={bad}",))
+    assert sorted(each.key for each in errors) == ["data.include", "env.A", "env.B"]
+    assert all("not UTF-8" in each.what for each in errors)
+
+
 def test_words_that_other_tools_use_are_answered_with_the_ones_to_write(refuse: Refuse) -> None:
     text = "train: {steps: 3}\ndevices: {type: tpu}\nprecision: tf32\noutput: {root: ''}\n"
     hints = {each.key: each.hint for each in refuse(text)}

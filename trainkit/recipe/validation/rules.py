@@ -13,6 +13,7 @@ from trainkit.recipe.layers.paths import Files
 from trainkit.recipe.layers.secrets import public_names
 from trainkit.recipe.validation.type_errors import refused
 from trainkit.recipe.validation.validate import Locate
+from trainkit.recipe.yaml.reader import NO_TEXT, WRITE_TEXT, is_text
 
 # Key and value of program.script or program.module -> its program.kind, with what tells it; empty where nothing does.
 KindOf = Callable[[str, str], str]
@@ -85,21 +86,23 @@ def _program(context: Context) -> Iterator[Diagnostic]:
         yield context.error("program.module", f"program.module takes a dotted name, and {module} is a path", hint)
 
 
-def _zero_bytes(context: Context) -> Iterator[Diagnostic]:
-    for key in _with_zero_byte(context.tree, ""):
-        what = f"{key.replace(chr(0), '?')} holds a NUL byte, which no path, word or variable of a program can hold"
-        yield context.error(key, what, "remove it")
+def _no_text(context: Context) -> Iterator[Diagnostic]:
+    for key, text in _texts(context.tree, ""):
+        shown = key.replace("\0", "?")
+        if "\0" in key or "\0" in text:
+            what = f"{shown} holds a NUL byte, which no path, word or variable of a program can hold"
+            yield context.error(key, what, "remove it")
+        elif key not in context.broken and not (is_text(key) and is_text(text)):  # a variable's, or behind `--`
+            yield context.error(key, f"the value of {shown} cannot be read: {NO_TEXT}", WRITE_TEXT)
 
 
-def _with_zero_byte(value: Any, key: str) -> Iterator[str]:
-    """The settings that have one in their name or value."""
+def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    """The settings that are texts or lists of them, with all that each says."""
     if isinstance(value, Mapping):
         for name, each in value.items():
-            yield from _with_zero_byte(each, f"{key}.{name}".lstrip("."))
-    elif any(
-        isinstance(each, str) and "\0" in each for each in (key, *(value if isinstance(value, list) else [value]))
-    ):
-        yield key
+            yield from _texts(each, f"{key}.{name}".lstrip("."))
+    else:
+        yield key, "\n".join(each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str))
 
 
 def _lacks_kind(context: Context) -> bool:
@@ -304,7 +307,7 @@ def _labels(context: Context) -> Iterator[Diagnostic]:
 
 RULES: tuple[Callable[[Context], Iterator[Diagnostic]], ...] = (
     _program,
-    _zero_bytes,
+    _no_text,
     _script,
     _length,
     _warmup,

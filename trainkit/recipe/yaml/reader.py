@@ -63,6 +63,7 @@ MAX_DEPTH = 100
 MAX_VALUES = 100_000
 MAX_ALIASED = 20_000  # values that come into being by `*alias` alone
 _FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+NO_TEXT, WRITE_TEXT = "the text is not UTF-8", "write it in UTF-8"
 _LINE_END = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
 # None and "!" are what the parser gives where the text names no tag.
 _COLLECTION_TAGS = frozenset({None, "!", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"})
@@ -82,12 +83,19 @@ def compose_bytes(data: bytes, dialect: Dialect = PLAIN) -> Document:
     return compose(text, dialect)
 
 
-def compose(text: str, dialect: Dialect = PLAIN, *, loader: Any = None) -> Document:
-    """Read a text with the given PyYAML loader class (by default the C one where there is one)."""
+def is_text(text: str) -> bool:
+    """Whether it is UTF-8: words of a command line and variables may be any bytes."""
     try:
         text.encode()
-    except UnicodeEncodeError:  # a word of the command line whose bytes are none
-        return Document({}, {}, {}, (), (Problem(Mark(1, 1), "the text is not UTF-8", hint="write it in UTF-8"),), ())
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def compose(text: str, dialect: Dialect = PLAIN, *, loader: Any = None) -> Document:
+    """Read a text with the given PyYAML loader class (by default the C one where there is one)."""
+    if not is_text(text):
+        return Document({}, {}, {}, (), (Problem(Mark(1, 1), NO_TEXT, hint=WRITE_TEXT),), ())
     composer = _Composer(text, dialect, loader or _FAST_LOADER)
     tree = composer.document()
     errors, warnings = tuple(composer.errors), tuple(composer.warnings)
