@@ -54,6 +54,21 @@ def test_a_run_whose_end_nobody_saw_is_lost(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     [
+        '{"a": 1}', '{"wall_seconds": "x"}', '{"wall_seconds": 1e999}',
+        '{"wall_seconds": 1, "strategy": 3, "launcher": 4, "world_size": 2, "memory": [3]}',
+    ],
+)  # fmt: skip
+def test_a_summary_that_is_none_is_called_damaged(tmp_path: Path, trainkit: Trainkit, content: str) -> None:
+    layout = make_run(tmp_path / "runs", "a", "1", state="ended", exit_code=0)
+    layout.summary.write_text(content)
+    shown = trainkit("runs", "show", str(layout.root))
+    assert shown.returncode == 0
+    assert f"{layout.summary} is damaged (" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
         b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"state": [], "exit_code": {}, "started": "noon", "why": 7}',
         b'{"state": "ended", "started": 1e300, "ended": NaN}',
     ],

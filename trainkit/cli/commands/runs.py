@@ -80,8 +80,6 @@ def show(
 
     Example: trainkit runs show quickstart
     """
-    from trainkit.runner.report.summary import render_summary
-
     info = find_run(run, root)
     if as_json:
         sys.stdout.write(json.dumps(as_data(info), indent=2) + "\n")
@@ -93,8 +91,18 @@ def show(
     program = shlex.join(mask_words(own)) or info.program
     write_text(one_line(f"program: {program or '-'}" + (f" ({kind})" if kind else "")) + "\n")
     if info.summary:
-        write_text(render_summary(info.summary, info.layout.root) + "\n")
+        write_text(account_of(info) + "\n")
     write_text("".join(f"{line}\n" for line in ends_of_logs(info)))
+
+
+def account_of(info: RunInfo) -> str:
+    """The summary as a table; of a damaged one, or somebody else's invention, that it is none."""
+    from trainkit.runner.report.summary import render_summary
+
+    try:
+        return render_summary(info.summary, info.layout.root)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        return f"{info.layout.summary} is damaged ({type(error).__name__}: {one_line(str(error))})"
 
 
 def ends_of_logs(info: RunInfo) -> Iterator[str]:
