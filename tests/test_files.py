@@ -21,6 +21,7 @@ from trainkit.files import (
     read_json_lines,
     read_whole,
     refuse_links,
+    remove_tree,
     write_json,
 )
 
@@ -181,3 +182,16 @@ def test_a_file_of_any_size_is_read_to_a_limit_alone(tmp_path: Path) -> None:
 def test_json_of_any_depth_is_an_error_like_any_other(content: str) -> None:
     with pytest.raises(ValueError, match="too deeply"):
         parse_json(content)
+
+
+def test_what_is_in_the_place_of_a_folder_is_removed_itself(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "file").touch()
+    (tmp_path / "link").symlink_to("theirs")
+    os.mkfifo(tmp_path / "fifo")  # opened, it would wait for its other end
+    (tmp_path / "mine" / "inner").mkdir(parents=True)
+    for name in ("link", "fifo", "mine"):
+        remove_tree(tmp_path / name)
+    assert [path.name for path in tmp_path.rglob("*")] == ["theirs", "file"]
+    with pytest.raises(FileNotFoundError):
+        remove_tree(tmp_path / "mine")

@@ -43,7 +43,7 @@ def open_regular(path: PathLike, flags: int = os.O_RDONLY, mode: int = 0o666, *,
 def is_there(path: PathLike) -> bool:
     """Whether there is something at the path, or at the end of its links. Raises OSError where that cannot be told.
 
-    Path.exists does so as well, until Python 3.13: from 3.14 on it calls missing what may not be looked at.
+    That of links in a circle, too. Path.exists calls those missing, and from Python 3.14 on also what it may not see.
     """
     try:
         os.stat(path)
@@ -119,6 +119,19 @@ def refuse_links(*folders: PathLike) -> None:
     for folder in folders:
         if os.path.islink(folder):
             raise OSError(errno.ELOOP, "a link is in the place of a folder of the run", os.fspath(folder))
+
+
+def remove_tree(path: PathLike) -> None:
+    """Remove a folder with all that is in it; anything else in its place goes itself. Raises OSError.
+
+    shutil.rmtree opens what it is given before it looks: a FIFO would hold it for ever, and a link leads elsewhere.
+    """
+    import shutil
+
+    if stat.S_ISDIR(os.lstat(path).st_mode):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
 
 
 def write_json(path: PathLike, content: object, *, indent: int | None = 2) -> None:

@@ -310,7 +310,7 @@ def _socket(path: Path, _outside: Path) -> None:
 
 PLANTED: Mapping[str, Callable[[Path, Path], None]] = {
     "a link to another file": lambda path, outside: path.symlink_to(outside / "secret.txt"),
-    "a hard link": lambda path, outside: path.hardlink_to(outside / "secret.txt"),
+    "a hard link": lambda path, outside: path.hardlink_to(outside / "linked.txt"),
     "a link to nothing": lambda path, outside: path.symlink_to(outside / "made"),
     "a link to itself": lambda path, _: path.symlink_to(path.name),
     "a link to a device": lambda path, _: path.symlink_to("/dev/zero"),

@@ -93,6 +93,7 @@ def outcome_of(attack: Attack, folder: Path) -> tuple[str, str]:
     for each in (work, outside, folder / "tmp"):
         each.mkdir(parents=True)
     (outside / "secret.txt").write_text(OUTSIDE)
+    (outside / "linked.txt").write_text("hello\n")  # a hard link is the file itself: it may be read, and not written
     attack.prepare(folder)
     before = _state_of(outside)
     pid = os.fork()

@@ -115,6 +115,15 @@ def test_a_launcher_fails_of_what_it_met_first_and_not_of_its_own_clean_up(attem
     assert hint.startswith("next: raise the number of processes") and "memory" in hint
 
 
+def test_a_known_trace_has_the_hint_where_a_connection_was_reset_before(attempt: AttemptLayout) -> None:
+    failed = Verdict(1, "launcher", "torchrun exited with code 1 and no rank failed")
+    attempt.launcher_log.write_text(
+        "[W socket.cpp:464] retrying: Connection reset by peer\n"
+        + traceback(0, "torch.distributed.DistNetworkError: The server socket has failed to listen. EADDRINUSE")
+    )
+    assert "the rendezvous port was taken" in describe_failure(failed, attempt, None).splitlines()[-1]
+
+
 def test_a_run_directory_that_is_gone_is_said_once(attempt: AttemptLayout) -> None:
     attempt.ranks.mkdir()
     assert remarks(attempt, Verdict(0)) == []

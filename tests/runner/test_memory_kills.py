@@ -26,6 +26,6 @@ def test_a_system_without_counters_has_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/vmstat").exists(), reason="this system has no /proc/vmstat")
-def test_this_kernel_counts_them() -> None:
-    assert "\noom_kill " in Path("/proc/vmstat").read_text()
-    assert memory_kills() >= 0
+def test_the_counters_of_this_kernel_can_be_read() -> None:
+    counters = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+    assert memory_kills() >= int(counters.get("oom_kill", 0))

@@ -89,10 +89,10 @@ def test_a_rank_whose_log_cannot_be_opened_is_recorded_as_one_that_could_not_sta
     wrapper = start(tmp_path, *python("print('ran')"))
     out, err = wrapper.communicate(timeout=20)
     assert (wrapper.returncode, out) == (1, b"")
-    assert err.decode() == f"trainkit.runner.rank: {tmp_path} cannot be written: Is a directory\n"
+    assert err.decode() == f"trainkit.runner.rank: {tmp_path}/logs/rank-0.out cannot be written: Is a directory\n"
     recorded = record(tmp_path)
     assert (recorded["pid"], recorded["exit_code"]) == (0, 1) and recorded["ended"]
-    assert recorded["message"] == f"{tmp_path} cannot be written: Is a directory"
+    assert recorded["message"] == f"{tmp_path}/logs/rank-0.out cannot be written: Is a directory"
 
 
 def test_only_rank_0_speaks_on_the_console(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainkit.runner.rundir.records import RankRecord, write_record
+from trainkit.runner.rundir.records import REMOVED, RankRecord, write_record
 from trainkit.runner.supervisor.ranks import Ranks
 
 Start = Callable[[str], subprocess.Popen[bytes]]
@@ -92,3 +92,15 @@ def test_a_rank_that_registers_while_another_vanishes_is_taken_in(attempt: str, 
     ranks.poll()
     assert list(ranks.vanished) == [0]
     assert ranks.alive() == [1]
+
+
+def test_records_that_cannot_be_read_are_an_obstacle_and_so_is_a_folder_that_is_gone(attempt: str) -> None:
+    ranks = Ranks(attempt, selectors.DefaultSelector())
+    write_record(attempt, record(0, 4))
+    assert ranks.obstacle() == ""
+    (Path(attempt) / "ranks/rank-1.json").mkdir()  # read, it is an error, as one on a failing disk
+    assert ranks.obstacle() == f"{attempt}/ranks cannot be read: Is a directory"
+    Path(attempt).rename(f"{attempt}-moved")
+    assert ranks.obstacle() == REMOVED
+    Path(attempt).symlink_to(f"{attempt}-moved")
+    assert "a link is in the place of a folder of the run" in ranks.obstacle()

@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import torch
 from strategy_runs import Case, write_settings
 
 from trainkit.errors import TrainingError
+from trainkit.trainer import distributed
 from trainkit.trainer.callbacks import Progress
 from trainkit.trainer.checkpoint import saving
 from trainkit.trainer.checkpoint.resuming import resume
@@ -252,3 +254,37 @@ def test_a_link_that_comes_while_a_checkpoint_is_begun_is_not_written_through(
     with pytest.raises(TrainingError, match="the checkpoint of step 1 cannot be written"):
         parts.checkpoints.save(1, parts.strategy)
     assert list((tmp_path / "other" / "checkpoints").iterdir()) == []
+
+
+def test_a_link_that_comes_while_the_ranks_wait_for_one_another_is_not_written_through(
+    make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = make_settings(**EVERY_STEP)
+    parts = parts_of(settings)
+    (tmp_path / "other" / "checkpoints" / ".tmp-step-00000009").mkdir(parents=True)
+    gather = distributed.gather_from_ranks
+
+    def after_a_link(value: Any, world: World) -> Any:
+        settings.run_dir.rename(tmp_path / "moved")
+        settings.run_dir.symlink_to(tmp_path / "other")
+        return gather(value, world)
+
+    monkeypatch.setattr(saving, "gather_from_ranks", after_a_link)
+    with pytest.raises(TrainingError, match="a link is in the place of a folder of the run"):
+        parts.checkpoints.save(1, parts.strategy)
+    assert [path.name for path in (tmp_path / "other" / "checkpoints").iterdir()] == [".tmp-step-00000009"]
+
+
+def test_the_folder_of_a_checkpoint_is_made_in_no_link(tmp_path: Path) -> None:
+    (tmp_path / "other" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run").symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match=r"Not a directory|Too many levels"):
+        saving._make_scratch(tmp_path / "run" / "checkpoints" / ".tmp-step-00000001")
+    assert list((tmp_path / "other" / "checkpoints").iterdir()) == []
+
+
+def test_a_run_directory_that_was_removed_is_made_anew_for_a_checkpoint(make_settings: MakeSettings) -> None:
+    parts = parts_of(make_settings(**EVERY_STEP))
+    shutil.rmtree(parts.settings.run_dir)
+    parts.checkpoints.save(1, parts.strategy)
+    assert saved(parts.settings.run_dir) == ["step-00000001"]

@@ -82,7 +82,8 @@ def execute(request: RunRequest) -> int:
     ended = carry_out(request, console)
     if ended.failure:
         console.say(ended.failure)
-    console.say(render_summary(ended.summary, ended.layout.root))
+    if ended.summary:
+        console.say(render_summary(ended.summary, ended.layout.root))
     return ended.verdict.exit_code
 
 
@@ -307,10 +308,11 @@ def _follow(
     seconds = time.monotonic() - begin
     # On several nodes each has a run directory of its own, and only rank 0 measures.
     has_rank_0 = plan.topology.nodes == 1 or relay.shown_rank == 0
-    summary = build_summary(plan, layout, verdict, seconds, relay.progress, watch, has_rank_0)
-    for remark in remarks(attempt, verdict):
-        console.say(remark)
-    try:  # a full disk must not change the exit code
+    summary: dict[str, Any] = {}
+    try:  # a full disk, or folders that the program has closed, must not change the exit code
+        summary = build_summary(plan, layout, verdict, seconds, relay.progress, watch, has_rank_0)
+        for remark in remarks(attempt, verdict):
+            console.say(remark)
         refuse_links(layout.root)
         write_json(layout.summary, summary)
     except OSError as error:

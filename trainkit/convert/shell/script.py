@@ -27,6 +27,7 @@ SILENT = frozenset({
 })  # fmt: skip
 _PLACEHOLDER = re.compile(r"(?<!<)<[^\W\d_](?:[^<>\n]*[^<>\s])?>")  # which Bash takes for two redirections
 _BACKSLASHES = re.compile(r"(?<![\w\\])[\w.]+(?:\\[\w.]+)+\.py\b")
+MOST = 1 << 18  # characters of a script; the grammar takes up to 3 s over as many
 _NO_TEST = ("command", "pipeline", "redirected_statement")
 
 
@@ -45,6 +46,10 @@ class Reader:
 
     def read(self, written: str) -> None:
         """Walk a text. Raises UsageError where it is no Bash."""
+        if "\0" in written:  # which Bash would leave out, and its grammar takes for ever over
+            raise self._error("a NUL byte is in it, so it is no text", "save it as UTF-8 text")
+        if len(written) > MOST:
+            raise self._error(f"it has more than {MOST:,} characters", "name a script that starts the program alone")
         written = re.sub(r"\\\s*\Z", "", written)  # a line that goes on, at the end, goes on with nothing
         root, self.source = parse(written), written_bytes(written)
         if wrong := error_in(root):

@@ -13,7 +13,7 @@ from trainkit.recipe.layers.environment_references import REFERENCE
 from trainkit.recipe.layers.layer import Page, page
 from trainkit.recipe.layers.paths import absolute
 from trainkit.recipe.yaml.reader import compose_bytes
-from trainkit.recipe.yaml.syntax import Mark
+from trainkit.recipe.yaml.syntax import MAX_BYTES, Mark
 
 SUFFIXES = (".json", ".yaml", ".yml")
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".ipynb")  # files with shell text that holds a command
@@ -69,7 +69,10 @@ def read_mapping(context: ImportContext, path: str, layer: str, strength: int) -
 
 def script_text(context: ImportContext, path: str) -> str:
     """A shell script, in which bytes that are not UTF-8 stay known. Raises UsageError where there is none."""
-    return _read(context, path).decode("utf-8", "surrogateescape")
+    content = _read(context, path)
+    if len(content) > MAX_BYTES:  # it has been read no further
+        raise UsageError(f"{path} has more than {MAX_BYTES:,} bytes", hint="name a script that starts the program")
+    return content.decode("utf-8", "surrogateescape")
 
 
 def _read(context: ImportContext, path: str) -> bytes:

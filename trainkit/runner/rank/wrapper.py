@@ -266,7 +266,9 @@ class Wrapper:
         return self._record.code
 
     def _say_unwritable(self, error: OSError) -> None:
-        why = f"{self._options.attempt_dir} cannot be written: {error.strerror}"
+        # Of a record only the folder is named: it is written under a name that says nothing.
+        named, folder = str(error.filename or ""), self._options.attempt_dir
+        why = f"{named if named.startswith(f'{folder}/logs/') else folder} cannot be written: {error.strerror}"
         if why != self._unwritable:  # said once
             self._unwritable = why
             with contextlib.suppress(OSError):

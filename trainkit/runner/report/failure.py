@@ -7,7 +7,7 @@ import re
 import signal
 from pathlib import Path
 
-from trainkit.files import read_json
+from trainkit.files import is_there, read_json
 from trainkit.refusals import refusal_in
 from trainkit.runner.report.causes import by_trace, causes_of
 from trainkit.runner.report.exit_status import KILLED, Verdict
@@ -56,13 +56,14 @@ def describe_failure(verdict: Verdict, attempt: AttemptLayout, shown_rank: int |
         lines += ["what it said last, and its log did not take:", *(f"  | {line}" for line in unlogged)]
     # Of a wrapper that could not write into the run directory, and so has left nothing else.
     refused = [line for line in last_lines(attempt.launcher_log) if line.startswith("trainkit.runner.rank: ")]
-    lines += [line for line in dict.fromkeys(refused) if f"  | {line}" not in lines]
-    hint = NOT_AS_PLANNED if verdict.failure == "plan" else ""
+    said = [*lines, verdict.why]
+    lines += [each for each in dict.fromkeys(refused) if not any(each.partition(": ")[2] in line for line in said)]
+    shown_end, hint = "\n".join([*end, *unlogged, *refused]), NOT_AS_PLANNED if verdict.failure == "plan" else ""
     if verdict.failure in ("program", "rank", "launcher", "preparation"):
-        hint = by_trace("\n".join([*end, *unlogged, *refused])) or _hint(verdict)
+        hint = by_trace(shown_end) or _hint(verdict)
     # A launcher fails of what it meets first, and then of its own clean-up.
     if verdict.failure == "launcher" and (met := refusal_in(last_lines(attempt.launcher_log))):
-        lines, hint = [*lines, f"what {attempt.launcher_log.name} shows first: {met[0]}"], met[1]
+        lines, hint = [*lines, f"what {attempt.launcher_log.name} shows first: {met[0]}"], by_trace(shown_end) or met[1]
     if verdict.failure == "plan":
         lines += [f"most likely: {cause}" for cause in causes_of(verdict.why, RunLayout(attempt.root.parent.parent))]
     if hint:
@@ -143,7 +144,9 @@ def remarks(attempt: AttemptLayout, verdict: Verdict) -> list[str]:
     try:
         records = list(read_records(str(attempt.root)))
     except OSError:  # the run directory was removed meanwhile, or its disk fails
-        gone = not attempt.ranks.is_dir() and REMOVED not in verdict.why
+        gone = False
+        with contextlib.suppress(OSError):  # a closed folder may be there
+            gone = not is_there(attempt.ranks) and REMOVED not in verdict.why
         return [f"warning: {REMOVED}: what it had written before is gone"] if gone else []
     found = [f"rank {record.rank}: {record.message}" for record in records if record.message and record.pid]
     accounts = (read_json(file).get("warnings") for file in sorted(attempt.shown.glob("rank-*.json")))

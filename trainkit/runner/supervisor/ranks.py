@@ -62,21 +62,22 @@ class Ranks:
     def obstacle(self) -> str:
         """Why records cannot be written or read now; empty where they can."""
         folder = os.path.join(self._attempt_dir, "ranks")
-        if not os.path.isdir(folder):
-            return REMOVED
         probe = os.path.join(folder, ".probe")
         try:
             refuse_replaced(self._attempt_dir)
+            if not os.path.isdir(folder):
+                return REMOVED
             publish(probe, " ")
             os.unlink(probe)
         except OSError as error:
             return f"{folder} cannot be written: {error.strerror}"
-        for rank in self.vanished:
-            try:
-                with open(os.path.join(folder, f"rank-{rank}.json"), "rb") as file:
-                    file.read()
-            except OSError as error:
-                return f"{folder} cannot be read: {error.strerror}"
+        try:
+            for name in os.listdir(folder):
+                if not name.startswith("."):
+                    with open(os.path.join(folder, name), "rb") as file:
+                        file.read()
+        except OSError as error:
+            return f"{folder} cannot be read: {error.strerror}"
         return ""
 
     def _read(self) -> None:

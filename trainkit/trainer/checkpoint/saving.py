@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from trainkit.errors import TrainingError
-from trainkit.files import refuse_links
+from trainkit.files import refuse_links, remove_tree
 from trainkit.refusals import refusal
 from trainkit.runner.rundir.checkpoints import checksum
 from trainkit.runner.rundir.layout import MANIFEST
@@ -61,8 +61,12 @@ def step_folder(root: Path, step: int) -> Path:
 
 
 def _make_scratch(scratch: Path) -> None:
-    """A folder beside the checkpoints; in the run directory itself, for a link in its place may lead to another run."""
+    """A folder beside the checkpoints; in the run directory itself, for a link in its place may lead to another run.
+
+    A run directory that was removed meanwhile is made anew: what the run has learned is not to go with it.
+    """
     root = scratch.parent
+    root.parent.mkdir(parents=True, exist_ok=True)
     run = os.open(root.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         with suppress(FileExistsError):
@@ -138,10 +142,11 @@ class Checkpoints:
             if world.rank == 0:
                 refuse_links(root.parent)  # once more: the ranks have waited for one another
                 for leftover in root.glob(".tmp-*"):  # of an attempt that was killed while it wrote
-                    shutil.rmtree(leftover)
+                    remove_tree(leftover)
                 _make_scratch(scratch)
             barrier(world)
             # Between the barriers, for no rank writes before the folder is there, and then rank 0 lists what all wrote.
+            refuse_links(root.parent)  # and again: DeepSpeed makes every folder that is missing
             put(scratch)
             generators_file(scratch, world.rank).write_bytes(generators)
             barrier(world)
@@ -185,7 +190,7 @@ class Checkpoints:
             flush(path)
         refuse_links(final.parent.parent)  # once more: writing takes a while
         if final.exists():  # a folder without a manifest: not a checkpoint
-            shutil.rmtree(final)
+            remove_tree(final)
         scratch.rename(final)
         flush(final.parent)  # only now may an older one go
         stays = step_folder(final.parent, spared) if spared is not None else None

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainkit.errors import TrainingError
-from trainkit.files import cache_folder, try_lock
+from trainkit.files import cache_folder, remove_tree, try_lock
 from trainkit.recipe.schema import Recipe, TextData
 from trainkit.trainer.data.encoding import Encoder, open_encoder
 from trainkit.trainer.data.source import Samples, Source, held_out, reading
@@ -117,7 +117,7 @@ def open_corpus(files: Sequence[Path], folders: Sequence[Path], encoder: Encoder
                     return corpus
                 # Of a builder that was killed, for we hold its lock now; and what a disk has damaged.
                 for leftover in (*folder.glob(f".tmp-{digest}-*"), *folder.glob(digest)):
-                    shutil.rmtree(leftover)
+                    remove_tree(leftover)
                 _build(files, ready, folder / f".tmp-{digest}-{os.getpid()}", encoder)
             if corpus := _load(ready):
                 return corpus

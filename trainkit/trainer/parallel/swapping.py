@@ -12,7 +12,6 @@ import errno
 import fcntl
 import hashlib
 import os
-import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor
 
 from trainkit.errors import TrainingError
-from trainkit.files import open_regular
+from trainkit.files import open_regular, remove_tree
 from trainkit.recipe.schema import Zero3
 from trainkit.trainer.checkpoint.safe_loading import only_data
 from trainkit.trainer.settings import Settings
@@ -78,7 +77,8 @@ def clear_abandoned(root: Path) -> None:
     for lock_file in root.glob(f"{PREFIX}*.lock"):
         with contextlib.suppress(OSError):  # it is held, has just been removed, or is another user's
             held = _lock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(lock_file.with_suffix(""), ignore_errors=True)
+            with contextlib.suppress(OSError):
+                remove_tree(lock_file.with_suffix(""))
             lock_file.unlink()
             os.close(held)
 
