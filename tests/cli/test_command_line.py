@@ -211,6 +211,23 @@ def test_plan_diff_of_equal_recipes_says_so(trainkit: Trainkit, tiny_recipe: Pat
     assert "->" not in done.stdout
 
 
+def test_plan_diff_plans_both_for_the_machine_that_is_named(trainkit: Trainkit, tiny_recipe: Path) -> None:
+    tiny_recipe.write_text(tiny_recipe.read_text().replace("devices: {type: cpu}", "devices: {type: auto}"))
+    done = trainkit("plan", "tiny.yaml", "--diff", "tiny.yaml", "--on", "8xh100")
+    assert (done.returncode, "->" in done.stdout) == (0, False), done.stdout
+
+
+def test_plan_diff_reads_no_plan_through_a_link_in_a_run_directory(
+    trainkit: Trainkit, tiny_recipe: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "plan.json").write_text(trainkit("plan", "tiny.yaml", "--json").stdout)
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given" / "plan.json").symlink_to(tmp_path / "plan.json")
+    assert trainkit("plan", "tiny.yaml", "--diff", "plan.json").returncode == 0
+    done = trainkit("plan", "tiny.yaml", "--diff", "given")
+    assert (done.returncode, "is not a plan of this trainkit" in done.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("content", ["{}", "[]", "{", '{"plan_version": 1}'])
 def test_plan_diff_refuses_a_file_that_holds_no_plan(
     trainkit: Trainkit, tiny_recipe: Path, tmp_path: Path, content: str

@@ -122,3 +122,5 @@ def test_a_trainkit_that_the_kernel_ended_is_said_with_the_reason(kills: int) ->
     killed = seen(TOLD, launcher_exit=1, stop=Stop(1.0, TRAINKIT_KILLED), memory_kills=kills)
     assert judge(killed).why.startswith("trainkit was killed")
     assert ("memory ran out" in judge(killed).why) is bool(kills)
+    stuck = seen(TOLD, launcher_exit=1, stop=Stop(1.0, "torchrun did not end the run"), memory_kills=kills)
+    assert "memory" not in judge(stuck).why
