@@ -36,7 +36,8 @@ def obstacle(folder: Path) -> str:
 
 
 def _closed(folder: Path, why: str, evidence: tuple[str, ...], override: str) -> Finding:
-    fix = (f"trainkit run RECIPE {override}", f"ls -ld {shlex.quote(str(folder))}      # whose it is")
+    whose = f"ls -ld {shlex.quote(str(folder))}      # whose it is"
+    fix = (f"trainkit run RECIPE {override}", *(() if why == os.strerror(errno.EROFS) else (whose,)))
     return Finding("problem", f"{folder} cannot be written to: {why}", evidence, fix)
 
 
