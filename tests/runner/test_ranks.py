@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainkit.runner.rundir.records import REMOVED, RankRecord, write_record
+from trainkit.runner.rundir.records import REMOVED, RankRecord, unwritten, write_record
 from trainkit.runner.supervisor.ranks import Ranks
 
 Start = Callable[[str], subprocess.Popen[bytes]]
@@ -104,3 +104,14 @@ def test_records_that_cannot_be_read_are_an_obstacle_and_so_is_a_folder_that_is_
     assert ranks.obstacle() == REMOVED
     Path(attempt).symlink_to(f"{attempt}-moved")
     assert "a link is in the place of a folder of the run" in ranks.obstacle()
+
+
+def test_a_wrapper_that_could_not_write_its_record_has_said_so_to_the_launcher(attempt: str) -> None:
+    assert unwritten(attempt) == ""
+    log = Path(attempt) / "logs" / "launcher.log"
+    log.parent.mkdir()
+    log.write_text("trainkit.runner.rank: /another cannot be written: No such file or directory\n")
+    assert unwritten(attempt) == ""
+    with log.open("a") as file:
+        file.write(f"trainkit.runner.rank: {attempt} cannot be written: Read-only file system\n")
+    assert unwritten(attempt) == f"{attempt} cannot be written: Read-only file system"

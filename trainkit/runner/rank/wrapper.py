@@ -17,7 +17,15 @@ from typing import Any, NamedTuple
 from trainkit.files import open_regular, read_json
 from trainkit.machine.cpu_affinity import keep_to
 from trainkit.runner.rank.streams import Copier, copy_window_size, open_channel
-from trainkit.runner.rundir.records import RankRecord, last_of, log_path, refuse_replaced, shown_path, write_record
+from trainkit.runner.rundir.records import (
+    SAYS,
+    RankRecord,
+    last_of,
+    log_path,
+    refuse_replaced,
+    shown_path,
+    write_record,
+)
 from trainkit.runner.supervisor.cleanup import kill_descendants, kill_group
 from trainkit.runner.supervisor.processes import (
     PASSED_ON,
@@ -105,7 +113,7 @@ class Wrapper:
         except OSError as error:
             missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
             message = f"cannot start {self._options.program[0]}: {error.strerror}"
-            self._copiers[1].write(f"trainkit.runner.rank: {message}\n".encode("utf-8", "surrogateescape"))
+            self._copiers[1].write(f"{SAYS}{message}\n".encode("utf-8", "surrogateescape"))
             return self._end(ended=time.time(), exit_code=NOT_FOUND if missing else NOT_EXECUTABLE, message=message)
         finally:
             for fd in channels:
@@ -272,7 +280,7 @@ class Wrapper:
         if why != self._unwritable:  # said once
             self._unwritable = why
             with contextlib.suppress(OSError):
-                os.write(2, f"trainkit.runner.rank: {why}\n".encode("utf-8", "surrogateescape"))
+                os.write(2, f"{SAYS}{why}\n".encode("utf-8", "surrogateescape"))
 
 
 def keepers(attempt_dir: str) -> tuple[list[int], int]:

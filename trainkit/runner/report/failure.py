@@ -14,7 +14,7 @@ from trainkit.runner.report.exit_status import KILLED, Verdict
 from trainkit.runner.report.progress import last_lines
 from trainkit.runner.rundir.checkpoints import checkpoints_of
 from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
-from trainkit.runner.rundir.records import REMOVED, RankRecord, read_records
+from trainkit.runner.rundir.records import REMOVED, SAYS, RankRecord, read_records
 from trainkit.text import counted, listed
 
 LINES = 20
@@ -55,7 +55,7 @@ def describe_failure(verdict: Verdict, attempt: AttemptLayout, shown_rank: int |
     if unlogged := _unlogged(verdict.rank, attempt):
         lines += ["what it said last, and its log did not take:", *(f"  | {line}" for line in unlogged)]
     # Of a wrapper that could not write into the run directory, and so has left nothing else.
-    refused = [line for line in last_lines(attempt.launcher_log) if line.startswith("trainkit.runner.rank: ")]
+    refused = [line for line in last_lines(attempt.launcher_log) if line.startswith(SAYS)]
     said = [*lines, verdict.why]
     lines += [each for each in dict.fromkeys(refused) if not any(each.partition(": ")[2] in line for line in said)]
     shown_end, hint = "\n".join([*end, *unlogged, *refused]), NOT_AS_PLANNED if verdict.failure == "plan" else ""

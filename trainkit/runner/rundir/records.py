@@ -8,9 +8,11 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from trainkit.files import parse_json, publish, publish_or_overwrite, read_whole, refuse_links
+from trainkit.files import open_regular, parse_json, publish, publish_or_overwrite, read_whole, refuse_links
 
 REMOVED = "the run directory was removed while it ran"
+SAYS = "trainkit.runner.rank: "  # what a wrapper's own words begin with
+END_BYTES = 1 << 16  # of a launcher's log
 ROOM = 2500  # bytes, of the block of 4096 that even a small file has
 
 
@@ -76,6 +78,20 @@ def write_record(attempt_dir: str, record: RankRecord) -> None:
     refuse_replaced(attempt_dir)
     write = publish if record.ended is None else publish_or_overwrite
     write(os.path.join(attempt_dir, "ranks", f"rank-{record.rank}.json"), json.dumps(record._asdict()) + "\n")
+
+
+def unwritten(attempt_dir: str) -> str:
+    """Why a wrapper could not write its record, as it says where the launcher writes; empty where none has said so."""
+    said = f"{SAYS}{attempt_dir} cannot be written: ".encode()
+    with (
+        contextlib.suppress(OSError),
+        os.fdopen(open_regular(os.path.join(attempt_dir, "logs", "launcher.log")), "rb") as file,
+    ):
+        file.seek(max(0, file.seek(0, os.SEEK_END) - END_BYTES))
+        for line in file.read().splitlines():
+            if line.startswith(said):
+                return line.removeprefix(SAYS.encode()).decode("utf-8", "replace")
+    return ""
 
 
 def read_records(attempt_dir: str) -> Iterator[RankRecord]:

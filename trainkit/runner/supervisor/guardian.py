@@ -25,6 +25,7 @@ from trainkit.runner.report.exit_status import (
     judge,
     write_status,
 )
+from trainkit.runner.rundir.records import unwritten
 from trainkit.runner.supervisor import cleanup
 from trainkit.runner.supervisor.channel import Channel, Spec
 from trainkit.runner.supervisor.processes import (
@@ -88,7 +89,7 @@ class Guardian:
                 nodes=self._spec.nodes,
                 preparation=failed,
                 memory_kills=memory_kills() - self._memory_kills,
-                records_lost=self._ranks.obstacle(),
+                records_lost=self._ranks.obstacle() or unwritten(self._spec.attempt_dir),
             )
         )
         cleanup.remove_leftovers(self._ranks.records.values(), self._held)
