@@ -85,6 +85,8 @@ class Zero(Strategy):
         if self._swaps:
             save_swapped(self._engine, folder, self._rank)
             return
+        # DeepSpeed would make all folders above it as well, through a link too, and hide why it cannot.
+        (folder / TAG).mkdir(exist_ok=True)
         # Without the file `latest`, which names a tag: the manifest says what a checkpoint is.
         self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=False)
 
