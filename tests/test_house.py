@@ -207,3 +207,15 @@ def annotated(module: str) -> set[str]:
 def module_of(name: str) -> str | None:
     """The module that an imported name is, or lies in; a package's face is not what its modules import."""
     return next((each for each in (name, name.rpartition(".")[0]) if each in MODULES), None)
+
+
+TOP = {
+    ".ci", ".github", ".gitignore", ".pre-commit-config.yaml", "LICENSE", "README.md", "configs", "docs", "pyproject.toml",
+    "recipes", "scripts", "tests", "trainkit",
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="only git knows what belongs to the project")
+def test_nothing_else_lies_at_the_top() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert {path.partition("/")[0] for path in listed.stdout.splitlines()} == TOP
