@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -210,12 +211,16 @@ def module_of(name: str) -> str | None:
 
 
 TOP = {
-    ".ci", ".github", ".gitignore", ".pre-commit-config.yaml", "LICENSE", "README.md", "configs", "docs", "pyproject.toml",
-    "recipes", "scripts", "tests", "trainkit",
+    ".ci", ".github", ".gitignore", ".pre-commit-config.yaml", "LICENSE", "README.md", "configs", "docs",
+    "pyproject.toml", "recipes", "scripts", "tests", "trainkit",
 }  # fmt: skip
 
 
-@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="only git knows what belongs to the project")
+@pytest.mark.cli
+@pytest.mark.skipif(not (ROOT / ".git").exists() or not shutil.which("git"), reason="only git knows what is committed")
 def test_nothing_else_lies_at_the_top() -> None:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    argv = ["git", "-c", f"safe.directory={ROOT}", "ls-files"]
+    listed = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    if listed.returncode:
+        pytest.skip(f"git does not list this checkout: {listed.stderr}")
     assert {path.partition("/")[0] for path in listed.stdout.splitlines()} == TOP
