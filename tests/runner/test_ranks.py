@@ -115,3 +115,14 @@ def test_a_wrapper_that_could_not_write_its_record_has_said_so_to_the_launcher(a
     with log.open("a") as file:
         file.write(f"trainkit.runner.rank: {attempt} cannot be written: Read-only file system\n")
     assert unwritten(attempt) == f"{attempt} cannot be written: Read-only file system"
+
+
+def test_a_closed_folder_is_not_called_removed(attempt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(path: str) -> bool:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr("trainkit.runner.supervisor.ranks.is_there", closed)
+    assert (
+        Ranks(attempt, selectors.DefaultSelector()).obstacle()
+        == f"{attempt}/ranks cannot be written: Permission denied"
+    )

@@ -12,8 +12,6 @@ from trainkit.errors import MachineError, UsageError
 from trainkit.files import open_regular, publish
 from trainkit.refusals import refusal
 
-# One byte more than a recipe may have shows that it is too long; a device or a huge file must not be read to its end.
-_READ_LIMIT = 4 * 1024 * 1024 + 1
 _HANDED = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 MODELINE = "# yaml-language-server: $schema="  # the comment that leads editors to a schema
 MACHINES = "machines"  # profiles to plan for (`--on`), which no recipe extends
@@ -24,11 +22,13 @@ class Disk:
 
     def read(self, path: str) -> bytes:
         """The file's bytes, cut one byte above what a recipe may have. Raises OSError."""
+        from trainkit.recipe.yaml.syntax import MAX_BYTES  # with yaml, which no command needs that reads nothing
+
         try:
             # A FIFO would wait for its other end; what the caller's shell has opened (`<(command)`) has one.
             handed = path.startswith(_HANDED) and stat.S_ISFIFO(Path(path).stat().st_mode)
             with Path(path).open("rb") if handed else os.fdopen(open_regular(path, links=True), "rb") as stream:
-                return stream.read(_READ_LIMIT)
+                return stream.read(MAX_BYTES + 1)  # a device or a huge file must not be read to its end
         except ValueError as error:  # a NUL byte in the name
             raise FileNotFoundError(path) from error
 

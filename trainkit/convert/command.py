@@ -25,6 +25,7 @@ from trainkit.recipe.layers.environment_references import REFERENCE
 from trainkit.recipe.layers.secrets import is_secret_name, mask_words
 from trainkit.recipe.schema import Program
 from trainkit.recipe.schema.launching import ON_ACCELERATE
+from trainkit.recipe.yaml.reader import WRITE_TEXT, is_text
 
 KINDS = tuple(get_args(Program.model_fields["kind"].annotation))
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<value>.*)", re.DOTALL)
@@ -48,8 +49,8 @@ _PLACE_OF_ONE = "one process: torchrun sets RANK, WORLD_SIZE and MASTER_ADDR, of
 def read_command(draft: Draft, context: ImportContext, words: Sequence[str], kind: str | None = None) -> None:
     """Import a command. kind: of the program, where the caller knows it."""
     shown = " ".join(shlex.quote(word) for word in mask_words(words))
-    if any("\udc80" <= letter <= "\udcff" for letter in shown):  # bytes that are not UTF-8, as Python keeps them
-        raise UsageError(f"the command is not UTF-8 text: {shown}", hint="write it in UTF-8")
+    if not is_text(shown):
+        raise UsageError(f"the command is not UTF-8 text: {shown}", hint=WRITE_TEXT)
     draft.title = f"{draft.title}: {shown}" if draft.title else shown
     variables, rest = take_variables(draft, words)
     if unwrapped := unwrap(rest, variables, context):

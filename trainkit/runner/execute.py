@@ -309,12 +309,16 @@ def _follow(
     # On several nodes each has a run directory of its own, and only rank 0 measures.
     has_rank_0 = plan.topology.nodes == 1 or relay.shown_rank == 0
     summary: dict[str, Any] = {}
-    try:  # a full disk, or folders that the program has closed, must not change the exit code
+    try:  # folders that the program has closed must not change the exit code
         summary = build_summary(plan, layout, verdict, seconds, relay.progress, watch, has_rank_0)
         for remark in remarks(attempt, verdict):
             console.say(remark)
+    except OSError as error:
+        console.say(f"what the ranks have left cannot be read: {error.strerror}: {error.filename or attempt.root}")
+    try:  # nor a full disk
         refuse_links(layout.root)
-        write_json(layout.summary, summary)
+        if summary:
+            write_json(layout.summary, summary)
     except OSError as error:
         console.say(f"{layout.summary} could not be written: {error.strerror}")
     failure = describe_failure(verdict, attempt, relay.shown_rank) if verdict.exit_code != 0 else ""

@@ -8,7 +8,7 @@ import selectors
 import signal
 import time
 
-from trainkit.files import publish
+from trainkit.files import is_there, publish
 from trainkit.runner.rundir.records import REMOVED, RankRecord, read_records, refuse_replaced
 from trainkit.runner.supervisor.processes import is_alive, open_pidfd
 
@@ -65,7 +65,7 @@ class Ranks:
         probe = os.path.join(folder, ".probe")
         try:
             refuse_replaced(self._attempt_dir)
-            if not os.path.isdir(folder):
+            if not is_there(folder):  # a closed one may be
                 return REMOVED
             publish(probe, " ")
             os.unlink(probe)
