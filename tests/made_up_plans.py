@@ -14,11 +14,11 @@ import pytest
 
 from trainkit.errors import Origin
 from trainkit.machine.facts import Facts, Gpu
-from trainkit.plan.model import Plan, Text, Variable
+from trainkit.plan.model import Plan, Text, Variable, bind_words
 from trainkit.recipe.resolved import Entry, Resolved
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.validation.validate import with_kinds
-from trainkit.runner.execute import child_environment
+from trainkit.runner.binding import child_environment
 
 PACKAGES = {"torch": "2.13.0", "numpy": "2.4.0", "accelerate": "1.15.0", "deepspeed": "0.19.8"}
 GIGABYTE = 1024**3
@@ -124,6 +124,7 @@ def run_bare(tmp_path: Path) -> Runner:
         values = {
             Variable.RUN_ID: "test-run",
             Variable.RUN_DIR: str(run_dir),
+            Variable.RESUME: plan.resume.path or "",
             Variable.ATTEMPT_DIR: str(run_dir / "attempts" / "1"),
             Variable.PORT: str(port or _free_port()),
             Variable.NODE_RANK: str(node_rank),
@@ -134,7 +135,7 @@ def run_bare(tmp_path: Path) -> Runner:
         for file in plan.files:
             (run_dir / file.path).write_text(file.content)
         child = child_environment(plan.environment, values, {**os.environ, **environ})
-        argv = [word.bind(values) for word in plan.commands[0].bare]
+        argv = bind_words(plan.commands[0].bare, values)
         return subprocess.run(argv, env=child, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False)
 
     return run

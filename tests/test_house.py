@@ -137,14 +137,14 @@ def test_planning_loads_no_training_library_and_no_terminal_library() -> None:
 
 # The rooms of the house from the ground up; each uses only those below it, imports for type checkers included.
 FLOORS = (
-    ("decode", "errors", "files", "text", "lazy", "optimizers", "refusals"),
+    ("decode", "errors", "files", "text", "lazy", "optimizers", "refusals", "stamps"),
     ("recipe",),
     ("machine", "flags"),
     ("plan",),
-    ("frameworks",),
+    ("frameworks", "schedulers"),
     ("planner",),
-    ("convert", "runner", "schedulers", "verify"),
-    ("trainer", "bench"),
+    ("convert", "runner", "verify"),
+    ("trainer", "bench", "jobs"),
     ("doctor", "wizard"),
     ("cli",),
 )

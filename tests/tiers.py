@@ -1,8 +1,9 @@
 """The tiers of the test suite, and what keeps each of them to its promise.
 
 `unit` starts no process and imports no training library; it is what a bare `pytest` runs. `cli` calls the command line
-and starts small processes, `torch` imports torch and the libraries around it, `e2e` starts real launchers and ranks,
-`campaign` runs for minutes to hours and is left to people. A folder has a tier; a file or a test may name another:
+and starts small processes, `torch` imports torch and the libraries around it, `cluster` submits jobs to a Slurm of its
+own (as root and with Debian's packages, else it skips), `e2e` starts real launchers and ranks, `campaign` runs for
+minutes to hours and is left to people. A folder has a tier; a file or a test may name another:
 ``pytestmark = pytest.mark.torch``.
 """
 
@@ -28,7 +29,7 @@ import psutil
 import pytest
 from packaging.requirements import Requirement  # comes with pytest
 
-TIERS = ("unit", "cli", "torch", "e2e", "campaign")
+TIERS = ("unit", "cli", "torch", "cluster", "e2e", "campaign")
 OF_FOLDER = {
     "cli": "cli",
     "runner": "cli",
@@ -36,10 +37,11 @@ OF_FOLDER = {
     "bench": "cli",
     "trainer": "torch",
     "verify": "torch",
+    "cluster": "cluster",
     "e2e": "e2e",
 }
 # What a tier is about; where one of these is missing its tests skip, and say which.
-LIBRARIES = {"torch": ("torch",), "e2e": ("torch", "accelerate", "deepspeed", "transformers")}
+LIBRARIES = {"torch": ("torch",), "cluster": ("torch",), "e2e": ("torch", "accelerate", "deepspeed", "transformers")}
 HEAVY = ("torch", "transformers", "accelerate", "deepspeed", "bitsandbytes", "peft", "datasets")
 _MARK = re.compile(rf"^pytestmark = \[?\s*pytest\.mark\.({'|'.join(TIERS)})\b", re.MULTILINE)
 _ANY_MARK = re.compile(rf"@pytest\.mark\.({'|'.join(TIERS)})\b")

@@ -1,7 +1,8 @@
-"""Figures of the small experiment table for the README, from the bench.csv of one run of it that is kept here.
+"""Figures that are kept here, for tables in the documentation: of the small experiment table, and of many nodes.
 
 To measure again: trainkit bench efficiency-table-small --repeat 3 --output FOUND, copy FOUND/bench.csv to
-efficiency-table-small.csv in this folder, and run scripts/renew. An empty cell was not measured.
+efficiency-table-small.csv in this folder, and run scripts/renew. An empty cell was not measured. For many nodes:
+scripts/bench/nodes --write.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 SMALL_TABLE = Path(__file__).with_name("efficiency-table-small.csv")
+NODES = Path(__file__).with_name("nodes.csv")
 NOT_MEASURED = "not measured here"
 MIB = 2**20
 
@@ -55,6 +57,28 @@ def small_table(rows: Rows) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     columns = list(_columns(rows))
     filled = [(head, cells) for head, cells in columns if any(cells)]
     return tuple(head for head, _ in filled), list(zip(*(cells for _, cells in filled), strict=True))
+
+
+def nodes_table(path: Path = NODES) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Head and rows of what so many nodes cost, with the ratio of the last two numbers of nodes."""
+    with path.open(encoding="utf-8", newline="") as file:
+        head, *rows = csv.reader(file)
+    counts = [f"{int(count):,} nodes" for count in head[1:]]
+    ratios = (_ratio(row[-1], row[-2]) for row in rows)
+    found = [
+        (*map(_plain, row), f"{ratio:.2g}" if ratio is not None else "")
+        for row, ratio in zip(rows, ratios, strict=True)
+    ]
+    return ("", *counts, f"{head[-1]} : {head[-2]}"), found
+
+
+def _plain(text: str) -> str:
+    """Three digits of a figure, without an exponent."""
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{float(f'{value:.3g}'):g}"
 
 
 def _columns(rows: Rows) -> Iterator[tuple[str, list[str]]]:

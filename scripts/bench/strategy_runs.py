@@ -79,7 +79,7 @@ def write_corpus(folder: Path) -> None:
         (folder / f"{number:04}.txt").write_text(" ".join(words))
 
 
-def write_settings(run_dir: Path, case: Case, corpus: Path, *, resume: Path | None = None) -> Path:
+def write_settings(run_dir: Path, case: Case, corpus: Path) -> Path:
     """The run directory's trainer.json, and deepspeed.json where the strategy wants it, as a plan would write them."""
     run_dir.mkdir(parents=True)
     sections = {**RECIPE, "strategy": dict(case.strategy)}
@@ -96,7 +96,6 @@ def write_settings(run_dir: Path, case: Case, corpus: Path, *, resume: Path | No
         "device": "cpu",
         "dtype": recipe.precision.dtype,
         "training_digest": "parity",
-        "resume": {"path": str(resume) if resume else None, "step": 0},
         "deepspeed": "deepspeed.json" if zero else None,
     }
     if zero:
@@ -176,15 +175,19 @@ def start_ranks(
     settings: Path,
     ranks: int,
     *,
+    resume: Path | None = None,
     program: Sequence[str] = ("-m", "trainkit.trainer"),
     start: Start = start_process,
     **extra: str,
 ) -> list[Rank]:
-    """Start the ranks of a run; the output of each goes to `rank-N.log` beside the settings."""
+    """Start the ranks of a run; the output of each goes to `rank-N.log` beside the settings.
+
+    resume: the checkpoint that they go on from.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = (*program, "--settings", str(settings))
+    command = (*program, "--settings", str(settings), *((f"--resume={resume}",) if resume else ()))
     return [
         start(command, {**rank_environment(rank, ranks, port), **extra}, settings.parent / f"rank-{rank}.log")
         for rank in range(ranks)
@@ -214,8 +217,8 @@ def run_case(
     start: Start = start_process,
 ) -> Curve:
     """Run one case to its end. RuntimeError with the logs if a rank fails."""
-    settings = write_settings(run_dir, case, corpus, resume=resume)
-    codes = finish(start_ranks(settings, case.ranks, program=program, start=start))
+    settings = write_settings(run_dir, case, corpus)
+    codes = finish(start_ranks(settings, case.ranks, resume=resume, program=program, start=start))
     if any(codes):
         logs = "\n".join(path.read_text() for path in sorted(run_dir.glob("rank-*.log")))
         raise RuntimeError(f"exit codes {codes}\n{logs}")

@@ -56,4 +56,5 @@ def test_a_full_shared_memory_refuses_a_run_with_loader_processes(trainkit: Trai
 
 def test_a_run_calls_all_fast_checks_and_no_other() -> None:
     fast = {"interpreter", "driver", "gpu-health", "shared-memory", "limits", "disk-space", "ports", "settings"}
+    fast |= {"container"}
     assert {check.name for check in FAST} == fast

@@ -143,7 +143,7 @@ def test_quoted_words_come_through_as_they_are(words: list[str]) -> None:
         ("nohup python train.py > log.txt 2>&1 &", "`> log.txt` is not taken over"),
         ("python train.py 2>&1 | tee log", "`| tee log` is not taken over"),
         ("python train.py &", "`&` is not taken over"),
-        ("#SBATCH --nodes=2\nsrun torchrun --nproc_per_node 2 train.py", "#SBATCH lines are not read"),
+        ("set -e\n#SBATCH --nodes=2\ntorchrun --nproc_per_node 2 train.py", "#SBATCH lines below the first command"),
         ("source venv/bin/activate && python train.py", "`source venv/bin/activate` before the command"),
         ("python train.py && rm x", "`rm x` after the command"),
         ("torchrun --nnodes 2 --node_rank $SLURM_NODEID --master_addr h train.py", "$SLURM_NODEID is not taken over"),

@@ -50,9 +50,11 @@ class SupervisedRun:
         max_restarts: int = 0,
         nodes: dict[str, Any] | None = None,
         words: tuple[str, ...] = (),
+        shared: Path | None = None,
     ) -> None:
-        """words: further words for `trainkit run`."""
+        """words: further words for `trainkit run`. shared: where the nodes of one run have its directory."""
         self.folder = folder
+        self._shared = shared or folder
         self.ranks = ranks
         self.temporary = folder / "tmp"
         self.temporary.mkdir()
@@ -62,12 +64,12 @@ class SupervisedRun:
         recipe = {
             "version": 1,
             "name": "killed",
-            "program": {"kind": "torch", "script": str(PROGRAMS / program), "args": [str(folder), *arguments]},
+            "program": {"kind": "torch", "script": str(PROGRAMS / program), "args": [str(self._shared), *arguments]},
             "devices": {"type": "cpu"},
             "strategy": {"kind": "ddp" if several else "single"},
             "nodes": {"processes_per_node": ranks, **(nodes or {})},
             "launcher": {"kind": launcher, "grace_seconds": grace, "max_restarts": max_restarts},
-            "output": {"root": str(folder / "runs")},
+            "output": {"root": str(self._shared / "runs")},
         }
         (folder / "recipe.yaml").write_text(json.dumps(recipe))  # JSON is YAML
         self.process = subprocess.Popen(
@@ -87,7 +89,7 @@ class SupervisedRun:
     @property
     def run_dir(self) -> Path:
         """The run directory, as soon as there is one."""
-        return Path(wait_for("a run directory", lambda: next((self.folder / "runs").glob("*/*"), None)))
+        return Path(wait_for("a run directory", lambda: next((self._shared / "runs").glob("*/*"), None)))
 
     def status(self) -> dict[str, Any]:
         """status.json, as soon as there is one."""
@@ -97,7 +99,7 @@ class SupervisedRun:
 
     def records(self) -> list[dict[str, Any]]:
         """The ranks' exit records that exist by now."""
-        return [json.loads(path.read_text()) for path in sorted(self.run_dir.glob("attempts/1/ranks/rank-*.json"))]
+        return [json.loads(path.read_text()) for path in sorted(self.run_dir.glob("attempts/1/ranks/**/rank-*.json"))]
 
     def launcher(self) -> int:
         """Pid of the launcher, as soon as it runs."""

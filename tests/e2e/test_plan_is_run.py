@@ -14,7 +14,7 @@ import pytest
 
 from trainkit.plan.model import Plan, Variable
 from trainkit.plan.serialize import plan_from_json
-from trainkit.runner.execute import bind, run_values
+from trainkit.runner.binding import bind, run_values
 from trainkit.runner.rundir.layout import RunLayout
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
@@ -117,7 +117,7 @@ def values_seen(run_dir: Path, processes: list[list[str]]) -> Mapping[Variable, 
     words = " ".join(word for process in processes for word in process)
     port = re.search(r"(?:master_port|main_process_port)[= ](\d+)", words)
     found = int(port.group(1)) if port else 0
-    return run_values(run_dir.name, RunLayout(run_dir), found, 0, "127.0.0.1", "127.0.0.1")
+    return run_values(RunLayout(run_dir), found, 0, "127.0.0.1", "127.0.0.1")
 
 
 def received(words: Sequence[str], launcher: str, ranks: int) -> list[str]:

@@ -166,7 +166,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(corpus: Path, tmp_path: Pat
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    assert finish(start_ranks(write_settings(tmp_path / "damaged", alone, corpus, resume=saved), 1)) == [1]
+    assert finish(start_ranks(write_settings(tmp_path / "damaged", alone, corpus), 1, resume=saved)) == [1]
     assert "is damaged: state/" in log_of(tmp_path / "damaged")
 
 

@@ -84,6 +84,6 @@ def test_a_checkpoint_of_another_model_is_refused_in_one_line(
 ) -> None:
     saved = whole["single"][0] / "checkpoints/step-00000004"
     case = WRITERS["single"].changed(model={"layers": 3})
-    assert finish(start_ranks(write_settings(tmp_path / "run", case, corpus, resume=saved), 1)) == [1]
+    assert finish(start_ranks(write_settings(tmp_path / "run", case, corpus), 1, resume=saved)) == [1]
     (line,) = (tmp_path / "run/rank-0.log").read_text().splitlines()
     assert line.startswith(f"error: the checkpoint {saved} is of another model, optimizer or precision: ")

@@ -135,7 +135,7 @@ def test_two_nodes_run_one_plan_and_meet(trainkit: Trainkit, clean_environment: 
 
     nodes = [
         subprocess.Popen(
-            [sys.executable, "-m", "trainkit", *words, f"output.root=node{rank}", f"--node-rank={rank}"],
+            [sys.executable, "-m", "trainkit", *words, f"--node-rank={rank}"],
             cwd=folder,
             env=clean_environment,
             stdin=subprocess.DEVNULL,
@@ -154,12 +154,7 @@ def test_two_nodes_run_one_plan_and_meet(trainkit: Trainkit, clean_environment: 
         "run", "recipe.yaml", "--with", "strategy/ddp", "name=one", "env.OMP_NUM_THREADS=2", timeout=200
     )
     assert one_node.returncode == 0, one_node.stderr
-    # torchrun numbers the ranks by the nodes' addresses, and where these are equal by the process ids
-    summaries = {path.parent: json.loads(path.read_text()) for path in folder.glob("node*/two/*/summary.json")}
-    (main,) = (run_dir for run_dir, summary in summaries.items() if summary["final_loss"])
-    (other,) = summaries.keys() - {main}
-    assert summaries[other]["reasons"]["final_loss"] == "rank 0 reports it, in the run directory of its node"
-    together = losses(main)
+    together = losses(only_run(folder, "two"))  # one run directory
     assert together == pytest.approx(losses(only_run(folder, "one")), rel=1e-5)
 
 
@@ -170,3 +165,24 @@ def free_port() -> int:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         return int(server.getsockname()[1])
+
+
+def test_a_script_chooses_its_checkpoint_each_time_that_it_runs(
+    trainkit: Trainkit, clean_environment: dict[str, str], folder: Path
+) -> None:
+    words = ("train.steps=4", "checkpoint.every_steps=2", "checkpoint.resume=auto", "nodes.processes_per_node=1")
+    (folder / "again.sh").write_text(trainkit("plan", "recipe.yaml", "name=again", *words, "--shell").stdout)
+
+    def run(**environ: str) -> subprocess.CompletedProcess[str]:
+        environment = {**clean_environment, **environ}
+        argv = ["sh", "again.sh"]
+        return subprocess.run(
+            argv, env=environment, cwd=folder, check=False, capture_output=True, text=True, timeout=200
+        )
+
+    first = run(RUN_ID="first")
+    assert (first.returncode, "resumes: nothing" in first.stderr) == (0, True), first.stderr
+    second = run(RUN_ID="second")
+    assert "runs/again/first/checkpoints/step-00000004 after step 4" in second.stdout
+    afresh = run(RUN_ID="third", RESUME="")
+    assert (afresh.returncode, "resumed from" in afresh.stdout) == (0, False)

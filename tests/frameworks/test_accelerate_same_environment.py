@@ -18,7 +18,7 @@ from trainkit.frameworks.base.draft import ImportContext
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Request
-from trainkit.runner.execute import bind, run_values
+from trainkit.runner.binding import bind, run_values
 from trainkit.runner.rundir.layout import RunLayout
 
 pytestmark = [pytest.mark.torch, pytest.mark.needs("accelerate>=1.15")]
@@ -181,7 +181,7 @@ def as_planned(
         path = layout.root / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(file.content)
-    bound = bind(plan, run_values("id", layout, 0, 0, "127.0.0.1", "127.0.0.1"), {})
+    bound = bind(plan, run_values(layout, 0, 0, "127.0.0.1", "127.0.0.1"), {})
     words_of_launcher = list(bound.argv[bound.argv.index("accelerate.commands.launch") + 1 :])
     return launch(words_of_launcher, bound.environment)
 

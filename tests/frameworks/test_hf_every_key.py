@@ -45,7 +45,17 @@ BESIDE |= {
     f"peft.{name}": {"peft": {"kind": "lora"}}
     for name in ("rank", "alpha", "dropout", "target_modules", "rslora", "dora", "path")
 }
+BESIDE |= {key: {"container": {"image": "i"}} for key in schema().settings if key.startswith("container.")}
 VALUES: dict[str, Any] = {
+    "container.image": "other",
+    "container.mounts": ["/data:/data"],
+    "container.workdir": "/work",
+    "container.caches": "/caches",
+    "container.packages": {"transformers": "5.5.0"},
+    "container.shared_memory": "16g",
+    "container.ulimits": {"nofile": 1000},
+    "container.user": "image",
+    "container.options": ["--verbose"],
     "nodes.rendezvous": "host:29500",
     "nodes.count": 2,
     "devices.type": "cpu",
@@ -66,10 +76,16 @@ VALUES: dict[str, Any] = {
     "model.heads": 8,
     "model.hidden_size": 256,
     "model.moe.experts": 4,
+    "cluster.time": "10:00",
+    "cluster.gpu_resource": "amd.com/gpu",
+    "cluster.memory_per_node": "4G",
+    "cluster.hosts": ["b"],
+    "cluster.workdir": "/elsewhere",
 }
 # Keys without an effect on this plan: they need another machine, or a file.
 ELSEWHERE = {
     "version", "program.module", "program.public", "program.reads_recipe", "devices.idle_below", "strategy.config",
+    "cluster.machine",
 }  # fmt: skip
 
 
@@ -88,7 +104,7 @@ def another(setting: Setting) -> Any:
     if int in kinds:
         return (setting.default if isinstance(setting.default, int) else 1) + 1
     if float in kinds:
-        return (setting.default or 0.5) / 2
+        return (setting.default if isinstance(setting.default, float) and setting.default else 0.5) / 2
     return "x" if str in kinds else ["x"] if list in kinds else {"x": 1}
 
 
@@ -122,7 +138,7 @@ def executed(resolved: Resolved, facts: Facts) -> dict[str, Any]:
 def test_a_key_that_is_set_has_an_effect_or_is_an_error(layered: Layered, machine: Machine, setting: Setting) -> None:
     section = setting.key.partition(".")[0]
     kind = tree(f"{section}.kind", setting.variant) if setting.variant else {}
-    beside = BESIDE.get(setting.key, {})
+    beside = {"cluster": {"hosts": ["a"]}} if setting.variant == "ssh" else BESIDE.get(setting.key, {})
     facts = machine(2, packages=PACKAGES)
     wish = tree(setting.key, another(setting))
     try:

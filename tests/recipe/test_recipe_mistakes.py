@@ -78,9 +78,10 @@ def test_bytes_that_are_no_text_are_an_error_wherever_they_come_from(refuse: Ref
 
 
 def test_words_that_other_tools_use_are_answered_with_the_ones_to_write(refuse: Refuse) -> None:
-    text = "train: {steps: 3}\ndevices: {type: tpu}\nprecision: tf32\noutput: {root: ''}\n"
+    text = "train: {steps: 3}\ndevices: {type: tpu}\nprecision: tf32\noutput: {root: ''}\nnodes: {count: 2..4}\n"
     hints = {each.key: each.hint for each in refuse(text)}
     assert hints["devices.type"] == "write xla"
+    assert "is queued again" in hints["nodes.count"]
     assert "precision/tf32" in hints["precision.dtype"]
     assert "a folder" in hints["output.root"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from trainkit.plan.model import (
     PLAN_VERSION,
@@ -83,6 +84,12 @@ def launcher_environment(kind: str, ranks: int, grace: float) -> dict[str, Text]
         "deepspeed": {"DS_ACCELERATOR": text("cpu")},
     }
     return table[kind]
+
+
+def of_nodes(plan: Plan, nodes: int, rendezvous: str) -> Plan:
+    """The same plan on so many nodes of one rank each."""
+    topology = Topology("cpu", (NodeGroup(nodes, 1, ("cpu",)),))
+    return replace(plan, topology=topology, rendezvous=rendezvous)
 
 
 def make_plan(

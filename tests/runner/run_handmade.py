@@ -6,7 +6,7 @@ import json
 import os
 import sys
 
-from handmade_plans import make_plan, words
+from handmade_plans import make_plan, of_nodes, words
 
 from trainkit.errors import TrainkitError
 from trainkit.plan.model import Planned, Preparation, Provenance
@@ -19,8 +19,11 @@ def main() -> int:
     wanted["preparations"] = [
         Preparation(item["title"], words(*item["argv"]), item["lock"]) for item in wanted.get("preparations", ())
     ]
+    nodes, rendezvous = wanted.pop("nodes", 1), wanted.pop("rendezvous", "")
     plan = make_plan(**wanted)
-    request = RunRequest(Planned(plan, Provenance({}, {})), "version: 1\n", "#!/bin/sh\n", dict(os.environ))
+    plan = of_nodes(plan, nodes, rendezvous) if nodes > 1 else plan
+    number = 0 if nodes > 1 else None
+    request = RunRequest(Planned(plan, Provenance({}, {})), "version: 1\n", "#!/bin/sh\n", dict(os.environ), number)
     try:
         return execute(request)
     except TrainkitError as error:

@@ -9,11 +9,12 @@ from handmade_plans import make_plan
 
 from trainkit.errors import ExitCode, MachineError
 from trainkit.plan.model import PlannedFile, Preparation, Variable, text
-from trainkit.runner.execute import bind, run_values, write_run_dir
+from trainkit.runner.binding import bind, run_values
 from trainkit.runner.rundir.layout import RunLayout
+from trainkit.runner.rundir.making import write_attempt, write_plan
 
 LAYOUT = RunLayout(Path("/runs/id"))
-VALUES = run_values("id", LAYOUT, 29111, 0, "127.0.0.1", "127.0.0.1")
+VALUES = run_values(LAYOUT, 29111, 0, "127.0.0.1", "127.0.0.1")
 
 
 def test_every_variable_is_replaced_and_nothing_else_is_touched() -> None:
@@ -25,7 +26,7 @@ def test_every_variable_is_replaced_and_nothing_else_is_touched() -> None:
 
 def test_node_0_hosts_the_rendezvous_and_no_other_node() -> None:
     plan = make_plan((text(Variable.IS_HOST), text(Variable.NODE_RANK)), "runs")
-    elsewhere = run_values("id", LAYOUT, 29111, 3, "10.0.0.1", "10.0.0.4")
+    elsewhere = run_values(LAYOUT, 29111, 3, "10.0.0.1", "10.0.0.4")
     assert bind(plan, VALUES, {}).argv[-2:] == ("true", "0")
     assert bind(plan, elsewhere, {}).argv[-2:] == ("false", "3")
 
@@ -58,6 +59,7 @@ def test_files_are_written_and_preparations_are_bound(tmp_path: Path) -> None:
         preparations=[Preparation("build", (text("make"), text(Variable.RUN_DIR)), "ops")],
     )
     bound = bind(plan, VALUES, {})
-    write_run_dir(RunLayout(tmp_path), plan, bound, "", "")
+    write_plan(RunLayout(tmp_path), plan, "", "")
+    write_attempt(RunLayout(tmp_path), 1, plan, bound)
     assert (tmp_path / "deepspeed.json").read_text() == "{}"
     assert bound.preparations == (("build", ("make", "/runs/id"), "ops"),)

@@ -54,6 +54,9 @@ CASES: dict[str, tuple[Observed, int, str | None, int | None]] = {
     "a rank fell while the run was being ended": (
         seen(rank(0, ended=1.5, exit_code=7), launcher_exit=1, stop=Stop(1.0, "TERM", 15)), 143, "signal", None,
     ),
+    "the run hung": (
+        seen(TOLD, launcher_exit=1, stop=Stop(1.0, "hang: rank 0 (a, pid 5) …", None, "hang", "a")), 124, "hang", None,
+    ),
     "trainkit was killed": (seen(TOLD, launcher_exit=1, stop=Stop(1.0, "trainkit was killed")), 137, "trainkit", None),
     "the launcher was killed": (
         seen(TOLD, launcher_exit=-9, abandoned=[0], stop=Stop(1.0, "ended before its ranks")), 137, "launcher", None,
@@ -63,7 +66,7 @@ CASES: dict[str, tuple[Observed, int, str | None, int | None]] = {
     ),
     "the launcher was told to stop": (seen(TOLD, launcher_exit=1), 137, "rank", 0),
     "the launcher failed by itself": (seen(launcher_exit=2), 2, "launcher", None),
-    "another node failed": (seen(TOLD, launcher_exit=1, nodes=2), 1, "launcher", None),
+    "the launcher was told to stop, or another node failed": (seen(TOLD, launcher_exit=1, nodes=2), 137, "launcher", 0),
     "a rank was told to stop and finished well": (seen(rank(0, told_to_stop=True)), 0, None, None),
     "the run directory was removed, and python tells": (
         seen(rank(0, ended=None), launcher_exit=7, vanished={0: 1.0}, records_lost=REMOVED)._replace(launcher="python"),
@@ -124,3 +127,11 @@ def test_a_trainkit_that_the_kernel_ended_is_said_with_the_reason(kills: int) ->
     assert ("memory ran out" in judge(killed).why) is bool(kills)
     stuck = seen(TOLD, launcher_exit=1, stop=Stop(1.0, "torchrun did not end the run"), memory_kills=kills)
     assert "memory" not in judge(stuck).why
+
+
+@pytest.mark.parametrize("code", [125, 126, 127])
+def test_a_container_that_does_not_start_is_what_the_machine_lacks(code: int) -> None:
+    for seen in (Observed("torchrun", code, container="podman"), Observed("python", None, preparation=("look", code))):
+        verdict = judge(seen._replace(container="podman"))
+        assert verdict.exit_code == 4 and "podman could not start the container" in verdict.why
+    assert judge(Observed("torchrun", code)).exit_code == code

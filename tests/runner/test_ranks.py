@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import selectors
 import subprocess
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from trainkit.runner.rundir.records import REMOVED, RankRecord, unwritten, write_record
+from trainkit.files import publish, read_whole
+from trainkit.runner.rundir import records
+from trainkit.runner.rundir.records import REMOVED, RankRecord, read_records, unwritten, write_record
 from trainkit.runner.supervisor.ranks import Ranks
 
 Start = Callable[[str], subprocess.Popen[bytes]]
@@ -92,6 +95,44 @@ def test_a_rank_that_registers_while_another_vanishes_is_taken_in(attempt: str, 
     ranks.poll()
     assert list(ranks.vanished) == [0]
     assert ranks.alive() == [1]
+
+
+def test_a_node_reads_the_records_of_its_own_ranks_alone(attempt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    guardians = [Ranks(attempt, selectors.DefaultSelector(), node) for node in range(3)]
+    for rank in range(6):
+        write_record(attempt, record(rank, os.getpid())._replace(node=rank // 2))
+    opened: list[str] = []
+
+    def noted(path: str) -> bytes:
+        opened.append(Path(path).name)
+        return read_whole(path)
+
+    monkeypatch.setattr(records, "read_whole", noted)
+    for node, ranks in enumerate(guardians):
+        ranks.poll()
+        assert [*ranks.records] == [2 * node, 2 * node + 1]
+        assert not ranks.obstacle()
+    assert sorted(opened) == [f"rank-{rank}.json" for rank in range(6)]
+    assert [each.rank for each in read_records(attempt)] == [*range(6)]
+
+
+def test_records_of_a_run_whose_nodes_had_one_folder_are_still_read(attempt: str) -> None:
+    for rank in range(2):
+        text = json.dumps(record(rank, 1)._replace(node=rank)._asdict())
+        publish(Path(attempt) / "ranks" / f"rank-{rank}.json", text)
+    assert [(each.rank, each.node) for each in read_records(attempt)] == [(0, 0), (1, 1)]
+    assert [each.rank for each in read_records(attempt, 0)] == [0]
+
+
+def test_a_link_in_the_place_of_a_nodes_folder_is_neither_written_nor_read(attempt: str, tmp_path: Path) -> None:
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    (Path(attempt) / "ranks" / "node-1").symlink_to(elsewhere)
+    with pytest.raises(OSError, match="a link is in the place of a folder"):
+        write_record(attempt, record(1, 1)._replace(node=1))
+    (elsewhere / "rank-1.json").write_text(json.dumps(record(1, 1)._asdict()))
+    assert [*read_records(attempt)] == []
+    with pytest.raises(OSError, match="a link is in the place of a folder"):
+        [*read_records(attempt, 1)]
 
 
 def test_records_that_cannot_be_read_are_an_obstacle_and_so_is_a_folder_that_is_gone(attempt: str) -> None:

@@ -10,7 +10,8 @@ from handmade_plans import make_plan
 
 from trainkit.errors import MachineError
 from trainkit.plan.model import NodeGroup, Plan, Topology
-from trainkit.runner.rendezvous import free_port, group_of, local_address, node_rank, rendezvous
+from trainkit.runner.rendezvous import free_port, group_of, local_address, place_of
+from trainkit.schedulers.place import Place
 
 
 def plan_of(*counts: int) -> Plan:
@@ -19,40 +20,33 @@ def plan_of(*counts: int) -> Plan:
 
 
 def test_one_node_is_node_0_whatever_the_scheduler_says() -> None:
-    assert node_rank(plan_of(1), None, {"SLURM_NODEID": "5"}) == 0
+    assert place_of(plan_of(1), None, {"JOB_COMPLETION_INDEX": "5"}) == Place(0)
 
 
-@pytest.mark.parametrize("name", ["SLURM_NODEID", "JOB_COMPLETION_INDEX", "NODE_RANK"])
+@pytest.mark.parametrize("name", ["JOB_COMPLETION_INDEX", "PBS_NODENUM", "NODE_RANK"])
 def test_the_schedulers_variable_numbers_the_node(name: str) -> None:
-    assert node_rank(plan_of(4), None, {name: "3"}) == 3
-    assert node_rank(plan_of(4), 1, {name: "3"}) == 1
+    assert place_of(plan_of(4), None, {name: "3"}).node == 3
+    assert place_of(plan_of(4), 1, {name: "3"}).node == 1
 
 
 def test_several_nodes_without_a_rank_are_refused_with_a_way_out() -> None:
-    with pytest.raises(MachineError) as caught:
-        node_rank(plan_of(4), None, {})
-    assert "--node-rank" in caught.value.diagnostics[0].hint
+    for environ in ({}, {"SLURM_JOB_ID": "7", "SLURM_NODEID": "0"}):  # in a batch script every process is on node 0
+        with pytest.raises(MachineError) as caught:
+            place_of(plan_of(4), None, environ)
+        assert "--node-rank" in caught.value.diagnostics[0].hint
 
 
 def test_a_rank_beyond_the_nodes_is_refused() -> None:
     with pytest.raises(MachineError, match="node rank 4 does not fit"):
-        node_rank(plan_of(4), 4, {})
+        place_of(plan_of(4), 4, {})
 
 
 def test_groups_are_numbered_through() -> None:
     assert [group_of(plan_of(1, 2), rank) for rank in range(3)] == [0, 1, 1]
 
 
-def test_the_rendezvous_is_taken_apart() -> None:
-    assert rendezvous(replace(plan_of(2), rendezvous="node-a:29400")) == ("node-a", 29400)
-    assert rendezvous(replace(plan_of(2), rendezvous="[fe80::1]:29400")) == ("fe80::1", 29400)
-    with pytest.raises(MachineError, match=r"nodes\.rendezvous"):
-        rendezvous(plan_of(2))
-
-
 def test_a_port_is_free_and_below_what_the_kernel_hands_out() -> None:
-    address, port = rendezvous(plan_of(1))
-    assert address == "127.0.0.1"
+    port = free_port()
     with socket.socket() as server:
         server.bind(("127.0.0.1", port))
         assert 1024 < port < 60000

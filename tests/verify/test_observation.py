@@ -26,12 +26,14 @@ print("went on")
 """
 
 
-def run(folder: Path, program: str, expected: dict[str, Any] | str, **environ: str) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, program: str, expected: dict[str, Any] | str, *words: str, **environ: str
+) -> subprocess.CompletedProcess[str]:
     (folder / "expected.json").write_text(expected if isinstance(expected, str) else json.dumps(expected))
     outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | environ
     inside = observed(outside, str(folder / "expected.json"), str(folder / "shown" / "rank-0.json"))
     return subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", program, *words],
         check=False,
         env=inside,
         cwd=folder,
@@ -126,7 +128,9 @@ callbacks.TrainerState = TrainerState
     ],
 )
 def test_a_resume_that_does_not_happen_ends_the_run(tmp_path: Path, planned: int | None, step: int, says: str) -> None:
-    done = run(tmp_path, f"{STATE}state = TrainerState({step})\n{STEP}", promise(resume={"step": planned}))
+    resume, folder = "--resume_from_checkpoint", "checkpoint-40/" if planned else "best"
+    promised = promise(resume={"argument": resume})
+    done = run(tmp_path, f"{STATE}state = TrainerState({step})\n{STEP}", promised, f"{resume}=runs/{folder}")
 
     assert done.returncode == (observe.NOT_AS_PLANNED if says else 0), done.stderr
     assert says in done.stderr

@@ -22,7 +22,7 @@ from trainkit.bench.comparison import (
 )
 from trainkit.errors import MachineError
 from trainkit.files import publish
-from trainkit.runner.execute import ATTEMPT, RunRequest, carry_out
+from trainkit.runner.execute import RunRequest, carry_out
 from trainkit.runner.report.console import Stream, Terminal
 from trainkit.runner.report.failure import describe_failure
 from trainkit.runner.report.progress import last_lines
@@ -143,13 +143,13 @@ def _run_one(bench: _Bench, candidate: Candidate, request: RunRequest, console: 
         console.say(f"refused: {error}")
     else:
         # The end of every rank's standard error: there a failure says what it was.
-        logs = sorted(ended.layout.attempt(ATTEMPT).logs.glob("rank-*.err"))
+        logs = sorted(ended.layout.attempt(1).logs.glob("rank-*.err"))
         errors = "\n".join(line for log in logs for line in last_lines(log))
         measurement = measure(ended.summary, bench.setup.memory, errors, str(ended.layout.root))
         if ended.verdict.failure == "signal":
             bench.stopped_by = ended.verdict.signal
         elif ended.verdict.exit_code != 0:  # no rank's output was shown, so the failed one's is quoted
-            console.say(describe_failure(ended.verdict, ended.layout.attempt(ATTEMPT), None))
+            console.say(describe_failure(ended.verdict, ended.layout.attempt(1), None))
     bench.walls.append(time.monotonic() - bench.begun_at)
     bench.measured.setdefault(candidate.name, []).append(measurement)
 

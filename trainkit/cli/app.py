@@ -19,6 +19,12 @@ _LAUNCHED = "RECIPE [OVERRIDE]... [-- WORDS] | [OVERRIDE]... PROGRAM [WORDS]..."
 COMMANDS: Mapping[str, tuple[str, type[Command | CommandGroup], str]] = {
     "run": ("run:run", LaunchCommand, _LAUNCHED),
     "plan": ("plan:plan", LaunchCommand, _LAUNCHED),
+    "submit": ("submit:submit", LaunchCommand, "RECIPE [OVERRIDE]... [-- WORDS]"),
+    "status": ("jobs:status", Command, ""),
+    "logs": ("jobs:logs", Command, ""),
+    "checkpoint": ("jobs:checkpoint", Command, ""),
+    "cancel": ("jobs:cancel", Command, ""),
+    "attach": ("jobs:attach", Command, "[RUN] [-- WORDS]"),
     "bench": ("bench:bench", LaunchCommand, "RECIPE [OVERRIDE]... [-- WORDS]"),
     "check": ("recipes:check", RecipeCommand, "RECIPE... [OVERRIDE]... | PROGRAM [WORDS]..."),
     "explain": ("recipes:explain", RecipeCommand, "RECIPE [KEY] [OVERRIDE]... | [KEY] PROGRAM [WORDS]..."),
@@ -32,8 +38,11 @@ COMMANDS: Mapping[str, tuple[str, type[Command | CommandGroup], str]] = {
     "doctor": ("doctor:doctor", RecipeCommand, "[RECIPE] [OVERRIDE]... | PROGRAM [WORDS]..."),
     "export": ("runs:export", Command, ""),
     "import": ("import_:import_", ImportCommand, "FILE [-- SCRIPT WORDS...] | COMMAND..."),
+    "dump": ("dump:dump", Command, ""),
     "runs": ("runs:app", CommandGroup, ""),
 }
+# What scripts and jobs call, and nobody types.
+HIDDEN: Mapping[str, tuple[str, type[Command | CommandGroup], str]] = {"job": ("job:app", CommandGroup, "")}
 
 # Typer brings its own copy of click, or uses the installed one, by its version: the class is known by its heir only.
 WRONG_USAGE: type[Exception] = typer.BadParameter.__mro__[1]
@@ -50,9 +59,10 @@ class LazyCommands(CommandGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command; None where there is none of this name."""
-        if cmd_name not in COMMANDS:
+        known = COMMANDS.get(cmd_name) or HIDDEN.get(cmd_name)
+        if known is None:
             return None
-        place, cls, arguments = COMMANDS[cmd_name]
+        place, cls, arguments = known
         found = load(f"trainkit.cli.commands.{place}")
         if issubclass(cls, CommandGroup):
             return typer.main.get_command(found)

@@ -7,7 +7,7 @@ import textwrap
 from typing import Annotated, Any
 
 import typer
-from typer import Option
+from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 
 Presets = Annotated[
@@ -25,6 +25,13 @@ On = Annotated[
     ),
 ]
 Force = Annotated[bool, Option("--force", help="Replace an existing file.")]
+Run = Annotated[
+    str | None,
+    Argument(
+        metavar="[RUN]",
+        help="A run directory, a run's id, a job's number, or a name: its newest run. Default: the newest of all.",
+    ),
+]
 Root = Annotated[str, Option("--root", metavar="FOLDER", help="The recipes' output.root.")]
 
 _NARROWEST, _WIDEST = 40, 100  # columns of the text below the options

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from trainkit.planner.resume import SavedCheckpoint
     from trainkit.recipe.resolved import MadeRecipe, Resolved
     from trainkit.runner.execute import RunRequest
+    from trainkit.runner.rundir.layout import RunLayout
 
 # Imported at first use: `check` never plans, and the help of a command resolves nothing.
 resolve: Callable[..., Resolved] = call("trainkit.flags.resolve:resolve")
@@ -65,9 +67,12 @@ def resolve_request(
     presets: Sequence[str] | None = None,
     program: Sequence[str] = (),
     variant: str | None = None,
+    *,
+    environ: Mapping[str, str] = os.environ,
 ) -> Resolved:
     """Resolve what a command line asks for; program: the words after `--`, appended to program.args.
 
+    environ: the caller's variables, of which some are a layer of the recipe.
     Raises RecipeError with everything that is wrong.
     """
     from trainkit.recipe.resolved import Request
@@ -89,7 +94,7 @@ def resolve_request(
         presets=tuple(presets or ()),
         overrides=tuple(overrides),
         arguments=tuple(program),
-        environ=dict(os.environ),
+        environ=dict(environ),
         variant=variant,
     )
     resolved = resolve(request, disk, partial(described_kind, disk, cwd))
@@ -114,10 +119,10 @@ def find_recipe(word: str, disk: Disk) -> str:
     return word
 
 
-def plan_recipe(resolved: Resolved, facts: Facts | None = None) -> Planned:
+def plan_recipe(resolved: Resolved, facts: Facts | None = None, run: RunLayout | None = None) -> Planned:
     """Plan a resolved recipe for this machine, with the checkpoints that earlier runs of its name left.
 
-    facts: of this machine, where they are known already.
+    facts: of this machine, where they are known already. run: that goes on, whose own checkpoints come first.
     """
     from trainkit.machine.probe import probe
 
@@ -131,7 +136,20 @@ def plan_recipe(resolved: Resolved, facts: Facts | None = None) -> Planned:
             earlier = saved(recipe.output.root, recipe.name, damaged=True)
         elif recipe.program.kind != "hf":  # Trainer looks into a named folder by itself
             earlier = named_checkpoint(resume, damaged=True)
-    return build_plan(resolved, facts or probe(), earlier)
+    own: list[SavedCheckpoint] = []
+    if run is not None:
+        from trainkit.runner.rundir.checkpoints import own_checkpoints
+
+        own = own_checkpoints(run, recipe.program.kind)
+    return build_plan(resolved, facts or probe(), earlier, own)
+
+
+def cluster_facts(resolved: Resolved) -> Facts:
+    """What the nodes have that a job will run on, as far as the recipe says; else what this machine has."""
+    from trainkit.cli.machines import machine_facts
+
+    facts = machine_facts(getattr(resolved.recipe.cluster, "machine", None))
+    return replace(facts, executable=sys.executable)
 
 
 def run_request(

@@ -17,6 +17,7 @@ from trainkit.frameworks.base.detection import DetectedKind, program_kind
 from trainkit.frameworks.base.draft import Draft, ImportContext, argv_origin, card, number_of
 from trainkit.frameworks.base.foreign_file import SUFFIXES
 from trainkit.frameworks.base.interface import LauncherCommand
+from trainkit.frameworks.containers.importer import ENGINES, read_container, starts_container
 from trainkit.frameworks.hf_trainer.argv_reader import flags_in_file
 from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS, launcher_of
 from trainkit.machine.selection import ORDER
@@ -46,13 +47,17 @@ _GROUP_OF_ONE = "one process: torchrun sets LOCAL_RANK, and the library makes a 
 _PLACE_OF_ONE = "one process: torchrun sets RANK, WORLD_SIZE and MASTER_ADDR, of which a script may make a group"
 
 
-def read_command(draft: Draft, context: ImportContext, words: Sequence[str], kind: str | None = None) -> None:
-    """Import a command. kind: of the program, where the caller knows it."""
-    shown = " ".join(shlex.quote(word) for word in mask_words(words))
+def read_command(
+    draft: Draft, context: ImportContext, words: Sequence[str], kind: str | None = None, written: Sequence[str] = ()
+) -> None:
+    """Import a command. kind: of the program, where the caller knows it; written: the words to show."""
+    shown = " ".join(shlex.quote(word) for word in mask_words(written or words))
     if not is_text(shown):
         raise UsageError(f"the command is not UTF-8 text: {shown}", hint=WRITE_TEXT)
     draft.title = f"{draft.title}: {shown}" if draft.title else shown
-    variables, rest = take_variables(draft, words)
+    variables, rest = _taken_out(draft, context, words)
+    if draft.problems:
+        return
     if unwrapped := unwrap(rest, variables, context):
         rest, kind = unwrapped.words, kind or unwrapped.kind
         variables = {name: each for name, each in variables.items() if name not in unwrapped.taken}
@@ -74,15 +79,31 @@ def read_command(draft: Draft, context: ImportContext, words: Sequence[str], kin
     _name_program(draft, command)
     draft.replicas = command.launcher != "python" and _several(draft, command)
     read_target(draft, context, command.argv, kind, module=command.module)
-    if command.local_rank and draft.get("program.kind") != "hf":
-        reason = "the command passes it; leave it out where the script reads LOCAL_RANK"
-        origin = argv_origin("deepspeed" if command.launcher == "deepspeed" else "torch.distributed.launch")
-        draft.set("program.local_rank", True, origin, reason)
+    _say_local_rank(draft, command)
     if not command.python and command.argv[0].endswith(".py"):
         draft.remark(f"{command.argv[0]} was started without Python (--no_python), and trainkit starts it with Python.")
     _spread(draft, command)
     if unwrapped and unwrapped.strategy:
         _say_own_strategy(draft, *unwrapped.strategy)
+
+
+def _say_local_rank(draft: Draft, command: LauncherCommand) -> None:
+    if command.local_rank and draft.get("program.kind") != "hf":
+        reason = "the command passes it; leave it out where the script reads LOCAL_RANK"
+        origin = argv_origin("deepspeed" if command.launcher == "deepspeed" else "torch.distributed.launch")
+        draft.set("program.local_rank", True, origin, reason)
+
+
+def _taken_out(draft: Draft, context: ImportContext, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Variables, and the command from its launcher on, which may be the one inside of a container."""
+    variables, rest = take_variables(draft, words)
+    if not starts_container(rest):
+        return variables, rest
+    for each in variables:
+        draft.remark(f"{each} in front is not taken over: the engine reads it, and hands it to no program.")
+    inside, rest = read_container(draft, context, rest)
+    own, rest = take_variables(draft, rest)
+    return {**inside, **own}, rest
 
 
 def _say_own_strategy(draft: Draft, strategy: str, where: str) -> None:
@@ -107,7 +128,8 @@ def _name_program(draft: Draft, command: LauncherCommand) -> None:
 
 def starts(word: str) -> bool:
     """Whether a word begins a command that can be read."""
-    return posixpath.basename(word) in TOOLS or launcher_of(posixpath.basename(word)) is not None
+    name = posixpath.basename(word)
+    return name in TOOLS or name in ENGINES or launcher_of(name) is not None
 
 
 def starts_program(words: Sequence[str]) -> bool:
@@ -117,6 +139,9 @@ def starts_program(words: Sequence[str]) -> bool:
         first = next((word for word in words if starts(word)), "")
     if not starts(first):
         return False
+    if posixpath.basename(first) in ENGINES:
+        behind = list(words[words.index(first) :])
+        return starts_container(behind) and any(map(starts, behind[2:]))
     if launcher_of(posixpath.basename(first)) != "python":
         return True
     rest = list(words[words.index(first) + 1 :])
@@ -173,15 +198,23 @@ def take_variables(draft: Draft, words: Sequence[str]) -> tuple[dict[str, str], 
             rest.pop(0)
         elif starter in _STARTERS and any(map(starts, rest[1:])):
             # It ends where the command, an assignment in front of that, or another starter begins.
-            taken = [rest.pop(0)]
-            while not (starts(rest[0]) or _ASSIGNMENT.fullmatch(rest[0]) or rest[0] in _STARTERS):
-                taken.append(rest.pop(0))
+            end = first_of_command(rest, 1)
+            taken, rest = rest[:end], rest[end:]
             instead = _STARTERS[starter]
             if len(taken) > 1 or instead:
                 draft.remark(f"`{' '.join(taken)}` in front is not taken over{': ' if instead else ''}{instead}.")
         else:
             break
     return found, rest
+
+
+def first_of_command(words: Sequence[str], place: int) -> int:
+    """From a place on, where a command that can be read, an assignment in front of it, or a starter begins."""
+    while place < len(words) and not (
+        starts(words[place]) or _ASSIGNMENT.fullmatch(words[place]) or words[place] in _STARTERS
+    ):
+        place += 1
+    return place
 
 
 def _read_variables(draft: Draft, variables: Mapping[str, str]) -> None:

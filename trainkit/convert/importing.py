@@ -10,7 +10,10 @@ from typing import Any, Protocol
 
 from trainkit.convert import notebook
 from trainkit.convert.command import read_command, read_target, starts_program
-from trainkit.convert.shell import name_what_is_open, read_shell
+from trainkit.convert.shell import ShellCommand, name_what_is_open, read_shell
+from trainkit.convert.slurm.asked import Batch
+from trainkit.convert.slurm.script import read_batch, take_srun
+from trainkit.convert.slurm.section import put_cluster
 from trainkit.convert.trial import refusals
 from trainkit.errors import Diagnostic, RecipeError, UsageError
 from trainkit.flags.resolve import resolve
@@ -156,13 +159,11 @@ def _read_words(
     more: words behind `--`, which are the script's arguments, or belong to the command.
     """
     end = ["--", *more] if more else []
+    batch: Batch | None = None
     scripts = shell_script(words) if len(words) > 1 or not starts_program(words[0].split()) else []
     if scripts:
-        path, text, more = scripts[0], script_text(context, scripts[0]), [*scripts[1:], *more]
-        draft.title, end = path, []
-        if path.endswith(notebook.SUFFIX):
-            text = notebook.shell_lines(text, path)
-        shell = read_shell(text, starts_program, path=path, given=more, asked=lines.asked, at_line=lines.number)
+        draft.title, end = scripts[0], []
+        batch, shell = _read_script(context, scripts[0], [*scripts[1:], *more], lines)
     elif len(words) == 1 and any(character.isspace() for character in words[0]):
         shell = read_shell(words[0], starts_program, asked=lines.asked, at_line=lines.number)
         end = list(more)
@@ -173,9 +174,27 @@ def _read_words(
     if shell.folder:
         draft.remark(f"The command runs in the folder {shell.folder}: call trainkit there.")
         context = replace(context, cwd=posixpath.normpath(posixpath.join(context.cwd, shell.folder)))
-    read_command(draft, context, [*shell.words, *end], kind)
+    command = take_srun(batch, shell.words) if batch else shell.words
+    read_command(draft, context, [*command, *end], kind, [*shell.words, *end])
+    if batch:
+        put_cluster(batch, draft, shell.setup)
     name_what_is_open(draft, shell.opened)
     return context
+
+
+def _read_script(
+    context: ImportContext, path: str, given: Sequence[str], lines: Lines
+) -> tuple[Batch | None, ShellCommand]:
+    """What a shell script asks a cluster for, if it does, and its command. given: its arguments."""
+    text = script_text(context, path)
+    if path.endswith(notebook.SUFFIX):
+        text = notebook.shell_lines(text, path)
+    batch = read_batch(text, path)
+    asked = {**(batch.variables if batch else {}), **lines.asked}
+    shell = read_shell(
+        text, starts_program, path=path, given=given, asked=asked, at_line=lines.number, is_job=batch is not None
+    )
+    return batch, shell
 
 
 def _read_file(draft: Draft, context: ImportContext, path: str, program: Sequence[str], kind: str | None) -> None:

@@ -14,6 +14,7 @@ from typing import Literal
 
 from trainkit.doctor.check import NEEDS, Check, CheckResult, Finding, Host, Target, ok, skipped, this_host
 from trainkit.doctor.checks.build_tools import BUILD_TOOLS, DEEPSPEED_OPS, HOST_COMPILER
+from trainkit.doctor.checks.containers import CONTAINER
 from trainkit.doctor.checks.cuda_toolkits import TOOLKIT_VERSION, TOOLKITS
 from trainkit.doctor.checks.disk import DISK_SPACE, WRITE_SPEED
 from trainkit.doctor.checks.gpus import DRIVER, GPU_HEALTH
@@ -38,9 +39,9 @@ def plan_blockers(host: Host, target: Target) -> Finding | list[Finding]:
 
 PLAN_BLOCKERS = Check("plan", "plan", 1.0, plan_blockers)  # not fast: `trainkit run` shows the blockers itself
 _ORDER = (
-    PLAN_BLOCKERS, INTERPRETER, PACKAGES, CUDA_LIBRARIES, DRIVER, GPU_HEALTH, TOOLKITS, TOOLKIT_VERSION, HOST_COMPILER,
-    BUILD_TOOLS, DEEPSPEED_OPS, COLLECTIVES, SHARED_MEMORY, PROCESS_LIMITS, DISK_SPACE, WRITE_SPEED, PORTS, HOST_NAMES,
-    STALE_SETTINGS,
+    PLAN_BLOCKERS, CONTAINER, INTERPRETER, PACKAGES, CUDA_LIBRARIES, DRIVER, GPU_HEALTH, TOOLKITS, TOOLKIT_VERSION,
+    HOST_COMPILER, BUILD_TOOLS, DEEPSPEED_OPS, COLLECTIVES, SHARED_MEMORY, PROCESS_LIMITS, DISK_SPACE, WRITE_SPEED,
+    PORTS, HOST_NAMES, STALE_SETTINGS,
 )  # fmt: skip
 CHECKS: Mapping[str, Check] = {check.name: check for check in _ORDER}
 FAST: tuple[Check, ...] = tuple(check for check in _ORDER if check.fast)
@@ -107,7 +108,7 @@ def apply(check: Check, host: Host, target: Target) -> CheckResult:
 
 def examine_before_run(checks: Iterable[Check], facts: Facts, target: Target) -> tuple[Diagnostic, ...]:
     """Problems as errors, warnings as warnings; notes are the doctor's alone."""
-    # The fast checks start no command, so none is left to be closed.
+    # Of the fast checks only that of a container starts commands, and waits for each.
     host = this_host(facts, Commands({}), Path.cwd(), dict(os.environ))
     found = []
     for result in (apply(check, host, target) for check in checks):
@@ -123,5 +124,7 @@ def examine_before_run(checks: Iterable[Check], facts: Facts, target: Target) ->
 
 
 def checks_for(target: Target) -> tuple[Check, ...]:
-    """All of them; that of the plan only where there is one."""
-    return _ORDER if target.plan else tuple(check for check in _ORDER if check is not PLAN_BLOCKERS)
+    """All of them; that of the plan only where there is one, and that of its container only where it has one."""
+    boxed = target.plan is not None and target.plan.container is not None
+    left = {*(() if target.plan else (PLAN_BLOCKERS,)), *(() if boxed else (CONTAINER,))}
+    return tuple(check for check in _ORDER if check not in left)

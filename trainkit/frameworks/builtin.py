@@ -12,7 +12,7 @@ from trainkit.frameworks.deepspeed.config import config_file
 from trainkit.frameworks.deepspeed.fields import FILE
 from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
-from trainkit.plan.provenance import Source, SourcedFile, Token, json_file, module, token
+from trainkit.plan.provenance import Source, SourcedFile, Token, json_file, module, resume_word, token
 from trainkit.plan.support import Reach, Table, no_way
 
 SETTINGS = "trainer.json"
@@ -59,7 +59,7 @@ def argv(context: Context) -> tuple[Token, ...]:
     """The trainer and its settings file."""
     rule = "the trainer reads the plan's decisions from one file"
     settings = (token("--settings", rule=rule), token(Variable.RUN_DIR, f"/{SETTINGS}", rule=rule))
-    return (*module(context, "trainkit.trainer", keys=("program.kind",)), *settings)
+    return (*module(context, "trainkit.trainer", keys=("program.kind",)), *settings, *resume_word(context, "--resume"))
 
 
 def files(context: Context) -> tuple[SourcedFile, ...]:
@@ -72,7 +72,6 @@ def _settings(context: Context) -> dict[str, tuple[Any, Source]]:
     """The decisions of the plan, by dotted key, each with what made it."""
     batch, ranks = context.batch, ("nodes.count", "nodes.processes_per_node")
     sides = Source(("batch.global", "batch.micro", "batch.accumulation", *ranks))
-    resume = {"path": context.resume.path, "step": context.resume.step}
     digest = Source(rule="digest of everything that decides the course of training")
     recipe = context.recipe.model_dump(mode="json", by_alias=True)
     return {
@@ -86,6 +85,5 @@ def _settings(context: Context) -> dict[str, tuple[Any, Source]]:
         "device": (context.topology.device, Source(("devices.type", "devices.select"))),
         "dtype": (context.dtype, Source(("precision.dtype",))),
         "training_digest": (context.training_digest, digest),
-        "resume": (resume, Source(("checkpoint.resume",))),
         "deepspeed": (FILE if context.zero else None, Source(("strategy.kind",))),
     }

@@ -1,4 +1,4 @@
-"""`torchrun`: torch.distributed.run with a c10d rendezvous."""
+"""`torchrun`: torch.distributed.run. One node meets itself; several meet statically, or by c10d where ranks restart."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from typing import Any, TypeVar
 
 from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, apply_flag, argv_origin, number_of
 from trainkit.frameworks.base.fields import UNSET, Settings, Unsupported
-from trainkit.frameworks.base.interface import ALWAYS_A_GROUP, NODE_RANK, LauncherCommand, nothing, restarts
+from trainkit.frameworks.base.interface import ALWAYS_A_GROUP, NODE_RANK, LauncherCommand, master, nothing, restarts
 from trainkit.frameworks.base.launcher_flags import (
     LauncherFlag,
     always,
-    fixed,
     launcher_argv,
     parse_flags,
     put_settings,
@@ -29,6 +28,7 @@ from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
 from trainkit.plan.provenance import OWN_INTERPRETER, Source, SourcedVariable, Token, variable
 from trainkit.recipe.layers.environment_references import REFERENCE
+from trainkit.recipe.schema.launching import NO_RANGE
 
 # The wrapper kills its program after the grace time, then writes the exit record; torchrun kills the wrapper later.
 RECORD_SECONDS = 5
@@ -36,6 +36,7 @@ OF_RANK = "torchrun tells each rank its place"
 ITS_OWN = "torchrun sets it for every rank"
 # The default of --signals-to-handle (torch/distributed/run.py).
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+C10D_RESTARTS = "restarts need it; the static backend has none"
 OWN_FILES = "torchrun's own files stay in the run directory, not in /tmp"
 
 T = TypeVar("T")
@@ -51,13 +52,18 @@ def _node_count(value: Any) -> Settings | Unsupported:
     """A number, or the same number as least and most."""
     least, _, most = str(value).partition(":")
     if not least.isdecimal() or most not in ("", least):
-        return Unsupported("trainkit starts a fixed number of nodes", "write one number")
+        return Unsupported(*NO_RANGE)
     return {"nodes.count": int(least)} if int(least) > 1 else {}
 
 
 def by_nodes(one: T, several: T) -> Callable[[Context], T]:
     """A value, or its source, on one node and on several."""
     return lambda context: one if context.topology.nodes == 1 else several
+
+
+def meets_statically(context: Context) -> bool:
+    """Whether node 0 is where the ranks meet, and nodes have the numbers that they are given."""
+    return context.topology.nodes > 1 and context.recipe.launcher.max_restarts == 0
 
 
 def _endpoint(context: Context) -> tuple[str | Variable, ...]:
@@ -84,12 +90,19 @@ FLAGS: tuple[LauncherFlag, ...] = (
     ),
     LauncherFlag(
         "rdzv_backend",
-        encode=fixed("c10d"),
+        encode=lambda context: "static" if meets_statically(context) else "c10d",
         default="static",
-        source=by_nodes(
-            Source(rule="one node meets itself; the default backend would use port 29500"),
-            Source(rule="restarts need it; the default backend has none"),
+        source=lambda context: Source(
+            rule="global ranks follow the node ranks; c10d would sort nodes by the text of their addresses"
+            if meets_statically(context)
+            else by_nodes("one node meets itself; the default backend would use port 29500", C10D_RESTARTS)(context)
         ),
+    ),
+    LauncherFlag(
+        "node_rank",
+        encode=lambda context: (Variable.NODE_RANK,) if meets_statically(context) else UNSET,
+        default=0,
+        source=rule("the number of this node"),
     ),
     LauncherFlag(
         "rdzv_endpoint",
@@ -102,7 +115,9 @@ FLAGS: tuple[LauncherFlag, ...] = (
     ),
     LauncherFlag(
         "rdzv_conf",
-        encode=by_nodes(("is_host=true",), ("is_host=", Variable.IS_HOST)),
+        encode=lambda context: (
+            UNSET if meets_statically(context) else by_nodes(("is_host=true",), ("is_host=", Variable.IS_HOST))(context)
+        ),
         default="",
         source=by_nodes(
             Source(rule="this node hosts the store, whatever its name resolves to"),
@@ -111,7 +126,9 @@ FLAGS: tuple[LauncherFlag, ...] = (
     ),
     LauncherFlag(
         "local_addr",
-        encode=by_nodes(("127.0.0.1",), (Variable.LOCAL_ADDR,)),
+        encode=lambda context: (
+            UNSET if meets_statically(context) else by_nodes(("127.0.0.1",), (Variable.LOCAL_ADDR,))(context)
+        ),
         source=by_nodes(
             Source(rule="a host name that does not resolve would hang the start"),
             Source(rule="the others reach this node under this address"),
@@ -140,7 +157,7 @@ FLAGS: tuple[LauncherFlag, ...] = (
     *without_key("standalone run_path virtual_local_rank use_env", switch=True),
     *without_key(
         "monitor_interval start_method event_log_handler role local_ranks_filter duplicate_stdout_filters "
-        "duplicate_stderr_filters node_rank master_addr master_port logs_specs numa_binding signals_to_handle "
+        "duplicate_stderr_filters master_addr master_port logs_specs numa_binding signals_to_handle "
         "log_line_prefix_template print_completion"
     ),
 )
@@ -202,7 +219,7 @@ def local_rank(context: Context) -> str:
 
 def shell_words(context: Context, folder: str) -> tuple[str, ...]:
     """A run of one node by itself, or with node 0 as the place to meet."""
-    nodes, (host, _, port) = context.topology.nodes, context.recipe.nodes.rendezvous.rpartition(":")
+    nodes, (host, port) = context.topology.nodes, master(context)
     place = (f"--nnodes={nodes}", f"--node_rank={NODE_RANK}", f"--master_addr={host}", f"--master_port={port}")
     several = place if nodes > 1 else ("--standalone",)
     return ("torchrun", f"--nproc_per_node={context.processes}", *several, *restarts(context))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
@@ -21,6 +21,12 @@ class Variable(Enum):
     MASTER_ADDR = "master_addr"
     LOCAL_ADDR = "local_addr"
     IS_HOST = "is_host"  # "true" on node 0, else "false"
+    RESUME = "resume"  # checkpoint that the run goes on from; a word with it is left out where there is none
+    USER = "user"  # uid:gid of the caller; this and the following are for containers
+    WORKING_DIR = "working_dir"  # where trainkit was started
+    CACHE_DIR = "cache_dir"  # this user's, for containers
+    PACKAGE = "package"  # folder of trainkit's own code
+    HOST = "host"  # name of this machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,12 @@ def text(*parts: str | Variable) -> Text:
         elif part != "" or not parts[1:]:
             joined.append(part)
     return Text(tuple(joined))
+
+
+def bind_words(words: Iterable[Text], values: Mapping[Variable, str]) -> tuple[str, ...]:
+    """Words with every variable replaced, without that of the checkpoint where there is none (or it is not given)."""
+    there = (word for word in words if Variable.RESUME not in word.parts or values.get(Variable.RESUME))
+    return tuple(word.bind(values) for word in there)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,24 +150,26 @@ class SolvedBatch(BatchArithmetic):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What one node group executes: launcher + wrapper + program.
+    """What one node group executes: launcher + wrapper + program, in a container where there is one.
 
     Without the wrapper (``trainkit.runner.rank``) it is the bare command for machines that have no trainkit.
+    container: the words in front of the launcher: the engine's, the image, and what starts the rest inside.
     """
 
     launcher: tuple[Text, ...]
     wrapper: tuple[Text, ...]
     program: tuple[Text, ...]
+    container: tuple[Text, ...] = ()
 
     @property
     def argv(self) -> tuple[Text, ...]:
         """The whole command as it is started."""
-        return self.launcher + self.wrapper + self.program
+        return self.container + self.launcher + self.wrapper + self.program
 
     @property
     def bare(self) -> tuple[Text, ...]:
         """The command without trainkit's wrapper."""
-        return self.launcher + self.program
+        return self.container + self.launcher + self.program
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +194,21 @@ class EnvironmentDiff:
     unset: tuple[str, ...] = ()  # names, or prefixes that end in `*`
     take: tuple[str, ...] = ()  # from the caller's environment by name; required
     added: tuple[tuple[str, Text | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedContainer:
+    """What the launcher and its ranks run in. kind: of the engine. handed_in: names of variables.
+
+    prefix: under which the engine reads them; may be empty. caches: folder that is made. end: command for the end.
+    """
+
+    kind: str
+    image: str
+    handed_in: tuple[str, ...]
+    caches: Text
+    prefix: str = ""
+    end: tuple[Text, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +245,49 @@ class TechniqueInForce:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """The checkpoint that the run starts from. path is None for `never` or when nothing fits; reason: why that one."""
+    """The checkpoint that the run starts from. path is None for `never` or when nothing fits; reason: why that one.
+
+    Chosen when the plan is made. A run makes its plan when it starts; a script, or a job in a queue, chooses again.
+    """
 
     path: str | None
     step: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a scheduler is given, and how the plan starts on each of its machines.
+
+    content: what the command `submit` submits, kept as `file` in the run directory; with hosts it is run once for each.
+    step: the words before a command that start it on every node. start_seconds: how long nodes wait for one another.
+    requeue: after what it is queued again, as `cluster.requeue.after` calls it; without_progress: after how many
+        attempts without a newer checkpoint it is not. warn_seconds: before the time limit, that it is asked to end.
+    """
+
+    scheduler: str
+    file: str
+    content: Text
+    submit: tuple[Text, ...]
+    step: tuple[Text, ...] = ()
+    requeue: tuple[str, ...] = ()
+    without_progress: int = 1
+    warn_seconds: int = 0
+    start_seconds: int = 600
+    hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HangWatch:
+    """When the run counts as one that hangs. Seconds; after is None where its own pace decides, 0 for no watch.
+
+    start: for what has not happened once in the run. ends: whether the run is ended then; reason: why, or why not.
+    """
+
+    after: float | None = None
+    start: float = 1800.0
+    ends: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,13 +311,16 @@ class Plan:
     batch: BatchArithmetic
     commands: tuple[Command, ...]  # one for each group of the topology
     preparations: tuple[Preparation, ...]
+    container: PlannedContainer | None = None
     environment: EnvironmentDiff
     files: tuple[PlannedFile, ...]
     resume: Resume
     rendezvous: str = "auto"  # host:port of node 0, which MASTER_ADDR and PORT are bound to; auto is a free local port
+    job: Job | None = None  # where `cluster` names a scheduler
     output_root: str
     max_restarts: int
     grace_seconds: float
+    hang: HangWatch = HangWatch()
     techniques: tuple[TechniqueInForce, ...] = ()  # none are known of a program of the user's own
     notices: tuple[Notice, ...]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from trainkit.plan.context import Context
-from trainkit.plan.model import Text, Variable, text
+from trainkit.plan.model import Job, Text, Variable, text
+from trainkit.recipe.schema import Image
 from trainkit.recipe.schema.fields import nest
 
 INTERPRETER = "the interpreter that plans is the interpreter that runs"
@@ -73,15 +74,55 @@ def variable(
     return SourcedVariable(name, text(*parts), Source(keys, rule), yields)
 
 
+@dataclass(frozen=True, slots=True)
+class SourcedJob:
+    """What a scheduler is given; sources maps parts of it (`content.3`: a line, `step.0`) to what made them."""
+
+    job: Job
+    sources: Mapping[str, Source]
+
+
+def sourced_job(
+    scheduler: str, file: str, content: Sequence[Token], submit: Sequence[Token], step: Sequence[Token], **terms: Any
+) -> SourcedJob:
+    """The job of a file's lines and of commands. A line is without its end. terms: the other fields of a job."""
+    text_ = text(*(part for line in content for part in (*line.text.parts, "\n")))
+    lists = {"content": content, "submit": submit, "step": step}
+    sources = {f"{name}.{place}": each.source for name, items in lists.items() for place, each in enumerate(items)}
+    sources |= {f"hosts.{place}": Source(("cluster.hosts",)) for place in range(len(terms.get("hosts", ())))}
+    return SourcedJob(Job(scheduler, file, text_, texts(tuple(submit)), texts(tuple(step)), **terms), sources)
+
+
+def resume_word(context: Context, flag: str) -> tuple[Token, ...]:
+    """The word for the checkpoint to go on from, which `auto` chooses when the run starts; none where it never does."""
+    named, queued = context.recipe.checkpoint.resume, context.recipe.cluster.kind != "none"
+    if chosen_at_start(context):
+        rule = "a job that is queued again goes on from its own newest checkpoint" if queued else ""
+        return (token(f"{flag}=", Variable.RESUME, keys=("checkpoint.resume",), rule=rule),)
+    return () if named == "never" else (token(f"{flag}={named}", keys=("checkpoint.resume",)),)
+
+
+def chosen_at_start(context: Context) -> bool:
+    """Whether the checkpoint is known only when the run starts."""
+    return context.recipe.checkpoint.resume == "auto" or context.recipe.cluster.kind != "none"
+
+
 def texts(tokens: tuple[Token, ...]) -> tuple[Text, ...]:
     """The texts alone, as the plan keeps them."""
     return tuple(item.text for item in tokens)
 
 
+def interpreter(context: Context) -> Token:
+    """The interpreter that runs: the one that plans, or the image's."""
+    if isinstance(context.recipe.container, Image):
+        return token(context.facts.executable, keys=("container.python",))
+    return token(context.facts.executable, rule=INTERPRETER)
+
+
 def module(context: Context, name: str, *, keys: tuple[str, ...] = (), rule: str = "") -> tuple[Token, ...]:
     """`python -P -m NAME` with the interpreter that plans; keys and rule say what made the name."""
     return (
-        token(context.facts.executable, rule=INTERPRETER),
+        interpreter(context),
         token("-P", rule=SAFE_PATH),
         token("-m", rule=INTERPRETER),
         token(name, keys=keys, rule=rule),

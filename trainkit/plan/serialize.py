@@ -15,7 +15,8 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
     """Builtins only, in the order of the plan's fields; :func:`plan_from_json` gives an equal value back.
 
     A command is its whole `argv`, with the place of trainkit's wrapper in it (`first`, `count`); without the wrapper it
-    is the bare command. A word without run-time variables is a string, one with them a list of its parts.
+    is the bare command. `container` is the number of its words in front of the launcher, where there are any. A word
+    without run-time variables is a string, one with them a list of its parts.
     """
     topology, environment = plan.topology, plan.environment
     return {
@@ -29,7 +30,11 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "commands": [
             {
                 "argv": _builtins(command.argv),
-                "wrapper": {"first": len(command.launcher), "count": len(command.wrapper)},
+                "wrapper": {
+                    "first": len(command.container) + len(command.launcher),
+                    "count": len(command.wrapper),
+                },
+                **({"container": len(command.container)} if command.container else {}),
             }
             for command in plan.commands
         ],
@@ -85,6 +90,11 @@ def _builtins(value: Any) -> Any:
 
 
 def _command(data: Mapping[str, Any]) -> dict[str, Any]:
-    argv, first = data["argv"], data["wrapper"]["first"]
+    argv, inside, first = data["argv"], data.get("container", 0), data["wrapper"]["first"]
     end = first + data["wrapper"]["count"]
-    return {"launcher": argv[:first], "wrapper": argv[first:end], "program": argv[end:]}
+    return {
+        "container": argv[:inside],
+        "launcher": argv[inside:first],
+        "wrapper": argv[first:end],
+        "program": argv[end:],
+    }

@@ -43,7 +43,22 @@ WHOLE = {"data", "efficiency", "eval", "logging", "model", "optimizer", "sample"
 LAUNCH = Reach("the launch")
 # What is decided before any program starts, whatever it is.
 LAUNCHED: Table = dict.fromkeys(
-    ("version", "name", "program", "devices", "nodes", "launcher", "env", "env_from", "output", "strategy.kind"), LAUNCH
+    (
+        "version",
+        "name",
+        "program",
+        "devices",
+        "nodes",
+        "launcher",
+        "hang",
+        "container",
+        "env",
+        "env_from",
+        "cluster",
+        "output",
+        "strategy.kind",
+    ),
+    LAUNCH,
 )
 # Of programs that save by themselves.
 OWN_CHECKPOINT = no_way(

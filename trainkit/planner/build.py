@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from trainkit.errors import RecipeError
 from trainkit.frameworks.deepspeed.ops import preparations
@@ -26,11 +27,13 @@ from trainkit.plan.model import (
     TechniqueInForce,
     Variable,
 )
-from trainkit.plan.provenance import Source, Token, module, texts, token
+from trainkit.plan.provenance import Source, SourcedFile, SourcedJob, Token, module, texts, token
 from trainkit.plan.support import unreached
-from trainkit.planner import expected
+from trainkit.planner import expected, hang
 from trainkit.planner.batch import solve_batch
 from trainkit.planner.compatibility import unsupported
+from trainkit.planner.container import check_container, planned, seen_inside, wrapped
+from trainkit.planner.container import preparations as prepared
 from trainkit.planner.dtype import choose_dtype
 from trainkit.planner.env import check_environment, overwritten, plan_environment
 from trainkit.planner.fingerprint import recipe_digest, training_digest
@@ -41,9 +44,11 @@ from trainkit.planner.resume import Reader, SavedCheckpoint, choose_resume
 from trainkit.planner.techniques import TECHNIQUES, value_of
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Fsdp, Recipe
+from trainkit.schedulers.registry import SCHEDULERS
 
 __all__ = ["SavedCheckpoint", "build_plan", "decide"]
 
+Checkpoints = Sequence[SavedCheckpoint]
 WRAPPER = "trainkit.runner.rank keeps each rank's log, exit record and signals; the bare command runs without it"
 
 STRATEGY_REASON = {
@@ -59,16 +64,17 @@ STRATEGY_REASON = {
 OWN_ENGINE = "the script configures DeepSpeed's engine in its own code; the plan starts its ranks, and hands it no file"
 
 
-def build_plan(resolved: Resolved, facts: Facts, saved: Sequence[SavedCheckpoint] = ()) -> Planned:
-    """The plan for a recipe on a machine. saved: complete checkpoints of earlier runs of this name, newest first.
+def build_plan(resolved: Resolved, facts: Facts, saved: Checkpoints = (), own: Checkpoints = ()) -> Planned:
+    """The plan for a recipe on a machine. saved, own: checkpoints of earlier runs and of this one, newest first.
 
     Raises RecipeError for what is wrong on any machine; what only this machine lacks is a blocker among the notices.
     """
-    context, launcher, device, notices = decide(resolved, facts, saved)
+    context, launcher, device, notices = decide(resolved, facts, saved, own)
     recipe, program = context.recipe, PROGRAMS[context.recipe.program.kind]
-    command, command_sources = _command(context)
     environment, environment_sources = plan_environment(context)
-    files = LAUNCHERS[context.launcher].files(context) + program.files(context) + expected.files(context)
+    command, command_sources = _command(context, wrapped(context, environment))
+    job = SCHEDULERS[recipe.cluster.kind].job(context) if recipe.cluster.kind in SCHEDULERS else None
+    files = (*LAUNCHERS[context.launcher].files(context), *program.files(context), *expected.files(context))
     plan = Plan(
         plan_version=PLAN_VERSION,
         name=recipe.name,
@@ -83,26 +89,36 @@ def build_plan(resolved: Resolved, facts: Facts, saved: Sequence[SavedCheckpoint
         shares_cards=recipe.devices.when_busy == "warn",
         batch=context.batch,
         commands=(command,),
-        preparations=preparations(context),
+        preparations=prepared(context, environment, preparations(context)),
+        container=planned(context, environment),
         environment=environment,
         files=tuple(PlannedFile(file.path, file.content) for file in sorted(files, key=lambda file: file.path)),
         resume=context.resume,
         rendezvous=recipe.nodes.rendezvous,
+        job=job.job if job else None,
         output_root=re.sub("//+", "/", recipe.output.root).rstrip("/") or "/",
         max_restarts=recipe.launcher.max_restarts,
         grace_seconds=recipe.launcher.grace_seconds,
+        hang=hang.hang_watch(context),
         techniques=_techniques(context),
         notices=notices + plan_notices(context),
     )
-    parts = {f"commands.0.argv.{position}": source for position, source in enumerate(command_sources)}
-    parts |= {f"environment.{name}": source for name, source in environment_sources.items()}
+    return Planned(plan, _provenance(command_sources, job, environment_sources, files))
+
+
+def _provenance(
+    words: Sequence[Source], job: SourcedJob | None, environment: Mapping[str, Source], files: Sequence[SourcedFile]
+) -> Provenance:
+    parts = {f"commands.0.argv.{position}": source for position, source in enumerate(words)}
+    parts |= {f"job.{part}": source for part, source in (job.sources if job else {}).items()}
+    parts |= {f"environment.{name}": source for name, source in environment.items()}
     parts |= {f"files.{file.path}.{key}": source for file in files for key, source in file.sources.items()}
     keys = {part: source.keys for part, source in parts.items() if source.keys}
-    return Planned(plan, Provenance(keys, {part: source.rule for part, source in parts.items() if source.rule}))
+    return Provenance(keys, {part: source.rule for part, source in parts.items() if source.rule})
 
 
 def decide(
-    resolved: Resolved, facts: Facts, saved: Sequence[SavedCheckpoint] = ()
+    resolved: Resolved, facts: Facts, saved: Checkpoints = (), own: Checkpoints = ()
 ) -> tuple[Context, Choice, Choice, tuple[Notice, ...]]:
     """Every decision, the launcher and the device with their reasons, and the notices of placement and resuming.
 
@@ -110,9 +126,12 @@ def decide(
     """
     recipe = resolved.recipe
     program = PROGRAMS[recipe.program.kind]
+    facts = replace(facts, executable=getattr(recipe.cluster, "python", None) or facts.executable)
     # In the order of dependence: devices decide launcher and format, ranks the batch, and all of it what is resumed.
     # Collected up to the batch, so that one try shows all that has to be mended.
     problems = [*unreached(resolved, program.REACH, recipe.program.kind), *check_environment(resolved)]
+    problems += check_container(resolved)
+    facts = seen_inside(recipe, facts)
     try:
         placement = place(resolved, facts)
     except RecipeError as error:  # nothing else can be known without it
@@ -127,12 +146,13 @@ def decide(
     if problems:
         raise RecipeError(problems)
     engine = "deepspeed" if recipe.program.kind == "deepspeed" else launcher.kind
-    topology = name_cards(placement, engine, recipe.strategy.kind)
+    topology = name_cards(placement, engine, recipe.strategy.kind, queued=recipe.cluster.kind != "none")
     digest = training_digest(recipe, batch, dtype)
     reader = Reader(digest, recipe.strategy.kind, topology.world_size, recipe.program.kind)
-    resume, notices = choose_resume(resolved, reader, saved)
+    resume, notices = choose_resume(resolved, reader, saved, own)
     context = Context(resolved, facts, topology, launcher.kind, placement.cards, batch, dtype, digest, resume)
-    if found := tuple(program.problems(context)) or tuple(overwritten(context)):
+    cluster = SCHEDULERS[recipe.cluster.kind].problems(context) if recipe.cluster.kind in SCHEDULERS else ()
+    if found := (*program.problems(context), *cluster) or tuple(overwritten(context)):
         raise RecipeError(found)
     return context, launcher, Choice(topology.device, placement.device_reason), placement.notices + notices
 
@@ -161,8 +181,8 @@ def _strategy(recipe: Recipe, device: str) -> Choice:
     return Choice(recipe.strategy.kind, f"{PROGRAMS[recipe.program.kind].STRATEGY_BY}{reason}")
 
 
-def _command(context: Context) -> tuple[Command, tuple[Source, ...]]:
-    """What starts the ranks, with the wrapper that every rank's program runs in."""
+def _command(context: Context, container: tuple[Token, ...]) -> tuple[Command, tuple[Source, ...]]:
+    """What starts the ranks, with the wrapper that every rank's program runs in. container: the words around it."""
     kind = PROGRAMS[context.recipe.program.kind]
     launcher, program = LAUNCHERS[context.launcher].argv(context), kind.argv(context)
     wrapper: tuple[Token, ...] = (
@@ -171,13 +191,19 @@ def _command(context: Context) -> tuple[Command, tuple[Source, ...]]:
         token(Variable.ATTEMPT_DIR, rule=WRAPPER),
         token("--grace", rule=WRAPPER),
         token(f"{context.recipe.launcher.grace_seconds:g}", keys=("launcher.grace_seconds",)),
+        *(
+            (token("--node", rule=WRAPPER), token(Variable.NODE_RANK, rule=WRAPPER))
+            if context.topology.nodes > 1
+            else ()
+        ),
         *core_argv(context),
         *kind.wrapper(context),
         *expected.wrapper(context),
+        *hang.wrapper(context),
         token("--", rule=WRAPPER),
     )
-    sources = tuple(item.source for item in (*launcher, *wrapper, *program))
-    return Command(texts(launcher), texts(wrapper), texts(program)), sources
+    sources = tuple(item.source for item in (*container, *launcher, *wrapper, *program))
+    return Command(texts(launcher), texts(wrapper), texts(program), texts(container)), sources
 
 
 def _techniques(context: Context) -> tuple[TechniqueInForce, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from trainkit.errors import Diagnostic
+from trainkit.frameworks.containers.inside import environment as caches
 from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS
 from trainkit.frameworks.torch_xla import LEAKS as XLA_LEAKS
 from trainkit.frameworks.torch_xla import environment as xla_environment
@@ -13,7 +14,9 @@ from trainkit.machine.selection import ORDER
 from trainkit.plan.context import Context
 from trainkit.plan.model import EnvironmentDiff, Notice, Variable
 from trainkit.plan.provenance import Source, SourcedVariable, variable
+from trainkit.planner import hang
 from trainkit.recipe.resolved import Resolved
+from trainkit.recipe.schema import Image
 from trainkit.text import counted
 
 # Imported where there are several cards, which it is about: accelerate's tables take a while.
@@ -87,10 +90,12 @@ def plan_environment(context: Context) -> tuple[EnvironmentDiff, Mapping[str, So
         # From the general to the particular: what the recipe names itself wins.
         *_defaults(context),
         *_devices(context),
+        *hang.environment(context),
         *xla_environment(context),
         *(unlinked(context) if len(context.facts.gpus) > 1 else ()),
         *LAUNCHERS[context.launcher].environment(context),
         *PROGRAMS[context.recipe.program.kind].environment(context),
+        *(caches(context) if isinstance(context.recipe.container, Image) else ()),
         *(variable(name, str(value), keys=(f"env.{name}",)) for name, value in context.recipe.env.items()),
     )
     chosen = {item.name: item for item in variables if item.name not in context.recipe.env_from}

@@ -6,7 +6,7 @@ from trainkit.frameworks.base.own_scripts import is_executable
 from trainkit.lazy import load
 from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
-from trainkit.plan.provenance import Source, SourcedFile, Token, json_file, token
+from trainkit.plan.provenance import Source, SourcedFile, Token, chosen_at_start, json_file, token
 from trainkit.recipe.schema.launching import ON_ACCELERATE, OWN_DEFAULTS
 
 EXPECTED = "expected.json"
@@ -54,9 +54,8 @@ def files(context: Context) -> tuple[SourcedFile, ...]:
         entries["arguments"] = ({}, Source())  # there even where none is given
         for field, value, source in load("trainkit.frameworks.hf_trainer.program:promised")(context):
             entries[f"arguments.{field}"] = (value, source)
-        if context.resume.path is not None:
-            step = context.resume.step or None  # the name of a folder may not tell it
-            entries["resume"] = ({"step": step}, Source(("checkpoint.resume",)))
+        if chosen_at_start(context) or context.recipe.checkpoint.resume != "never":
+            entries["resume"] = ({"argument": "--resume_from_checkpoint"}, Source(("checkpoint.resume",)))
     return (json_file(EXPECTED, entries),)
 
 

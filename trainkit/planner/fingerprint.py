@@ -52,8 +52,8 @@ def training_digest(recipe: Recipe, batch: BatchArithmetic, dtype: str) -> str:
 
 # What the memory of a step does not depend on.
 _WEIGHTLESS = (
-    *("version", "name", "program", "devices", "nodes", "launcher", "schedule", "train", "eval", "checkpoint"),
-    *("logging", "predict", "profile", "sample", "env", "env_from", "output"),
+    *("version", "name", "program", "devices", "nodes", "launcher", "hang", "schedule", "train", "eval", "checkpoint"),
+    *("logging", "predict", "profile", "sample", "env", "env_from", "cluster", "container", "output"),
 )
 # Settings of optimizers that change values only, not what is kept for each parameter.
 _NUMBERS_OF_OPTIMIZERS = ("lr", "weight_decay", "beta2", "eps")  # not beta1: 0 is no momentum, whose state is not kept

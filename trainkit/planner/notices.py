@@ -16,6 +16,8 @@ from trainkit.plan.model import Notice
 from trainkit.planner.advice.compile_backends import compile_notices
 from trainkit.planner.advice.memory import memory_advice
 from trainkit.planner.advice.tensor_cores import tensor_core_advice
+from trainkit.planner.container import mapped
+from trainkit.planner.container import notices as container_notices
 from trainkit.planner.dtype import precision_notices
 from trainkit.planner.env import order_notices
 from trainkit.planner.numa import core_notices
@@ -58,14 +60,16 @@ def _absent_paths(context: Context) -> Iterator[Notice]:
     for key, (hint, elsewhere) in PATHS.items():
         if not (elsewhere and context.facts.origin):
             for path in context.resolved.absent.get(key, ()):
+                if mapped(context, path):
+                    continue
                 yield Notice("blocker", f"{key} {path} does not exist on this machine", hint)
 
 
 def _rendezvous(context: Context) -> Iterator[Notice]:
     nodes = context.topology.nodes
     if nodes > 1 and context.recipe.nodes.rendezvous == "auto":
-        what = f"{nodes} nodes require a place to meet, and nodes.rendezvous does not name one"
-        yield Notice("blocker", what, "set nodes.rendezvous to host:port of node 0")
+        what = f"the {nodes} nodes meet at the first one of the scheduler's list, where they are started by one"
+        yield Notice("note", what, "elsewhere set nodes.rendezvous to host:port of node 0")
 
 
 def _dropped(context: Context) -> Iterator[Notice]:
@@ -172,6 +176,7 @@ SOURCES: tuple[Callable[[Context], Iterable[Notice]], ...] = (
     missing_packages,
     removed_notices,
     _absent_paths,
+    container_notices,
     _rendezvous,
     precision_notices,
     doubtful_releases,

@@ -250,17 +250,17 @@ def _uneven(resolved: Resolved, cards: Sequence[Gpu], facts: Facts) -> Iterator[
         yield Notice("warning", what, "`devices.order: fastest` puts the fastest first")
 
 
-def name_cards(placement: Placement, launcher: str, strategy: str) -> Topology:
+def name_cards(placement: Placement, launcher: str, strategy: str, *, queued: bool = False) -> Topology:
     """The topology with each card named as all who read CUDA_VISIBLE_DEVICES understand it.
 
     A UUID is the same card whatever the order of counting. Other nodes have other UUIDs, HIP counts, and
     DeepSpeed reads the variable as integers (its launcher: https://github.com/deepspeedai/DeepSpeed/issues/5278;
-    its runtime: cuda_accelerator.py, _get_nvml_gpu_id).
+    its runtime: cuda_accelerator.py, _get_nvml_gpu_id). queued: whether a scheduler will choose the machine.
     """
     topology, cards = placement.topology, placement.cards
     group, kind = topology.groups[0], kind_of_cards(cards)
     counts = launcher == "deepspeed" or strategy.startswith("zero") or group.count > 1 or kind == "amd"
-    counts = counts or any(is_made_up(gpu) for gpu in cards)
+    counts = counts or queued or any(is_made_up(gpu) for gpu in cards)
     if not cards or kind == "mig" or not counts:
         return topology
     devices = tuple(str(gpu.index) for gpu in cards)

@@ -14,7 +14,7 @@ from trainkit.optimizers import ON_DEEPSPEED, OPTIMIZERS, ZERO
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
 from trainkit.planner.techniques import value_of
-from trainkit.recipe.schema import Fsdp
+from trainkit.recipe.schema import Fsdp, Image
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +83,13 @@ def all_requirements() -> tuple[Requirement, ...]:
 
 
 def missing_packages(context: Context) -> tuple[Notice, ...]:
-    """One blocker for each package that is absent or too old."""
-    chosen = _choices(context)
+    """One blocker for each package that is absent or too old. What an image has is looked at inside."""
+    if isinstance(context.recipe.container, Image):
+        return ()
     found: dict[str, Notice] = {}
-    program, launcher = of_tool("program", context.recipe.program.kind), of_tool("launcher", context.launcher)
-    for requirement in (*program, *REQUIREMENTS, *launcher):
-        choice = next((value for value in chosen.get(requirement.of, ()) if value in requirement.values), None)
-        if choice is None or requirement.package in found:
-            continue
+    for requirement, choice in _needed(context):
         installed = context.facts.packages.get(requirement.package)
-        if at_least(installed, requirement.minimum):
+        if requirement.package in found or at_least(installed, requirement.minimum):
             continue
         state = f"{installed} is installed" if installed else "it is not installed"
         what = f"{requirement.of} {choice} requires {requirement.package} >= {requirement.minimum}; {state}"
@@ -103,6 +100,25 @@ def missing_packages(context: Context) -> tuple[Notice, ...]:
         what = f"torch {torch} is a build for CPUs, and the run uses CUDA"
         found["torch"] = Notice("blocker", what, "install a CUDA build of torch, or set devices.type to cpu")
     return tuple(found.values())
+
+
+def needed_packages(context: Context) -> tuple[tuple[str, str], ...]:
+    """Every package that the plan needs, each once, with the oldest version that will do."""
+    found: dict[str, str] = {}
+    for requirement, _ in _needed(context):
+        known = found.get(requirement.package, "0")
+        found[requirement.package] = known if at_least(known, requirement.minimum) else requirement.minimum
+    return tuple(found.items())
+
+
+def _needed(context: Context) -> Iterator[tuple[Requirement, object]]:
+    """Each requirement that the plan's choices have, with the choice."""
+    chosen = _choices(context)
+    program, launcher = of_tool("program", context.recipe.program.kind), of_tool("launcher", context.launcher)
+    for requirement in (*program, *REQUIREMENTS, *launcher):
+        choice = next((value for value in chosen.get(requirement.of, ()) if value in requirement.values), None)
+        if choice is not None:
+            yield requirement, choice
 
 
 def doubtful_releases(context: Context) -> Iterator[Notice]:

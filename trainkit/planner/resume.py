@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trainkit.plan.model import Notice, Resume
@@ -74,10 +74,16 @@ def unreadable(saved_strategy: str, saved_ranks: int, strategy: str, ranks: int)
 
 
 def choose_resume(
-    resolved: Resolved, reader: Reader, saved: Sequence[SavedCheckpoint]
+    resolved: Resolved, reader: Reader, saved: Sequence[SavedCheckpoint], own: Sequence[SavedCheckpoint] = ()
 ) -> tuple[Resume, tuple[Notice, ...]]:
-    """The starting point and the notices about it. saved: newest first, damaged ones among them."""
+    """The starting point and the notices about it. saved, own: newest first, damaged ones among them."""
     asked = resolved.recipe.checkpoint.resume
+    if own:
+        resume, notices = _newest(reader, own)
+        if resume.path is not None:
+            return replace(
+                resume, reason=f"this run's own newest checkpoint, {resume.reason.rpartition(', ')[2]}"
+            ), notices
     if asked == "never":
         return Resume(None, 0, "checkpoint.resume is never"), ()
     if asked in resolved.absent.get("checkpoint.resume", ()):

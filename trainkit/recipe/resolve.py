@@ -68,8 +68,8 @@ def resolve_with(arguments: Arguments, request: Request, files: Files, kind_of: 
     assert recipe is not None, "a recipe is refused without a diagnostic"
     history = {key: tuple(entries) for key, entries in state.history.items()}
     absent, script = absent_inputs(recipe, files, on_disk), script_source(recipe, files, on_disk)
-    descriptions, warnings = sources.descriptions(), tuple(found)
-    return Resolved(recipe, state.tree, history, attachments, warnings, state.places, absent, descriptions, script)
+    more = (tuple(found), state.places, absent, sources.descriptions(), script, request.cwd)
+    return Resolved(recipe, state.tree, history, attachments, *more)
 
 
 def _layers(arguments: Arguments, request: Request, files: Files) -> tuple[list[Layer], list[Diagnostic], Sources]:

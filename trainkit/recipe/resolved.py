@@ -76,6 +76,7 @@ class Resolved:
     places: the strongest origin of every key, sections and list elements included.
     variants: the variants that the recipe has, in its order, each with its description.
     script: the text of the program's script; empty where it is not known.
+    folder: the caller's working folder.
     absent: by key, the paths without a file that the run will read; another machine may have them.
     """
 
@@ -88,6 +89,7 @@ class Resolved:
     absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     variants: Mapping[str, str] = field(default_factory=dict)
     script: str = ""
+    folder: str = ""
 
     def given(self, key: str) -> Origin | None:
         """Where the key's value came from; None where no layer gives it and it is a default."""

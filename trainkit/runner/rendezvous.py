@@ -6,55 +6,44 @@ import errno
 import random
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from trainkit.errors import MachineError
 from trainkit.plan.model import Plan
+from trainkit.schedulers.place import NODE_RANKS, Place, place_in
 
-# They number the nodes of a job from 0: Slurm, Kubernetes (indexed job), PBS, then SageMaker, Azure ML and others.
-NODE_RANK_VARIABLES = ("SLURM_NODEID", "JOB_COMPLETION_INDEX", "PBS_NODENUM", "NODE_RANK")
 LOOPBACK = "127.0.0.1"
 LOWEST_PORT = 15000
 TRIES = 200
 
 
-def node_rank(plan: Plan, given: int | None, environ: Mapping[str, str]) -> int:
-    """The number of this node, as given or as the scheduler says; MachineError when neither does, or it is wrong."""
-    nodes = plan.topology.nodes
+def place_of(plan: Plan, given: int | Place | None, environ: Mapping[str, str]) -> Place:
+    """Which node of the plan this is, as given or as the scheduler says. Raises MachineError when nothing does."""
+    nodes, found = plan.topology.nodes, place_in(environ)
     if nodes == 1:
-        return 0
-    scheduled = (int(value) for name in NODE_RANK_VARIABLES if (value := environ.get(name, "")).isdecimal())
-    rank = given if given is not None else next(scheduled, None)
-    if rank is None:
+        return Place(0)
+    if isinstance(given, Place):
+        found = given
+    elif given is not None:
+        found = replace(found, node=given) if isinstance(found, Place) else Place(given)
+    if not isinstance(found, Place):
         raise MachineError(
             f"the plan has {nodes} nodes, and nothing says which of them this is",
-            hint=f"give --node-rank N, or start under a scheduler that sets one of {', '.join(NODE_RANK_VARIABLES)}",
+            hint=f"give --node-rank N, or start under a scheduler that sets one of {', '.join(NODE_RANKS)}",
         )
-    if not 0 <= rank < nodes:
+    if not 0 <= found.node < nodes:
         raise MachineError(
-            f"node rank {rank} does not fit a plan of {nodes} nodes",
+            f"node rank {found.node} does not fit a plan of {nodes} nodes",
             hint=f"node ranks are 0 to {nodes - 1}; nodes.count says how many nodes there are",
         )
-    return rank
+    return found
 
 
 def group_of(plan: Plan, rank: int) -> int:
     """Index of the node group that a node belongs to: groups are numbered through in order."""
     groups = [index for index, group in enumerate(plan.topology.groups) for _ in range(group.count)]
     return groups[rank]
-
-
-def rendezvous(plan: Plan) -> tuple[str, int]:
-    """(address, port) of node 0: as the plan names it, or a free local port. MachineError where neither will do."""
-    if plan.rendezvous != "auto":
-        host, _, port = plan.rendezvous.rpartition(":")
-        return host.strip("[]"), int(port)
-    if plan.topology.nodes == 1:
-        return LOOPBACK, free_port()
-    raise MachineError(
-        f"the plan has {plan.topology.nodes} nodes, and nodes.rendezvous does not say where they meet",
-        hint="set nodes.rendezvous to host:port of node 0",
-    )
 
 
 def free_port() -> int:

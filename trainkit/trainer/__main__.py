@@ -16,6 +16,7 @@ from trainkit.errors import ExitCode, TrainingError, TrainkitError, in_words
 from trainkit.files import cache_folder
 from trainkit.recipe.schema import Logging
 from trainkit.refusals import refusal
+from trainkit.stamps import EVALUATION, Stamps, attach
 from trainkit.trainer.settings import Settings, World, read_settings
 from trainkit.trainer.signals import SAVING, STOPPING, Requests
 
@@ -29,13 +30,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train as the settings say. A failure that can be explained is one line and exit code 1, never a traceback."""
     parser = argparse.ArgumentParser(prog="python -m trainkit.trainer", description=__doc__)
     parser.add_argument("--settings", type=Path, required=True, help="trainer.json in the run directory")
+    parser.add_argument("--resume", type=Path, help="checkpoint to go on from")
     try:
+        stamps = attach()  # first of all: what hangs in the start-up is seen, too
         requests = Requests()
         requests.listen(SAVING)  # at once: it would end the process, and start-up takes seconds
-        settings = read_settings(parser.parse_args(argv).settings)
+        options = parser.parse_args(argv)
+        settings = read_settings(options.settings, options.resume)
         world = World.from_environment(os.environ)
         configure_logging(settings.recipe.logging, world)
-        return run(settings, world, requests)
+        return run(settings, world, requests, stamps)
     except TrainkitError as error:
         sys.stderr.write(in_words(error))
         return int(error.exit_code)
@@ -69,7 +73,7 @@ def keep_compiled(run_dir: Path) -> None:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", usable or str(run_dir / "compiled"))
 
 
-def run(settings: Settings, world: World, requests: Requests) -> int:
+def run(settings: Settings, world: World, requests: Requests, stamps: Stamps) -> int:
     """Hold the process group open around the training of this rank; the exit code as of `train_and_report`."""
     # Imported here, so that a wrong settings file is answered without waiting for torch.
     from trainkit.trainer.distributed import device_of, process_group
@@ -83,10 +87,13 @@ def run(settings: Settings, world: World, requests: Requests) -> int:
     needed = STRATEGIES[settings.recipe.strategy.kind].needs_group
     # Outermost: the engine that swaps is gone when its folder is removed.
     with swap_space(settings), process_group(world, device, needed=needed):
-        return train_and_report(settings, world, device, requests)
+        stamps.listen()
+        return train_and_report(settings, world, device, requests, stamps)
 
 
-def train_and_report(settings: Settings, world: World, device: torch.device, requests: Requests) -> int:
+def train_and_report(
+    settings: Settings, world: World, device: torch.device, requests: Requests, stamps: Stamps | None = None
+) -> int:
     """Assemble, resume, train, write the result; the exit code is 0, or 128 + the signal that stopped the run."""
     from trainkit.trainer.checkpoint.resuming import resume
     from trainkit.trainer.data.loader import slow_data_warning
@@ -96,7 +103,7 @@ def train_and_report(settings: Settings, world: World, device: torch.device, req
     from trainkit.trainer.metrics.writers import Metrics
     from trainkit.trainer.setup import assemble, describe, start_record
 
-    parts = assemble(settings, world, device)
+    parts = assemble(settings, world, device, stamps)
     # torchrun counts how often it has started the ranks again after a failure.
     first = resume(parts, restarted=os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
     log.info("%s", describe(parts))
@@ -108,6 +115,7 @@ def train_and_report(settings: Settings, world: World, device: torch.device, req
         metrics.write(start_record(parts, first))
         with parts.checkpoints.outlasting_failure():
             progress = train(parts, first, metrics, requests)
+    parts.stamps.enter(EVALUATION)  # a sample, predictions
     outcome = result(parts, progress)
     if world.rank == 0:
         write_result(settings.run_dir / "result.json", outcome)

@@ -7,11 +7,13 @@ import math
 import signal
 import time
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from trainkit.errors import TrainingError
+from trainkit.stamps import CHECKPOINT, EVALUATION
 from trainkit.trainer.distributed import sum_over_ranks
 from trainkit.trainer.metrics.memory_breakdown import memory_now
 from trainkit.trainer.metrics.mfu import Work
@@ -139,7 +141,9 @@ def refuse_lost_run(parts: Parts, step: int, loss: float, norm: Tensor | float) 
 def evaluate(parts: Parts, progress: Progress, metrics: Metrics) -> None:
     """Loss on the validation samples, as a metrics line of its own."""
     began = time.monotonic()
-    progress.eval_loss = parts.evaluation.loss(parts.strategy, parts.eval_autocast)
+    progress.eval_loss = parts.evaluation.loss(
+        parts.strategy, parts.eval_autocast, partial(parts.stamps.enter, EVALUATION)
+    )
     seconds = round(time.monotonic() - began, 6)
     progress.lowest = parts.best.note(progress.step, progress.eval_loss)
     metrics.write({"step": progress.step, "eval_loss": progress.eval_loss, "eval_seconds": seconds})
@@ -158,6 +162,7 @@ def save_checkpoint(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor
             log.warning(what, progress.step, mean)
         return
     refuse_lost_run(parts, progress.step, mean, norm)
+    parts.stamps.enter(CHECKPOINT)
     parts.checkpoints.save(
         progress.step,
         parts.strategy,

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from trainkit.recipe.schema import Recipe
+from trainkit.stamps import BACKWARD, CHECKPOINT, EXCHANGE, FORWARD, OPTIMIZER
 from trainkit.trainer.callbacks import Progress, evaluate, report_step, save_checkpoint
 from trainkit.trainer.data.loader import timed, training_batches
 from trainkit.trainer.data.source import Batch
@@ -25,12 +27,15 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Pro
     if recipe.efficiency.compile.enabled:
         progress.compiling.listen()
     parts.profiler.begin()
+    parts.stamps.begin_step(first)
     # A checkpoint needs no place in the data: the order of samples is a function of the step.
     for batch in timed(batches(parts, first), progress.wait):
+        parts.stamps.enter(EXCHANGE)
         # One collective, on the host, for the tokens of the global batch and for the signals that any rank has seen.
         counted, *votes = sum_over_ranks([batch.counted, *requests.votes()], world)
         loss, norm = optimizer_step(parts, progress.step, batch, counted)
         progress.advance(counted, tokens_in(batch) * world.size)
+        parts.stamps.step_done(progress.step)
         parts.profiler.step_done()
 
         if progress.step == first + 1 or progress.is_due(recipe.logging.every_steps):
@@ -41,18 +46,25 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Pro
             progress.stopped_early = 0 < recipe.eval.patience <= parts.best.since
         # Several ranks obey only what all of them know of; one rank need not wait for the next step's votes.
         stop, save = requests.settle(votes if world.size > 1 else requests.votes())
-        ends = (stop or progress.stopped_early) and recipe.checkpoint.every_steps
+        ends = saves_at_end(recipe, stopped=stop is not None, early=progress.stopped_early)
         best = progress.lowest and recipe.checkpoint.keep_best
         if save or best or ends or progress.is_due(recipe.checkpoint.every_steps):
             save_checkpoint(parts, progress, loss, norm)
         if stop or progress.stopped_early:
             progress.stopped_by = stop
             break
+        parts.stamps.begin_step(progress.step)
+    parts.stamps.enter(CHECKPOINT)  # one may still be written in the background
     parts.profiler.finish()
     if parts.steps == 0:  # a run that only evaluates
         evaluate(parts, progress, metrics)
     parts.checkpoints.wait()
     return progress
+
+
+def saves_at_end(recipe: Recipe, *, stopped: bool, early: bool) -> bool:
+    """Whether a run saves where it ends before its last step; a job that is queued again goes on from there."""
+    return (stopped and recipe.cluster.kind != "none") or ((stopped or early) and recipe.checkpoint.every_steps > 0)
 
 
 def batches(parts: Parts, first: int) -> Iterator[Batch]:
@@ -81,11 +93,14 @@ def optimizer_step(parts: Parts, step: int, batch: Batch, counted: int) -> tuple
         last = index + 1 == len(micro_batches)
         seed_dropout(parts, step, index)
         with strategy.micro_step(last=last):
+            parts.stamps.enter(FORWARD)
             with parts.profiler.phase("forward"), parts.autocast, parts.memory.micro_step():
                 loss = strategy.model(**inputs)
+            parts.stamps.enter(BACKWARD)
             with parts.profiler.phase("backward"):
                 strategy.backward(loss * share, last=last)
         total += loss.detach()
+    parts.stamps.enter(OPTIMIZER)
     parts.memory.before_update(strategy)
     # Both are left on the device: reading them would wait for it.
     return total, strategy.update(parts.learning_rate(step))

@@ -56,13 +56,16 @@ class Settings:
         return self.dtype if chosen == "same" else chosen
 
 
-def read_settings(path: Path) -> Settings:
-    """Read ``trainer.json``. TrainingError when it cannot be read or is not what planning writes."""
+def read_settings(path: Path, resume: Path | None = None) -> Settings:
+    """Read ``trainer.json``. resume: the checkpoint to go on from.
+
+    TrainingError when it cannot be read or is not what planning writes.
+    """
     # Path.resolve raises RuntimeError for links in a circle, before Python 3.13.
     run_dir, known = Path(os.path.realpath(path.parent)), {field.name for field in fields(SolvedBatch)}
     try:
         data = parse_json(read_whole(path))
-        resume, deepspeed = data.get("resume", {}).get("path"), data.get("deepspeed")
+        deepspeed = data.get("deepspeed")
         batch = {key: value for key, value in data["batch"].items() if key in known}
         return Settings(
             # JSON mode: what the file format cannot express (tuples, int against float) is not held against it
@@ -71,7 +74,7 @@ def read_settings(path: Path) -> Settings:
             device=data["device"],
             dtype=data["dtype"],
             training_digest=data["training_digest"],
-            resume=Path(resume) if resume else None,
+            resume=resume,
             deepspeed=run_dir / deepspeed if deepspeed else None,
             run_dir=run_dir,
         )

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Fsdp, Recipe
+from trainkit.stamps import DATA, FORWARD, Stamps
 from trainkit.text import counted
 from trainkit.trainer.auto_batch import Found, settle_micro_batch
 from trainkit.trainer.checkpoint.saving import Checkpoints
@@ -63,9 +64,10 @@ class Parts:
     memory: MemoryBreakdown
     profiler: Profiler
     found: Found | None  # the micro batch, where the recipe left it open
+    stamps: Stamps  # where this rank says how far it is
 
 
-def assemble(settings: Settings, world: World, device: torch.device) -> Parts:
+def assemble(settings: Settings, world: World, device: torch.device, stamps: Stamps | None = None) -> Parts:
     """Build every part. TrainingError when the recipe asks for what cannot be, or the ranks do not agree on it."""
     recipe = settings.recipe
     check_precision(settings)
@@ -103,7 +105,15 @@ def assemble(settings: Settings, world: World, device: torch.device) -> Parts:
         memory=MemoryBreakdown(compiled=recipe.efficiency.compile.enabled),
         profiler=Profiler(recipe.profile, settings.run_dir, device, main=world.rank == 0),
         found=found,
+        stamps=own_time(stamps or Stamps(), recipe.strategy.kind),
     )
+
+
+def own_time(stamps: Stamps, strategy: str) -> Stamps:
+    """The same, with what is a rank's own time under a strategy."""
+    if STRATEGIES[strategy].hooks:  # the forward pass gathers weights from the other ranks
+        stamps.own(DATA, computes=FORWARD)
+    return stamps
 
 
 def first_step(

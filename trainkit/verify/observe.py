@@ -11,6 +11,7 @@ import contextlib
 import gc
 import importlib.abc
 import importlib.util
+import itertools
 import json
 import os
 import sys
@@ -45,16 +46,16 @@ MEANING = {
 BY_HAND = "no wrapper keeps the model of this rank in step with the others: only the program itself could"
 
 
-def watch(expected: str, shown: str, counter: Callable[[str, Any], Any] | None = None) -> None:
+def watch(expected: str, shown: str, counter: Callable[[str, Any], Any] | None = None, stamps: Any = None) -> None:
     """Observe the first optimizer step of this process. expected, shown: paths of what to compare with, and to write.
 
     Only the first optimizer that steps is looked at. counter: makes what counts its steps, from the path to write and
-    the optimizer.
+    the optimizer. stamps: where every step of any optimizer is noted (trainkit/stamps.py), if anywhere.
     """
     if OPTIMIZERS in sys.modules:  # a .pth file of the environment may have imported torch already
-        Observer(sys.modules[OPTIMIZERS], expected, shown, counter)
+        Observer(sys.modules[OPTIMIZERS], expected, shown, counter, stamps)
     else:
-        sys.meta_path.insert(0, _AfterImport(expected, shown, counter))
+        sys.meta_path.insert(0, _AfterImport(expected, shown, counter, stamps))
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
@@ -85,10 +86,11 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 class Observer:
     """Waits for the first optimizer step of its own process; children that this one forks are no ranks."""
 
-    def __init__(
-        self, optimizers: Any, expected: str, shown: str, counter: Callable[[str, Any], Any] | None = None
-    ) -> None:
-        """optimizers: the module ``torch.optim.optimizer``; counter: as for `watch`."""
+    def __init__(self, optimizers: Any, expected: str, shown: str, counter: Any = None, stamps: Any = None) -> None:
+        """optimizers: the module ``torch.optim.optimizer``; counter, stamps: as for `watch`."""
+        self._stamps = stamps
+        if stamps is not None:
+            stamps.listen()
         self._expected, self._shown = expected, shown
         self._make_counter, self._counter = counter, None
         self._process, self._is_over = os.getpid(), False
@@ -100,6 +102,8 @@ class Observer:
         # The hook stays: torch is iterating over its hooks, and would fail if one were removed.
         if os.getpid() != self._process:
             return
+        if self._stamps is not None:
+            self._stamps.stepped(optimizer)
         if self._is_over:
             if self._counter is not None:
                 self._counter.count(optimizer)
@@ -108,6 +112,7 @@ class Observer:
         try:
             with open(self._expected, encoding="utf-8") as file:
                 expected = json.load(file)
+            expected["resume"] = promised_step(expected.get("resume"), sys.argv)
             seen = observe(optimizer)
             if given := expected.get("arguments"):
                 seen["arguments"] = arguments(given)
@@ -246,6 +251,16 @@ def _dtype(parameters: Sequence[Any], engine: Any) -> str | None:
     if mixed is not None and str(mixed) != "no":
         return str(mixed)
     return kept if mixed is not None or kept != "fp32" else None  # autocast may be at work beside fp32 weights
+
+
+def promised_step(resume: Mapping[str, str] | None, argv: Sequence[str]) -> dict[str, int | None] | None:
+    """The step of the checkpoint that an argument of the program names, as far as its folder says it; None without."""
+    flag = resume["argument"] if resume else "--"
+    words = [word.removeprefix(f"{flag}=") for word in argv if word.startswith(f"{flag}=")]
+    words += [after for word, after in itertools.pairwise(argv) if word == flag]
+    named = words[-1] if words else ""
+    number = os.path.basename(os.path.normpath(named)).removeprefix("checkpoint-")
+    return {"step": int(number) if number.isdecimal() else None} if named else None
 
 
 def resumed_at() -> int | None:

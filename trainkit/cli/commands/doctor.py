@@ -72,7 +72,7 @@ def doctor(context: typer.Context, presets: Presets = None, variant: Variant = N
 def target_of(context: typer.Context, presets: Presets, variant: str | None, facts: Facts) -> Target:
     """The plan of what the line names, on a machine; without a recipe, preset or override, anything."""
     from trainkit.doctor.check import Target
-    from trainkit.runner.rendezvous import node_rank
+    from trainkit.runner.rendezvous import place_of
 
     if not (context.args or presets or variant or context.obj or own_program(context)):
         return Target()
@@ -80,7 +80,7 @@ def target_of(context: typer.Context, presets: Presets, variant: str | None, fac
     plan = plan_recipe(resolved, facts).plan
     rank = 0  # where no scheduler says otherwise: node 0 is the one that listens
     with contextlib.suppress(MachineError):
-        rank = node_rank(plan, None, os.environ)
+        rank = place_of(plan, None, os.environ).node
     return Target(plan, resolved.recipe, rank)
 
 

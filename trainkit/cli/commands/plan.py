@@ -14,7 +14,7 @@ from typer import Option
 from trainkit.cli.diagnostics import show_diagnostics, write_text
 from trainkit.cli.disk import write_file
 from trainkit.cli.options import Json, On, Presets, Variant
-from trainkit.cli.pipeline import plan_recipe, resolve_line, resolve_request, show_warnings
+from trainkit.cli.pipeline import cluster_facts, plan_recipe, resolve_line, resolve_request, show_warnings
 from trainkit.errors import Diagnostic, ExitCode, UsageError
 from trainkit.files import is_there, parse_json, read_whole
 
@@ -68,7 +68,7 @@ def plan(
     if output is not None and export is None:
         raise UsageError("--output is where --export writes", hint="add --export accelerate, deepspeed or hf")
     resolved = resolve_line(context, presets, variant)
-    facts = machine_facts(machine)
+    facts = machine_facts(machine) if machine else cluster_facts(resolved)
     planned = plan_recipe(resolved, facts)
     if export is not None:
         write_export(resolved, facts, export, output)

@@ -16,8 +16,10 @@ from trainkit.errors import Diagnostic, MachineError, UsageError
 if TYPE_CHECKING:
     from trainkit.machine.facts import Facts
     from trainkit.plan.model import Plan
+    from trainkit.recipe.resolved import Resolved
     from trainkit.recipe.schema import Recipe
     from trainkit.runner.execute import RunRequest
+    from trainkit.schedulers.place import Place
 
 
 def run(
@@ -45,33 +47,49 @@ def run(
 
     Example: trainkit run torchrun --nproc_per_node 2 train.py --lr 1e-3
     """
-    from trainkit.machine.probe import probe
     from trainkit.runner.execute import execute
 
     if machine is not None:
         raise UsageError(f"a run is on this machine, not on {machine}", hint="`trainkit plan RECIPE --on` plans for it")
     resolved = resolve_line(context, presets, variant)
-
-    # Called again when another run takes a chosen card between planning and start: the machine has changed.
-    def request() -> RunRequest:
-        facts = probe()
-        planned = plan_recipe(resolved, facts)
-        refuse_unfit(planned.plan, resolved.recipe, facts, node_rank)
-        return run_request(planned, resolved, request, node_rank)
-
-    raise typer.Exit(execute(request()))
+    as_step(resolved.recipe)
+    raise typer.Exit(execute(requested(resolved, node_rank)))
 
 
-def refuse_unfit(plan: Plan, recipe: Recipe, facts: Facts, given_rank: int | None) -> None:
+def requested(resolved: Resolved, node_rank: int | None) -> RunRequest:
+    """The recipe, planned for this machine as it is now; called again when another run takes a chosen card meanwhile.
+
+    Raises MachineError where the machine cannot run it.
+    """
+    from trainkit.machine.probe import probe
+
+    facts = probe()
+    planned = plan_recipe(resolved, facts)
+    refuse_unfit(planned.plan, resolved.recipe, facts, node_rank)
+    return run_request(planned, resolved, lambda: requested(resolved, node_rank), node_rank)
+
+
+def as_step(recipe: Recipe) -> None:
+    """In the batch script of a Slurm job on several nodes: run this command on each of them, and exit with its code."""
+    from trainkit.schedulers.place import Allocation, place_in
+
+    place = place_in(os.environ)
+    if isinstance(place, Allocation) and recipe.nodes.count > 1:
+        from trainkit.jobs.step import run_step
+
+        raise typer.Exit(run_step(place, recipe.nodes.count, os.environ))
+
+
+def refuse_unfit(plan: Plan, recipe: Recipe, facts: Facts, given_rank: int | Place | None) -> None:
     """Show the warnings of the doctor's fast checks. Raises MachineError with all that stops the plan on this machine.
 
     These are the plan's own blockers and the problems that the checks find.
     """
     from trainkit.doctor.check import Target
     from trainkit.doctor.examine import FAST, examine_before_run
-    from trainkit.runner.rendezvous import node_rank
+    from trainkit.runner.rendezvous import place_of
 
-    target = Target(plan, recipe, node_rank(plan, given_rank, os.environ))
+    target = Target(plan, recipe, place_of(plan, given_rank, os.environ).node)
     found = examine_before_run(FAST, facts, target)
     show_diagnostics(each for each in found if each.severity == "warning")
     refused = [Diagnostic("error", notice.what, hint=notice.hint) for notice in plan.blockers]

@@ -16,7 +16,7 @@ import typer
 from typer import Argument, Option
 
 from trainkit.cli.diagnostics import one_line, write_text
-from trainkit.cli.options import Command, CommandGroup, Json, Root
+from trainkit.cli.options import Command, CommandGroup, Json, Root, Run
 from trainkit.errors import UsageError
 from trainkit.files import is_there
 from trainkit.recipe.layers.secrets import mask_words
@@ -69,10 +69,7 @@ def list_runs(name: Name = None, root: Root = "runs", as_json: Json = False) -> 
 
 @app.command("show", cls=Command)
 def show(
-    run: Annotated[
-        str | None,
-        Argument(metavar="[RUN]", help="A run directory, a run's id, or a name: its newest run. Default: the newest."),
-    ] = None,
+    run: Run = None,
     root: Root = "runs",
     as_json: Json = False,
 ) -> None:
@@ -166,11 +163,19 @@ def find_run(word: str | None, root: str) -> RunInfo:
     with contextlib.suppress(OSError, ValueError):
         if listing.is_run(Path(word)):
             return listing.read_run(Path(word))
-    named = [run for run in listing.list_runs(root) if word in (run.layout.id, run.layout.name)]
+    named = [run for run in listing.list_runs(root) if word in (run.layout.id, run.layout.name, job_of(run))]
     if not named:
         what = f"{word} is neither a run directory nor a run in {root}"
         raise UsageError(what, hint="`trainkit runs list` shows them")
     return named[-1]
+
+
+def job_of(run: RunInfo) -> str:
+    """The number of its job; empty for a run that was not submitted."""
+    from trainkit.jobs.records import read_submission
+
+    submission = read_submission(run.layout.root)
+    return submission.job if submission else ""
 
 
 def as_data(run: RunInfo) -> dict[str, Any]:

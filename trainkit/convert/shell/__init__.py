@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from trainkit.convert.shell.control import settled
 from trainkit.convert.shell.scope import Scope
 from trainkit.convert.shell.script import Reader
-from trainkit.convert.shell.values import Launch, OpenParts
+from trainkit.convert.shell.values import Launch, OpenParts, text_of
 from trainkit.errors import Origin, UsageError
 from trainkit.frameworks.base.draft import Draft, argv_origin
 
@@ -18,13 +18,15 @@ from trainkit.frameworks.base.draft import Draft, argv_origin
 class ShellCommand:
     """words: assignments, exported ones too, in front of the command's own. folder: in which it runs, "" for here.
 
-    opened: what in the words is not known. remarks: on what is left out.
+    opened: what in the words is not known. remarks: on what is left out. setup: lines of a job in front of the command,
+    as a shell reads them.
     """
 
     words: list[str]
     folder: str
     opened: OpenParts
     remarks: list[str]
+    setup: tuple[str, ...] = ()
 
 
 def read_shell(
@@ -35,14 +37,16 @@ def read_shell(
     given: Sequence[str] = (),
     asked: Mapping[str, str] | None = None,
     at_line: int | None = None,
+    is_job: bool = False,
 ) -> ShellCommand:
     """The command that a text runs. Raises UsageError where there is none, or more than one.
 
     starts: whether words are a command that can be imported. path: of the file that holds the text. given: arguments
     that it is called with. asked: variables that the caller sets. at_line: of the command, where there are several.
+    is_job: whether it runs in a job, whose modules and variables are set there.
     """
     scope = Scope(path, tuple((word,) for word in given), asked=dict(asked or {}))
-    reader = Reader(path, starts, scope)
+    reader = Reader(path, starts, scope, setup=[] if is_job else None)
     try:
         reader.read(text.replace("\r\n", "\n"))
     except RecursionError:
@@ -55,9 +59,12 @@ def read_shell(
         scope.note("$@ is empty here: put the script's arguments behind `--` after its name.")
     opened = OpenParts()
     assigned = {str(word[0]).partition("=")[0] for word in launch.words if word and "=" in str(word[0])}
-    front = [(f"{name}=", *found) for name, found in launch.exported if name not in assigned]
+    exported = [each for each in launch.exported if each[0] not in assigned]
+    late = {name for name, found in exported if is_job and text_of(found) is None}  # only the job knows what they are
+    front = [(f"{name}=", *found) for name, found in exported if name not in late]
+    setup = [text for name, text in reader.setup or () if not name or name in late]
     words = [opened.word(word) for word in settled([*front, *launch.words], scope.note)]
-    return ShellCommand(words, launch.folder, opened, scope.remarks)
+    return ShellCommand(words, launch.folder, opened, scope.remarks, tuple(setup))
 
 
 def _the_one(reader: Reader, at_line: int | None) -> Launch:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+import shlex
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trainkit.convert.shell.values import Open, Part, Reference, Value, sole, text_of
@@ -11,8 +12,49 @@ from trainkit.convert.shell.values import Open, Part, Reference, Value, sole, te
 if TYPE_CHECKING:
     from tree_sitter import Node
 
+_ESCAPED = re.compile(r'["\\$`]')
 # What differs on each machine, and is given to it when it is started.
 RANKS = frozenset({"NODE_RANK", "MACHINE_RANK", "SLURM_NODEID", "SLURM_PROCID", "RANK", "GROUP_RANK"})
+
+# Commands that train nothing, and need no word.
+SILENT = frozenset({
+    "set", "true", "wait", "exit", "trap", ":", "return", "shopt", "false", "break", "continue", "let", "read", "echo",
+    "printf", "date", "hostname", "pwd", "ls", "nvidia-smi", "test", "[", "sleep",
+})  # fmt: skip
+# Those that prepare the environment in which a job's command runs.
+PREPARES = frozenset({
+    "module", "ml", "source", ".", "conda", "mamba", "micromamba", "pyenv", "spack", "ulimit", "umask", "unset", "eval",
+    "mkdir", "workon", "uenv", "load",
+})  # fmt: skip
+
+
+def of_array(array: Node) -> str:
+    """What is between the brackets of an array, without its comments."""
+    written = bytearray(array.text or b"")
+    for child in array.children:
+        if child.type == "comment":
+            start, end = child.start_byte - array.start_byte, child.end_byte - array.start_byte
+            written[start:end] = b" " * (end - start)
+    return written.decode(errors="surrogateescape")[1:-1]
+
+
+def defaults(test: str, variables: Mapping[str, Value | list[Value]], before: Container[str]) -> dict[str, Value]:
+    """What `if [ -z "$X" ]; then X=other; fi` gives: the environment may have another. before: set above the test."""
+    found = {name: text_of(made) for name, made in variables.items() if isinstance(made, tuple) and name not in before}
+    return {
+        name: (Reference(name, default),)
+        for name, default in found.items()
+        if default is not None and re.search(rf"-z.*\$\{{?{name}\b", test)
+    }
+
+
+def as_shell(value: Value) -> str:
+    """A value as one word of shell text again."""
+    plain = text_of(value)
+    if plain is not None:
+        return shlex.quote(plain)
+    parts = (_ESCAPED.sub(r"\\\g<0>", part) if isinstance(part, str) else in_shell(part) for part in value)
+    return f'"{"".join(parts)}"'
 
 
 def in_shell(part: Part) -> str:

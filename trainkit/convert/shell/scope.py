@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from dataclasses import dataclass, field
 
@@ -30,6 +31,14 @@ class Scope:
         """Keep a remark, once."""
         if remark not in self.remarks:
             self.remarks.append(remark)
+
+    def go(self, folder: str, written: str) -> None:
+        """Change the folder, as `cd` does. written: the command."""
+        if not folder or posixpath.isabs(folder) or folder == "-":
+            self.note(f"`{written[:100]}` is not taken over: call trainkit in that folder.")
+        else:
+            path = posixpath.normpath(posixpath.join(self.folder, folder))
+            self.folder = "" if path == "." else path
 
     def assign(self, name: str, value: Value | list[Value], written: str = "") -> None:
         """Set a variable. What is not known becomes a reference to a variable of this name."""

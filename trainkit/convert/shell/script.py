@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from trainkit.convert.shell.control import before_the_line, branches, heredoc, in_shell, inner_text, is_new
+from trainkit.convert.shell import control
+from trainkit.convert.shell.control import as_shell, branches, inner_text
 from trainkit.convert.shell.scope import Scope
 from trainkit.convert.shell.syntax import argument_text, condition, error_in, line, parse, text, written_bytes
 from trainkit.convert.shell.values import Launch, Open, Reference, Value, refuse_endless, text_of
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 MOST_TURNS = 200  # of a loop
-SILENT = frozenset({
-    "set", "true", "wait", "exit", "trap", ":", "return", "shopt", "false", "break", "continue", "let", "read", "echo",
-    "printf", "date", "hostname", "pwd", "ls", "nvidia-smi", "test", "[", "sleep",
-})  # fmt: skip
 _PLACEHOLDER = re.compile(r"(?<!<)<[^\W\d_](?:[^<>\n]*[^<>\s])?>")  # which Bash takes for two redirections
 _BACKSLASHES = re.compile(r"(?<![\w\\])[\w.]+(?:\\[\w.]+)+\.py\b")
 MOST = 1 << 18  # characters of a script; the grammar takes up to 3 s over as many
@@ -33,7 +29,10 @@ _NO_TEST = ("command", "pipeline", "redirected_statement")
 
 @dataclass
 class Reader:
-    """What has been found. starts: whether a command, by its words, starts a program that can be imported."""
+    """What has been found. starts: whether a command, by its words, starts a program that can be imported.
+
+    setup: of a job, what prepares its environment: names of exported variables, "" for commands, and shell text.
+    """
 
     path: str
     starts: Callable[[Sequence[str]], bool]
@@ -42,6 +41,7 @@ class Reader:
     functions: dict[str, Node] = field(default_factory=dict)
     first_line: int = 0  # of a text within the text
     source: bytes = b""  # what is being read
+    setup: list[tuple[str, str]] | None = None
     statements: int = 0  # read so far; functions and loops may make a few lines many
 
     def read(self, written: str) -> None:
@@ -77,8 +77,8 @@ class Reader:
         refuse_endless(self.statements, text(node))
         if read := _STATEMENTS.get(node.type):
             read(self, node)
-        elif node.type == "comment" and text(node).startswith("#SBATCH"):
-            self.scope.note("#SBATCH lines are not read: see nodes and devices.select in the recipe.")
+        elif node.type == "comment" and text(node).startswith("#SBATCH") and self.setup is None:
+            self.scope.note("#SBATCH lines below the first command are not read, as sbatch reads none there.")
         elif node.type == "&":
             self.scope.note("`&` is not taken over: trainkit run stays in front until the run ends.")
 
@@ -106,7 +106,7 @@ class Reader:
         added = any(child.type == "+=" for child in node.children)
         old = self.scope.variables.get(text(name), ())
         if right.type == "array":
-            listed = fields(self.scope, text(right)[1:-1], self._line(node))
+            listed = fields(self.scope, control.of_array(right), self._line(node))
             self.scope.assign(text(name), [*old, *listed] if added and isinstance(old, list) else listed)
             return
         written = self._assigned(node)
@@ -124,10 +124,14 @@ class Reader:
 
     def _declare(self, node: Node) -> None:
         for child in node.children[1:]:
+            is_set = child.type == "variable_assignment"
+            made = value(self.scope, self._assigned(child), self._line(child)) if is_set else ()
             self._assign(child)
-            name = text(child.children[0] if child.type == "variable_assignment" else child)
+            name = text(child.children[0] if is_set else child)
             if text(node.children[0]) == "export" and re.fullmatch(r"\w+", name):
                 self.scope.exported[name] = None
+                if self.setup is not None and not self.found:
+                    self.setup.append((name, f"export {name}={as_shell(made or (Reference(name),))}"))
 
     def _list(self, node: Node) -> bool | None:
         """`a && b`, `a || b`: a test decides, and any other command is taken to succeed. Whether it holds."""
@@ -155,7 +159,7 @@ class Reader:
 
     def _redirected(self, node: Node) -> None:
         self._refuse_placeholders(text(node))
-        if (body := heredoc(self.source, node)) is not None:
+        if (body := control.heredoc(self.source, node)) is not None:
             name = text(node.children[0]).split()[-1]
             self.scope.assign(name, value(self.scope, body, self._line(node)), name)
             return
@@ -214,15 +218,8 @@ class Reader:
         """`if [ -z "$X" ]; then X=other; fi` gives a default: the environment may have another."""
         before = dict(self.scope.variables)
         self.read_all(body)
-        for name, made in self.scope.variables.items():
-            default = text_of(made) if isinstance(made, tuple) else None
-            if (
-                test is not None
-                and name not in before
-                and default is not None
-                and re.search(rf"-z.*\$\{{?{name}\b", text(test))
-            ):
-                self.scope.variables[name] = (Reference(name, default),)
+        if test is not None:
+            self.scope.variables |= control.defaults(text(test), self.scope.variables, before)
 
     def _for(self, node: Node) -> None:
         words = [child for child in node.children if child.is_named]
@@ -260,7 +257,7 @@ class Reader:
         if before and name and before.end_byte == name.start_byte:  # `X=${A}b$C/d`: the grammar sees a command `C/d`
             self._assign(before)
             return
-        above = before_the_line(self.source, node)
+        above = control.before_the_line(self.source, node)
         for each in above:
             self._assign(each)
         words = fields(self.scope, argument_text(node), self._line(node))
@@ -279,14 +276,17 @@ class Reader:
             with self._function(tuple(words[1:])):
                 self._statement(self.functions[name].children[-1])
         elif name in ("cd", "pushd"):
-            self._go(plain[1] if len(plain) > 1 else "", text(node))
+            self.scope.go(plain[1] if len(plain) > 1 else "", text(node))
         elif name == "shift":
             count = int(plain[1]) if plain[1:] and plain[1].isdecimal() else 1
             self.scope.given = self.scope.given[count:]
         elif name == "set" and "--" in plain:
             self.scope.given = tuple(words[plain.index("--") + 1 :])
+        elif self.setup is not None and name == "eval" and text_of(words[-1]) is None:  # as conda's hook
+            self.setup.append(("", text(node)))
         elif (inner := inner_text(words)) is not None:
-            self._text_within(inner, front, node)
+            srun = words[: words.index(inner) - 2] if name.endswith("srun") else []
+            self._text_within(inner, (*front, *srun), node)
         elif name.startswith("-"):
             before = self._line(node)
             what = f"line {before} begins with {name}: is a backslash missing at the end of the line before it?"
@@ -295,10 +295,15 @@ class Reader:
             if path := _BACKSLASHES.search(argument_text(node)):
                 what = f"{path[0]} is a path as Windows writes it, and Bash takes the backslashes out"
                 raise self._error(what, f"write {path[0].replace(chr(92), '/')}")
-            exported = [(each, self.scope.variable(each)) for each in self.scope.exported]
-            kept = tuple((each, found) for each, found in exported if isinstance(found, tuple) and is_new(each, found))
+            kept = tuple(
+                (each, found)
+                for each in self.scope.exported
+                if isinstance(found := self.scope.variable(each), tuple) and control.is_new(each, found)
+            )
             self.found.append(Launch((*front, *words), kept, self.scope.folder, self._line(node)))
-        elif name and name not in SILENT:
+        elif self.setup is not None and not self.found and name in control.PREPARES:
+            self.setup.append(("", " ".join(map(as_shell, words))))
+        elif name and name not in control.SILENT:
             where = "after" if self.found else "before"
             self.scope.note(f"`{' '.join(text(node).split())[:100]}` {where} the command is not taken over.")
 
@@ -316,19 +321,12 @@ class Reader:
         """`bash -c TEXT`, `eval TEXT`: the text is read like the rest."""
         written = text_of(inner)
         if written is None:
-            written = "".join(map(in_shell, inner))
+            written = "".join(map(control.in_shell, inner))
         outer, self.first_line = (self.first_line, self.source), self._line(node) - 1
         before = len(self.found)
         self.read(written)
         self.first_line, self.source = outer
         self.found[before:] = [replace(each, words=(*front, *each.words)) for each in self.found[before:]]
-
-    def _go(self, folder: str, written: str) -> None:
-        if not folder or posixpath.isabs(folder) or folder == "-":
-            self.scope.note(f"`{written[:100]}` is not taken over: call trainkit in that folder.")
-        else:
-            path = posixpath.normpath(posixpath.join(self.scope.folder, folder))
-            self.scope.folder = "" if path == "." else path
 
 
 _INSIDE = ("variable_assignments", "negated_command", "compound_statement", "do_group", "else_clause")

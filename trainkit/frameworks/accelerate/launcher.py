@@ -14,7 +14,7 @@ from trainkit.frameworks.accelerate.fields import SETTINGS
 from trainkit.frameworks.accelerate.setting import chooses_cpu, distributed_type, is_zero, through_torchrun, when
 from trainkit.frameworks.base.draft import Draft, ImportContext, argv_origin
 from trainkit.frameworks.base.fields import UNSET
-from trainkit.frameworks.base.interface import NODE_RANK, LauncherCommand, restarts
+from trainkit.frameworks.base.interface import NODE_RANK, LauncherCommand, master, restarts
 from trainkit.frameworks.base.launcher_flags import (
     LauncherFlag,
     always,
@@ -177,7 +177,7 @@ def local_rank(context: Context) -> str:
 
 def shell_words(context: Context, folder: str) -> tuple[str, ...]:
     """The config file, and where several nodes meet."""
-    host, _, port = context.recipe.nodes.rendezvous.rpartition(":")
+    host, port = master(context)
     place = (f"--machine_rank={NODE_RANK}", f"--main_process_ip={host}", f"--main_process_port={port}")
     several = place if context.topology.nodes > 1 else ("--main_process_port=0",)
     config = f"--config_file={shlex.quote(f'{folder}/{CONFIG}')}"

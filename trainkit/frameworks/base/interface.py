@@ -51,6 +51,13 @@ NEVER_RESTARTS = Refusal(
 
 # The shell ends a script with these words where the variable is not set.
 NODE_RANK = '"${NODE_RANK:?number of this machine, from 0}"'
+MASTER = ('"${MASTER_ADDR:?address of node 0}"', '"${MASTER_PORT:?a free port of node 0}"')
+
+
+def master(context: Context) -> tuple[str, str]:
+    """Address and port of node 0, as words of a shell command."""
+    host, _, port = context.recipe.nodes.rendezvous.rpartition(":")
+    return (host, port) if host else MASTER
 
 
 @dataclass

@@ -8,7 +8,7 @@ from trainkit.frameworks.base.fields import said
 from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice, Text
-from trainkit.plan.provenance import INTERPRETER, SourcedVariable, Token, token, variable
+from trainkit.plan.provenance import SourcedVariable, Token, interpreter, token, variable
 from trainkit.recipe.schema.launching import Scalar, program_argv
 from trainkit.text import counted
 
@@ -74,7 +74,7 @@ def _target(context: Context) -> tuple[Token, ...]:
     script, module = context.recipe.program.script, context.recipe.program.module
     if script and is_executable(context):
         return (token(script if "/" in script else f"./{script}", keys=("program.script",), rule=ITSELF),)
-    python = token(context.facts.executable, rule=INTERPRETER)
+    python = interpreter(context)
     if script:  # a name that begins with a dash would be one of the interpreter's own flags
         return (python, token(f"./{script}" if script.startswith("-") else script, keys=("program.script",)))
     return (python, token("-m", keys=("program.module",)), token(module or "", keys=("program.module",)))

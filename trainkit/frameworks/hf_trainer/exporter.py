@@ -13,7 +13,7 @@ from trainkit.frameworks.hf_trainer.fields import OUTPUT
 from trainkit.frameworks.registry import LAUNCHERS
 from trainkit.machine.selection import ORDER
 from trainkit.plan.context import Context
-from trainkit.plan.model import Variable, text
+from trainkit.plan.model import Variable, bind_words, text
 from trainkit.text import counted
 
 notes = combinations = nothing
@@ -82,5 +82,5 @@ def _program(context: Context, folder: str) -> Iterator[str]:
         words = words[1:]  # the interpreter, which launchers add by themselves
     if context.launcher == "deepspeed" and str(words[0]) == "-m":
         words[0] = text("--module")
-    for word in words:
-        yield context.recipe.output.root if word == _PLACE else word.bind({Variable.RUN_DIR: folder})
+    placed = (text(context.recipe.output.root) if word == _PLACE else word for word in words)
+    yield from bind_words(placed, {Variable.RUN_DIR: folder})

@@ -17,6 +17,7 @@ from trainkit.frameworks.deepspeed.fields import BATCH, formats
 from trainkit.frameworks.hf_trainer import fsdp_config, optimizer
 from trainkit.frameworks.torch_xla import on_xla
 from trainkit.plan.context import Context
+from trainkit.plan.provenance import chosen_at_start
 from trainkit.recipe.layers.merge import value_at
 
 OUTPUT = "output"  # folder in the run directory
@@ -127,6 +128,12 @@ def _compiling(name: str) -> Argument:
     on, key = "efficiency.compile.enabled", f"efficiency.compile.{name}"
     encode = {"encode": lambda context: chosen(context, key) if chosen(context, on) else UNSET}
     return plain(f"torch_compile_{name}", key, **encode)
+
+
+def _named_checkpoint(context: Context) -> Any:
+    """UNSET for `auto`, whose checkpoint is chosen when the run starts: a word of its own."""
+    resume = context.recipe.checkpoint.resume
+    return UNSET if chosen_at_start(context) or resume == "never" else resume
 
 
 def _steps(context: Context) -> Any:
@@ -249,7 +256,7 @@ FIELDS: tuple[Argument, ...] = (
     plain(
         "resume_from_checkpoint",
         "checkpoint.resume",
-        encode=lambda context: context.resume.path or UNSET,
+        encode=_named_checkpoint,
         owned="plan",
     ),
     plain("dataloader_num_workers", "data.workers", 0),

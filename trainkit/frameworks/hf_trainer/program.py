@@ -28,7 +28,7 @@ from trainkit.lazy import call
 from trainkit.machine.versions import at_least
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice, Variable
-from trainkit.plan.provenance import Source, SourcedFile, SourcedVariable, Token, token
+from trainkit.plan.provenance import Source, SourcedFile, SourcedVariable, Token, chosen_at_start, resume_word, token
 
 __all__ = ["REACH", "problems"]
 
@@ -157,6 +157,8 @@ def _flags(context: Context) -> Iterator[Token]:
         keys = _keys(context, field)
         for word in (f"--{field.name_in(version(context))}", *rendered(value)):
             yield token(word, keys=keys, rule="" if keys else IMPLIED)
+    if chosen_at_start(context) and "resume_from_checkpoint" not in own:
+        yield from resume_word(context, "--resume_from_checkpoint")
     # What only DeepSpeed's file says goes last, and only where no one else says it.
     ours = {field.name for field in FIELDS if field.is_given(context)} | own.keys()
     for name, number in deepspeed.implied(context).items():

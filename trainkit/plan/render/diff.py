@@ -15,7 +15,8 @@ from trainkit.recipe.schema.fields import lies_in
 # Parts that are compared value by value, in the order of the page.
 PARTS = (
     "name", "strategy.kind", "launcher.kind", "program.kind", "program.reason", "topology", "batch", "resume",
-    "output_root", "rendezvous", "max_restarts", "grace_seconds", "preparations",
+    "output_root", "rendezvous", "max_restarts", "grace_seconds", "hang",
+    "preparations", "container",
 )  # fmt: skip
 TRAINING = "The settings that decide training differ: neither resumes from the other's checkpoints on its own."
 

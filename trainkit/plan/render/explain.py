@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import UsageError
-from trainkit.plan.model import Plan
+from trainkit.plan.model import Job, Plan
 from trainkit.plan.render.diff import leaves
 from trainkit.plan.render.shell import quoted
 from trainkit.recipe.schema.fields import lies_in
@@ -104,6 +104,21 @@ def _shown(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
+def _of_job(query: str, job: Job) -> Iterator[tuple[str, str]]:
+    """The lines and words of what is submitted that the query names."""
+    for number, line in enumerate(str(job.content).splitlines()):
+        named = {word.partition("=")[0].lstrip("-") for word in line.split()}
+        if query in {line, *line.split()} or query.lstrip("-") in named - {""}:
+            yield f"job.content.{number}", f"{line}   line {number + 1} of {job.file}"
+    for name, words in (("submit", job.submit), ("step", job.step)):
+        for position, word in enumerate(map(quoted, words)):
+            if query == word or query.lstrip("-") == word.partition("=")[0].lstrip("-"):
+                yield f"job.{name}.{position}", f"{word}   word {position} of {quoted(words[0])}"
+    for node, host in enumerate(job.hosts):
+        if query == host:
+            yield f"job.hosts.{node}", f"{host}   node {node}"
+
+
 def _matching(query: str, planned: Planned) -> list[tuple[str, str]]:
     """(part, how it is shown) of every part of the plan that the query names."""
     plan, found = planned.plan, []
@@ -112,6 +127,7 @@ def _matching(query: str, planned: Planned) -> list[tuple[str, str]]:
             shown = quoted(word)
             if query in {str(word), shown} or query.lstrip("-") == shown.partition("=")[0].lstrip("-") != "":
                 found.append((f"commands.{group}.argv.{position}", f"{shown}   word {position} of the command"))
+    found += _of_job(query, plan.job) if plan.job else []
     for name, value in plan.environment.set:
         if query == name:
             found.append((f"environment.{name}", f"{name}={quoted(value)}   in the ranks' environment"))

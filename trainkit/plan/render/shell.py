@@ -10,6 +10,17 @@ from trainkit.text import counted
 
 WIDTH = 100
 # The script keeps run-time values in lower-case variables of its own: the plan may unset MASTER_ADDR and the like.
+OF_CONTAINERS = {
+    Variable.USER: "user=$(id -u):$(id -g)",
+    Variable.WORKING_DIR: "working_dir=$(pwd)",
+    Variable.CACHE_DIR: (
+        'cache_dir=${CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/trainkit/containers}\nmkdir -p "$cache_dir"'
+    ),
+    Variable.PACKAGE: (
+        "package=${TRAINKIT_PACKAGE:-$(python3 -c 'import os, trainkit; print(os.path.dirname(trainkit.__file__))')}"
+    ),
+    Variable.HOST: "host=$(hostname)",
+}
 FREE_PORT = "import socket; s = socket.socket(); s.bind(('127.0.0.1', 0)); print(s.getsockname()[1])"
 
 
@@ -25,7 +36,8 @@ def render(plan: Plan, recipe_yaml: str | None = None) -> str:
     )
     exported = (f"export {name}={quoted(value, _reference)}" for name, value in plan.environment.set)
     files = _files((*recipe, *plan.files))
-    parts = (_head(plan), _run_time(plan), taken, _unset(plan), exported, files, _commands(plan))
+    resume, handed = _resume(plan, recipe_yaml), _handed_in(plan)
+    parts = (_head(plan), _run_time(plan), taken, _unset(plan), exported, handed, files, resume, _commands(plan))
     return "\n".join("\n".join(part) + "\n" for part in map(list, parts) if part)
 
 
@@ -52,6 +64,8 @@ def _run_time(plan: Plan) -> Iterator[str]:
     yield 'mkdir -p "$run_dir/attempts/1"'
     yield 'run_dir=$(CDPATH="" cd -- "$run_dir" && pwd)'
     yield "attempt_dir=$run_dir/attempts/1"
+    if plan.container:
+        yield from _of_container(plan)
     if not one_node:
         host, _, port = plan.rendezvous.rpartition(":")
         address = f"-{host.strip('[]')}" if host else "?host name or address of node 0"
@@ -60,12 +74,27 @@ def _run_time(plan: Plan) -> Iterator[str]:
         yield f"port=${{PORT:{f'-{port}' if host else '?a free port of node 0'}}}"
         yield "local_addr=${LOCAL_ADDR:-$(hostname)}"
         yield 'if [ "$node_rank" -eq 0 ]; then is_host=true; else is_host=false; fi'
-        return
     texts = (*plan.commands[0].bare, *(value for _, value in plan.environment.set))
     # Free when asked for; another program may still take it before the launcher does.
-    if any(Variable.PORT in text.parts for text in texts):
-        python = quoted(plan.commands[0].program[0], _reference)
+    if one_node and any(Variable.PORT in text.parts for text in texts):
+        python = "python3" if plan.container else quoted(plan.commands[0].program[0], _reference)
         yield f"port=${{PORT:-$({python} -c {shlex.quote(FREE_PORT)})}}"
+
+
+def _of_container(plan: Plan) -> Iterator[str]:
+    preparations = (word for each in plan.preparations for word in each.argv)
+    texts = (*plan.commands[0].bare, *preparations, *(value for _, value in plan.environment.set))
+    used = {part for text in texts for part in text.parts}
+    for variable, line in OF_CONTAINERS.items():
+        if variable in used:
+            yield line
+
+
+def _handed_in(plan: Plan) -> Iterator[str]:
+    """The variables under the names by which the engine hands them in."""
+    if plan.container and plan.container.prefix:
+        for name in plan.container.handed_in:
+            yield f'export {plan.container.prefix}{name}="${name}"'
 
 
 def _unset(plan: Plan) -> Iterator[str]:
@@ -98,12 +127,27 @@ def _files(files: tuple[PlannedFile, ...]) -> Iterator[str]:
         yield f"{file.content}{end}"
 
 
+def _resume(plan: Plan, recipe_yaml: str | None) -> Iterator[str]:
+    """The checkpoint, chosen when the script runs: by then there may be a newer one."""
+    if recipe_yaml is None or not any(Variable.RESUME in word.parts for word in plan.commands[0].argv):
+        return
+    python = quoted(plan.commands[0].wrapper[0], _reference)
+    yield "# The checkpoint to go on from, as checkpoint.resume says; RESUME names another, and empty is none."
+    yield f'resume=${{RESUME-$({python} -P -m trainkit job resume "$run_dir/recipe.yaml")}}'
+
+
 def _commands(plan: Plan) -> Iterator[str]:
     for item in plan.preparations:
         yield f"# Before the ranks start: {item.title}."
         yield from lines((quoted(word, _reference) for word in item.argv), WIDTH, "    ")
     # Node groups differ only in number so far; the first one's command is that of every node.
-    yield from lines(("exec", *(quoted(word, _reference) for word in plan.commands[0].bare)), WIDTH, "    ")
+    yield from lines(("exec", *map(_word, plan.commands[0].bare)), WIDTH, "    ")
+
+
+def _word(word: Text) -> str:
+    """One word of the command; that of the checkpoint is left out where there is none."""
+    shown = quoted(word, _reference)
+    return f"${{resume:+{shown}}}" if Variable.RESUME in word.parts else shown
 
 
 def _reference(variable: Variable) -> str:

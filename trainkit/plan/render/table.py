@@ -17,7 +17,7 @@ OWN = "the script's own"  # what nobody has given
 
 def render(plan: Plan, width: int = WIDTH) -> str:
     """Plain text of at most so many columns, except for longer single words."""
-    sections = (_head, _topology, _batch, _techniques, _commands, _preparations, _environment, _files, _notices)
+    sections = (_head, _topology, _batch, _techniques, _commands, _preparations, _environment, _files, _job, _notices)
     return "\n".join("\n".join(section(plan, width)) + "\n" for section in sections if any(section(plan, width)))
 
 
@@ -28,9 +28,24 @@ def _head(plan: Plan, width: int) -> Iterator[str]:
     yield from _row("strategy", plan.strategy.kind, plan.strategy.reason, width)
     yield from _row("launcher", plan.launcher.kind, f"{plan.launcher.reason}{restarts}", width)
     yield from _row("program", plan.program.kind, plan.program.reason, width)
+    if plan.container:
+        yield from _row("container", plan.container.kind, plan.container.image, width)
     yield from _row("device", plan.device.kind, plan.device.reason, width)
     yield from _row("resumes", resume, plan.resume.reason, width)
+    yield from _row("hangs", *_hang(plan), width)
     yield from _row("writes", f"{plan.output_root}/{plan.name}/<timestamp>-<id>/", "", width)
+
+
+def _hang(plan: Plan) -> tuple[str, str]:
+    """What happens when no rank moves any more."""
+    hang = plan.hang
+    if hang.after == 0:
+        return "no watch", "the recipe says so"
+    after = "at the run's own pace" if hang.after is None else f"after {hang.after:g} s"
+    then = (
+        "the rank that holds it up is named, and the run ended" if hang.ends else "the rank that holds it up is named"
+    )
+    return ("end" if hang.ends else "report"), f"{after}: {then}" + (f" ({hang.reason})" if hang.reason else "")
 
 
 def _row(label: str, value: str, reason: str, width: int) -> list[str]:
@@ -92,6 +107,7 @@ def _techniques(plan: Plan, width: int) -> Iterator[str]:
 def _commands(plan: Plan, width: int) -> Iterator[str]:
     for group, command in zip(plan.topology.groups, plan.commands, strict=True):
         yield "Command" if plan.topology.nodes == 1 else f"Command on each of {group.count} nodes"
+        yield from _words(command.container, width, last=False)
         yield from _words(command.launcher, width, last=False)
         yield from _words(command.wrapper, width, last=False)
         yield from _words(command.program, width, last=True)
@@ -131,6 +147,21 @@ def _files(plan: Plan, width: int) -> Iterator[str]:
         yield "Files written into the run directory"
     for file in plan.files:
         yield f"  {file.path} ({len(file.content.encode())} bytes)"
+
+
+def _job(plan: Plan, width: int) -> Iterator[str]:
+    if plan.job is None:
+        return
+    job = f"Job ({plan.job.scheduler}): {plan.job.file}, which `trainkit submit` "
+    if plan.job.hosts:
+        yield from wrapped(f"{job}starts on {', '.join(plan.job.hosts)} through {plan.job.submit[0]}", width)
+    else:
+        yield f"{job}gives to {plan.job.submit[0]}"
+    yield from (f"  {line}" for line in str(plan.job.content).splitlines())
+    yield from _words(plan.job.submit, width, last=True)
+    if plan.job.step:
+        yield "It starts on every node through"
+        yield from _words(plan.job.step, width, last=True)
 
 
 def _notices(plan: Plan, width: int) -> Iterator[str]:

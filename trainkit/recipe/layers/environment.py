@@ -40,6 +40,11 @@ def environment_layer(environ: Mapping[str, str], strength: int, cwd: str) -> tu
     return layer_of("environment", strength, cwd, assignments), found
 
 
+def without_layer(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables but for those that are settings of a recipe."""
+    return {name: value for name, value in environ.items() if not name.startswith(PREFIX)}
+
+
 def _key(variable: str) -> str:
     # Names of variables have no dots, so `__` separates; below `env` they are the user's own and keep their case.
     parts = variable.removeprefix(PREFIX).split("__")

@@ -97,7 +97,18 @@ def merge(layers: Sequence[Layer]) -> Merge:
     state = Merge()
     for layer in layers:
         state.add(layer, state.tree, layer.tree, "")
+    _count_hosts(state)
     return state
+
+
+def _count_hosts(state: Merge) -> None:
+    """One node for each of cluster.hosts, where no layer says how many nodes there are."""
+    hosts, nodes = state.get("cluster.hosts"), state.tree.get("nodes", {})
+    if isinstance(hosts, list) and hosts and isinstance(nodes, dict) and nodes.get("count") is None:
+        state.tree["nodes"] = {**nodes, "count": len(hosts)}
+        origin = state.places["cluster.hosts"]
+        state.places["nodes.count"] = origin
+        state.history.setdefault("nodes.count", []).append(Entry(len(hosts), origin, "one for each of cluster.hosts"))
 
 
 def value_at(tree: object, key: str, absent: Any = None) -> Any:

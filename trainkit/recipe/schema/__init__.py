@@ -6,8 +6,10 @@ No module of it postpones its annotations: pydantic would compile each from its 
 from typing import Literal
 
 from trainkit.recipe.schema.base import Section, section, setting
+from trainkit.recipe.schema.cluster import Cluster, Kubernetes, NoCluster, Slurm, Ssh
+from trainkit.recipe.schema.container import Apptainer, Container, Docker, Image, NoContainer, Podman, Pyxis
 from trainkit.recipe.schema.data import Data, DatasetData, JsonlData, RandomData, TargetData, TextData, TokensData
-from trainkit.recipe.schema.launching import Devices, Launcher, Logging, Nodes, Output, Program
+from trainkit.recipe.schema.launching import Devices, Hang, Launcher, Logging, Nodes, Output, Program
 from trainkit.recipe.schema.model import GptModel, HfModel, Model, Moe, Peft, TargetModel
 from trainkit.recipe.schema.strategy import Ddp, Fsdp, Single, Strategy, StrategyKind, Zero0, Zero1, Zero2, Zero3
 from trainkit.recipe.schema.training import (
@@ -41,6 +43,8 @@ class Recipe(Section):
     nodes: Nodes = section(Nodes, "How many machines, and how many processes on each.")
     strategy: Strategy = section(Single, "How the model is spread over ranks.")
     launcher: Launcher = section(Launcher, "Who starts the processes.")
+    hang: Hang = section(Hang, "When a run counts as one that hangs, and what happens then.")
+    container: Container = section(NoContainer, "The image that the launcher and its ranks run in.")
     precision: Precision = section(Precision, "Number formats.")
     batch: Batch = section(Batch, "Samples per optimizer step.")
     efficiency: Efficiency = section(Efficiency, "Techniques that trade memory for speed or the reverse.")
@@ -58,6 +62,7 @@ class Recipe(Section):
     sample: Sample = section(Sample, "Text generated at the end of a run.")
     env: dict[str, str | int] = setting({}, "Environment variables for the ranks, as literal values; never secrets.")
     env_from: list[str] = setting([], "Environment variables taken from the caller's environment by name.")
+    cluster: Cluster = section(NoCluster, "Who gives the machines, and on what terms.")
     output: Output = section(Output, "Where runs leave their files.")
 
 

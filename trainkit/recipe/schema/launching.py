@@ -19,6 +19,16 @@ ON_ACCELERATE = ("hf", "accelerate")
 _PORT = r"(?:[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5])"  # 1 to 65535
 
 
+# Why there is no number of nodes that may change while a run goes on, as torchrun's --nnodes=2:4, and what to do.
+NO_RANGE = (
+    (
+        "with another number of ranks the generators are seeded anew and the global batch is cut otherwise: no plan "
+        "would hold for the whole run, and its losses would depend on when nodes came and went"
+    ),
+    "write one number; a job that loses a node is queued again and goes on without it (cluster.requeue)",
+)
+
+
 class Program(Section):
     """What the processes execute."""
 
@@ -125,6 +135,31 @@ class Launcher(Section):
         "none",
         "`node` keeps each rank, under any launcher, on the cores near to its card (Linux; without cards ranks are "
         "spread over the NUMA nodes).",
+    )
+
+
+class Hang(Section):
+    """When a run counts as one that hangs, and what happens then."""
+
+    after_seconds: Literal["auto"] | Annotated[float, Field(ge=0, le=10**6)] = setting(
+        "auto",
+        "How long all ranks may stand still before it is said which one holds the run up, and where, with the stacks "
+        "of all. `auto` is two minutes, 20 median steps, or three times the longest that the same phase (a "
+        "checkpoint, say) has taken, whatever is longest; 0 never looks.",
+        unit="seconds",
+    )
+    start_seconds: float = setting(
+        1800.0,
+        "The same before the first step, and for what has not ended once in this run: a first checkpoint, a first "
+        "forward pass that compiles.",
+        unit="seconds",
+        gt=0,
+        le=10**6,
+    )
+    then: Literal["auto", "report", "end"] = setting(
+        "auto",
+        "What happens once that is said: `report` goes on waiting, `end` ends the run with exit code 124; `auto` "
+        "reports where nothing would start the run again.",
     )
 
 

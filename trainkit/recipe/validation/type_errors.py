@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -14,12 +15,27 @@ from trainkit.optimizers import OTHER_NAMES
 from trainkit.recipe.layers.secrets import MASK, is_secret_name
 from trainkit.recipe.schema.base import MOST
 from trainkit.recipe.schema.fields import Setting, members
+from trainkit.recipe.schema.launching import NO_RANGE
 from trainkit.recipe.validation.suggestions import did_you_mean
 from trainkit.recipe.yaml.scalars import read_scalar
 
 # What patterns mean. A pattern without words here is shown as it is (and a test asks for words).
 PATTERN_WORDS = {
     "name": "a name of letters, digits, dots, dashes and underscores (at most 100, a letter or digit first)",
+    "cluster.time": 'a time limit of Slurm\'s in quotes ("90:00" is minutes:seconds, "12:00:00", "1-12:00:00")',
+    "cluster.workdir": "a folder by its whole path (`/data/project`)",
+    "container.image": "the name of an image",
+    "container.python": "the name or path of an interpreter in the image",
+    "container.workdir": "an absolute path inside, or null",
+    "container.caches": "an absolute path without colon and comma, or null",
+    "container.shared_memory": "`host`, or a size with its unit (16g)",
+    "container.user": "`caller`, `image`, or uid:gid in quotes",
+    "cluster.memory_per_node": 'an amount of memory ("480G"; Slurm takes "0" for all; Kubernetes has "480Gi")',
+    **dict.fromkeys(
+        ("cluster.namespace", "cluster.queue", "cluster.secret"),
+        "a name of Kubernetes: small letters, digits and dashes (at most 63, no dash at either end)",
+    ),
+    "cluster.gpu_resource": "the name of a resource as nvidia.com/gpu",
     "nodes.rendezvous": "`auto` or host:port with a port from 1 to 65535",
     "optimizer.name": "an import path pkg.mod:Class",
     "output.root": "a folder",
@@ -35,6 +51,8 @@ _BOUNDS = {
     annotated_types.Le: ("le", "at most {}"),
     annotated_types.Lt: ("lt", "below {}"),
 }
+
+_RANGE = re.compile(r"\s*\d+\s*(\.\.|[:-])\s*\d+\s*")
 
 # Values that people know from other tools: why they are not taken, and what to write instead.
 _REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
@@ -71,7 +89,11 @@ _REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
 
 def refused(key: str, value: object) -> tuple[str, str] | None:
     """Why a known value is not taken, and what to do; None for a value that nothing is known of."""
-    return _REFUSED.get(key, {}).get(value) if isinstance(value, str) else None
+    if not isinstance(value, str):
+        return None
+    if key == "nodes.count" and _RANGE.fullmatch(value):
+        return NO_RANGE
+    return _REFUSED.get(key, {}).get(value)
 
 
 def expected(setting: Setting) -> str:

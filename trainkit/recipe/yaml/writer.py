@@ -77,6 +77,33 @@ def block(tree: Mapping[str, Any], leaf: Leaf | None = None, key: str = "", inde
             yield f"{indent}{scalar(name)}: {(leaf or flow)(value, below)}"
 
 
+def manifest(
+    tree: Mapping[str, Any], leaf: Callable[[Any], str], path: tuple[str, ...] = (), indent: str = ""
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The lines of a mapping as manifests are written, each with its path: an item of a list of mappings at a dash.
+
+    leaf: how a single value is written on one line. A text of several lines stands below its name.
+    """
+    for name, value in tree.items():
+        here, start = (*path, name), f"{indent}{scalar(name)}:"
+        if isinstance(value, Mapping) and value:
+            yield here, start
+            yield from manifest(value, leaf, here, f"{indent}  ")
+        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+            yield here, start
+            for position, item in enumerate(value):
+                (first, line), *rest = manifest(item, leaf, (*here, str(position)), f"{indent}  ")
+                yield first, f"{indent}- {line.lstrip()}"
+                yield from rest
+        elif isinstance(value, list):
+            yield here, f"{start} [{', '.join(map(leaf, value))}]"
+        elif isinstance(value, str) and "\n" in value:
+            yield here, f"{start} |"
+            yield from ((here, f"{indent}  {line}") for line in value.removesuffix("\n").split("\n"))
+        else:
+            yield here, f"{start} {leaf(value) if not isinstance(value, Mapping) else '{}'}"
+
+
 def fitted(
     name: str, value: Any, width: int, leaf: Leaf | None = None, *, key: str = "", indent: str = ""
 ) -> Iterator[str]:

@@ -22,8 +22,10 @@ from trainkit.runner.rundir.records import (
     RankRecord,
     last_of,
     log_path,
+    records_path,
     refuse_replaced,
     shown_path,
+    status_path,
     write_record,
 )
 from trainkit.runner.supervisor.cleanup import kill_descendants, kill_group
@@ -37,6 +39,7 @@ from trainkit.runner.supervisor.processes import (
     spawn,
     wakeup,
 )
+from trainkit.stamps import PAGE, VARIABLE
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 HOOK = os.path.join(_PACKAGE, "verify", "hook")
@@ -59,7 +62,9 @@ class Options(NamedTuple):
     each_node: bool = True  # whether the first rank of each node counts as a main rank
     replica_env: tuple[tuple[str, str], ...] = ()  # variables of all ranks but the main ones
     expected: str = ""  # file that says what the program should be seen to run
+    node: int = 0  # of several
     cores: str = ""  # which each local rank stays on, as machine/cpu_affinity.py reads them
+    stamps: bool = False  # whether the program says how far it is
 
 
 class Wrapper:
@@ -92,6 +97,7 @@ class Wrapper:
             wrapper_pid=os.getpid(),
             restart=restart,
             started=time.time(),
+            node=options.node,
             rendezvous="_".join(environ[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in environ),
         )
 
@@ -123,18 +129,31 @@ class Wrapper:
 
     def _register(self) -> list[int]:
         refuse_replaced(self._options.attempt_dir)
-        for folder in ("logs", "ranks"):
-            os.makedirs(os.path.join(self._options.attempt_dir, folder), exist_ok=True)
+        attempt = self._options.attempt_dir
+        for folder in (os.path.join(attempt, "logs"), records_path(attempt, self._options.node)):
+            os.makedirs(folder, exist_ok=True)
         self._before = differences(self._shown) if self._options.expected else ""
         if not self._before:
             with contextlib.suppress(FileNotFoundError):  # of this rank before the launcher restarted it
                 os.remove(self._shown)
+        if self._options.stamps:
+            self._make_page()
         write_record(self._options.attempt_dir, self._record)
         return [self._open(name, fd) for name, fd in (("out", 1), ("err", 2))]
 
+    def _make_page(self) -> None:
+        """Memory in which the program says how far it is, and a pipe for questions; without names that could stay."""
+        if not hasattr(os, "memfd_create"):  # no Linux: the watch sees the processor time and the output
+            return
+        memory = os.memfd_create("trainkit-stamps")
+        os.write(memory, bytes(PAGE))
+        page, orders, order = (f"/proc/{os.getpid()}/fd/{fd}" for fd in (memory, *os.pipe()))
+        self._record = self._record._replace(stamps=page, orders=order)
+        self._environ = {**self._environ, VARIABLE: f"{page}{os.pathsep}{orders}"}
+
     def _watch_keepers(self) -> None:
         """Trainkit and its guardian, killed together, leave nobody else to end this rank."""
-        pids, launcher = keepers(self._options.attempt_dir)
+        pids, launcher = keepers(self._options.attempt_dir, self._record.node)
         # Who is not seen from here is not watched, but where they were killed before this rank started.
         if any(map(is_alive, pids)) or descends_from(launcher):
             self._keepers = pids
@@ -283,9 +302,9 @@ class Wrapper:
                 os.write(2, f"{SAYS}{why}\n".encode("utf-8", "surrogateescape"))
 
 
-def keepers(attempt_dir: str) -> tuple[list[int], int]:
+def keepers(attempt_dir: str, node: int = 0) -> tuple[list[int], int]:
     """Pids of trainkit and its guardian, and of the launcher; none where something else or another host has them."""
-    status = read_json(os.path.join(os.path.dirname(os.path.dirname(attempt_dir)), "status.json"))
+    status = read_json(status_path(os.path.dirname(os.path.dirname(attempt_dir)), attempt_dir, node))
     pids = status.get("pids")
     if status.get("host") != os.uname().nodename or status.get("ended") or not isinstance(pids, dict):
         return [], 0

@@ -26,9 +26,8 @@ def write_summary(layout: RunLayout) -> None:
         progress = progress.take(record, 0.0)
     watch.recall()
     verdict = Verdict(**{name: status[name] for name in Verdict._fields})
-    has_rank_0 = plan.topology.nodes == 1 or (layout.attempts[-1].ranks / "rank-0.json").exists()
     seconds = (status["ended"] or time.time()) - status["started"]
-    write_json(layout.summary, build_summary(plan, layout, verdict, seconds, progress, watch, has_rank_0))
+    write_json(layout.summary, build_summary(plan, layout, verdict, seconds, progress, watch))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ class Terminal:
     """Standard output and error, each a terminal, a pipe or a file. The live line is drawn only at column 0."""
 
     def __init__(self, environ: Mapping[str, str], out: int = 1, err: int = 2) -> None:
+        self.prefix = ""  # of what `say` says: which node of several this is
         self._fds: dict[Stream, int] = {"out": out, "err": err}
         self._is_terminal: dict[Stream, bool] = {"out": os.isatty(out), "err": os.isatty(err)}
         self._can_redraw = self._is_terminal["err"] and environ.get("TERM", "dumb") not in ("dumb", "")
@@ -35,7 +36,7 @@ class Terminal:
     def say(self, text: str) -> None:
         """Text of trainkit's own, never in the middle of the program's line; standard output is the program's alone."""
         newline = "" if self._at_start or not self._is_terminal["err"] else "\n"
-        self._put("err", f"{newline}{harmless(text)}\n".encode("utf-8", "replace"))
+        self._put("err", f"{newline}{self.prefix}{harmless(text)}\n".encode("utf-8", "replace"))
 
     def live(self, line: Callable[[int], str]) -> bool:
         """Draw the live line, made for a width in columns, if the program has finished its own line.

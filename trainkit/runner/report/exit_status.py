@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from trainkit.files import publish_or_overwrite, refuse_links
-from trainkit.runner.rundir.records import RankRecord
+from trainkit.runner.rundir.records import RankRecord, status_path
 from trainkit.runner.supervisor.channel import Spec
 from trainkit.runner.supervisor.processes import STOP, signal_name
 
 # As a shell shows it; it also stands for ends that have no code of their own.
 KILLED = 128 + signal.SIGKILL
+HANGED = 124  # a run that was ended because no rank moved any more; timeout(1) says it so
 TRAINKIT_KILLED = "trainkit was killed"
 UNRECORDED = "its record could not be written"
 
@@ -27,6 +28,8 @@ class Stop(NamedTuple):
     at: float  # on this host's monotonic clock
     why: str
     signal: int | None = None
+    failure: str = "trainkit"  # as in Verdict, where there is no signal
+    blamed: str = ""  # as in Verdict
 
 
 class Observed(NamedTuple):
@@ -43,19 +46,41 @@ class Observed(NamedTuple):
     preparation: tuple[str, int] | None = None  # title and exit code (minus the signal) of one that failed
     memory_kills: int = 0  # processes of this machine that the kernel has ended meanwhile, because memory ran out
     records_lost: str = ""  # why the ranks' records could not be written; empty where they could
+    container: str = ""  # kind of the engine that the launcher runs in
 
 
 class Verdict(NamedTuple):
     """failure: whose failure it was; None for a run that succeeded."""
 
     exit_code: int
-    failure: str | None = None  # program | plan | rank | launcher | preparation | signal | guardian | trainkit
+    failure: str | None = (
+        None  # program | plan | rank | launcher | preparation | signal | guardian | trainkit | node | hang
+    )
     why: str = ""
     rank: int | None = None
     signal: int | None = None
+    blamed: str = ""  # the host that is to blame, where it is the machine's failure
+    node: int = 0  # whose failure it was
+
+
+# With these codes an engine says that it could not start the container, or the command in it (docker run's
+# documentation; podman has the same).
+NOT_STARTED = (125, 126, 127, 255)
+UNFIT = 4  # trainkit's own code for what this machine lacks
 
 
 def judge(seen: Observed) -> Verdict:
+    """Who ended the run. A container that did not start is what this machine lacks."""
+    verdict = _judge(seen)
+    if not seen.container or seen.records or verdict.failure not in ("launcher", "preparation"):
+        return verdict
+    if verdict.exit_code not in NOT_STARTED:
+        return verdict
+    why = f"{seen.container} could not start the container (exit code {verdict.exit_code})"
+    return verdict._replace(exit_code=UNFIT, why=why)
+
+
+def _judge(seen: Observed) -> Verdict:
     """The first cause that applies wins, in the order of these lines."""
     first, stop = first_failure(seen.records, seen.vanished), seen.stop
     if first is not None and (stop is None or first[0] <= stop.at):  # later ones fail because the run is being ended
@@ -66,7 +91,7 @@ def judge(seen: Observed) -> Verdict:
         return Verdict(128 + stop.signal, "signal", stop.why, signal=stop.signal)
     if stop is not None and not seen.abandoned:  # else the stop was the answer to the launcher's end
         why = stop.why + (_by_kernel(seen) if stop.why == TRAINKIT_KILLED else "")
-        return Verdict(KILLED, "trainkit", why)
+        return Verdict(HANGED if stop.failure == "hang" else KILLED, stop.failure, why, blamed=stop.blamed)
     if seen.preparation is not None:
         title, code = seen.preparation
         return Verdict(code if code >= 0 else 128 - code, "preparation", f"the preparation '{title}' {_how(code)}")
@@ -140,10 +165,11 @@ def _launcher_failed(seen: Observed) -> Verdict:
     if code and seen.records_lost and len(seen.records) < seen.expected_ranks:  # one that could not register
         return Verdict(code, "launcher", f"{launcher} exited with code {code}; {seen.records_lost}")
     stopped = [record for record in seen.records if record.told_to_stop]
-    # On several nodes a failure elsewhere looks the same from here: the launcher stops this node's ranks.
-    if stopped and seen.nodes == 1 and (code or any(record.failed for record in stopped)):
+    if stopped and (code or any(record.failed for record in stopped)):
         rank = min(stopped, key=lambda record: record.clock or float("inf")).rank
-        return Verdict(KILLED, "rank", f"{launcher} or rank {rank} was stopped from outside", rank)
+        # On several nodes a failure elsewhere may look the same from here, as the launcher's end: it counts first then.
+        whose = "rank" if seen.nodes == 1 else "launcher"
+        return Verdict(KILLED, whose, f"{launcher} or rank {rank} was stopped from outside", rank)
     if code:
         elsewhere = " (no rank of this node failed by itself)" if seen.nodes > 1 else " and no rank failed"
         known = f"; {seen.records_lost}" if seen.records_lost else elsewhere
@@ -177,18 +203,22 @@ def write_status(
     pids: Mapping[str, object],
     verdict: Verdict | None = None,
     survivors: Sequence[int] = (),
+    *,
+    hang: str = "",
+    why: str = "",
 ) -> None:
     """Write status.json: the state of a run, or who ended it and why. The guardian does, so that it outlives trainkit.
 
-    state: starting, running or ended, then with a verdict.
+    state: starting, running or ended, then with a verdict. hang: who holds the run up, while it stands still.
+    why: the run is ending, should nobody be left to say how.
     failure distinguishes a program's exit code 2, 3 or 4 (`program`) from trainkit's own (`trainkit`).
     """
-    outcome = dict.fromkeys(Verdict._fields) if verdict is None else verdict._asdict()
+    outcome = {**dict.fromkeys(Verdict._fields), "why": why or None} if verdict is None else verdict._asdict()
     ended = None if verdict is None else time.time()
     place = {"host": os.uname().nodename, "pids": pids, "survivors": list(survivors)}
-    status = {"state": state, **spec.status, "ended": ended, **outcome, **place}
+    status = {"state": state, **spec.status, "ended": ended, **outcome, **place, "hang": hang or None}
     with contextlib.suppress(OSError):  # the run continues, or ends, also where its folder is gone
         refuse_links(spec.run_dir)
         content = json.dumps(status, indent=2) + "\n"
         # Only the end is worth the wait for the disk.
-        publish_or_overwrite(os.path.join(spec.run_dir, "status.json"), content, flush=verdict is not None)
+        publish_or_overwrite(status_path(spec.run_dir, spec.attempt_dir, spec.node), content, flush=verdict is not None)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from trainkit.files import is_there, read_json
@@ -32,6 +34,7 @@ HINTS: dict[int, str] = {
     137: "something outside the run sent KILL: often the kernel, when memory ran out (see dmesg)",
     139: "a segmentation fault in a compiled library; PYTHONFAULTHANDLER=1 under env shows where",
 }
+LOST_NODE = "see whether that machine is up and reachable; nothing on the others failed by itself"
 NOT_AS_PLANNED = (
     "plan what the program does, or make it do what is planned. Only the first optimizer that steps is looked at: "
     "where that is not the model's, set program.verify to false"
@@ -40,19 +43,22 @@ NOT_AS_PLANNED = (
 
 def describe_failure(verdict: Verdict, attempt: AttemptLayout, shown_rank: int | None) -> str:
     """A few lines for standard error. shown_rank: whose output the user has seen already."""
+    attempt = replace(attempt, node=verdict.node)
     outcome = "was ended" if verdict.failure == "signal" else "failed"
-    lines = [f"the run {outcome}: {_why(verdict, attempt, shown_rank)}", *_others(verdict, attempt, shown_rank)]
+    failed = _failed(attempt)
+    alike = _alike(verdict.rank, attempt, failed) if verdict.rank is not None else []
+    lines = [f"the run {outcome}: {_why(verdict, failed, shown_rank)}", *_others(verdict, failed, alike, shown_rank)]
     if verdict.failure == "program" and verdict.exit_code in (2, 3, 4):  # trainkit's own codes too: say whose it is
         lines.append(f"exit code {verdict.exit_code} is the program's own")
     log = _log(verdict, attempt)
     end = last_lines(log, LINES) if log is not None else []
     # What the user has just read on the terminal is not repeated.
-    shown = verdict.rank is not None and shown_rank in _alike(verdict.rank, attempt)
-    if end and not shown:
+    killed = verdict.failure == "launcher" and verdict.exit_code == KILLED  # what it wrote last is not why
+    if end and shown_rank not in alike and not killed:
         lines += [f"the last lines of {log}:", *(f"  | {line}" for line in end)]
     elif log is not None:
         lines.append(f"its log: {log}")
-    if unlogged := _unlogged(verdict.rank, attempt):
+    if unlogged := _unlogged(verdict.rank, failed):
         lines += ["what it said last, and its log did not take:", *(f"  | {line}" for line in unlogged)]
     # Of a wrapper that could not write into the run directory, and so has left nothing else.
     refused = [line for line in last_lines(attempt.launcher_log) if line.startswith(SAYS)]
@@ -64,39 +70,46 @@ def describe_failure(verdict: Verdict, attempt: AttemptLayout, shown_rank: int |
     # A launcher fails of what it meets first, and then of its own clean-up.
     if verdict.failure == "launcher" and (met := refusal_in(last_lines(attempt.launcher_log))):
         lines, hint = [*lines, f"what {attempt.launcher_log.name} shows first: {met[0]}"], by_trace(shown_end) or met[1]
+    if verdict.failure == "node":
+        hint = LOST_NODE
     if verdict.failure == "plan":
         lines += [f"most likely: {cause}" for cause in causes_of(verdict.why, RunLayout(attempt.root.parent.parent))]
     if hint:
         lines.append(f"next: {hint}")
-    if saved := checkpoints_of(RunLayout(attempt.root.parent.parent)):
+    return "\n".join([*lines, *_to_go_on(RunLayout(attempt.root.parent.parent))])
+
+
+def _to_go_on(run: RunLayout) -> Iterator[str]:
+    """How to continue, where there is a checkpoint; a job that is queued again goes on by itself, and says so."""
+    if not read_json(run.status).get("job") and (saved := checkpoints_of(run)):
         again = "the same command with --resume_from_checkpoint true"
-        lines.append(f"next: to continue after step {saved[0].step}, run {again}")
-    return "\n".join(lines)
+        yield f"next: to continue after step {saved[0].step}, run {again}"
 
 
 def _hint(verdict: Verdict) -> str:
     """What to look at for this exit code; nothing more where the reason says which signal came from outside."""
-    other = verdict.exit_code == KILLED and verdict.signal not in (None, signal.SIGKILL)
+    killed = verdict.signal == signal.SIGKILL or (verdict.failure == "program" and verdict.signal is None)
+    other = verdict.exit_code == KILLED and not killed
     return "" if other else HINTS.get(verdict.exit_code, "")
 
 
-def _why(verdict: Verdict, attempt: AttemptLayout, shown_rank: int | None) -> str:
+def _why(verdict: Verdict, failed: Sequence[RankRecord], shown_rank: int | None) -> str:
     """The reason; where the rank that was shown has given the same one by itself, only whose it is."""
-    given = {each.rank: each.not_as_planned for each in _failed(attempt)} if verdict.failure == "plan" else {}
+    given = {each.rank: each.not_as_planned for each in failed} if verdict.failure == "plan" else {}
     said = given.get(shown_rank) if shown_rank is not None else None
     if said and verdict.why.endswith(f": {said}"):
         return f"{verdict.why.removesuffix(f': {said}')}, as is said above"
     return verdict.why
 
 
-def _others(verdict: Verdict, attempt: AttemptLayout, shown_rank: int | None) -> list[str]:
+def _others(verdict: Verdict, failed: Sequence[RankRecord], alike: Sequence[int], shown_rank: int | None) -> list[str]:
     """What is to be said of the other ranks that failed by themselves: they are counted, and not quoted."""
     if verdict.failure != "program" or verdict.rank is None:
         return []
-    alike, found = _alike(verdict.rank, attempt), list[str]()
+    found, same = list[str](), set(alike)
     if len(alike) > 1:
         found.append(f"{len(alike)} ranks failed alike: {listed([*map(str, alike)])}")
-    others = [each.rank for each in _failed(attempt) if not each.told_to_stop and each.rank not in alike]
+    others = [each.rank for each in failed if not each.told_to_stop and each.rank not in same]
     if others:
         above = f" (the output above is that of rank {shown_rank})" if shown_rank in others else ""
         shown = f"{listed([*map(str, others)])}{above}"
@@ -105,32 +118,33 @@ def _others(verdict: Verdict, attempt: AttemptLayout, shown_rank: int | None) ->
 
 
 def _failed(attempt: AttemptLayout) -> list[RankRecord]:
-    """The ranks of this node that did not end well."""
+    """The ranks that did not end well, of all nodes that write into this directory."""
     with contextlib.suppress(OSError):  # the run directory was removed meanwhile, or its disk fails
         return sorted((each for each in read_records(str(attempt.root)) if each.failed), key=lambda each: each.rank)
     return []
 
 
-def _unlogged(rank: int | None, attempt: AttemptLayout) -> list[str]:
+def _unlogged(rank: int | None, failed: Sequence[RankRecord]) -> list[str]:
     """The end of a rank's errors that its log did not take."""
-    return [line for each in _failed(attempt) if each.rank == rank for line in each.unlogged.splitlines()]
+    return [line for each in failed if each.rank == rank for line in each.unlogged.splitlines()]
 
 
-def _alike(rank: int, attempt: AttemptLayout) -> list[int]:
+def _alike(rank: int, attempt: AttemptLayout, failed: Sequence[RankRecord]) -> list[int]:
     """The ranks whose last words are those of this one, but for numbers; the rank itself is among them.
 
     A launcher stops the others when it sees the first one fail, so these may have been told to stop meanwhile: one that
     was ended by a signal has failed alike only where it has said why.
     """
-    words = last_words(attempt, rank)
+    unlogged = {each.rank: each.unlogged for each in failed}
+    words = last_words(attempt, rank, unlogged.get(rank, ""))
     says_why = bool(words) and words[0].startswith(_PLACE)
-    ended = [each.rank for each in _failed(attempt) if each.signal is None or says_why]
-    return sorted({rank, *(each for each in ended if words and last_words(attempt, each) == words)})
+    ended = [each.rank for each in failed if words and (each.signal is None or says_why)]
+    return sorted({rank, *(each for each in ended if last_words(attempt, each, unlogged[each]) == words)})
 
 
-def last_words(attempt: AttemptLayout, rank: int) -> tuple[str, ...]:
+def last_words(attempt: AttemptLayout, rank: int, unlogged: str = "") -> tuple[str, ...]:
     """The end of a rank's errors without what differs from rank to rank: its last traceback, else its last lines."""
-    lines = [_MARK.sub("", line) for line in (*last_lines(attempt.log(rank, "err")), *_unlogged(rank, attempt))]
+    lines = [_MARK.sub("", line) for line in (*last_lines(attempt.log(rank, "err")), *unlogged.splitlines())]
     starts = [position for position, line in enumerate(lines) if line.startswith(_TRACEBACK)]
     if starts:
         block = lines[starts[-1] + 1 :]

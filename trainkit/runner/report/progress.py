@@ -27,10 +27,15 @@ NEWEST = 0.1  # weight of the latest pace in the smoothed one
 
 
 class Tail:
-    """What is appended to one file, from its beginning; the file need not exist yet."""
+    """What is appended to one file, from its beginning, or a place in it; the file need not exist yet.
 
-    def __init__(self, path: Path) -> None:
+    kept: whether it stays open between reads, as the files of thousands of ranks cannot.
+    """
+
+    def __init__(self, path: Path, begin: int = 0, *, kept: bool = True) -> None:
         self._path = path
+        self._kept = kept
+        self._begin = begin
         self._file: Any = None
         self._rest = b""
         self.refusal = ""  # why it could not be read; what is shown goes on without it
@@ -38,13 +43,20 @@ class Tail:
     def read(self) -> bytes:
         """The next bytes, at most 256 KiB; empty when there is nothing new, or it cannot be read now."""
         try:
-            self._file = self._file or os.fdopen(open_regular(self._path), "rb", buffering=0)
+            if not self._kept and os.lstat(self._path).st_size == self._begin:
+                return b""
+            if self._file is None:
+                self._file = os.fdopen(open_regular(self._path), "rb", buffering=0)
+                self._file.seek(self._begin)
             data: bytes = self._file.read(CHUNK)
         except FileNotFoundError:
             return b""
         except OSError as error:  # a failing disk ends no run that it can go on without
             self.refusal = f"{self._path} cannot be read: {error.strerror}"
             return b""
+        if not self._kept:
+            self._begin += len(data)
+            self.close()
         return data
 
     def records(self) -> Iterator[dict[str, Any]]:
@@ -61,6 +73,7 @@ class Tail:
         """Let go of the file."""
         if self._file is not None:
             self._file.close()
+            self._file = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +112,19 @@ class Progress:
 
 
 class Relay:
-    """Shows the main rank's output (its pseudo-terminal's, where it has one) and how far the run is."""
+    """Shows the main rank's output (its pseudo-terminal's, where it has one) and how far the run is.
 
-    def __init__(self, metrics: Path, logs: AttemptLayout, console: Terminal) -> None:
+    metrics: None for a node that shows nothing of them.
+    """
+
+    def __init__(self, metrics: Path | None, logs: AttemptLayout, console: Terminal) -> None:
         self.progress = Progress()
         self.shown_rank: int | None = None
         self._console = console
         self._logs = logs
         self._tails: dict[Stream, Tail] = {}
-        self._metrics = Tail(metrics)
+        # An earlier attempt has left what it measured.
+        self._metrics = Tail(metrics, metrics.stat().st_size if metrics.exists() else 0) if metrics else None
         self._begin = self._said = time.monotonic()
         self._unsaid = ""
 
@@ -133,7 +150,7 @@ class Relay:
         for stream, tail in self._tails.items():
             for data in islice(iter(tail.read, b""), most):
                 self._console.program(stream, data)
-        for record in self._metrics.records():
+        for record in self._metrics.records() if self._metrics else ():
             self.progress = self.progress.take(record, time.monotonic())
             line = plain_line(self.progress, record)
             if line:
@@ -150,7 +167,7 @@ class Relay:
             self._say_plain(due=True)
         elif self._unsaid:
             self._console.say(self._unsaid)  # the live line is erased by what follows; its last state stays
-        for tail in (*self._tails.values(), self._metrics):
+        for tail in filter(None, (*self._tails.values(), self._metrics)):
             if tail.refusal:
                 self._console.say(tail.refusal)
             tail.close()

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,16 @@ from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.own_results import own_results
 from trainkit.runner.report.progress import Progress
 from trainkit.runner.rundir.layout import RunLayout
+from trainkit.runner.rundir.records import PACES
+from trainkit.runner.watch.pace import Pace, stragglers
 from trainkit.text import KIB, MIB, counted, format_duration, format_memory, format_rate, harmless, table
 
 Summary = Mapping[str, Any]
 
+MANY = 64  # ranks, of which each is no longer shown by itself
 UNTRAINED = "the run was asked for 0 steps: it only evaluated"
 FOREIGN = "trainkit knows it of its built-in trainer, of Trainer's result files and of steps in the proof alone"
 OWN_BATCH = "nobody gave it: it is the script's own"
-ELSEWHERE = "rank 0 reports it, in the run directory of its node"
 NO_STEP = "no step was left to run"
 NOT_FINITE = "it is infinite or no number"
 UNFINISHED = "the run ended before the trainer could report it"
@@ -40,6 +43,7 @@ LOGGED = {
     "samples_per_second": "samples_per_second",
     "tokens_per_second": "tokens_per_second",
 }
+MOST_STRAGGLERS = 4  # that are shown
 PEAKS = (("allocated", "peak_allocated"), ("reserved", "peak_reserved"), ("resident", "rss"))
 
 
@@ -50,7 +54,6 @@ def build_summary(
     seconds: float,
     progress: Progress,
     watch: CardWatch,
-    has_rank_0: bool = True,
 ) -> dict[str, Any]:
     """Everything that is known at the end. Times are seconds, memory is bytes."""
     result = read_json(layout.result)
@@ -68,7 +71,7 @@ def build_summary(
         "failure": verdict.failure,
         "why": verdict.why,
         **{name: known.get(name) for name in REPORTED},
-        "reasons": _reasons(plan, missing, _reason(plan, has_rank_0, result)) | dict.fromkeys(not_finite, NOT_FINITE),
+        "reasons": _reasons(plan, missing, _reason(plan, result)) | dict.fromkeys(not_finite, NOT_FINITE),
         "wall_seconds": round(seconds, 3),
         "gpu_memory_occupied": dict(watch.peak) or None,
         "gpu_utilization": dict(watch.utilization) or None,
@@ -80,6 +83,7 @@ def build_summary(
         "world_size": plan.topology.world_size,
         "global_batch": plan.batch.global_,
         **_seen_in_ranks(plan, layout),
+        "stragglers": _stragglers(layout),
         "training_digest": plan.training_digest,
         "recipe_digest": plan.recipe_digest,
     }
@@ -90,11 +94,9 @@ def _reasons(plan: Plan, missing: Iterable[str], why: str) -> dict[str, str]:
     return {**dict.fromkeys(missing, why), **({"global_batch": OWN_BATCH} if plan.batch.global_ is None else {})}
 
 
-def _reason(plan: Plan, has_rank_0: bool, result: Mapping[str, Any]) -> str:
+def _reason(plan: Plan, result: Mapping[str, Any]) -> str:
     if plan.program.kind != "builtin":
         return FOREIGN
-    if not has_rank_0:
-        return ELSEWHERE
     if not result:
         return UNFINISHED
     return NO_STEP if result.get("steps") else UNTRAINED
@@ -107,7 +109,34 @@ def _seen_in_ranks(plan: Plan, layout: RunLayout) -> dict[str, Any]:
     files = sorted(layout.attempts[-1].shown.glob("rank-*.json")) if layout.attempts else []
     if not files and plan.program.kind not in ON_ACCELERATE:  # which may not train at all
         return {}
-    return {"in_force": {file.stem.removeprefix("rank-"): read_json(file) for file in files}}
+    accounts = {file.stem.removeprefix("rank-"): read_json(file) for file in files}
+    return {"in_force": accounts if len(accounts) <= MANY else by_ranks(accounts)}
+
+
+def by_ranks(accounts: Mapping[str, Summary]) -> dict[str, Summary]:
+    """The same accounts with those that are equal only once, under their ranks: ``0-7,9``."""
+    alike: dict[str, list[int]] = {}
+    for rank, account in accounts.items():
+        alike.setdefault(json.dumps(account, sort_keys=True), []).append(int(rank))
+    return {_ranges(sorted(ranks)): accounts[str(ranks[0])] for ranks in alike.values()}
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    starts = [rank for before, rank in zip((-2, *ranks), ranks, strict=False) if rank != before + 1]
+    ends = [rank for rank, after in zip(ranks, (*ranks[1:], -2), strict=False) if after != rank + 1]
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
+
+
+def _ranks_in(names: Iterable[str]) -> int:
+    """How many ranks accounts are of, from their names in the summary."""
+    ends = [part.split("-") for name in names for part in name.split(",")]
+    return sum(int(each[-1]) - int(each[0]) + 1 for each in ends)
+
+
+def _stragglers(layout: RunLayout) -> list[dict[str, Any]]:
+    """Ranks that were slower than the others, of the latest attempt."""
+    known = read_json(layout.attempts[-1].root / PACES) if layout.attempts else {}
+    return stragglers({int(rank): Pace(*pace) for rank, pace in known.items()})
 
 
 def render_summary(summary: Summary, run_dir: Path) -> str:
@@ -116,6 +145,7 @@ def render_summary(summary: Summary, run_dir: Path) -> str:
         *_speed(summary),
         *_training(summary),
         *_losses(summary),
+        *_slower(summary),
         *_memory(summary),
         *profile_rows(summary.get("profile")),
         ("Run directory", str(run_dir)),
@@ -172,7 +202,7 @@ def _training(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def _in_force(seen: Summary, world_size: int) -> str:
-    """What was seen to run, where the plan promised to look. seen: the account of each rank."""
+    """What was seen to run, where the plan promised to look. seen: the account of each rank, or of several."""
     if not seen:
         return "not shown: no step of an optimizer of torch was seen"
     errors = [account["error"] for account in seen.values() if "error" in account]
@@ -184,8 +214,9 @@ def _in_force(seen: Summary, world_size: int) -> str:
     differs = any(account["differences"] or account.get("warnings") for account in seen.values())
     verdict = "not as planned" if differs else "as planned"
     unknown = "; the strategy is unknown" if any(account["strategy"] is None for account in seen.values()) else ""
-    of = f" of {world_size}" if world_size > len(seen) else ""
-    ranks = f"{len(seen)}{of} rank{'s' if world_size != 1 else ''}"
+    count = _ranks_in(seen)
+    of = f" of {world_size}" if world_size > count else ""
+    ranks = f"{count}{of} rank{'s' if world_size != 1 else ''}"
     group = max((account.get("world_size") or 1 for account in seen.values()), default=1)
     own = f"; the script made {group} ranks itself" if world_size == 1 < group and not differs else ""
     return f"{verdict}, seen in {ranks}: {'; '.join(sorted(found))}{''.join(sorted(resumed))}{unknown}{own}"
@@ -227,6 +258,16 @@ def _losses(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "Waiting for data", f"{share:.1%} of the training"
 
 
+def _slower(summary: Summary) -> Iterator[tuple[str, str]]:
+    """Ranks that the others waited for."""
+    for each in (summary.get("stragglers") or [])[:MOST_STRAGGLERS]:
+        own, usual = each["own_seconds"], each["median_seconds"]
+        text = (
+            f"rank {each['rank']} ({each['host']}): {own:.4f} s of its own a step, the median of all is {usual:.4f} s"
+        )
+        yield "Straggler", text
+
+
 def _memory(summary: Summary) -> Iterator[tuple[str, str]]:
     """Of each card what the driver saw, of each rank its peaks, then what they are made of."""
     for uuid, used in (summary.get("gpu_memory_occupied") or {}).items():
@@ -234,9 +275,11 @@ def _memory(summary: Summary) -> Iterator[tuple[str, str]]:
     for uuid, mean in (summary.get("gpu_utilization") or {}).items():
         yield "GPU utilization", f"{mean:g} %  {uuid}"
     ranks = summary.get("memory") or []
+    of = f" of {len(ranks)}" if len(ranks) > MANY else ""
+    ranks = _highest_and_lowest(ranks) if of else ranks
     for entry in ranks:
         figures = [f"{format_memory(entry[key])} {word}" for word, key in PEAKS if entry.get(key)]
-        yield f"Peak memory, rank {entry.get('rank')}", ", ".join(figures)
+        yield f"Peak memory, rank {entry.get('rank')}{of}", ", ".join(figures)
     for entry in ranks:
         parts = {name.replace("_", " "): used for name, used in (entry.get("anatomy") or {}).items()}
         figures = [
@@ -245,6 +288,14 @@ def _memory(summary: Summary) -> Iterator[tuple[str, str]]:
             if used is not None
         ]
         yield f"Memory of rank {entry.get('rank')}", ", ".join(figures)
+
+
+def _highest_and_lowest(ranks: Sequence[Summary]) -> list[Summary]:
+    """Of many ranks the one that needed most, and the one that needed least; summary.json has them all."""
+    key = next((key for _, key in PEAKS if all(entry.get(key) for entry in ranks)), None)
+    if key is None:
+        return [*ranks[:1]]
+    return [max(ranks, key=lambda entry: entry[key]), min(ranks, key=lambda entry: entry[key])]
 
 
 def profile_rows(profile: Summary | None) -> Iterator[tuple[str, str]]:

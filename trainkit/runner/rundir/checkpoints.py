@@ -47,6 +47,11 @@ def checkpoints_of(layout: RunLayout, *, damaged: bool = False) -> list[SavedChe
     return sorted(kept, key=lambda saved: saved.step, reverse=True)
 
 
+def own_checkpoints(layout: RunLayout, program: str) -> list[SavedCheckpoint]:
+    """Those that a run of a kind of program has left so far, latest step first; damaged ones among them."""
+    return _of_trainer(layout) if program == "hf" else checkpoints_of(layout, damaged=True)
+
+
 def named_checkpoint(path: str, *, damaged: bool = False) -> list[SavedCheckpoint]:
     """The checkpoint at a path, or none."""
     folder = Path(path).absolute()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainkit.runner.rundir.records import log_path
+from trainkit.runner.rundir.records import launcher_log, log_path
 
 MANIFEST = "manifest.json"
 
@@ -30,15 +30,25 @@ class Inside:
 
 @dataclass(frozen=True, slots=True)
 class AttemptLayout:
-    """What one start within a run leaves."""
+    """What one start within a run leaves. node: whose launcher is meant, where there are several."""
 
     root: Path
+    node: int = 0
 
     logs = Inside("logs")  # output of the ranks and of the launcher
-    ranks = Inside("ranks")  # the ranks' exit records
+    ranks = Inside("ranks")  # the ranks' exit records, those of each node but the first in a folder of their own
+    nodes = Inside("nodes")  # the state of the run on each node but the first
     shown = Inside("shown")  # what was seen in each rank at its first optimizer step
-    launcher_log = Inside("logs/launcher.log")
-    preparation_log = Inside("logs/prepare.err")
+
+    @property
+    def launcher_log(self) -> Path:
+        """Output of the launcher."""
+        return Path(launcher_log(str(self.root), self.node))
+
+    @property
+    def preparation_log(self) -> Path:
+        """Output of what is run before the launcher."""
+        return self.logs / (f"node-{self.node}.prepare.err" if self.node else "prepare.err")
 
     def log(self, rank: int, stream: str) -> Path:
         """Output of a global rank; stream is ``out`` or ``err``."""
@@ -63,6 +73,11 @@ class RunLayout:
     status = Inside("status.json")  # starting, running, or who ended it and why
     lock = Inside(".lock")  # locked while trainkit or the guardian lives
 
+    @classmethod
+    def of(cls, path: str) -> RunLayout:
+        """That of a path as text."""
+        return cls(Path(path))
+
     @property
     def id(self) -> str:
         """``<timestamp>-<id>``."""
@@ -79,6 +94,6 @@ class RunLayout:
         folders = [folder for folder in (self.root / "attempts").glob("*") if folder.name.isdecimal()]
         return [AttemptLayout(folder) for folder in sorted(folders, key=lambda folder: int(folder.name))]
 
-    def attempt(self, number: int) -> AttemptLayout:
+    def attempt(self, number: int, node: int = 0) -> AttemptLayout:
         """Where one start within the run leaves its files."""
-        return AttemptLayout(self.root / "attempts" / str(number))
+        return AttemptLayout(self.root / "attempts" / str(number), node)

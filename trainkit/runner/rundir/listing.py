@@ -15,13 +15,15 @@ from trainkit.files import open_regular, read_json, try_lock
 from trainkit.plan.model import Text
 from trainkit.runner.rundir.layout import RunLayout, subfolders
 
-STATES = ("starting", "running", "ended")
+STATES = ("queued", "starting", "running", "requeued", "ended")
+WAITING = ("queued", "requeued")  # in a scheduler's queue
 LATEST = 1e11  # seconds since the epoch: what datetime can show
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """One run directory. state: starting, running, ended, or lost (neither trainkit nor its guardian saw the end).
+    """One run directory. state: queued, starting, running, requeued, ended, lost (nobody saw the end), or
+    unknown (it runs, or ran, on another machine, whose lock cannot be seen here).
 
     rank: that failed first, where one did. launched: by the names `program`, `strategy` and `launcher`, as far as the
     plan says. argv: of the program, behind the interpreter.
@@ -66,12 +68,17 @@ def read_run(path: Path) -> RunInfo:
     """What the files of a run directory say. What is damaged reads as unknown: one run must not hide all others."""
     layout = RunLayout(path.absolute())
     status = read_json(layout.status)
-    state, exit_code = status.get("state"), status.get("exit_code")
-    if state not in STATES or (state != "ended" and not is_running(layout)):
-        state = "lost"
+    state = status.get("state")
+    seen = state in ("ended", *WAITING) or (state in STATES and is_running(layout))
+    others = _of_other_nodes(layout) if state != "ended" and state not in WAITING else {}
+    if not seen and not others and state in STATES and status.get("host") not in (None, os.uname().nodename):
+        state = "unknown"  # where a lock of another machine may not be seen
+    elif not seen or others:
+        state, status = "lost", {**status, **others, "why": status.get("why") or others.get("why")}
+    exit_code = status.get("exit_code")
     return RunInfo(
         layout,
-        state,
+        str(state),
         exit_code if isinstance(exit_code, int) else None,
         str(status.get("why") or ""),
         _time(status.get("started")),
@@ -80,6 +87,14 @@ def read_run(path: Path) -> RunInfo:
         rank if isinstance(rank := status.get("rank"), int) else None,
         *_of_plan(read_json(layout.plan)),
     )
+
+
+def _of_other_nodes(layout: RunLayout) -> dict[str, Any]:
+    """How the run ended, as another node says it: node 0, which ends last, was gone by then; else nothing."""
+    attempts = layout.attempts[-1:]
+    files = [file for attempt in attempts for file in sorted(attempt.nodes.glob("*.json"))]
+    ended = [known for known in map(read_json, files) if known.get("state") == "ended" and known.get("failure")]
+    return {name: ended[0].get(name) for name in ("why", "exit_code", "ended")} if ended else {}
 
 
 def _of_plan(plan: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -13,6 +13,8 @@ from trainkit.files import open_regular, parse_json, publish, publish_or_overwri
 REMOVED = "the run directory was removed while it ran"
 SAYS = "trainkit.runner.rank: "  # what a wrapper's own words begin with
 END_BYTES = 1 << 16  # of a launcher's log
+DUMPS, ORDERS = "dumps", "orders"  # folders of an attempt: what hanging ranks were doing; what people ask of a run
+PACES = "paces.json"  # in an attempt: how fast the ranks were
 ROOM = 2500  # bytes, of the block of 4096 that even a small file has
 
 
@@ -34,7 +36,10 @@ class RankRecord(NamedTuple):
     message: str = ""  # why the program could not be started, or what its log lacks
     unlogged: str = ""  # the last of its errors that its log did not take
     not_as_planned: str = ""  # what the program was seen to do otherwise than the plan says
+    node: int = 0  # of several
     rendezvous: str = ""  # MASTER_ADDR_MASTER_PORT as this rank saw them: names its shared memory
+    stamps: str = ""  # path at which the page is opened in which the program says how far it is (trainkit/stamps.py)
+    orders: str = ""  # path of the pipe by which its flight recorder is asked
 
     @property
     def failed(self) -> bool:
@@ -50,6 +55,22 @@ class RankRecord(NamedTuple):
 def log_path(attempt_dir: str, rank: int, stream: str) -> str:
     """Path of the output of a global rank; stream is ``out`` or ``err``."""
     return os.path.join(attempt_dir, "logs", f"rank-{rank}.{stream}")
+
+
+def records_path(attempt_dir: str, node: int) -> str:
+    """Folder of the records of a node's ranks: of thousands of nodes each watches its own alone."""
+    folder = os.path.join(attempt_dir, "ranks")
+    return os.path.join(folder, f"node-{node}") if node else folder
+
+
+def status_path(run_dir: str, attempt_dir: str, node: int) -> str:
+    """Where the guardian of a node writes the state of the run: each file has one writer."""
+    return os.path.join(attempt_dir, "nodes", f"{node}.json") if node else os.path.join(run_dir, "status.json")
+
+
+def launcher_log(attempt_dir: str, node: int) -> str:
+    """Path of the output of a node's launcher."""
+    return os.path.join(attempt_dir, "logs", f"node-{node}.launcher.log" if node else "launcher.log")
 
 
 def shown_path(attempt_dir: str, rank: int) -> str:
@@ -76,16 +97,18 @@ def refuse_replaced(attempt_dir: str) -> None:
 def write_record(attempt_dir: str, record: RankRecord) -> None:
     """Put the record in place, whole; that of an ended rank also where the disk is full by now. Raises OSError."""
     refuse_replaced(attempt_dir)
+    folder = records_path(attempt_dir, record.node)
+    refuse_links(folder)
     write = publish if record.ended is None else publish_or_overwrite
-    write(os.path.join(attempt_dir, "ranks", f"rank-{record.rank}.json"), json.dumps(record._asdict()) + "\n")
+    write(os.path.join(folder, f"rank-{record.rank}.json"), json.dumps(record._asdict()) + "\n")
 
 
-def unwritten(attempt_dir: str) -> str:
+def unwritten(attempt_dir: str, node: int = 0) -> str:
     """Why a wrapper could not write its record, as it says where the launcher writes; empty where none has said so."""
     said = f"{SAYS}{attempt_dir} cannot be written: ".encode()
     with (
         contextlib.suppress(OSError),
-        os.fdopen(open_regular(os.path.join(attempt_dir, "logs", "launcher.log")), "rb") as file,
+        os.fdopen(open_regular(launcher_log(attempt_dir, node)), "rb") as file,
     ):
         file.seek(max(0, file.seek(0, os.SEEK_END) - END_BYTES))
         for line in file.read().splitlines():
@@ -94,9 +117,21 @@ def unwritten(attempt_dir: str) -> str:
     return ""
 
 
-def read_records(attempt_dir: str) -> Iterator[RankRecord]:
-    """Every record of the attempt that can be read now. Raises OSError where their folder cannot."""
+def read_records(attempt_dir: str, node: int | None = None) -> Iterator[RankRecord]:
+    """Every record of the attempt, or of one node in it, that can be read now. Raises OSError where a folder cannot."""
+    if node is not None:
+        refuse_links(folder := records_path(attempt_dir, node))
+        yield from (record for record in _records_in(folder) if record.node == node)
+        return
     folder = os.path.join(attempt_dir, "ranks")
+    yield from _records_in(folder)
+    with os.scandir(folder) as entries:
+        folders = [e.path for e in entries if e.name.startswith("node-") and e.is_dir(follow_symlinks=False)]
+    for each in sorted(folders):
+        yield from _records_in(each)
+
+
+def _records_in(folder: str) -> Iterator[RankRecord]:
     for name in sorted(os.listdir(folder)):
         if name.startswith("rank-") and name.endswith(".json"):
             with contextlib.suppress(OSError, ValueError):  # gone meanwhile, on a failing disk, or being overwritten

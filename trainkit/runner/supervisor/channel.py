@@ -26,6 +26,12 @@ class Spec(NamedTuple):
     keeps_stdin: bool  # one rank, started directly
     foreground_group: int | None  # trainkit's process group, when the one rank keeps the terminal
     ignore: Sequence[int]  # signals that stay ignored (nohup)
+    node: int = 0
+    neighbours: Sequence[tuple[int, str, int]] = ()  # as nodes/control.py has them
+    open_files: int = 0  # the soft limit that the ranks are to have; 0: the one that is
+    hang: Sequence[float | bool | None] = (0.0,)  # the watch's limits, as watch/timing.py has them; 0 is none
+    container: str = ""  # kind of the engine around the launcher; ranks inside need not descend from it
+    end: Sequence[str] = ()  # ends the run's containers
 
 
 class Channel:
@@ -41,6 +47,10 @@ class Channel:
         """Send, or do nothing where the other end is gone: whoever reads this end sees that too."""
         with contextlib.suppress(OSError):
             self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def say(self, text: str) -> None:
+        """Of the guardian: a line for the console."""
+        self.send({"event": "said", "text": text})
 
     def receive(self) -> list[dict[str, Any]] | None:
         """Messages that are complete by now, after waiting for some bytes; None when the other end is gone."""

@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from trainkit.files import open_regular, try_lock
+from trainkit.runner.nodes.control import Control, Neighbour
+from trainkit.runner.nodes.verdict import end_of, reports_lost_peer
 from trainkit.runner.report.exit_status import (
     TRAINKIT_KILLED,
     Observed,
@@ -25,8 +27,8 @@ from trainkit.runner.report.exit_status import (
     judge,
     write_status,
 )
-from trainkit.runner.rundir.records import unwritten
-from trainkit.runner.supervisor import cleanup
+from trainkit.runner.rundir.records import log_path, unwritten
+from trainkit.runner.supervisor import cleanup, containers
 from trainkit.runner.supervisor.channel import Channel, Spec
 from trainkit.runner.supervisor.processes import (
     PASSED_ON,
@@ -39,6 +41,9 @@ from trainkit.runner.supervisor.processes import (
 )
 from trainkit.runner.supervisor.ranks import Ranks
 from trainkit.runner.supervisor.termination import Action, Termination
+from trainkit.runner.watch.dumping import awake
+from trainkit.runner.watch.timing import Limits
+from trainkit.runner.watch.watch import Watch, save_paces
 
 IGNORED = ("INT", "TERM", "HUP", "QUIT", "TSTP", "TTIN", "TTOU", "USR1", "USR2", "PIPE")
 QUICK, SLOW = 0.05, 0.2  # seconds between looks, before and after all ranks have registered
@@ -53,7 +58,10 @@ class Guardian:
         self._spec = spec
         self._trainkit = trainkit
         self._selector = selectors.DefaultSelector()
-        self._ranks = Ranks(spec.attempt_dir, self._selector)
+        self._ranks = Ranks(spec.attempt_dir, self._selector, spec.node)
+        neighbours = {node: Neighbour(node, host, fd) for node, host, fd in spec.neighbours}
+        self._control = Control(spec.node, neighbours, self._selector, spec.grace)
+        self._watch = Watch(Limits(*spec.hang), spec.attempt_dir, self._control, self._start_tool, spec.trainkit_pid)  # type: ignore[arg-type]
         self._termination = Termination(spec.grace, may_restart=spec.max_restarts > 0)
         self._exits: dict[int, int] = {}  # pid -> exit code, minus the signal
         self._launcher_pid = 0
@@ -61,7 +69,8 @@ class Guardian:
         self._introduced = False
         self._held: set[str] = set()
         self._survivors: tuple[int, ...] = ()
-        self._alone = False  # trainkit is gone
+        self._insisted = False  # somebody, that everything is killed at once
+        self._state, self._ending = "starting", ""  # and why the run ends, as status.json says it
         self._obey(orders)
 
     def run(self) -> Verdict:
@@ -74,30 +83,41 @@ class Guardian:
             self._start_launcher()
             self._await(self._launcher_pid)
         self._ranks.poll()
+        self._watch.see(self._ranks.records)
         abandoned = self._ranks.alive() if self._launcher_pid and self._termination.stop is None else []
         self._end_rest()
+        self._end_containers()
         self._ranks.poll()
-        verdict = judge(
-            Observed(
-                launcher=self._spec.launcher,
-                launcher_exit=self._exits.get(self._launcher_pid),
-                records=tuple(self._ranks.records.values()),
-                vanished=self._ranks.vanished,
-                abandoned=abandoned,
-                stop=self._termination.stop,
-                expected_ranks=self._spec.ranks,
-                nodes=self._spec.nodes,
-                preparation=failed,
-                memory_kills=memory_kills() - self._memory_kills,
-                records_lost=self._ranks.obstacle() or unwritten(self._spec.attempt_dir),
-            )
-        )
+        verdict = judge(self._observed(failed, abandoned))
         cleanup.remove_leftovers(self._ranks.records.values(), self._held)
-        self._save("ended", verdict)
+        self._watch.tell_paces()
+        consequence = self._is_consequence(verdict)
+        verdict = self._control.settle(verdict, consequence=consequence, wait=self._wait, record=self._record)
         self._trainkit.send({"event": "ended", **verdict._asdict()})
-        if self._alone:
-            self._write_summary()
         return verdict
+
+    def _record(self, verdict: Verdict) -> None:
+        if self._spec.node == 0:
+            save_paces(self._spec.attempt_dir, self._watch.paces(), self._control.kept())
+        self._save("ended", verdict)
+        if self._control.alone and not self._spec.node:
+            self._write_summary()
+
+    def _observed(self, failed: tuple[str, int] | None, abandoned: Sequence[int]) -> Observed:
+        return Observed(
+            launcher=self._spec.launcher,
+            launcher_exit=self._exits.get(self._launcher_pid),
+            records=tuple(self._ranks.records.values()),
+            vanished=self._ranks.vanished,
+            abandoned=abandoned,
+            stop=self._termination.stop,
+            expected_ranks=self._spec.ranks,
+            nodes=self._spec.nodes,
+            preparation=failed,
+            memory_kills=memory_kills() - self._memory_kills,
+            records_lost=self._ranks.obstacle() or unwritten(self._spec.attempt_dir, self._spec.node),
+            container=self._spec.container,
+        )
 
     def _write_summary(self) -> None:
         """What trainkit would have done at the end, had it not been killed; bounded, for nobody waits for it."""
@@ -128,7 +148,8 @@ class Guardian:
         return None
 
     def _run_preparation(self, argv: Sequence[str], lock: int) -> int:
-        log, flags = f"{self._spec.attempt_dir}/logs/prepare", os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        own = f"node-{self._spec.node}." if self._spec.node else ""
+        log, flags = f"{self._spec.attempt_dir}/logs/{own}prepare", os.O_WRONLY | os.O_CREAT | os.O_APPEND
         nothing = os.open(os.devnull, os.O_RDONLY)
         streams = [nothing, *(open_regular(f"{log}.{name}", flags) for name in ("out", "err"))]
         try:
@@ -149,7 +170,7 @@ class Guardian:
 
     def _spawn(self, argv: Sequence[str], streams: Sequence[int], **options: Any) -> int:
         try:
-            return spawn(argv, os.environ, streams, **options)
+            return spawn(argv, os.environ, streams, open_files=self._spec.open_files, **options)
         except OSError as error:
             os.write(streams[2], f"cannot start {argv[0]}: {error.strerror}\n".encode("utf-8", "surrogateescape"))
             self._exits[NOT_FOUND] = 127  # as a shell says it
@@ -166,10 +187,27 @@ class Guardian:
             failed = first_failure(list(self._ranks.records.values()), self._ranks.vanished)
             if self._termination.is_stuck(failed[0] if failed else None):
                 self._termination.order(f"{self._spec.launcher} did not end the run after a rank had failed")
+            if failed is None and self._termination.stop is None:
+                self._watch_over()
             self._end_if_ordered()
             starting = len(self._ranks.records) < self._spec.ranks
             self._wait(QUICK if starting or self._termination.stop else SLOW)
         return self._exits[pid]
+
+    def _watch_over(self) -> None:
+        """Whether the run moves, what is said of that, and its end where the plan ends it for a hang."""
+        before = self._watch.line
+        self._watch.turn(self._ranks.records, self._ranks.alive(), self._exits)
+        for said in self._watch.said:
+            self._trainkit.say(said)
+        self._watch.said.clear()
+        if self._watch.line != before:
+            self._save("running")
+        if self._watch.order:
+            self._termination.order(self._watch.order, failure="hang", blamed=self._watch.blamed)
+
+    def _start_tool(self, argv: Sequence[str], streams: Sequence[int]) -> int:
+        return spawn(argv, os.environ, streams, new_session=True)
 
     def _wait(self, seconds: float) -> None:
         """Until something happens: a message, an ended child, a rank that is gone, or the time to KILL."""
@@ -177,15 +215,47 @@ class Guardian:
         for key, _ in self._selector.select(max(0.0, min(seconds, until_kill))):
             if key.data == "child":
                 os.read(key.fd, 512)
+            elif key.data == Control.NODES:
+                pass  # read below
             elif key.data != "trainkit":
                 self._ranks.poll()
             elif (orders := self._trainkit.receive()) is not None:
                 self._obey(orders)
             else:
                 self._selector.unregister(self._trainkit)
-                self._alone = True
+                self._control.alone = True
                 self._termination.order(TRAINKIT_KILLED)
+        self._hear_nodes()
         self._reap()
+
+    def _hear_nodes(self) -> None:
+        """What the other nodes say, and what they are to know of this one."""
+        self._control.turn()
+        for said in self._control.said:
+            self._trainkit.say(said)
+        self._control.said.clear()
+        if self._control.order:
+            self._termination.order(self._control.order)
+        if self._control.insists and not self._insisted:
+            self._insisted, self._termination.kill_at = True, 0.0
+        stop = self._termination.stop
+        if stop is not None and not self._ending:
+            self._ending = stop.why
+            self._save(self._state)
+        failed = first_failure(list(self._ranks.records.values()), self._ranks.vanished)
+        if stop is not None and stop.why != self._control.order:
+            self._control.ending(stop.why)
+        elif failed is not None and not self._spec.max_restarts:  # else the launchers restart the ranks of all nodes
+            self._control.ending(f"rank {failed[1]} failed")
+
+    def _is_consequence(self, verdict: Verdict) -> bool:
+        """Whether another node's end is the reason for this one's: it ordered it, or a rank here has lost a peer."""
+        stop = self._termination.stop
+        if self._control.order and verdict.failure == "trainkit" and (stop is None or stop.why == self._control.order):
+            return True
+        if verdict.rank is None or verdict.signal is not None:
+            return False
+        return reports_lost_peer(end_of(log_path(self._spec.attempt_dir, verdict.rank, "err")))
 
     def _reap(self) -> None:
         """Collect children that have ended, also those that were orphaned to this subreaper."""
@@ -196,9 +266,11 @@ class Guardian:
     def _obey(self, orders: Iterable[Mapping[str, Any]]) -> None:
         for order in orders:
             if order["do"] == "stop":
+                self._control.received = order["signal"]
                 self._termination.order(order["why"], order["signal"])
             elif order["do"] == "kill":
                 self._termination.kill_at = 0.0
+                self._control.insist()
             elif order["do"] == "signal":
                 self._ranks.signal(order["signal"])
 
@@ -212,12 +284,16 @@ class Guardian:
     def _carry_out(self, action: Action, launcher: Sequence[int] = ()) -> None:
         if action is Action.TERM_RANKS:
             self._ranks.stop()
+            awake(record.pid for record in self._ranks.records.values() if record.ended is None)
         elif action is Action.TERM_LAUNCHER:
             send_signal(launcher, signal.SIGTERM)
         elif action is not Action.KILL:
             send_signal({*descendants(os.getpid()), *launcher}, signal.SIGTERM)
         else:
             groups = [self._launcher_pid, *(record.pid for record in self._ranks.records.values())]
+            self._end_containers()
+            if self._spec.container:
+                self._ranks.signal(signal.SIGKILL)
             self._survivors, held = cleanup.kill_descendants(groups)
             self._held |= held
             self._reap()
@@ -226,7 +302,8 @@ class Guardian:
 
     def _end_rest(self) -> None:
         """End what is still there after the launcher."""
-        while descendants(os.getpid()) and not self._survivors:
+        boxed = bool(self._spec.container)  # what runs in a container need not descend from here
+        while (descendants(os.getpid()) or (boxed and self._ranks.alive())) and not self._survivors:
             self._ranks.poll()
             alive = bool(self._ranks.alive())
             if alive:
@@ -236,14 +313,18 @@ class Guardian:
             self._end_if_ordered()
             self._wait(QUICK)
 
+    def _end_containers(self) -> None:
+        self._held |= containers.end_boxed(self._spec, self._ranks.records.values(), os.environ, self._trainkit.say)
+
     def _save(self, state: str, verdict: Verdict | None = None) -> None:
+        self._state = state
         pids = {
             "trainkit": self._spec.trainkit_pid,
             "guardian": os.getpid(),
             "launcher": self._launcher_pid or None,
             "ranks": {str(r.rank): r.pid for r in self._ranks.records.values()},
         }
-        write_status(self._spec, state, pids, verdict, self._survivors)
+        write_status(self._spec, state, pids, verdict, self._survivors, hang=self._watch.line, why=self._ending)
 
 
 def main(fd: int) -> NoReturn:
@@ -263,6 +344,7 @@ def main(fd: int) -> NoReturn:
     try:
         Guardian(Spec(**messages[0]), trainkit, messages[1:]).run()
     except BaseException:
+        containers.end_containers(messages[0].get("end", ()), os.environ)
         cleanup.kill_descendants()  # not even a bug here may leave anything; its traceback is in the launcher's log
         raise
     os._exit(0)

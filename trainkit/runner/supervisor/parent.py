@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from trainkit.files import open_regular
+from trainkit.runner.nodes.control import BEAT_SECONDS, LOST_SECONDS, Control, Neighbour
 from trainkit.runner.rank.streams import copy_window_size
 from trainkit.runner.report.console import Stream, Terminal
 from trainkit.runner.report.exit_status import KILLED, Verdict, write_status
@@ -23,6 +24,7 @@ from trainkit.runner.rundir.layout import AttemptLayout
 from trainkit.runner.rundir.records import RankRecord, read_records
 from trainkit.runner.supervisor.channel import Channel, Spec
 from trainkit.runner.supervisor.cleanup import kill_descendants, remove_leftovers
+from trainkit.runner.supervisor.containers import end_boxed
 from trainkit.runner.supervisor.processes import (
     PASSED_ON,
     STOP,
@@ -30,6 +32,7 @@ from trainkit.runner.supervisor.processes import (
     descendants,
     handled,
     is_alive,
+    is_stopped,
     send_signal,
     signal_name,
     spawn,
@@ -45,18 +48,25 @@ BOOT = (
 
 
 class Supervisor:
-    """One attempt, seen from trainkit. environment: of the launcher and the ranks."""
+    """One attempt, seen from trainkit on one node. environment: of the launcher and the ranks."""
 
     def __init__(
-        self, spec: Spec, environment: Mapping[str, str], relay: Relay, console: Terminal, locks: Sequence[int]
+        self,
+        spec: Spec,
+        environment: Mapping[str, str],
+        relay: Relay,
+        console: Terminal,
+        kept: Sequence[int],
+        attempt: AttemptLayout,
     ) -> None:
         self._spec = spec
         self._environment = environment
-        self._attempt = AttemptLayout(Path(spec.attempt_dir))
+        self._attempt = attempt
         self._relay = relay
         self._console = console
-        # Descriptors that the guardian keeps too: the run counts as running, and has its cards, while either lives.
-        self._locks = locks
+        # Descriptors that the guardian keeps too: the run counts as running, and has its cards, while either lives; and
+        # the connections to the other nodes, which are the guardian's while it lives, and then ours.
+        self._kept = kept
         # A socket, for its end is seen on the other side however a process ends, by KILL too.
         near, self._far = socket.socketpair()
         self._guardian = Channel(near)
@@ -67,6 +77,9 @@ class Supervisor:
         self._stopped_by: int | None = None
         self._insists = False  # a second Ctrl-C
         self._announced = False
+        self._guardian_pid = 0
+        self._looked = self._goes_on = time.monotonic()  # when the guardian was looked at, and was not stopped
+        self._given_up = False
 
     def run(self, on_start: Callable[[], None]) -> Verdict:
         """Start, follow to the end, and return the verdict. on_start is called once the guardian runs."""
@@ -74,13 +87,16 @@ class Supervisor:
         become_subreaper()
         others = frozenset(descendants(os.getpid()))
         with handled((*STOP, *PASSED_ON, signal.SIGWINCH), self._on_signal):
-            pid = self._start()
+            self._guardian_pid = self._start()
             on_start()
             while self._connected:
                 self._turn()
-            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            code = os.waitstatus_to_exitcode(os.waitpid(self._guardian_pid, 0)[1])
             if self._verdict is None:
                 self._verdict = self._finish_for_guardian(code, others)
+            for _, _, line in self._spec.neighbours:
+                with contextlib.suppress(OSError):  # closed with the node that was lost
+                    os.close(line)
             if self._terminal is not None:
                 while self._relay.pass_on(self._terminal):
                     pass
@@ -104,7 +120,7 @@ class Supervisor:
             (0 if self._spec.keeps_stdin else nothing, out, err),
             new_session=not foreground,
             group=0 if foreground else None,
-            inherit=(self._far.fileno(), *self._locks),
+            inherit=(self._far.fileno(), *self._kept),
         )
         self._far.close()
         for fd in (log, nothing, slave):
@@ -169,20 +185,36 @@ class Supervisor:
             else:
                 for event in events:
                     self._on_event(event)
-        if self._stopped_by is not None and not self._announced:
-            self._announced = True
+        if self._stopped_by is not None and not self._announced and (not self._spec.node or os.isatty(2)):
+            self._announced = True  # by node 0 for all, or where a person has typed Ctrl-C
             how = f"ranks get TERM, and KILL after {self._spec.grace:g} s (Ctrl-C once more kills at once)"
             self._console.say(f"{signal_name(self._stopped_by)}: ending the run; {how}")
         elif self._insists:
             self._insists = False
             self._console.say("killing every process of the run")
+        if self._spec.neighbours:
+            self._give_up_stopped()
         self._relay.turn()
+
+    def _give_up_stopped(self) -> None:
+        """KILL a guardian that was stopped for so long that the other nodes have given this one up."""
+        now = time.monotonic()
+        if now - self._looked < BEAT_SECONDS:
+            return
+        if now - self._looked > 2 * BEAT_SECONDS or not is_stopped(self._guardian_pid):  # or we were, too
+            self._goes_on = now
+        self._looked = now
+        if now - self._goes_on > LOST_SECONDS:
+            self._given_up = True
+            send_signal([self._guardian_pid], signal.SIGKILL)
 
     def _on_event(self, event: dict[str, Any]) -> None:
         kind = event.pop("event")
         if kind == "ended":
             self._verdict = Verdict(**event)
-        elif kind == "main rank":
+        elif kind == "said":
+            self._console.say(event["text"])
+        elif kind == "main rank" and self._spec.node == 0:
             self._relay.follow_logs(event["rank"], ("out", "err"))
         elif kind == "preparing":
             self._console.say(f"{event['title']} …  (log: {self._attempt.preparation_log})")
@@ -191,22 +223,40 @@ class Supervisor:
 
     def _finish_for_guardian(self, code: int, others: frozenset[int]) -> Verdict:
         """The guardian is gone; as subreaper trainkit has inherited its children. End them in the same order."""
-        records: list[RankRecord] = []
-        with contextlib.suppress(OSError):
-            records = list(read_records(self._spec.attempt_dir))
-        deadline = time.monotonic() + self._spec.grace
-        send_signal([r.wrapper_pid for r in records if r.ended is None and is_alive(r.wrapper_pid)], signal.SIGTERM)
-        while any(is_alive(record.wrapper_pid) for record in records) and time.monotonic() < deadline:
-            time.sleep(TURN_SECONDS)
-            if self._insists:
-                break
-        survivors, held = kill_descendants(spare=others)
-        remove_leftovers(records, held)
         if code < 0:
-            verdict = Verdict(KILLED, "guardian", "trainkit's guardian process was killed from outside", signal=-code)
+            how = f"stopped for {LOST_SECONDS:.0f} s" if self._given_up else "killed"
+            why = f"trainkit's guardian process was {how} from outside"
+            verdict = Verdict(KILLED, "guardian", why, signal=-code)
         else:
             bug = "this is a bug in trainkit: its guardian process failed; its traceback is in"
             verdict = Verdict(3, "trainkit", f"{bug} {self._attempt.launcher_log}")
+        neighbours = {node: Neighbour(node, host, fd) for node, host, fd in self._spec.neighbours}
+        line = selectors.DefaultSelector()
+        control = Control(self._spec.node, neighbours, line, self._spec.grace)
+        control.ending(verdict.why)
+
+        def wait(seconds: float) -> None:
+            line.select(seconds) if neighbours else time.sleep(seconds)
+            control.turn()
+            for said in control.said:
+                self._console.say(said)
+            control.said.clear()
+
+        records: list[RankRecord] = []
+        with contextlib.suppress(OSError):
+            records = list(read_records(self._spec.attempt_dir, self._spec.node))
+        deadline = time.monotonic() + self._spec.grace
+        send_signal([r.wrapper_pid for r in records if r.ended is None and is_alive(r.wrapper_pid)], signal.SIGTERM)
+        while any(is_alive(record.wrapper_pid) for record in records) and time.monotonic() < deadline:
+            wait(TURN_SECONDS)
+            if self._insists:
+                break
+        inside = end_boxed(self._spec, records, self._environment, self._console.say)
+        survivors, held = kill_descendants(spare=others)
+        remove_leftovers(records, held | inside)
         pids = {"trainkit": os.getpid(), "ranks": {str(r.rank): r.pid for r in records}}
-        write_status(self._spec, "ended", pids, verdict, survivors)
-        return verdict
+
+        def record(found: Verdict) -> None:
+            write_status(self._spec, "ended", pids, found, survivors)
+
+        return control.settle(verdict, consequence=False, wait=wait, record=record)

@@ -28,11 +28,13 @@ def spawn(
     dies_with_parent: bool = False,
     ignore: Collection[int] = (),
     inherit: Sequence[int] = (),
+    open_files: int = 0,
 ) -> int:
     """The pid of the started program. Raises the OSError that exec met in the child (not found, not executable).
 
     streams: descriptors that become 0, 1 and 2. group: the process group to join, 0 for its own. inherit: more
-    descriptors to keep. ignore: signals that stay ignored; all others start with their default action.
+    descriptors to keep. ignore: signals that stay ignored; all others start with their default action. open_files: the
+    soft limit of these, 0 for the one of this process.
     """
     # Not subprocess.Popen: its import costs half the start-up of a rank's wrapper.
     parent = os.getpid()
@@ -44,7 +46,7 @@ def spawn(
                 os.setsid()
             elif group is not None:
                 os.setpgid(0, group)
-            _set_up(streams, ignore, inherit, parent if dies_with_parent else None)
+            _set_up(streams, ignore, inherit, parent if dies_with_parent else None, open_files)
             os.execvpe(argv[0], list(argv), dict(environment))
         except OSError as error:
             os.write(writer, str(error.errno).encode())
@@ -52,15 +54,16 @@ def spawn(
             os._exit(127)
     os.close(writer)
     with os.fdopen(reader, "rb") as report:
-        failure = report.read()  # empty when exec closed the pipe
-    if not failure:
-        return pid
+        if not (failure := report.read()):  # exec closed the pipe
+            return pid
     os.waitpid(pid, 0)
     raise OSError(int(failure), os.strerror(int(failure)), argv[0])
 
 
-def _set_up(streams: Sequence[int], ignore: Collection[int], inherit: Sequence[int], parent: int | None) -> None:
-    """Descriptors and signals of the child, and its tie to the parent, before exec."""
+def _set_up(
+    streams: Sequence[int], ignore: Collection[int], inherit: Sequence[int], parent: int | None, files: int
+) -> None:
+    """Descriptors and signals of the child, and its tie to the parent, before exec. files: that may be open, or 0."""
     if parent is not None:
         die_with_parent()
         if os.getppid() != parent:  # it ended before the request was in place
@@ -70,11 +73,19 @@ def _set_up(streams: Sequence[int], ignore: Collection[int], inherit: Sequence[i
         os.dup2(copy, target)
     for fd in inherit:
         os.set_inheritable(fd, True)
+    if files:
+        _limit_open_files(files)
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         with contextlib.suppress(OSError, ValueError):  # KILL and STOP take no action but their own
             signal.signal(number, signal.SIG_IGN if number in ignore else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _limit_open_files(soft: int) -> None:
+    import resource  # no other process needs it
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
 def become_subreaper() -> None:
@@ -144,6 +155,11 @@ def is_alive(pid: int) -> bool:
     except OSError as error:
         return isinstance(error, PermissionError)  # another user's
     return True
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether STOP, or a debugger, holds the process up."""
+    return LINUX and (_parent_and_state(pid) or (0, ""))[1] in ("T", "t")
 
 
 def _parent_and_state(pid: int) -> tuple[int, str] | None:

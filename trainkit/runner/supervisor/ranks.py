@@ -9,7 +9,7 @@ import signal
 import time
 
 from trainkit.files import is_there, publish
-from trainkit.runner.rundir.records import REMOVED, RankRecord, read_records, refuse_replaced
+from trainkit.runner.rundir.records import REMOVED, RankRecord, read_records, records_path, refuse_replaced
 from trainkit.runner.supervisor.processes import is_alive, open_pidfd
 
 SETTLED_SECONDS = 0.05
@@ -18,12 +18,16 @@ SETTLED_SECONDS = 0.05
 class Ranks:
     """Every rank of this node that has registered in the attempt."""
 
-    def __init__(self, attempt_dir: str, selector: selectors.BaseSelector) -> None:
+    def __init__(self, attempt_dir: str, selector: selectors.BaseSelector, node: int = 0) -> None:
         self.records: dict[int, RankRecord] = {}
         self.vanished: dict[int, float] = {}  # rank -> when its wrapper ended without finishing its record
         self._attempt_dir = attempt_dir
         self._selector = selector
-        self._host = os.uname().nodename
+        self._node = node
+        self._folder = records_path(attempt_dir, node)
+        if node:
+            with contextlib.suppress(OSError):  # it is there already, or cannot be: the first look says so
+                os.mkdir(self._folder)
         self._stamp: int | None = None  # of the folder …
         self._stamp_seen = 0.0  # … since when it is that …
         self._settled = False  # … and whether nothing can have changed unseen
@@ -61,11 +65,11 @@ class Ranks:
 
     def obstacle(self) -> str:
         """Why records cannot be written or read now; empty where they can."""
-        folder = os.path.join(self._attempt_dir, "ranks")
+        folder = self._folder
         probe = os.path.join(folder, ".probe")
         try:
             refuse_replaced(self._attempt_dir)
-            if not is_there(folder):  # a closed one may be
+            if not is_there(os.path.join(self._attempt_dir, "ranks")):  # a closed one may be
                 return REMOVED
             publish(probe, " ")
             os.unlink(probe)
@@ -73,7 +77,7 @@ class Ranks:
             return f"{folder} cannot be written: {error.strerror}"
         try:
             for name in os.listdir(folder):
-                if not name.startswith("."):
+                if name.startswith("rank-"):
                     with open(os.path.join(folder, name), "rb") as file:
                         file.read()
         except OSError as error:
@@ -83,7 +87,7 @@ class Ranks:
     def _read(self) -> None:
         # A rename into the folder changes its time stamp: nothing is opened while nothing happens.
         try:
-            stamp = os.stat(os.path.join(self._attempt_dir, "ranks")).st_mtime_ns
+            stamp = os.stat(self._folder).st_mtime_ns
         except OSError:  # the run directory was removed, or its disk fails: what is known stays known
             return
         now = time.monotonic()
@@ -95,24 +99,23 @@ class Ranks:
         # where the folder is read once more when the stamp has been the same for a while.
         self._settled = now - self._stamp_seen > SETTLED_SECONDS
         try:
-            records = list(read_records(self._attempt_dir))
+            records = list(read_records(self._attempt_dir, self._node))
         except OSError:
             return
         for record in records:
-            if record.host == self._host:
-                known = self.records.get(record.rank)
-                self.records[record.rank] = record
-                if known is not None and known.wrapper_pid == record.wrapper_pid:
-                    continue
-                self.vanished.pop(record.rank, None)  # the launcher has restarted it
-                if record.ended is None:
-                    pidfd = self._watched[record.wrapper_pid] = open_pidfd(record.wrapper_pid)
-                    if pidfd is not None:
-                        self._selector.register(pidfd, selectors.EVENT_READ)
+            known = self.records.get(record.rank)
+            self.records[record.rank] = record
+            if known is not None and known.wrapper_pid == record.wrapper_pid:
+                continue
+            self.vanished.pop(record.rank, None)  # the launcher has restarted it
+            if record.ended is None:
+                pidfd = self._watched[record.wrapper_pid] = open_pidfd(record.wrapper_pid)
+                if pidfd is not None:
+                    self._selector.register(pidfd, selectors.EVENT_READ)
 
     def _send(self, pid: int, number: int) -> None:
         pidfd = self._watched.get(pid)
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # in a container it may be another user's
             if pidfd is not None:
                 signal.pidfd_send_signal(pidfd, number)  # never another process that got the same pid
             else:

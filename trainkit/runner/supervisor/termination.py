@@ -36,10 +36,13 @@ class Termination:
         self._gone_since: float | None = None
         self._rest_since: float | None = None
 
-    def order(self, why: str, number: int | None = None) -> None:
-        """End the run; the first order counts. number: of the signal that trainkit received."""
+    def order(self, why: str, number: int | None = None, failure: str = "trainkit", blamed: str = "") -> None:
+        """End the run; the first order counts.
+
+        number: of the signal that trainkit received. failure, blamed: as in Verdict.
+        """
         if self.stop is None:
-            self.stop = Stop(time.monotonic(), why, number)
+            self.stop = Stop(time.monotonic(), why, number, failure, blamed)
             self.kill_at = time.monotonic() + self._grace
 
     def is_stuck(self, failed_at: float | None) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -32,11 +32,14 @@ class Evaluation:
         self._samples, self._world, self._device = samples, world, device
 
     @torch.no_grad()
-    def loss(self, strategy: Strategy, autocast: AbstractContextManager[object]) -> float:
-        """Mean loss over all counted targets of all passes, in nats."""
+    def loss(
+        self, strategy: Strategy, autocast: AbstractContextManager[object], tell: Callable[[], object] = lambda: None
+    ) -> float:
+        """Mean loss over all counted targets of all passes, in nats. tell: called before each pass."""
         strategy.model.eval()
         total, counted = 0.0, 0
         for numbers, own in in_turn(self.passes, self._world):
+            tell()
             batch = self._samples[numbers]
             with autocast:
                 loss = strategy.model(**batch.on(self._device))

@@ -23,14 +23,17 @@ def _step_aside() -> None:
 
 
 def _observe() -> None:
+    stamps = (
+        _load("stamps", os.path.dirname(os.path.dirname(_HERE))).attach() if "TRAINKIT_STAMPS" in os.environ else None
+    )
     expected, shown = (os.environ.pop(name, "") for name in ("TRAINKIT_EXPECTED", "TRAINKIT_SHOWN"))
     if expected and shown:
-        _load("observe").watch(expected, shown, _load("steps").StepCounter)
+        _load("observe").watch(expected, shown, _load("steps").StepCounter, stamps)
 
 
-def _load(name: str) -> Any:
-    """A module of the folder above, by its place: trainkit need not be importable here."""
-    place = os.path.join(os.path.dirname(_HERE), f"{name}.py")
+def _load(name: str, folder: str = os.path.dirname(_HERE)) -> Any:
+    """A module by its place, by default in the folder above: trainkit need not be importable here."""
+    place = os.path.join(folder, f"{name}.py")
     spec = importlib.util.spec_from_file_location(f"trainkit_{name}", place)
     if spec is None or spec.loader is None:
         raise ImportError(f"{place} cannot be loaded")

@@ -1,0 +1,59 @@
+"""The cards that Slurm gives a job are those that its ranks use. They are made up; Slurm gives them for real."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.slurm_jobs import Cluster
+from tests.made_up_cards import card, environments
+
+RECIPE = """
+version: 1
+name: r
+program: {kind: torch, script: program.py, verify: false}
+strategy: {kind: ddp}
+devices: {type: cuda}
+nodes: {processes_per_node: 2}
+cluster: {kind: slurm, machine: facts.json, time: "10:00", nodelist: tk1, cpus_per_node: 1}
+"""
+PROGRAM = """
+import os, time
+print(os.environ["CUDA_VISIBLE_DEVICES"], os.environ["SLURM_STEP_GPUS"], flush=True)
+while len(os.listdir("here")) < 2:
+    open(os.path.join("here", os.environ["SLURM_JOB_ID"]), "w").close()
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def with_cards(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """The cluster's four cards, as NVIDIA's library would tell of them."""
+    root = Path(__file__).parents[2]
+    for name, value in environments(tmp_path, {"PYTHONPATH": str(root)})(*map(card, range(4))).items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "facts.json").write_text(cluster.trainkit("facts").stdout)
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    return cluster
+
+
+def test_two_jobs_on_a_node_have_the_cards_that_slurm_gave_each(with_cards: Cluster) -> None:
+    jobs = [with_cards.trainkit_submit("r.yaml") for _ in range(2)]
+    assert [job.end() for job in jobs] == [0, 0], jobs[0].said + jobs[1].said
+    said = {(job.folder / "attempts/1/logs/rank-0.out").read_text().splitlines()[0] for job in jobs}
+    assert said == {"0,1 0,1", "2,3 2,3"}
+
+
+def test_a_node_with_fewer_cards_than_planned_starts_nothing(with_cards: Cluster, tmp_path: Path) -> None:
+    facts = json.loads((tmp_path / "facts.json").read_text())
+    facts["gpus"] += [{**each, "index": 4 + each["index"], "uuid": f"{each['uuid']}-b"} for each in facts["gpus"]]
+    (tmp_path / "facts.json").write_text(json.dumps(facts))
+    # A cluster that gives whole nodes: Slurm is asked for no cards, and so does not know better.
+    job = with_cards.trainkit_submit("r.yaml", "nodes.processes_per_node=8", "cluster.gpus=none")
+    assert job.end() == 4, job.said
+    assert "tk1: not on this machine: 8 GPUs are asked for, 4 can be used here" in job.said, job.said
+    assert not list(job.folder.rglob("rank-0.out"))

@@ -1,0 +1,260 @@
+"""`trainkit submit` on machines without a scheduler: held by one process over ssh, and ended with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from machines import LOGIN, Machines
+from ssh import Ssh, lacking
+
+from trainkit.files import read_json
+
+PATIENCE = 60.0
+GRACE = 3
+# Trains nothing and imports nothing: says where each rank is, and waits for what it is told.
+PROGRAM = """
+import glob, os, signal, sys, time
+rank, what = os.environ["RANK"], sys.argv[1]
+def note(name):
+    open(f"{name}-{rank}", "w").close()
+if what == "secret":
+    value = os.environ["SECRET"]
+    lines = [open(path, "rb").read() for path in glob.glob("/proc/[0-9]*/cmdline")]
+    print("commands", len(lines) > 2, "with the value", sum(value.encode() in line for line in lines))
+    print("length", len(value), "input", os.read(0, 1))
+print("rank", rank, "of", os.environ["WORLD_SIZE"], "on", os.uname().nodename, flush=True)
+if what == "fail" and rank == "1":
+    sys.exit(7)
+if what != "secret":
+    signal.signal(signal.SIGUSR1, lambda *_: note("saved"))
+    signal.signal(signal.SIGTERM, lambda *_: (note("ended"), sys.exit(143)))
+    note("here")
+    time.sleep(100)
+"""
+RECIPE = """
+version: 1
+name: r
+program: {{kind: torch, script: program.py, args: [{what}]}}
+strategy: {{kind: ddp}}
+devices: {{type: cpu}}
+nodes: {{processes_per_node: 1}}
+launcher: {{grace_seconds: {grace}}}
+cluster: {{kind: ssh, hosts: [{hosts}], options: [-F, {config}]}}
+"""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Machines with an sshd, and a folder that they share."""
+
+    ssh: Ssh
+    folder: Path
+
+    def write(self, what: str, hosts: str = "tk1, tk2") -> None:
+        """The recipe and the program."""
+        (self.folder / "program.py").write_text(PROGRAM)
+        text = RECIPE.format(what=what, hosts=hosts, config=self.ssh.config, grace=GRACE)
+        (self.folder / "r.yaml").write_text(text)
+
+    def start(self, *words: str, **variables: str) -> subprocess.Popen[str]:
+        """A trainkit on the login machine."""
+        command = (sys.executable, "-P", "-m", "trainkit", *words)
+        return subprocess.Popen(
+            self.ssh.machines.argv(LOGIN, command, self.folder),
+            env={**os.environ, **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def trainkit(self, *words: str, **variables: str) -> tuple[int, str, str]:
+        """Its exit code, output and errors."""
+        process = self.start(*words, **variables)
+        out, err = process.communicate(timeout=PATIENCE)
+        return process.returncode, out, err
+
+    def until(self, condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
+        """Wait for something."""
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, what
+            time.sleep(0.05)
+
+    def there(self, *names: str) -> bool:
+        """Whether files are in the folder."""
+        return all((self.folder / name).exists() for name in names)
+
+    def left(self, *machines: str) -> list[str]:
+        """Commands on these machines that are of a run in the folder, by where they run."""
+        found = []
+        for name in machines:
+            shown = 'tr "\\0" " " <"$each/cmdline"'
+            look = f'for each in /proc/[0-9]*; do [ "$(readlink "$each/cwd")" != "$0" ] || {shown}; done; :'
+            argv = self.ssh.machines.argv(name, ["sh", "-c", look, str(self.folder)], "/")
+            found += [subprocess.run(argv, capture_output=True, text=True, check=True).stdout]
+        return list(filter(None, found))
+
+    @property
+    def runs(self) -> list[Path]:
+        """The run directories."""
+        return sorted((self.folder / "runs" / "r").glob("*"))
+
+
+def submitter(place: Place) -> int:
+    """The process that holds the run, by its number outside of the login machine."""
+    found = subprocess.run(["pgrep", "-f", "^[^ ]*python.* submit r.yaml"], capture_output=True, text=True, check=True)
+    (pid,) = [pid for pid in found.stdout.split() if Path(f"/proc/{pid}/cwd").readlink() == place.folder]
+    return int(pid)
+
+
+@pytest.fixture(scope="module")
+def ssh() -> Iterator[Ssh]:
+    """Four machines tk1 to tk4, and tk0, where trainkit is started."""
+    if why := lacking():
+        pytest.skip(f"machines with an sshd {why} (apt-get install openssh-server openssh-client iproute2)")
+    with tempfile.TemporaryDirectory(prefix="trainkit-ssh-", dir="/tmp") as folder:
+        machines = Machines(Path(folder) / "machines")
+        try:
+            machines.up(4, tied=True)
+            started = Ssh(machines, Path(folder) / "ssh")
+            started.up()
+            yield started
+        finally:
+            machines.down()
+
+
+@pytest.fixture
+def place(ssh: Ssh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """The machines, for one test."""
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "TRAINKIT_"))]:
+        monkeypatch.delenv(name)
+    return Place(ssh, tmp_path)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def meanwhile(ssh: Ssh, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """Runs that take long only because somebody waits, while the other tests run.
+
+    pulled: a machine that loses its power under a run. hidden: one that does not see the run directory. failed: a rank.
+    """
+    places = {name: Place(ssh, tmp_path_factory.mktemp(name)) for name in ("pulled", "hidden", "failed")}
+    places["pulled"].write("wait", "tk3, tk4")
+    processes = {"pulled": places["pulled"].start("submit", "r.yaml")}
+    places["hidden"].write("wait")
+    hide = ssh.machines.argv("tk2", ["mount", "-t", "tmpfs", "none", str(places["hidden"].folder)])
+    subprocess.run(hide, check=True)
+    processes["hidden"] = places["hidden"].start("submit", "r.yaml")
+    places["pulled"].until(lambda: places["pulled"].there("here-0", "here-1"), "both ranks")
+    ssh.machines.down("tk4")
+    places["failed"].write("fail", "tk3, tk1")
+    processes["failed"] = places["failed"].start("submit", "r.yaml")
+    yield processes
+    for process in processes.values():
+        process.kill()
+
+
+def test_one_run_on_two_machines_with_a_secret_that_stands_nowhere(place: Place) -> None:
+    place.write("secret")
+    with (place.folder / "r.yaml").open("a") as file:
+        file.write("env_from: [SECRET]\n")
+    value = "three words\nand 'quotes' 73519"
+    code, out, err = place.trainkit("submit", "r.yaml", SECRET=value)
+    assert code == 0, out + err
+    (run,) = place.runs
+    assert out.splitlines() == [
+        "commands True with the value 0",
+        f"length {len(value)} input b''",
+        "rank 0 of 2 on tk1",
+    ]
+    assert "rank 1 of 2 on tk2" in (run / "attempts" / "1" / "logs" / "rank-1.out").read_text()
+    files = [path for path in place.folder.rglob("*") if path.is_file()]
+    assert len(files) > 8
+    assert not [path for path in files if b"73519" in path.read_bytes()]
+    assert "73519" not in out + err
+    assert read_json(run / "status.json")["outcome"] == "done"
+    assert not place.left("tk1", "tk2")
+    code, out, _ = place.trainkit("status", "r")
+    assert (code, out.startswith("done, exit code 0")) == (0, True)
+
+
+def test_orders_reach_the_ranks_through_the_process_that_holds_the_run(place: Place) -> None:
+    place.write("wait")
+    process = place.start("submit", "r.yaml")
+    place.until(lambda: place.there("here-0", "here-1"), "both ranks")
+    _, out, err = place.trainkit("status", "r", "--json")
+    assert json.loads(out)["state"] == "running", err
+    assert json.loads(out)["nodes"] == "tk1,tk2"
+    assert place.trainkit("attach", "r", "--node", "1", "--", "hostname")[1] == "tk2\n"
+    assert place.trainkit("checkpoint", "r")[0] == 0
+    code, out, err = place.trainkit("dump", "r")
+    assert code == 0, out + err
+    place.until(lambda: place.there("saved-0"), "a signal to rank 0")
+    assert place.trainkit("cancel", "r")[0] == 0
+    _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 143, err
+    assert place.there("ended-0", "ended-1")
+    assert not place.left("tk1", "tk2")
+    assert place.trainkit("status", "r")[1].startswith("cancelled, exit code 143")
+
+
+def test_when_the_process_that_holds_it_is_killed_nothing_is_left(place: Place) -> None:
+    place.write("wait")
+    process = place.start("submit", "r.yaml")
+    place.until(lambda: place.there("here-0", "here-1"), "both ranks")
+    assert place.left("tk1", "tk2")
+    os.kill(submitter(place), signal.SIGKILL)
+    process.communicate(timeout=PATIENCE)
+    place.until(lambda: not place.left("tk1", "tk2"), "the end of all", GRACE + 5)
+    assert place.there("ended-0", "ended-1")
+    assert place.trainkit("status", "r")[1].startswith("cancelled, exit code 143")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "setting", "said"),
+    [
+        ("tk1, nowhere", "", "nowhere: ssh: Could not resolve hostname nowhere"),
+        ("tk1, tk2", "cluster.options+=[-oUserKnownHostsFile=/dev/null]", "Host key verification failed"),
+        ("tk1, tk2", "cluster.python=/nowhere/python", "cluster.python names the interpreter there"),
+        ("tk1, tk2", "cluster.workdir=/nowhere", "/nowhere: No such file or directory"),
+        ("tk1, tk2, tk1", "", "cluster.hosts names tk1 twice"),
+    ],
+)
+def test_a_host_that_cannot_be_used_is_named_and_nothing_starts(
+    place: Place, hosts: str, setting: str, said: str
+) -> None:
+    place.write("wait", hosts)
+    code, _, err = place.trainkit("submit", "r.yaml", *shlex.split(setting))
+    assert code == (2 if "twice" in said else 4), err
+    assert said in err
+    assert not place.runs
+    place.until(lambda: not place.left("tk1", "tk2"), "the end of all", 5)
+
+
+def test_a_machine_without_the_run_directory_is_named(meanwhile: dict[str, subprocess.Popen[str]]) -> None:
+    _, err = meanwhile["hidden"].communicate(timeout=PATIENCE)
+    assert meanwhile["hidden"].returncode == 4, err
+    assert "error: tk2: it does not see /" in err
+
+
+def test_the_code_of_the_rank_that_failed_is_the_runs(meanwhile: dict[str, subprocess.Popen[str]]) -> None:
+    _, err = meanwhile["failed"].communicate(timeout=PATIENCE)
+    assert meanwhile["failed"].returncode == 7, err
+    assert "rank 1 (tk1) exited with code 7" in err
+
+
+def test_a_machine_that_is_gone_is_named(meanwhile: dict[str, subprocess.Popen[str]]) -> None:
+    _, err = meanwhile["pulled"].communicate(timeout=PATIENCE)
+    assert meanwhile["pulled"].returncode == 137, err
+    assert "node 1 (tk4) was lost" in err

@@ -1,0 +1,176 @@
+"""A submitted run's life: queued, running, queued again, and its end, with what people ask of it meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.slurm_jobs import Cluster
+
+RECIPE = """
+version: 1
+name: r
+program: {kind: torch, script: program.py, args: [WHAT]}
+strategy: {kind: ddp}
+devices: {type: cpu}
+nodes: {count: 2, processes_per_node: 1}
+launcher: {grace_seconds: 5}
+cluster: {kind: slurm, time: "10:00", requeue: {warn_seconds: 10}}
+"""
+# Imports nothing: says where each rank is, and ends, or waits, as it is told.
+PROGRAM = """
+import os, sys, time
+rank, what = os.environ["RANK"], sys.argv[1]
+print("rank", rank, "of", os.environ["WORLD_SIZE"], "on", os.uname().nodename, flush=True)
+if what == "wait":
+    while True:
+        time.sleep(0.05)
+elif what == "fail" and rank == "1":
+    sys.exit(7)
+elif what == "fail":
+    time.sleep(60)
+"""
+TRAINING = """
+version: 1
+name: r
+devices: {type: cpu}
+strategy: {kind: KIND}
+nodes: {count: 2, processes_per_node: 1}
+launcher: {grace_seconds: 8}
+batch: {global: 4}
+model: {layers: 1, heads: 1, hidden_size: 16}
+data: {path: python-stdlib, sequence_length: 32}
+train: {steps: 900}
+logging: {every_steps: 1}
+env: {OMP_NUM_THREADS: 1}  # two processes of one machine would have as many as two of two, and round otherwise
+env_from: [PASSPHRASE]
+cluster: {kind: slurm, time: "10:00", requeue: {warn_seconds: 10}}
+"""
+
+
+def write(cluster: Cluster, recipe: str, what: str = "say") -> None:
+    (cluster.folder / "r.yaml").write_text(recipe.replace("WHAT", what))
+    (cluster.folder / "program.py").write_text(PROGRAM)
+
+
+def losses(run: Path) -> dict[int, float]:
+    file = run / "metrics.jsonl"
+    lines = map(json.loads, file.read_text().splitlines() if file.exists() else ())
+    return {each["step"]: each["loss"] for each in lines if "loss" in each}
+
+
+@pytest.mark.parametrize(("kind", "how"), [("ddp", "time limit"), ("fsdp", "preemption")])
+def test_a_job_whose_time_is_up_goes_on_bit_equal_in_the_same_run_directory(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, kind: str, how: str
+) -> None:
+    monkeypatch.setenv("PASSPHRASE", "hunter2-hunter2")
+    write(cluster, TRAINING.replace("KIND", kind))
+    # On one machine, and never interrupted.
+    words = ["-P", "-m", "trainkit", "run", "r.yaml", "name=whole", "nodes.count=1", "nodes.processes_per_node=2"]
+    whole = subprocess.Popen([sys.executable, *words], cwd=cluster.folder, stderr=subprocess.DEVNULL)
+    run = cluster.trainkit_submit("r.yaml")
+    follower = cluster.start("logs", "r", "-f", "--all")
+    run.until(lambda: len(losses(run.folder)) > 5, "the fifth step")
+    assert run.state("state") == "running"
+    assert "hunter2" not in cluster.slurm.run("scontrol", "show", "job", "-dd", run.number).stdout
+    if how == "time limit":  # the other saves when it is asked to end, and only then
+        assert cluster.trainkit("checkpoint", run.number).returncode == 0
+        run.until(lambda: bool(list(run.folder.glob("checkpoints/step-*"))), "a checkpoint")
+    if how == "preemption":
+        high = cluster.submit("sleep 1", "-N2", "-p", "high", "-n8", "--ntasks-per-node=4")
+        high.code()
+    else:
+        assert cluster.slurm.run("scancel", "--batch", "--signal=USR1", run.number).returncode == 0
+    run.until(lambda: run.state("state") == "requeued", "the queue", 30)
+    run.start_now()
+    assert run.end() == 0, run.said
+    assert (run.state("state"), run.state("attempt"), run.state("exit_code")) == ("done", 2, 0)
+    followed = follower.communicate(timeout=30)[0].splitlines()
+    assert follower.returncode == 0
+    assert {"[0 tk1] gpt with 7,920", "[1 tk2] gpt with 7,920"} <= {line[:22] for line in followed}
+    assert [line for line in followed if line.startswith("[0 tk") and "resumed from" in line]
+    assert whole.wait(120) == 0
+    (reference,) = cluster.runs("whole")
+    assert losses(run.folder) == losses(reference)
+    assert len(cluster.runs("r")) == 1
+    secret = subprocess.run(["grep", "-rl", "hunter2", str(run.folder)], capture_output=True, text=True, check=False)
+    assert not secret.stdout
+
+
+def test_the_exit_code_of_a_program_is_the_jobs_and_it_is_not_queued_again(cluster: Cluster) -> None:
+    write(cluster, RECIPE, "fail")
+    done = cluster.trainkit("submit", "r.yaml", "--wait")
+    assert done.returncode == 7, done.stderr
+    shown = json.loads(cluster.trainkit("status", "r", "--json").stdout)
+    assert (shown["state"], shown["exit_code"], shown["attempt"]) == ("failed", 7, 1)
+    assert shown["why"] == "rank 1 (tk2) exited with code 7"
+
+
+def test_a_job_without_progress_is_not_queued_for_ever(cluster: Cluster) -> None:
+    write(cluster, RECIPE.replace("requeue: {", "requeue: {after: [failure], without_progress: 2, "), "fail")
+    run = cluster.trainkit_submit("r.yaml")
+    run.until(lambda: run.state("state") == "requeued", "the queue")
+    run.start_now()
+    assert run.end() == 7
+    assert (run.state("state"), run.state("attempt")) == ("no_progress", 2)
+
+
+def test_a_run_is_cancelled_in_order_or_at_once_and_a_command_can_join_it(cluster: Cluster) -> None:
+    write(cluster, RECIPE, "wait")
+    run = cluster.trainkit_submit("r.yaml")
+    run.until(lambda: "rank 0 of 2" in run.said, "rank 0")
+    joined = cluster.trainkit("attach", "r", "--node", "1", "--", "hostname")
+    assert joined.stdout == "tk2\n", joined.stderr
+    assert cluster.trainkit("cancel", "r").returncode == 0
+    run.until(lambda: run.field("JobState") == "CANCELLED", "the end", 30)
+    assert (run.state("state"), run.state("exit_code")) == ("cancelled", 143)
+    assert cluster.left_on_nodes() == []
+    again = cluster.trainkit_submit("r.yaml")
+    again.until(lambda: "rank 0 of 2" in again.said, "rank 0")
+    assert cluster.trainkit("cancel", again.number, "--now").returncode == 0
+    again.until(lambda: cluster.left_on_nodes() == [], "an end of all processes", 15)
+    assert "cancelled" in cluster.trainkit("status", again.number).stdout
+    assert cluster.trainkit("cancel", again.number).returncode == 2
+
+
+def test_what_slurm_would_refuse_stands_at_its_line_of_the_recipe(cluster: Cluster) -> None:
+    write(cluster, RECIPE)
+    shown = cluster.trainkit("submit", "r.yaml", "--dry-run")
+    assert (shown.returncode, "Slurm would start it at" in shown.stderr) == (0, True), shown.stderr
+    assert "#SBATCH --nodes=2" in shown.stdout
+    assert not cluster.runs()
+    both = cluster.trainkit(
+        "submit", "r.yaml", "launcher.grace_seconds=60", "cluster.partition=nosuch"
+    )  # and a warning
+    assert (both.returncode, "invalid partition" in both.stderr) == (2, True)
+    for change, place, words in (
+        ("cluster.partition=nosuch", "cluster.partition", "invalid partition"),
+        ("nodes.count=9", "nodes.count", "Requested node configuration is not available"),
+        ('cluster.time="5:00:00"', "cluster.time", "MaxTime=01:00:00"),
+        ("cluster.time=90", "cluster.time", "in quotes"),
+    ):
+        refused = cluster.trainkit("submit", "r.yaml", change)
+        assert refused.returncode == 2, (change, refused.stderr)
+        assert place in refused.stderr, (change, refused.stderr)
+        assert words in refused.stderr, (change, refused.stderr)
+    (cluster.folder / "bad.yaml").write_text(RECIPE.replace('"10:00"', '"5:00:00"').replace("WHAT", "say"))
+    refused = cluster.trainkit("submit", "bad.yaml")
+    assert "bad.yaml:9:30" in refused.stderr
+    assert not cluster.runs()
+
+
+def test_a_login_machine_without_cards_or_slurm_says_what_to_do(cluster: Cluster) -> None:
+    write(cluster, RECIPE)
+    cards = cluster.trainkit("submit", "r.yaml", "devices.type=cuda")
+    assert (cards.returncode, "trainkit facts > FACTS.json" in cards.stderr) == (4, True), cards.stderr
+    words = [sys.executable, "-P", "-m", "trainkit", "submit", "r.yaml"]
+    environ = {**os.environ, "PATH": str(cluster.folder)}
+    alone = subprocess.run(words, cwd=cluster.folder, env=environ, capture_output=True, text=True, check=False)
+    assert alone.returncode == 4
+    assert "cannot be started" in alone.stderr
+    assert not cluster.runs()

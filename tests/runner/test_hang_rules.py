@@ -1,0 +1,227 @@
+"""When a run counts as hanging, and who holds it up: rules over made-up clocks and over dumps as torch wrote them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainkit.runner.watch.judge import Found, describe, judge, own_place
+from trainkit.runner.watch.pace import Pace, stragglers
+from trainkit.runner.watch.timing import Limits, Standing, is_sure, stalled
+from trainkit.stamps import (
+    BACKWARD,
+    CHECKPOINT,
+    DATA,
+    PACES,
+    PAGE,
+    PHASES,
+    START,
+    STEPS,
+    Stamps,
+    groups_of,
+    read_paces,
+    read_page,
+)
+
+
+def longest(**seconds: float) -> tuple[float, ...]:
+    return tuple(seconds.get(name, 0.0) for name in PHASES)
+
+
+AUTO, EIGHT = Limits(), Limits(8.0)
+QUICK = (0.1,) * 20
+
+
+@pytest.mark.parametrize(
+    ("standing", "limits", "seconds"),
+    [
+        pytest.param(Standing(0, 0, DATA, longest(data=0.01), QUICK), AUTO, 120, id="two minutes at least"),
+        pytest.param(Standing(0, 0, DATA, longest(data=0.01), (9.0,) * 20), AUTO, 180, id="twenty median steps"),
+        pytest.param(Standing(0, 0, DATA, longest(data=70.0), QUICK), AUTO, 210, id="three times the longest phase"),
+        pytest.param(Standing(0, 0, BACKWARD, longest(data=70.0), QUICK), AUTO, 1800, id="a phase that never ended"),
+        pytest.param(Standing(0, 0, START, longest()), EIGHT, 1800, id="the start-up has its own"),
+        pytest.param(Standing(0, 0, DATA, longest(data=70.0), QUICK), EIGHT, 8, id="the recipe's counts"),
+        pytest.param(Standing(0, 0, CHECKPOINT, longest(), QUICK), EIGHT, 1800, id="a first checkpoint"),
+        pytest.param(Standing(0, 0, CHECKPOINT, longest(checkpoint=30.0), QUICK), EIGHT, 90, id="a later checkpoint"),
+        pytest.param(Standing(0, 0), AUTO, 1800, id="a program that says nothing"),
+        pytest.param(Standing(0, 0), EIGHT, 8, id="a program that says nothing, by the recipe"),
+    ],
+)
+def test_how_long_a_rank_may_stand_still(standing: Standing, limits: Limits, seconds: float) -> None:
+    assert standing.limit(limits) == seconds
+
+
+def test_a_run_hangs_only_when_no_rank_moves() -> None:
+    still, moving = Standing(0, 10.0, DATA, longest(data=1)), Standing(1, 95.0, BACKWARD, longest(backward=1))
+    assert not stalled([still, moving], EIGHT, 100.0)
+    assert not stalled([still, moving], EIGHT, 103.0)
+    assert stalled([still, moving], EIGHT, 103.1)
+    assert not stalled([], EIGHT, 1e9)
+
+
+def test_a_rank_that_saves_may_let_the_others_wait() -> None:
+    saving = Standing(0, 0.0, CHECKPOINT, longest(checkpoint=60.0))
+    waiting = Standing(1, 0.0, DATA, longest(data=0.1))
+    assert not stalled([saving, waiting], EIGHT, 179.0)
+    assert stalled([saving, waiting], EIGHT, 181.0)
+
+
+def test_of_a_program_that_says_nothing_a_hang_is_never_sure() -> None:
+    assert is_sure([Standing(0, 0.0, STEPS, longest(steps=0.1))])
+    assert not is_sure([Standing(0, 0.0, STEPS, longest(steps=0.1)), Standing(1, 0.0)])
+    assert not is_sure([Standing(0, 0.0, START, longest())])
+
+
+def rank(number: int, *, last: int, waits: str = "", place: str = "train.py:69", **other: object) -> Found:
+    waiting = [(last, waits, 60.0, place)] if waits else []
+    known = {"default_pg (gloo)": {"last": last, "waiting": waiting}}
+    facts = {"host": f"tk{number + 1}", "pid": 580 + number, "seconds": 62.0, "phase": BACKWARD, "step": 13}
+    return Found(number, **{"groups": known, **facts, **other})  # type: ignore[arg-type]
+
+
+def test_a_stopped_rank_is_named_with_what_it_has_not_joined() -> None:
+    found, host = judge(
+        [rank(0, last=15, waits="all_reduce"), rank(1, last=0, groups={}, letter="T", waits_in="do_signal_stop")]
+    )
+    assert found == (
+        "rank 1 (tk2, pid 581, state T stopped) has not joined all_reduce 15 of default_pg for 62 s; "
+        "rank 0 waits there (train.py:69). Last seen in backward of step 14"
+    )
+    assert host == "tk2"
+
+
+def test_a_rank_behind_is_named_with_its_place() -> None:
+    behind = rank(2, last=14, place="", phase=DATA)._replace(place="data.py:12 in __getitem__")
+    found, host = judge([rank(0, last=15, waits="all_reduce"), rank(1, last=15, waits="all_reduce"), behind])
+    assert found == (
+        "rank 2 (tk3, pid 582) has not joined all_reduce 15 of default_pg for 62 s; ranks 0, 1 wait there (train.py:69)"
+        ". It is at data.py:12 in __getitem__, last seen in data of step 14"
+    )
+    assert host == "tk3"
+
+
+def test_who_waits_in_another_group_is_not_the_one() -> None:
+    """0 waits for 1 in the group of all, 1 for 2 in a group of their own, and 2 sleeps."""
+
+    def groups(every: int, pair: int, waits: str = "") -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {
+            name: {"last": last, "waiting": []} for name, last in (("all (nccl)", every), ("pair (nccl)", pair))
+        }
+        if waits:
+            found[waits]["waiting"] = [(found[waits]["last"], "all_gather", 60.0, "m.py:3")]
+        return found
+
+    first = {"all (nccl)": {"last": 7, "waiting": [(7, "all_reduce", 60.0, "")]}}
+    second, third = groups(6, 3, "pair (nccl)"), groups(6, 2)
+    ranks = [rank(number, last=0, groups=known) for number, known in enumerate((first, second, third))]
+    assert judge(ranks).text.startswith("rank 2 (tk3, pid 582) has not joined all_")
+
+
+def test_different_collectives_under_the_same_number_are_a_mismatch() -> None:
+    found, host = judge([rank(0, last=15, waits="all_reduce"), rank(1, last=15, waits="barrier", place="train.py:80")])
+    assert found == (
+        "the ranks of default_pg have waited in different collectives for 62 s: rank 0 is in all_reduce 15 "
+        "(train.py:69); rank 1 is in barrier 15 (train.py:80)"
+    )
+    assert not host
+
+
+def test_where_every_rank_waits_it_is_none_of_them() -> None:
+    found, host = judge([rank(each, last=812, waits="all_reduce") for each in range(4)])
+    assert found == (
+        "every rank has been in all_reduce 812 of default_pg (train.py:69) for 62 s: "
+        "the network or a device holds it up"
+    )
+    assert not host
+
+
+def test_without_a_flight_recorder_the_rank_with_fewer_steps_is_named() -> None:
+    ranks = [Found(0, "a", 5, 30.0, STEPS, 8), Found(1, "b", 6, 30.0, STEPS, 7)]
+    assert judge(ranks).text == "rank 1 (b, pid 6) has not moved for 30 s. Last seen in step 8"
+    assert judge([Found(0, "a", 5, 30.0, DATA, 7, place="x.py:3 in f")]).text == (
+        "rank 0 (a, pid 5) has not moved for 30 s. It is at x.py:3 in f, last seen in data of step 8"
+    )
+    alike = [Found(each, "a", 5 + each, 30.0, None, 0, waits_in="futex_wait") for each in (0, 1)]
+    assert judge(alike, ["node 1 (b)"]).text == (
+        "no rank has moved for 30 s: rank 0 waits in futex_wait; rank 1 waits in futex_wait; node 1 (b) did not answer"
+    )
+
+
+def test_a_rank_is_described_in_a_line() -> None:
+    assert describe(Found(1, "tk2", 9, 0.31, BACKWARD, 13, place="t.py:4 in f")) == (
+        "rank 1 (tk2, pid 9): backward of step 14 for 0.3 s, it is at t.py:4 in f"
+    )
+
+
+# As torch 2.13 wrote it on gloo, without the fields that nobody reads.
+ENTRY = {
+    "frames": [
+        {"name": "all_reduce", "filename": "/v/site-packages/torch/distributed/distributed_c10d.py", "line": 3245},
+        {"name": "wrapper", "filename": "/v/site-packages/torch/distributed/c10d_logger.py", "line": 83},
+        {"name": "<module>", "filename": "/home/u/train.py", "line": 6},
+    ],
+    "process_group": ("0", "default_pg"),
+    "collective_seq_id": 3,
+    "profiling_name": "gloo:all_reduce",
+    "time_created_ns": 1,
+    "state": "scheduled",
+    "retired": True,
+    "is_p2p": False,
+}
+
+
+def test_entries_of_the_flight_recorder_are_read_by_group() -> None:
+    waits = {**ENTRY, "collective_seq_id": 4, "retired": False}
+    sends = {**ENTRY, "collective_seq_id": 9, "is_p2p": True}
+    done = {**ENTRY, "profiling_name": "nccl:broadcast", "retired": False, "state": "completed"}
+    found = groups_of([ENTRY, waits, sends, done])
+    assert found["default_pg (gloo)"]["last"] == 4
+    ((number, operation, _, place),) = found["default_pg (gloo)"]["waiting"]
+    assert (number, operation, place) == (4, "all_reduce", "train.py:6")
+    assert found["default_pg (nccl)"] == {"last": 3, "waiting": []}
+
+
+STACK = """Thread 0x00007fa4a37fe6c0 (most recent call first):
+  File "/home/u/other.py", line 3 in thread
+
+Current thread 0x00007fa4cb63ab80 (most recent call first):
+  File "/v/lib/python3.11/site-packages/torch/autograd/graph.py", line 979 in _engine_run_backward
+  File "/home/u/train me.py", line 49 in backward
+  File "/home/u/train me.py", line 95 in <module>
+"""
+
+
+def test_the_place_is_the_main_threads_innermost_frame_of_the_programs_own() -> None:
+    assert own_place(STACK) == "train me.py:49 in backward"
+    assert own_place(STACK.partition('  File "/home/u/train')[0]) == "graph.py:979 in _engine_run_backward"
+    assert own_place("") == ""
+
+
+def test_what_is_stamped_is_read_again() -> None:
+    page = bytearray(PAGE)
+    stamps = Stamps(page)
+    for step in range(PACES + 5):
+        stamps.begin_step(step)
+        stamps.enter(BACKWARD)
+        stamps.step_done(step + 1)
+    stamps.enter(CHECKPOINT)
+    seen = read_page(bytes(page))
+    assert seen is not None
+    assert (seen.step, PHASES[seen.phase]) == (PACES + 5, "checkpoint")
+    assert seen.longest[BACKWARD] > 0
+    assert not seen.longest[CHECKPOINT]
+    steps = read_paces(bytes(page))
+    assert len(steps) == PACES
+    assert all(0 < own <= whole for whole, own in steps)
+    assert read_page(bytes(PAGE)) is None
+    assert read_page(b"") is None
+
+
+def test_a_rank_of_its_own_slowness_is_named_and_no_other() -> None:
+    paces = {0: Pace("a", 0.5, 0.1), 1: Pace("a", 0.5, 0.11), 2: Pace("b", 0.5, 0.4), 3: Pace("b", 0.5, 0.12)}
+    assert stragglers(paces) == [{"rank": 2, "host": "b", "own_seconds": 0.4, "median_seconds": 0.11}]
+    assert stragglers({0: paces[0], 2: paces[2]})[0]["rank"] == 2
+    assert stragglers({2: paces[2]}) == []
+    # Three times as slow, and nobody would notice: it is a hundredth of the step.
+    assert stragglers({0: Pace("a", 1.0, 0.001), 1: Pace("a", 1.0, 0.011)}) == []

@@ -1,0 +1,307 @@
+"""Several nodes of one run: the roll call, the control line and the one verdict, over real connections."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from handmade_plans import make_plan
+
+from trainkit.errors import MachineError
+from trainkit.plan.model import NodeGroup, Plan, Topology
+from trainkit.runner.nodes import control, roll_call
+from trainkit.runner.nodes.agreement import RefusedRunError, Start
+from trainkit.runner.nodes.assembly import Assembly, assemble, comparable, report_unfit, where
+from trainkit.runner.nodes.control import Control, Neighbour
+from trainkit.runner.nodes.verdict import NodeEnd, judge_nodes, reports_lost_peer
+from trainkit.runner.rendezvous import free_port
+from trainkit.runner.report.exit_status import Verdict
+from trainkit.runner.rundir.layout import RunLayout
+from trainkit.schedulers.place import Place
+
+HOST = os.uname().nodename
+SECONDS = 20.0  # for anything that happens at once
+
+
+def plan_of(nodes: int, rendezvous: str = "auto") -> Plan:
+    topology = Topology("cpu", (NodeGroup(nodes, 1, ("cpu",)),))
+    return replace(make_plan(("true",), "runs", ranks=1), topology=topology, rendezvous=rendezvous)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody comes late here."""
+    monkeypatch.setattr(roll_call, "LATE_SECONDS", 0.5)
+
+
+Meet = Callable[..., list[Future[Assembly]]]
+
+
+@pytest.fixture
+def meet(tmp_path: Path) -> Iterator[Meet]:
+    """Assemble nodes in threads: their places, by default all of the plan's; options of one, by its number."""
+    said: list[str] = []
+    with ThreadPoolExecutor(8) as pool:
+
+        def started(plan: Plan, *nodes: int, seconds: float = SECONDS, **other: Plan) -> list[Future[Assembly]]:
+            def make(start: Start) -> RunLayout:
+                (tmp_path / "run").mkdir()
+                (tmp_path / "run" / "plan.json").write_text("{}")
+                return RunLayout(tmp_path / "run")
+
+            def one(place: int) -> Assembly:
+                return assemble(other.get(f"plan{place}", plan), Place(place), make, said.append, seconds)
+
+            return [pool.submit(one, each) for each in nodes or range(plan.topology.nodes)]
+
+        started.said = said  # type: ignore[attr-defined]
+        yield started
+
+
+def refusals(found: list[Future[Assembly]]) -> set[str]:
+    """What each node was told."""
+    return {str(each.exception(SECONDS)) for each in found}
+
+
+def test_all_nodes_agree_on_run_directory_and_port(meet: Meet, tmp_path: Path) -> None:
+    plan = plan_of(3, f"127.0.0.1:{free_port()}")
+    found = [each.result(SECONDS) for each in meet(plan)]
+    assert {each.start.run_dir for each in found} == {str(tmp_path / "run")}
+    assert {each.start.port for each in found} == {int(plan.rendezvous.rpartition(":")[2])}
+    assert [[neighbour.node for neighbour in each.neighbours] for each in found] == [[1, 2], [0], [0]]
+    for neighbour in (neighbour for each in found for neighbour in each.neighbours):
+        socket.close(neighbour.fd)
+
+
+def test_a_node_that_does_not_come_is_named_and_nothing_is_left(meet: Meet, tmp_path: Path) -> None:
+    found = meet(plan_of(3, f"127.0.0.1:{free_port()}"), 0, 2, seconds=3)
+    assert any("2 of 3 nodes are here; waiting for node 1" in each for each in refusals(found))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_node_that_is_there_twice_is_refused_on_all(meet: Meet) -> None:
+    found = meet(plan_of(3, f"127.0.0.1:{free_port()}"), 0, 1, 1)
+    assert {"is there twice" in each for each in refusals(found)} == {True}
+
+
+def test_a_node_with_another_plan_is_refused_with_what_differs(meet: Meet) -> None:
+    plan = plan_of(2, f"127.0.0.1:{free_port()}")
+    found = refusals(meet(plan, plan1=replace(plan, grace_seconds=77.0)))
+    assert {"grace_seconds is 77.0" in each for each in found} == {True}
+
+
+def test_what_each_machine_decides_for_itself_may_differ() -> None:
+    plan = plan_of(2)
+    groups = (NodeGroup(2, 1, ("GPU-1",)),)
+    other = replace(plan, topology=Topology("cpu", groups), resume=replace(plan.resume, reason="another"))
+    assert comparable(plan) == comparable(other)
+    assert comparable(plan) != comparable(replace(plan, output_root="elsewhere"))
+
+
+def test_the_place_to_meet_is_the_plans_or_the_jobs() -> None:
+    assert where(plan_of(2, "node-a:29400"), Place(1)) == ("node-a", (29401,))
+    assert where(plan_of(2, "[fe80::1]:29400"), Place(1)) == ("fe80::1", (29401,))
+    job = Place(1, 2, ("gpu1", "gpu2"), "77.0.0")
+    assert where(plan_of(2), job) == where(plan_of(2), replace(job, node=0))
+    assert where(plan_of(2), job) != where(plan_of(2), replace(job, start="78.0.0"))
+    with pytest.raises(MachineError, match=r"nodes\.rendezvous"):
+        where(plan_of(2), Place(1))
+
+
+class Node:
+    """The control line of one node, turned by a thread as its guardian would."""
+
+    def __init__(self, node: int, neighbours: dict[int, Neighbour]) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.control = Control(node, neighbours, self.selector, grace=2.0)
+
+    def wait(self, seconds: float) -> None:
+        """One turn."""
+        self.selector.select(seconds)
+        self.control.turn()
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Turn until something is so."""
+        give_up = time.monotonic() + SECONDS
+        while not condition():
+            assert time.monotonic() < give_up
+            self.wait(0.05)
+
+    def settle(self, verdict: Verdict, *, consequence: bool = False) -> Verdict:
+        """Its end."""
+        return self.control.settle(verdict, consequence=consequence, wait=self.wait)
+
+
+def linked(nodes: int) -> list[Node]:
+    """Nodes with connections to node 0."""
+    pairs = {node: socket.socketpair() for node in range(1, nodes)}
+    first = Node(0, {node: Neighbour(node, f"tk{node}", near.detach()) for node, (near, _) in pairs.items()})
+    return [first, *(Node(node, {0: Neighbour(0, "tk0", far.detach())}) for node, (_, far) in pairs.items())]
+
+
+def settled(nodes: list[Node], *verdicts: Verdict) -> list[Verdict]:
+    """What all come to, each ending by itself."""
+    with ThreadPoolExecutor(len(nodes)) as pool:
+        return [
+            each.result(SECONDS) for each in [pool.submit(n.settle, v) for n, v in zip(nodes, verdicts, strict=True)]
+        ]
+
+
+LOST = Verdict(137, "node", "node 1 (tk1) was lost")
+FAILED = Verdict(7, "program", "rank 1 exited with code 7", 1)
+
+
+def test_all_nodes_end_with_one_verdict() -> None:
+    assert settled(linked(3), Verdict(0), Verdict(0), Verdict(0)) == [Verdict(0)] * 3
+    found = settled(linked(3), Verdict(0), FAILED, Verdict(0))
+    assert {each.exit_code for each in found} == {7}
+    assert {each.why for each in found} == {"rank 1 (tk1) exited with code 7"}
+
+
+def test_a_failure_ends_the_others() -> None:
+    first, second, third = linked(3)
+    second.control.ending("rank 1 failed")
+    first.until(lambda: first.control.order)
+    third.until(lambda: third.control.order)
+    assert first.control.order == third.control.order == "node 1 (tk1): rank 1 failed"
+
+
+def test_a_node_that_is_gone_is_named_and_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, third = linked(3)
+    second.control._lines[0].close()
+    first.until(lambda: first.control.said)
+    assert first.control.said == ["node 1 (tk1) was lost"]
+    third.until(lambda: third.control.order)
+    monkeypatch.setattr(control, "LOST_AT_END_SECONDS", -1.0)
+    third.until(lambda: third.control.said)
+    assert third.control.said[0].startswith("node 0 (tk0) was lost: nothing was heard of it")
+
+
+def test_a_node_that_joins_late_hears_what_it_has_missed() -> None:
+    first, second = linked(2)
+    first.control.ending("trainkit received SIGTERM")
+    second.control._lines[0].waiting_messages()  # read by its trainkit, just before the guardian had the line
+    second.wait(0)
+    first.wait(0.2)
+    second.until(lambda: second.control.order)
+
+
+def test_a_node_that_stood_still_itself_has_lost_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As all of a job does that is suspended and resumed."""
+    first, _second = linked(2)
+    first.wait(0)
+    for name in ("_turned", "_beat"):
+        monkeypatch.setattr(first.control, name, -100.0)
+    monkeypatch.setattr(first.control, "_heard", {1: -100.0})
+    first.wait(0)
+    assert not first.control.said
+    monkeypatch.setattr(first.control, "_heard", {1: -100.0})
+    first.wait(0)
+    assert first.control.said == ["node 1 (tk1) was lost: nothing was heard of it for 30 s"]
+
+
+def test_a_node_that_fell_silent_before_the_order_to_end_is_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _second = linked(2)
+    heard = time.monotonic() - control.LOST_AT_END_SECONDS - 1
+    monkeypatch.setattr(first.control, "_heard", {1: heard})
+    told = Verdict(143, "signal", "trainkit received SIGTERM", signal=15)
+    found = first.settle(told)
+    assert (found.exit_code, found.failure, found.node) == (137, "node", 1)
+
+
+def test_another_node_speaks_where_the_first_one_has_no_trainkit_any_more() -> None:
+    first, second, third = linked(3)
+    first.control.alone = True
+    settled([first, second, third], Verdict(137, "trainkit", "trainkit was killed"), Verdict(0), Verdict(0))
+    assert f"the run failed: trainkit was killed (node 0, {HOST})" in second.control.said
+    assert not any("the run failed" in each for each in third.control.said)
+
+
+def test_a_node_that_has_ended_says_so_again_to_who_goes_on_for_node_0s_guardian() -> None:
+    first, second = linked(2)
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(second.settle, Verdict(0))
+        first.until(lambda: first.control._ends)
+        first.control._ends.clear()  # the guardian is gone, with all that it knew
+        found = first.settle(Verdict(137, "guardian", "its guardian process was killed", signal=9))
+        assert ended.result(SECONDS) == found
+    assert found.why == f"its guardian process was killed (node 0, {HOST})"
+
+
+def end(node: int, at: float, verdict: Verdict, *, consequence: bool = False) -> NodeEnd:
+    return NodeEnd(node, f"tk{node}", at, verdict, consequence)
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "why"),
+    [
+        ([end(0, 1, Verdict(0)), end(1, 2, FAILED)], 7, "rank 1 (tk1) exited with code 7"),
+        (
+            [end(0, 1, Verdict(1, "program", "rank 0 exited with code 1", 0), consequence=True), end(1, 2, FAILED)],
+            7, "rank 1 (tk1)",
+        ),
+        ([end(0, 1, Verdict(1, "launcher", "torchrun exited with code 1")), end(1, 9, FAILED)], 7, "rank 1 (tk1)"),
+        ([end(0, 5, Verdict(3, "program", "rank 0 exited with code 3", 0)), end(1, 6, FAILED)], 3, "rank 0 (tk0)"),
+        ([end(0, 5, Verdict(143, "signal", "trainkit received SIGTERM", signal=15))], 143, "SIGTERM (node 0, tk0)"),
+        (
+            [end(0, 1, Verdict(137, "launcher", "torchrun or rank 0 was stopped", 0)), end(1, 2, FAILED)],
+            7, "rank 1 (tk1)",
+        ),
+        (
+            [end(0, 5, Verdict(0)), end(1, 3, LOST), end(2, 4, LOST)],
+            137, "node 0 (tk0) has lost all other nodes",
+        ),
+    ],
+)  # fmt: skip
+def test_the_first_cause_counts_and_no_consequence(ends: list[NodeEnd], code: int, why: str) -> None:
+    found = judge_nodes(ends)
+    assert found.exit_code == code
+    assert why in found.why
+
+
+def test_a_signal_to_all_nodes_is_said_of_none() -> None:
+    told = Verdict(143, "signal", "trainkit received SIGTERM", signal=15)
+    others = Verdict(137, "trainkit", "node 1 (tk1): trainkit received SIGTERM")
+    found = judge_nodes([NodeEnd(0, "tk0", 2, others, True, 15), NodeEnd(1, "tk1", 1, told, received=15)])
+    assert (found.exit_code, found.why) == (143, "trainkit received SIGTERM")
+
+
+@pytest.mark.parametrize(
+    ("line", "lost"),
+    [
+        ("RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3190", True),
+        ("torch.distributed.DistBackendError: NCCL error: ncclRemoteError: A call failed possibly due to", True),
+        ("ValueError: the label 7 is none of 3", False),
+    ],
+)
+def test_words_of_a_lost_peer_are_known(line: str, lost: bool) -> None:
+    assert reports_lost_peer(f"Traceback (most recent call last):\n{line}") == lost
+
+
+def test_a_node_whose_machine_cannot_run_the_plan_is_named_and_blamed_on_all() -> None:
+    plan = plan_of(2, f"127.0.0.1:{free_port()}")
+    said: list[str] = []
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(assemble, plan, Place(0), lambda start: RunLayout(Path("/nowhere")), said.append, SECONDS)
+        second = pool.submit(report_unfit, plan, Place(1), "card 3 is missing", said.append, SECONDS)
+        errors = [first.exception(SECONDS), second.exception(SECONDS)]
+    assert all("cannot run the plan: card 3 is missing" in str(each) for each in errors)
+    assert isinstance(errors[0], RefusedRunError)
+    assert errors[0].blamed == socket.gethostname()
+
+
+def test_node_0_tells_the_others_that_its_own_machine_cannot_run_the_plan() -> None:
+    plan = plan_of(2, f"127.0.0.1:{free_port()}")
+    said: list[str] = []
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(report_unfit, plan, Place(0), "card 3 is missing", said.append, SECONDS)
+        second = pool.submit(assemble, plan, Place(1), lambda start: RunLayout(Path("/nowhere")), said.append, SECONDS)
+        errors = [first.exception(SECONDS), second.exception(SECONDS)]
+    assert all("node 0 (" in str(each) and "card 3 is missing" in str(each) for each in errors)

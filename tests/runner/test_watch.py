@@ -1,0 +1,112 @@
+"""The watch over one small program: what is said when it stands still, and that the program does not notice."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trainkit.files import read_json
+
+pytestmark = pytest.mark.cli
+
+Trainkit = Callable[..., subprocess.CompletedProcess[str]]
+RECIPE = {
+    "version": 1,
+    "name": "r",
+    "program": {"kind": "torch", "script": "program.py"},
+    "devices": {"type": "cpu"},
+    "launcher": {"grace_seconds": 2},
+}
+
+
+def write(folder: Path, program: str, **hang: object) -> Path:
+    (folder / "program.py").write_text(program)
+    recipe = folder / "r.yaml"
+    program_at = {"kind": "torch", "script": str(folder / "program.py")}
+    root = {"root": str(folder / "runs")}
+    recipe.write_text(json.dumps({**RECIPE, "program": program_at, "output": root, "hang": hang}))
+    return recipe
+
+
+def test_a_program_that_stands_still_is_named_by_its_line_and_not_ended(trainkit: Trainkit, tmp_path: Path) -> None:
+    program = "import time\ndef wait():\n    time.sleep(7)\nwait()\n"
+    done = trainkit("run", str(write(tmp_path, program, start_seconds=1, then="end")))
+    assert done.returncode == 0, done.stderr
+    assert "has not moved for " in done.stderr
+    assert ". It is at program.py:3 in wait, last seen in the start-up. Stacks: attempts/1/dumps" in done.stderr
+    (run,) = (tmp_path / "runs" / "r").glob("*")
+    assert "program.py" in (run / "attempts" / "1" / "dumps" / "rank-0.stack").read_text()
+    assert read_json(run / "status.json")["exit_code"] == 0
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param("import time\nfor _ in range(6): print('.', flush=True); time.sleep(0.5)\n", id="writes"),
+        pytest.param(
+            "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import time\\nend = time.time() + 3\\n"
+            "while time.time() < end: pass'])\n",
+            id="has a child that computes",
+        ),
+    ],
+)
+def test_a_program_that_moves_is_left_alone(trainkit: Trainkit, tmp_path: Path, program: str) -> None:
+    done = trainkit("run", str(write(tmp_path, program, start_seconds=1)))
+    assert done.returncode == 0, done.stderr
+    assert "hang" not in done.stderr
+    (run,) = (tmp_path / "runs" / "r").glob("*")
+    assert not (run / "attempts" / "1" / "dumps").exists()
+
+
+# Forks, starts another Python and a shell, and says what they and it have.
+FORKS = """
+import os, pathlib, subprocess, sys, threading, time
+here = pathlib.Path(sys.argv[0]).parent
+child = os.fork()
+if child == 0:
+    time.sleep(1)
+    os._exit(5)
+code = "import os; print([name for name in os.environ if name.startswith('TRAINKIT_S')])"
+other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+shell = subprocess.Popen(["sleep", "30"])
+(here / "ready").touch()
+while not (here / "go").exists():
+    time.sleep(0.05)
+shell.terminate()
+print(threading.active_count(), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), other.communicate()[0], flush=True)
+assert shell.wait() == -15
+"""
+
+
+def test_a_program_that_forks_is_dumped_and_nobody_of_it_notices(trainkit: Trainkit, tmp_path: Path) -> None:
+    recipe = write(tmp_path, FORKS)
+    argv = [sys.executable, "-P", "-m", "trainkit", "run", str(recipe)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        until = time.monotonic() + 30
+        while not (tmp_path / "ready").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        done = trainkit("dump", "r", "--root", str(tmp_path / "runs"))
+        (tmp_path / "go").touch()
+        out, err = running.communicate(timeout=30)
+    assert done.returncode == 0, done.stderr
+    first, outcome, folder = done.stdout.splitlines()
+    assert first.startswith(f"rank 0 ({os.uname().nodename}, pid ")
+    assert "it is at program.py:" in first
+    assert outcome == "the run moves"
+    assert "program.py" in (Path(folder) / "rank-0.stack").read_text()
+    assert running.returncode == 0, err
+    assert "1 5 []" in out
+
+
+def test_a_run_that_has_ended_cannot_be_dumped(trainkit: Trainkit, tmp_path: Path) -> None:
+    assert trainkit("run", str(write(tmp_path, "print('done')\n"))).returncode == 0
+    done = trainkit("dump", "r", "--root", str(tmp_path / "runs"))
+    assert done.returncode == 2
+    assert "is not running: it is ended" in done.stderr

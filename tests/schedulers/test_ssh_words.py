@@ -1,0 +1,104 @@
+"""Machines that are reached by ssh: what a recipe may say of them, and the words that start a node."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from trainkit.errors import RecipeError
+from trainkit.machine.facts import Facts
+from trainkit.plan.model import Variable, bind_words
+from trainkit.plan.render.explain import render
+from trainkit.plan.serialize import plan_from_json, plan_to_json
+from trainkit.planner.build import build_plan
+from trainkit.recipe.resolved import Resolved
+from trainkit.schedulers import ssh
+from trainkit.schedulers.interface import Output, RefusedError
+
+Solve = Callable[..., Resolved]
+
+
+def recipe(nodes: str = "", **cluster: Any) -> str:
+    section = {"kind": "ssh", "hosts": ["gpu1", "me@gpu2"], **cluster}
+    given = "version: 1\ntrain: {steps: 1}\nbatch: {global: 12}\ndata: {kind: random}\ndevices: {type: cpu}\n"
+    return f"{given}strategy: {{kind: ddp}}\n{nodes}\ncluster: {json.dumps(section)}\n"
+
+
+def test_there_are_as_many_nodes_as_hosts(solve: Solve, here: Facts) -> None:
+    planned = build_plan(solve(recipe()), here)
+    assert planned.plan.topology.nodes == 2
+    assert planned.plan.job is not None
+    assert planned.plan.job.hosts == ("gpu1", "me@gpu2")
+    assert plan_from_json(plan_to_json(planned.plan)) == planned.plan
+    assert "one for each of cluster.hosts" in render("nodes.count", solve(recipe()), planned)
+    assert "cluster.hosts" in render("me@gpu2", solve(recipe()), planned)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"hosts": []}, "cluster.hosts names no machine"),
+        ({"hosts": ["gpu1", "me@gpu1"]}, "cluster.hosts names gpu1 twice"),
+        ({"hosts": ["localhost", "gpu1"]}, "the first of cluster.hosts is localhost"),
+        ({"hosts": ["::1", "gpu1"]}, "the first of cluster.hosts is ::1"),
+        ({"options": ["-tt"]}, "cluster.options has -t"),
+        ({"options": ["gpu3"]}, "cluster.options has 'gpu3', which is no option of ssh"),
+        ({"options": ["-p"]}, "cluster.options has -p without its value"),
+        ({"options": ["-o", "BatchMode=no"]}, "cluster.options sets batchmode"),
+        ({"options": ["-oControlPath=/x"]}, "cluster.options sets controlpath"),
+        ({"setup": ["a\nb"]}, "cluster.setup has a line end in it"),
+    ],
+)
+def test_what_cannot_work_is_refused(solve: Solve, here: Facts, changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(RecipeError, match=said.replace("[", r"\[")):
+        build_plan(solve(recipe(**changed)), here)
+
+
+def test_another_number_of_nodes_is_refused(solve: Solve, here: Facts) -> None:
+    with pytest.raises(RecipeError, match=r"nodes\.count is 3, and cluster\.hosts names 2"):
+        build_plan(solve(recipe("nodes: {count: 3}")), here)
+
+
+@pytest.mark.parametrize("hosts", [["-oProxyCommand=x"], ["a b"], ["me@-x"], ["a,b"], [""]])
+def test_what_is_no_host_is_refused(solve: Solve, hosts: list[str]) -> None:
+    with pytest.raises(RecipeError):
+        solve(recipe(hosts=hosts))
+
+
+def test_hosts_may_be_addresses_with_a_port_behind_options(solve: Solve, here: Facts) -> None:
+    hosts, options = (
+        ["me@2001:db8::1", "fe80::2%eth0", "10.0.0.5"],
+        ["-p2222", "-F", "/x", "-4", "-o", "LogLevel=ERROR"],
+    )
+    job = build_plan(solve(recipe(hosts=hosts, options=options)), here).plan.job
+    assert job is not None
+    words = bind_words(job.submit, {})
+    assert words[:4] == ("ssh", "-T", "-oBatchMode=yes", "-oControlPath=none")
+    assert words[4:10] == tuple(options)[:6]
+    assert ssh.bare(hosts[0]) == "2001:db8::1"
+
+
+@pytest.mark.cli
+def test_the_script_reaches_bash_as_it_is_with_its_input_held(solve: Solve, here: Facts) -> None:
+    setup = ['echo "it\'s $1"; read line; echo "none: $line"']
+    job = build_plan(solve(recipe(setup=setup, python="cat")), here).plan.job
+    assert job is not None
+    script = job.content.bind({Variable.RUN_DIR: "/dir"}).replace("exec cat -P -m trainkit job node /dir --held", "cat")
+    script = script.replace('--node "$1" --hosts "$2"', "")
+    command = ssh.node_argv(("ssh",), "gpu1", script, ("1", "a,b", "/"))[-1]
+    done = subprocess.run(["sh", "-c", command], input="held\n", capture_output=True, text=True, check=False)
+    assert done.stdout == "it's 1\nnone: \nheld\n"
+
+
+def test_where_ssh_goes_is_read_from_its_own_words() -> None:
+    query = ssh.address(("ssh", "-T"), "gpu1")
+    assert query.argv == ("ssh", "-T", "-G", "--", "gpu1")
+    assert query.read(Output(0, "user me\nhostname 10.0.0.5\nport 2222\n", "")) == ssh.Address("10.0.0.5", "2222")
+    with pytest.raises(RefusedError, match="Bad owner"):
+        query.read(Output(255, "", "Bad owner or permissions on ~/.ssh/config\n"))
+    assert shlex.split(ssh.attach(("ssh", "-T", "-p2"), "gpu1", ("a b", "c"), terminal=True)[-1]) == ["a b", "c"]

@@ -1,0 +1,96 @@
+"""`trainkit dump`: what the ranks of a running run are doing now, with their stacks, and who holds it up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainkit.cli.commands.runs import find_run
+from trainkit.cli.diagnostics import one_line, write_text
+from trainkit.cli.options import Json, Root, Run
+from trainkit.errors import MachineError, UsageError
+
+if TYPE_CHECKING:
+    from trainkit.runner.rundir.layout import AttemptLayout
+    from trainkit.runner.watch.judge import Found
+
+ANSWER_SECONDS = 30.0  # the guardian looks once a second, and waits twelve for other nodes
+LOOK_SECONDS = 0.1
+STILL_SECONDS = 10.0  # a run whose ranks have all moved since is called one that moves
+
+
+def dump(
+    run: Run = None,
+    root: Root = "runs",
+    as_json: Json = False,
+) -> None:
+    """Say what every rank of a running run is doing, and write down their stacks. The run goes on.
+
+    Example: trainkit dump quickstart
+    """
+    from trainkit.files import read_json
+    from trainkit.runner.watch.judge import Found, describe
+
+    info = find_run(run, root)
+    # Whether a run of another machine is still there cannot be seen from here: its guardian answers, or does not.
+    lost = info.state == "lost" and read_json(info.layout.status).get("host") == os.uname().nodename
+    if lost or info.state == "ended" or not info.layout.attempts:
+        raise UsageError(
+            f"{info.layout.root} is not running: it is {info.state}", hint="`trainkit runs list` shows those that are"
+        )
+    attempt = info.layout.attempts[-1]
+    account = ask(attempt)
+    ranks = [Found(**each) for each in account["ranks"]]
+    if as_json:
+        import json
+
+        sys.stdout.write(json.dumps(account, indent=2) + "\n")
+        return
+    write_text("".join(f"{one_line(describe(each))}\n" for each in ranks))
+    write_text(f"{one_line(_outcome(account, ranks))}\n{attempt.root / 'dumps'}\n")
+
+
+def _outcome(account: dict[str, Any], ranks: list[Found]) -> str:
+    """Who holds the run up, where it stands still."""
+    still = ranks and min(each.seconds for each in ranks) > STILL_SECONDS
+    missing = f"; {', '.join(account['missing'])} did not answer" if account["missing"] else ""
+    return str(account["line"]) if still else f"the run moves{missing}" if ranks else f"no rank is there yet{missing}"
+
+
+def ask(attempt: AttemptLayout) -> dict[str, Any]:
+    """Leave an order for the run's guardian, and wait for what it finds. Raises MachineError where nobody answers."""
+    from trainkit.files import publish, read_json, refuse_links
+    from trainkit.runner.rundir.records import DUMPS, ORDERS
+
+    token, orders = os.urandom(16).hex(), attempt.root / ORDERS
+    answer, order = attempt.root / DUMPS / "asked.json", orders / "dump"
+    try:
+        refuse_links(attempt.root, orders)
+        orders.mkdir(exist_ok=True)
+        publish(order, token)
+    except OSError as error:
+        why = f"{orders} cannot be written: {error.strerror}"
+        raise MachineError(why, hint="only whoever may write to the run directory can ask for a dump") from error
+    until = time.monotonic() + ANSWER_SECONDS
+    try:
+        while time.monotonic() < until:
+            if (account := read_json(answer)).get("asked") == token:
+                return account
+            time.sleep(LOOK_SECONDS)
+    finally:
+        remove(order)
+    raise MachineError(
+        f"the run's guardian has not answered for {ANSWER_SECONDS:.0f} s",
+        hint="see whether it still runs; on several nodes, whether node 0 sees this folder",
+    )
+
+
+def remove(order: Path) -> None:
+    """Take an order back that nobody has taken, and the folder with it."""
+    with contextlib.suppress(OSError):
+        order.unlink(missing_ok=True)
+        order.parent.rmdir()

@@ -1,0 +1,121 @@
+"""`trainkit job`: what scripts and jobs call for themselves; no user types it, and no help lists it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Argument, Option
+
+from trainkit.cli.options import Command, CommandGroup
+from trainkit.cli.pipeline import plan_recipe, resolve_request, run_request, show_warnings
+from trainkit.recipe.layers.environment import without_layer
+from trainkit.runner.rundir.layout import RunLayout
+
+if TYPE_CHECKING:
+    from trainkit.runner.execute import RunRequest
+    from trainkit.schedulers.place import Place
+
+app = typer.Typer(name="job", cls=CommandGroup, no_args_is_help=True, add_completion=False)
+
+Recipe = Annotated[str, Argument(metavar="RECIPE", help="A resolved recipe.")]
+
+
+@app.callback()
+def _group() -> None:
+    """What scripts and jobs call for themselves."""
+
+
+@app.command("resume", cls=Command)
+def resume(recipe: Recipe) -> None:
+    """Print the checkpoint that a run of this recipe would go on from now, or nothing."""
+    plan = plan_recipe(show_warnings(resolve_request(recipe))).plan
+    if plan.resume.path is not None:
+        sys.stdout.write(f"{plan.resume.path}\n")
+    sys.stderr.write(f"resumes: {plan.resume.path or 'nothing'} ({plan.resume.reason})\n")
+
+
+Folder = Annotated[Path, Argument(metavar="RUN_DIRECTORY", help="Of a submitted run.")]
+RunId = Annotated[
+    str, Option("--run-id", help="The folder has the recipe and the plan alone; the run of this id is made by node 0.")
+]
+
+
+@app.command("batch", cls=Command)
+def batch(folder: Folder) -> None:
+    """Start an attempt of a submitted run on all nodes of this job, and queue the job again where that is planned."""
+    from trainkit.jobs.batch import Batch
+
+    raise typer.Exit(Batch(folder, os.environ).run())
+
+
+@app.command("node", cls=Command)
+def node(  # noqa: PLR0917 - a command's options
+    folder: Folder,
+    attempt: Annotated[int, Option("--attempt", min=1)] = 1,
+    run_id: RunId = "",
+    held: Annotated[bool, Option("--held", help="By standard input, and ends with it.")] = False,
+    number: Annotated[int, Option("--node", min=0, help="Of this node, where it is held.")] = 0,
+    hosts: Annotated[str, Option("--hosts", help="Of all nodes, with commas between, where it is held.")] = "",
+) -> None:
+    """Start the plan of a submitted run on this node."""
+    if run_id:
+        from trainkit.jobs.pods import Pod
+
+        pod = Pod(RunLayout(folder.absolute()), run_id, os.environ)
+        code = execute_node(pod.submitted, pod.layout, pod.begin(), pod.job)
+        pod.end(code)
+        raise typer.Exit(code)
+    from trainkit.schedulers.slurm import own_job
+
+    layout = RunLayout(folder.absolute())
+    place = _held_place(layout, number, hosts) if held else None
+    raise typer.Exit(execute_node(layout, layout, attempt, own_job(os.environ), place))
+
+
+def execute_node(submitted: RunLayout, layout: RunLayout, attempt: int, number: str, given: Place | None = None) -> int:
+    """Run this node's part to its end; the run's exit code. submitted: where recipe and plan lie; layout: of the run.
+
+    number: of the job. given: the node's place, where no variable says it.
+    Raises MachineError where this node cannot do what was planned.
+    """
+    from trainkit.cli.commands.run import refuse_unfit
+    from trainkit.jobs.batch import read_plan
+    from trainkit.jobs.node import as_promised, run_node
+    from trainkit.machine.probe import probe
+    from trainkit.runner.rendezvous import place_of
+
+    place = place_of(read_plan(submitted), given, os.environ)
+
+    def request() -> RunRequest:
+        # The recipe as it was submitted, with every reference filled in; no layer of this machine counts.
+        resolved = resolve_request(str(submitted.recipe), environ=without_layer(os.environ))
+        facts = probe()
+        planned = plan_recipe(resolved, facts, layout)
+        job = as_promised(submitted, planned.plan)
+        refuse_unfit(planned.plan, resolved.recipe, facts, place)
+        made = run_request(planned, resolved, request)
+        return replace(
+            made,
+            node_rank=place,
+            run_dir=str(layout.root),
+            attempt=attempt,
+            job=number,
+            start_seconds=job.start_seconds,
+        )
+
+    return run_node(submitted, layout, place, request)
+
+
+def _held_place(layout: RunLayout, number: int, hosts: str) -> Place:
+    """Obey standard input from now on; which node this is, as the words say."""
+    from trainkit.jobs.held import hold_input
+    from trainkit.schedulers.place import Place
+
+    hold_input(layout)
+    names = tuple(hosts.split(","))
+    return Place(number, len(names), names, layout.id)

@@ -1,0 +1,149 @@
+"""Commands for a run that is queued or running, here or on a cluster: status, logs, cancel, checkpoint, attach."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Option
+
+from trainkit.cli.commands.runs import find_run
+from trainkit.cli.diagnostics import one_line, write_text
+from trainkit.cli.options import Json, Root, Run
+from trainkit.errors import MachineError, UsageError
+
+if TYPE_CHECKING:
+    from trainkit.jobs.states import RunState
+    from trainkit.runner.rundir.layout import RunLayout
+
+WATCH_SECONDS = 2.0
+
+
+def status(
+    run: Run = None,
+    root: Root = "runs",
+    as_json: Json = False,
+    watch: Annotated[bool, Option("--watch", help="Show it again when it changes, until the run has ended.")] = False,
+) -> None:
+    """Show what a run is doing: queued, running at which step, queued again, or how it ended; and who says so.
+
+    Example: trainkit status quickstart
+    """
+    from trainkit.jobs.states import state_of
+
+    layout, shown = find_run(run, root).layout, ""
+    while True:
+        found = state_of(layout)
+        if as_json:
+            text = json.dumps({"path": str(layout.root), "state": found.word, **as_fields(found)}, indent=2)
+        else:
+            text = described(found, layout)
+        if text != shown:
+            write_text(f"{text}\n")
+            sys.stdout.flush()
+        shown = text
+        if not watch or found.is_over:
+            return
+        time.sleep(WATCH_SECONDS)
+
+
+def as_fields(found: RunState) -> dict[str, object]:
+    """All but the state itself, for scripts."""
+    return {name: value for name, value in asdict(found).items() if name != "word"}
+
+
+def described(found: RunState, layout: RunLayout) -> str:
+    """A state in a few words: what, where, how far, who says so."""
+    from trainkit.jobs.states import age
+
+    parts = [found.word.replace("_", " ")]
+    if found.exit_code is not None and found.is_over:
+        parts.append(f"exit code {found.exit_code}")
+    if found.attempt > 1:
+        parts.append(f"attempt {found.attempt}")
+    if found.step is not None:
+        parts.append(f"step {found.step}")
+    if found.nodes:
+        parts.append(f"on {found.nodes}")
+    if found.job:
+        parts.append(f"job {found.job}")
+    why = f": {found.why}" if found.why else ""
+    said = f"{found.source}, {age(found.at)}" if found.source == "status.json" and found.at else found.source
+    return one_line(f"{', '.join(parts)}{why}") + f"\n  {layout.root} (by {said})"
+
+
+def logs(  # noqa: PLR0917 - a command's options
+    run: Run = None,
+    root: Root = "runs",
+    follow: Annotated[
+        bool, Option("-f", "--follow", help="Go on until the run has ended; the exit code is its.")
+    ] = False,
+    rank: Annotated[int | None, Option("--rank", min=0, help="Output of a global rank.")] = None,
+    node: Annotated[int | None, Option("--node", min=0, help="Output of a node's launcher.")] = None,
+    every: Annotated[bool, Option("--all", help="Output of all ranks, each line with its rank and host.")] = False,
+    attempt: Annotated[
+        int | None, Option("--attempt", min=1, help="Which start of the run; default: the newest.")
+    ] = None,
+) -> None:
+    """Show the output of a run: rank 0's and trainkit's own, or that of other ranks.
+
+    Example: trainkit logs quickstart --all
+    """
+    from trainkit.jobs.following import Wanted, show_logs
+
+    if sum((rank is not None, node is not None, every)) > 1:
+        raise UsageError("--rank, --node and --all exclude one another", hint="give one of them")
+    layout = find_run(run, root).layout
+    raise typer.Exit(show_logs(layout, Wanted(rank, node, every, attempt), follow=follow))
+
+
+def cancel(
+    run: Run = None,
+    root: Root = "runs",
+    now: Annotated[bool, Option("--now", help="Kill it, without a checkpoint.")] = False,
+) -> None:
+    """End a run in order, with a checkpoint, or take its job out of the queue.
+
+    Example: trainkit cancel quickstart
+    """
+    from trainkit.jobs.orders import cancel as cancel_run
+
+    layout = find_run(run, root).layout
+    write_text(f"{cancel_run(layout, now=now, environ=os.environ)}\n")
+
+
+def checkpoint(run: Run = None, root: Root = "runs") -> None:
+    """Have a running run save a checkpoint at its next step, and go on.
+
+    Example: trainkit checkpoint quickstart
+    """
+    from trainkit.jobs.orders import save
+
+    layout = find_run(run, root).layout
+    write_text(f"{save(layout, os.environ)}\n")
+
+
+def attach(
+    context: typer.Context,
+    run: Run = None,
+    root: Root = "runs",
+    node: Annotated[int, Option("--node", min=0, help="Number of the node.")] = 0,
+) -> None:
+    """Run a command (words after --; default: a shell) on a node of a running job, beside it.
+
+    Example: trainkit attach quickstart --node 1 -- nvidia-smi
+    """
+    from trainkit.jobs.orders import attach_words
+
+    layout = find_run(run, root).layout
+    words = tuple(context.obj) or (os.environ.get("SHELL", "sh"),)
+    argv = attach_words(layout, node, words, terminal=os.isatty(0) and os.isatty(1))
+    try:
+        os.execvp(argv[0], argv)  # noqa: S606  no shell
+    except OSError as error:
+        raise MachineError(f"{argv[0]} cannot be started: {error.strerror}", hint="is Slurm on PATH here?") from error

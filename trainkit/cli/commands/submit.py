@@ -1,0 +1,188 @@
+"""`trainkit submit`: plan a recipe for a cluster, and give the job to its scheduler."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Option
+
+from trainkit.cli.diagnostics import show_diagnostics, write_text
+from trainkit.cli.options import Presets, Variant
+from trainkit.cli.pipeline import cluster_facts, plan_recipe, resolve_line
+from trainkit.errors import Diagnostic, MachineError, RecipeError, UsageError
+
+if TYPE_CHECKING:
+    from trainkit.plan.model import Plan, Planned
+    from trainkit.recipe.resolved import Resolved
+    from trainkit.runner.rundir.layout import RunLayout
+
+NO_CLUSTER = "the recipe names no cluster to submit to"
+
+
+def submit(  # noqa: PLR0917 - a command's options
+    context: typer.Context,
+    presets: Presets = None,
+    variant: Variant = None,
+    at_most: Annotated[
+        int | None, Option("--at-most", min=1, help="With --variant all: how many of its runs run at a time.")
+    ] = None,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Show the job, and what the scheduler says of it; submit nothing.")
+    ] = False,
+    wait: Annotated[bool, Option("--wait", help="Wait for the end; the exit code is the run's.")] = False,
+    follow: Annotated[bool, Option("--follow", help="The same, and show the run's output.")] = False,
+) -> None:
+    """Submit RECIPE, whose `cluster` says to whom, as a job. Prints the run directory and the job's number.
+
+    The scheduler is asked first whether it would take the job; what it refuses stands at the recipe's line.
+
+    Example: trainkit submit train.yaml --with clusters/slurm
+
+    Example: trainkit submit train.yaml cluster.partition=gpu --dry-run
+
+    Example: trainkit submit train.yaml --variant all --at-most 2
+    """
+    if variant == ALL:
+        if follow:
+            raise UsageError("--follow shows one run, and --variant all submits several", hint="trainkit logs RUN -f")
+        submit_all(context, presets, at_most, dry_run=dry_run, wait=wait)
+        return
+    if at_most is not None:
+        raise UsageError("--at-most is for many runs, and this is one", hint="add --variant all")
+    resolved = resolve_line(context, presets, variant)
+    planned = planned_job(resolved)
+    refuse_or_say(planned.plan, resolved, show=dry_run)
+    if dry_run:
+        return
+    layout = give_in(planned.plan, resolved)
+    if wait or follow:
+        from trainkit.jobs.following import wait_for
+
+        raise typer.Exit(wait_for(layout, show=follow))
+
+
+def planned_job(resolved: Resolved) -> Planned:
+    """The plan for a cluster; its warnings are shown. Raises UsageError and MachineError where there is none."""
+    if resolved.recipe.cluster.kind == "none":
+        raise UsageError(NO_CLUSTER, hint="add --with clusters/slurm, or set cluster.kind; `trainkit run` runs it here")
+    planned = plan_recipe(resolved, cluster_facts(resolved))
+    if planned.plan.blockers:
+        hint = "" if getattr(resolved.recipe.cluster, "machine", None) else MACHINE
+        found = [Diagnostic("error", each.what, hint=hint or each.hint) for each in planned.plan.blockers]
+        raise MachineError(found)
+    show_diagnostics(
+        Diagnostic("warning", n.what, hint=n.hint) for n in planned.plan.notices if n.severity == "warning"
+    )
+    return planned
+
+
+def submit_all(context: typer.Context, presets: Presets, at_most: int | None, *, dry_run: bool, wait: bool) -> None:
+    """Submit each variant of a recipe as a task of one array job."""
+    from trainkit.jobs.arrays import Task, array_script, differences, submit_array
+
+    base = resolve_line(context, presets, None)
+    if ALL in base.variants or not base.variants:
+        what = f"a variant is named {ALL}" if base.variants else "the recipe has no variants"
+        raise UsageError(f"--variant {ALL} submits every variant, and {what}", hint="see `variants` in docs/recipes.md")
+    tasks = []
+    for name in base.variants:
+        resolved = resolve_line(context, presets, name)
+        tasks.append(Task(name, resolved, planned_job(resolved)))
+        if resolved.recipe.cluster.kind != "slurm":
+            what = f"an array is Slurm's, and cluster.kind is {resolved.recipe.cluster.kind}"
+            raise UsageError(what, hint=f"submit them one by one: --variant {name}")
+    if found := [*differences(tasks)]:
+        raise RecipeError(found)
+    first = tasks[0]
+    script = array_script(first.job, SHOWN, len(tasks), at_most)
+    refuse_or_say(first.plan, first.resolved, show=dry_run, script=script)
+    if dry_run:
+        from trainkit.plan.render import table
+
+        for number, task in enumerate(tasks):
+            write_text(f"\ntask {number}: variant {task.variant}\n{table.render(task.plan)}")
+        return
+    layouts = []
+    for task, (layout, submission) in zip(
+        tasks, submit_array(tasks, at_most, lambda task: texts(task.plan, task.resolved), os.environ), strict=True
+    ):
+        write_text(f"{task.variant}: run directory: {layout.root}\n{task.variant}: job {submission.job}\n")
+        layouts.append(layout)
+    if wait:
+        from trainkit.jobs.following import wait_for
+
+        codes = [wait_for(layout, show=False) for layout in layouts]
+        raise typer.Exit(next((code for code in codes if code), 0))
+
+
+ALL, SHOWN = "all", "RUN_DIRECTORY"
+MACHINE = (
+    "name what the nodes have: cluster.machine is a profile (`trainkit ls machines`), or the facts that "
+    "`trainkit facts > FACTS.json` writes on a node"
+)
+
+
+def refuse_or_say(plan: Plan, resolved: Resolved, *, show: bool, script: str | None = None) -> None:
+    """Ask the scheduler; RecipeError with everything that it refuses. show: the job as well.
+
+    script: the job's, where it is not the plan's own.
+    """
+    from trainkit.jobs.submitting import rehearse
+
+    assert plan.job is not None
+    if plan.job.hosts:
+        from trainkit.jobs.hosts import addresses, asked
+
+        if show:
+            addresses(plan, resolved, os.environ)
+            for line in asked(plan, os.environ):
+                write_text(f"{line}\n")
+        return
+    with tempfile.TemporaryDirectory(prefix="trainkit-") as folder:
+        content = None if script is None else script.replace(SHOWN, f"{folder}/run")
+        found = rehearse(plan, resolved, os.environ, folder, content)
+    show_diagnostics(found.remarks)
+    if found.refused:
+        raise RecipeError(found.refused)
+    if show:
+        write_text(script or f"{plan.job.content}")
+    sys.stderr.write(f"{found.said}\n" if found.said else "")
+
+
+def hold(plan: Plan, resolved: Resolved) -> int:
+    """Start the run on its hosts, and see it through here; its exit code."""
+    from trainkit.jobs.holding import hold_run
+    from trainkit.jobs.hosts import addresses
+    from trainkit.plan.render import shell
+    from trainkit.recipe.yaml.writer import resolved_yaml
+
+    text = resolved_yaml(resolved)
+    where = addresses(plan, resolved, os.environ)
+    return hold_run(plan, text, shell.render(plan, text), os.environ, where)
+
+
+def give_in(plan: Plan, resolved: Resolved) -> RunLayout:
+    """Submit, and say what was submitted; the run directory. A run that is held here ends here: typer.Exit."""
+    if plan.job is not None and plan.job.hosts:
+        raise typer.Exit(hold(plan, resolved))
+    from trainkit.jobs.submitting import submit as submit_plan
+
+    layout, submission = submit_plan(plan, *texts(plan, resolved), os.environ)
+    write_text(f"run directory: {layout.root}\njob {submission.job}\n")
+    if submission.scheduler == "kubernetes":
+        volume = f"{plan.output_root}/{plan.name}/{layout.id}"
+        sys.stderr.write(f"the run itself is in {volume} of its pods; this machine has the record of the job\n")
+    return layout
+
+
+def texts(plan: Plan, resolved: Resolved) -> tuple[str, str]:
+    """The recipe with every reference filled in, and the plan as a shell script."""
+    from trainkit.plan.render import shell
+    from trainkit.recipe.yaml.writer import resolved_yaml
+
+    text = resolved_yaml(resolved)
+    return text, shell.render(plan, text)

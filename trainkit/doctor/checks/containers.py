@@ -1,0 +1,120 @@
+"""The plan's container: whether its engine works, the image and the folders are here, and the driver runs its CUDA."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from trainkit.doctor.check import Check, Finding, Host, Level, Target, ok, skipped
+from trainkit.doctor.checks.gpus import OLDEST, SOURCE, driver_version
+from trainkit.doctor.commands import Done
+from trainkit.frameworks.containers.registry import ENGINES
+from trainkit.machine.versions import at_least, release
+from trainkit.recipe.schema import Apptainer, Docker, Image, Podman, Pyxis
+
+SECONDS = 10.0
+# What docker, podman and their daemons say.
+NO_DAEMON = re.compile(r"cannot connect to|is the docker daemon running|permission denied while trying", re.IGNORECASE)
+NO_IMAGE = re.compile(
+    r"no such (image|object)|image not known|unable to find image|failed to find image", re.IGNORECASE
+)
+# Variables of NVIDIA's images, as their Dockerfiles set them.
+_VERSION = re.compile(r"^CUDA_VERSION=(\d+\.\d+)", re.MULTILINE)
+_REQUIRED = re.compile(r"^NVIDIA_REQUIRE_CUDA=.*?cuda>=(\d+\.\d+)", re.MULTILINE)
+
+
+def container(host: Host, target: Target) -> Finding | list[Finding]:
+    """The first thing that is missing of engine and image; each folder that is; a driver that is too old."""
+    box = target.recipe.container if target.recipe else None
+    if not isinstance(box, Image):
+        return skipped("no recipe with a container is named")
+    found = [*_folders(host, box)]
+    if host.which("srun" if isinstance(box, Pyxis) else box.kind) is None:
+        return [*found, Finding("problem", f"{box.kind} is not on PATH here", (), (_install(box),))]
+    if isinstance(box, Pyxis):
+        return [*found, *_pyxis(host)] or ok("srun takes pyxis's words")
+    if isinstance(box, Apptainer) and "://" not in box.image and not Path(box.image).exists():
+        fix = f"apptainer pull {shlex.quote(box.image)} docker://IMAGE"
+        return [*found, Finding("problem", f"there is no image {box.image}", (), (fix,))]
+    done = host.run(ENGINES[box.kind].inspect(box.image), SECONDS, environ=host.environ)
+    if not done.fine:
+        return [*found, _failed(box, done)]
+    found += [*_driver(host, target, variables(done.output))]
+    return found or [ok(f"{box.kind} has the image {box.image}")]
+
+
+def _folders(host: Host, box: Image) -> Iterator[Finding]:
+    for each in box.mounts:
+        source = each.split(":")[0]
+        if not host.under(source).exists():
+            yield Finding("problem", f"container.mounts names {source}, which does not exist on this machine")
+
+
+def _pyxis(host: Host) -> Iterator[Finding]:
+    done = host.run(("srun", "--help"), SECONDS, environ=host.environ)
+    if "--container-image" not in done.output:
+        fix = "srun --help | grep container      # pyxis, a plugin of Slurm, adds these words; ask who runs the cluster"
+        yield Finding("problem", "srun has no --container-image here: pyxis is not installed", (), (fix,))
+
+
+def _failed(box: Image, done: Done) -> Finding:
+    said = done.said
+    if NO_DAEMON.search(done.errors):
+        fix = "sudo systemctl start docker      # then: docker info; you may have to be in the group docker"
+        return Finding("problem", "the Docker daemon does not answer", (said,), (fix,))
+    if isinstance(box, Docker | Podman) and NO_IMAGE.search(done.errors):
+        pull = f"{box.kind} pull {shlex.quote(box.image)}"
+        if box.pull == "missing":
+            return Finding("note", f"{box.kind} will download the image {box.image} at the start", (), (pull,))
+        hint = f"{pull}      # or set container.pull: missing"
+        return Finding("problem", f"the image {box.image} is not on this machine", (said,), (hint,))
+    return Finding("problem", f"{box.kind} cannot describe the image {box.image}", (said,))
+
+
+def _install(box: Image) -> str:
+    if isinstance(box, Pyxis):
+        return "srun --version      # inside of a Slurm cluster whose Slurm has the plugin pyxis"
+    return f"{box.kind} --version      # install it, or choose another container.kind"
+
+
+def variables(output: str) -> str:
+    """The image's variables, one `NAME=value` in a line, from what the engine prints (JSON of docker and podman)."""
+    try:
+        found = json.loads(output)
+    except ValueError:
+        return output.replace("export ", "").replace('"', "")
+    return "\n".join(map(str, found)) if isinstance(found, list) else ""
+
+
+def image_cuda(variables: str) -> str:
+    """The CUDA of an image by its variables; empty where it says none."""
+    match = _VERSION.search(variables) or _REQUIRED.search(variables)
+    return match[1] if match else ""
+
+
+def _driver(host: Host, target: Target, said: str) -> Iterator[Finding]:
+    """What the image's CUDA wants of the driver, by NVIDIA's table."""
+    cuda, driver = image_cuda(said), driver_version(host)
+    if not target.cuda or not cuda or not driver:
+        return
+    oldest, newest = OLDEST.get(release(cuda)[0]), host.facts.cuda_driver
+    evidence = [f"driver {driver}", f"the image has CUDA {cuda}", SOURCE]
+    if oldest and not at_least(driver, oldest):
+        what = f"driver {driver} is too old for the image's CUDA {cuda}, which requires {oldest} or newer"
+        yield _finding("problem", what, evidence, "install a newer driver, or take an image of an older CUDA")
+    elif newest and release(newest)[:2] < release(cuda)[:2]:
+        what = f"the image's CUDA {cuda} is newer than the driver's {newest}: code compiled at run time may not load"
+        fix = (
+            "a driver for it, or an image with NVIDIA's compatibility libraries (container.entrypoint: image uses them)"
+        )
+        yield _finding("warning", what, evidence, fix)
+
+
+def _finding(level: Level, what: str, evidence: Sequence[str], fix: str) -> Finding:
+    return Finding(level, what, tuple(evidence), (fix,))
+
+
+CONTAINER = Check("container", "container", SECONDS + 2, container, fast=True)

@@ -1,0 +1,20 @@
+"""`podman`: as docker, but for how containers are ended and images described."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainkit.frameworks.containers.docker import PREFIX, SETS, argv
+from trainkit.plan.model import Text, text
+
+__all__ = ["PREFIX", "SETS", "argv", "end", "inspect"]
+
+
+def end(names: Sequence[Text]) -> tuple[Text, ...]:
+    """What killed processes left in podman's own records goes too."""
+    return (*(text(word) for word in ("podman", "rm", "--force", "--ignore", "--time=0")), *names)
+
+
+def inspect(image: str) -> tuple[str, ...]:
+    """The image's variables, as JSON."""
+    return ("podman", "image", "inspect", "--format={{json .Config.Env}}", image)

@@ -1,0 +1,1 @@
+"""Jobs of a scheduler: submitted, begun and ended inside of it, looked at, and cancelled."""

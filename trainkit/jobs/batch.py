@@ -1,0 +1,240 @@
+"""The job script's part of a Slurm job: it starts an attempt on all nodes, asks it to end in time, and queues it again.
+
+It takes the job script's place (`exec`), so that signals to the script reach it. It writes status.json only while no
+guardian does: before an attempt, and after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainkit.errors import MachineError
+from trainkit.files import parse_json, read_json, read_whole
+from trainkit.jobs.policy import AttemptEnd, Decision, decide
+from trainkit.jobs.records import Attempt, asked, read_attempts, update_status, write_attempt
+from trainkit.plan.model import Plan, Variable, bind_words
+from trainkit.plan.serialize import plan_from_json
+from trainkit.runner.rundir.checkpoints import own_checkpoints
+from trainkit.runner.rundir.layout import RunLayout
+from trainkit.runner.supervisor.processes import is_alive, signal_name
+from trainkit.schedulers import slurm
+from trainkit.schedulers.client import answer_or, ask
+from trainkit.schedulers.interface import JobState, RefusedError
+from trainkit.text import harmless
+
+LOOK_SECONDS = 0.2
+LINGER_SECONDS = 5.0  # for srun, once trainkit has ended on node 0: a dead node would hold it much longer
+PATIENCE = 15.0  # beyond the grace time, for a run that was asked to end
+KILL_SECONDS = 60.0  # that Slurm may take to end a job that is queued again
+NEAR_END_SECONDS = 60.0  # Slurm sends its warning up to so much too early (sbatch(1), --signal)
+
+
+class Batch:
+    """One start of the job."""
+
+    def __init__(self, root: Path, environ: Mapping[str, str]) -> None:
+        self._layout, self._environ = RunLayout(root), dict(environ)
+        self._plan = read_plan(self._layout)
+        self._job = slurm.own_job(environ)
+        if not self._job or self._plan.job is None:
+            raise MachineError(
+                "this is no job of Slurm", hint="`trainkit submit RECIPE` submits one, and it starts this"
+            )
+        self._restarts = int(environ.get("SLURM_RESTART_COUNT", "0"))
+        self._orders: list[int] = []
+        self._asked = ""
+        self._ask_at = float("inf")
+
+    def run(self) -> int:
+        """Start an attempt and see it through; the exit code of the job."""
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+        attempt = self._begin()
+        code = self._follow(attempt)
+        return self._end(attempt, code)
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self._orders.append(number)
+
+    def _begin(self) -> Attempt:
+        """Write down that an attempt begins, and how an earlier one ended whose end nobody has seen."""
+        layout, earlier = self._layout, read_attempts(self._layout)
+        number = 1 + max((each.number for each in earlier), default=0)
+        newest = newest_step(layout, self._plan)
+        excluded = earlier[-1].excluded if earlier else ()
+        attempt = Attempt(number, self._job, self._restarts, os.uname().nodename, time.time(), newest, excluded)
+        layout.attempt(number).root.mkdir(parents=True)
+        write_attempt(layout, attempt)
+        if earlier:
+            say(f"attempt {number}, from step {newest}")
+        host = {"host": os.uname().nodename, "pids": {}}
+        update_status(layout, **ended_nowhere(), state="starting", attempt=number, job=self._job, outcome=None, **host)
+        return attempt
+
+    def _follow(self, attempt: Attempt) -> int:
+        """Start the step, pass on what the job is asked, and wait for its end; srun's exit code."""
+        assert self._plan.job is not None
+        values = {Variable.RUN_DIR: str(self._layout.root)}
+        node = (sys.executable, "-P", "-m", "trainkit", "job", "node", str(self._layout.root))
+        argv = (*bind_words(self._plan.job.step, values), *node, "--attempt", str(attempt.number))
+        try:
+            step = subprocess.Popen(argv, env=self._environ, stdin=subprocess.DEVNULL, start_new_session=True)
+        except OSError as error:
+            raise MachineError(f"srun cannot be started: {error.strerror}", hint="is Slurm on PATH here?") from error
+        over = float("inf")
+        while step.poll() is None:
+            self._take_orders(step)
+            if self._ended(attempt) and not is_alive(self._trainkit_here()):
+                over = min(over, time.monotonic() + LINGER_SECONDS)
+            # A node that is lost holds srun for minutes; the others have ended by then.
+            if time.monotonic() > min(over, self._ask_at + self._plan.grace_seconds + PATIENCE):
+                step.kill()
+            time.sleep(LOOK_SECONDS)
+        code = step.returncode
+        return code if code >= 0 else 128 - code
+
+    def _take_orders(self, step: subprocess.Popen[bytes]) -> None:
+        """Why the run is to end, if it is: Slurm has sent a signal, or a user has left word."""
+        while self._orders:
+            number = self._orders.pop(0)
+            self._asked = self._asked or asked(self._layout) or self._reason(number)
+            if self._ask_at == float("inf"):
+                self._ask_at = time.monotonic()
+                say(f"{signal_name(number)} from Slurm ({self._asked}): asking the run to save and to end")
+            self._stop(step)
+
+    def _reason(self, number: int) -> str:
+        """What a signal of Slurm's means: the same one announces the time limit and preemption."""
+        known = answer_or(slurm.state(self._job), JobState("unknown"), self._environ)
+        assert self._plan.job is not None
+        if known.restarts > self._restarts:
+            return "requeued"
+        if known.preempted:
+            return "preemption"
+        if known.why in ("cancelled", "time_limit"):
+            return {"cancelled": "cancel"}.get(known.why, known.why)
+        near = self._plan.job.warn_seconds + NEAR_END_SECONDS
+        if known.ends is not None and known.ends - time.time() < near:
+            return "time_limit"
+        return "preemption" if number == signal.SIGUSR1 else "cancel"
+
+    def _stop(self, step: subprocess.Popen[bytes]) -> None:
+        """Ask node 0, which is on this host; where it has not come up yet, srun."""
+        pid = self._trainkit_here()
+        with contextlib.suppress(ProcessLookupError):
+            if pid and read_json(self._layout.status).get("state") != "ended":
+                os.kill(pid, signal.SIGTERM)
+            else:
+                step.send_signal(signal.SIGTERM)
+
+    def _trainkit_here(self) -> int:
+        """The trainkit of node 0, which is on the host of the job script; 0 before it has come up."""
+        status = read_json(self._layout.status)
+        pids = status.get("pids")
+        pid = pids.get("trainkit") if isinstance(pids, dict) else None
+        return pid if status.get("host") == os.uname().nodename and isinstance(pid, int) and pid > 1 else 0
+
+    def _ended(self, attempt: Attempt) -> bool:
+        status = read_json(self._layout.status)
+        return status.get("state") == "ended" and status.get("attempt") == attempt.number
+
+    def _end(self, attempt: Attempt, code: int) -> int:
+        """Decide what follows, write it down, and do it."""
+        assert self._plan.job is not None
+        layout, status = self._layout, read_json(self._layout.status)
+        if not self._ended(attempt):  # the nodes never met, or node 0 is gone
+            why = "node 0 ended without a word" if code == 0 else f"the job's step exited with code {code}"
+            status |= {
+                "state": "ended",
+                "exit_code": code or 1,
+                "failure": "trainkit",
+                "why": why,
+                "ended": time.time(),
+            }
+        steps = [each.step for each in read_attempts(layout)] + [newest_step(layout, self._plan)]
+        end = AttemptEnd(
+            int(status.get("exit_code") or 0),
+            str(status.get("failure") or ""),
+            str(status.get("why") or ""),
+            self._asked,
+            tuple(filter(None, str(status.get("blamed") or "").split(","))),
+            steps,
+        )
+        decision = decide(end, self._plan.job.requeue, self._plan.job.without_progress)
+        if decision.requeue:
+            # Slurm sends TERM to all that is of the script: blocked, it ends no command here, and comes afterwards.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            queued = self._requeue(attempt, decision, status)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            if queued:
+                self._await_end()
+                return end.exit_code
+        update_status(layout, **{**status, "outcome": decision.outcome, "why": decision.why or status.get("why", "")})
+        if decision.outcome == "cancelled":  # else Slurm would call it failed
+            answer_or(slurm.cancel(self._job), None, self._environ)
+            time.sleep(KILL_SECONDS)
+        return end.exit_code
+
+    def _requeue(self, attempt: Attempt, decision: Decision, status: dict[str, Any]) -> bool:
+        """Queue the job again; whether Slurm does. It starts the job no sooner than two minutes later (121 s)."""
+        excluded = tuple(dict.fromkeys((*attempt.excluded, *decision.exclude)))
+        write_attempt(self._layout, replace(attempt, excluded=excluded))
+        update_status(self._layout, **{**status, "state": "requeued", "outcome": decision.outcome, "why": decision.why})
+        say(f"queued again: {decision.outcome.replace('_', ' ')} ({decision.why})")
+        self._orders.clear()
+        try:
+            if self._asked != "requeued":  # else Slurm does already
+                ask(slurm.requeue(self._job), self._environ)
+        except (MachineError, RefusedError) as error:
+            # Where a node has failed, Slurm queues the job again by itself, and may have been quicker.
+            if answer_or(slurm.state(self._job), JobState("unknown"), self._environ).state != "queued":
+                say(f"Slurm does not queue it again: {error}")
+                return False
+        if excluded:
+            try:
+                ask(slurm.exclude(self._job, excluded), self._environ)
+            except (MachineError, RefusedError) as error:
+                say(f"Slurm may give it {', '.join(excluded)} again: {error}")
+        return True
+
+    def _await_end(self) -> None:
+        """Slurm ends the script of a job that it queues again. One that leaves by itself may have failed for Slurm."""
+        until = time.monotonic() + KILL_SECONDS
+        while time.monotonic() < until and signal.SIGTERM not in self._orders and self._asked != "requeued":
+            time.sleep(LOOK_SECONDS)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def say(text: str) -> None:
+    """A line in the job's output."""
+    sys.stderr.write(f"{harmless(text)}\n")
+    sys.stderr.flush()
+
+
+def ended_nowhere() -> dict[str, None]:
+    """The fields of an end, for a run that goes on."""
+    return dict.fromkeys(("ended", "exit_code", "failure", "why", "rank", "signal"))
+
+
+def read_plan(layout: RunLayout) -> Plan:
+    """The plan of a run directory. MachineError where there is none, or it cannot be read."""
+    try:
+        return plan_from_json(parse_json(read_whole(layout.plan)))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise MachineError(f"{layout.plan} cannot be read: {error}", hint="submit the recipe again") from error
+
+
+def newest_step(layout: RunLayout, plan: Plan) -> int:
+    """The step of the run's newest complete checkpoint; 0 for none."""
+    found = own_checkpoints(layout, plan.program.kind)
+    return max((each.step for each in found if not each.damage), default=0)

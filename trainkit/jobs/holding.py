@@ -1,0 +1,345 @@
+"""Hold a run on machines without a scheduler: one ssh for each, whose standard input is the only tie to the node.
+
+However this process ends, that input ends with it, and so does each node, in order. It writes status.json only while
+no guardian does: before the start, and after the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import shlex
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import trainkit
+from trainkit.errors import Diagnostic, MachineError
+from trainkit.files import parse_json, publish, read_json, write_json
+from trainkit.jobs.held import MARK
+from trainkit.jobs.hosts import why_not
+from trainkit.jobs.policy import AttemptEnd, decide
+from trainkit.jobs.records import Submission, hold_submitter, update_status, write_submission
+from trainkit.plan.model import Plan, Variable, bind_words
+from trainkit.runner.binding import require_taken
+from trainkit.runner.nodes.control import LOST_SECONDS, PATIENCE
+from trainkit.runner.report.console import Terminal
+from trainkit.runner.report.exit_status import KILLED
+from trainkit.runner.rundir.layout import RunLayout
+from trainkit.runner.rundir.making import create_run_dir, write_plan
+from trainkit.runner.supervisor.processes import PASSED_ON, STOP, handled, signal_name
+from trainkit.schedulers import ssh
+from trainkit.text import listed
+
+TURN_SECONDS = 0.2
+BEAT_SECONDS = 5.0
+READY_SECONDS = 120.0  # for ssh, the login shell, and the import of trainkit from a slow disk
+EARLY_SECONDS = 5.0  # for the others to end by themselves, when a node has ended before the run began
+LINGER_SECONDS = 20.0  # for the others, once node 0 has ended, which ends last
+LEAVE_SECONDS = 10.0  # for a node whose input has ended before it started anything
+CHUNK = 1 << 16
+UNREACHED = 255  # what ssh exits with where it has not reached the host, or has lost it (ssh(1))
+
+
+class Node:
+    """One node by its ssh. lines: of it, not yet complete."""
+
+    def __init__(self, number: int, host: str, argv: Sequence[str]) -> None:
+        self.number, self.host = number, ssh.bare(host)
+        # A session of its own: a Ctrl-C in the terminal is this process's alone, and ssh can ask nobody anything.
+        self.process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
+            start_new_session=True,
+        )  # fmt: skip
+        self.ready = False
+        self.refused = ""
+        self.said = b""  # before it was ready
+        self.rest: dict[str, bytes] = {"out": b"", "err": b""}
+        self._unsent = bytearray()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+
+    @property
+    def name(self) -> str:
+        """As people are told of it."""
+        return f"node {self.number} ({self.host})"
+
+    def send(self, message: Mapping[str, object]) -> None:
+        """An order; kept where ssh does not take it now. Called from signal handlers too, and never waits."""
+        self._unsent += json.dumps(message).encode() + b"\n"
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what is kept, as far as it is taken."""
+        stream = self.process.stdin
+        assert stream is not None
+        try:
+            while self._unsent and not stream.closed:
+                del self._unsent[: os.write(stream.fileno(), self._unsent)]
+        except BlockingIOError:
+            return
+        except OSError:  # ssh has ended, which the loop sees
+            self._unsent.clear()
+
+    def release(self) -> None:
+        """End its input, and by that the node."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+
+class Holder:
+    """A run and the ssh of each of its nodes."""
+
+    def __init__(
+        self, plan: Plan, layout: RunLayout, argv: Sequence[Sequence[str]], environ: Mapping[str, str]
+    ) -> None:
+        assert plan.job is not None
+        self._plan, self._layout = plan, layout
+        self._console = Terminal(environ)
+        self._selector = selectors.DefaultSelector()
+        self._values = {name: environ[name] for name in plan.environment.take}
+        self._stopped_by = 0
+        self._begun = False
+        self._deadline = float("inf")  # when all are let go
+        self._failed: Node | None = None  # the first that ended otherwise than well
+        self._ended: set[int] = set()
+        self._nodes: list[Node] = []
+        try:
+            for number, (host, words) in enumerate(zip(plan.job.hosts, argv, strict=True)):
+                self._nodes.append(Node(number, host, words))
+        except OSError as error:
+            self._leave()
+            what = f"ssh cannot be started: {(error.strerror or str(error)).lower()}"
+            raise MachineError(what, hint="apt-get install openssh-client") from error
+        for node in self._nodes:
+            self._selector.register(node.process.stdout, selectors.EVENT_READ, (node, "out"))  # type: ignore[arg-type]
+            self._selector.register(node.process.stderr, selectors.EVENT_READ, (node, "err"))  # type: ignore[arg-type]
+
+    def run(self) -> int:
+        """Start on all hosts or on none, and see the run through; its exit code. Raises MachineError for none."""
+        with handled((*STOP, *PASSED_ON), self._on_signal):
+            try:
+                self._meet()
+                for node in self._nodes:
+                    node.send({"environ": self._values})
+                self._begun = True
+                over = threading.Event()
+                threading.Thread(target=self._beat, args=(over,), daemon=True).start()
+                self._follow()
+                over.set()
+            finally:
+                self._leave()
+        return self._settle()
+
+    def _beat(self, over: threading.Event) -> None:
+        """Apart from the loop, which may be held up by a terminal that takes no output."""
+        while not over.wait(BEAT_SECONDS):
+            for node in self._nodes:
+                node.send({"beat": True})
+
+    def _on_signal(self, number: int, _frame: FrameType | None = None) -> None:
+        """Node 0 passes on what it is told, once the run has begun; before that each is told, and none is met."""
+        if number in PASSED_ON:
+            if self._begun:
+                self._nodes[0].send({"signal": number})
+            return
+        again, self._stopped_by = self._stopped_by, self._stopped_by or number
+        if not again:
+            self._console.abandon(LINGER_SECONDS)
+            self._deadline = time.monotonic() + self._plan.grace_seconds + PATIENCE
+        if self._begun and (not again or number == signal.SIGINT):
+            for node in self._nodes if not self._running() else self._nodes[:1]:
+                node.send({"signal": number})
+
+    def _running(self) -> bool:
+        return read_json(self._layout.status).get("state") in ("running", "ended")
+
+    def _meet(self) -> None:
+        """Wait until each node has said that it is there and sees the run directory."""
+        until = time.monotonic() + READY_SECONDS
+        while not all(node.ready for node in self._nodes):
+            self._turn()
+            failed = [each for each in self._nodes if each.refused or self._is_over(each)]
+            if failed:
+                raise MachineError(self._why_not(node) for node in failed)
+            if self._stopped_by:
+                raise MachineError(f"{signal_name(self._stopped_by)} came before the run began")
+            if time.monotonic() > until:
+                silent = listed([node.host for node in self._nodes if not node.ready])
+                raise MachineError(f"{silent}: no trainkit answered in {READY_SECONDS:.0f} s", hint="try ssh by hand")
+
+    def _why_not(self, node: Node) -> Diagnostic:
+        if node.refused:
+            hint = "the run directory is on a file system that all hosts share: output.root, cluster.workdir"
+            return Diagnostic("error", f"{node.host}: {node.refused}", hint=hint)
+        said = "; ".join(filter(None, (each.strip() for each in node.said.decode("utf-8", "replace").splitlines())))
+        return why_not(node.host, said or f"ssh ended with exit code {node.process.poll()}")
+
+    def _follow(self) -> None:
+        """Show what they say, until all have ended, or have had the time to."""
+        while len(self._ended) < len(self._nodes):
+            self._turn()
+            now = time.monotonic()
+            for node in [each for each in self._nodes if each.number not in self._ended and self._is_over(each)]:
+                self._take_end(node, now)
+            if now > self._deadline:
+                return
+
+    def _take_end(self, node: Node, now: float) -> None:
+        """What follows from the end of a node: of 0 the end of all, of another one what node 0 makes of it."""
+        self._ended.add(node.number)
+        code = node.process.poll()
+        if code and self._failed is None:
+            self._failed = node
+        if code == UNREACHED and not (self._stopped_by or 0 in self._ended - {node.number}):
+            self._console.say(f"{node.name}: {self._last_words(node) or 'the connection has ended'}")
+        if node.number == 0:
+            self._deadline = min(self._deadline, now + LINGER_SECONDS)
+            if code == UNREACHED:  # the others notice it by themselves
+                self._deadline = now + LOST_SECONDS + self._plan.grace_seconds + PATIENCE
+        elif code and self._deadline == float("inf"):
+            wait = LOST_SECONDS + self._plan.grace_seconds + PATIENCE if self._running() else EARLY_SECONDS
+            self._deadline = now + wait
+
+    @staticmethod
+    def _last_words(node: Node) -> str:
+        return node.rest["err"].decode("utf-8", "replace").strip()
+
+    def _is_over(self, node: Node) -> bool:
+        """Whether its ssh has ended, and all that it said is read."""
+        keys = self._selector.get_map()
+        open_ends = any(stream in keys for stream in (node.process.stdout, node.process.stderr))
+        return not open_ends and node.process.poll() is not None
+
+    def _turn(self) -> None:
+        events = self._selector.select(TURN_SECONDS)
+        for key, _ in events:
+            node, stream = key.data
+            data = os.read(key.fd, CHUNK)
+            if not data:
+                self._selector.unregister(key.fileobj)
+            self._show(node, stream, data)
+        if not self._selector.get_map():
+            time.sleep(TURN_SECONDS)
+        for node in self._nodes:
+            node.flush()
+
+    def _show(self, node: Node, stream: str, data: bytes) -> None:
+        if not node.ready:
+            data = self._before_ready(node, stream, data)
+        if node.number == 0 and node.ready:
+            self._console.program("out" if stream == "out" else "err", data)
+        elif data or node.rest[stream]:
+            *lines, node.rest[stream] = (node.rest[stream] + data).split(b"\n")
+            if not data:
+                lines, node.rest[stream] = [*lines, node.rest[stream]], b""
+            self._prefixed(node, lines)
+
+    def _prefixed(self, node: Node, lines: Sequence[bytes]) -> None:
+        for line in (each.decode("utf-8", "replace").rstrip("\r") for each in lines):
+            if line:
+                self._console.say(line if line.startswith(f"node {node.number} (") else f"{node.name}: {line}")
+
+    def _before_ready(self, node: Node, stream: str, data: bytes) -> bytes:
+        """What login shell and setup say, until the node says that it is there; the bytes behind that."""
+        if stream == "err":
+            node.said += data
+            return b""
+        node.rest["out"] += data
+        while b"\n" in node.rest["out"]:
+            line, _, node.rest["out"] = node.rest["out"].partition(b"\n")
+            if not line.startswith(MARK):
+                node.said += line + b"\n"
+                continue
+            known = parse_json(line.removeprefix(MARK))
+            node.refused = str(known.get("refused") or "")
+            if not node.refused and known.get("version") != trainkit.__version__:
+                node.refused = f"it has trainkit {known.get('version')}, and this machine {trainkit.__version__}"
+            node.ready = not node.refused
+            if node.ready:
+                self._prefixed(node, node.said.split(b"\n"))
+            rest, node.rest["out"] = node.rest["out"], b""
+            return rest
+        return b""
+
+    def _leave(self) -> None:
+        """Let go of every node, and wait a bounded time until its ssh has ended."""
+        for node in self._nodes:
+            node.release()
+        grace = self._plan.grace_seconds + PATIENCE if self._begun else 0
+        until = time.monotonic() + LEAVE_SECONDS + grace
+        for node in self._nodes:
+            while node.process.poll() is None and time.monotonic() < until:
+                self._turn()
+            if node.process.poll() is None:
+                node.process.kill()
+            node.process.wait()
+
+    def _settle(self) -> int:
+        """Write down how the run has ended, where node 0 could not; the exit code."""
+        until = time.monotonic() + EARLY_SECONDS
+        while (status := read_json(self._layout.status)).get("state") != "ended":
+            if self._failed is None or self._failed.process.poll() == UNREACHED or time.monotonic() > until:
+                break
+            time.sleep(TURN_SECONDS)  # NFS shows what is new late
+        if status.get("state") != "ended":
+            status = {**status, **self._own_account(), "state": "ended", "ended": time.time()}
+        code = int(status.get("exit_code") or 0)
+        failure, why = str(status.get("failure") or ""), str(status.get("why") or "")
+        outcome = decide(AttemptEnd(code, failure, why, "cancel" if self._stopped_by else ""), (), 1).outcome
+        update_status(self._layout, **{**status, "outcome": outcome})
+        return code
+
+    def _own_account(self) -> dict[str, Any]:
+        """How it has ended as far as this machine knows."""
+        failed = self._failed or self._nodes[0]
+        code = failed.process.poll() or 0
+        if self._stopped_by:
+            why = f"trainkit received {signal_name(self._stopped_by)}"
+            return {"exit_code": 128 + self._stopped_by, "failure": "stopped", "why": why}
+        if code == UNREACHED:
+            why = f"{failed.name} was lost"
+            self._console.say(why)
+            return {"exit_code": KILLED, "failure": "node", "why": why}
+        return {"exit_code": code, "failure": "trainkit", "why": f"{failed.name} ended with exit code {code}"}
+
+
+def hold_run(
+    plan: Plan, recipe_yaml: str, command_shell: str, environ: Mapping[str, str], reached_at: Sequence[str]
+) -> int:
+    """Make the run directory, start the run on all hosts and see it through; its exit code.
+
+    reached_at: the hosts' addresses by ssh. Raises MachineError, and leaves nothing, where one cannot start.
+    """
+    job = plan.job
+    assert job is not None
+    require_taken(plan.environment, environ)
+    layout = create_run_dir(plan.output_root, plan.name)
+    try:
+        write_plan(layout, plan, recipe_yaml, command_shell)
+        script = job.content.bind({Variable.RUN_DIR: shlex.quote(str(layout.root))})
+        publish(layout.root / job.file, script, mode=0o777)
+        write_json(layout.status, {"state": "starting", "run_id": layout.id, "attempt": 1})
+        hold_submitter(layout)
+        words = bind_words(job.submit, {})
+        write_submission(layout, Submission("ssh", str(os.getpid()), words))
+        holder = Holder(plan, layout, [*_commands(plan, words, script, reached_at)], environ)
+        return holder.run()
+    except MachineError:
+        shutil.rmtree(layout.root, ignore_errors=True)
+        raise
+
+
+def _commands(plan: Plan, words: Sequence[str], script: str, addresses: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    assert plan.job is not None
+    # Node 0 is met at its address; the others' names are for people.
+    hosts = ",".join((addresses[0], *map(ssh.bare, plan.job.hosts[1:])))
+    for number, host in enumerate(plan.job.hosts):
+        yield ssh.node_argv(words, host, script, (str(number), hosts, os.getcwd()))  # noqa: PTH109

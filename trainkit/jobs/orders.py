@@ -1,0 +1,152 @@
+"""End a run, have it save, or join it, wherever it runs: by signals on this machine, else through the scheduler."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+
+from trainkit.errors import MachineError, UsageError
+from trainkit.files import read_json
+from trainkit.jobs.batch import read_plan
+from trainkit.jobs.records import Submission, hosts_of, is_held, read_submission, update_status
+from trainkit.jobs.records import ask as leave_word
+from trainkit.jobs.states import RunState, state_of
+from trainkit.runner.rundir.layout import RunLayout
+from trainkit.runner.rundir.listing import is_running
+from trainkit.schedulers import kubernetes, slurm, ssh
+from trainkit.schedulers.client import ask
+from trainkit.schedulers.hostlist import expand
+from trainkit.schedulers.interface import Answer, JobState, Query, RefusedError
+
+BETWEEN_SECONDS = 0.3
+NOT_HERE = "it runs on another machine, which is reached through its scheduler alone, and it has none"
+
+
+def cancel(layout: RunLayout, *, now: bool, environ: Mapping[str, str]) -> str:
+    """End a run; what was done, for people. UsageError for one that has ended."""
+    found = _living(layout)
+    submission = read_submission(layout.root)
+    if submission is None:
+        number = signal.SIGKILL if now else signal.SIGTERM
+        _signal_here(layout, number)
+        return f"ending {layout.root}" + ("" if now else ": it saves a checkpoint first")
+    if submission.scheduler == "kubernetes":
+        _told(kubernetes.cancel(submission.job, now=now), environ)
+        why = "killed by request" if now else "cancelled"
+        update_status(layout, state="ended", outcome="cancelled", exit_code=143, why=why, ended=time.time())
+        return f"ending {submission.job} ({found.word})" + ("" if now else ": its pods are told to save a checkpoint")
+    if submission.scheduler == "ssh":
+        _signal_submitter(layout, submission, signal.SIGINT if now else signal.SIGTERM)
+        if now:  # a second one kills
+            time.sleep(BETWEEN_SECONDS)
+            _signal_submitter(layout, submission, signal.SIGINT)
+        return f"ending {layout.root}" + ("" if now else ": it saves a checkpoint first")
+    leave_word(layout, "cancel")
+    job = _asked(slurm.state(submission.job), environ)
+    if now or job.state != "running":
+        _told(slurm.cancel(submission.job), environ)
+        if job.state != "running":
+            update_status(
+                layout,
+                state="ended",
+                outcome="cancelled",
+                exit_code=143,
+                why="cancelled in the queue",
+                ended=time.time(),
+            )
+        return f"cancelled job {submission.job}"
+    _told(slurm.send(submission.job, "TERM", script=True), environ)
+    return f"ending job {submission.job} ({found.word}): it saves a checkpoint first"
+
+
+def save(layout: RunLayout, environ: Mapping[str, str]) -> str:
+    """Have a run save; what was done, for people. UsageError for one that does not run."""
+    found, submission = _living(layout), read_submission(layout.root)
+    if found.word not in ("running", "unknown"):
+        raise UsageError(f"{layout.root} is {found.word}: there is nothing to save yet", hint="wait until it runs")
+    if submission is not None and submission.scheduler == "kubernetes":
+        pod, python = _pod(found, submission.job), read_plan(layout).commands[0].wrapper[0]
+        _told(kubernetes.save(submission.job, pod, str(python)), environ)
+    elif submission is not None and submission.scheduler == "ssh":
+        _signal_submitter(layout, submission, signal.SIGUSR1)
+    elif submission is None or read_json(layout.status).get("host") == os.uname().nodename:
+        _signal_here(layout, signal.SIGUSR1)
+    else:
+        _told(slurm.send(submission.job, "USR1", script=False), environ)
+    return f"{layout.root} saves a checkpoint at its next step"
+
+
+def attach_words(layout: RunLayout, node: int, words: Sequence[str], *, terminal: bool) -> tuple[str, ...]:
+    """The command that runs another one on a node of a run. UsageError where there is no such node."""
+    found, submission = _living(layout), read_submission(layout.root)
+    if submission is None:
+        if node:
+            raise UsageError(f"{layout.root} is no submitted run: it has no node {node} to be reached")
+        return tuple(words)
+    hosts = hosts_of(layout) or expand(found.nodes)
+    if node >= len(hosts):
+        what = f"{layout.root} has no node {node}" if hosts else f"job {submission.job} is {found.word}"
+        raise UsageError(what, hint=f"its nodes are {found.nodes}, numbered from 0" if hosts else "wait until it runs")
+    if submission.scheduler == "kubernetes":
+        return kubernetes.attach(submission.job, hosts[node], words, terminal=terminal)
+    if submission.scheduler == "ssh":
+        return ssh.attach(submission.argv, hosts[node], words, terminal=terminal)
+    job = _told(slurm.number(submission.job), os.environ) if "_" in submission.job else submission.job
+    return slurm.attach(job, hosts[node], words, terminal=terminal)
+
+
+def _pod(found: RunState, job: str) -> str:
+    """The pod of node 0."""
+    if not found.nodes:
+        raise MachineError(f"no pod of {job} runs", hint="`trainkit status` says why")
+    return found.nodes.partition(",")[0]
+
+
+def _living(layout: RunLayout) -> RunState:
+    found = state_of(layout)
+    if found.is_over:
+        raise UsageError(
+            f"{layout.root} is {found.word.replace('_', ' ')}", hint="`trainkit runs show` says how it ended"
+        )
+    return found
+
+
+def _signal_here(layout: RunLayout, number: int) -> None:
+    """A signal to trainkit on this machine; it passes on what the ranks are to have."""
+    status = read_json(layout.status)
+    pids = status.get("pids")
+    pid = pids.get("trainkit") if isinstance(pids, dict) else None
+    if status.get("host") != os.uname().nodename:
+        raise MachineError(f"{layout.root} runs on {status.get('host')}: {NOT_HERE}", hint="signal it there")
+    if not is_running(layout) or not isinstance(pid, int) or pid < 2:
+        raise UsageError(f"{layout.root} does not run")
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError) as error:
+        raise MachineError(f"process {pid} of {layout.root} cannot be signalled: {error.strerror}") from error
+
+
+def _signal_submitter(layout: RunLayout, submission: Submission, number: int) -> None:
+    """A signal to the trainkit that holds a run without a scheduler; it passes it on."""
+    if submission.host != os.uname().nodename:
+        what = f"{layout.root} is held by trainkit on {submission.host}"
+        raise MachineError(what, hint=f"give the command there: ssh {submission.host}")
+    if not is_held(layout):
+        raise UsageError(f"{layout.root} is held by nobody any more: its nodes are ending")
+    os.kill(int(submission.job), number)
+
+
+def _asked(query: Query[JobState], environ: Mapping[str, str]) -> JobState:
+    try:
+        return ask(query, environ)
+    except RefusedError as error:
+        raise MachineError(f"Slurm: {error}") from error
+
+
+def _told(query: Query[Answer], environ: Mapping[str, str]) -> Answer:
+    try:
+        return ask(query, environ)
+    except RefusedError as error:
+        raise MachineError(f"{query.argv[0]} refuses: {error}") from error

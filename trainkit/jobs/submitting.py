@@ -1,0 +1,187 @@
+"""Submit a plan: ask the scheduler whether it would take the job, make the run directory, give the job in."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from trainkit.errors import Diagnostic, MachineError, RecipeError
+from trainkit.files import publish, write_json
+from trainkit.jobs import pods
+from trainkit.jobs.records import Submission, write_submission
+from trainkit.plan.model import Job, Plan, Variable, bind_words
+from trainkit.recipe.resolved import Resolved
+from trainkit.recipe.schema import Kubernetes, Slurm
+from trainkit.recipe.yaml.writer import resolved_yaml
+from trainkit.runner.rundir.layout import RunLayout
+from trainkit.runner.rundir.making import create_run_dir, write_plan
+from trainkit.schedulers import kubernetes, slurm
+from trainkit.schedulers.client import ask
+from trainkit.schedulers.interface import RefusedError
+from trainkit.schedulers.kubernetes import REHEARSED_RUN
+from trainkit.schedulers.slurm_answers import amount, seconds
+
+# What Slurm says of a job that it refuses -> the recipe key that asks for it.
+BLAMED = {
+    "partition": "cluster.partition",
+    "account": "cluster.account",
+    "qos": "cluster.qos",
+    "time limit": "cluster.time",
+    "node count": "nodes.count",
+    "node configuration": "nodes.count",
+    "memory": "cluster.memory_per_node",
+    "gres": "cluster.gpus",
+    "tres": "cluster.gpus",
+    "feature": "cluster.constraint",
+    "reservation": "cluster.reservation",
+    "node name": "cluster.nodelist",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What the scheduler says of a job before it is given in. remarks: to be shown; refused: why it would not run."""
+
+    said: str
+    remarks: tuple[Diagnostic, ...] = ()
+    refused: tuple[Diagnostic, ...] = ()
+
+
+def rehearse(
+    plan: Plan, resolved: Resolved, environ: Mapping[str, str], folder: str, content: str | None = None
+) -> Rehearsal:
+    """Ask the scheduler. folder: where files may lie meanwhile. MachineError where it cannot be asked.
+
+    content: of the job script, where it is not the plan's own.
+    """
+    job, section = plan.job, resolved.recipe.cluster
+    assert job is not None
+    if isinstance(section, Kubernetes):
+        return _rehearse_pods(plan, resolved, environ, folder)
+    assert isinstance(section, Slurm)
+    try:
+        settings = ask(slurm.configuration(), environ)
+    except RefusedError as error:
+        raise MachineError(f"Slurm does not answer: {error}", hint="submit where `sinfo` answers") from error
+    script = os.path.join(folder, job.file)  # noqa: PTH118 - a path for sbatch
+    publish(script, bound_content(job, folder) if content is None else content, mode=0o700)
+    found = [*_limits(section, resolved, plan, environ), *_times(section, plan, settings)]
+    said = ""
+    try:
+        said = ask(slurm.rehearsal(("sbatch", script)), environ)
+    except RefusedError as error:
+        if all(each.severity != "error" for each in found):  # else the same is said twice
+            key = next((key for word, key in BLAMED.items() if word in str(error).lower()), "cluster")
+            what = f"Slurm refuses the job: {error}"
+            found.append(resolved.error(key, what, "`sinfo` and `scontrol show partition` say what there is"))
+    errors = tuple(each for each in found if each.severity == "error")
+    return Rehearsal(said, tuple(each for each in found if each.severity != "error"), errors)
+
+
+def _limits(section: Slurm, resolved: Resolved, plan: Plan, environ: Mapping[str, str]) -> Iterator[Diagnostic]:
+    """What --test-only says nothing of: limits that would keep the job waiting for ever, times that are too short."""
+    asked = seconds(section.time) if section.time else None
+    for name in (section.partition or "").split(","):
+        try:
+            limits = ask(slurm.partition(name), environ)
+        except RefusedError:  # --test-only says it in its words
+            continue
+        most, of = seconds(limits.get("MaxTime", "UNLIMITED")), limits.get("PartitionName", name)
+        if most is not None and section.time and (asked is None or asked > most):
+            what = f"cluster.time is {section.time}, and partition {of} has MaxTime={limits['MaxTime']}"
+            why = "Slurm takes such a job, and never starts it"
+            yield resolved.error("cluster.time", what, f'write at most "{limits["MaxTime"]}"', why=why)
+        grace = float(limits.get("GraceTime", "0") or 0)
+        if 0 < grace < plan.grace_seconds and "preemption" in section.requeue.after:
+            what = f"partition {of} gives a preempted job {grace:.0f} s, and launcher.grace_seconds is "
+            hint = f"set launcher.grace_seconds to less than {grace:.0f}"
+            yield Diagnostic("warning", f"{what}{plan.grace_seconds:g}", key="launcher.grace_seconds", hint=hint)
+
+
+def _times(section: Slurm, plan: Plan, settings: Mapping[str, str]) -> Iterator[Diagnostic]:
+    """Times that leave too little to save in. settings: Slurm's."""
+    if section.requeue.warn_seconds <= plan.grace_seconds:
+        what = f"cluster.requeue.warn_seconds is {section.requeue.warn_seconds}, and launcher.grace_seconds is "
+        hint = "the run must save and end in between: set warn_seconds higher"
+        yield Diagnostic("warning", f"{what}{plan.grace_seconds:g}", key="cluster.requeue.warn_seconds", hint=hint)
+    wait = amount(settings.get("KillWait", "")) or 0.0
+    if wait < plan.grace_seconds and not section.requeue.after:
+        what = f"Slurm kills {wait:.0f} s after it has told a job to end (KillWait), and launcher.grace_seconds is "
+        hint = f"set launcher.grace_seconds to less than {wait:.0f}, or have it asked earlier: cluster.requeue.after"
+        yield Diagnostic("warning", f"{what}{plan.grace_seconds:g}", key="launcher.grace_seconds", hint=hint)
+
+
+def _rehearse_pods(plan: Plan, resolved: Resolved, environ: Mapping[str, str], folder: str) -> Rehearsal:
+    """Ask the API server: it knows the schemas, the namespace, its quotas and webhooks; no claim, secret or image."""
+    assert plan.job is not None
+    files = pods.files(plan, resolved_yaml(resolved), REHEARSED_RUN)
+    for name, content in files.items():
+        publish(os.path.join(folder, name), content)  # noqa: PTH118 - a path for kubectl
+    argv = bind_words(plan.job.submit, {Variable.RUN_DIR: folder})
+    try:
+        return Rehearsal(ask(kubernetes.rehearsal(argv), environ))
+    except RefusedError as error:
+        hint = "`kubectl auth can-i create` and `kubectl explain` say what the cluster takes"
+        what = f"Kubernetes refuses the job: {error}"
+        return Rehearsal("", refused=(resolved.error(kubernetes.blamed(str(error)), what, hint),))
+
+
+def check_folder(run_dir: str) -> None:
+    """MachineError for a path that Slurm would not take for what it is."""
+    if "%" in run_dir or "\n" in run_dir:
+        what = f"Slurm reads a % in the name of its output, and {run_dir} has one"
+        raise MachineError(what, hint="set output.root to a folder without it")
+
+
+def write_record(layout: RunLayout, plan: Plan, recipe_yaml: str, command_shell: str) -> None:
+    """What a run directory has of any submitted run. Raises OSError."""
+    write_plan(layout, plan, recipe_yaml, command_shell)
+    write_json(layout.status, {"state": "queued", "run_id": layout.id, "attempt": 0})
+
+
+def write_script(layout: RunLayout, job: Job, script: str) -> None:
+    """The job script, and the file of its output. Raises OSError."""
+    publish(layout.root / job.file, script, mode=0o777)
+    (layout.root / "job.out").touch()
+
+
+def bound_content(job: Job, run_dir: str) -> str:
+    """The job script of a run directory, whose path a shell and sbatch read."""
+    check_folder(run_dir)
+    return job.content.bind({Variable.RUN_DIR: shlex.quote(run_dir)})
+
+
+def submit(
+    plan: Plan, recipe_yaml: str, command_shell: str, environ: Mapping[str, str]
+) -> tuple[RunLayout, Submission]:
+    """Make the run directory and give the job in. Leaves nothing where it is refused: RecipeError, or MachineError."""
+    job = plan.job
+    assert job is not None
+    in_pods = job.scheduler == "kubernetes"
+    # The output folder is one of the pods: what this machine keeps of the run is in the working folder.
+    layout = create_run_dir(pods.RECORDS if in_pods else plan.output_root, plan.name)
+    undo: Callable[[], None] = lambda: shutil.rmtree(layout.root, ignore_errors=True)  # noqa: E731
+    try:
+        write_record(layout, plan, recipe_yaml, command_shell)
+        argv = bind_words(job.submit, {Variable.RUN_DIR: str(layout.root)})
+        if in_pods:
+            for name, content in pods.files(plan, recipe_yaml, layout.id).items():
+                publish(layout.root / name, content)
+            number = pods.submit(plan, layout, argv, environ)
+        else:
+            write_script(layout, job, bound_content(job, str(layout.root)))
+            number = ask(slurm.submission(argv), environ)
+        submission = Submission(job.scheduler, number, argv)
+        write_submission(layout, submission)
+    except RefusedError as error:
+        undo()
+        key = kubernetes.blamed(str(error)) if in_pods else "cluster"
+        what = f"{'Kubernetes' if in_pods else 'Slurm'} refuses the job: {error}"
+        raise RecipeError(Diagnostic("error", what, key=key)) from error
+    except BaseException:
+        undo()
+        raise
+    return layout, submission

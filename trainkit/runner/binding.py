@@ -1,0 +1,103 @@
+"""A plan with everything filled in that only the run knows: argv, preparations, the ranks' whole environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainkit.errors import Diagnostic, MachineError
+from trainkit.files import cache_folder
+from trainkit.plan.model import EnvironmentDiff, Plan, Variable, bind_words
+from trainkit.runner.rundir.layout import RunLayout
+
+
+@dataclass(frozen=True, slots=True)
+class BoundPlan:
+    """Exactly what is started: argv, what runs before, and the ranks' whole environment."""
+
+    argv: tuple[str, ...]
+    preparations: tuple[tuple[str, Sequence[str], str], ...]  # title, argv, name of the lock
+    environment: Mapping[str, str]
+    end: tuple[str, ...] = ()  # ends the containers, whose processes may not descend from argv
+    caches: str = ""  # folder that containers need
+
+
+def run_values(
+    layout: RunLayout, port: int, rank: int, master: str, local: str, resume: str = "", attempt: int = 1
+) -> dict[Variable, str]:
+    """A value for every variable that a plan may hold. rank: of the node; master, local: addresses of node 0 and this.
+
+    The layout's root must be absolute. resume: path of a checkpoint; empty where there is none.
+    """
+    return {
+        Variable.RUN_ID: layout.id,
+        Variable.RUN_DIR: str(layout.root),
+        Variable.ATTEMPT_DIR: str(layout.attempt(attempt).root),
+        Variable.PORT: str(port),
+        Variable.NODE_RANK: str(rank),
+        Variable.MASTER_ADDR: master,
+        Variable.LOCAL_ADDR: local,
+        Variable.IS_HOST: "true" if rank == 0 else "false",
+        Variable.RESUME: resume,
+    }
+
+
+def bind(plan: Plan, values: Mapping[Variable, str], environ: Mapping[str, str], group: int = 0) -> BoundPlan:
+    """Fill in the plan's variables. Raises MachineError when a variable that `env_from` names is not in environ."""
+
+    return BoundPlan(
+        bind_words(plan.commands[group].argv, values),
+        tuple((item.title, bind_words(item.argv, values), item.lock) for item in plan.preparations),
+        handed_in(plan, child_environment(plan.environment, values, environ)),
+        bind_words(plan.container.end, values) if plan.container else (),
+        plan.container.caches.bind(values) if plan.container else "",
+    )
+
+
+def handed_in(plan: Plan, child: dict[str, str]) -> dict[str, str]:
+    """The environment with what the container's engine takes from it under names of its own."""
+    if plan.container is None or not plan.container.prefix:
+        return child
+    return child | {f"{plan.container.prefix}{name}": child[name] for name in plan.container.handed_in}
+
+
+def container_values(environ: Mapping[str, str]) -> dict[Variable, str]:
+    """A value for every variable that only containers' words hold. Raises MachineError without a home."""
+    caches = cache_folder(environ, "containers")
+    if caches is None:
+        raise MachineError("there is no home for the container's caches", hint="set HOME, or container.caches")
+    return {
+        Variable.USER: f"{os.getuid()}:{os.getgid()}",
+        Variable.WORKING_DIR: os.getcwd(),
+        Variable.CACHE_DIR: caches,
+        Variable.PACKAGE: str(Path(__file__).resolve().parents[1]),
+        Variable.HOST: os.uname().nodename,
+    }
+
+
+def child_environment(
+    diff: EnvironmentDiff, values: Mapping[Variable, str], environ: Mapping[str, str]
+) -> dict[str, str]:
+    """The ranks' whole environment: the caller's without what the plan unsets, what it takes, and what it sets."""
+    require_taken(diff, environ)
+    # What is taken may be among what is unset; what is set counts over all. A pattern's * is its last character.
+    exact, prefixes = set(diff.unset), tuple(item[:-1] for item in diff.unset if item.endswith("*"))
+    child = {name: value for name, value in environ.items() if name not in exact and not name.startswith(prefixes)}
+    child |= {name: environ[name] for name in diff.take}
+    return child | {name: value.bind(values) for name, value in diff.set}
+
+
+def require_taken(diff: EnvironmentDiff, environ: Mapping[str, str]) -> None:
+    """Raises MachineError when a variable that `env_from` names is not in environ."""
+    if missing := [name for name in diff.take if name not in environ]:
+        raise MachineError(
+            Diagnostic(
+                "error",
+                f"the environment has no {name}, which the recipe takes from it (env_from)",
+                key="env_from",
+                hint=f"set it (export {name}=…) or remove it from env_from",
+            )
+            for name in missing
+        )

@@ -1,0 +1,123 @@
+"""The first command inside of a container: see whether the image has what the plan needs, or become the launcher.
+
+``inside.py --home=DIR [--log=FILE] [--unset=NAME,PREFIX*…] --package=torch==2.6.0… | -- program args…``. A script
+of its own, started by the image's interpreter: standard library only, in words that an older Python reads too.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if sys.path and __file__.startswith(sys.path[0] + "/"):
+    del sys.path[0]  # our own folder, whose modules must not be taken for the standard library's
+
+import os
+import re
+import signal
+
+UNFIT = 4  # trainkit's exit code for what a machine lacks
+NOT_FOUND = 127
+OLDEST = (3, 11)
+WHERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def main(argv: list[str]) -> int:
+    """Do what the words say. Returns an exit code, or becomes the program."""
+    if sys.version_info < OLDEST:
+        found = ".".join(map(str, sys.version_info[:3]))
+        say(f"the image's {sys.executable} is Python {found}; trainkit requires 3.11 or newer")
+        say("name another interpreter of the image in container.python, or take a newer image")
+        return UNFIT
+    words = list(argv)
+    program: list[str] = []
+    if "--" in words:
+        program = words[words.index("--") + 1 :]
+        words = words[: words.index("--")]
+    given = [word.partition("=")[::2] for word in words]
+    packages = [value for name, value in given if name == "--package"]
+    if packages:
+        return look(packages)
+    for name, value in given:
+        if name == "--home":
+            os.makedirs(value, exist_ok=True)
+            os.environ["HOME"] = value
+        elif name == "--log":
+            write_to(value)
+        elif name == "--unset":
+            forget(value.split(","))
+    # Users are named by number alone, and libraries ask for their names (getpass).
+    os.environ.setdefault("USER", f"uid{os.getuid()}")
+    # The launcher, the wrapper and the built-in trainer find trainkit's own code, before what the image has.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [WHERE, os.environ.get("PYTHONPATH", "")]))
+    # As outside: a checkpoint request reaches the ranks, whose wrappers take it up again, and no launcher dies of it.
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        os.execvp(program[0], program)
+    except OSError as error:
+        say(f"cannot start {program[0]}: {error.strerror}")
+        return NOT_FOUND
+
+
+def write_to(log: str) -> None:
+    """Write into a log that is there; node 0 has no number in its name."""
+    folder, name = os.path.split(log)
+    path = os.path.join(folder, "launcher.log" if name == "node-0.launcher.log" else name)
+    if os.path.isfile(path):
+        opened = os.open(path, os.O_WRONLY | os.O_APPEND)
+        for own in (1, 2):
+            os.dup2(opened, own)
+        os.close(opened)
+
+
+def forget(names: list[str]) -> None:
+    """Remove variables by name, or by a beginning with a star behind it."""
+    for name in list(os.environ):
+        if any(name == each or (each.endswith("*") and name.startswith(each[:-1])) for each in names):
+            del os.environ[name]
+
+
+def look(packages: list[str]) -> int:
+    """Whether the image has these packages (`name>=version`, `name==version`)."""
+    from importlib import metadata
+
+    missing: list[str] = []
+    other: list[str] = []
+    paste: list[str] = []
+    for each in packages:
+        name, relation, version = re.split("([>=]=)", each, maxsplit=1)
+        try:
+            found = metadata.version(name) if name != "python" else ".".join(map(str, sys.version_info[:3]))
+        except metadata.PackageNotFoundError:
+            missing.append(f"{name} {relation} {version}: it is not installed")
+            continue
+        if relation == ">=" and release(found) < release(version):
+            missing.append(f"{name} >= {version}: {found} is installed")
+        elif relation == "==" and release(found) != release(version):
+            other.append(f"the plan is made for {name} {version}; the image has {found}")
+            paste.append("{}: {}".format(name, found.partition("+")[0]))
+    for line in [*(f"the image lacks {each}" for each in missing), *other]:
+        say(line)
+    if missing:
+        say("next: take an image that has it, or build one: FROM the image, RUN pip install …")
+    if paste:
+        say("next: say what the image has: container.packages: {{{}}}".format(", ".join(paste)))
+    return UNFIT if missing or other else 0
+
+
+def release(version: str) -> list[int]:
+    """The numbers of a version."""
+    numbers = [int(each) for each in re.split("[^0-9.]", version)[0].split(".") if each]
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return numbers
+
+
+def say(line: str) -> None:
+    """A line for people."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,170 @@
+"""The nodes of a run find one another, agree on what is started, and start together."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import trainkit
+from trainkit.errors import MachineError
+from trainkit.plan.model import Plan
+from trainkit.plan.serialize import plan_to_json
+from trainkit.runner.nodes.agreement import Report, Say, Start, ToldError, digest_of
+from trainkit.runner.nodes.control import Neighbour
+from trainkit.runner.nodes.joining import join
+from trainkit.runner.nodes.open_files import allow
+from trainkit.runner.nodes.roll_call import BACKLOG, SEE_SECONDS, RollCall
+from trainkit.runner.rendezvous import LOWEST_PORT, free_port
+from trainkit.runner.rundir.layout import RunLayout
+from trainkit.schedulers.place import Place
+
+START_SECONDS = 600.0  # for all nodes to come: as long as torchrun waits
+CANDIDATES = 8  # ports of node 0 that others try, where only the job is known
+LATER_SECONDS = 15.0  # that others wait beyond node 0, which knows who is missing
+UNFIT_SECONDS = 20.0  # that node 0, where it cannot run the plan, waits to tell the others
+SPAN = 15_000  # ports from the lowest one on, all below those of outgoing connections
+# What a machine decides for itself, and may be different on each node.
+OWN_PARTS = ("cards", "notices", "resume.reason", "environment.set.OMP_NUM_THREADS")
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """What all nodes have agreed on, and the connections to the others, which the guardian is to have.
+
+    open_files: the limit that node 0 had before it was raised for these, which the ranks are to have; 0 if it was not.
+    """
+
+    start: Start
+    neighbours: tuple[Neighbour, ...] = ()
+    open_files: int = 0
+
+
+def assemble(
+    plan: Plan,
+    place: Place,
+    make: Callable[[Start], RunLayout],
+    say: Say,
+    seconds: float = START_SECONDS,
+    attempt: int = 1,
+) -> Assembly:
+    """Meet the other nodes. make: on node 0, a run directory with everything in it, once all are there.
+
+    Raises MachineError, on every node, when one does not come, planned something else, or does not see the directory.
+    """
+    leaves, own = comparable(plan), os.urandom(8).hex()
+    host, start_of = os.uname().nodename, place.start or plan.name
+    report = Report(place.node, host, start_of, trainkit.__version__, digest_of(leaves), own)
+    master, ports = where(plan, place)
+    if place.node:
+        return _join(report, leaves, master, ports, say, seconds + LATER_SECONDS)
+    open_files = allow(plan.topology.nodes)
+    with _listener(ports) as listener:
+        call = RollCall(listener, report, leaves, plan.topology.nodes, say, place.hosts)
+        try:
+            call.wait(seconds)
+            port = int(plan.rendezvous.rpartition(":")[2]) if plan.rendezvous != "auto" else free_port()
+            start = Start("", attempt, master, port)
+            start = start.at(str(make(start).root))
+            call.start(start)
+        except BaseException as error:  # passed on: the others are not to wait for a node 0 that has ended
+            why = str(error) if isinstance(error, Exception) else "it was told to end"
+            call.dismiss(f"{report.name} has ended before the start: {why}")
+            raise
+    return Assembly(start, tuple(call.neighbours()), open_files)
+
+
+def report_unfit(plan: Plan, place: Place, why: str, say: Say, seconds: float) -> None:
+    """Tell the other nodes that this one cannot run the plan, so that none waits for it.
+
+    Raises RefusedRunError on node 0; on another one what node 0 answers, if it does.
+    """
+    report = Report(place.node, os.uname().nodename, place.start or plan.name, trainkit.__version__, "", unfit=why)
+    master, ports = where(plan, place)
+    if place.node:
+        join(report, {}, [(master, port) for port in ports], seconds, say)[0].close()
+        return
+    with _listener(ports) as listener:
+        call = RollCall(listener, report, {}, plan.topology.nodes, say, place.hosts)
+        call.wait(min(seconds, UNFIT_SECONDS))
+        call.refuse("", "")
+
+
+def _join(
+    report: Report, leaves: Mapping[str, Any], master: str, ports: tuple[int, ...], say: Say, seconds: float
+) -> Assembly:
+    line, start = join(report, leaves, [(master, port) for port in ports], seconds, say)
+    plan = RunLayout.of(start.run_dir).plan
+    until = time.monotonic() + SEE_SECONDS / 2
+    while not (seen := plan.exists()) and time.monotonic() < until:
+        time.sleep(0.2)
+    writable = seen and os.access(start.run_dir, os.W_OK)
+    line.send(
+        {"ready": True} if writable else {"why": f"{'may not write to' if seen else 'does not see'} {plan.parent}"}
+    )
+    answer = line.next_message(SEE_SECONDS * 2)
+    if answer != {"go": True}:
+        line.close()
+        found = answer or {}
+        raise ToldError(str(found.get("refused", "node 0 has ended")), hint=str(found.get("hint", "")))
+    return Assembly(start, (Neighbour(0, master, line.detach()),))
+
+
+def where(plan: Plan, place: Place) -> tuple[str, tuple[int, ...]]:
+    """The address of node 0, and the ports at which it may be listening for the others."""
+    if plan.rendezvous != "auto":
+        host, _, port = plan.rendezvous.rpartition(":")
+        return host.strip("[]"), (int(port) + 1,)
+    if not place.hosts or not place.start:
+        raise MachineError(
+            f"the plan has {plan.topology.nodes} nodes, and nodes.rendezvous does not say where they meet",
+            hint="set nodes.rendezvous to host:port of node 0",
+        )
+    # Derived from the job and its step: two jobs on the same nodes do not meet.
+    seed = int.from_bytes(hashlib.sha256(place.start.encode()).digest()[:8])
+    return place.hosts[0], tuple(LOWEST_PORT + (seed + 977 * each) % SPAN for each in range(CANDIDATES))
+
+
+def _listener(ports: tuple[int, ...]) -> socket.socket:
+    for port in ports:
+        try:
+            both = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if both else socket.AF_INET
+            return socket.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise MachineError(f"port {port} cannot be listened on: {error.strerror}") from error
+    raise MachineError(
+        f"port {', '.join(map(str, ports))} is taken on this node, where the others are to report",
+        hint="set nodes.rendezvous to another port; the next one above is used, too",
+    )
+
+
+def comparable(plan: Plan) -> dict[str, Any]:
+    """The leaves of a plan that all nodes must have alike, by their path."""
+    data = plan_to_json(plan)
+    for command in data["commands"]:
+        words = command["argv"]
+        if "--cores" in words:
+            words[words.index("--cores") + 1] = ""
+    for group in data["topology"]["groups"]:
+        group["devices"] = len(group["devices"])
+    return {path: value for path, value in _leaves(data, "") if not path.startswith(OWN_PARTS)}
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list) and path.partition(".")[0] != "files":
+        for index, inner in enumerate(value):
+            yield from _leaves(inner, f"{path}.{index}")
+    else:
+        # Each node may have trainkit in a place of its own.
+        yield path, value.replace(sys.prefix, "<environment>") if isinstance(value, str) else value

@@ -1,0 +1,146 @@
+"""A connection between two nodes of a run: one JSON object a line, in both directions. Standard library only.
+
+Nothing here waits for the other side but `next_message` and `flush_all`, and these for a bounded time: a node that
+stands still must not hold up a thousand others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import selectors
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+MOST = 1 << 26  # bytes of a message: a plan is a few kilobytes, and nobody else is to fill our memory
+MOST_UNSENT = 1 << 20  # bytes that are kept for a node that does not take them
+CHUNK = 1 << 16
+AT_ONCE = 16  # chunks of one line before another gets its turn
+SEND_SECONDS = 5.0  # for the last words
+
+
+class Line:
+    """One end. Messages are objects; what else comes ends the connection, as if the other side had.
+
+    most: bytes of a message that comes.
+    """
+
+    def __init__(self, end: socket.socket, most: int = MOST) -> None:
+        end.setblocking(False)
+        with contextlib.suppress(OSError):  # not of TCP
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.most = most
+        self._socket = end
+        self._parts: list[bytes] = []  # of a message that is not complete yet …
+        self._size = 0  # … and their bytes
+        self._waiting: list[dict[str, Any]] = []
+        self._unsent = bytearray()
+        self.fileno = end.fileno
+
+    def send(self, message: Mapping[str, object]) -> None:
+        """Send what the other side takes now, and keep the rest for `flush`. Whether it is gone a reader sees.
+
+        Who has not taken MOST_UNSENT bytes of what was said before is given up.
+        """
+        if len(self._unsent) > MOST_UNSENT:
+            self._give_up()
+            return
+        self._unsent += json.dumps(message).encode() + b"\n"
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what is kept, as far as it is taken now."""
+        try:
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent)]
+        except BlockingIOError:
+            return
+        except OSError:  # the reader of this end sees the same
+            self._unsent.clear()
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that the other side has not taken yet."""
+        return len(self._unsent)
+
+    def waiting_messages(self) -> list[dict[str, Any]] | None:
+        """What has come already, without waiting; None when the other end is gone and all of it was read."""
+        found, self._waiting = self._waiting, []
+        try:
+            for _ in range(AT_ONCE):
+                data = self._socket.recv(CHUNK)
+                messages = self._complete(data) if data else None
+                if messages is None:
+                    self._give_up()
+                    return found or None
+                found += messages
+        except BlockingIOError:
+            return found
+        except OSError:
+            return found or None
+        return found
+
+    def next_message(self, seconds: float) -> dict[str, Any] | None:
+        """The next message; None when none comes in time, or the other end is gone."""
+        until = time.monotonic() + seconds
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._socket, selectors.EVENT_READ)
+            while not self._waiting:
+                found = self.waiting_messages()
+                left = until - time.monotonic()
+                if found is None or (not found and left <= 0):
+                    return None
+                self._waiting = found
+                if not found:
+                    selector.modify(self._socket, selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0))
+                    selector.select(left)
+                    self.flush()
+        return self._waiting.pop(0)
+
+    def detach(self) -> int:
+        """The connection's descriptor, for another process to go on with; what has been read and not taken is lost."""
+        return self._socket.detach()
+
+    def close(self) -> None:
+        """End it, also where another process has it, too."""
+        with contextlib.suppress(OSError):  # the other side has
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _complete(self, data: bytes) -> list[dict[str, Any]] | None:
+        """Messages that end in this data; None for what is none."""
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0] = b"".join((*self._parts, lines[0]))
+            self._parts, self._size = [], 0
+        self._parts.append(rest)
+        self._size += len(rest)
+        if self._size > self.most or any(len(line) > self.most for line in lines):
+            return None
+        try:
+            messages = [json.loads(line) for line in lines]
+        except (ValueError, RecursionError):
+            return None
+        return messages if all(isinstance(each, dict) for each in messages) else None
+
+    def _give_up(self) -> None:
+        """From now on the other end counts as gone."""
+        self._unsent.clear()
+        with contextlib.suppress(OSError):  # it is already
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+
+def flush_all(lines: Iterable[Line], seconds: float) -> None:
+    """Send to all at once what is kept for them, and wait no longer than this for those who do not take it."""
+    until = time.monotonic() + seconds
+    with selectors.DefaultSelector() as selector:
+        for line in lines:
+            if line.unsent:
+                selector.register(line, selectors.EVENT_WRITE, line)
+        while selector.get_map() and (left := until - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                key.data.flush()
+                if not key.data.unsent:
+                    selector.unregister(key.fileobj)

@@ -1,0 +1,256 @@
+"""The roll call: every node of a run reports to node 0 before any starts its ranks. All start alike, or none does.
+
+Who is missing is named while one waits. A node that is there twice, that has another trainkit, or that planned anything
+else, is refused by name on all nodes: torchrun would hang, or train something else on one of them. A node that has gone
+and comes again is the same one. Whoever else comes to the port holds nobody up.
+"""
+
+from __future__ import annotations
+
+import errno
+import selectors
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, NoReturn
+
+from trainkit.runner.nodes.agreement import (
+    SAY_SECONDS,
+    RefusedRunError,
+    Report,
+    Say,
+    Start,
+    refusal,
+    say_after,
+    unequal,
+)
+from trainkit.runner.nodes.control import Neighbour
+from trainkit.runner.nodes.line import MOST, SEND_SECONDS, Line, flush_all
+from trainkit.text import counted, listed
+
+TURN_SECONDS = 0.2
+LATE_SECONDS = 10.0  # for nodes that start a little later, to hear that the run was refused
+SEE_SECONDS = 30.0  # for all nodes to see the run directory: NFS shows new files late
+SILENT_SECONDS = 10.0  # for a report from who has connected
+MOST_STRANGERS = 256  # connections beyond those of the nodes; the oldest without a report go first
+MOST_OF_REPORT = 1 << 16  # bytes
+BACKLOG = 4096
+MOST_NAMED = 8
+SAME_WORDS = "start every node with the same words, and each once"
+
+
+class Caller:
+    """A connection to node 0. report: of the node that it belongs to, None while nobody has said so."""
+
+    __slots__ = ("line", "report", "since")
+
+    def __init__(self, end: socket.socket) -> None:
+        self.line = Line(end, MOST_OF_REPORT)
+        self.report: Report | None = None
+        self.since = time.monotonic()
+
+
+class RollCall:
+    """Node 0's side. listener: listening already. leaves: of the plan, as of `assembly.comparable`.
+
+    hosts: by node, where they are known. say: for people.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        mine: Report,
+        leaves: Mapping[str, Any],
+        nodes: int,
+        say: Say,
+        hosts: Sequence[str] = (),
+    ) -> None:
+        self._mine, self._leaves, self._nodes, self._say, self._hosts = mine, leaves, nodes, say, hosts
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._strangers: dict[Caller, None] = {}  # the oldest first
+        self._here: dict[int, Caller] = {}
+
+    def wait(self, seconds: float) -> None:
+        """Until all are there. Raises MachineError when one is refused, or does not come."""
+        began = looked = time.monotonic()
+        say_at = SAY_SECONDS
+        while len(self._here) < self._nodes - 1:
+            self._turn()
+            now = time.monotonic()
+            if now - looked < TURN_SECONDS:
+                continue
+            looked, passed = now, now - began
+            self._look(now)
+            if passed >= say_at:
+                say_at = say_after(say_at)
+                self._say(f"{self._present()}, {passed:.0f} s")
+            if passed > seconds:
+                missing = [host for node, host in enumerate(self._hosts) if node and node not in self._here]
+                hint = "see why it did not start, and start again"
+                self.refuse(f"after {seconds:.0f} s {self._present()}", hint, blamed=",".join(missing))
+        self._selector.unregister(self._listener)
+        for caller in [*self._strangers]:
+            self._forget(caller)
+
+    def _turn(self) -> None:
+        for key, _ in self._selector.select(TURN_SECONDS):
+            if key.data is None:
+                self._accept()
+            elif key.data.line.fileno() >= 0:  # it may have been dropped for another one just before
+                self._read(key.data)
+
+    def _look(self, now: float) -> None:
+        """Let strangers go that say nothing, and send on what was not taken at once."""
+        for caller in [each for each in self._strangers if now - each.since > SILENT_SECONDS]:
+            self._forget(caller)
+        for caller in self._here.values():
+            caller.line.flush()
+
+    def _present(self) -> str:
+        missing = [self._name(node) for node in range(1, self._nodes) if node not in self._here]
+        return f"{len(self._here) + 1} of {self._nodes} nodes are here; waiting for {listed(missing, most=8)}"
+
+    def _name(self, node: int) -> str:
+        return f"node {node} ({self._hosts[node]})" if node < len(self._hosts) else f"node {node}"
+
+    def _accept(self) -> None:
+        try:
+            caller = Caller(self._listener.accept()[0])
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                return  # it is gone again
+            if not self._strangers:
+                self.refuse(f"node 0 can have no more files open: {error.strerror}", "raise it with ulimit -n")
+            self._forget(next(iter(self._strangers)))
+            return
+        self._selector.register(caller.line, selectors.EVENT_READ, caller)
+        self._strangers[caller] = None
+        if len(self._strangers) + len(self._here) > self._nodes + MOST_STRANGERS:
+            self._forget(next(iter(self._strangers)))
+
+    def _read(self, caller: Caller) -> None:
+        messages = caller.line.waiting_messages()
+        if messages is None:
+            self._forget(caller)
+        for message in messages or ():
+            if caller.report is None:
+                self._meet(caller, message)
+            elif caller in self._strangers and isinstance(message.get("leaves"), dict):
+                self.refuse(unequal(self._mine, self._leaves, caller.report, message["leaves"]), SAME_WORDS, caller)
+
+    def _forget(self, caller: Caller) -> None:
+        self._strangers.pop(caller, None)
+        self._selector.unregister(caller.line)
+        caller.line.close()
+        if caller.report is not None and self._here.get(caller.report.node) is caller:
+            self._say(f"{caller.report.name} has left")
+            del self._here[caller.report.node]
+
+    def _meet(self, caller: Caller, message: Mapping[str, Any]) -> None:
+        report = Report.read(message)
+        if report is None:  # something else has come to this port
+            self._forget(caller)
+            return
+        if report.start != self._mine.start:
+            caller.line.send({"other": self._mine.start})
+            self._forget(caller)
+            return
+        caller.report = report
+        known = self._here.get(report.node)
+        if known is not None and (self._is_same(known, report) or known.line.waiting_messages() is None):
+            del self._here[report.node]  # it has come again before its end was seen
+            self._forget(known)
+        elif known is not None or report.node == self._mine.node:
+            host = self._mine.host if known is None or known.report is None else known.report.host
+            self.refuse(f"{report.name} is there twice: {host} has the same number", SAME_WORDS, caller)
+        if why := refusal(self._mine, report, self._nodes):
+            self.refuse(why, "" if report.unfit else SAME_WORDS, caller, report.host if report.unfit else "")
+        if report.digest != self._mine.digest:
+            caller.line.most = MOST
+            caller.line.send({"leaves": True})
+            return
+        caller.line.send({"here": True})
+        del self._strangers[caller]
+        self._here[report.node] = caller
+
+    def _is_same(self, known: Caller, report: Report) -> bool:
+        return known.report is not None and bool(report.process) and known.report.process == report.process
+
+    def refuse(self, why: str, hint: str, caller: Caller | None = None, blamed: str = "") -> NoReturn:
+        """Tell all nodes that are here, and one that has just come, and raise the RefusedRunError."""
+        if self._mine.unfit:  # counts more: the others may have the same to say
+            why, hint = f"{self._mine.name} cannot run the plan: {self._mine.unfit}", ""
+            blamed = self._mine.host if len(self._here) == self._nodes - 1 else ""
+        self.dismiss(why, hint, caller)
+        if caller is not None and caller.report is not None:
+            self._dismiss_late({"refused": why, "hint": hint}, len({*self._here, caller.report.node}))
+        for each in {*self._here.values(), *self._strangers, *([caller] if caller else [])}:
+            each.line.close()
+        self._here, self._strangers = {}, {}
+        raise RefusedRunError(why, hint=hint, blamed=blamed)
+
+    def dismiss(self, why: str, hint: str = "", caller: Caller | None = None) -> None:
+        """Tell all nodes that are here, and one that has just come, that there will be no run."""
+        lines = [each.line for each in (*self._here.values(), *([caller] if caller else []))]
+        for line in lines:
+            line.send({"refused": why, "hint": hint})
+        flush_all(lines, SEND_SECONDS)
+
+    def _dismiss_late(self, refusal: Mapping[str, str], told: int) -> None:
+        """Tell those, too, that come a little later: they would wait for node 0 for minutes. told: how many were."""
+        until, left = time.monotonic() + LATE_SECONDS, self._nodes - 1 - told
+        while left > 0 and time.monotonic() < until:
+            for key, _ in self._selector.select(TURN_SECONDS):
+                if key.data is None:
+                    self._accept()
+                elif key.data in self._strangers:
+                    messages = key.data.line.waiting_messages()
+                    if messages and (report := Report.read(messages[0])) and report.start == self._mine.start:
+                        left -= 1
+                        key.data.line.send(refusal)
+                    if messages != []:
+                        self._forget(key.data)
+                else:  # they end by themselves
+                    self._selector.unregister(key.fileobj)
+
+    def neighbours(self) -> Iterator[Neighbour]:
+        """The other nodes, by the descriptors of their lines, which are the caller's from then on."""
+        self._selector.close()
+        for node, caller in sorted(self._here.items()):
+            assert caller.report is not None
+            yield Neighbour(node, caller.report.host, caller.line.detach())
+
+    def start(self, what: Start) -> None:
+        """Tell all what they need, and wait until each has it and sees the run directory; or refuse the run."""
+        for caller in self._here.values():
+            caller.line.send({"start": asdict(what)})
+        unready = self._unready(time.monotonic() + SEE_SECONDS)
+        if unready:
+            more = f"; and {counted(len(unready) - MOST_NAMED, 'other node')}" if len(unready) > MOST_NAMED else ""
+            named = "; ".join(f"{self._name(node)} {why}" for node, why in sorted(unready.items())[:MOST_NAMED])
+            self.refuse(f"{named}{more}", "set output.root to a folder that all nodes share")
+        for caller in self._here.values():
+            caller.line.send({"go": True})
+        flush_all((caller.line for caller in self._here.values()), SEND_SECONDS)
+
+    def _unready(self, until: float) -> dict[int, str]:
+        """Why nodes cannot start, by their numbers."""
+        waiting, found = dict.fromkeys(self._here, "does not answer"), dict[int, str]()
+        while waiting and time.monotonic() < until:
+            for key, _ in self._selector.select(TURN_SECONDS):
+                node, messages = key.data.report.node, key.data.line.waiting_messages()
+                for message in messages or ():
+                    waiting.pop(node, None)
+                    if message != {"ready": True}:
+                        found[node] = str(message.get("why", "does not answer"))
+                if messages is None:
+                    self._selector.unregister(key.data.line)
+                    waiting.pop(node, None)
+                    found[node] = "has left"
+            for caller in self._here.values():
+                caller.line.flush()
+        return {**found, **waiting}

@@ -1,0 +1,92 @@
+"""A new run directory, and what is written into it before the start."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainkit.errors import MachineError
+from trainkit.files import publish
+from trainkit.plan.model import EnvironmentDiff, Plan
+from trainkit.recipe.layers.secrets import MASK, is_secret_name
+from trainkit.runner.binding import BoundPlan
+from trainkit.runner.rundir.layout import RunLayout
+
+TRIES = 20  # names for a run directory
+
+
+def create_run_dirs(output_root: str, name: str, count: int) -> list[RunLayout]:
+    """New run directories that differ in a number at their end alone: -0, -1, … Raises MachineError."""
+    first = create_run_dir(output_root, name, "-0").root
+    made = [RunLayout(first)]
+    try:
+        for number in range(1, count):
+            root = first.with_name(f"{first.name.removesuffix('-0')}-{number}")
+            root.mkdir()
+            made.append(RunLayout(root))
+    except OSError as error:
+        for layout in made:
+            layout.root.rmdir()
+        raise MachineError(f"the run directory {root} cannot be created: {error.strerror}") from error
+    return made
+
+
+def create_run_dir(output_root: str, name: str, ending: str = "") -> RunLayout:
+    """A new run directory <output_root>/<name>/<timestamp>-<id>. Raises MachineError when it cannot be created."""
+    parent = Path(output_root).absolute() / name
+    for _ in range(TRIES):
+        # The time sorts runs by age, the random part keeps apart those of one second.
+        root = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}{ending}"
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            root.mkdir()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise MachineError(
+                f"the run directory {root} cannot be created: {error.strerror}",
+                hint="set output.root to a folder that you may write to",
+            ) from error
+        return RunLayout(root)
+    raise MachineError(f"no free name for a run directory was found in {parent}", hint="check that it is a folder")
+
+
+def write_plan(layout: RunLayout, plan: Plan, recipe_yaml: str, command_shell: str) -> None:
+    """Write what is promised: recipe, plan, and the plan as a script."""
+    publish(layout.recipe, recipe_yaml)
+    publish(layout.plan, plan_text(plan))
+    publish(layout.command, command_shell, mode=0o777)
+
+
+def plan_text(plan: Plan) -> str:
+    """The plan as it is kept."""
+    from trainkit.plan.serialize import plan_to_json
+
+    return json.dumps(plan_to_json(plan), indent=2) + "\n"
+
+
+def write_attempt(layout: RunLayout, number: int, plan: Plan, bound: BoundPlan) -> None:
+    """Write what a start within the run needs: its folders, its environment, and the planned files."""
+    attempt = layout.attempt(number)
+    attempt.logs.mkdir(parents=True)
+    attempt.ranks.mkdir()
+    if plan.topology.nodes > 1:
+        attempt.nodes.mkdir()
+    publish(layout.environment, _masked_environment(plan.environment, bound.environment))
+    for file in plan.files:
+        path = layout.root / file.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        publish(path, file.content)
+
+
+def _masked_environment(diff: EnvironmentDiff, bound: Mapping[str, str]) -> str:
+    """The environment diff as text. What was taken from the caller, and what is named like a secret, is masked."""
+    lines = [f"unset {name}" for name in diff.unset]
+    for name in sorted({*(name for name, _ in diff.set), *diff.take}):
+        hidden = name in diff.take or is_secret_name(name)
+        value = bound[name] if bound[name].isprintable() else bound[name].encode("unicode_escape").decode("ascii")
+        lines.append(f"{name}={MASK if hidden else value}")
+    return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,75 @@
+"""End the containers of a run by the engine's own command: their processes may be children of a daemon."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from trainkit.runner.rundir.records import RankRecord
+from trainkit.runner.supervisor.channel import Spec
+from trainkit.runner.supervisor.cleanup import held_by
+from trainkit.runner.supervisor.processes import descendants, is_alive, send_signal, spawn
+
+Say = Callable[[str], object]
+SECONDS = 30.0  # for the engine; a daemon that hangs must not hold the run
+PAUSE = 0.02
+# What an engine says of a container that has gone by itself (docker container rm).
+GONE = ("no such container", "already in progress")
+
+
+def end_containers(argv: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Run the engine's command to its end; what went wrong, empty where nothing is left."""
+    if not argv:
+        return ""
+    nothing, (reader, writer) = os.open(os.devnull, os.O_RDWR), os.pipe()
+    try:
+        pid = spawn(argv, environ, (nothing, writer, writer), new_session=True)
+    except OSError as error:
+        os.close(reader)
+        return f"{argv[0]} cannot be started: {error.strerror}"
+    finally:
+        os.close(writer)
+        os.close(nothing)
+    os.set_blocking(reader, False)
+    code, until, said = None, time.monotonic() + SECONDS, b""
+    while code is None and time.monotonic() < until:
+        with contextlib.suppress(BlockingIOError):
+            said += os.read(reader, 4096)
+        code = _exit_of(pid)
+        time.sleep(PAUSE if code is None else 0)
+    if code is None:
+        send_signal([pid], signal.SIGKILL)
+    with contextlib.suppress(BlockingIOError):
+        said += os.read(reader, 4096)
+    os.close(reader)
+    words = said.decode("utf-8", "replace").strip()
+    if code == 0 or any(each in words.lower() for each in GONE):
+        return ""
+    why = f"no answer within {SECONDS:g} s" if code is None else words or f"exit code {code}"
+    return f"{' '.join(argv)}: {why}"
+
+
+def end_boxed(spec: Spec, records: Iterable[RankRecord], environ: Mapping[str, str], say: Say) -> set[str]:
+    """End a run's containers, if it has any; what its ranks held outside the run directory."""
+    if not spec.container:
+        return set()
+    held = held_inside(records)
+    if wrong := end_containers(spec.end, environ):
+        say(f"warning: a container may be left: {wrong}")
+    return held
+
+
+def _exit_of(pid: int) -> int | None:
+    with contextlib.suppress(ChildProcessError):  # reaped elsewhere, and its code with it
+        found, status = os.waitpid(pid, os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if found else None
+    return 0
+
+
+def held_inside(records: Iterable[RankRecord]) -> set[str]:
+    """Shared-memory files and socket folders of ranks that run, wherever they descend from."""
+    wrappers = [each.wrapper_pid for each in records if each.ended is None and is_alive(each.wrapper_pid)]
+    return held_by([pid for wrapper in wrappers for pid in (wrapper, *descendants(wrapper))])

@@ -1,0 +1,189 @@
+"""What the ranks of this node are doing now: stacks, the flight recorders of torch, states. Standard library only.
+
+Nothing is waited for here: the guardian begins a dump, looks again in each of its turns, and takes what has come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from trainkit.files import is_there, open_regular, publish, read_json, refuse_links
+from trainkit.runner.rundir.records import RankRecord
+from trainkit.runner.supervisor.processes import descendants
+from trainkit.runner.watch.activity import State, catches, state_of
+from trainkit.runner.watch.judge import Found, own_place
+from trainkit.runner.watch.question import order
+from trainkit.stamps import ASK, PAGE, Page, read_page
+
+PATIENCE = 5.0  # seconds for all ranks to answer
+SETTLE = 0.3  # a stack that has not grown for so long is whole
+MOST = 1 << 20  # bytes of a stack
+
+Spawn = Callable[[Sequence[str], Sequence[int]], int]  # argv, standard streams -> pid
+
+
+class View:
+    """What this node sees of one rank: its record and its page, which stays readable when the wrapper has ended."""
+
+    def __init__(self, record: RankRecord) -> None:
+        self.record = record
+        self._fd: int | None = None
+        if record.stamps:
+            with contextlib.suppress(OSError):
+                self._fd = open_regular(record.stamps, links=True)
+
+    def bytes(self) -> bytes:
+        """The whole page; empty where there is none."""
+        with contextlib.suppress(OSError):
+            return os.pread(self._fd, PAGE, 0) if self._fd is not None else b""
+        return b""
+
+    def page(self) -> Page | None:
+        """What the program says of itself; None where it has not attached."""
+        return read_page(self.bytes())
+
+    def text(self, start: int) -> str:
+        """What was written behind the page from a place on."""
+        with contextlib.suppress(OSError):
+            return os.pread(self._fd, MOST, start).decode("utf-8", "replace") if self._fd is not None else ""
+        return ""
+
+    def size(self) -> int:
+        """Bytes of the page and of all behind it."""
+        return os.fstat(self._fd).st_size if self._fd is not None else 0
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+class _Asked(NamedTuple):
+    """A rank that is being dumped."""
+
+    view: View
+    page: Page | None
+    pid: int
+    state: State
+    start: int  # where its stack begins, behind the page
+    flight: str  # path of what its flight recorder has; empty where it was not asked
+    spy: int  # pid of py-spy
+
+
+class Dump:
+    """One dump of all ranks of this node, from the order to what was found."""
+
+    def __init__(self, folder: str, views: Iterable[View], spawn: Spawn) -> None:
+        """Raises OSError where the folder cannot be made."""
+        refuse_links(os.path.dirname(folder), folder)
+        os.makedirs(folder, exist_ok=True)
+        self._folder, self._spawn = folder, spawn
+        self._began = self._grown = time.monotonic()
+        self._asked = [self._ask(view) for view in views]
+        self._sizes: list[int] = []
+
+    def _ask(self, view: View) -> _Asked:
+        record, page = view.record, view.page()
+        # The number may be another process's by now: only one of this rank's is sent anything.
+        attached = page is not None and page.pid in {record.pid, *descendants(record.wrapper_pid)}
+        pid = page.pid if page is not None and attached else record.pid
+        state, start, flight, spy = state_of(pid), view.size(), "", 0
+        answers = state.letter not in {"T", "t", "Z", "X", ""}
+        if answers and attached:
+            if ASK is not None and catches(pid, ASK):  # else it would end the program
+                with contextlib.suppress(OSError):
+                    os.kill(pid, ASK)
+            flight = self._path(record.rank, "flight.json")
+            with contextlib.suppress(OSError):
+                os.unlink(flight)
+            flight = flight if order(record.orders, flight) else ""
+        elif answers and (tool := _tool("py-spy")):
+            spy = self._spy(tool, pid, record.rank)
+        return _Asked(view, page if attached else None, pid, state, start, flight, spy)
+
+    def _spy(self, tool: str, pid: int, rank: int) -> int:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        out = open_regular(self._path(rank, "py-spy"), flags)
+        try:
+            return self._spawn((tool, "dump", "--pid", str(pid)), (nothing, out, nothing))
+        except OSError:  # it cannot be started: the state alone is known
+            return 0
+        finally:
+            os.close(nothing)
+            os.close(out)
+
+    def turn(self, ended: Collection[int]) -> bool:
+        """Whether all has come that will. ended: children of the guardian that have ended."""
+        now, sizes = time.monotonic(), [each.view.size() for each in self._asked]
+        if sizes != self._sizes:
+            self._sizes, self._grown = sizes, now
+        # One that has no thread for orders answers with its stack alone.
+        whole = all(
+            (not each.flight or is_there(each.flight) or now - self._began > PATIENCE / 2)
+            and (not each.spy or each.spy in ended)
+            for each in self._asked
+        )
+        return (whole and now - self._grown > SETTLE) or now - self._began > PATIENCE
+
+    def found(self, moved: Callable[[int], float]) -> list[Found]:
+        """What was found, with a file for each rank. moved: seconds since a rank has moved."""
+        return [self._found(each, moved(each.view.record.rank)) for each in self._asked]
+
+    def _found(self, asked: _Asked, seconds: float) -> Found:
+        record, page, flight = asked.view.record, asked.page, {}
+        stack = asked.view.text(asked.start) if page is not None else ""
+        if asked.spy:
+            with contextlib.suppress(OSError), os.fdopen(open_regular(self._path(record.rank, "py-spy")), "rb") as file:
+                stack = file.read(MOST).decode("utf-8", "replace")
+        if asked.flight:
+            groups = read_json(asked.flight).get("groups")
+            flight = groups if isinstance(groups, dict) else {}
+        late = state_of(asked.pid)  # a disk makes everybody wait for a moment: only what lasts counts
+        letter = "" if asked.state.letter == "D" and late.letter != "D" else asked.state.letter
+        found = Found(
+            record.rank,
+            record.host,
+            asked.pid,
+            round(seconds, 1),
+            page.phase if page is not None else None,
+            page.step if page is not None else 0,
+            letter,
+            asked.state.waits_in,
+            flight,
+            own_place(stack),
+        )
+        state = State(letter).in_words or f"state {letter or 'unknown'}"
+        head = f"{found.name}: {state}, in the kernel in {asked.state.waits_in or 'nothing'}\n"
+        why = (
+            "" if stack else f"no stack: {'a stopped process cannot answer' if letter in {'T', 't'} else 'no answer'}\n"
+        )
+        with contextlib.suppress(OSError):  # a full disk: what was found is said all the same
+            publish(self._path(record.rank, "stack"), f"{head}{why}\n{stack}")
+            if asked.spy:
+                os.unlink(self._path(record.rank, "py-spy"))
+        return found
+
+    def _path(self, rank: int, kind: str) -> str:
+        return os.path.join(self._folder, f"rank-{rank}.{kind}")
+
+
+def _tool(name: str) -> str:
+    """The path of a program on PATH; empty where there is none. shutil takes too long to load."""
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    paths = (os.path.join(folder, name) for folder in folders if os.path.isabs(folder))
+    return next((path for path in paths if os.access(path, os.X_OK) and os.path.isfile(path)), "")
+
+
+def awake(pids: Iterable[int]) -> None:
+    """Let stopped processes go on, so that TERM, which waits for that, reaches them."""
+    for pid in pids:
+        if pid > 1 and state_of(pid).letter == "T":
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGCONT)

@@ -1,0 +1,218 @@
+"""Who holds a run up: a pure function over what was found in all ranks. Standard library only.
+
+A rank that is stopped holds the others up, whatever else there is. Else the flight recorders say it: in each process
+group collectives are numbered, and a rank that others wait for has not joined the one that they are in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from trainkit.runner.watch.activity import State
+from trainkit.runner.watch.timing import where
+from trainkit.stamps import Collective
+from trainkit.text import listed
+
+
+class Found(NamedTuple):
+    """What was found in one rank. seconds: that it has not moved; phase: None where the program writes no stamps.
+
+    groups: by process group, as `trainkit.stamps.groups_of` gives them; empty without a flight recorder. place: the
+    innermost frame of the program's own in its main thread, as ``train.py:69 in step``.
+    """
+
+    rank: int
+    host: str = ""
+    pid: int = 0
+    seconds: float = 0.0
+    phase: int | None = None
+    step: int = 0
+    letter: str = ""  # of its state
+    waits_in: str = ""  # the kernel's function
+    groups: Mapping[str, Mapping[str, Any]] = {}
+    place: str = ""
+
+    @property
+    def name(self) -> str:
+        """``rank 1 (tk2, pid 587, state T stopped)``."""
+        facts = [self.host, f"pid {self.pid}" if self.pid else "", State(self.letter).in_words]
+        return f"rank {self.rank} ({', '.join(filter(None, facts))})"
+
+    @property
+    def at(self) -> str:
+        """Where its program is; empty where that is not known."""
+        if self.place or self.is_stopped or not self.waits_in:
+            return f"it is at {self.place}" if self.place else ""
+        return f"it waits in {self.waits_in}"
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether its program cannot go on by itself."""
+        return self.letter in {"T", "t", "D"}
+
+    def waits(self) -> Iterator[tuple[str, Collective]]:
+        """The collectives that it has joined and that are not over, by group."""
+        for group, known in self.groups.items():
+            for each in known.get("waiting", ()):
+                yield group, Collective(*each)
+
+
+def describe(rank: Found) -> str:
+    """A line about one rank: ``rank 1 (tk2, pid 587): backward of step 14 for 0.3 s, it is at train.py:69 in step``."""
+    seen = where(rank.phase, rank.step) or "it says nothing of itself"
+    return ", ".join(filter(None, (f"{rank.name}: {seen} for {rank.seconds:.1f} s", rank.at)))
+
+
+class Judged(NamedTuple):
+    """text: for people. host: of the rank that holds the others up; empty where it is no rank, or nobody knows."""
+
+    text: str
+    host: str = ""
+
+
+def judge(ranks: Sequence[Found], missing: Sequence[str] = ()) -> Judged:
+    """The sentence on a run that does not move. missing: nodes that did not answer."""
+    silent = f"; {listed(missing)} did not answer" if missing else ""
+    text, host = _sentence(ranks) if ranks else ("no rank has answered", "")
+    return Judged(f"{text}{silent}", host)
+
+
+def _sentence(ranks: Sequence[Found]) -> tuple[str, str]:
+    seconds = min(each.seconds for each in ranks)
+    waiting = [(rank, group, each) for rank in ranks for group, each in _first(rank)]
+    stopped = [each for each in ranks if each.is_stopped]
+    if stopped:
+        return _behind(stopped, waiting, seconds)
+    in_group: dict[str, list[tuple[Found, Collective]]] = {}
+    for rank, group, each in waiting:
+        in_group.setdefault(group, []).append((rank, each))
+    held_up = {rank.rank for rank, _, _ in waiting}  # who waits in another group is no culprit
+    free = [rank for rank in ranks if rank.rank not in held_up]
+    for group, inside in in_group.items():
+        first = min(each.number for _, each in inside)
+        guilty = [rank for rank in free if _last(rank, group) < first]
+        if guilty:
+            return _behind(guilty, [(rank, group, each) for rank, each in inside], seconds)
+        if differing := _mismatch(inside, group, seconds):
+            return differing, ""
+    if waiting and len({rank.rank for rank, _, _ in waiting}) == len(ranks):
+        return _all_wait(waiting, seconds), ""
+    return _by_stamps(ranks, seconds)
+
+
+def _first(rank: Found) -> list[tuple[str, Collective]]:
+    """In each group the earliest collective that it waits in."""
+    found: dict[str, Collective] = {}
+    for group, each in rank.waits():
+        if group not in found or each.number < found[group].number:
+            found[group] = each
+    return [*found.items()]
+
+
+def _last(rank: Found, group: str) -> float:
+    """The number of the last collective that it has joined; one that never joined any is not of the group."""
+    known = rank.groups.get(group)
+    if known is None:
+        return float("inf") if rank.groups else 0
+    return int(known.get("last", 0))
+
+
+def _behind(
+    guilty: Sequence[Found], waiting: Sequence[tuple[Found, str, Collective]], seconds: float
+) -> tuple[str, str]:
+    names, one = _names(guilty), len(guilty) == 1
+    known = {rank.rank for rank in guilty}
+    others = [each for each in waiting if each[0].rank not in known]
+    if others:
+        _, group, first = min(others, key=lambda each: each[2].number)
+        what = f"{'has' if one else 'have'} not joined {first.operation} {first.number} of {_short(group)}"
+        at = f" ({first.place})" if first.place else ""
+        who = _numbered(rank.rank for rank, name, each in others if (name, each.number) == (group, first.number))
+        what = f"{what} for {seconds:.0f} s; {who} there{at}"
+    else:
+        what = f"{'has' if one else 'have'} not moved for {seconds:.0f} s"
+    return _with_place(f"{names} {what}", guilty), guilty[0].host
+
+
+def _with_place(text: str, guilty: Sequence[Found]) -> str:
+    first = guilty[0]
+    seen = where(first.phase, first.step)
+    parts = [each for each in (first.at, f"last seen in {seen}" if seen else "") if each]
+    return f"{text}. {', '.join(parts)[:1].upper()}{', '.join(parts)[1:]}" if parts else text
+
+
+def _mismatch(inside: Sequence[tuple[Found, Collective]], group: str, seconds: float) -> str:
+    """Ranks that have joined different collectives under the same number wait for ever."""
+    kinds: dict[tuple[int, str], list[tuple[Found, Collective]]] = {}
+    for rank, each in inside:
+        kinds.setdefault((each.number, each.operation), []).append((rank, each))
+    if len(kinds) < 2:
+        return ""
+    parts = []
+    for (number, operation), members in kinds.items():
+        at = f" ({members[0][1].place})" if members[0][1].place else ""
+        parts.append(f"{_numbered((rank.rank for rank, _ in members), 'is', 'are')} in {operation} {number}{at}")
+    return f"the ranks of {_short(group)} have waited in different collectives for {seconds:.0f} s: {'; '.join(parts)}"
+
+
+def _all_wait(waiting: Sequence[tuple[Found, str, Collective]], seconds: float) -> str:
+    """Nobody is missing: what they wait for is not a rank."""
+    _, group, first = waiting[0]
+    at = f" ({first.place})" if first.place else ""
+    what = f"{first.operation} {first.number} of {_short(group)}{at}"
+    return f"every rank has been in {what} for {seconds:.0f} s: the network or a device holds it up"
+
+
+def _by_stamps(ranks: Sequence[Found], seconds: float) -> tuple[str, str]:
+    """Without a flight recorder: who has done fewer steps than another holds it up."""
+    slowest = min(each.step for each in ranks)
+    behind = [each for each in ranks if each.step == slowest]
+    if len(behind) < len(ranks):
+        return _behind(behind, (), seconds)
+    if len(ranks) == 1:
+        return _behind(ranks, (), seconds)
+    places = [f"rank {each.rank} {each.at.replace('it ', '', 1)}" for each in ranks if each.at]
+    phases = dict.fromkeys(filter(None, (where(each.phase, each.step) for each in ranks)))
+    seen = f", last seen in {listed([*phases], most=2)}" if phases else ""
+    return f"no rank has moved for {seconds:.0f} s{seen}" + (f": {'; '.join(places[:4])}" if places else ""), ""
+
+
+def _names(ranks: Sequence[Found]) -> str:
+    shown = [each.name for each in ranks[:3]]
+    return ", ".join(shown) + (f" and {len(ranks) - 3} more ranks" if len(ranks) > 3 else "")
+
+
+def _numbered(ranks: Iterable[int], one: str = "waits", several: str = "wait") -> str:
+    numbers = sorted({*ranks})
+    word = "rank" if len(numbers) == 1 else "ranks"
+    return f"{word} {listed([*map(str, numbers)])} {one if len(numbers) == 1 else several}"
+
+
+def _short(group: str) -> str:
+    """Without the backend: people know the group."""
+    return group.partition(" (")[0]
+
+
+INSIDE = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "<string>")
+
+
+def own_place(stack: str) -> str:
+    """The innermost frame of the program's own in its main thread, from faulthandler's text; else the innermost one.
+
+    faulthandler writes the newest thread first, so the main one is last, each with its innermost frame first.
+    """
+    threads, frames = stack.split("hread 0x"), list[str]()
+    for line in threads[-1].splitlines():
+        file, number, name = _frame(line)
+        if file:
+            frames.append(f"{file}\0{file.rpartition('/')[2]}:{number} in {name}")
+    own = (each for each in frames if not any(part in each for part in INSIDE))
+    return next(own, frames[0] if frames else "").partition("\0")[2]
+
+
+def _frame(line: str) -> tuple[str, str, str]:
+    before, _, rest = line.partition('"')
+    file, _, rest = rest.rpartition('", line ')
+    number, _, name = rest.partition(" in ")
+    return (file, number, name) if before.strip() == "File" and number.isdecimal() else ("", "", "")

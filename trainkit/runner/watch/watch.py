@@ -1,0 +1,254 @@
+"""The watch over a run that may hang, as each node's guardian keeps it. Standard library only.
+
+Every node sees whether its own ranks move (`timing`), and tells node 0 when that changes. When no node's ranks move,
+node 0 orders a dump of all ranks (`dumping`), waits for the answers of the other nodes, and says who holds the run up
+(`judge`): on the console, in status.json and in attempts/<n>/dumps/hang.json. Only then the run is ended, where the
+plan says so, and where every rank says itself when it moves; of programs that say nothing it is reported, no more.
+
+Whoever may write to the run directory can ask for a dump of a run that is running (`trainkit dump`): the file
+attempts/<n>/orders/dump, whose content comes back in attempts/<n>/dumps/asked.json together with what was found. Node 0
+looks for it once a second, and removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from trainkit.files import publish, read_whole, refuse_links
+from trainkit.runner.nodes.control import Control
+from trainkit.runner.rundir.records import DUMPS, ORDERS, PACES, RankRecord, log_path
+from trainkit.runner.supervisor.processes import descendants
+from trainkit.runner.watch.activity import Activity, state_of
+from trainkit.runner.watch.dumping import Dump, Spawn, View
+from trainkit.runner.watch.judge import Found, judge
+from trainkit.runner.watch.pace import Pace, pace_of
+from trainkit.runner.watch.question import Question
+from trainkit.runner.watch.timing import Limits, Standing, is_sure, stalled
+from trainkit.stamps import START, STEPS, read_paces, read_page
+
+LOOK_SECONDS = 1.0
+ANSWER_SECONDS = 12.0  # for the dumps of the other nodes
+AGAIN_SECONDS = 5.0  # between two words of a node that stands still, should one have been lost
+TOKEN = re.compile(rb"[0-9a-f]{1,64}")
+
+
+class Watch:
+    """One node's part. limits: as in the plan. guarded: pid of trainkit, whose own rest is no hang of the run."""
+
+    def __init__(self, limits: Limits, attempt_dir: str, control: Control, spawn: Spawn, guarded: int) -> None:
+        self._limits, self._attempt, self._control = limits, attempt_dir, control
+        self._spawn, self._guarded = spawn, guarded
+        self._views: dict[int, View] = {}
+        self._activities: dict[int, Activity] = {}
+        self._looks: dict[int, float] = {}  # rank -> when its activity is looked at next
+        self._moved: dict[int, float] = {}
+        self._questions: dict[int, Question] = {}
+        self._next = self._said_at = 0.0
+        self._since = time.monotonic()  # since when the clocks count
+        self._stalled = self._sure = False
+        self._others: dict[int, tuple[bool, bool]] = {}  # the same of the other nodes
+        self._dump: Dump | None = None
+        self._round, self._asked, self._until = 0, "", 0.0
+        self._answers: dict[int, list[Found]] | None = None  # on node 0, while a dump is made
+        self._began = 0.0  # when the run last moved before it was reported
+        self.said: list[str] = []  # for the console
+        self.line = ""  # for status.json, while the run stands still
+        self.order = ""  # why the run is to end …
+        self.blamed = ""  # … and the host that holds it up
+
+    def turn(self, records: Mapping[int, RankRecord], alive: Collection[int], ended: Collection[int]) -> None:
+        """Look after the ranks. alive: whose wrappers run; ended: children of the guardian that have ended."""
+        self._hear()
+        self._go_on(ended)
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + LOOK_SECONDS
+            self.see(records)
+            self._note([each for rank in alive if (each := self._standing(rank, now)) is not None], now)
+            if self._control.node == 0 and self._answers is None:
+                self._decide()
+        if self._answers is not None:
+            self._conclude()
+
+    def see(self, records: Mapping[int, RankRecord]) -> None:
+        """Take in new ranks, and those that the launcher has restarted."""
+        for rank, record in records.items():
+            known = self._views.get(rank)
+            if known is None or known.record.wrapper_pid != record.wrapper_pid:
+                if known is not None:
+                    known.close()
+                self._views[rank] = View(record)
+                logs = (log_path(self._attempt, rank, stream) for stream in ("out", "err"))
+                self._activities[rank] = Activity(time.monotonic(), logs)
+            else:
+                known.record = record
+
+    def paces(self) -> dict[int, Pace]:
+        """Of the ranks of this node, also of those that have ended."""
+        found = {rank: pace_of(view.record.host, view.bytes()) for rank, view in self._views.items()}
+        return {rank: pace for rank, pace in found.items() if pace is not None}
+
+    def tell_paces(self) -> None:
+        """Tell node 0, at the end."""
+        for question in self._questions.values():
+            question.remove()
+        if self._control.node:
+            self._control.post({"paces": self.paces()})
+
+    def _standing(self, rank: int, now: float) -> Standing | None:
+        """What is known of a rank's rest; None for one that has ended."""
+        view = self._views[rank]
+        if view.record.ended is not None or not view.record.pid:
+            return None
+        data = view.bytes()
+        page = read_page(data)
+        if page is None:
+            self._moved[rank] = max(self._since, self._active(rank, now))
+            return Standing(rank, self._moved[rank])
+        steps = [each[0] for each in read_paces(data)]
+        standing = Standing(rank, max(self._since, page.at), page.phase, page.longest, steps)
+        if page.phase in (START, STEPS):
+            # Between two steps of its own making a program may evaluate, or save: then it computes, or says so.
+            active, limit = self._active(rank, now), standing.limit(self._limits)
+            if active > page.at and not (now - page.at > limit and self._waits(rank, page.at, limit, now)):
+                standing = standing._replace(moved=max(self._since, active))
+        self._moved[rank] = standing.moved
+        return standing
+
+    def _waits(self, rank: int, since: float, limit: float, now: float) -> bool:
+        """Whether a rank that computes has been in one collective for too long all the same."""
+        question = self._questions.setdefault(rank, Question(os.path.join(self._attempt, f".flight-{rank}.json")))
+        return question.waits(self._views[rank].record.orders, since, limit / 10, now) > limit
+
+    def _active(self, rank: int, now: float) -> float:
+        if now >= self._looks.get(rank, 0.0):
+            shortest = self._limits.start if self._limits.after is None else self._limits.after or self._limits.start
+            self._looks[rank] = now + min(max(LOOK_SECONDS, shortest / 10), 10.0)
+            self._activities[rank].look(descendants(self._views[rank].record.wrapper_pid), now)
+        return self._activities[rank].moved
+
+    def _note(self, ranks: list[Standing], now: float) -> None:
+        """Whether this node stands still, and tell node 0 when that changes."""
+        before = self._stalled
+        self._stalled = self._limits.after != 0 and stalled(ranks, self._limits, now)
+        if self._stalled and state_of(self._guarded).letter == "T":  # its user has stopped it, and the run with it
+            self._since, self._stalled = now, False
+        self._sure = is_sure(ranks)
+        changed = before != self._stalled or (self._stalled and now - self._said_at > AGAIN_SECONDS)
+        if self._control.node and changed:
+            self._said_at = now
+            self._control.post({"stalled": self._stalled, "sure": self._sure})
+
+    def _hear(self) -> None:
+        for node, message in self._control.taken():
+            if "stalled" in message:
+                self._others[node] = bool(message["stalled"]), bool(message.get("sure"))
+            elif "dump" in message and self._control.node:
+                self._round = int(message["dump"])
+                self._begin()
+            elif "dumped" in message and self._answers is not None and message["dumped"] == self._round:
+                self._answers[node] = [Found(**each) for each in message["ranks"]]
+            else:
+                self._control.keep(message)
+
+    def _decide(self) -> None:
+        """On node 0: begin a dump, or take back what was said."""
+        hangs, _ = self._whole()
+        if self.line and not hangs:
+            seconds = time.monotonic() - self._began
+            self.said.append(f"the run moves again, after {seconds:.0f} s")
+            self.line = ""
+        elif (hangs and not self.line) or (asked := self._order()):
+            self._asked = "" if hangs and not self.line else asked
+            self._round += 1
+            self._answers, self._until = {}, time.monotonic() + ANSWER_SECONDS
+            self._control.post({"dump": self._round})
+            self._begin()
+
+    def _begin(self) -> None:
+        try:
+            self._dump = Dump(os.path.join(self._attempt, DUMPS), self._living(), self._spawn)
+        except OSError as error:  # a full disk, or no folder any more
+            self.said.append(f"no dump of this node: {error.strerror}: {error.filename}")
+            self._answer([])
+
+    def _living(self) -> list[View]:
+        return [view for _, view in sorted(self._views.items()) if view.record.ended is None]
+
+    def _go_on(self, ended: Collection[int]) -> None:
+        if self._dump is not None and self._dump.turn(ended):
+            now = time.monotonic()
+            found = self._dump.found(lambda rank: now - self._moved.get(rank, now))
+            self._dump = None
+            self._answer(found)
+
+    def _answer(self, found: list[Found]) -> None:
+        if self._control.node:
+            self._control.post({"dumped": self._round, "ranks": [each._asdict() for each in found]})
+        elif self._answers is not None:
+            self._answers[0] = found
+
+    def _whole(self) -> tuple[bool, bool]:
+        """Whether all nodes stand still, and whether that is sure."""
+        others = [self._others.get(node, (False, False)) for node in self._control.others]
+        nodes = [(self._stalled, self._sure), *others]
+        return all(still for still, _ in nodes), all(sure for _, sure in nodes)
+
+    def _conclude(self) -> None:
+        """On node 0, when all have answered or none will any more."""
+        assert self._answers is not None
+        waited = {0: "node 0", **self._control.others}
+        missing = [name for node, name in waited.items() if node not in self._answers]
+        if missing and time.monotonic() < self._until:
+            return
+        ranks = sorted((each for found in self._answers.values() for each in found), key=lambda each: each.rank)
+        self._answers = None
+        judged = judge(ranks, missing)
+        line = f"hang: {judged.text}. Stacks: {os.path.relpath(self._dumps, self._run_dir)}"
+        account = {"at": time.time(), "line": line, "ranks": [each._asdict() for each in ranks], "missing": missing}
+        with contextlib.suppress(OSError):  # a full disk: it is said all the same
+            name = "asked.json" if self._asked else "hang.json"
+            account["asked"], self._asked = self._asked, ""
+            publish(os.path.join(self._dumps, name), json.dumps(account, indent=2) + "\n")
+        hangs, sure = self._whole()
+        if hangs and not account["asked"]:
+            self.line, self._began = line, max([0.0, *self._moved.values()])
+            self.said.append(line)
+            if self._limits.ends and sure:
+                self.order, self.blamed = line, judged.host
+
+    @property
+    def _run_dir(self) -> str:
+        return os.path.dirname(os.path.dirname(self._attempt))
+
+    @property
+    def _dumps(self) -> str:
+        return os.path.join(self._attempt, DUMPS)
+
+    def _order(self) -> str:
+        """What somebody has written who asks for a dump; empty where nobody has."""
+        path = os.path.join(self._attempt, ORDERS, "dump")
+        with contextlib.suppress(OSError):
+            refuse_links(os.path.dirname(path))
+            content = read_whole(path, 64)
+            os.unlink(path)
+            return content.decode() if TOKEN.fullmatch(content) else ""
+        return ""
+
+
+def save_paces(attempt_dir: str, own: Mapping[int, Pace], kept: Iterable[Mapping[str, Any]]) -> None:
+    """Write down how fast the ranks of all nodes were, on node 0. kept: what the other nodes have said of theirs."""
+    found = dict(own)
+    for message in kept:
+        with contextlib.suppress(TypeError, ValueError, AttributeError):  # of a node that says something else
+            found |= {int(rank): Pace(*pace) for rank, pace in message.get("paces", {}).items()}
+    if len(found) > 1:
+        with contextlib.suppress(OSError):  # a full disk: the summary lacks a line
+            refuse_links(attempt_dir)
+            publish(os.path.join(attempt_dir, PACES), json.dumps({rank: found[rank] for rank in sorted(found)}) + "\n")

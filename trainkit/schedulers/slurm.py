@@ -1,0 +1,244 @@
+"""Slurm: the job script of a plan, the words of its commands, and how a step starts. Pure; the client runs commands."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from trainkit.errors import Diagnostic, MachineError
+from trainkit.plan.context import Context
+from trainkit.plan.model import Variable
+from trainkit.plan.provenance import SourcedJob, Token, sourced_job, token
+from trainkit.recipe.schema import Recipe, Slurm
+from trainkit.schedulers import slurm_answers as read
+from trainkit.schedulers.interface import JobState, Query
+from trainkit.schedulers.place import Allocation
+
+SCRIPT = "job.sh"
+SIGNAL = "USR1"  # that Slurm sends the job script before the time limit, and on preemption
+# Recipe key -> option of sbatch that it becomes.
+NAMED = {
+    "partition": "partition", "account": "account", "qos": "qos", "constraint": "constraint",
+    "reservation": "reservation", "nodelist": "nodelist", "exclude": "exclude", "time": "time",
+    "memory_per_node": "mem",
+}  # fmt: skip
+# What trainkit sets itself -> the recipe key to use.
+SET_HERE = {
+    **{f"--{option}": f"cluster.{key}" for key, option in NAMED.items()},
+    "-p": "cluster.partition", "-A": "cluster.account", "-q": "cluster.qos", "-C": "cluster.constraint",
+    "-w": "cluster.nodelist", "-x": "cluster.exclude", "-t": "cluster.time", "-N": "nodes.count",
+    "--nodes": "nodes.count", "-J": "name", "--job-name": "name", "-c": "cluster.cpus_per_node",
+    "--cpus-per-task": "cluster.cpus_per_node", "--exclusive": "cluster.exclusive", "--gres": "cluster.gpus",
+    "--gpus": "cluster.gpus", "-G": "cluster.gpus", "--gpus-per-node": "cluster.gpus",
+    **dict.fromkeys(("-n", "--ntasks", "--ntasks-per-node"), "nodes.processes_per_node"),
+    **dict.fromkeys(("--signal", "--requeue", "--no-requeue"), "cluster.requeue"),
+    **dict.fromkeys(("-o", "--output", "-e", "--error", "--open-mode"), "output.root"),
+    **dict.fromkeys(("-K", "--kill-on-bad-exit", "-W", "--wait", "-u", "--unbuffered", "--parsable"), ""),
+    **dict.fromkeys(("-a", "--array"), ""),
+}  # fmt: skip
+ONE_TASK = "trainkit is started once on each node, and starts the ranks itself"
+BY_TRAINKIT = "the nodes end one another in order; Slurm would kill node 0 while it writes the account"
+OF_EVERY_STEP = {
+    "--ntasks-per-node=1": ONE_TASK,
+    "--kill-on-bad-exit=0": BY_TRAINKIT,
+    "--wait=0": BY_TRAINKIT,
+    "--unbuffered": "lines are shown when they are written",
+}
+_PLAIN = re.compile(r"[\w@%+=:,./<>-]+")
+
+
+def problems(context: Context) -> Iterator[Diagnostic]:
+    """What is wrong with the section, whatever Slurm says."""
+    section, error = _section(context.recipe), context.resolved.error
+    for key in ("sbatch", "srun"):
+        for position, word in enumerate(getattr(section, key)):
+            name = word.partition("=")[0]
+            place = f"cluster.{key}"
+            if not word.startswith("-") or "\n" in word:
+                what = f"{place}[{position}] is {word!r}"
+                yield error(place, what, "write an option and its value as one word: --switches=1", why="options only")
+            elif name in SET_HERE:
+                instead = SET_HERE[name]
+                hint = f"use {instead}" if instead else "leave it out"
+                yield error(place, f"{place} sets {name}", hint, why="trainkit sets it by itself")
+    for line in section.setup:
+        if "\n" in line:
+            yield error("cluster.setup", "a line of cluster.setup has a line end in it", "write each line by itself")
+
+
+def job(context: Context) -> SourcedJob:
+    """The job script, sbatch, and srun."""
+    section = _section(context.recipe)
+    lines = [token("#!/bin/bash", rule="a job script starts with its interpreter")]
+    lines += [_directive(each) for each in _options(context, section)]
+    lines += [token(line, keys=("cluster.setup",)) for line in section.setup]
+    rule = "the job: it starts the plan on each node, asks it to save before its time is up, and queues it again"
+    python = context.facts.executable
+    lines.append(token(f"exec {python} -P -m trainkit job batch ", Variable.RUN_DIR, rule=rule))
+    submit = [token("sbatch", rule="submits to Slurm"), token("--parsable", rule="prints the job's number alone")]
+    submit.append(token(Variable.RUN_DIR, f"/{SCRIPT}", rule="the job script in the run directory"))
+    terms = {
+        "requeue": tuple(section.requeue.after),
+        "without_progress": section.requeue.without_progress,
+        "warn_seconds": section.requeue.warn_seconds,
+        "start_seconds": section.start_seconds,
+    }
+    return sourced_job("slurm", SCRIPT, lines, submit, tuple(_srun(context, section)), **terms)
+
+
+def _section(recipe: Recipe) -> Slurm:
+    assert isinstance(recipe.cluster, Slurm)
+    return recipe.cluster
+
+
+def _directive(option: Token) -> Token:
+    return Token(type(option.text)(("#SBATCH ", *option.text.parts)), option.source)
+
+
+def _options(context: Context, section: Slurm) -> Iterator[Token]:
+    recipe = context.recipe
+    yield token(f"--job-name={recipe.name}", keys=("name",))
+    yield token(f"--nodes={recipe.nodes.count}", keys=("nodes.count",))
+    yield token("--ntasks-per-node=1", rule=ONE_TASK)
+    cpus, keys = _cpus(context, section)
+    yield token(f"--cpus-per-task={cpus}", keys=keys)
+    for key, option in NAMED.items():
+        if (value := getattr(section, key)) is not None:
+            yield token(f"--{option}={_quoted(value)}", keys=(f"cluster.{key}",))
+    if section.exclusive:
+        yield token("--exclusive", keys=("cluster.exclusive",))
+    if context.topology.device == "cuda" and section.gpus != "none":
+        option = "--gpus-per-node=" if section.gpus == "gpus-per-node" else "--gres=gpu:"
+        kind = f"{section.gpu_kind}:" if section.gpu_kind else ""
+        cards = ("cluster.gpus", "cluster.gpu_kind", "devices.select", "nodes.processes_per_node")
+        yield token(f"{option}{kind}{len(context.devices)}", keys=cards)
+    warn = section.requeue.warn_seconds
+    yield token(f"--signal=B:{SIGNAL}@{warn}", keys=("cluster.requeue.warn_seconds",))
+    yield token("--requeue" if section.requeue.after else "--no-requeue", keys=("cluster.requeue.after",))
+    yield token("--open-mode=append", rule="a job that is queued again goes on in the same file")
+    yield token("--output=", Variable.RUN_DIR, "/job.out", rule="the job's output is kept with the run")
+    for word in section.sbatch:
+        yield token(_quoted(word), keys=("cluster.sbatch",))
+
+
+def _cpus(context: Context, section: Slurm) -> tuple[int, tuple[str, ...]]:
+    """Processors of each node, and what decided them."""
+    facts, keys = context.facts, ("cluster.cpus_per_node",)
+    if section.cpus_per_node != "auto":
+        return section.cpus_per_node, keys
+    if section.machine is None:
+        return context.processes, (*keys, "nodes.processes_per_node")
+    share = len(context.devices) / len(facts.gpus) if context.topology.device == "cuda" and facts.gpus else 1
+    return max(1, math.floor(facts.cpu_cores * share)), (*keys, "cluster.machine")
+
+
+def _srun(context: Context, section: Slurm) -> Iterator[Token]:
+    nodes = context.recipe.nodes.count
+    yield token("srun", rule="starts a step on the nodes of the job")
+    yield token(f"--nodes={nodes}", keys=("nodes.count",))
+    yield token(f"--ntasks={nodes}", rule=ONE_TASK)
+    # srun takes no number of processors from sbatch since Slurm 22.05 (its release notes).
+    yield token(f"--cpus-per-task={_cpus(context, section)[0]}", keys=("cluster.cpus_per_node",))
+    yield from (token(word, rule=rule) for word, rule in OF_EVERY_STEP.items())
+    for word in section.srun:
+        yield token(word, keys=("cluster.srun",))
+
+
+def _quoted(word: str) -> str:
+    """A word of an #SBATCH line; sbatch reads quotes as a shell does."""
+    return word if _PLAIN.fullmatch(word) else "'" + word.replace("'", "'\\''") + "'"
+
+
+def step(
+    allocation: Allocation, nodes: int, environ: Mapping[str, str], name: str, argv: Sequence[str]
+) -> tuple[str, ...]:
+    """The srun that starts a command once on each of some nodes of an allocation. MachineError where it has fewer.
+
+    name: of the step.
+    """
+    if nodes > allocation.nodes:
+        raise MachineError(
+            f"the plan has {nodes} nodes, and job {allocation.job} has {allocation.nodes}",
+            hint=f"sbatch --nodes={nodes}, or nodes.count={allocation.nodes}",
+        )
+    cpus = environ.get("SLURM_CPUS_PER_TASK")
+    return (
+        "srun",
+        f"--job-name={name}",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        *((f"--cpus-per-task={cpus}",) if cpus else ()),
+        *OF_EVERY_STEP,
+        *argv,
+    )
+
+
+def own_job(environ: Mapping[str, str]) -> str:
+    """The number of the job that a process is in, 17_2 of a task of an array; empty outside.
+
+    SLURM_JOB_ID of an array's last task is the number of the whole array (sbatch(1), JOB ARRAY SUPPORT).
+    """
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID", "")
+
+
+def number(job_id: str) -> Query[str]:
+    """The number by itself of a task of an array, as srun takes it."""
+    return Query(("scontrol", "show", "job", "-o", job_id), read.job_number)
+
+
+def submission(argv: Sequence[str]) -> Query[str]:
+    """Submits; answers the job's number."""
+    return Query(tuple(argv), read.submitted)
+
+
+def rehearsal(argv: Sequence[str]) -> Query[str]:
+    """Asks Slurm whether it would take the job; answers when and where it would start."""
+    return Query((argv[0], "--test-only", *argv[1:]), read.rehearsed)
+
+
+def partition(name: str) -> Query[dict[str, str]]:
+    """The limits of a partition; of Slurm's default one where the name is empty."""
+    return Query(("scontrol", "show", "partition", "-o", *([name] if name else ())), read.partition)
+
+
+def configuration() -> Query[dict[str, str]]:
+    """Slurm's settings."""
+    return Query(("scontrol", "show", "config"), read.configuration)
+
+
+def state(job_id: str) -> Query[JobState]:
+    """What Slurm knows of a job."""
+    return Query(("scontrol", "show", "job", "-o", job_id), read.job_state)
+
+
+def steps(job_id: str) -> Query[dict[str, str]]:
+    """The steps of a job by their names."""
+    return Query(("squeue", "--steps", "--noheader", f"--jobs={job_id}", "--format=%i|%j"), read.steps)
+
+
+def requeue(job_id: str) -> Query[None]:
+    """Queues a job again; Slurm ends what runs of it."""
+    return Query(("scontrol", "requeue", job_id), read.nothing)
+
+
+def exclude(job_id: str, hosts: Iterable[str]) -> Query[None]:
+    """Keeps a job that was queued again off some hosts: all of them, for `+=` is refused by some releases."""
+    return Query(("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(hosts)}"), read.nothing)
+
+
+def cancel(job_id: str) -> Query[None]:
+    """Ends a job, or takes it out of the queue."""
+    return Query(("scancel", job_id), read.nothing)
+
+
+def send(job_id: str, signal: str, *, script: bool) -> Query[None]:
+    """Sends a signal to the job script, or to every process of its steps."""
+    return Query(("scancel", *(("--batch",) if script else ()), f"--signal={signal}", job_id), read.nothing)
+
+
+def attach(job_id: str, host: str, argv: Sequence[str], *, terminal: bool) -> tuple[str, ...]:
+    """Runs a command on a node of a running job, beside it."""
+    pty = ("--pty",) if terminal else ()
+    return ("srun", f"--jobid={job_id}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host}", *pty, *argv)

@@ -1,0 +1,172 @@
+"""Machines without a scheduler: the words of ssh, and what starts a node on each. Pure; the client runs commands.
+
+Standard input of each ssh is held open, and is the only tie: what comes over it are orders, and its end is the end of
+the node. A terminal (-tt) would end it as well, but echo what is sent, and mix output and errors.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from trainkit.errors import Diagnostic
+from trainkit.plan.context import Context
+from trainkit.plan.model import Variable
+from trainkit.plan.provenance import SourcedJob, Token, sourced_job, token
+from trainkit.recipe.schema import Recipe, Ssh
+from trainkit.schedulers.interface import Output, Query, RefusedError
+
+SCRIPT = "node.sh"
+ALIVE_SECONDS = 10  # between ssh's questions whether the machine still answers; after three without an answer it ends
+# Options of ssh(1) that may be given, by whether a word follows them.
+WITH_VALUE, ALONE = "BbcDEeFIiJLlmPpRw", "46AaCgKkqvXxYy"
+SET_HERE = {
+    **dict.fromkeys("tTfnNsWMSO", "trainkit holds the standard input of ssh, and has a connection of its own"),
+    **dict.fromkeys("GVQ", "it starts nothing"),
+}
+OWN_OPTIONS = (
+    *("batchmode", "controlmaster", "controlpath", "requesttty", "remotecommand", "stdinnull", "sessiontype"),
+    "forkafterauthentication",
+)
+HELD = "the run lasts as long as this input is open"
+
+
+def problems(context: Context) -> Iterator[Diagnostic]:
+    """What is wrong with the section, whatever the machines say."""
+    section, error, nodes = _section(context.recipe), context.resolved.error, context.recipe.nodes.count
+    if not section.hosts:
+        yield error("cluster.hosts", "cluster.hosts names no machine", "hosts: [gpu1, gpu2], as ssh knows them")
+        return
+    for position, host in enumerate(section.hosts):
+        if bare(host) in [bare(each) for each in section.hosts[:position]]:
+            what = f"cluster.hosts names {bare(host)} twice"
+            why = "trainkit is started once on each machine, and starts the ranks itself"
+            hint = "name it once; nodes.processes_per_node says how many ranks it has"
+            yield error(f"cluster.hosts.{position}", what, hint, why=why)
+    if nodes != len(section.hosts):
+        what = f"nodes.count is {nodes}, and cluster.hosts names {len(section.hosts)}"
+        yield error("nodes.count", what, "leave nodes.count out, or name as many hosts")
+    if len(section.hosts) > 1 and context.recipe.nodes.rendezvous == "auto" and _is_loopback(bare(section.hosts[0])):
+        what = f"the first of cluster.hosts is {section.hosts[0]}, which is another machine for each of the others"
+        yield error("cluster.hosts.0", what, "name it as the others reach it, or set nodes.rendezvous to host:port")
+    for key, lines in (("setup", section.setup), ("python", [section.python or ""])):
+        if any("\n" in line for line in lines):
+            yield error(f"cluster.{key}", f"cluster.{key} has a line end in it", "write each line by itself")
+    if found := _wrong_option(section.options):
+        yield error("cluster.options", *found)
+
+
+def _wrong_option(words: Sequence[str]) -> tuple[str, str] | None:
+    """What is wrong with words for ssh, and what to do instead."""
+    rest = iter(words)
+    for word in rest:
+        letter, value = word[1:2], word[2:]
+        if not word.startswith("-") or not letter or letter not in WITH_VALUE + ALONE + "o" + "".join(SET_HERE):
+            return f"cluster.options has {word!r}, which is no option of ssh", "the hosts stand in cluster.hosts"
+        if letter in SET_HERE:
+            return f"cluster.options has -{letter}: {SET_HERE[letter]}", "leave it out"
+        if letter in ALONE and value:
+            return f"cluster.options has {word!r}", f"write -{letter} alone, and each option as a word of its own"
+        if letter in WITH_VALUE + "o" and not value and (value := next(rest, "")) == "":
+            return f"cluster.options has -{letter} without its value", f"write it behind: -{letter} VALUE, as two words"
+        if letter == "o" and (name := value.replace("=", " ").split()[0].lower()) in OWN_OPTIONS:
+            return f"cluster.options sets {name}, which trainkit sets itself", "leave it out"
+    return None
+
+
+def job(context: Context) -> SourcedJob:
+    """The script of a node, and the words of ssh before host and script."""
+    section = _section(context.recipe)
+    folder = section.workdir
+    change = f"cd {shlex.quote(folder)}" if folder else 'cd "$3"'
+    rule = "" if folder else "the folder where it is submitted"
+    lines = [
+        token("# bash -l node.sh NODE HOSTS FOLDER", rule="what ssh starts on each host, by its login shell"),
+        token(f"{change} || exit 4", keys=("cluster.workdir",) if folder else (), rule=rule),
+        token("exec 3<&0 </dev/null", rule=HELD),
+        *(token(line, keys=("cluster.setup",)) for line in section.setup),
+    ]
+    python = shlex.quote(context.facts.executable)
+    rule = "the run on this machine; it ends with its input"
+    node = f"exec {python} -P -m trainkit job node "
+    lines.append(token(node, Variable.RUN_DIR, ' --held --node "$1" --hosts "$2" <&3 3<&-', rule=rule))
+    hosts = tuple(section.hosts)
+    return sourced_job("ssh", SCRIPT, lines, [*_words(section)], (), start_seconds=section.start_seconds, hosts=hosts)
+
+
+def _words(section: Ssh) -> Iterator[Token]:
+    yield token("ssh", rule="reaches a host")
+    yield token("-T", rule="a terminal would echo what is sent to the node, and mix output and errors")
+    yield token("-oBatchMode=yes", rule="nobody is asked for a password, or whether a key is right: it is an error")
+    yield token("-oControlPath=none", rule="a connection of its own, which ends with the run")
+    for word in section.options:
+        yield token(word, keys=("cluster.options",))
+    # ssh takes the first value that it is given for an option (ssh_config(5)): those of the recipe count.
+    yield token(f"-oServerAliveInterval={ALIVE_SECONDS}", rule="a machine that is gone is noticed")
+    yield token("-oConnectTimeout=20", rule="a machine that does not answer is named soon")
+
+
+def _section(recipe: Recipe) -> Ssh:
+    assert isinstance(recipe.cluster, Ssh)
+    return recipe.cluster
+
+
+def bare(host: str) -> str:
+    """A host without its user."""
+    return host.rpartition("@")[2]
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def node_argv(ssh: Sequence[str], host: str, script: str, words: Sequence[str]) -> tuple[str, ...]:
+    """What runs a script on a host, with words behind it ($1, $2, …), whatever the login shell there is."""
+    return (*ssh, "--", host, f"exec bash -lc {shlex.join((script, SCRIPT, *words))}")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where ssh goes for a host, by its configuration."""
+
+    name: str
+    port: str
+
+
+def address(ssh: Sequence[str], host: str) -> Query[Address]:
+    """Asks ssh where it would go; it connects to nothing."""
+
+    def read(output: Output) -> Address:
+        known = dict(line.partition(" ")[::2] for line in output.out.splitlines())
+        if output.code or "hostname" not in known:
+            raise RefusedError(f"{host}: {output.words or 'ssh -G names no address'}")
+        return Address(known["hostname"], known.get("port", "22"))
+
+    return Query((*ssh, "-G", "--", host), read)
+
+
+def rehearsal(ssh: Sequence[str], host: str, python: str) -> Query[str]:
+    """Asks a host which trainkit it has."""
+
+    def read(output: Output) -> str:
+        if output.code:
+            raise RefusedError(said(output) or f"exit code {output.code}")
+        return output.out.strip().splitlines()[-1]
+
+    return Query(node_argv(ssh, host, f"exec {shlex.quote(python)} -P -m trainkit --version </dev/null", ()), read)
+
+
+def said(output: Output) -> str:
+    """What ssh or the shell there say, in one line."""
+    return " ".join(output.words.split())
+
+
+def attach(ssh: Sequence[str], host: str, argv: Sequence[str], *, terminal: bool) -> tuple[str, ...]:
+    """Runs a command on a host."""
+    words = [word for word in ssh if word != "-T"]
+    return (*words, "-tt" if terminal else "-T", "--", host, shlex.join(argv))
