@@ -71,8 +71,15 @@ class Submitted(Job):
         return json.loads(self.cluster.trainkit("status", str(self.folder), "--json").stdout)[name]
 
     def start_now(self) -> None:
-        """Slurm lets a job that was queued again wait two minutes: nothing of its last start is taken for it then."""
-        self.until(lambda: self.field("JobState") == "PENDING", "the end of the last start")
+        """Slurm lets a job that was queued again wait two minutes: nothing of its last start is taken for it then.
+
+        Where its last start took that long to end (a node of it does not answer), it starts by itself.
+        """
+
+        def started() -> bool:
+            return self.field("JobState") == "RUNNING" and self.field("Restarts") != "0"
+
+        self.until(lambda: self.field("JobState") == "PENDING" or started(), "the end of the last start", 2 * PATIENCE)
         self.cluster.slurm.run("scontrol", "update", f"JobId={self.number}", "StartTime=now")
         self.until(lambda: self.field("JobState") != "PENDING", "the next start")
 
