@@ -22,6 +22,13 @@ PATIENCE = 120.0
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"}
 
 
+def losses(run: Path) -> dict[int, float]:
+    """The training loss of each logged step of a run directory."""
+    file = run / "metrics.jsonl"
+    lines = map(json.loads, file.read_text().splitlines() if file.exists() else ())
+    return {each["step"]: each["loss"] for each in lines if "loss" in each}
+
+
 @dataclass(frozen=True)
 class Job:
     """A job of the tests' Slurm. output: file that it writes to."""

@@ -48,10 +48,24 @@ def test_two_jobs_on_a_node_have_the_cards_that_slurm_gave_each(with_cards: Clus
     assert said == {"0,1 0,1", "2,3 2,3"}
 
 
-def test_a_node_with_fewer_cards_than_planned_starts_nothing(with_cards: Cluster, tmp_path: Path) -> None:
-    facts = json.loads((tmp_path / "facts.json").read_text())
+def twice_the_cards(file: Path) -> None:
+    """Of a node with four make one with eight."""
+    facts = json.loads(file.read_text())
     facts["gpus"] += [{**each, "index": 4 + each["index"], "uuid": f"{each['uuid']}-b"} for each in facts["gpus"]]
-    (tmp_path / "facts.json").write_text(json.dumps(facts))
+    file.write_text(json.dumps(facts))
+
+
+def test_more_cards_than_any_node_has_are_refused_by_slurm(with_cards: Cluster, tmp_path: Path) -> None:
+    twice_the_cards(tmp_path / "facts.json")
+    refused = with_cards.trainkit("submit", "r.yaml", "nodes.processes_per_node=8")
+    assert refused.returncode == 2, refused.stderr
+    assert "nodes.processes_per_node" in refused.stderr
+    assert "Requested node configuration is not available" in refused.stderr
+    assert not with_cards.runs()
+
+
+def test_a_node_with_fewer_cards_than_planned_starts_nothing(with_cards: Cluster, tmp_path: Path) -> None:
+    twice_the_cards(tmp_path / "facts.json")
     # A cluster that gives whole nodes: Slurm is asked for no cards, and so does not know better.
     job = with_cards.trainkit_submit("r.yaml", "nodes.processes_per_node=8", "cluster.gpus=none")
     assert job.end() == 4, job.said

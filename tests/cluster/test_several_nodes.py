@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
-from tests.cluster.slurm_jobs import Cluster
+from tests.cluster.slurm_jobs import Cluster, losses
 from trainkit.files import read_json
 from trainkit.runner.rundir.checkpoints import checkpoints_of
 from trainkit.runner.rundir.layout import RunLayout
@@ -130,3 +131,20 @@ def test_a_batch_script_that_is_told_to_end_ends_the_run_with_a_checkpoint(clust
     assert job.code() == 143, job.said
     (run,) = cluster.runs()
     assert checkpoints_of(RunLayout(run))
+
+
+def test_sharded_states_and_another_launcher_train_as_on_one_machine(cluster: Cluster) -> None:
+    # One thread each: two processes of one machine would have as many as two of two, and round otherwise.
+    write(cluster.folder, TINY.replace("STEPS", "20") + "env: {OMP_NUM_THREADS: 1}\n")
+    ways = {"zero2": "strategy.kind=zero2", "accelerate": "launcher.kind=accelerate"}
+    one = "nodes.count=1 nodes.processes_per_node=2"
+    words = {name: f"run r.yaml name={name} {way}".split() for name, way in ways.items()}
+    job = cluster.submit("\n".join(f"trainkit {' '.join(words[name])} || exit" for name in ways), "-N2")
+    for name in ways:
+        argv = [sys.executable, "-P", "-m", "trainkit", *words[name], f"name={name}-here", *one.split()]
+        subprocess.run(argv, cwd=cluster.folder, check=True, capture_output=True, timeout=300)
+    assert job.code() == 0, job.said
+    for name in ways:
+        (there,), (here,) = cluster.runs(name), cluster.runs(f"{name}-here")
+        assert losses(there) == losses(here)
+        assert losses(there).keys() >= {10, 20}

@@ -6,11 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.cluster.slurm_jobs import Cluster
+from tests.cluster.slurm_jobs import Cluster, losses
+from trainkit.runner.rundir.checkpoints import checkpoints_of
+from trainkit.runner.rundir.layout import RunLayout
 
 RECIPE = """
 version: 1
@@ -56,12 +57,6 @@ cluster: {kind: slurm, time: "10:00", requeue: {warn_seconds: 10}}
 def write(cluster: Cluster, recipe: str, what: str = "say") -> None:
     (cluster.folder / "r.yaml").write_text(recipe.replace("WHAT", what))
     (cluster.folder / "program.py").write_text(PROGRAM)
-
-
-def losses(run: Path) -> dict[int, float]:
-    file = run / "metrics.jsonl"
-    lines = map(json.loads, file.read_text().splitlines() if file.exists() else ())
-    return {each["step"]: each["loss"] for each in lines if "loss" in each}
 
 
 @pytest.mark.parametrize(("kind", "how"), [("ddp", "time limit"), ("fsdp", "preemption")])
@@ -136,6 +131,18 @@ def test_a_run_is_cancelled_in_order_or_at_once_and_a_command_can_join_it(cluste
     again.until(lambda: cluster.left_on_nodes() == [], "an end of all processes", 15)
     assert "cancelled" in cluster.trainkit("status", again.number).stdout
     assert cluster.trainkit("cancel", again.number).returncode == 2
+
+
+def test_a_training_that_is_cancelled_has_a_checkpoint_of_where_it_was(cluster: Cluster) -> None:
+    write(cluster, TRAINING.replace("KIND", "ddp").replace("env_from: [PASSPHRASE]\n", ""))
+    run = cluster.trainkit_submit("r.yaml", "train.steps=100000")
+    run.until(lambda: bool(losses(run.folder)), "a step")
+    assert cluster.trainkit("cancel", "r").returncode == 0
+    run.until(lambda: run.field("JobState") == "CANCELLED", "the end", 30)
+    assert (run.state("state"), run.state("exit_code")) == ("cancelled", 143)
+    (saved,) = checkpoints_of(RunLayout(run.folder))
+    assert saved.step == max(losses(run.folder))
+    assert cluster.left_on_nodes() == []
 
 
 def test_what_slurm_would_refuse_stands_at_its_line_of_the_recipe(cluster: Cluster) -> None:
