@@ -168,6 +168,29 @@ def try_lock(fd: int) -> bool:
     return False
 
 
+def hold_lock(path: PathLike) -> int:
+    """Make a file and wait until it is locked; it stays so while any process has the returned descriptor.
+
+    Raises OSError.
+    """
+    fd = open_regular(path, os.O_RDWR | os.O_CREAT)
+    # Not lockf, whose locks belong to a process: a child inherits this one with the descriptor (flock(2)).
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    return fd
+
+
+def is_locked(path: PathLike) -> bool:
+    """Whether a process of this machine holds a file's lock; False where there is no such file."""
+    try:
+        fd = open_regular(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        return not try_lock(fd)
+    finally:
+        os.close(fd)
+
+
 def room_for_sockets(temporary: str) -> int:
     """How many bytes a temporary folder's path may still grow before multiprocessing's sockets find no place below it.
 

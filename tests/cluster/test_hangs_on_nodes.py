@@ -24,7 +24,7 @@ hang: {after_seconds: 3, then: end}
 
 
 def test_a_stopped_rank_is_named_with_its_host_and_the_run_goes_on_without_it(cluster: Cluster) -> None:
-    words = f"{TINY}hang: {{after_seconds: 5}}\nlauncher: {{grace_seconds: 8}}\nlogging: {{every_steps: 1}}\n"
+    words = f"{TINY}hang: {{after_seconds: 5}}\nlauncher: {{grace_seconds: 4}}\nlogging: {{every_steps: 1}}\n"
     (cluster.folder / "r.yaml").write_text(words.replace("STEPS", "150") + 'cluster: {kind: slurm, time: "10:00"}\n')
     run = cluster.trainkit_submit("r.yaml")
 

@@ -5,7 +5,6 @@ Each file has one writer: `trainkit submit`, then the job itself. All are replac
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -14,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainkit.files import open_regular, publish, publish_or_overwrite, read_json, refuse_links, try_lock
+from trainkit.files import hold_lock, is_locked, publish, publish_or_overwrite, read_json, refuse_links
 from trainkit.runner.rundir.layout import RunLayout
 
 SUBMISSION, ATTEMPT, ASKED = "submission.json", "attempt.json", "asked.json"
@@ -100,21 +99,12 @@ def asked(layout: RunLayout) -> str:
 
 def hold_submitter(layout: RunLayout) -> int:
     """Mark the run as held by this process, for as long as the returned descriptor is open. Raises OSError."""
-    fd = open_regular(layout.root / HELD, os.O_RDWR | os.O_CREAT)
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    return fd
+    return hold_lock(layout.root / HELD)
 
 
 def is_held(layout: RunLayout) -> bool:
     """Whether the trainkit that submitted the run lives on this machine and holds it."""
-    try:
-        fd = open_regular(layout.root / HELD, os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        return not try_lock(fd)
-    finally:
-        os.close(fd)
+    return is_locked(layout.root / HELD)
 
 
 def hosts_of(layout: RunLayout) -> tuple[str, ...]:

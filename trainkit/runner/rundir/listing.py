@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainkit.files import open_regular, read_json, try_lock
+from trainkit.files import hold_lock, is_locked, read_json
 from trainkit.plan.model import Text
 from trainkit.runner.rundir.layout import RunLayout, subfolders
 
@@ -119,22 +118,12 @@ def _is_interpreter(words: Sequence[str]) -> bool:
 
 def is_running(layout: RunLayout) -> bool:
     """Whether trainkit or the guardian of this run lives on this machine: either holds the run's lock."""
-    try:
-        fd = open_regular(layout.lock, os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        return not try_lock(fd)
-    finally:
-        os.close(fd)
+    return is_locked(layout.lock)
 
 
 def hold(layout: RunLayout) -> int:
     """Mark the run as running for as long as the returned descriptor is open in any process."""
-    fd = open_regular(layout.lock, os.O_RDWR | os.O_CREAT)
-    # Not lockf, whose locks belong to a process: the guardian inherits this one with the descriptor (flock(2)).
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    return fd
+    return hold_lock(layout.lock)  # which the guardian inherits
 
 
 def prunable(runs: Sequence[RunInfo], keep: int) -> list[RunInfo]:
