@@ -16,7 +16,7 @@ from handmade_plans import make_plan
 
 from trainkit.errors import MachineError
 from trainkit.plan.model import NodeGroup, Plan, Topology
-from trainkit.runner.nodes import control, roll_call
+from trainkit.runner.nodes import assembly, control, roll_call
 from trainkit.runner.nodes.agreement import RefusedRunError, Start
 from trainkit.runner.nodes.assembly import Assembly, assemble, comparable, report_unfit, where
 from trainkit.runner.nodes.control import Control, Neighbour
@@ -113,6 +113,22 @@ def test_the_place_to_meet_is_the_plans_or_the_jobs() -> None:
     assert where(plan_of(2), job) != where(plan_of(2), replace(job, start="78.0.0"))
     with pytest.raises(MachineError, match=r"nodes\.rendezvous"):
         where(plan_of(2), Place(1))
+
+
+@pytest.mark.parametrize("rendezvous", ["a..b:29400", f"{'x' * 64}.org:29400", "tk1:65535"])
+def test_a_place_that_there_cannot_be_is_refused_at_once(rendezvous: str) -> None:
+    for node in (0, 1):
+        with pytest.raises(MachineError, match=r"node 0 cannot be called|65535 has none"):
+            where(plan_of(2, rendezvous), Place(node))
+
+
+def test_a_run_directory_that_another_node_cannot_look_at_is_refused_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "SEE_SECONDS", 0.4)
+    plan, said = plan_of(2, f"127.0.0.1:{free_port()}"), list[str]()
+    nowhere = RunLayout(Path("/", "x" * 300))
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(assemble, plan, Place(node), lambda _: nowhere, said.append, SECONDS) for node in (0, 1)]
+        assert {f"node 1 does not see {nowhere.root}" in each for each in refusals(found)} == {True}
 
 
 class Node:

@@ -216,6 +216,8 @@ def test_strangers_hold_up_no_roll_call(called: Callable[..., Called]) -> None:
         call.stranger(b'{"node": 1, "ho'),  # half a report
         call.stranger(b'{"node": [], "host": {}, "start": "77.0", "version": 1}\n'),
         call.stranger(b"\x16\x03\x01" + bytes(range(256))),
+        call.stranger(b'{"log": 1}\n{"log": 2}\n'),  # two lines of what is no report
+        call.stranger(2 * (json.dumps(asdict(other)).encode() + b"\n")),
         call.stranger(json.dumps(asdict(other)).encode() + b"\n"),  # another job's node
     ]
     answered = kept[-1].makefile("rb").readline()

@@ -26,6 +26,7 @@ from trainkit.runner.rundir.layout import RunLayout
 from trainkit.schedulers.place import Place
 
 START_SECONDS = 600.0  # for all nodes to come: as long as torchrun waits
+HIGHEST_PORT = 65535
 CANDIDATES = 8  # ports of node 0 that others try, where only the job is known
 LATER_SECONDS = 15.0  # that others wait beyond node 0, which knows who is missing
 UNFIT_SECONDS = 20.0  # that node 0, where it cannot run the plan, waits to tell the others
@@ -100,14 +101,13 @@ def _join(
     report: Report, leaves: Mapping[str, Any], master: str, ports: tuple[int, ...], say: Say, seconds: float
 ) -> Assembly:
     line, start = join(report, leaves, [(master, port) for port in ports], seconds, say)
-    plan = RunLayout.of(start.run_dir).plan
+    plan = str(RunLayout.of(start.run_dir).plan)
     until = time.monotonic() + SEE_SECONDS / 2
-    while not (seen := plan.exists()) and time.monotonic() < until:
+    while not (seen := os.path.exists(plan)) and time.monotonic() < until:
         time.sleep(0.2)
     writable = seen and os.access(start.run_dir, os.W_OK)
-    line.send(
-        {"ready": True} if writable else {"why": f"{'may not write to' if seen else 'does not see'} {plan.parent}"}
-    )
+    why = "" if writable else f"{'may not write to' if seen else 'does not see'} {start.run_dir}"
+    line.send({"why": why} if why else {"ready": True})
     answer = line.next_message(SEE_SECONDS * 2)
     if answer != {"go": True}:
         line.close()
@@ -120,7 +120,7 @@ def where(plan: Plan, place: Place) -> tuple[str, tuple[int, ...]]:
     """The address of node 0, and the ports at which it may be listening for the others."""
     if plan.rendezvous != "auto":
         host, _, port = plan.rendezvous.rpartition(":")
-        return host.strip("[]"), (int(port) + 1,)
+        return _name(host.strip("[]")), (_next(int(port)),)
     if not place.hosts or not place.start:
         raise MachineError(
             f"the plan has {plan.topology.nodes} nodes, and nodes.rendezvous does not say where they meet",
@@ -128,7 +128,25 @@ def where(plan: Plan, place: Place) -> tuple[str, tuple[int, ...]]:
         )
     # Derived from the job and its step: two jobs on the same nodes do not meet.
     seed = int.from_bytes(hashlib.sha256(place.start.encode()).digest()[:8])
-    return place.hosts[0], tuple(LOWEST_PORT + (seed + 977 * each) % SPAN for each in range(CANDIDATES))
+    return _name(place.hosts[0]), tuple(LOWEST_PORT + (seed + 977 * each) % SPAN for each in range(CANDIDATES))
+
+
+def _name(host: str) -> str:
+    """The same, where it can be one."""
+    try:
+        host.encode("idna")  # as a look-up does, which would end with the same error
+    except UnicodeError as error:
+        hint = "the parts of a name between its dots have 1 to 63 characters"
+        raise MachineError(f"node 0 cannot be called {host}: no name is written so", hint=hint) from error
+    return host
+
+
+def _next(port: int) -> int:
+    """The port above, where there is one."""
+    if port == HIGHEST_PORT:
+        hint = "set nodes.rendezvous to a lower port"
+        raise MachineError(f"the nodes report at the port above that of nodes.rendezvous; {port} has none", hint=hint)
+    return port + 1
 
 
 def _listener(ports: tuple[int, ...]) -> socket.socket:

@@ -137,6 +137,8 @@ class RollCall:
         if messages is None:
             self._forget(caller)
         for message in messages or ():
+            if caller.line.fileno() < 0:  # it was let go for what came before
+                return
             if caller.report is None:
                 self._meet(caller, message)
             elif caller in self._strangers and isinstance(message.get("leaves"), dict):
@@ -207,6 +209,8 @@ class RollCall:
             for key, _ in self._selector.select(TURN_SECONDS):
                 if key.data is None:
                     self._accept()
+                elif key.data.line.fileno() < 0:
+                    continue
                 elif key.data in self._strangers:
                     messages = key.data.line.waiting_messages()
                     if messages and (report := Report.read(messages[0])) and report.start == self._mine.start:
