@@ -22,6 +22,22 @@ def variables(plan: Plan) -> dict[str, str]:
     return {name: str(value) for name, value in plan.environment.set}
 
 
+@pytest.mark.parametrize(
+    ("cluster", "threads"),
+    [
+        ({"kind": "slurm"}, "1"),  # a processor for each process is asked for
+        ({"kind": "slurm", "cpus_per_node": 10}, "5"),
+        ({"kind": "slurm", "machine": "8xh100"}, "2"),  # of 16, with two of eight cards
+        ({"kind": "ssh", "hosts": ["a"]}, "8"),  # all of the machine's
+    ],
+)
+def test_the_ranks_share_the_processors_that_their_job_asks_for(
+    layered: Layered, machine: Machine, cluster: dict[str, Any], threads: str
+) -> None:
+    recipe = {"strategy": {"kind": "ddp"}, "nodes": {"processes_per_node": 2}, "cluster": cluster}
+    assert variables(build_plan(layered(recipe), machine(8)).plan)["OMP_NUM_THREADS"] == threads
+
+
 def test_what_the_recipe_sets_reaches_the_ranks_word_for_word(layered: Layered, machine: Machine) -> None:
     plan = build_plan(layered({"env": {"NCCL_DEBUG": "WARN", "N": 3, "ODD": "a $b 'c'\n"}}), machine()).plan
     assert variables(plan).items() >= {"NCCL_DEBUG": "WARN", "N": "3", "ODD": "a $b 'c'\n"}.items()

@@ -17,6 +17,7 @@ from trainkit.plan.provenance import Source, SourcedVariable, variable
 from trainkit.planner import hang
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Image
+from trainkit.schedulers.registry import cores_of_node
 from trainkit.text import counted
 
 # Imported where there are several cards, which it is about: accelerate's tables take a while.
@@ -119,9 +120,9 @@ def plan_environment(context: Context) -> tuple[EnvironmentDiff, Mapping[str, So
 
 
 def _defaults(context: Context) -> Iterator[SourcedVariable]:
-    recipe, cores = context.recipe, context.facts.cpu_cores
+    recipe, (cores, keys) = context.recipe, cores_of_node(context)
     share = f"{counted(cores, 'core')} / {counted(context.processes, 'rank')}; launchers differ in their defaults"
-    yield variable("OMP_NUM_THREADS", str(max(cores // context.processes, 1)), rule=share)
+    yield variable("OMP_NUM_THREADS", str(max(cores // context.processes, 1)), keys=keys, rule=share)
     yield variable("PYTHONUNBUFFERED", "1", rule="a rank's output appears when it is written, also after a crash")
     rule = "the resolved recipe, for programs that read it"
     yield variable("TRAINKIT_RECIPE", Variable.RUN_DIR, "/recipe.yaml", rule=rule)

@@ -24,6 +24,7 @@ from trainkit.planner.numa import core_notices
 from trainkit.planner.requirements import doubtful_releases, missing_packages
 from trainkit.recipe.schema import DatasetData, HfModel, JsonlData
 from trainkit.recipe.schema.fields import tagged_sections
+from trainkit.schedulers.registry import cores_of_node
 from trainkit.text import counted
 
 # Key of a path that the run reads -> the hint where nothing is there, and whether another machine may have it.
@@ -121,7 +122,7 @@ def _device(context: Context) -> Iterator[Notice]:
 
 
 def _cores(context: Context) -> Iterator[Notice]:
-    recipe, processes, cores = context.recipe, context.processes, context.facts.cpu_cores
+    recipe, processes, cores = context.recipe, context.processes, cores_of_node(context)[0]
     share = f"share {counted(cores, 'CPU core')}"
     if context.topology.device == "cpu" and processes > cores:
         hint = "set nodes.processes_per_node to the number of cores or less"

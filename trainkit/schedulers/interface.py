@@ -46,6 +46,9 @@ class Scheduler(Protocol):
     def job(self, context: Context) -> SourcedJob:
         """What is submitted, by which command, and how it starts on the nodes."""
 
+    def cores(self, context: Context) -> tuple[int, tuple[str, ...]] | None:
+        """Processors that the job asks for on each node, and the keys that decide them; None where it asks for none."""
+
     def state(self, job_id: str) -> Query[JobState]:
         """What it knows of a job."""
 

@@ -106,6 +106,12 @@ def _section(recipe: Recipe) -> Kubernetes:
     return recipe.cluster
 
 
+def cores(context: Context) -> tuple[int, tuple[str, ...]] | None:
+    """Processors of each pod; None where the namespace decides."""
+    asked = _section(context.recipe).cpus_per_node
+    return (asked, ("cluster.cpus_per_node",)) if asked else None
+
+
 def mounts(section: Kubernetes) -> list[tuple[str, str]]:
     """Claims, and where each is mounted."""
     return [(claim, path) for claim, _, path in (each.partition(":") for each in section.volumes)]

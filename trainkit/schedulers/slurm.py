@@ -101,7 +101,7 @@ def _options(context: Context, section: Slurm) -> Iterator[Token]:
     yield token(f"--job-name={recipe.name}", keys=("name",))
     yield token(f"--nodes={recipe.nodes.count}", keys=("nodes.count",))
     yield token("--ntasks-per-node=1", rule=ONE_TASK)
-    cpus, keys = _cpus(context, section)
+    cpus, keys = cores(context)
     yield token(f"--cpus-per-task={cpus}", keys=keys)
     for key, option in NAMED.items():
         if (value := getattr(section, key)) is not None:
@@ -122,9 +122,9 @@ def _options(context: Context, section: Slurm) -> Iterator[Token]:
         yield token(_quoted(word), keys=("cluster.sbatch",))
 
 
-def _cpus(context: Context, section: Slurm) -> tuple[int, tuple[str, ...]]:
-    """Processors of each node, and what decided them."""
-    facts, keys = context.facts, ("cluster.cpus_per_node",)
+def cores(context: Context) -> tuple[int, tuple[str, ...]]:
+    """Processors that the job asks for on each node, and what decided them."""
+    section, facts, keys = _section(context.recipe), context.facts, ("cluster.cpus_per_node",)
     if section.cpus_per_node != "auto":
         return section.cpus_per_node, keys
     if section.machine is None:
@@ -139,7 +139,7 @@ def _srun(context: Context, section: Slurm) -> Iterator[Token]:
     yield token(f"--nodes={nodes}", keys=("nodes.count",))
     yield token(f"--ntasks={nodes}", rule=ONE_TASK)
     # srun takes no number of processors from sbatch since Slurm 22.05 (its release notes).
-    yield token(f"--cpus-per-task={_cpus(context, section)[0]}", keys=("cluster.cpus_per_node",))
+    yield token(f"--cpus-per-task={cores(context)[0]}", keys=("cluster.cpus_per_node",))
     yield from (token(word, rule=rule) for word, rule in OF_EVERY_STEP.items())
     for word in section.srun:
         yield token(word, keys=("cluster.srun",))

@@ -96,6 +96,10 @@ def job(context: Context) -> SourcedJob:
     return sourced_job("ssh", SCRIPT, lines, [*_words(section)], (), start_seconds=section.start_seconds, hosts=hosts)
 
 
+def cores(context: Context) -> None:
+    """None: a machine has what it has."""
+
+
 def _words(section: Ssh) -> Iterator[Token]:
     yield token("ssh", rule="reaches a host")
     yield token("-T", rule="a terminal would echo what is sent to the node, and mix output and errors")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainkit.plan.model import Plan, Text
+from trainkit.plan.model import Plan, Text, Variable
 from trainkit.plan.render.shell import lines, quoted
 from trainkit.text import counted, wrapped
 
@@ -31,9 +31,16 @@ def _head(plan: Plan, width: int) -> Iterator[str]:
     if plan.container:
         yield from _row("container", plan.container.kind, plan.container.image, width)
     yield from _row("device", plan.device.kind, plan.device.reason, width)
-    yield from _row("resumes", resume, plan.resume.reason, width)
+    yield from _row("resumes", resume, f"{plan.resume.reason}{_queued_again(plan)}", width)
     yield from _row("hangs", *_hang(plan), width)
     yield from _row("writes", f"{plan.output_root}/{plan.name}/<timestamp>-<id>/", "", width)
+
+
+def _queued_again(plan: Plan) -> str:
+    """What a later attempt of a job starts from; empty where the plan names no checkpoint to its program."""
+    words = (word for command in plan.commands for word in command.argv)
+    chosen = plan.job is not None and any(Variable.RESUME in word.parts for word in words)
+    return "; queued again, it goes on from its own newest checkpoint" if chosen else ""
 
 
 def _hang(plan: Plan) -> tuple[str, str]:
