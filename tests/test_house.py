@@ -40,7 +40,7 @@ EDGES = (
     "trainkit.machine.probe", "trainkit.machine.probes",
 )  # fmt: skip
 TRAINING_LIBRARIES = ("torch", "deepspeed", "accelerate", "transformers", "numpy")
-STDLIB_ONLY = ("trainkit.runner.rank.__main__", "trainkit.runner.rank.wrapper", "trainkit.runner.supervisor.guardian")
+STDLIB_ONLY = ("trainkit.runner.rank.__main__", "trainkit.runner.rank.wrapper", "trainkit.runner.supervisor.entry")
 
 
 def name_of(path: Path) -> str:

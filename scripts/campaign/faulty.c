@@ -54,7 +54,7 @@ static const char *who(void) {
             line[at] = ' ';
     line[size < 0 ? 0 : size] = 0;
     static const char *marks[][2] = {
-        {"supervisor.guardian", "guardian"}, {"-m trainkit run", "trainkit"}, {"torch.distributed.run", "launcher"},
+        {"supervisor.entry", "guardian"}, {"-m trainkit run", "trainkit"}, {"torch.distributed.run", "launcher"},
         {"deepspeed.launcher", "launcher"},  {"accelerate", "launcher"},      {"bin/deepspeed", "launcher"},
         {"bin/torchrun", "launcher"},        {"trainkit.runner.rank", "wrapper"}, {"trainkit.trainer", "trainer"},
     };

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,10 @@ class HangingRun(SupervisedRun):
         """The newest line about a hang, once status.json has it."""
         return str(wait_for("a hang", lambda: self.status().get("hang")))
 
+    def name(self, rank: int) -> str:
+        """As people are told of it, but for the bracket at the end."""
+        return f"rank {rank} ({os.uname().nodename}, pid {self.record(rank)['pid']}"
+
     def goes_on(self) -> None:
         wait_for("its end", lambda: not self.status().get("hang"))
 
@@ -61,7 +66,7 @@ def test_the_rank_that_holds_the_others_up_is_named_and_a_slow_one_is_not(run: H
 
     stopped = run.record(1)["pid"]
     os.kill(stopped, signal.SIGSTOP)
-    who = f"rank 1 ({os.uname().nodename}, pid {stopped}"
+    who = run.name(1)
     assert run.hang().startswith(f"hang: {who}, state T stopped) has not joined ")
     assert "of default_pg for" in run.hang()
     assert "rank 0 waits there (hanging.py:" in run.hang()
@@ -69,6 +74,14 @@ def test_the_rank_that_holds_the_others_up_is_named_and_a_slow_one_is_not(run: H
     assert "hanging.py" in (dumps / "rank-0.stack").read_text()
     assert "a stopped process cannot answer" in (dumps / "rank-1.stack").read_text()
     os.kill(stopped, signal.SIGCONT)
+    run.goes_on()
+
+    os.mkfifo(run.folder / "pipe")
+    assert f"{who}) has not joined all_reduce" in run.hang()
+    assert "It is at hanging.py:" in run.hang()
+    assert " in load, last seen in step" in run.hang()
+    (run.folder / "pipe").rename(run.folder / "read")
+    (run.folder / "read").write_text("")
     run.goes_on()
 
     (run.folder / "spin").touch()
@@ -83,10 +96,38 @@ def test_the_rank_that_holds_the_others_up_is_named_and_a_slow_one_is_not(run: H
     (run.folder / "skip").touch()
     assert "rank 0 is in all_reduce" in run.hang()
     assert "rank 1 is in barrier" in run.hang()
-    wait_for("the line on the console", lambda: run.console().count("hang: ") >= 3)  # status.json is written first
-    assert run.console().count("hang: ") == 3
-    assert run.console().count("the run moves again") == 2
+    wait_for("the line on the console", lambda: run.console().count("hang: ") >= 4)  # status.json is written first
+    assert run.console().count("hang: ") == 4
+    assert run.console().count("the run moves again") == 3
     assert run.process.poll() is None  # nothing was ended for it
+
+
+def test_a_suspended_run_does_not_hang_and_one_whose_trainkit_is_stopped_may(run: HangingRun) -> None:
+    run.moves()
+    everybody = [int(line.split()[0]) for line in run.living()]
+    for pid in everybody:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(2 * AFTER)
+    pids = run.status()["pids"]
+    for pid in sorted(everybody, key=lambda each: each not in (pids["trainkit"], pids["guardian"])):
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.2)  # a node that is busy takes as long to wake them all
+    run.moves()
+    assert "hang" not in run.console()
+    assert not run.status()["hang"]
+
+    (run.folder / "sleep").touch()
+    os.kill(pids["trainkit"], signal.SIGSTOP)
+    assert f"{run.name(1)}) has not joined all_reduce" in run.hang()
+    os.kill(pids["trainkit"], signal.SIGCONT)
+    (run.folder / "sleep").unlink()
+    run.goes_on()
+
+    (run.folder / "leave").touch()
+    assert f"{run.name(1)}, has ended) has not joined all_reduce" in run.hang()
+    assert "; rank 0 waits there (hanging.py:" in run.hang()
+    asked = dump(run)
+    assert [each["ended"] for each in asked["ranks"]] == [False, True]
 
 
 def dump(run: HangingRun) -> dict[str, Any]:

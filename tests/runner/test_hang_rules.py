@@ -136,6 +136,24 @@ def test_where_every_rank_waits_it_is_none_of_them() -> None:
     assert not host
 
 
+def test_who_is_no_running_rank_is_named_where_no_other_explains_it() -> None:
+    waits, sleeps = rank(0, last=15, waits="all_reduce"), rank(1, last=14)
+    gone = Found(2, "tk3", 582, ended=True)
+    launcher = Found(-1, "tk2", 9, 130.0, letter="S", launcher="torchrun")
+    assert judge([waits, gone, launcher]) == (
+        (
+            "rank 2 (tk3, pid 582, has ended) has not joined all_reduce 15 of default_pg for 62 s; rank 0 waits there "
+            "(train.py:69)"
+        ),
+        "",
+    )
+    assert judge([waits, sleeps, gone, launcher]).text.startswith("rank 1 (tk2, pid 581) has not joined all_reduce 15")
+    assert judge([rank(0, last=0), launcher]) == ("torchrun (tk2, pid 9) has had no rank running for 130 s", "tk2")
+    stopped = launcher._replace(letter="T")
+    assert judge([waits, sleeps, gone, stopped]).text.startswith("torchrun (tk2, pid 9, state T stopped) has had no ")
+    assert judge([gone]).text == "no rank has answered"
+
+
 def test_without_a_flight_recorder_the_rank_with_fewer_steps_is_named() -> None:
     ranks = [Found(0, "a", 5, 30.0, STEPS, 8), Found(1, "b", 6, 30.0, STEPS, 7)]
     assert judge(ranks).text == "rank 1 (b, pid 6) has not moved for 30 s. Last seen in step 8"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,6 +67,39 @@ def test_a_program_that_moves_is_left_alone(trainkit: Trainkit, tmp_path: Path, 
     assert not (run / "attempts" / "1" / "dumps").exists()
 
 
+WAITS = "import pathlib, sys, time\nhere = pathlib.Path(sys.argv[0]).parent\n(here / 'ready').touch()\n"
+WAITS += "while not (here / 'go').exists(): time.sleep(0.05)\n"
+
+
+def test_a_launcher_that_is_stopped_is_named_when_its_ranks_have_ended(tmp_path: Path) -> None:
+    recipe = write(tmp_path, WAITS, after_seconds=2)
+    words = ("launcher.kind=torchrun", "strategy.kind=single", "program.verify=false")
+    argv = [sys.executable, "-P", "-m", "trainkit", "run", str(recipe), *words]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        wait_for((tmp_path / "ready").exists)
+        (run,) = (tmp_path / "runs" / "r").glob("*")
+        launcher = read_json(run / "status.json")["pids"]["launcher"]
+        os.kill(launcher, signal.SIGSTOP)
+        try:
+            (tmp_path / "go").touch()
+            line = wait_for(lambda: read_json(run / "status.json")["hang"])
+        finally:
+            os.kill(launcher, signal.SIGCONT)
+        running.communicate(timeout=30)
+    name = f"torchrun ({os.uname().nodename}, pid {launcher}, state T stopped)"
+    assert line.startswith(f"hang: {name} has had no rank running for ")
+    assert running.returncode == 0
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    """The first true value."""
+    until = time.monotonic() + 30
+    while not (found := condition()):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return found
+
+
 # Forks, starts another Python and a shell, and says what they and it have.
 FORKS = """
 import os, pathlib, subprocess, sys, threading, time
@@ -89,9 +124,7 @@ def test_a_program_that_forks_is_dumped_and_nobody_of_it_notices(trainkit: Train
     recipe = write(tmp_path, FORKS)
     argv = [sys.executable, "-P", "-m", "trainkit", "run", str(recipe)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
-        until = time.monotonic() + 30
-        while not (tmp_path / "ready").exists() and time.monotonic() < until:
-            time.sleep(0.05)
+        wait_for((tmp_path / "ready").exists)
         done = trainkit("dump", "r", "--root", str(tmp_path / "runs"))
         (tmp_path / "go").touch()
         out, err = running.communicate(timeout=30)

@@ -1,5 +1,6 @@
 """Trains on two gloo ranks for ever, and hangs in the ways that its folder's files ask for."""
 
+import os
 import sys
 import threading
 import time
@@ -18,6 +19,8 @@ def asked(name):
 def load(rank):
     while rank == 1 and asked("sleep"):
         time.sleep(0.05)
+    if rank == 1 and asked("pipe"):
+        (folder / "pipe").read_bytes()  # of a FIFO that nobody writes
     if asked("slow"):
         time.sleep(1.2)
     return torch.ones(2, 4)
@@ -48,6 +51,17 @@ def main():
         if rank == 0:
             (folder / "steps").write_text(str(step))
         time.sleep(0.01)
+        if asked("leave") and step % 100 == 0:
+            leave(rank)
+
+
+def leave(rank):
+    """Rank 1 ends, with somebody left who keeps its connections; rank 0 waits for it."""
+    if rank == 1 and os.fork() == 0:
+        os.setsid()
+        time.sleep(600)
+    elif rank == 1:
+        os._exit(0)
 
 
 main()

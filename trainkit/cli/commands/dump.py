@@ -56,9 +56,11 @@ def dump(
 
 def _outcome(account: dict[str, Any], ranks: list[Found]) -> str:
     """Who holds the run up, where it stands still."""
-    still = ranks and min(each.seconds for each in ranks) > STILL_SECONDS
+    seconds = min((each.seconds for each in ranks if each.is_rank), default=None)
     missing = f"; {', '.join(account['missing'])} did not answer" if account["missing"] else ""
-    return str(account["line"]) if still else f"the run moves{missing}" if ranks else f"no rank is there yet{missing}"
+    if seconds is None:
+        return f"no rank runs{missing}"
+    return str(account["line"]) if seconds > STILL_SECONDS else f"the run moves{missing}"
 
 
 def ask(attempt: AttemptLayout) -> dict[str, Any]:

@@ -105,6 +105,11 @@ class Control:
         """The nodes that this one is connected to, with the names that people know them by."""
         return {node: self._neighbours[node].name for node in self._lines}
 
+    @property
+    def running(self) -> list[int]:
+        """Those of them whose run has not ended yet."""
+        return [node for node in self._lines if node not in self._ends]
+
     def post(self, message: Mapping[str, object]) -> None:
         """Tell the watches of the others something: on node 0 all of them, elsewhere node 0's."""
         self._tell({"post": message})

@@ -10,11 +10,10 @@ import contextlib
 import os
 import selectors
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from trainkit.files import open_regular, try_lock
 from trainkit.runner.nodes.control import Control, Neighbour
@@ -32,7 +31,6 @@ from trainkit.runner.supervisor import cleanup, containers
 from trainkit.runner.supervisor.channel import Channel, Spec
 from trainkit.runner.supervisor.processes import (
     PASSED_ON,
-    become_subreaper,
     descendants,
     memory_kills,
     send_signal,
@@ -45,7 +43,6 @@ from trainkit.runner.watch.dumping import awake
 from trainkit.runner.watch.timing import Limits
 from trainkit.runner.watch.watch import Watch, save_paces
 
-IGNORED = ("INT", "TERM", "HUP", "QUIT", "TSTP", "TTIN", "TTOU", "USR1", "USR2", "PIPE")
 QUICK, SLOW = 0.05, 0.2  # seconds between looks, before and after all ranks have registered
 SUMMARY_SECONDS = 60.0  # for the summary of a run whose trainkit was killed
 NOT_FOUND = -1  # in the place of the pid of a command that could not be started
@@ -61,7 +58,9 @@ class Guardian:
         self._ranks = Ranks(spec.attempt_dir, self._selector, spec.node)
         neighbours = {node: Neighbour(node, host, fd) for node, host, fd in spec.neighbours}
         self._control = Control(spec.node, neighbours, self._selector, spec.grace)
-        self._watch = Watch(Limits(*spec.hang), spec.attempt_dir, self._control, self._start_tool, spec.trainkit_pid)  # type: ignore[arg-type]
+        guarded = spec.trainkit_pid if spec.keeps_stdin else 0
+        limits = Limits(*spec.hang)  # type: ignore[arg-type]
+        self._watch = Watch(limits, spec.attempt_dir, self._control, self._start_tool, guarded, spec.launcher)
         self._termination = Termination(spec.grace, may_restart=spec.max_restarts > 0)
         self._exits: dict[int, int] = {}  # pid -> exit code, minus the signal
         self._launcher_pid = 0
@@ -92,7 +91,9 @@ class Guardian:
         cleanup.remove_leftovers(self._ranks.records.values(), self._held)
         self._watch.tell_paces()
         consequence = self._is_consequence(verdict)
-        verdict = self._control.settle(verdict, consequence=consequence, wait=self._wait, record=self._record)
+        verdict = self._control.settle(
+            verdict, consequence=consequence, wait=self._wait_for_others, record=self._record
+        )
         self._trainkit.send({"event": "ended", **verdict._asdict()})
         return verdict
 
@@ -197,7 +198,8 @@ class Guardian:
     def _watch_over(self) -> None:
         """Whether the run moves, what is said of that, and its end where the plan ends it for a hang."""
         before = self._watch.line
-        self._watch.turn(self._ranks.records, self._ranks.alive(), self._exits)
+        launcher = 0 if self._launcher_pid in self._exits else self._launcher_pid
+        self._watch.turn(self._ranks.records, self._ranks.alive(), self._exits, launcher)
         for said in self._watch.said:
             self._trainkit.say(said)
         self._watch.said.clear()
@@ -227,6 +229,12 @@ class Guardian:
                 self._termination.order(TRAINKIT_KILLED)
         self._hear_nodes()
         self._reap()
+
+    def _wait_for_others(self, seconds: float) -> None:
+        """The same at the end, while they may still ask what has become of the ranks here."""
+        self._wait(seconds)
+        if self._spec.node:
+            self._watch.turn(self._ranks.records, (), self._exits)
 
     def _hear_nodes(self) -> None:
         """What the other nodes say, and what they are to know of this one."""
@@ -325,26 +333,3 @@ class Guardian:
             "ranks": {str(r.rank): r.pid for r in self._ranks.records.values()},
         }
         write_status(self._spec, state, pids, verdict, self._survivors, hang=self._watch.line, why=self._ending)
-
-
-def main(fd: int) -> NoReturn:
-    """Entry point: the socket's descriptor; the environment is the ranks', standard streams are the launcher's."""
-    for name in IGNORED:
-        signal.signal(getattr(signal, f"SIG{name}"), signal.SIG_IGN)
-    become_subreaper()
-    # Held open by a launcher, the socket would not tell trainkit that its guardian is gone.
-    os.set_inheritable(fd, False)
-    trainkit = Channel(socket.socket(fileno=fd))
-    messages: list[dict[str, Any]] = []
-    while not messages:
-        received = trainkit.receive()
-        if received is None:
-            os._exit(1)
-        messages += received
-    try:
-        Guardian(Spec(**messages[0]), trainkit, messages[1:]).run()
-    except BaseException:
-        containers.end_containers(messages[0].get("end", ()), os.environ)
-        cleanup.kill_descendants()  # not even a bug here may leave anything; its traceback is in the launcher's log
-        raise
-    os._exit(0)

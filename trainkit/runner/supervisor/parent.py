@@ -43,7 +43,7 @@ STALLED_SECONDS = 2.0  # after a stop, for a reader that does not take the outpu
 # No site, no user folders, nothing from the working folder: the guardian needs the standard library and this package.
 BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from trainkit.runner.supervisor.guardian import main; main(int(sys.argv[2]))"
+    "from trainkit.runner.supervisor.entry import main; main(int(sys.argv[2]))"
 )
 
 

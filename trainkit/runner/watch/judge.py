@@ -14,12 +14,15 @@ from trainkit.runner.watch.timing import where
 from trainkit.stamps import Collective
 from trainkit.text import listed
 
+STOPPED = ("T", "t", "D")  # states in which a process cannot go on by itself
+
 
 class Found(NamedTuple):
     """What was found in one rank. seconds: that it has not moved; phase: None where the program writes no stamps.
 
     groups: by process group, as `trainkit.stamps.groups_of` gives them; empty without a flight recorder. place: the
-    innermost frame of the program's own in its main thread, as ``train.py:69 in step``.
+    innermost frame of the program's own in its main thread, as ``train.py:69 in step``. ended: by itself, with code 0.
+    launcher: its name, where it is no rank but what starts them.
     """
 
     rank: int
@@ -32,12 +35,15 @@ class Found(NamedTuple):
     waits_in: str = ""  # the kernel's function
     groups: Mapping[str, Mapping[str, Any]] = {}
     place: str = ""
+    ended: bool = False
+    launcher: str = ""
 
     @property
     def name(self) -> str:
         """``rank 1 (tk2, pid 587, state T stopped)``."""
-        facts = [self.host, f"pid {self.pid}" if self.pid else "", State(self.letter).in_words]
-        return f"rank {self.rank} ({', '.join(filter(None, facts))})"
+        state = "has ended" if self.ended else State(self.letter).in_words
+        facts = [self.host, f"pid {self.pid}" if self.pid else "", state]
+        return f"{self.launcher or f'rank {self.rank}'} ({', '.join(filter(None, facts))})"
 
     @property
     def at(self) -> str:
@@ -47,9 +53,14 @@ class Found(NamedTuple):
         return f"it waits in {self.waits_in}"
 
     @property
+    def is_rank(self) -> bool:
+        """Whether it is a rank that runs."""
+        return not self.ended and not self.launcher
+
+    @property
     def is_stopped(self) -> bool:
         """Whether its program cannot go on by itself."""
-        return self.letter in {"T", "t", "D"}
+        return self.letter in STOPPED
 
     def waits(self) -> Iterator[tuple[str, Collective]]:
         """The collectives that it has joined and that are not over, by group."""
@@ -60,7 +71,9 @@ class Found(NamedTuple):
 
 def describe(rank: Found) -> str:
     """A line about one rank: ``rank 1 (tk2, pid 587): backward of step 14 for 0.3 s, it is at train.py:69 in step``."""
-    seen = where(rank.phase, rank.step) or "it says nothing of itself"
+    if rank.ended:
+        return rank.name
+    seen = "no rank runs" if rank.launcher else where(rank.phase, rank.step) or "it says nothing of itself"
     return ", ".join(filter(None, (f"{rank.name}: {seen} for {rank.seconds:.1f} s", rank.at)))
 
 
@@ -74,16 +87,34 @@ class Judged(NamedTuple):
 def judge(ranks: Sequence[Found], missing: Sequence[str] = ()) -> Judged:
     """The sentence on a run that does not move. missing: nodes that did not answer."""
     silent = f"; {listed(missing)} did not answer" if missing else ""
-    text, host = _sentence(ranks) if ranks else ("no rank has answered", "")
+    text, host = _sentence(ranks)
     return Judged(f"{text}{silent}", host)
 
 
-def _sentence(ranks: Sequence[Found]) -> tuple[str, str]:
-    seconds = min(each.seconds for each in ranks)
+def _sentence(found: Sequence[Found]) -> tuple[str, str]:
+    launchers = [each for each in found if each.launcher]
+    if stopped := [each for each in launchers if each.is_stopped]:
+        return _idle(stopped)
+    ended, ranks = [each for each in found if each.ended], [each for each in found if each.is_rank]
+    seconds = min((each.seconds for each in ranks), default=0.0)
     waiting = [(rank, group, each) for rank in ranks for group, each in _first(rank)]
-    stopped = [each for each in ranks if each.is_stopped]
-    if stopped:
+    if stopped := [each for each in ranks if each.is_stopped]:
         return _behind(stopped, waiting, seconds)
+    if by_collectives := _by_collectives(ranks, waiting, seconds):
+        return by_collectives
+    if ended and waiting:  # the machine of one that has ended is not to blame
+        return _behind(ended, waiting, seconds)[0], ""
+    if launchers:
+        return _idle(launchers)
+    if waiting and len({rank.rank for rank, _, _ in waiting}) == len(ranks):
+        return _all_wait(waiting, seconds), ""
+    return _by_stamps(ranks, seconds) if ranks else ("no rank has answered", "")
+
+
+def _by_collectives(
+    ranks: Sequence[Found], waiting: Sequence[tuple[Found, str, Collective]], seconds: float
+) -> tuple[str, str] | None:
+    """Who runs, and has not joined what others wait in, or has joined something else."""
     in_group: dict[str, list[tuple[Found, Collective]]] = {}
     for rank, group, each in waiting:
         in_group.setdefault(group, []).append((rank, each))
@@ -96,9 +127,14 @@ def _sentence(ranks: Sequence[Found]) -> tuple[str, str]:
             return _behind(guilty, [(rank, group, each) for rank, each in inside], seconds)
         if differing := _mismatch(inside, group, seconds):
             return differing, ""
-    if waiting and len({rank.rank for rank, _, _ in waiting}) == len(ranks):
-        return _all_wait(waiting, seconds), ""
-    return _by_stamps(ranks, seconds)
+    return None
+
+
+def _idle(launchers: Sequence[Found]) -> tuple[str, str]:
+    """Launchers without a rank: none has started, or all have ended."""
+    has = "has" if len(launchers) == 1 else "have"
+    seconds = min(each.seconds for each in launchers)
+    return f"{_names(launchers)} {has} had no rank running for {seconds:.0f} s", launchers[0].host
 
 
 def _first(rank: Found) -> list[tuple[str, Collective]]:

@@ -33,7 +33,8 @@ class Standing(NamedTuple):
     """A rank that may be standing still. moved: when it was last seen to move; times are of one monotonic clock.
 
     phase: None for a program that writes no stamps, of which only its use of the processor and its output are seen.
-    longest: seconds that each phase has taken at most; steps: seconds of the latest ones.
+    longest: seconds that each phase has taken at most; steps: seconds of the latest ones. may: seconds that it may
+    stand still, where that does not depend on its own pace.
     """
 
     rank: int
@@ -41,9 +42,12 @@ class Standing(NamedTuple):
     phase: int | None = None
     longest: Sequence[float] = ()
     steps: Sequence[float] = ()
+    may: float | None = None
 
     def limit(self, limits: Limits) -> float:
         """Seconds after which standing still is too long."""
+        if self.may is not None:
+            return self.may
         if self.phase is None:
             return max(limits.start, limits.after or 0.0) if limits.after is None else limits.after
         longest = self.longest[self.phase]

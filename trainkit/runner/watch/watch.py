@@ -26,31 +26,39 @@ from trainkit.runner.rundir.records import DUMPS, ORDERS, PACES, RankRecord, log
 from trainkit.runner.supervisor.processes import descendants
 from trainkit.runner.watch.activity import Activity, state_of
 from trainkit.runner.watch.dumping import Dump, Spawn, View
-from trainkit.runner.watch.judge import Found, judge
+from trainkit.runner.watch.judge import STOPPED, Found, judge
 from trainkit.runner.watch.pace import Pace, pace_of
 from trainkit.runner.watch.question import Question
-from trainkit.runner.watch.timing import Limits, Standing, is_sure, stalled
+from trainkit.runner.watch.timing import LEAST_SECONDS, Limits, Standing, is_sure, stalled
 from trainkit.stamps import START, STEPS, read_paces, read_page
 
 LOOK_SECONDS = 1.0
 ANSWER_SECONDS = 12.0  # for the dumps of the other nodes
 AGAIN_SECONDS = 5.0  # between two words of a node that stands still, should one have been lost
+STOOD_SECONDS = 5.0  # between two turns: this process stood still itself
+LAUNCHER = -1  # in the place of a rank's number
 TOKEN = re.compile(rb"[0-9a-f]{1,64}")
 
 
 class Watch:
-    """One node's part. limits: as in the plan. guarded: pid of trainkit, whose own rest is no hang of the run."""
+    """One node's part. limits: as in the plan. guarded: pid of trainkit where the run stops with it, else 0.
 
-    def __init__(self, limits: Limits, attempt_dir: str, control: Control, spawn: Spawn, guarded: int) -> None:
+    launcher: what starts the ranks, for people.
+    """
+
+    def __init__(
+        self, limits: Limits, attempt_dir: str, control: Control, spawn: Spawn, guarded: int, launcher: str
+    ) -> None:
         self._limits, self._attempt, self._control = limits, attempt_dir, control
-        self._spawn, self._guarded = spawn, guarded
+        self._spawn, self._guarded, self._launcher = spawn, guarded, launcher
+        self._launcher_pid = 0
         self._views: dict[int, View] = {}
         self._activities: dict[int, Activity] = {}
         self._looks: dict[int, float] = {}  # rank -> when its activity is looked at next
         self._moved: dict[int, float] = {}
         self._questions: dict[int, Question] = {}
         self._next = self._said_at = 0.0
-        self._since = time.monotonic()  # since when the clocks count
+        self._since = self._turned = self._ran = time.monotonic()  # since when the clocks count; when ranks last ran
         self._stalled = self._sure = False
         self._others: dict[int, tuple[bool, bool]] = {}  # the same of the other nodes
         self._dump: Dump | None = None
@@ -62,15 +70,27 @@ class Watch:
         self.order = ""  # why the run is to end …
         self.blamed = ""  # … and the host that holds it up
 
-    def turn(self, records: Mapping[int, RankRecord], alive: Collection[int], ended: Collection[int]) -> None:
-        """Look after the ranks. alive: whose wrappers run; ended: children of the guardian that have ended."""
+    def turn(
+        self, records: Mapping[int, RankRecord], alive: Collection[int], ended: Collection[int], launcher: int = 0
+    ) -> None:
+        """Look after the ranks. alive: whose wrappers run; ended: children of the guardian that have ended.
+
+        launcher: its pid; 0 while none runs.
+        """
+        self._launcher_pid = launcher
         self._hear()
         self._go_on(ended)
         now = time.monotonic()
+        if now - self._turned > STOOD_SECONDS:  # so have the ranks, most likely: a job that was suspended goes on
+            self._since = now
+        self._turned = now
         if now >= self._next:
             self._next = now + LOOK_SECONDS
             self.see(records)
-            self._note([each for rank in alive if (each := self._standing(rank, now)) is not None], now)
+            ranks = [each for rank in alive if (each := self._standing(rank, now)) is not None]
+            self._note(ranks or self._without_ranks(now), now)
+            if ranks or not launcher:
+                self._ran = now
             if self._control.node == 0 and self._answers is None:
                 self._decide()
         if self._answers is not None:
@@ -120,6 +140,17 @@ class Watch:
                 standing = standing._replace(moved=max(self._since, active))
         self._moved[rank] = standing.moved
         return standing
+
+    def _without_ranks(self, now: float) -> list[Standing]:
+        """The launcher's rest, where one runs: before it has started a rank, and after all have ended."""
+        if not self._launcher_pid:
+            return []
+        limits, self._moved[LAUNCHER] = self._limits, max(self._since, self._ran)
+        if state_of(self._launcher_pid).letter in STOPPED:
+            may = limits.after or LEAST_SECONDS
+        else:  # to end, or to start
+            may = max(limits.after or 0.0, LEAST_SECONDS if self._views else limits.start)
+        return [Standing(LAUNCHER, self._moved[LAUNCHER], may=may)]
 
     def _waits(self, rank: int, since: float, limit: float, now: float) -> bool:
         """Whether a rank that computes has been in one collective for too long all the same."""
@@ -181,12 +212,22 @@ class Watch:
     def _living(self) -> list[View]:
         return [view for _, view in sorted(self._views.items()) if view.record.ended is None]
 
+    def _others_here(self, now: float) -> list[Found]:
+        """Who makes no dump: ranks that have ended by themselves, and a launcher without ranks."""
+        records = [view.record for _, view in sorted(self._views.items()) if view.record.ended is not None]
+        found = [Found(each.rank, each.host, each.pid, ended=True) for each in records]
+        if self._launcher_pid and not self._living():
+            state, seconds = state_of(self._launcher_pid), now - self._moved.get(LAUNCHER, now)
+            facts = (os.uname().nodename, self._launcher_pid, round(seconds, 1), None, 0, *state)
+            found.append(Found(LAUNCHER, *facts, launcher=self._launcher))
+        return found
+
     def _go_on(self, ended: Collection[int]) -> None:
         if self._dump is not None and self._dump.turn(ended):
             now = time.monotonic()
             found = self._dump.found(lambda rank: now - self._moved.get(rank, now))
             self._dump = None
-            self._answer(found)
+            self._answer([*found, *self._others_here(now)])
 
     def _answer(self, found: list[Found]) -> None:
         if self._control.node:
@@ -196,7 +237,7 @@ class Watch:
 
     def _whole(self) -> tuple[bool, bool]:
         """Whether all nodes stand still, and whether that is sure."""
-        others = [self._others.get(node, (False, False)) for node in self._control.others]
+        others = [self._others.get(node, (False, False)) for node in self._control.running]
         nodes = [(self._stalled, self._sure), *others]
         return all(still for still, _ in nodes), all(sure for _, sure in nodes)
 
