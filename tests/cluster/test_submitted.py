@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.cluster.slurm_jobs import Cluster, losses
+from trainkit.files import read_json
 from trainkit.runner.rundir.checkpoints import checkpoints_of
 from trainkit.runner.rundir.layout import RunLayout
 
@@ -145,6 +146,31 @@ def test_a_training_that_is_cancelled_has_a_checkpoint_of_where_it_was(cluster: 
     assert cluster.left_on_nodes() == []
 
 
+@pytest.mark.parametrize("when", ["submitted", "starting"])
+def test_a_run_that_is_cancelled_before_it_began_is_cancelled(cluster: Cluster, when: str) -> None:
+    write(cluster, RECIPE, "wait")
+    run = cluster.trainkit_submit("r.yaml")
+    if when == "starting":
+        run.until(lambda: read_json(run.folder / "status.json").get("state") == "starting", "an attempt")
+    cancelled = cluster.trainkit("cancel", "r")
+    assert cancelled.returncode == 0, cancelled.stderr
+    run.until(lambda: run.field("JobState") not in {"PENDING", "RUNNING", "COMPLETING"}, "the end", 30)
+    assert (run.state("state"), run.state("exit_code")) == ("cancelled", 143), run.state("why")
+
+
+def test_a_cancel_that_did_not_reach_slurm_is_not_taken_up_later(cluster: Cluster) -> None:
+    write(cluster, RECIPE, "wait")
+    run = cluster.trainkit_submit("r.yaml", "cluster.sbatch=[--hold]")
+    words = [sys.executable, "-P", "-m", "trainkit", "cancel", "r"]
+    environ = {**os.environ, "PATH": str(cluster.folder)}
+    failed = subprocess.run(words, cwd=cluster.folder, env=environ, capture_output=True, text=True, check=False)
+    assert (failed.returncode, "cannot be started" in failed.stderr) == (4, True), failed.stderr
+    assert not (run.folder / "asked.json").exists()
+    assert cluster.slurm.run("scancel", run.number).returncode == 0  # by hand, and not by trainkit
+    (run.folder / "job.out").unlink()
+    assert (run.state("state"), run.state("exit_code")) == ("cancelled", 143)
+
+
 def test_what_slurm_would_refuse_stands_at_its_line_of_the_recipe(cluster: Cluster) -> None:
     write(cluster, RECIPE)
     shown = cluster.trainkit("submit", "r.yaml", "--dry-run")
@@ -160,6 +186,10 @@ def test_what_slurm_would_refuse_stands_at_its_line_of_the_recipe(cluster: Clust
         ("nodes.count=9", "nodes.count", "Requested node configuration is not available"),
         ('cluster.time="5:00:00"', "cluster.time", "MaxTime=01:00:00"),
         ("cluster.time=90", "cluster.time", "in quotes"),
+        ('cluster.memory_per_node="100G"', "cluster.memory_per_node", "for its --mem=100G: Requested node"),
+        ("cluster.nodelist=tk1", "cluster.nodelist=tk1: error", "for its --nodelist=tk1"),
+        ("cluster.sbatch=[-N3]", "cluster.sbatch", "use nodes.count"),
+        (f"output.root={cluster.folder}/a%b", "output.root", "has a %"),
     ):
         refused = cluster.trainkit("submit", "r.yaml", change)
         assert refused.returncode == 2, (change, refused.stderr)

@@ -20,7 +20,7 @@ from typing import Any
 from trainkit.errors import MachineError
 from trainkit.files import parse_json, read_json, read_whole
 from trainkit.jobs.policy import AttemptEnd, Decision, decide
-from trainkit.jobs.records import Attempt, asked, read_attempts, update_status, write_attempt
+from trainkit.jobs.records import Attempt, asked, read_attempts, take_back, update_status, write_attempt
 from trainkit.plan.model import Plan, Variable, bind_words
 from trainkit.plan.serialize import plan_from_json
 from trainkit.runner.rundir.checkpoints import own_checkpoints
@@ -75,6 +75,7 @@ class Batch:
         layout.attempt(number).root.mkdir(parents=True)
         write_attempt(layout, attempt)
         if earlier:
+            take_back(layout)  # what was meant for an earlier one
             say(f"attempt {number}, from step {newest}")
         host = {"host": os.uname().nodename, "pids": {}}
         update_status(layout, **ended_nowhere(), state="starting", attempt=number, job=self._job, outcome=None, **host)
@@ -151,15 +152,8 @@ class Batch:
         """Decide what follows, write it down, and do it."""
         assert self._plan.job is not None
         layout, status = self._layout, read_json(self._layout.status)
-        if not self._ended(attempt):  # the nodes never met, or node 0 is gone
-            why = "node 0 ended without a word" if code == 0 else f"the job's step exited with code {code}"
-            status |= {
-                "state": "ended",
-                "exit_code": code or 1,
-                "failure": "trainkit",
-                "why": why,
-                "ended": time.time(),
-            }
+        if not self._ended(attempt):
+            status |= self._own_account(code, began=status.get("state") != "starting")
         steps = [each.step for each in read_attempts(layout)] + [newest_step(layout, self._plan)]
         end = AttemptEnd(
             int(status.get("exit_code") or 0),
@@ -183,6 +177,13 @@ class Batch:
             answer_or(slurm.cancel(self._job), None, self._environ)
             time.sleep(KILL_SECONDS)
         return end.exit_code
+
+    def _own_account(self, code: int, *, began: bool) -> dict[str, Any]:
+        """How it has ended as far as the script knows: the nodes never met, or node 0 is gone. code: srun's."""
+        failure, why = "trainkit", f"the job's step exited with code {code}" if code else "node 0 ended without a word"
+        if self._asked and not began:
+            code, failure, why = 128 + signal.SIGTERM, "signal", f"asked to end ({self._asked}) before the run began"
+        return {"state": "ended", "exit_code": code or 1, "failure": failure, "why": why, "ended": time.time()}
 
     def _requeue(self, attempt: Attempt, decision: Decision, status: dict[str, Any]) -> bool:
         """Queue the job again; whether Slurm does. It starts the job no sooner than two minutes later (121 s)."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from trainkit.errors import MachineError, UsageError
 from trainkit.files import read_json
 from trainkit.jobs.batch import read_plan
-from trainkit.jobs.records import Submission, hosts_of, is_held, read_submission, update_status
+from trainkit.jobs.records import Submission, asked, hosts_of, is_held, read_submission, take_back, update_status
 from trainkit.jobs.records import ask as leave_word
 from trainkit.jobs.states import RunState, state_of
 from trainkit.runner.rundir.layout import RunLayout
@@ -18,7 +18,7 @@ from trainkit.runner.rundir.listing import is_running
 from trainkit.schedulers import kubernetes, slurm, ssh
 from trainkit.schedulers.client import ask
 from trainkit.schedulers.hostlist import expand
-from trainkit.schedulers.interface import Answer, JobState, Query, RefusedError
+from trainkit.schedulers.interface import Answer, Query, RefusedError
 
 BETWEEN_SECONDS = 0.3
 NOT_HERE = "it runs on another machine, which is reached through its scheduler alone, and it has none"
@@ -43,22 +43,30 @@ def cancel(layout: RunLayout, *, now: bool, environ: Mapping[str, str]) -> str:
             time.sleep(BETWEEN_SECONDS)
             _signal_submitter(layout, submission, signal.SIGINT)
         return f"ending {layout.root}" + ("" if now else ": it saves a checkpoint first")
+    told_before = asked(layout)
     leave_word(layout, "cancel")
-    job = _asked(slurm.state(submission.job), environ)
-    if now or job.state != "running":
-        _told(slurm.cancel(submission.job), environ)
-        if job.state != "running":
-            update_status(
-                layout,
-                state="ended",
-                outcome="cancelled",
-                exit_code=143,
-                why="cancelled in the queue",
-                ended=time.time(),
-            )
-        return f"cancelled job {submission.job}"
-    _told(slurm.send(submission.job, "TERM", script=True), environ)
-    return f"ending job {submission.job} ({found.word}): it saves a checkpoint first"
+    try:
+        return _cancel_job(layout, submission.job, environ, now=now)
+    except (MachineError, UsageError):
+        if not told_before:  # else the next signal of Slurm's would be taken for it, and end the run for good
+            take_back(layout)
+        raise
+
+
+def _cancel_job(layout: RunLayout, number: str, environ: Mapping[str, str], *, now: bool) -> str:
+    """Have Slurm end a job; what was done, for people."""
+    job = _told(slurm.state(number), environ)
+    if job.state == "ended":
+        raise UsageError(f"job {number} has ended meanwhile", hint="`trainkit status` says how")
+    if not now and job.state == "running":
+        _told(slurm.send(number, "TERM", script=True), environ)
+        word = state_of(layout).word
+        return f"ending job {number} ({word})" + (": it saves a checkpoint first" if word == "running" else "")
+    _told(slurm.cancel(number), environ)
+    if job.state == "queued":
+        account = {"state": "ended", "outcome": "cancelled", "exit_code": 143, "why": "cancelled in the queue"}
+        update_status(layout, **account, ended=time.time())
+    return f"cancelled job {number}"
 
 
 def save(layout: RunLayout, environ: Mapping[str, str]) -> str:
@@ -88,7 +96,8 @@ def attach_words(layout: RunLayout, node: int, words: Sequence[str], *, terminal
     hosts = hosts_of(layout) or expand(found.nodes)
     if node >= len(hosts):
         what = f"{layout.root} has no node {node}" if hosts else f"job {submission.job} is {found.word}"
-        raise UsageError(what, hint=f"its nodes are {found.nodes}, numbered from 0" if hosts else "wait until it runs")
+        wait = found.why or "wait until it runs"
+        raise UsageError(what, hint=f"its nodes are {found.nodes}, numbered from 0" if hosts else wait)
     if submission.scheduler == "kubernetes":
         return kubernetes.attach(submission.job, hosts[node], words, terminal=terminal)
     if submission.scheduler == "ssh":
@@ -136,13 +145,6 @@ def _signal_submitter(layout: RunLayout, submission: Submission, number: int) ->
     if not is_held(layout):
         raise UsageError(f"{layout.root} is held by nobody any more: its nodes are ending")
     os.kill(int(submission.job), number)
-
-
-def _asked(query: Query[JobState], environ: Mapping[str, str]) -> JobState:
-    try:
-        return ask(query, environ)
-    except RefusedError as error:
-        raise MachineError(f"Slurm: {error}") from error
 
 
 def _told(query: Query[Answer], environ: Mapping[str, str]) -> Answer:

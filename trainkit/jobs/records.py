@@ -92,6 +92,11 @@ def ask(layout: RunLayout, why: str) -> None:
     publish(layout.root / ASKED, json.dumps({"why": why, "at": time.time()}) + "\n")
 
 
+def take_back(layout: RunLayout) -> None:
+    """Take back the word that was left for the job, if any. Raises OSError."""
+    (layout.root / ASKED).unlink(missing_ok=True)
+
+
 def asked(layout: RunLayout) -> str:
     """Why it was asked to end; empty where it was not."""
     return str(read_json(layout.root / ASKED).get("why") or "")

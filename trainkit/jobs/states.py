@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trainkit.errors import ExitCode, MachineError
 from trainkit.files import read_json
-from trainkit.jobs.records import Submission, hosts_of, is_held, read_submission
+from trainkit.jobs.records import Submission, asked, hosts_of, is_held, read_submission
+from trainkit.runner.report.exit_status import KILLED
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import is_running
 from trainkit.schedulers import ssh
@@ -19,13 +22,14 @@ from trainkit.schedulers.registry import SCHEDULERS
 
 NAMES = {"slurm": "Slurm", "kubernetes": "Kubernetes"}  # for people
 GONE = ("Invalid job id", "NotFound")  # in the words of a scheduler that knows a job no more
-# How a job has ended by the scheduler's word alone -> what that is called of a run.
+STOPPED = 128 + signal.SIGTERM
+# How a job has ended by the scheduler's word alone -> what that is called of a run, and the exit code where it has 0.
 BY_SCHEDULER = {
-    "cancelled": "cancelled",
-    "time_limit": "timed_out",
-    "preemption": "preempted",
-    "node_failure": "node_lost",
-    "out_of_memory": "failed",
+    "cancelled": ("cancelled", STOPPED),
+    "time_limit": ("timed_out", STOPPED),
+    "preemption": ("preempted", STOPPED),
+    "node_failure": ("node_lost", KILLED),
+    "out_of_memory": ("failed", KILLED),
 }
 
 # Whose failure it was, by status.json -> the same.
@@ -75,12 +79,31 @@ def state_of(layout: RunLayout) -> RunState:
         job = ask(SCHEDULERS[submission.scheduler].state(submission.job))
     except (MachineError, RefusedError) as error:
         return _changed(known, word="unknown", why=f"by its files {known.word}; {error}", source=submission.scheduler)
-    if job.state == "ended" and submission.scheduler == "slurm" and not layout.attempts:
-        said = f"see {layout.root}/job.out" if (layout.root / "job.out").stat().st_size else "it has said nothing"
-        how = job.reason or job.why
-        why = f"the job ended before trainkit began ({how}): {said}; do its nodes see {layout.root}?"
-        return _changed(known, word="failed", why=why, exit_code=int(ExitCode.MACHINE), source=submission.scheduler)
+    if job.state == "ended":
+        known = _by_files(layout, read_json(layout.status), submission)  # what it has written meanwhile says more
+        if known.is_over:
+            return known
+        if submission.scheduler == "slurm" and (known.word == "requeued" or not layout.attempts):
+            return _changed(known, **_ended_unbegun(layout, job), source=submission.scheduler)
     return _by_scheduler(known, job, submission)
+
+
+def _ended_unbegun(layout: RunLayout, job: JobState) -> dict[str, Any]:
+    """How a job has ended whose script has not come to start an attempt."""
+    if asked(layout) == "cancel" or job.why == "cancelled":
+        return {"word": "cancelled", "why": "cancelled before the run began", "exit_code": STOPPED}
+    said = f"see {layout.root}/job.out" if _size(layout.root / "job.out") else "it has said nothing"
+    how = job.reason or job.why
+    why = f"the job ended before trainkit began ({how}): {said}; do its nodes see {layout.root}?"
+    return {"word": "failed", "why": why, "exit_code": int(ExitCode.MACHINE)}
+
+
+def _size(path: Path) -> int:
+    """In bytes; 0 where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _held(layout: RunLayout, known: RunState, submission: Submission) -> RunState:
@@ -123,9 +146,9 @@ def _by_scheduler(known: RunState, job: JobState, submission: Submission) -> Run
         word = "requeued" if known.word == "requeued" or job.restarts else "queued"
         return _changed(known, word=word, why=job.reason, source=source)
     if job.state == "ended":
-        word = BY_SCHEDULER.get(job.why, "done" if job.exit_code == 0 else "failed")
+        word, code = BY_SCHEDULER.get(job.why, ("done" if job.exit_code == 0 else "failed", job.exit_code))
         why = f"{name}: {job.why.replace('_', ' ') or job.reason or 'ended'}"
-        return _changed(known, word=word, why=why, exit_code=job.exit_code, source=source, nodes=job.nodes)
+        return _changed(known, word=word, why=why, exit_code=job.exit_code or code, source=source, nodes=job.nodes)
     if job.state == "unknown" and any(each in job.reason for each in GONE):
         return _changed(known, word="lost", why=f"{name} knows job {submission.job} no more", source=source)
     if job.state == "unknown":

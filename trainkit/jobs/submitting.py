@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -31,13 +32,24 @@ BLAMED = {
     "qos": "cluster.qos",
     "time limit": "cluster.time",
     "node count": "nodes.count",
-    "node configuration": "nodes.count",
     "memory": "cluster.memory_per_node",
     "gres": "cluster.gpus",
     "tres": "cluster.gpus",
     "feature": "cluster.constraint",
     "reservation": "cluster.reservation",
     "node name": "cluster.nodelist",
+}
+NO_SUCH_NODES = "node configuration is not available"  # Slurm's words, whatever of it is not
+# Option of the job script that asks for something of the nodes -> the recipe keys that it may be due to.
+OF_NODES = {
+    "nodelist": ("cluster.nodelist",),
+    "exclude": ("cluster.exclude",),
+    "constraint": ("cluster.constraint",),
+    "mem": ("cluster.memory_per_node",),
+    "gres": ("cluster.gpu_kind", "devices.select", "nodes.processes_per_node", "cluster.machine", "cluster.gpus"),
+    "gpus-per-node": ("cluster.gpu_kind", "devices.select", "nodes.processes_per_node", "cluster.machine"),
+    "cpus-per-task": ("cluster.cpus_per_node", "nodes.processes_per_node", "cluster.machine"),
+    "nodes": ("nodes.count",),
 }
 
 
@@ -66,19 +78,48 @@ def rehearse(
         settings = ask(slurm.configuration(), environ)
     except RefusedError as error:
         raise MachineError(f"Slurm does not answer: {error}", hint="submit where `sinfo` answers") from error
-    script = os.path.join(folder, job.file)  # noqa: PTH118 - a path for sbatch
-    publish(script, bound_content(job, folder) if content is None else content, mode=0o700)
     found = [*_limits(section, resolved, plan, environ), *_times(section, plan, settings)]
-    said = ""
+    if why := _unreadable(os.path.abspath(plan.output_root)):  # noqa: PTH100 - as it is written, links and all
+        found.append(resolved.error("output.root", why, OTHER_FOLDER))
+    said, script = "", bound_content(job, folder) if content is None else content
     try:
-        said = ask(slurm.rehearsal(("sbatch", script)), environ)
+        said = _tried(script, folder, environ)
     except RefusedError as error:
         if all(each.severity != "error" for each in found):  # else the same is said twice
-            key = next((key for word, key in BLAMED.items() if word in str(error).lower()), "cluster")
-            what = f"Slurm refuses the job: {error}"
-            found.append(resolved.error(key, what, "`sinfo` and `scontrol show partition` say what there is"))
+            found.append(_refusal(str(error), resolved, script, folder, environ))
     errors = tuple(each for each in found if each.severity == "error")
     return Rehearsal(said, tuple(each for each in found if each.severity != "error"), errors)
+
+
+def _tried(script: str, folder: str, environ: Mapping[str, str]) -> str:
+    """What Slurm says of a job script. Raises RefusedError."""
+    path = os.path.join(folder, slurm.SCRIPT)  # noqa: PTH118 - a path for sbatch
+    publish(path, script, mode=0o700)
+    return ask(slurm.rehearsal(("sbatch", path)), environ)
+
+
+def _refusal(said: str, resolved: Resolved, script: str, folder: str, environ: Mapping[str, str]) -> Diagnostic:
+    """Slurm's refusal, at the key that asks for what there is not."""
+    hint = "`sinfo` and `scontrol show partition` say what there is"
+    option = _too_much(script, folder, environ) if NO_SUCH_NODES in said else ""
+    if not option:
+        key = next((key for word, key in BLAMED.items() if word in said.lower()), "cluster")
+        return resolved.error(key, f"Slurm refuses the job: {said}", hint)
+    keys = OF_NODES[option[2:].partition("=")[0]]
+    key = next((each for each in keys if resolved.given(each)), keys[0])
+    return resolved.error(key, f"Slurm refuses the job for its {option}: {said}", hint)
+
+
+def _too_much(script: str, folder: str, environ: Mapping[str, str]) -> str:
+    """The option of a job script without which Slurm would take it; empty where it is not one alone."""
+    lines = script.splitlines(keepends=True)
+    for name in OF_NODES:
+        for place, line in enumerate(lines):
+            if line.startswith(f"#SBATCH --{name}="):
+                with contextlib.suppress(RefusedError):
+                    _tried("".join(lines[:place] + lines[place + 1 :]), folder, environ)
+                    return line.removeprefix("#SBATCH ").strip()
+    return ""
 
 
 def _limits(section: Slurm, resolved: Resolved, plan: Plan, environ: Mapping[str, str]) -> Iterator[Diagnostic]:
@@ -129,11 +170,19 @@ def _rehearse_pods(plan: Plan, resolved: Resolved, environ: Mapping[str, str], f
         return Rehearsal("", refused=(resolved.error(kubernetes.blamed(str(error)), what, hint),))
 
 
+OTHER_FOLDER = "set output.root to a folder without it"
+
+
+def _unreadable(path: str) -> str:
+    """Why Slurm would not take a path for what it is; empty where it would."""
+    found = next((name for mark, name in (("%", "a %"), ("\n", "a line end")) if mark in path), "")
+    return f"Slurm reads the name of its output in its own way, and {path!r} has {found}" if found else ""
+
+
 def check_folder(run_dir: str) -> None:
     """MachineError for a path that Slurm would not take for what it is."""
-    if "%" in run_dir or "\n" in run_dir:
-        what = f"Slurm reads a % in the name of its output, and {run_dir} has one"
-        raise MachineError(what, hint="set output.root to a folder without it")
+    if why := _unreadable(run_dir):
+        raise MachineError(why, hint=OTHER_FOLDER)
 
 
 def write_record(layout: RunLayout, plan: Plan, recipe_yaml: str, command_shell: str) -> None:

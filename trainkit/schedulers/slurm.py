@@ -14,6 +14,7 @@ from trainkit.recipe.schema import Recipe, Slurm
 from trainkit.schedulers import slurm_answers as read
 from trainkit.schedulers.interface import JobState, Query
 from trainkit.schedulers.place import Allocation
+from trainkit.schedulers.slurm_options import options
 
 SCRIPT = "job.sh"
 SIGNAL = "USR1"  # that Slurm sends the job script before the time limit, and on preemption
@@ -23,19 +24,16 @@ NAMED = {
     "reservation": "reservation", "nodelist": "nodelist", "exclude": "exclude", "time": "time",
     "memory_per_node": "mem",
 }  # fmt: skip
-# What trainkit sets itself -> the recipe key to use.
+# Option that trainkit sets itself -> the recipe key to use.
 SET_HERE = {
-    **{f"--{option}": f"cluster.{key}" for key, option in NAMED.items()},
-    "-p": "cluster.partition", "-A": "cluster.account", "-q": "cluster.qos", "-C": "cluster.constraint",
-    "-w": "cluster.nodelist", "-x": "cluster.exclude", "-t": "cluster.time", "-N": "nodes.count",
-    "--nodes": "nodes.count", "-J": "name", "--job-name": "name", "-c": "cluster.cpus_per_node",
-    "--cpus-per-task": "cluster.cpus_per_node", "--exclusive": "cluster.exclusive", "--gres": "cluster.gpus",
-    "--gpus": "cluster.gpus", "-G": "cluster.gpus", "--gpus-per-node": "cluster.gpus",
-    **dict.fromkeys(("-n", "--ntasks", "--ntasks-per-node"), "nodes.processes_per_node"),
-    **dict.fromkeys(("--signal", "--requeue", "--no-requeue"), "cluster.requeue"),
-    **dict.fromkeys(("-o", "--output", "-e", "--error", "--open-mode"), "output.root"),
-    **dict.fromkeys(("-K", "--kill-on-bad-exit", "-W", "--wait", "-u", "--unbuffered", "--parsable"), ""),
-    **dict.fromkeys(("-a", "--array"), ""),
+    **{option: f"cluster.{key}" for key, option in NAMED.items()},
+    "nodes": "nodes.count", "job-name": "name", "cpus-per-task": "cluster.cpus_per_node",
+    "exclusive": "cluster.exclusive",
+    **dict.fromkeys(("gres", "gpus", "gpus-per-node"), "cluster.gpus"),
+    **dict.fromkeys(("ntasks", "ntasks-per-node"), "nodes.processes_per_node"),
+    **dict.fromkeys(("signal", "requeue", "no-requeue"), "cluster.requeue"),
+    **dict.fromkeys(("output", "error", "open-mode"), "output.root"),
+    **dict.fromkeys(("kill-on-bad-exit", "wait", "unbuffered", "parsable", "array", "test-only"), ""),
 }  # fmt: skip
 ONE_TASK = "trainkit is started once on each node, and starts the ranks itself"
 BY_TRAINKIT = "the nodes end one another in order; Slurm would kill node 0 while it writes the account"
@@ -53,15 +51,14 @@ def problems(context: Context) -> Iterator[Diagnostic]:
     section, error = _section(context.recipe), context.resolved.error
     for key in ("sbatch", "srun"):
         for position, word in enumerate(getattr(section, key)):
-            name = word.partition("=")[0]
             place = f"cluster.{key}"
             if not word.startswith("-") or "\n" in word:
                 what = f"{place}[{position}] is {word!r}"
                 yield error(place, what, "write an option and its value as one word: --switches=1", why="options only")
-            elif name in SET_HERE:
+            for name in (each.name for each in options([word]) if each.name in SET_HERE):  # `-N2`, `--job=x`
                 instead = SET_HERE[name]
                 hint = f"use {instead}" if instead else "leave it out"
-                yield error(place, f"{place} sets {name}", hint, why="trainkit sets it by itself")
+                yield error(place, f"{place} sets --{name}", hint, why="trainkit sets it by itself")
     for line in section.setup:
         if "\n" in line:
             yield error("cluster.setup", "a line of cluster.setup has a line end in it", "write each line by itself")

@@ -201,8 +201,8 @@ def _put_words(batch: Batch, draft: Draft, key: str, found: Sequence[Option]) ->
             continue  # as without it
         if option.name in LEFT_OUT:
             draft.remark(f"`{option.word}` is left out: {LEFT_OUT[option.name]}.")
-        elif (short := f"--{option.name}") in SET_HERE:
-            draft.remark(f"`{option.word}` of {key} is left out: trainkit sets {short} by itself.")
+        elif option.name in SET_HERE:
+            draft.remark(f"`{option.word}` of {key} is left out: trainkit sets --{option.name} by itself.")
         else:
             kept.append(option.word)
     if kept:
