@@ -22,7 +22,7 @@ from trainkit.plan.render import explain
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Resolved
 from trainkit.runner.rundir.making import plan_text
-from trainkit.schedulers import kubernetes
+from trainkit.schedulers import kubectl, kubernetes
 from trainkit.schedulers.interface import JobState, Output, RefusedError
 from trainkit.schedulers.kubernetes_answers import job_state, rehearsed, submitted
 from trainkit.schedulers.place import Place, place_in
@@ -257,9 +257,9 @@ def test_the_workload_is_what_was_submitted() -> None:
     out = f"configmap/demo-{RUN}\nservice/demo-{RUN}\njob.batch/demo-{RUN}\n"
     assert submitted(Output(0, out, "")) == f"job/demo-{RUN}"
     argv = ("kubectl", "create", "-o", "name", "-n", "training", "-f", "w.yaml")
-    query = kubernetes.submission(argv)
+    query = kubectl.submission(argv)
     assert query.read(Output(0, f"jobset.jobset.x-k8s.io/demo-{RUN}", "")) == f"training/jobset/demo-{RUN}"
-    assert kubernetes.rehearsal(argv).argv == ("kubectl", "create", "--dry-run=server", *argv[2:])
+    assert kubectl.rehearsal(argv).argv == ("kubectl", "create", "--dry-run=server", *argv[2:])
     with pytest.raises(RefusedError, match="names no workload: configmap/x"):
         submitted(Output(0, "configmap/x\n", ""))
 
@@ -268,14 +268,14 @@ def test_commands_for_a_job_name_its_namespace_and_its_label() -> None:
     job = f"training/jobset/demo-{RUN}"
     tail = ("-n", "training", "-l", f"trainkit/run=demo-{RUN}")
     resource = "jobsets.jobset.x-k8s.io"
-    assert kubernetes.state(job).argv == ("kubectl", "get", f"{resource},pods", *tail, "-o", "json")
-    assert kubernetes.cancel(job).argv == (
+    assert kubectl.state(job).argv == ("kubectl", "get", f"{resource},pods", *tail, "-o", "json")
+    assert kubectl.cancel(job).argv == (
         "kubectl", "delete", f"{resource},services,configmaps", *tail, "--wait=false"
     )  # fmt: skip
-    assert kubernetes.cancel(job, now=True).argv == (
+    assert kubectl.cancel(job, now=True).argv == (
         "kubectl", "delete", f"{resource},services,configmaps,pods", *tail, "--wait=false", "--now"
     )  # fmt: skip
-    assert kubernetes.attach(job, "p-1", ("sh",), terminal=True) == (
+    assert kubectl.attach(job, "p-1", ("sh",), terminal=True) == (
         "kubectl", "exec", "-i", "-t", "-n", "training", "p-1", "--", "sh"
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ from trainkit.jobs.records import ask as leave_word
 from trainkit.jobs.states import RunState, state_of
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import is_running
-from trainkit.schedulers import kubernetes, slurm, ssh
+from trainkit.schedulers import kubectl, slurm, ssh
 from trainkit.schedulers.client import ask
 from trainkit.schedulers.hostlist import expand
 from trainkit.schedulers.interface import Answer, Query, RefusedError
@@ -33,7 +33,7 @@ def cancel(layout: RunLayout, *, now: bool, environ: Mapping[str, str]) -> str:
         _signal_here(layout, number)
         return f"ending {layout.root}" + ("" if now else ": it saves a checkpoint first")
     if submission.scheduler == "kubernetes":
-        _told(kubernetes.cancel(submission.job, now=now), environ)
+        _told(kubectl.cancel(submission.job, now=now), environ)
         why = "killed by request" if now else "cancelled"
         update_status(layout, state="ended", outcome="cancelled", exit_code=143, why=why, ended=time.time())
         return f"ending {submission.job} ({found.word})" + ("" if now else ": its pods are told to save a checkpoint")
@@ -76,7 +76,7 @@ def save(layout: RunLayout, environ: Mapping[str, str]) -> str:
         raise UsageError(f"{layout.root} is {found.word}: there is nothing to save yet", hint="wait until it runs")
     if submission is not None and submission.scheduler == "kubernetes":
         pod, python = _pod(found, submission.job), read_plan(layout).commands[0].wrapper[0]
-        _told(kubernetes.save(submission.job, pod, str(python)), environ)
+        _told(kubectl.save(submission.job, pod, str(python)), environ)
     elif submission is not None and submission.scheduler == "ssh":
         _signal_submitter(layout, submission, signal.SIGUSR1)
     elif submission is None or read_json(layout.status).get("host") == os.uname().nodename:
@@ -99,7 +99,7 @@ def attach_words(layout: RunLayout, node: int, words: Sequence[str], *, terminal
         wait = found.why or "wait until it runs"
         raise UsageError(what, hint=f"its nodes are {found.nodes}, numbered from 0" if hosts else wait)
     if submission.scheduler == "kubernetes":
-        return kubernetes.attach(submission.job, hosts[node], words, terminal=terminal)
+        return kubectl.attach(submission.job, hosts[node], words, terminal=terminal)
     if submission.scheduler == "ssh":
         return ssh.attach(submission.argv, hosts[node], words, terminal=terminal)
     job = _told(slurm.number(submission.job), os.environ) if "_" in submission.job else submission.job

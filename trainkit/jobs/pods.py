@@ -28,7 +28,7 @@ from trainkit.jobs.states import state_of
 from trainkit.plan.model import Plan, Variable
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.making import plan_text
-from trainkit.schedulers import kubernetes
+from trainkit.schedulers import kubectl, kubernetes
 from trainkit.schedulers.client import answer_or, ask
 from trainkit.schedulers.interface import RefusedError
 from trainkit.schedulers.place import Place, place_in
@@ -55,13 +55,13 @@ def files(plan: Plan, recipe_yaml: str, run_id: str) -> dict[str, str]:
 def submit(plan: Plan, layout: RunLayout, argv: Sequence[str], environ: Mapping[str, str]) -> str:
     """Give the job in; its id. Raises RefusedError, and leaves nothing of it behind."""
     assert plan.job is not None
-    query = kubernetes.submission(argv)
+    query = kubectl.submission(argv)
     try:
         return ask(query, environ)
     except (RefusedError, MachineError):
         # The ConfigMap is made before the workload is refused.
         name = kubernetes.object_name(plan.name).bind({Variable.RUN_ID: layout.id})
-        answer_or(kubernetes.leftovers(argv[argv.index("-n") + 1], name), None, environ)
+        answer_or(kubectl.leftovers(argv[argv.index("-n") + 1], name), None, environ)
         raise
 
 
@@ -123,7 +123,7 @@ def show_output(layout: RunLayout, node: int | None, *, follow: bool) -> int:
     while True:
         found = state_of(layout)
         if found.nodes and found.attempt > shown and (found.word == "running" or found.is_over):
-            _printed(kubernetes.logs(submission.job, node, follow=follow))
+            _printed(kubectl.logs(submission.job, node, follow=follow))
             shown = found.attempt
             found = state_of(layout)
         elif not follow:

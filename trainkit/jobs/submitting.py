@@ -19,7 +19,7 @@ from trainkit.recipe.schema import Kubernetes, Slurm
 from trainkit.recipe.yaml.writer import resolved_yaml
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.making import create_run_dir, write_plan
-from trainkit.schedulers import kubernetes, slurm
+from trainkit.schedulers import kubectl, kubernetes, slurm
 from trainkit.schedulers.client import ask
 from trainkit.schedulers.interface import RefusedError
 from trainkit.schedulers.kubernetes import REHEARSED_RUN
@@ -163,7 +163,7 @@ def _rehearse_pods(plan: Plan, resolved: Resolved, environ: Mapping[str, str], f
         publish(os.path.join(folder, name), content)  # noqa: PTH118 - a path for kubectl
     argv = bind_words(plan.job.submit, {Variable.RUN_DIR: folder})
     try:
-        return Rehearsal(ask(kubernetes.rehearsal(argv), environ))
+        return Rehearsal(ask(kubectl.rehearsal(argv), environ))
     except RefusedError as error:
         hint = "`kubectl auth can-i create` and `kubectl explain` say what the cluster takes"
         what = f"Kubernetes refuses the job: {error}"

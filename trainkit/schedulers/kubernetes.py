@@ -1,4 +1,4 @@
-"""Kubernetes: the manifest of a plan, its ConfigMap, and the words of kubectl. Pure; the client runs commands.
+"""Kubernetes: the manifest of a plan, and its ConfigMap. Pure; `kubectl` has the commands.
 
 Sources: the API reference of batch/v1 Job and core/v1 (kubernetes.io/docs/reference/kubernetes-api), and of
 jobset.x-k8s.io/v1alpha2 (jobset.sigs.k8s.io, api/jobset/v1alpha2/jobset_types.go and pkg/constants of JobSet 0.9).
@@ -16,14 +16,14 @@ from trainkit.plan.model import Text, Variable, text
 from trainkit.plan.provenance import Source, SourcedJob, Token, sourced_job, token
 from trainkit.recipe.schema import Kubernetes, Recipe
 from trainkit.recipe.yaml.writer import manifest, scalar
-from trainkit.schedulers import kubernetes_answers as read
+from trainkit.schedulers import kubectl
 from trainkit.schedulers.interface import JobState, Query
 from trainkit.schedulers.place import POD_HOSTS, POD_START
 
 WORKLOAD, CONFIG_MAP = "workload.yaml", "configmap.yaml"
 FOLDER = "/etc/trainkit"  # in the pods, with the recipe and the plan
 FILES = ("recipe.yaml", "plan.json")
-LABEL = "trainkit/run"  # on all that is made for a run
+RESTARTED = ("node_failure", "hang", "failure")  # after what a JobSet starts all pods again
 RESTARTS, POD_JOB = "TRAINKIT_POD_RESTARTS", "TRAINKIT_POD_JOB"
 MARGIN_SECONDS = 30  # beyond the grace time, until the kubelet kills what is left of a pod
 PART = "node"  # the replicated job
@@ -137,7 +137,14 @@ def job(context: Context) -> SourcedJob:
     for file in (CONFIG_MAP, WORKLOAD):
         what = "the recipe and the plan, for the pods" if file == CONFIG_MAP else "the workload, in the run directory"
         submit += [token("-f", rule=what), token(Variable.RUN_DIR, f"/{file}", rule=what)]
-    return sourced_job("kubernetes", WORKLOAD, lines, submit, (), start_seconds=section.start_seconds)
+    again = RESTARTED if section.workload == "jobset" and section.max_restarts else ()
+    terms = {"requeue": again, "start_seconds": section.start_seconds}
+    return sourced_job("kubernetes", WORKLOAD, lines, submit, (), **terms)
+
+
+def state(job_id: str) -> Query[JobState]:
+    """What Kubernetes knows of a workload and its pods."""
+    return kubectl.state(job_id)
 
 
 def written(tree: Mapping[str, Any]) -> Iterator[Token]:
@@ -169,7 +176,7 @@ def source_of(path: Sequence[str]) -> Source:
 def objects(context: Context, section: Kubernetes) -> Iterator[dict[str, Any]]:
     """What is submitted beside the ConfigMap: a jobset; or a job, and the service that names its pods."""
     recipe, name = context.recipe, object_name(context.recipe.name)
-    labels = {LABEL: name}
+    labels = {kubectl.LABEL: name}
     queue = {"kueue.x-k8s.io/queue-name": section.queue} if section.queue else {}
     metadata = {"name": name, "namespace": section.namespace, "labels": {**labels, **queue}}
     spec = job_spec(context, section, name)
@@ -219,7 +226,7 @@ def job_spec(context: Context, section: Kubernetes, name: Text) -> dict[str, Any
         "podFailurePolicy": {
             "rules": [{"action": "FailJob", "onExitCodes": codes}, {"action": "Ignore", "onPodConditions": disrupted}]
         },
-        "template": {"metadata": {"labels": {LABEL: name}}, "spec": pod},
+        "template": {"metadata": {"labels": {kubectl.LABEL: name}}, "spec": pod},
     }
 
 
@@ -266,7 +273,7 @@ def variables(context: Context, section: Kubernetes, name: Text) -> list[dict[st
 
 def config_map(namespace: str, name: str, files: Mapping[str, str]) -> str:
     """The files that the pods start from, as an object."""
-    metadata = {"name": name, "namespace": namespace, "labels": {LABEL: name}}
+    metadata = {"name": name, "namespace": namespace, "labels": {kubectl.LABEL: name}}
     tree = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "immutable": True, "data": files}
     return "".join(f"{line}\n" for _, line in manifest(tree, scalar))
 
@@ -290,59 +297,3 @@ MISSING = {
     'no matches for kind "JobSet"': "cluster.workload",
     "exceeded quota": "nodes.count",
 }
-
-
-def rehearsal(argv: Sequence[str]) -> Query[str]:
-    """Asks the API server whether it would take the objects; answers what it would make."""
-    return Query((*argv[:2], "--dry-run=server", *argv[2:]), read.rehearsed)
-
-
-def submission(argv: Sequence[str]) -> Query[str]:
-    """Submits; answers `namespace/kind/name` of the workload."""
-    namespace = argv[argv.index("-n") + 1]
-    return Query(tuple(argv), lambda output: f"{namespace}/{read.submitted(output)}")
-
-
-def state(job_id: str) -> Query[JobState]:
-    """What Kubernetes knows of a workload and its pods."""
-    namespace, kind, name = job_id.split("/")
-    kinds = f"{read.RESOURCES[kind]},pods"
-    return Query(("kubectl", "get", kinds, "-n", namespace, "-l", f"{LABEL}={name}", "-o", "json"), read.job_state)
-
-
-def cancel(job_id: str, *, now: bool = False) -> Query[None]:
-    """Removes all that was made for a run. Its pods are told to end; now: killed in a second."""
-    namespace, kind, name = job_id.split("/")
-    kinds = f"{read.RESOURCES[kind]},services,configmaps" + (",pods" if now else "")
-    return _removal(namespace, kinds, name, *(("--now",) if now else ()))
-
-
-def leftovers(namespace: str, name: str) -> Query[None]:
-    """Removes what was made for a run whose workload was refused."""
-    return _removal(namespace, "services,configmaps", name)
-
-
-def _removal(namespace: str, kinds: str, name: str, *words: str) -> Query[None]:
-    argv = ("kubectl", "delete", kinds, "-n", namespace, "-l", f"{LABEL}={name}", "--wait=false", *words)
-    return Query(argv, read.nothing)
-
-
-def save(job_id: str, pod: str, python: str) -> Query[None]:
-    """Tells trainkit, which is a pod's first process, to have a checkpoint saved. The image needs no shell for it."""
-    program = "import os, signal; os.kill(1, signal.SIGUSR1)"
-    return Query(attach(job_id, pod, (python, "-c", program), terminal=False), read.nothing)
-
-
-def attach(job_id: str, pod: str, argv: Sequence[str], *, terminal: bool) -> tuple[str, ...]:
-    """Runs a command in a pod of a running job, beside it."""
-    flags = ("-i", "-t") if terminal else ("-i",)
-    return ("kubectl", "exec", *flags, "-n", job_id.partition("/")[0], pod, "--", *argv)
-
-
-def logs(job_id: str, node: int | None, *, follow: bool) -> tuple[str, ...]:
-    """Prints what a node's pod has said, or all pods, each line with its pod. Nothing is left out."""
-    namespace, _, name = job_id.split("/")
-    one = f",batch.kubernetes.io/job-completion-index={node}" if node is not None else ""
-    argv = ("kubectl", "logs", "-n", namespace, "-l", f"{LABEL}={name}{one}", "--tail=-1")
-    many = ("--prefix", "--max-log-requests=10000") if node is None else ()
-    return (*argv, *many, *(("--follow",) if follow else ()))

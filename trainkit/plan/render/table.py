@@ -37,10 +37,10 @@ def _head(plan: Plan, width: int) -> Iterator[str]:
 
 
 def _queued_again(plan: Plan) -> str:
-    """What a later attempt of a job starts from; empty where the plan names no checkpoint to its program."""
+    """What a later attempt of a job starts from; empty where there is none, or its program is given no checkpoint."""
     words = (word for command in plan.commands for word in command.argv)
-    chosen = plan.job is not None and any(Variable.RESUME in word.parts for word in words)
-    return "; queued again, it goes on from its own newest checkpoint" if chosen else ""
+    again = plan.job is not None and plan.job.requeue and any(Variable.RESUME in word.parts for word in words)
+    return "; started again, it goes on from its own newest checkpoint" if again else ""
 
 
 def _hang(plan: Plan) -> tuple[str, str]:
