@@ -90,6 +90,38 @@ def test_what_is_left_of_a_group_is_killed_and_leaves_nothing(tmp_path: Path, st
     first.communicate(timeout=20)  # to the end of what the holder has open, too
 
 
+# Its tracker ends a second later, as on a machine that has no time for it: somebody else still talks to it.
+TRACKED = """
+import os, sys, time
+from multiprocessing.shared_memory import SharedMemory
+memory = SharedMemory(create=True, size=4096)
+if os.fork() == 0:
+    os.setsid()
+    time.sleep(1)
+    os._exit(0)
+print(memory.name, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_groups_own_tracker_is_given_the_time_to_clean_up() -> None:
+    first = subprocess.Popen(
+        [sys.executable, "-c", TRACKED],
+        process_group=0,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert first.stdout is not None
+    name = first.stdout.readline().strip()
+    first.kill()
+    os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)
+    kill_group(first.pid)
+    assert not Path("/dev/shm", name).exists()
+    first.communicate(timeout=20)
+
+
 def test_shared_memory_that_somebody_still_maps_stays() -> None:
     memory = SharedMemory(create=True, size=4096)
     try:

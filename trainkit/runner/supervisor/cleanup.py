@@ -20,7 +20,7 @@ SHARED_MEMORY = "/dev/shm"  # noqa: S108  where shm_open() puts its files
 # torch's, Python's, NCCL's and DeepSpeed's own buffers: never a data set that a user staged there.
 OWN_NAMES = re.compile(r"torch_\d+_|psm_|wnsm_|sem\.mp-|mp-|nccl-|cuda\.shm\.|deepspeed_allreduce_buffer_")
 SOCKET_FOLDER = re.compile(r"pymp-\w+")
-TRACKER_SECONDS = 1.0  # multiprocessing's resource tracker cleans up when its users are gone, and then ends
+TRACKER_SECONDS = 3.0  # multiprocessing's resource tracker cleans up when its users are gone, and then ends
 STUBBORN_SECONDS = 10.0  # a process in uninterruptible sleep outlives KILL, however long one waits
 PAUSE = 0.02
 
@@ -55,13 +55,14 @@ def kill_group(group: int) -> None:
 
     Its first process is a zombie that nobody has waited for, or the number may be that of another group by now.
     """
-    members = _living_of(group)
-    held = held_by(members)
+    held, until = set[str](), time.monotonic() + TRACKER_SECONDS
+    while (left := _living_of(group)) and time.monotonic() < until:
+        victims = [pid for pid in left if not _is_tracker(pid)]
+        held |= held_by(victims)
+        send_signal(victims, signal.SIGKILL)
+        time.sleep(PAUSE)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
-    until = time.monotonic() + TRACKER_SECONDS
-    while held and any(map(is_alive, members)) and time.monotonic() < until:
-        time.sleep(PAUSE)
     remove(held)
 
 
