@@ -15,6 +15,7 @@ class Variable(Enum):
 
     RUN_ID = "run_id"
     RUN_DIR = "run_dir"  # absolute path
+    ATTEMPT = "attempt"  # number of the start within the run, from 1
     ATTEMPT_DIR = "attempt_dir"  # <run_dir>/attempts/<n>
     PORT = "port"  # free TCP port on one node, the rendezvous port on several
     NODE_RANK = "node_rank"

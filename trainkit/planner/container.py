@@ -157,9 +157,12 @@ def _engine(context: Context, diff: EnvironmentDiff, tail: str) -> tuple[Token, 
 
 
 def _name(context: Context, tail: str) -> Text:
-    """One name on this machine: of several nodes there may be two on it, in a test."""
+    """One name for each start, so that what a crash has left of one is in nobody's way.
+
+    Of several nodes there may be two on this machine, in a test.
+    """
     node = ("-", Variable.NODE_RANK) if context.topology.nodes > 1 else ()
-    return text("trainkit-", Variable.RUN_ID, *node, tail)
+    return text("trainkit-", Variable.RUN_ID, "-", Variable.ATTEMPT, *node, tail)
 
 
 def _names(diff: EnvironmentDiff) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ def run_values(
     return {
         Variable.RUN_ID: layout.id,
         Variable.RUN_DIR: str(layout.root),
+        Variable.ATTEMPT: str(attempt),
         Variable.ATTEMPT_DIR: str(layout.attempt(attempt).root),
         Variable.PORT: str(port),
         Variable.NODE_RANK: str(rank),

@@ -11,6 +11,7 @@ from trainkit.text import counted
 WIDTH = 100
 # The script keeps run-time values in lower-case variables of its own: the plan may unset MASTER_ADDR and the like.
 OF_CONTAINERS = {
+    Variable.ATTEMPT: "attempt=1",
     Variable.USER: "user=$(id -u):$(id -g)",
     Variable.WORKING_DIR: "working_dir=$(pwd)",
     Variable.CACHE_DIR: (
