@@ -60,26 +60,27 @@ class Engine:
 
     def up(self) -> None:
         """Start it, and give it the image."""
-        # Engines raise limits, which root without CAP_SYS_RESOURCE may not.
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         if self.kind == "podman":
-            runtime = 'runtime = "runc"\n' if shutil.which("runc") else ""
-            (self.folder / "containers.conf").write_text(
-                f'[containers]\ndefault_ulimits = ["nofile={files}:{files}", "nproc=4096:4096"]\n[engine]\n{runtime}'
-            )
-            (self.folder / "storage.conf").write_text(
-                f'[storage]\ndriver = "vfs"\ngraphroot = "{self.folder}/graph"\nrunroot = "{self.folder}/run"\n'
-            )
-            self.environ = {
-                "CONTAINERS_CONF": str(self.folder / "containers.conf"),
-                "CONTAINERS_STORAGE_CONF": str(self.folder / "storage.conf"),
-            }
+            self.configure()
         else:
-            self.limits = {"nofile": files}
+            self.limits = {"nofile": _files()}
             self._start_daemon()
         subprocess.run(
             self._argv("import", "-", IMAGE), input=skeleton(), check=True, capture_output=True, env=self._all()
         )
+
+    def configure(self) -> None:
+        """Tell podman of its storage, in folders of this one: graph and run."""
+        runtime = 'runtime = "runc"\n' if shutil.which("runc") else ""
+        limits = f'default_ulimits = ["nofile={_files()}:{_files()}", "nproc=4096:4096"]'
+        (self.folder / "containers.conf").write_text(f"[containers]\n{limits}\n[engine]\n{runtime}")
+        (self.folder / "storage.conf").write_text(
+            f'[storage]\ndriver = "vfs"\ngraphroot = "{self.folder}/graph"\nrunroot = "{self.folder}/run"\n'
+        )
+        self.environ = {
+            "CONTAINERS_CONF": str(self.folder / "containers.conf"),
+            "CONTAINERS_STORAGE_CONF": str(self.folder / "storage.conf"),
+        }
 
     def down(self) -> None:
         """End it, with every container."""
@@ -121,6 +122,11 @@ class Engine:
         while subprocess.run(["docker", "version"], check=False, capture_output=True, env=self._all()).returncode:
             assert time.monotonic() < until and self.daemon.poll() is None, (self.folder / "dockerd.log").read_text()
             time.sleep(0.1)
+
+
+def _files() -> int:
+    """Engines raise limits, which root without CAP_SYS_RESOURCE may not."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
 def recipe(engine: Engine, program: dict[str, object], **more: object) -> str:

@@ -175,11 +175,11 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """A command that is run once on each node before the ranks start, under a lock (building DeepSpeed's ops)."""
+    """A command that is run once on each node before the ranks start (building DeepSpeed's ops)."""
 
     title: str
     argv: tuple[Text, ...]
-    lock: str  # name of the lock; two runs on one machine never prepare the same thing at once
+    lock: str = ""  # by which two runs never prepare the same thing at once; empty where they may
 
 
 @dataclass(frozen=True, slots=True)

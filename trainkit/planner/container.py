@@ -69,7 +69,7 @@ def preparations(context: Context, diff: EnvironmentDiff, own: Sequence[Preparat
     look = (*head, *texts(entry(context, _unset(diff), checks(context))))
     inside = (*head, *texts(entry(context, _unset(diff))))
     title = f"look into the image {of(context).image}"
-    first = Preparation(title, look, f"container-{of(context).kind}")
+    first = Preparation(title, look)  # each machine has images of its own: a shared home's lock would have them wait
     return (first, *(replace(each, argv=(*inside, *each.argv)) for each in own))
 
 

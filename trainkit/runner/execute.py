@@ -211,7 +211,10 @@ def _spec(plan: Plan, begun: _Begun, started: float) -> Spec:
         attempt_dir=str(layout.attempt(attempt).root),
         trainkit_pid=os.getpid(),
         argv=bound.argv,
-        preparations=[(title, argv, os.path.join(locks, f"{lock}.lock")) for title, argv, lock in bound.preparations],
+        preparations=[
+            (title, argv, os.path.join(locks, f"{lock}.lock") if lock else "")
+            for title, argv, lock in bound.preparations
+        ],
         launcher=plan.launcher.kind,
         grace=plan.grace_seconds,
         ranks=plan.topology.groups[begun.group].processes,

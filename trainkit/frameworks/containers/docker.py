@@ -1,4 +1,4 @@
-"""`docker` and `podman`: one container for each node, named after run and attempt, with the machine's processes and network."""
+"""`docker` and `podman`: a container for each node, named after run and attempt, on the machine's network."""
 
 from __future__ import annotations
 
