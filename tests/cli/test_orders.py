@@ -93,3 +93,19 @@ def test_what_cannot_be_done_is_one_diagnostic(
     assert (done.returncode, says in done.stderr) == (code, True), done.stderr
     assert "bug" not in done.stderr
     assert not (folder / "runs").exists()
+
+
+def test_what_an_ended_run_in_pods_has_left_can_be_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cluster is asked here: kubectl finds none, or is not there."""
+    monkeypatch.setenv("KUBECONFIG", str(folder / "none"))
+    run = folder / "runs" / "r" / "20261123-012042-abcdef"
+    run.mkdir(parents=True)
+    job = {"scheduler": "kubernetes", "job": "default/jobset/r-20261123-012042-abcdef", "argv": []}
+    ended = {"state": "ended", "outcome": "done", "exit_code": 0, "attempt": 1}
+    (run / "plan.json").write_text("{}")
+    (run / "recipe.yaml").touch()
+    (run / "submission.json").write_text(json.dumps(job))
+    (run / "status.json").write_text(json.dumps(ended))
+    done = call("cancel", "r")
+    assert (done.returncode, "kubectl" in done.stderr) == (4, True), done.stderr
+    assert json.loads((run / "status.json").read_text()) == ended

@@ -86,7 +86,13 @@ class Submitted(Job):
         def started() -> bool:
             return self.field("JobState") == "RUNNING" and self.field("Restarts") != "0"
 
-        self.until(lambda: self.field("JobState") == "PENDING" or started(), "the end of the last start", 2 * PATIENCE)
+        def ended() -> bool:  # sooner, Slurm may remove the script of the next start with that of the last one
+            script = f"slurmstepd: [{self.number}.batch]"
+            nodes = [name for name in self.cluster.slurm.machines.names if name != "tk0"]
+            shown = [self.cluster.slurm.run("ps", "-eo", "args", on=name).stdout for name in nodes]
+            return self.field("JobState") == "PENDING" and not any(script in each for each in shown)
+
+        self.until(lambda: ended() or started(), "the end of the last start", 2 * PATIENCE)
         self.cluster.slurm.run("scontrol", "update", f"JobId={self.number}", "StartTime=now")
         self.until(lambda: self.field("JobState") != "PENDING", "the next start")
 

@@ -219,6 +219,9 @@ def test_secrets_are_named_and_never_written(planned: Plans, monkeypatch: pytest
         ({"cluster": {**CLUSTER, "volumes": ["shared:/data", "x:data"]}}, "cluster.volumes"),
         ({"container": {"kind": "docker", "image": "other"}}, "container"),
         ({"env_from": ["HF_TOKEN"]}, "env_from"),
+        ({"cluster": {**CLUSTER, "workload": "indexed-job", "max_restarts": 3}}, "cluster.max_restarts"),
+        ({"nodes": {"count": 4, "rendezvous": "node0:29400"}}, "nodes.rendezvous"),
+        ({"devices": {"select": [1, 0]}}, "devices.select"),
     ],
 )
 def test_what_no_cluster_could_run_is_refused_at_its_key(planned: Plans, change: dict[str, Any], key: str) -> None:
@@ -270,11 +273,15 @@ def test_commands_for_a_job_name_its_namespace_and_its_label() -> None:
     resource = "jobsets.jobset.x-k8s.io"
     assert kubectl.state(job).argv == ("kubectl", "get", f"{resource},pods", *tail, "-o", "json")
     assert kubectl.cancel(job).argv == (
-        "kubectl", "delete", f"{resource},services,configmaps", *tail, "--wait=false"
+        "kubectl", "delete", f"{resource},services,configmaps", *tail, "-o", "name", "--wait=false"
     )  # fmt: skip
     assert kubectl.cancel(job, now=True).argv == (
-        "kubectl", "delete", f"{resource},services,configmaps,pods", *tail, "--wait=false", "--now"
+        "kubectl", "delete", f"{resource},services,configmaps,pods", *tail, "-o", "name", "--wait=false", "--now"
     )  # fmt: skip
+    read = kubectl.cancel(job).read
+    removed = "jobset.jobset.x-k8s.io/demo", "configmap/demo"
+    assert read(Output(0, "\n".join(removed), "")) == removed
+    assert read(Output(0, "No resources found\n", "")) == ()
     assert kubectl.attach(job, "p-1", ("sh",), terminal=True) == (
         "kubectl", "exec", "-i", "-t", "-n", "training", "p-1", "--", "sh"
     )  # fmt: skip
@@ -296,6 +303,10 @@ def ended(code: int, reason: str = "Error") -> list[dict[str, Any]]:
 
 def condition(kind: str, **more: str) -> dict[str, Any]:
     return {"type": kind, "status": "True", "lastTransitionTime": "2026-11-23T01:20:42Z", **more}
+
+
+def disrupted(reason: str) -> dict[str, Any]:
+    return condition("DisruptionTarget", reason=reason)
 
 
 def listed(work: dict[str, Any] | None, *found: dict[str, Any]) -> Output:
@@ -340,44 +351,6 @@ FAILED = {"conditions": [condition("Failed", reason="FailedJobs", message="jobse
             listed({"status": {"conditions": [condition("SuccessCriteriaMet"), condition("Complete")]}}),
             JobState("ended", "Completed", exit_code=0),
         ),
-        (
-            listed(
-                {"status": FAILED},
-                pod(1, "Failed", containerStatuses=ended(137)),
-                pod(0, "Failed", containerStatuses=ended(7)),
-            ),
-            JobState("ended", "FailedJobs: jobset failed due to one or more jobs", NODES, exit_code=7),
-        ),
-        (
-            listed(
-                {"status": FAILED},
-                pod(0, "Failed", containerStatuses=ended(143)),
-                pod(1, "Failed", conditions=[condition("DisruptionTarget", reason="PreemptionByScheduler")]),
-            ),
-            JobState(
-                "ended", "FailedJobs: jobset failed due to one or more jobs", NODES, exit_code=143, why="preemption"
-            ),
-        ),
-        (
-            listed(
-                {"status": FAILED},
-                pod(0, "Failed", containerStatuses=ended(1)),
-                pod(1, "Failed", conditions=[condition("DisruptionTarget", reason="DeletionByTaintManager")]),
-            ),
-            JobState(
-                "ended", "FailedJobs: jobset failed due to one or more jobs", NODES, exit_code=1, why="node_failure"
-            ),
-        ),
-        (
-            listed(
-                {"status": FAILED},
-                pod(0, "Failed", containerStatuses=ended(1)),
-                pod(1, "Failed", containerStatuses=ended(137, "OOMKilled")),
-            ),
-            JobState(
-                "ended", "FailedJobs: jobset failed due to one or more jobs", NODES, exit_code=1, why="out_of_memory"
-            ),
-        ),
         (listed(None), JobState("unknown", "NotFound")),
         (
             Output(1, "", "The connection to the server 127.0.0.1:8080 was refused"),
@@ -387,6 +360,23 @@ FAILED = {"conditions": [condition("Failed", reason="FailedJobs", message="jobse
 )
 def test_the_state_of_a_job_is_read_of_its_objects(output: Output, state: JobState) -> None:
     assert job_state(output) == state
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "code", "why"),
+    [
+        ({"containerStatuses": ended(7)}, {"containerStatuses": ended(137)}, 7, ""),
+        ({"containerStatuses": ended(143)}, {"conditions": [disrupted("PreemptionByScheduler")]}, 143, "preemption"),
+        ({"containerStatuses": ended(1)}, {"conditions": [disrupted("DeletionByTaintManager")]}, 1, "node_failure"),
+        ({"containerStatuses": ended(1)}, {"containerStatuses": ended(137, "OOMKilled")}, 1, "out_of_memory"),
+    ],
+)
+def test_how_a_failed_job_has_ended_is_read_of_its_pods(
+    first: dict[str, Any], second: dict[str, Any], code: int, why: Any
+) -> None:
+    reason = "FailedJobs: jobset failed due to one or more jobs"
+    found = job_state(listed({"status": FAILED}, pod(1, "Failed", **second), pod(0, "Failed", **first)))
+    assert found == JobState("ended", reason, NODES, exit_code=code, why=why)
 
 
 @pytest.mark.parametrize("out", ["", "[]", "{}", '{"items": 3}', '{"items": [{}]}', "nonsense"])

@@ -25,18 +25,15 @@ NOT_HERE = "it runs on another machine, which is reached through its scheduler a
 
 
 def cancel(layout: RunLayout, *, now: bool, environ: Mapping[str, str]) -> str:
-    """End a run; what was done, for people. UsageError for one that has ended."""
-    found = _living(layout)
+    """End a run; what was done, for people. UsageError for one that has ended, and has nothing in Kubernetes."""
     submission = read_submission(layout.root)
+    if submission is not None and submission.scheduler == "kubernetes":
+        return _remove(layout, submission.job, now=now, environ=environ)
+    _living(layout)
     if submission is None:
         number = signal.SIGKILL if now else signal.SIGTERM
         _signal_here(layout, number)
         return f"ending {layout.root}" + ("" if now else ": it saves a checkpoint first")
-    if submission.scheduler == "kubernetes":
-        _told(kubectl.cancel(submission.job, now=now), environ)
-        why = "killed by request" if now else "cancelled"
-        update_status(layout, state="ended", outcome="cancelled", exit_code=143, why=why, ended=time.time())
-        return f"ending {submission.job} ({found.word})" + ("" if now else ": its pods are told to save a checkpoint")
     if submission.scheduler == "ssh":
         _signal_submitter(layout, submission, signal.SIGINT if now else signal.SIGTERM)
         if now:  # a second one kills
@@ -51,6 +48,22 @@ def cancel(layout: RunLayout, *, now: bool, environ: Mapping[str, str]) -> str:
         if not told_before:  # else the next signal of Slurm's would be taken for it, and end the run for good
             take_back(layout)
         raise
+
+
+def _remove(layout: RunLayout, job: str, *, now: bool, environ: Mapping[str, str]) -> str:
+    """Remove all that a run has in Kubernetes, where it stays when the run has ended, too; and write down the end."""
+    found = state_of(layout)
+    removed = _told(kubectl.cancel(job, now=now), environ)
+    if not found.is_over:
+        why = "killed by request" if now else "cancelled"
+        update_status(layout, state="ended", outcome="cancelled", exit_code=143, why=why, ended=time.time())
+        return f"ending {job} ({found.word})" + ("" if now else ": its pods are told to save a checkpoint")
+    if not removed:
+        raise _ended(layout, found)
+    if found.source != "status.json":  # from now on nobody else knows it
+        how = {"outcome": found.word, "exit_code": found.exit_code, "why": found.why}
+        update_status(layout, state="ended", ended=time.time(), **how)
+    return f"{layout.root} is {found.word.replace('_', ' ')}; removed {', '.join(removed)}"
 
 
 def _cancel_job(layout: RunLayout, number: str, environ: Mapping[str, str], *, now: bool) -> str:
@@ -116,10 +129,13 @@ def _pod(found: RunState, job: str) -> str:
 def _living(layout: RunLayout) -> RunState:
     found = state_of(layout)
     if found.is_over:
-        raise UsageError(
-            f"{layout.root} is {found.word.replace('_', ' ')}", hint="`trainkit runs show` says how it ended"
-        )
+        raise _ended(layout, found)
     return found
+
+
+def _ended(layout: RunLayout, found: RunState) -> UsageError:
+    hint = "`trainkit runs show` says how it ended"
+    return UsageError(f"{layout.root} is {found.word.replace('_', ' ')}", hint=hint)
 
 
 def _signal_here(layout: RunLayout, number: int) -> None:

@@ -61,7 +61,7 @@ def submit(plan: Plan, layout: RunLayout, argv: Sequence[str], environ: Mapping[
     except (RefusedError, MachineError):
         # The ConfigMap is made before the workload is refused.
         name = kubernetes.object_name(plan.name).bind({Variable.RUN_ID: layout.id})
-        answer_or(kubectl.leftovers(argv[argv.index("-n") + 1], name), None, environ)
+        answer_or(kubectl.leftovers(argv[argv.index("-n") + 1], name), (), environ)
         raise
 
 

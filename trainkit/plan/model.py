@@ -15,8 +15,8 @@ class Variable(Enum):
 
     RUN_ID = "run_id"
     RUN_DIR = "run_dir"  # absolute path
-    ATTEMPT = "attempt"  # number of the start within the run, from 1
-    ATTEMPT_DIR = "attempt_dir"  # <run_dir>/attempts/<n>
+    ATTEMPT = "attempt"  # number of the start within the run
+    ATTEMPT_DIR = "attempt_dir"  # <run_dir>/attempts/<attempt>
     PORT = "port"  # free TCP port on one node, the rendezvous port on several
     NODE_RANK = "node_rank"
     MASTER_ADDR = "master_addr"
@@ -293,10 +293,7 @@ class HangWatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that `run` does. Size does not depend on the number of nodes.
-
-    The order of the fields is that of the plan's JSON. Fields with a default came after plans had been written.
-    """
+    """Everything that `run` does, in the order of the plan's JSON. Fields with a default came later than plans."""
 
     plan_version: int
     name: str

@@ -29,7 +29,7 @@ def hang_watch(context: Context) -> HangWatch:
 def _starts_again(cluster: Cluster) -> bool:
     """Whether a run that has ended for a hang goes on by itself from its newest checkpoint."""
     if isinstance(cluster, Kubernetes):
-        return cluster.workload == "jobset" and cluster.max_restarts > 0
+        return cluster.restarts > 0
     return isinstance(cluster, Slurm) and "hang" in cluster.requeue.after
 
 

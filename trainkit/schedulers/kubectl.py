@@ -28,21 +28,21 @@ def state(job_id: str) -> Query[JobState]:
     return Query(("kubectl", "get", kinds, "-n", namespace, "-l", f"{LABEL}={name}", "-o", "json"), read.job_state)
 
 
-def cancel(job_id: str, *, now: bool = False) -> Query[None]:
-    """Removes all that was made for a run. Its pods are told to end; now: killed in a second."""
+def cancel(job_id: str, *, now: bool = False) -> Query[tuple[str, ...]]:
+    """Removes all that was made for a run, and names it. Its pods are told to end; now: killed in a second."""
     namespace, kind, name = job_id.split("/")
     kinds = f"{read.RESOURCES[kind]},services,configmaps" + (",pods" if now else "")
     return _removal(namespace, kinds, name, *(("--now",) if now else ()))
 
 
-def leftovers(namespace: str, name: str) -> Query[None]:
+def leftovers(namespace: str, name: str) -> Query[tuple[str, ...]]:
     """Removes what was made for a run whose workload was refused."""
     return _removal(namespace, "services,configmaps", name)
 
 
-def _removal(namespace: str, kinds: str, name: str, *words: str) -> Query[None]:
-    argv = ("kubectl", "delete", kinds, "-n", namespace, "-l", f"{LABEL}={name}", "--wait=false", *words)
-    return Query(argv, read.nothing)
+def _removal(namespace: str, kinds: str, name: str, *words: str) -> Query[tuple[str, ...]]:
+    which = ("-n", namespace, "-l", f"{LABEL}={name}")
+    return Query(("kubectl", "delete", kinds, *which, "-o", "name", "--wait=false", *words), read.removed)
 
 
 def save(job_id: str, pod: str, python: str) -> Query[None]:

@@ -29,7 +29,7 @@ MARGIN_SECONDS = 30  # beyond the grace time, until the kubelet kills what is le
 PART = "node"  # the replicated job
 # A pod of a jobset is <name>-node-0-<index>, and has five more characters behind a dash; a host name has at most 63
 # (JobSet's webhook counts them so).
-LONGEST_NAME = 63 - len(f"-{PART}-0-9999-abcde")
+LONGEST_NAME = 63 - len(f"-{PART}-0-99999-abcde")
 RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 VOLUME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?:/[^:\n]*")  # a claim (RFC 1123 subdomain), and a path
 REHEARSED_RUN = "20000101-000000-000000"  # stands for the id of a run that is only rehearsed
@@ -89,6 +89,15 @@ def problems(context: Context) -> Iterator[Diagnostic]:
     paths = [path for _, path in mounts(section)]
     if doubled := next((path for path in paths if paths.count(path) > 1), None):
         yield error("cluster.volumes", f"cluster.volumes mounts two claims at {doubled}", "give each a path of its own")
+    if section.workload == "indexed-job" and section.max_restarts:
+        what = f"cluster.max_restarts is {section.max_restarts}, and an indexed-job is never started again"
+        yield error("cluster.max_restarts", what, "leave it out, or set cluster.workload=jobset")
+    if recipe.nodes.rendezvous != "auto":
+        what = f"nodes.rendezvous is {recipe.nodes.rendezvous}, and pods meet where their cluster calls node 0"
+        yield error("nodes.rendezvous", what, "leave it out")
+    if isinstance(recipe.devices.select, list):
+        what = "devices.select names cards, and Kubernetes chooses those of a pod"
+        yield error("devices.select", what, "write how many: devices.select=2")
     root = recipe.output.root
     if not any(root == path or root.startswith(f"{path.rstrip('/')}/") for path in paths):
         hint = "mount a claim that all pods share (cluster.volumes=[claim:/data]), and set output.root=/data/runs"
@@ -195,7 +204,7 @@ def objects(context: Context, section: Kubernetes) -> Iterator[dict[str, Any]]:
         "metadata": metadata,
         "spec": {
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-            "failurePolicy": {"maxRestarts": section.max_restarts, "rules": rules},
+            "failurePolicy": {"maxRestarts": section.restarts, "rules": rules},
             "replicatedJobs": [{"name": PART, "replicas": 1, "template": {"spec": spec}}],
         },
     }

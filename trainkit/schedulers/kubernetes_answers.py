@@ -48,6 +48,13 @@ def rehearsed(output: Output) -> str:
     return f"Kubernetes would take it: {', '.join(kinds)}"
 
 
+def removed(output: Output) -> tuple[str, ...]:
+    """What was there to be removed, of `kubectl delete -o name`."""
+    if output.code:
+        raise _refused(output)
+    return tuple(line for line in output.out.splitlines() if "/" in line)
+
+
 def nothing(output: Output) -> None:
     """Of commands whose words are for nobody when they have done it."""
     if output.code:

@@ -128,12 +128,21 @@ class Kubernetes(Section):
         "Memory of each pod in Kubernetes's units (`480Gi`), with what is in /dev/shm; left out, the namespace's.",
         pattern=r"^[1-9]\d*(Mi|Gi|Ti|M|G|T)$",
     )
-    max_restarts: int = setting(
-        3, "How often a jobset starts all pods again, from the run's own newest checkpoint.", ge=0, le=1000
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] | None = setting(
+        None,
+        "How often a jobset starts all pods again, from the run's own newest checkpoint; left out, 3 times. An "
+        "indexed-job never does.",
     )
     start_seconds: int = setting(
         600, "How long pods wait for one another; who is missing then is named.", unit="seconds", ge=5, le=86_400
     )
+
+    @property
+    def restarts(self) -> int:
+        """How often all pods are started again."""
+        if self.workload == "indexed-job":
+            return 0
+        return 3 if self.max_restarts is None else self.max_restarts
 
 
 class Ssh(Ran):

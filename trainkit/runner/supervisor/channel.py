@@ -17,7 +17,7 @@ class Spec(NamedTuple):
     attempt_dir: str
     trainkit_pid: int
     argv: Sequence[str]
-    preparations: Sequence[tuple[str, Sequence[str], str]]  # title, argv, path of the lock under which it runs alone
+    preparations: Sequence[tuple[str, Sequence[str], str]]  # title, argv, path of its lock, or none
     launcher: str
     grace: float
     ranks: int  # expected on this node

@@ -131,35 +131,30 @@ class Guardian:
     def _prepare(self) -> tuple[str, int] | None:
         """Run the preparations; title and exit code of one that failed."""
         for title, argv, path in self._spec.preparations:
-            locks = [self._lock(title, path)] if path else []
-            if self._termination.stop is not None:
-                return None
-            self._trainkit.send({"event": "preparing", "title": title})
-            code = self._run_preparation(argv, locks)
-            for lock in locks:
+            lock = open_regular(path, os.O_RDWR | os.O_CREAT) if path else os.open(os.devnull, os.O_RDONLY)
+            try:
+                if path and not try_lock(lock):
+                    self._trainkit.send({"event": "waiting", "title": title, "lock": path})
+                while path and self._termination.stop is None and not try_lock(lock):
+                    self._wait(SLOW)
+                if self._termination.stop is not None:
+                    return None
+                self._trainkit.send({"event": "preparing", "title": title})
+                code = self._run_preparation(argv, lock)
+            finally:
                 os.close(lock)
             if code != 0 and self._termination.stop is None:
                 return title, code
         return None
 
-    def _lock(self, title: str, path: str) -> int:
-        """The lock's file, locked, unless the run is to end before that."""
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        lock = open_regular(path, os.O_RDWR | os.O_CREAT)
-        if not try_lock(lock):
-            self._trainkit.send({"event": "waiting", "title": title, "lock": path})
-        while self._termination.stop is None and not try_lock(lock):
-            self._wait(SLOW)
-        return lock
-
-    def _run_preparation(self, argv: Sequence[str], locks: Sequence[int]) -> int:
+    def _run_preparation(self, argv: Sequence[str], lock: int) -> int:
         own = f"node-{self._spec.node}." if self._spec.node else ""
         log, flags = f"{self._spec.attempt_dir}/logs/{own}prepare", os.O_WRONLY | os.O_CREAT | os.O_APPEND
         nothing = os.open(os.devnull, os.O_RDONLY)
         streams = [nothing, *(open_regular(f"{log}.{name}", flags) for name in ("out", "err"))]
         try:
-            # The child holds a lock too: it stays locked while the child lives, even if the guardian does not.
-            pid = self._spawn(argv, streams, new_session=True, ignore=PASSED_ON, inherit=locks)
+            # The child holds the lock too: it stays locked while the child lives, even if the guardian does not.
+            pid = self._spawn(argv, streams, new_session=True, ignore=PASSED_ON, inherit=(lock,))
         finally:
             for fd in streams:
                 os.close(fd)
