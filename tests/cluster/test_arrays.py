@@ -56,6 +56,11 @@ def test_a_task_that_is_queued_again_starts_again_alone(cluster: Cluster) -> Non
     for name in ("small", "large"):
         small.until((cluster.folder / f"here-{name}").exists, name, 30)
     assert wide.state("state") == "queued"
+    array = small.number.partition("_")[0]
+    whole = cluster.trainkit("status", array, "--json")
+    assert [each["job"] for each in json.loads(whole.stdout)] == numbers, whole.stderr
+    one = cluster.trainkit("cancel", array)
+    assert (one.returncode, f"name one: {', '.join(numbers)}" in one.stderr) == (2, True), one.stderr
     attached = cluster.trainkit("attach", large.number, "--", "printenv", "SLURM_JOB_ID")
     assert attached.stdout == f"{large.field('JobId')}\n", attached.stderr
     assert cluster.slurm.run("scontrol", "requeue", small.number).returncode == 0

@@ -218,7 +218,9 @@ def test_when_the_process_that_holds_it_is_killed_nothing_is_left(place: Place) 
     process.communicate(timeout=PATIENCE)
     place.until(lambda: not place.left("tk1", "tk2"), "the end of all", GRACE + 5)
     assert place.there("ended-0", "ended-1")
-    assert place.trainkit("status", "r")[1].startswith("cancelled, exit code 143")
+    shown = place.trainkit("status", "r")[1]
+    assert shown.startswith("cancelled, exit code 143")
+    assert "trainkit on tk0, which held the run, is gone" in shown
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ from collections.abc import Iterator
 import trainkit
 from trainkit.errors import MachineError
 from trainkit.files import parse_json
+from trainkit.jobs.records import read_submission
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.runner.supervisor.processes import PASSED_ON
+from trainkit.runner.supervisor.processes import PASSED_ON, end_self
 
 MARK = b"\x1etrainkit-node "  # before the one line that is for the submitter, and not for people
 SILENT_SECONDS = 300.0  # without a beat, for a submitter whose machine is gone or asleep
@@ -48,7 +49,9 @@ def hold_input(layout: RunLayout) -> None:
         _tell({"refused": f"it may not write to {layout.root}"})
         raise SystemExit(4)
     _tell({"ready": True, "host": os.uname().nodename, "version": trainkit.__version__})
-    lines = read_lines(orders)
+    held_by = read_submission(layout.root)
+    come = Orders(orders)
+    lines = iter(come)
     first = next(lines, None)
     if first is None:
         raise SystemExit(GONE)
@@ -56,7 +59,8 @@ def hold_input(layout: RunLayout) -> None:
     if not isinstance(values, dict):
         raise MachineError("what holds this node is no trainkit submit")
     os.environ.update({str(name): str(value) for name, value in values.items()})
-    threading.Thread(target=_obey, args=(lines,), daemon=True).start()
+    host = held_by.host if held_by else "another machine"
+    threading.Thread(target=_obey, args=(lines, come, host), daemon=True).start()
 
 
 def _tell(what: dict[str, object]) -> None:
@@ -64,23 +68,32 @@ def _tell(what: dict[str, object]) -> None:
     sys.stdout.buffer.flush()
 
 
-def read_lines(fd: int) -> Iterator[bytes]:
-    """Lines as they come, to the end of the input, or of the submitter's patience with us."""
-    rest = b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(fd, selectors.EVENT_READ)
-        while selector.select(SILENT_SECONDS):
-            data = os.read(fd, CHUNK)
-            *lines, rest = (rest + data).split(b"\n")
-            yield from lines
-            if not data or len(rest) > MOST:
-                return
+class Orders:
+    """Lines as they come, to the end of the input, or of our patience. silent: whether it was patience that ended."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.silent = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        rest = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._fd, selectors.EVENT_READ)
+            while selector.select(SILENT_SECONDS):
+                data = os.read(self._fd, CHUNK)
+                *lines, rest = (rest + data).split(b"\n")
+                yield from lines
+                if not data or len(rest) > MOST:
+                    return
+        self.silent = True
 
 
-def _obey(lines: Iterator[bytes]) -> None:
+def _obey(lines: Iterator[bytes], orders: Orders, host: str) -> None:
     for line in lines:
         number = parse_json(line).get("signal")
         # One that only asks for a checkpoint would end what has not begun.
         if isinstance(number, int) and (number not in PASSED_ON or signal.getsignal(number) != signal.SIG_DFL):
             os.kill(os.getpid(), number)
-    os.kill(os.getpid(), signal.SIGTERM)
+    held_by = f"trainkit on {host}, which held the run,"
+    silent = f"nothing was heard for {SILENT_SECONDS:.0f} s of {held_by} so that it ends"
+    end_self(silent if orders.silent else f"{held_by} is gone, or out of reach")

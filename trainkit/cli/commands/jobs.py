@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from trainkit.cli.commands.runs import find_run
+from trainkit.cli.commands.runs import find_run, tasks_of
 from trainkit.cli.diagnostics import one_line, write_text
 from trainkit.cli.options import Json, Root, Run
 from trainkit.errors import MachineError, UsageError
@@ -32,29 +32,36 @@ def status(
 ) -> None:
     """Show what a run is doing: queued, running at which step, queued again, or how it ended; and who says so.
 
+    The number of an array job shows each of its runs.
+
     Example: trainkit status quickstart
     """
     from trainkit.jobs.states import state_of
+    from trainkit.runner.rundir.listing import list_runs
 
-    layout, shown = find_run(run, root).layout, ""
+    tasks = tasks_of(run, list_runs(root)) if run and run.isdecimal() else []
+    layouts = [each.layout for each in tasks or [find_run(run, root)]]
+    shown = ""
     while True:
-        found = state_of(layout)
+        found = [(state_of(layout), layout) for layout in layouts]
         if as_json:
-            text = json.dumps({"path": str(layout.root), "state": found.word, **as_fields(found)}, indent=2)
+            data = [as_data(state, layout) for state, layout in found]
+            text = json.dumps(data if tasks else data[0], indent=2)
         else:
-            text = described(found, layout)
+            text = "\n".join(described(state, layout) for state, layout in found)
         if text != shown:
             write_text(f"{text}\n")
             sys.stdout.flush()
         shown = text
-        if not watch or found.is_over:
+        if not watch or all(state.is_over for state, _ in found):
             return
         time.sleep(WATCH_SECONDS)
 
 
-def as_fields(found: RunState) -> dict[str, object]:
-    """All but the state itself, for scripts."""
-    return {name: value for name, value in asdict(found).items() if name != "word"}
+def as_data(found: RunState, layout: RunLayout) -> dict[str, object]:
+    """A state for scripts."""
+    fields = {name: value for name, value in asdict(found).items() if name != "word"}
+    return {"path": str(layout.root), "state": found.word, **fields}
 
 
 def described(found: RunState, layout: RunLayout) -> str:

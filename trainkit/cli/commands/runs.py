@@ -7,7 +7,7 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +20,7 @@ from trainkit.cli.options import Command, CommandGroup, Json, Root, Run
 from trainkit.errors import UsageError
 from trainkit.files import is_there
 from trainkit.recipe.layers.secrets import mask_words
-from trainkit.text import table
+from trainkit.text import counted, listed, table
 
 if TYPE_CHECKING:
     from trainkit.runner.rundir.listing import RunInfo
@@ -163,11 +163,21 @@ def find_run(word: str | None, root: str) -> RunInfo:
     with contextlib.suppress(OSError, ValueError):
         if listing.is_run(Path(word)):
             return listing.read_run(Path(word))
-    named = [run for run in listing.list_runs(root) if word in (run.layout.id, run.layout.name, job_of(run))]
+    runs = listing.list_runs(root)
+    named = [run for run in runs if word in (run.layout.id, run.layout.name, job_of(run))]
     if not named:
+        if tasks := tasks_of(word, runs):
+            several = listed([job_of(run) for run in tasks])
+            raise UsageError(f"{word} is an array job of {counted(len(tasks), 'run')}", hint=f"name one: {several}")
         what = f"{word} is neither a run directory nor a run in {root}"
         raise UsageError(what, hint="`trainkit runs list` shows them")
     return named[-1]
+
+
+def tasks_of(word: str | None, runs: Sequence[RunInfo]) -> list[RunInfo]:
+    """The runs of an array job, of which a word is the number; none where it is not one's."""
+    found = [(job_of(run).partition("_"), run) for run in runs] if word else []
+    return [run for (job, _, task), run in sorted(found, key=lambda each: each[0][2].zfill(9)) if task and job == word]
 
 
 def job_of(run: RunInfo) -> str:

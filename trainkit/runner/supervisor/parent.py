@@ -36,6 +36,7 @@ from trainkit.runner.supervisor.processes import (
     send_signal,
     signal_name,
     spawn,
+    why_told,
 )
 
 TURN_SECONDS = 0.1
@@ -166,7 +167,7 @@ class Supervisor:
         elif self._stopped_by is None:
             self._stopped_by = number
             self._console.abandon(STALLED_SECONDS)
-            self._order({"do": "stop", "signal": number, "why": f"trainkit received {signal_name(number)}"})
+            self._order({"do": "stop", "signal": number, "why": why_told(number)})
         elif number == signal.SIGINT:
             self._insists = True
             self._order({"do": "kill"})

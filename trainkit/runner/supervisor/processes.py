@@ -202,6 +202,20 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+_TOLD: list[str] = []  # why this process ends itself, for who hears of the signal
+
+
+def end_self(why: str) -> None:
+    """Have this process end in order, by TERM, for another reason than that somebody has sent it one."""
+    _TOLD.append(why)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def why_told(number: int) -> str:
+    """Why trainkit ends, of a signal that it has received."""
+    return _TOLD[0] if _TOLD else f"trainkit received {signal_name(number)}"
+
+
 def wakeup(numbers: Iterable[int]) -> int:
     """A descriptor that brings the number of each of these signals: they wake a loop, and interrupt no code."""
     reader, writer = os.pipe()
