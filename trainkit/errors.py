@@ -72,6 +72,11 @@ class TrainkitError(Exception):
         self.diagnostics: tuple[Diagnostic, ...] = tuple(diagnostics)
         super().__init__("; ".join(d.what for d in self.diagnostics))
 
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """What to do, each thing once."""
+        return tuple(dict.fromkeys(d.hint for d in self.diagnostics if d.hint))
+
 
 class RecipeError(TrainkitError):
     """The recipe, a layer of it, or a combination in it is wrong."""

@@ -95,6 +95,20 @@ def test_more_nodes_than_the_job_has_are_refused(cluster: Cluster) -> None:
     assert "the plan has 3 nodes, and job" in job.said
 
 
+def test_what_the_nodes_refuse_is_said_once(cluster: Cluster) -> None:
+    write(cluster.folder, RECIPE.replace("ARG", "say"))
+    everywhere = cluster.submit("trainkit run r.yaml devices.type=cuda", "-N2")
+    # What node 1 alone cannot do: nobody waits for it.
+    one = f'[ $SLURM_NODEID = 0 ] || set devices.type=cuda; exec {sys.executable} -P -m trainkit run r.yaml "$@"'
+    (cluster.folder / "one.sh").write_text(one)
+    alone = cluster.submit("srun --ntasks-per-node=1 --kill-on-bad-exit=0 sh one.sh", "-N2")
+    assert (everywhere.code(), alone.code(60)) == (4, 4), everywhere.said + alone.said
+    assert everywhere.said.count("error: not on this machine: 1 GPU is asked for") == 1, everywhere.said
+    assert alone.said.count("not on this machine: 1 GPU is asked for") == 1, alone.said
+    assert "error: node 1 (tk" in alone.said
+    assert not cluster.runs()
+
+
 def test_the_rank_that_failed_is_named_by_its_host_and_its_code_is_the_jobs(cluster: Cluster) -> None:
     write(cluster.folder, RECIPE.replace("ARG", "fail"))
     job = cluster.submit("trainkit run r.yaml", "-N2")

@@ -18,7 +18,7 @@ from trainkit.errors import MachineError
 from trainkit.plan.model import NodeGroup, Plan, Topology
 from trainkit.runner.nodes import assembly, control, roll_call
 from trainkit.runner.nodes.agreement import RefusedRunError, Start
-from trainkit.runner.nodes.assembly import Assembly, assemble, comparable, report_unfit, where
+from trainkit.runner.nodes.assembly import Assembly, Meeting, assemble, comparable, report_unfit, where
 from trainkit.runner.nodes.control import Control, Neighbour
 from trainkit.runner.nodes.verdict import NodeEnd, judge_nodes, reports_lost_peer
 from trainkit.runner.rendezvous import free_port
@@ -28,6 +28,7 @@ from trainkit.schedulers.place import Place
 
 HOST = os.uname().nodename
 SECONDS = 20.0  # for anything that happens at once
+MISSING = MachineError("card 3 is missing", hint="look for it")
 
 
 def plan_of(nodes: int, rendezvous: str = "auto") -> Plan:
@@ -106,20 +107,20 @@ def test_what_each_machine_decides_for_itself_may_differ() -> None:
 
 
 def test_the_place_to_meet_is_the_plans_or_the_jobs() -> None:
-    assert where(plan_of(2, "node-a:29400"), Place(1)) == ("node-a", (29401,))
-    assert where(plan_of(2, "[fe80::1]:29400"), Place(1)) == ("fe80::1", (29401,))
+    assert where(Meeting.of(plan_of(2, "node-a:29400")), Place(1)) == ("node-a", (29401,))
+    assert where(Meeting.of(plan_of(2, "[fe80::1]:29400")), Place(1)) == ("fe80::1", (29401,))
     job = Place(1, 2, ("gpu1", "gpu2"), "77.0.0")
-    assert where(plan_of(2), job) == where(plan_of(2), replace(job, node=0))
-    assert where(plan_of(2), job) != where(plan_of(2), replace(job, start="78.0.0"))
+    assert where(Meeting.of(plan_of(2)), job) == where(Meeting.of(plan_of(2)), replace(job, node=0))
+    assert where(Meeting.of(plan_of(2)), job) != where(Meeting.of(plan_of(2)), replace(job, start="78.0.0"))
     with pytest.raises(MachineError, match=r"nodes\.rendezvous"):
-        where(plan_of(2), Place(1))
+        where(Meeting.of(plan_of(2)), Place(1))
 
 
 @pytest.mark.parametrize("rendezvous", ["a..b:29400", f"{'x' * 64}.org:29400", "tk1:65535"])
 def test_a_place_that_there_cannot_be_is_refused_at_once(rendezvous: str) -> None:
     for node in (0, 1):
         with pytest.raises(MachineError, match=r"node 0 cannot be called|65535 has none"):
-            where(plan_of(2, rendezvous), Place(node))
+            where(Meeting.of(plan_of(2, rendezvous)), Place(node))
 
 
 def test_a_run_directory_that_another_node_cannot_look_at_is_refused_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,9 +307,10 @@ def test_a_node_whose_machine_cannot_run_the_plan_is_named_and_blamed_on_all() -
     said: list[str] = []
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(assemble, plan, Place(0), lambda start: RunLayout(Path("/nowhere")), said.append, SECONDS)
-        second = pool.submit(report_unfit, plan, Place(1), "card 3 is missing", said.append, SECONDS)
+        second = pool.submit(report_unfit, Meeting.of(plan), Place(1), MISSING, said.append, SECONDS)
         errors = [first.exception(SECONDS), second.exception(SECONDS)]
     assert all("cannot run the plan: card 3 is missing" in str(each) for each in errors)
+    assert all(isinstance(each, MachineError) and each.hints == ("look for it",) for each in errors)
     assert isinstance(errors[0], RefusedRunError)
     assert errors[0].blamed == socket.gethostname()
 
@@ -317,7 +319,7 @@ def test_node_0_tells_the_others_that_its_own_machine_cannot_run_the_plan() -> N
     plan = plan_of(2, f"127.0.0.1:{free_port()}")
     said: list[str] = []
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(report_unfit, plan, Place(0), "card 3 is missing", said.append, SECONDS)
+        first = pool.submit(report_unfit, Meeting.of(plan), Place(0), MISSING, said.append, SECONDS)
         second = pool.submit(assemble, plan, Place(1), lambda start: RunLayout(Path("/nowhere")), said.append, SECONDS)
         errors = [first.exception(SECONDS), second.exception(SECONDS)]
     assert all("node 0 (" in str(each) and "card 3 is missing" in str(each) for each in errors)

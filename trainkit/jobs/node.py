@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from trainkit.jobs.records import update_status
 from trainkit.plan.model import Job, Plan
 from trainkit.runner.execute import RunRequest, execute
 from trainkit.runner.nodes.agreement import RefusedRunError, ToldError
-from trainkit.runner.nodes.assembly import comparable, report_unfit
+from trainkit.runner.nodes.assembly import Meeting, comparable, report_unfit
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.schedulers.place import Place
 
@@ -47,13 +46,19 @@ def run_node(submitted: RunLayout, layout: RunLayout, place: Place, make: Callab
 
 
 def _fitting(plan: Plan, place: Place, make: Callable[[], RunRequest]) -> RunRequest:
-    """The request. Where this machine cannot run the plan, the other nodes are told before the error is raised."""
+    """The request. Where this machine cannot run the plan, the other nodes are told, and node 0 says why, for all."""
     try:
         return make()
     except (MachineError, RecipeError) as error:
         if plan.topology.nodes > 1 and plan.job is not None:
-            with contextlib.suppress(RefusedRunError) if place.node else contextlib.nullcontext():
-                report_unfit(plan, place, str(error), say, plan.job.start_seconds)
+            try:
+                report_unfit(Meeting.of(plan), place, error, say, plan.job.start_seconds)
+            except ToldError:
+                if plan.job.scheduler != "kubernetes":  # whose pods have no console in common
+                    raise
+            except MachineError:
+                if place.node == 0:
+                    raise
         # What is wrong of the recipe here was not where it was submitted: this machine is another one.
         host = os.uname().nodename
         raise MachineError(replace(each, what=f"{host}: {each.what}") for each in error.diagnostics) from error
@@ -79,6 +84,9 @@ def as_promised(layout: RunLayout, plan: Plan) -> Job:
     if submitted.job is None:
         raise MachineError(f"{layout.plan} is not of a submitted run")
     promised, found = comparable(submitted), comparable(plan)
+    if promised["recipe_digest"] != found["recipe_digest"]:
+        what = f"{layout.recipe} is not what was submitted: it was changed since then"
+        raise MachineError(what, hint="submit the changed recipe as a run of its own")
     differing = [
         Diagnostic(
             "error", f"{key} was planned as {promised.get(key, 'absent')}, and is {found.get(key, 'absent')}", hint=HINT

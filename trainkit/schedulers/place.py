@@ -52,6 +52,11 @@ def place_in(environ: Mapping[str, str]) -> Place | Allocation | None:
     return None
 
 
+def in_step(environ: Mapping[str, str]) -> bool:
+    """Whether this is a process of a step of srun, whose nodes have one console."""
+    return "SLURM_JOB_ID" in environ and isinstance(place_in(environ), Place)
+
+
 def _in_slurm(environ: Mapping[str, str]) -> Place | Allocation:
     job, step = environ["SLURM_JOB_ID"], _number(environ, "SLURM_STEP_ID")
     if step is None or step >= FIRST_SPECIAL_STEP:  # SLURM_NODEID is 0 there, too

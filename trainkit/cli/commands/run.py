@@ -11,7 +11,8 @@ from typer import Option
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.options import Presets, Variant
 from trainkit.cli.pipeline import plan_recipe, resolve_line, run_request
-from trainkit.errors import Diagnostic, MachineError, UsageError
+from trainkit.errors import Diagnostic, MachineError, RecipeError, UsageError
+from trainkit.schedulers.place import Allocation, Place, in_step, place_in
 
 if TYPE_CHECKING:
     from trainkit.machine.facts import Facts
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
     from trainkit.recipe.schema import Recipe
     from trainkit.runner.execute import RunRequest
-    from trainkit.schedulers.place import Place
 
 
 def run(
@@ -47,13 +47,52 @@ def run(
 
     Example: trainkit run torchrun --nproc_per_node 2 train.py --lr 1e-3
     """
-    from trainkit.runner.execute import execute
-
     if machine is not None:
         raise UsageError(f"a run is on this machine, not on {machine}", hint="`trainkit plan RECIPE --on` plans for it")
     resolved = resolve_line(context, presets, variant)
     as_step(resolved.recipe)
+    if node_rank is None and resolved.recipe.nodes.count > 1 and in_step(os.environ):
+        raise typer.Exit(run_beside_others(resolved))
+    from trainkit.runner.execute import execute
+
     raise typer.Exit(execute(requested(resolved, node_rank)))
+
+
+def run_beside_others(resolved: Resolved) -> int:
+    """Run on one node of a step of srun; the exit code. What the nodes refuse is said by node 0, once for all.
+
+    Raises what this machine refuses on node 0, and where node 0 does not answer.
+    """
+    from trainkit.runner.execute import execute
+    from trainkit.runner.nodes.agreement import ToldError
+
+    try:
+        request = requested(resolved, None)
+    except (MachineError, RecipeError) as error:
+        if is_said_by_node_0(resolved.recipe, error):
+            return int(error.exit_code)
+        raise
+    try:
+        return execute(request)
+    except ToldError as error:
+        return int(error.exit_code)
+
+
+def is_said_by_node_0(recipe: Recipe, error: MachineError | RecipeError) -> bool:
+    """Tell the other nodes why this one cannot run the recipe; whether it is another one, and node 0 says it."""
+    from trainkit.jobs.batch import say
+    from trainkit.runner.nodes.agreement import ToldError
+    from trainkit.runner.nodes.assembly import START_SECONDS, Meeting, report_unfit
+
+    place, meeting = place_in(os.environ), Meeting(recipe.name, recipe.nodes.count, recipe.nodes.rendezvous)
+    if isinstance(place, Place) and place.node < meeting.nodes:
+        try:
+            report_unfit(meeting, place, error, say, START_SECONDS)
+        except ToldError:
+            return True
+        except MachineError:  # node 0's own, which counts less than the error itself; or nobody is there
+            return False
+    return False
 
 
 def requested(resolved: Resolved, node_rank: int | None) -> RunRequest:
@@ -71,8 +110,6 @@ def requested(resolved: Resolved, node_rank: int | None) -> RunRequest:
 
 def as_step(recipe: Recipe) -> None:
     """In the batch script of a Slurm job on several nodes: run this command on each of them, and exit with its code."""
-    from trainkit.schedulers.place import Allocation, place_in
-
     place = place_in(os.environ)
     if isinstance(place, Allocation) and recipe.nodes.count > 1:
         from trainkit.jobs.step import run_step

@@ -22,7 +22,7 @@ class Report:
 
     digest: of the plan's leaves, which follow where they are asked for: they are kilobytes, and nodes may be thousands.
     process: another one for each process, so that a node that comes again is told from two.
-    unfit: why this machine cannot run the plan; empty where it can.
+    unfit: why this machine cannot run the plan; empty where it can. hint: what to do about that.
     """
 
     node: int
@@ -32,6 +32,7 @@ class Report:
     digest: str
     process: str = ""
     unfit: str = ""
+    hint: str = ""
 
     @property
     def name(self) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import trainkit
-from trainkit.errors import MachineError
+from trainkit.errors import MachineError, TrainkitError
 from trainkit.plan.model import Plan
 from trainkit.plan.serialize import plan_to_json
 from trainkit.runner.nodes.agreement import Report, Say, Start, ToldError, digest_of
@@ -62,7 +62,7 @@ def assemble(
     leaves, own = comparable(plan), os.urandom(8).hex()
     host, start_of = os.uname().nodename, place.start or plan.name
     report = Report(place.node, host, start_of, trainkit.__version__, digest_of(leaves), own)
-    master, ports = where(plan, place)
+    master, ports = where(Meeting.of(plan), place)
     if place.node:
         return _join(report, leaves, master, ports, say, seconds + LATER_SECONDS)
     open_files = allow(plan.topology.nodes)
@@ -81,18 +81,33 @@ def assemble(
     return Assembly(start, tuple(call.neighbours()), open_files)
 
 
-def report_unfit(plan: Plan, place: Place, why: str, say: Say, seconds: float) -> None:
-    """Tell the other nodes that this one cannot run the plan, so that none waits for it.
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """What nodes know of their run before each has a plan. rendezvous: as the recipe says it."""
+
+    name: str
+    nodes: int
+    rendezvous: str
+
+    @classmethod
+    def of(cls, plan: Plan) -> Meeting:
+        """That of a plan."""
+        return cls(plan.name, plan.topology.nodes, plan.rendezvous)
+
+
+def report_unfit(meeting: Meeting, place: Place, error: TrainkitError, say: Say, seconds: float) -> None:
+    """Tell the other nodes that this one cannot run the plan, so that none waits for it. error: why.
 
     Raises RefusedRunError on node 0; on another one what node 0 answers, if it does.
     """
-    report = Report(place.node, os.uname().nodename, place.start or plan.name, trainkit.__version__, "", unfit=why)
-    master, ports = where(plan, place)
+    hint, host, start = "; ".join(error.hints), os.uname().nodename, place.start or meeting.name
+    report = Report(place.node, host, start, trainkit.__version__, "", unfit=str(error), hint=hint)
+    master, ports = where(meeting, place)
     if place.node:
         join(report, {}, [(master, port) for port in ports], seconds, say)[0].close()
         return
     with _listener(ports) as listener:
-        call = RollCall(listener, report, {}, plan.topology.nodes, say, place.hosts)
+        call = RollCall(listener, report, {}, meeting.nodes, say, place.hosts)
         call.wait(min(seconds, UNFIT_SECONDS))
         call.refuse("", "")
 
@@ -116,14 +131,14 @@ def _join(
     return Assembly(start, (Neighbour(0, master, line.detach()),))
 
 
-def where(plan: Plan, place: Place) -> tuple[str, tuple[int, ...]]:
+def where(meeting: Meeting, place: Place) -> tuple[str, tuple[int, ...]]:
     """The address of node 0, and the ports at which it may be listening for the others."""
-    if plan.rendezvous != "auto":
-        host, _, port = plan.rendezvous.rpartition(":")
+    if meeting.rendezvous != "auto":
+        host, _, port = meeting.rendezvous.rpartition(":")
         return _name(host.strip("[]")), (_next(int(port)),)
     if not place.hosts or not place.start:
         raise MachineError(
-            f"the plan has {plan.topology.nodes} nodes, and nodes.rendezvous does not say where they meet",
+            f"the plan has {meeting.nodes} nodes, and nodes.rendezvous does not say where they meet",
             hint="set nodes.rendezvous to host:port of node 0",
         )
     # Derived from the job and its step: two jobs on the same nodes do not meet.

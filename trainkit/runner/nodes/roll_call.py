@@ -170,7 +170,7 @@ class RollCall:
             host = self._mine.host if known is None or known.report is None else known.report.host
             self.refuse(f"{report.name} is there twice: {host} has the same number", SAME_WORDS, caller)
         if why := refusal(self._mine, report, self._nodes):
-            self.refuse(why, "" if report.unfit else SAME_WORDS, caller, report.host if report.unfit else "")
+            self.refuse(why, report.hint if report.unfit else SAME_WORDS, caller, report.host if report.unfit else "")
         if report.digest != self._mine.digest:
             caller.line.most = MOST
             caller.line.send({"leaves": True})
@@ -185,7 +185,7 @@ class RollCall:
     def refuse(self, why: str, hint: str, caller: Caller | None = None, blamed: str = "") -> NoReturn:
         """Tell all nodes that are here, and one that has just come, and raise the RefusedRunError."""
         if self._mine.unfit:  # counts more: the others may have the same to say
-            why, hint = f"{self._mine.name} cannot run the plan: {self._mine.unfit}", ""
+            why, hint = f"{self._mine.name} cannot run the plan: {self._mine.unfit}", self._mine.hint
             blamed = self._mine.host if len(self._here) == self._nodes - 1 else ""
         self.dismiss(why, hint, caller)
         if caller is not None and caller.report is not None:
