@@ -6,25 +6,21 @@ no guardian does: before the start, and after the end.
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import shlex
 import shutil
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-import trainkit
-from trainkit.errors import Diagnostic, MachineError
-from trainkit.files import parse_json, publish, read_json, write_json
-from trainkit.jobs.held import MARK
-from trainkit.jobs.hosts import why_not
+from trainkit.errors import MachineError
+from trainkit.files import publish, read_json, write_json
 from trainkit.jobs.policy import AttemptEnd, decide
+from trainkit.jobs.reached import Node
 from trainkit.jobs.records import Submission, hold_submitter, update_status, write_submission
 from trainkit.plan.model import Plan, Variable, bind_words
 from trainkit.runner.binding import require_taken
@@ -45,53 +41,6 @@ LINGER_SECONDS = 20.0  # for the others, once node 0 has ended, which ends last
 LEAVE_SECONDS = 10.0  # for a node whose input has ended before it started anything
 CHUNK = 1 << 16
 UNREACHED = 255  # what ssh exits with where it has not reached the host, or has lost it (ssh(1))
-
-
-class Node:
-    """One node by its ssh. lines: of it, not yet complete."""
-
-    def __init__(self, number: int, host: str, argv: Sequence[str]) -> None:
-        self.number, self.host = number, ssh.bare(host)
-        # A session of its own: a Ctrl-C in the terminal is this process's alone, and ssh can ask nobody anything.
-        self.process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
-            start_new_session=True,
-        )  # fmt: skip
-        self.ready = False
-        self.refused = ""
-        self.said = b""  # before it was ready
-        self.rest: dict[str, bytes] = {"out": b"", "err": b""}
-        self._unsent = bytearray()
-        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-            assert stream is not None
-            os.set_blocking(stream.fileno(), False)
-
-    @property
-    def name(self) -> str:
-        """As people are told of it."""
-        return f"node {self.number} ({self.host})"
-
-    def send(self, message: Mapping[str, object]) -> None:
-        """An order; kept where ssh does not take it now. Called from signal handlers too, and never waits."""
-        self._unsent += json.dumps(message).encode() + b"\n"
-        self.flush()
-
-    def flush(self) -> None:
-        """Send what is kept, as far as it is taken."""
-        stream = self.process.stdin
-        assert stream is not None
-        try:
-            while self._unsent and not stream.closed:
-                del self._unsent[: os.write(stream.fileno(), self._unsent)]
-        except BlockingIOError:
-            return
-        except OSError:  # ssh has ended, which the loop sees
-            self._unsent.clear()
-
-    def release(self) -> None:
-        """End its input, and by that the node."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
 
 
 class Holder:
@@ -125,16 +74,16 @@ class Holder:
     def run(self) -> int:
         """Start on all hosts or on none, and see the run through; its exit code. Raises MachineError for none."""
         with handled((*STOP, *PASSED_ON), self._on_signal):
+            over = threading.Event()
             try:
                 self._meet()
                 for node in self._nodes:
                     node.send({"environ": self._values})
                 self._begun = True
-                over = threading.Event()
                 threading.Thread(target=self._beat, args=(over,), daemon=True).start()
                 self._follow()
-                over.set()
             finally:
+                over.set()
                 self._leave()
         return self._settle()
 
@@ -168,19 +117,12 @@ class Holder:
             self._turn()
             failed = [each for each in self._nodes if each.refused or self._is_over(each)]
             if failed:
-                raise MachineError(self._why_not(node) for node in failed)
+                raise MachineError(node.why_not for node in failed)
             if self._stopped_by:
                 raise MachineError(f"{signal_name(self._stopped_by)} came before the run began")
             if time.monotonic() > until:
                 silent = listed([node.host for node in self._nodes if not node.ready])
                 raise MachineError(f"{silent}: no trainkit answered in {READY_SECONDS:.0f} s", hint="try ssh by hand")
-
-    def _why_not(self, node: Node) -> Diagnostic:
-        if node.refused:
-            hint = "the run directory is on a file system that all hosts share: output.root, cluster.workdir"
-            return Diagnostic("error", f"{node.host}: {node.refused}", hint=hint)
-        said = "; ".join(filter(None, (each.strip() for each in node.said.decode("utf-8", "replace").splitlines())))
-        return why_not(node.host, said or f"ssh ended with exit code {node.process.poll()}")
 
     def _follow(self) -> None:
         """Show what they say, until all have ended, or have had the time to."""
@@ -199,7 +141,7 @@ class Holder:
         if code and self._failed is None:
             self._failed = node
         if code == UNREACHED and not (self._stopped_by or 0 in self._ended - {node.number}):
-            self._console.say(f"{node.name}: {self._last_words(node) or 'the connection has ended'}")
+            self._console.say(f"{node.name}: {node.last_words or 'the connection has ended'}")
         if node.number == 0:
             self._deadline = min(self._deadline, now + LINGER_SECONDS)
             if code == UNREACHED:  # the others notice it by themselves
@@ -207,10 +149,6 @@ class Holder:
         elif code and self._deadline == float("inf"):
             wait = LOST_SECONDS + self._plan.grace_seconds + PATIENCE if self._running() else EARLY_SECONDS
             self._deadline = now + wait
-
-    @staticmethod
-    def _last_words(node: Node) -> str:
-        return node.rest["err"].decode("utf-8", "replace").strip()
 
     def _is_over(self, node: Node) -> bool:
         """Whether its ssh has ended, and all that it said is read."""
@@ -233,7 +171,9 @@ class Holder:
 
     def _show(self, node: Node, stream: str, data: bytes) -> None:
         if not node.ready:
-            data = self._before_ready(node, stream, data)
+            data = node.introduce(stream, data)
+            if node.ready:
+                self._prefixed(node, node.said.split(b"\n"))
         if node.number == 0 and node.ready:
             self._console.program("out" if stream == "out" else "err", data)
         elif data or node.rest[stream]:
@@ -246,28 +186,6 @@ class Holder:
         for line in (each.decode("utf-8", "replace").rstrip("\r") for each in lines):
             if line:
                 self._console.say(line if line.startswith(f"node {node.number} (") else f"{node.name}: {line}")
-
-    def _before_ready(self, node: Node, stream: str, data: bytes) -> bytes:
-        """What login shell and setup say, until the node says that it is there; the bytes behind that."""
-        if stream == "err":
-            node.said += data
-            return b""
-        node.rest["out"] += data
-        while b"\n" in node.rest["out"]:
-            line, _, node.rest["out"] = node.rest["out"].partition(b"\n")
-            if not line.startswith(MARK):
-                node.said += line + b"\n"
-                continue
-            known = parse_json(line.removeprefix(MARK))
-            node.refused = str(known.get("refused") or "")
-            if not node.refused and known.get("version") != trainkit.__version__:
-                node.refused = f"it has trainkit {known.get('version')}, and this machine {trainkit.__version__}"
-            node.ready = not node.refused
-            if node.ready:
-                self._prefixed(node, node.said.split(b"\n"))
-            rest, node.rest["out"] = node.rest["out"], b""
-            return rest
-        return b""
 
     def _leave(self) -> None:
         """Let go of every node, and wait a bounded time until its ssh has ended."""
@@ -303,7 +221,7 @@ class Holder:
         code = failed.process.poll() or 0
         if self._stopped_by:
             why = f"trainkit received {signal_name(self._stopped_by)}"
-            return {"exit_code": 128 + self._stopped_by, "failure": "stopped", "why": why}
+            return {"exit_code": 128 + self._stopped_by, "failure": "signal", "why": why}
         if code == UNREACHED:
             why = f"{failed.name} was lost"
             self._console.say(why)
