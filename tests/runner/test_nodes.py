@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from trainkit.runner.nodes import assembly, control, roll_call
 from trainkit.runner.nodes.agreement import RefusedRunError, Start
 from trainkit.runner.nodes.assembly import Assembly, Meeting, assemble, comparable, report_unfit, where
 from trainkit.runner.nodes.control import Control, Neighbour
-from trainkit.runner.nodes.verdict import NodeEnd, judge_nodes, reports_lost_peer
+from trainkit.runner.nodes.verdict import NodeEnd, has_lost_peer, judge_nodes, reports_lost_peer
 from trainkit.runner.rendezvous import free_port
 from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.rundir.layout import RunLayout
@@ -300,6 +301,17 @@ def test_a_signal_to_all_nodes_is_said_of_none() -> None:
 )
 def test_words_of_a_lost_peer_are_known(line: str, lost: bool) -> None:
     assert reports_lost_peer(f"Traceback (most recent call last):\n{line}") == lost
+
+
+@pytest.mark.parametrize(("number", "lost"), [(None, True), (signal.SIGABRT, True), (signal.SIGSEGV, False)])
+def test_a_rank_that_its_library_aborts_has_lost_a_peer_too(tmp_path: Path, number: int | None, lost: bool) -> None:
+    log, frames = (
+        tmp_path / "rank-1.err",
+        "frame #3: c10d::ProcessGroupNCCL::Watchdog::run()\n" * (200 if number else 0),
+    )
+    log.write_text(f"what():  NCCL error: remote process exited or there was a network error\n{frames}")
+    assert has_lost_peer(Verdict(134, "program", "rank 1 ended", 1, number), str(log)) == lost
+    assert not has_lost_peer(Verdict(1, "launcher", "torchrun exited with code 1"), str(log))
 
 
 def test_a_node_whose_machine_cannot_run_the_plan_is_named_and_blamed_on_all() -> None:

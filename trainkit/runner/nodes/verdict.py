@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,7 +18,8 @@ _LOST_PEER = re.compile(
     r"|RendezvousConnectionError|failed to recv|DistNetworkError",
     re.IGNORECASE,
 )
-END_BYTES = 4096  # of a failed rank's log, in which it says what it died of
+END_BYTES = 4096  # of a failed rank's log, in which it says what it died of …
+ABORT_BYTES = 4 * END_BYTES  # … and where it was aborted, C++ lists its frames behind that
 OWN, LAUNCHERS, CONSEQUENCE = range(3)  # how likely a failure is the cause of the others, the likeliest first
 
 
@@ -82,11 +84,18 @@ def reports_lost_peer(text: str) -> bool:
     return _LOST_PEER.search(text) is not None
 
 
-def end_of(log: str) -> str:
+def has_lost_peer(verdict: Verdict, log: str) -> bool:
+    """Whether a rank has ended only because another one has gone. log: path of what it has said of that."""
+    if verdict.rank is None or verdict.signal not in (None, signal.SIGABRT):  # NCCL's watchdog aborts the process
+        return False
+    return reports_lost_peer(_end_of(log, END_BYTES if verdict.signal is None else ABORT_BYTES))
+
+
+def _end_of(log: str, size: int) -> str:
     """The last bytes of a log; empty where it cannot be read."""
     try:
         with os.fdopen(open_regular(log), "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - END_BYTES))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
             return file.read().decode("utf-8", "replace")
     except OSError:
         return ""

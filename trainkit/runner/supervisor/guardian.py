@@ -17,7 +17,7 @@ from typing import Any
 
 from trainkit.files import open_regular, try_lock
 from trainkit.runner.nodes.control import Control, Neighbour
-from trainkit.runner.nodes.verdict import end_of, reports_lost_peer
+from trainkit.runner.nodes.verdict import has_lost_peer
 from trainkit.runner.report.exit_status import (
     TRAINKIT_KILLED,
     Observed,
@@ -260,9 +260,7 @@ class Guardian:
         stop = self._termination.stop
         if self._control.order and verdict.failure == "trainkit" and (stop is None or stop.why == self._control.order):
             return True
-        if verdict.rank is None or verdict.signal is not None:
-            return False
-        return reports_lost_peer(end_of(log_path(self._spec.attempt_dir, verdict.rank, "err")))
+        return has_lost_peer(verdict, log_path(self._spec.attempt_dir, verdict.rank or 0, "err"))
 
     def _reap(self) -> None:
         """Collect children that have ended, also those that were orphaned to this subreaper."""
