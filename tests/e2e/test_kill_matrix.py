@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from supervised_run import SupervisedRun, wait_for
 
@@ -171,16 +172,20 @@ def test_trainkit_and_its_guardian_killed_at_once_leave_nothing_that_trains(runs
     assert all(record["told_to_stop"] for record in run.records())
 
 
-def test_ranks_end_that_start_when_trainkit_and_its_guardian_are_gone(runs: Any) -> None:
+@pytest.mark.parametrize("sentinel", ["lives", "killed"])
+def test_a_launcher_ends_without_ranks_when_trainkit_and_its_guardian_are_gone(runs: Any, sentinel: str) -> None:
     run = runs("heartbeat.py", launcher="torchrun", ranks=2)
     wait_for("the launcher", lambda: run.status().get("pids", {}).get("launcher"), LIMIT)
     pids = run.status()["pids"]
-    os.kill(pids["launcher"], signal.SIGSTOP)  # before it has started any rank
+    os.kill(pids["launcher"], signal.SIGSTOP)  # before it has started any rank, as one that waits for other nodes
     assert run.records() == []
+    below = wait_for("the sentinel", lambda: len(found := psutil.Process(pids["guardian"]).children()) == 2 and found)
     for pid in (pids["guardian"], pids["trainkit"]):
         os.kill(pid, signal.SIGKILL)
+    if sentinel == "killed":  # then the ranks that it starts end by themselves
+        for each in below:
+            os.kill(each.pid, signal.SIGCONT if each.pid == pids["launcher"] else signal.SIGKILL)
     assert run.wait(LIMIT) == -signal.SIGKILL
-    os.kill(pids["launcher"], signal.SIGCONT)
     wait_for("the end of every process", lambda: not run.living(), 2 * LIMIT)
 
 
@@ -230,7 +235,6 @@ def test_a_run_directory_that_is_removed_meanwhile_does_not_end_the_run(runs: An
 
 
 def test_deepspeed_losing_its_inner_launcher_is_no_success(runs: Any) -> None:
-    import psutil
 
     run = runs("heartbeat.py", launcher="deepspeed", ranks=2)
     run.wait_for_beats()

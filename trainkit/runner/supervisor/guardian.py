@@ -27,7 +27,7 @@ from trainkit.runner.report.exit_status import (
     write_status,
 )
 from trainkit.runner.rundir.records import log_path, unwritten
-from trainkit.runner.supervisor import cleanup, containers
+from trainkit.runner.supervisor import cleanup, containers, sentinel
 from trainkit.runner.supervisor.channel import Channel, Spec
 from trainkit.runner.supervisor.processes import (
     PASSED_ON,
@@ -177,6 +177,8 @@ class Guardian:
             return NOT_FOUND
 
     def _await(self, pid: int) -> int:
+        keepers = (self._spec.trainkit_pid, os.getpid())
+        guard = sentinel.post(pid, keepers, self._spec.grace) if pid not in self._exits else 0
         while pid not in self._exits:
             self._ranks.poll()
             # On several nodes the global rank of this one's first rank is known only when that has registered.
@@ -192,6 +194,7 @@ class Guardian:
             self._end_if_ordered()
             starting = len(self._ranks.records) < self._spec.ranks
             self._wait(QUICK if starting or self._termination.stop else SLOW)
+        send_signal({guard} - self._exits.keys(), signal.SIGKILL)
         return self._exits[pid]
 
     def _watch_over(self) -> None:
