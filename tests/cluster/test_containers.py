@@ -226,6 +226,8 @@ def test_the_built_in_trainer_trains_inside(podman: Engine, tmp_path: Path) -> N
         (["container.packages.torch=2.6.0"], "say what the image has: container.packages: {torch: "),
         (["container.python=/usr/bin/absent"], "could not start the container"),
         (["container.mounts+=/absent:/absent"], "container.mounts names /absent, which does not exist"),
+        (["container.user=65534:65534"], "user 65534 of the container may not write to"),
+        (["container.caches=/proc/absent"], "the container's caches cannot be kept in /proc/absent"),
     ],
 )
 def test_what_image_or_machine_lack_is_said_before_the_ranks_start(

@@ -111,13 +111,17 @@ def test_no_value_of_a_variable_is_in_the_words(layered: Layered, machine: Machi
         ({"options": ["--pid=container:x"]}, "container.options.0"),
         ({"options": ["--memory=1g", "-v/data:/data"]}, "container.options.1"),
         ({"options": ["--env", "TOKEN=secret"]}, "container.options.0"),
+        ({"options": ["--privileged", "other"]}, "container.options.1"),
+        ({"mounts": ["/a:/d", "/b:/d/"]}, "container.mounts.1"),
+        ({"mounts": ["/a:/opt/trainkit/trainkit"]}, "container.mounts.0"),
+        ({"mounts": ["/runs:/runs:ro"]}, "container.mounts.0"),
     ],
 )
-def test_words_that_the_plan_sets_are_refused(
+def test_words_that_the_plan_sets_or_the_engine_would_mistake_are_refused(
     layered: Layered, machine: Machine, container: dict[str, Any], key: str
 ) -> None:
     with pytest.raises(RecipeError) as caught:
-        build_plan(layered(boxed("docker", **container)), machine(0))
+        build_plan(layered(boxed("docker", **container), {"output": {"root": "/runs"}}), machine(0))
     assert [each.key for each in caught.value.diagnostics] == [key]
 
 
@@ -133,6 +137,28 @@ def test_a_path_that_is_not_seen_inside_stops_the_run(layered: Layered, machine:
     assert [each.what for each in plan.blockers] == ["data.path /data/corpus is not seen inside the container"]
     seen = layered(data, {"container": {"mounts": ["/data:/data:ro"]}})
     assert not build_plan(seen, machine(0)).plan.blockers
+
+
+def test_a_folder_that_is_there_already_is_mounted_once(layered: Layered, machine: Machine) -> None:
+    own = {"output": {"root": "/runs"}}
+    named = {"mounts": ["/runs:/runs", "/data:/data:ro", "/data/:/data:ro"]}
+    plan = build_plan(layered(boxed("docker", **named), own), machine(0)).plan
+    mounted = [str(word) for word in plan.commands[0].container if str(word).startswith("--mount=")]
+    assert sum("target=/runs" in word for word in mounted) == 1
+    assert sum("target=/data" in word for word in mounted) == 1
+
+
+@pytest.mark.parametrize(("kind", "folder", "stops"), [("docker", "/a,b", ","), ("podman", '/a"b', '"'),
+                         ("docker", "/a:b", ""), ("apptainer", "/a:b", ":"), ("pyxis", "/a,b", ",")])  # fmt: skip
+def test_a_folder_that_the_engine_cannot_be_told_of_stops_the_run(
+    layered: Layered, machine: Machine, kind: str, folder: str, stops: str
+) -> None:
+    plan = build_plan(layered(boxed(kind), {"output": {"root": folder}}), machine(0)).plan
+    assert [each.what for each in plan.blockers] == (
+        [f"output.root {folder} has a {stops} in its name, which ends a path in {kind}'s words for folders"]
+        if stops
+        else []
+    )
 
 
 def test_what_this_machine_has_installed_is_no_obstacle_and_the_image_is_asked(

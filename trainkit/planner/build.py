@@ -34,6 +34,7 @@ from trainkit.planner.batch import solve_batch
 from trainkit.planner.compatibility import unsupported
 from trainkit.planner.container import check_container, planned, seen_inside, wrapped
 from trainkit.planner.container import preparations as prepared
+from trainkit.planner.container import problems as container_problems
 from trainkit.planner.dtype import choose_dtype
 from trainkit.planner.env import check_environment, overwritten, plan_environment
 from trainkit.planner.fingerprint import recipe_digest, training_digest
@@ -152,7 +153,8 @@ def decide(
     resume, notices = choose_resume(resolved, reader, saved, own)
     context = Context(resolved, facts, topology, launcher.kind, placement.cards, batch, dtype, digest, resume)
     cluster = SCHEDULERS[recipe.cluster.kind].problems(context) if recipe.cluster.kind in SCHEDULERS else ()
-    if found := (*program.problems(context), *cluster) or tuple(overwritten(context)):
+    boxed = container_problems(context)
+    if found := (*program.problems(context), *cluster, *boxed) or tuple(overwritten(context)):
         raise RecipeError(found)
     return context, launcher, Choice(topology.device, placement.device_reason), placement.notices + notices
 

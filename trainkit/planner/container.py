@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from trainkit.errors import Diagnostic
-from trainkit.frameworks.containers.inside import ENGINES_OWN, Mount, cache_folder, entry, mounts, of
+from trainkit.frameworks.containers.inside import ENGINES_OWN, Mount, cache_folder, doubled, entry, mounts, of
 from trainkit.frameworks.containers.registry import ENGINES
 from trainkit.frameworks.hf_trainer.versions import NEWEST_SEEN
 from trainkit.machine.facts import Facts
@@ -38,11 +38,16 @@ def check_container(resolved: Resolved) -> Iterator[Diagnostic]:
     container = resolved.recipe.container
     if not isinstance(container, Image):
         return
+    refused = False
     for place, word in enumerate(container.options):
-        if _flag(word) in ENGINES[container.kind].SETS:
-            key = f"container.options.{place}"
+        key, alone = f"container.options.{place}", not word.startswith("-") and not refused
+        refused = _flag(word) in ENGINES[container.kind].SETS
+        if refused:
             hint = "leave it out: the sections container, devices, env and env_from say what it would"
             yield resolved.error(key, f"container.options has {_flag(word)}, which the plan decides", hint)
+        elif alone:  # the engine might take it for the image
+            hint = "write an option and its value as one word: --memory=64g"
+            yield resolved.error(key, f"container.options has {word!r}, which is no option", hint)
     for name, key in resolved.named_variables():
         if name in ENGINES_OWN:
             what = f"{key.partition('.')[0]} names {name}, which {container.kind} itself would read on this machine"
@@ -98,12 +103,22 @@ def checks(context: Context) -> tuple[str, ...]:
     return tuple(found) or ("python>=3.11",)
 
 
+def problems(context: Context) -> Iterator[Diagnostic]:
+    """Two folders at one place inside."""
+    if isinstance(context.recipe.container, Image):
+        for position, place in doubled(context):
+            what, hint = f"container.mounts has another folder for {place}", "give each folder a place of its own"
+            why = "the working folder, output.root and the caches are at their own paths already, to be written"
+            yield context.resolved.error(f"container.mounts.{position}", what, hint, why=why)
+
+
 def notices(context: Context) -> Iterator[Notice]:
     """What does not go in, and paths that are not seen inside."""
     if isinstance(context.recipe.container, NoContainer):
         return
     what = "of your environment only what env_from names goes into the container, with what the plan sets"
     yield Notice("note", what, "name others under env_from, by name alone")
+    yield from _not_mounted(context)
     seen = list(mounts(context))
     for key, path in _paths(context):
         if not _covered(path, seen, context.resolved.folder):
@@ -122,6 +137,16 @@ def mapped(context: Context, path: str) -> bool:
         return False
     pairs = (each.split(":")[:2] for each in container.mounts)
     return any(source != target and _below(path, target) for source, target in pairs)
+
+
+def _not_mounted(context: Context) -> Iterator[Notice]:
+    """Folders that the engine cannot be told of."""
+    container = of(context)
+    apart = ENGINES[container.kind].APART
+    for key, path in (("the working folder", context.resolved.folder), ("output.root", context.recipe.output.root)):
+        if found := next((each for each in apart if each in path), ""):
+            what = f"{key} {path} has a {found} in its name, which ends a path in {container.kind}'s words for folders"
+            yield Notice("blocker", what, "give it another name, or start in another folder")
 
 
 def _paths(context: Context) -> Iterator[tuple[str, str]]:

@@ -178,7 +178,7 @@ def _begin(request: RunRequest, console: Terminal) -> _Begun:
     # The folder does not matter here: bound only to see whether every variable is there. The run directory is created
     # last, so that what cannot be bound leaves nothing behind.
     alone = Start(str(Path.cwd()), request.attempt, LOOPBACK, 0 if several else free_port())
-    bound(alone)
+    _make_caches(bound(alone).caches)
     if several:
         if place.node:
             console.prefix = f"node {place.node} ({os.uname().nodename}): "
@@ -187,9 +187,17 @@ def _begin(request: RunRequest, console: Terminal) -> _Begun:
     else:
         assembly = Assembly(alone.at(str(make(alone).root)))
     layout, ready = RunLayout.of(assembly.start.run_dir), bound(assembly.start)
-    if ready.caches:
-        os.makedirs(ready.caches, exist_ok=True)
     return _Begun(layout, place.node, group, ready, assembly, locks, request.job)
+
+
+def _make_caches(folder: str) -> None:
+    """The folder of the machine that containers keep what they download in. empty: there are none."""
+    try:
+        if folder:
+            os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        what = f"the container's caches cannot be kept in {folder}: {error.strerror}"
+        raise MachineError(what, hint="set container.caches to a folder that you may write to") from error
 
 
 def _leave(number: int, _frame: object) -> NoReturn:

@@ -37,14 +37,13 @@ def main(argv: list[str]) -> int:
     packages = [value for name, value in given if name == "--package"]
     if packages:
         return look(packages)
-    for name, value in given:
-        if name == "--home":
-            os.makedirs(value, exist_ok=True)
-            os.environ["HOME"] = value
-        elif name == "--log":
-            write_to(value)
-        elif name == "--unset":
-            forget(value.split(","))
+    try:
+        for name, value in given:
+            obey(name, value)
+    except OSError as error:
+        say(f"user {os.getuid()} of the container may not write to {error.filename}: {error.strerror}")
+        say("next: leave container.user out, or name a user who may write there")
+        return UNFIT
     # Users are named by number alone, and libraries ask for their names (getpass).
     os.environ.setdefault("USER", f"uid{os.getuid()}")
     # The launcher, the wrapper and the built-in trainer find trainkit's own code, before what the image has.
@@ -57,6 +56,17 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         say(f"cannot start {program[0]}: {error.strerror}")
         return NOT_FOUND
+
+
+def obey(name: str, value: str) -> None:
+    """Do what one of our own words says. Raises OSError for a folder or a log that cannot be written."""
+    if name == "--home":
+        os.makedirs(value, exist_ok=True)
+        os.environ["HOME"] = value
+    elif name == "--log":
+        write_to(value)
+    elif name == "--unset":
+        forget(value.split(","))
 
 
 def write_to(log: str) -> None:

@@ -10,6 +10,7 @@ from trainkit.plan.model import Text
 from trainkit.plan.provenance import Token, token
 
 PREFIX = "APPTAINERENV_"  # variables of this name go in without it, --cleanenv or not (Apptainer user guide)
+APART = ",:"
 # Flags that the plan sets, or that would undo what it sets.
 OWN_FLAGS = """
     --cleanenv -e --contain -c --containall -C --no-home --home -H --bind -B --mount --pwd --cwd --nv --nvccli

@@ -20,6 +20,7 @@ from trainkit.plan.provenance import Token, token
 from trainkit.recipe.schema import Docker, Podman
 
 PREFIX = ""
+APART = ',"'
 # Flags that the plan sets, or that would undo what it sets.
 OWN_FLAGS = """
     --rm --name --pull --pid --network --net --uts --ipc --shm-size --ulimit --user -u --userns --gpus

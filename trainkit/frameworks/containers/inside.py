@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ class Engine(Protocol):
 
     SETS: frozenset[str]  # flags that the plan sets or that would undo it, so that `options` must not
     PREFIX: str  # see PlannedContainer
+    APART: str  # characters that end a path in its words for folders
 
     def argv(self, context: Context, name: Text, names: Sequence[str]) -> tuple[Token, ...]:
         """The engine's words up to and with the image. name: of the container; names: of variables handed in."""
@@ -64,7 +66,18 @@ def cache_folder(context: Context, *below: str) -> tuple[str | Variable, ...]:
 
 
 def mounts(context: Context) -> Iterator[Mount]:
-    """Folders that are seen inside."""
+    """Folders that are seen inside, each once: engines refuse a second one at the same place."""
+    named = (_mount(each) for each in of(context).mounts)
+    found: set[tuple[str, ...]] = set()
+    for each in (*own_mounts(context), *named):
+        what = (*place_of(context, each), str(each.readonly))
+        if what not in found:
+            found.add(what)
+            yield each
+
+
+def own_mounts(context: Context) -> Iterator[Mount]:
+    """Those that need not be named."""
     output = context.recipe.output.root
     for folder, keys in ((text(Variable.WORKING_DIR), ()), (text(Variable.RUN_DIR), ("output.root",))):
         yield Mount(folder, folder, False, keys, SAME)
@@ -73,9 +86,29 @@ def mounts(context: Context) -> Iterator[Mount]:
     caches = text(*cache_folder(context))
     yield Mount(caches, caches, False, ("container.caches",), SAME)
     yield Mount(text(Variable.PACKAGE), text(PACKAGE), True, rule=OWN_CODE)
-    for each in of(context).mounts:
-        source, target, *mode = each.split(":")
-        yield Mount(text(source), text(target), mode == ["ro"], ("container.mounts",))
+
+
+def doubled(context: Context) -> Iterator[tuple[int, str]]:
+    """Folders of the recipe that are to be seen where another one is: position, and place inside."""
+    own = {place_of(context, each)[1]: (*place_of(context, each), each.readonly) for each in own_mounts(context)}
+    for position, word in enumerate(of(context).mounts):
+        each = _mount(word)
+        what = (*place_of(context, each), each.readonly)
+        if own.setdefault(what[1], what) != what:
+            yield position, what[1]
+
+
+def place_of(context: Context, mount: Mount) -> tuple[str, str]:
+    """Folder of the machine, and place inside, as far as they are known."""
+    folder = context.resolved.folder or str(mount.source)
+    paths = (folder if each.parts == (Variable.WORKING_DIR,) else str(each) for each in (mount.source, mount.target))
+    source, target = map(posixpath.normpath, paths)
+    return source, target
+
+
+def _mount(word: str) -> Mount:
+    source, target, *mode = word.split(":")
+    return Mount(text(source), text(target), mode == ["ro"], ("container.mounts",))
 
 
 def workdir(context: Context) -> Token:

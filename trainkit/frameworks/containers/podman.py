@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainkit.frameworks.containers.docker import PREFIX, SETS, argv
+from trainkit.frameworks.containers.docker import APART, PREFIX, SETS, argv
 from trainkit.plan.model import Text, text
 
-__all__ = ["PREFIX", "SETS", "argv", "end", "inspect"]
+__all__ = ["APART", "PREFIX", "SETS", "argv", "end", "inspect"]
 
 
 def end(names: Sequence[Text]) -> tuple[Text, ...]:

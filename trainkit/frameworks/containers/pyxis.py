@@ -10,6 +10,7 @@ from trainkit.plan.model import Text, Variable, text
 from trainkit.plan.provenance import Token, token
 
 PREFIX = ""
+APART = ",:"
 # Flags that the plan sets, or that would undo what it sets.
 OWN_FLAGS = """
     --container-image --container-mounts --container-workdir --container-env --container-name

@@ -46,7 +46,8 @@ def end_containers(argv: Sequence[str], environ: Mapping[str, str]) -> str:
         said += os.read(reader, 4096)
     os.close(reader)
     words = said.decode("utf-8", "replace").strip()
-    if code == 0 or any(each in words.lower() for each in GONE):
+    left = [line for line in words.splitlines() if line not in argv and not any(each in line.lower() for each in GONE)]
+    if code == 0 or (words and code is not None and not left):
         return ""
     why = f"no answer within {SECONDS:g} s" if code is None else words or f"exit code {code}"
     return f"{' '.join(argv)}: {why}"

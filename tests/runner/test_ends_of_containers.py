@@ -1,0 +1,36 @@
+"""What is made of an engine's words when it is to end containers."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from trainkit.runner.supervisor.containers import end_containers
+
+NAMES = ("trainkit-r-1", "trainkit-r-1-prepare")
+DENIED = "Error response from daemon: cannot remove container trainkit-r-1: permission denied"
+ABSENT = "Error: No such container: {}"  # docker 20.10; newer ones end with 0
+
+
+@pytest.mark.parametrize(
+    ("lines", "left"),
+    [
+        ([ABSENT.format(NAMES[0]), ABSENT.format(NAMES[1])], False),
+        ([NAMES[0], ABSENT.format(NAMES[1])], False),
+        (["removal of container trainkit-r-1 is already in progress", ABSENT.format(NAMES[1])], False),
+        ([DENIED, ABSENT.format(NAMES[1])], True),
+        ([DENIED], True),
+        ([], True),
+    ],
+)
+def test_a_container_that_stays_is_told_from_one_that_is_gone(lines: list[str], left: bool) -> None:
+    script = "".join(f"echo '{line}'\n" for line in lines) + "exit 1"
+    said = end_containers(("sh", "-c", script, *NAMES), os.environ)
+    assert (DENIED in said or "exit code 1" in said) == left, said
+    assert bool(said) == left
+
+
+def test_an_engine_that_is_not_there_is_named() -> None:
+    assert end_containers(("/absent/docker", "rm", *NAMES), os.environ).startswith("/absent/docker cannot be started")
+    assert end_containers((), os.environ) == ""
