@@ -284,6 +284,20 @@ def test_a_second_process_of_a_node_is_refused_on_all(called: Callable[..., Call
         assert "node 1 (tk1) is there twice: tk1 has the same number" in str(each.exception(SECONDS))
 
 
+def test_a_node_that_comes_when_the_run_has_begun_is_refused_and_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "SAY_SECONDS", 0.3)
+    monkeypatch.setattr(joining, "GONE_SECONDS", 0.5)
+    said: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as ranks, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # nobody listens here any more
+        meeting = ranks.getsockname()
+        with pytest.raises(MachineError, match=r"node 1 \(tk1\) comes too late, or is there twice") as refused:
+            join(report(1), LEAVES, [closed.getsockname()], SECONDS, said.append, meeting)
+    already = f"the ranks of a run meet at 127.0.0.1:{meeting[1]} already"
+    assert str(refused.value).endswith(already)
+    assert f"(connection refused; {already})" in said[0]
+
+
 def test_a_node_tells_its_plan_only_where_it_is_another_one(called: Callable[..., Called]) -> None:
     call, sent = called(2), asdict(report(1))
     assert len(json.dumps(sent)) < 300

@@ -19,6 +19,7 @@ from trainkit.plan.serialize import plan_to_json
 from trainkit.runner.nodes.agreement import Report, Say, Start, ToldError, digest_of
 from trainkit.runner.nodes.control import Neighbour
 from trainkit.runner.nodes.joining import join
+from trainkit.runner.nodes.line import Line
 from trainkit.runner.nodes.open_files import allow
 from trainkit.runner.nodes.roll_call import BACKLOG, SEE_SECONDS, RollCall
 from trainkit.runner.rendezvous import LOWEST_PORT, free_port
@@ -62,16 +63,17 @@ def assemble(
     leaves, own = comparable(plan), os.urandom(8).hex()
     host, start_of = os.uname().nodename, place.start or plan.name
     report = Report(place.node, host, start_of, trainkit.__version__, digest_of(leaves), own)
-    master, ports = where(Meeting.of(plan), place)
+    meeting = Meeting.of(plan)
+    master, ports = where(meeting, place)
     if place.node:
-        return _join(report, leaves, master, ports, say, seconds + LATER_SECONDS)
+        met = join(report, leaves, [(master, port) for port in ports], seconds + LATER_SECONDS, say, meeting.ranks)
+        return _started(*met, master)
     open_files = allow(plan.topology.nodes)
     with _listener(ports) as listener:
         call = RollCall(listener, report, leaves, plan.topology.nodes, say, place.hosts)
         try:
             call.wait(seconds)
-            port = int(plan.rendezvous.rpartition(":")[2]) if plan.rendezvous != "auto" else free_port()
-            start = Start("", attempt, master, port)
+            start = Start("", attempt, master, meeting.ranks[1] if meeting.ranks else free_port())
             start = start.at(str(make(start).root))
             call.start(start)
         except BaseException as error:  # passed on: the others are not to wait for a node 0 that has ended
@@ -94,6 +96,12 @@ class Meeting:
         """That of a plan."""
         return cls(plan.name, plan.topology.nodes, plan.rendezvous)
 
+    @property
+    def ranks(self) -> tuple[str, int] | None:
+        """Where they are to meet; None where that is decided when all nodes are there."""
+        host, _, port = self.rendezvous.rpartition(":")
+        return (host.strip("[]"), int(port)) if self.rendezvous != "auto" else None
+
 
 def report_unfit(meeting: Meeting, place: Place, error: TrainkitError, say: Say, seconds: float) -> None:
     """Tell the other nodes that this one cannot run the plan, so that none waits for it. error: why.
@@ -104,7 +112,7 @@ def report_unfit(meeting: Meeting, place: Place, error: TrainkitError, say: Say,
     report = Report(place.node, host, start, trainkit.__version__, "", unfit=str(error), hint=hint)
     master, ports = where(meeting, place)
     if place.node:
-        join(report, {}, [(master, port) for port in ports], seconds, say)[0].close()
+        join(report, {}, [(master, port) for port in ports], seconds, say, meeting.ranks)[0].close()
         return
     with _listener(ports) as listener:
         call = RollCall(listener, report, {}, meeting.nodes, say, place.hosts)
@@ -112,10 +120,8 @@ def report_unfit(meeting: Meeting, place: Place, error: TrainkitError, say: Say,
         call.refuse("", "")
 
 
-def _join(
-    report: Report, leaves: Mapping[str, Any], master: str, ports: tuple[int, ...], say: Say, seconds: float
-) -> Assembly:
-    line, start = join(report, leaves, [(master, port) for port in ports], seconds, say)
+def _started(line: Line, start: Start, master: str) -> Assembly:
+    """What another node than 0 says when it is told to start, and what that comes to."""
     plan = str(RunLayout.of(start.run_dir).plan)
     until = time.monotonic() + SEE_SECONDS / 2
     while not (seen := os.path.exists(plan)) and time.monotonic() < until:
@@ -133,9 +139,8 @@ def _join(
 
 def where(meeting: Meeting, place: Place) -> tuple[str, tuple[int, ...]]:
     """The address of node 0, and the ports at which it may be listening for the others."""
-    if meeting.rendezvous != "auto":
-        host, _, port = meeting.rendezvous.rpartition(":")
-        return _name(host.strip("[]")), (_next(int(port)),)
+    if meeting.ranks:
+        return _name(meeting.ranks[0]), (_next(meeting.ranks[1]),)
     if not place.hosts or not place.start:
         raise MachineError(
             f"the plan has {meeting.nodes} nodes, and nodes.rendezvous does not say where they meet",

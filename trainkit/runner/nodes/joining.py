@@ -26,15 +26,21 @@ class Failed(NamedTuple):
 
 
 def join(
-    mine: Report, leaves: Mapping[str, Any], where: Iterable[tuple[str, int]], seconds: float, say: Say
+    mine: Report,
+    leaves: Mapping[str, Any],
+    where: Iterable[tuple[str, int]],
+    seconds: float,
+    say: Say,
+    ranks: tuple[str, int] | None = None,
 ) -> tuple[Line, Start]:
     """Report to node 0, and wait until it lets all start. leaves: of the plan, for where node 0 has another one.
 
-    Raises MachineError when its word does not come in time, or refuses the run.
+    ranks: where they are to meet, should that be known before; who is there already is another run, or this one.
+    Raises MachineError when node 0's word does not come in time, or refuses the run.
     """
     places, began = [*where], time.monotonic()
-    host, why, met = f"{places[0][0]}:{places[0][1]}", "", False
-    pause, say_at = AGAIN_SECONDS, SAY_SECONDS
+    host, why, met = _address(places[0]), "", False
+    pause, say_at, begun = AGAIN_SECONDS, SAY_SECONDS, 0.0
     while (left := began + seconds - time.monotonic()) > 0:
         for place in places:
             found = _reported(mine, leaves, place, left)
@@ -46,11 +52,29 @@ def join(
         passed = time.monotonic() - began
         if passed >= say_at:
             say_at = say_after(say_at)
-            say(f"waiting for node 0 at {host}, {passed:.0f} s ({why})")
+            begun = (begun or passed) if ranks is not None and _is_there(ranks) else 0.0
+            already = f"the ranks of a run meet at {_address(ranks)} already" if ranks is not None and begun else ""
+            if begun and passed - begun > GONE_SECONDS:
+                hint = "start each node once; or wait for the end of that run"
+                raise MachineError(f"{mine.name} comes too late, or is there twice: {already}", hint=hint)
+            say(f"waiting for node 0 at {host}, {passed:.0f} s ({'; '.join(filter(None, (why, already)))})")
         time.sleep(pause)
         pause = min(pause * LONGER, MOST_AGAIN)
     hint = "see why it ended, on its own console" if met else "start it first"
     raise MachineError(f"node 0 was not there after {seconds:.0f} s, at {host}: {why}", hint=hint)
+
+
+def _address(place: tuple[str, int]) -> str:
+    return f"{place[0]}:{place[1]}"
+
+
+def _is_there(place: tuple[str, int]) -> bool:
+    """Whether somebody listens there."""
+    try:
+        socket.create_connection(place, CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def _reported(
