@@ -71,6 +71,22 @@ def test_a_run_here_is_looked_at_asked_to_save_and_ended(folder: Path) -> None:
     assert call("logs", "--all", "--rank", "0").returncode == 2
 
 
+def test_a_program_that_knows_no_request_for_a_checkpoint_goes_on(folder: Path) -> None:
+    text = "import sys, time\nprint('here', flush=True)\ntime.sleep(1)\nprint('still here', flush=True)\n"
+    (folder / "program.py").write_text(text + "time.sleep(60)\n")
+    argv = [sys.executable, "-P", "-m", "trainkit", "run", "r.yaml"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as run:
+        try:
+            assert run.stdout is not None
+            assert run.stdout.readline() == "here\n"
+            asked = call("checkpoint")
+            assert (asked.returncode, "which its program may not know" in asked.stdout) == (0, True), asked.stderr
+            assert run.stdout.readline() == "still here\n"
+            assert call("cancel", "--now").returncode == 0
+        finally:
+            run.kill()
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
@@ -78,7 +94,9 @@ def test_a_run_here_is_looked_at_asked_to_save_and_ended(folder: Path) -> None:
         (("submit", "r.yaml", "cluster.kind=slurm"), 4, "`sinfo` answers"),
         (("submit", "r.yaml", "cluster.kind=slurm", 'cluster.sbatch=["--nodes=3"]'), 2, "use nodes.count"),
         (("submit", "r.yaml", "cluster.kind=slurm", "cluster.time=90"), 2, "in quotes"),
+        (("submit", "r.yaml", "cluster.kind=slurm", "cluster.machine=8xh1000"), 2, "cluster.machine=8xh1000: error"),
         (("status",), 2, "no runs"),
+        (("status", "--", "r"), 2, "takes no words after --"),
         (("logs", "nosuch"), 2, "neither a run directory nor a run"),
     ],
 )

@@ -173,8 +173,9 @@ def test_a_cancel_that_did_not_reach_slurm_is_not_taken_up_later(cluster: Cluste
 
 def test_what_slurm_would_refuse_stands_at_its_line_of_the_recipe(cluster: Cluster) -> None:
     write(cluster, RECIPE)
-    shown = cluster.trainkit("submit", "r.yaml", "--dry-run")
+    shown = cluster.trainkit("submit", "r.yaml", "--dry-run", "env_from=[NOT_THERE]")
     assert (shown.returncode, "Slurm would start it at" in shown.stderr) == (0, True), shown.stderr
+    assert "warning: the environment has no NOT_THERE" in shown.stderr
     assert "#SBATCH --nodes=2" in shown.stdout
     assert not cluster.runs()
     both = cluster.trainkit(

@@ -10,6 +10,8 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 
+from trainkit.errors import UsageError
+
 Presets = Annotated[
     list[str] | None,
     Option("--with", metavar="PRESET", help="Put a preset on top of the recipe; may be repeated."),
@@ -53,6 +55,13 @@ class Command(_Switches, TyperCommand):
     """A command of trainkit's. arguments: what its usage line shows behind the declared options."""
 
     arguments: str = ""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it. UsageError for words after `--` that it would not read."""
+        if ctx.obj and not isinstance(self, RecipeCommand) and "--" not in self.arguments:
+            what = f"`{ctx.command_path}` takes no words after --"
+            raise UsageError(what, hint=f"leave them out: {' '.join(ctx.obj)[:100]}")
+        return super().invoke(ctx)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The options, then the arguments."""

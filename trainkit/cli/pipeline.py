@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.disk import Disk, working_folder
 from trainkit.cli.line import OwnProgram, own_program, split_line
-from trainkit.errors import UsageError
+from trainkit.errors import RecipeError, UsageError
 from trainkit.lazy import call
 
 if TYPE_CHECKING:
@@ -148,7 +148,11 @@ def cluster_facts(resolved: Resolved) -> Facts:
     """What the nodes have that a job will run on, as far as the recipe says; else what this machine has."""
     from trainkit.cli.machines import machine_facts
 
-    facts = machine_facts(getattr(resolved.recipe.cluster, "machine", None))
+    try:
+        facts = machine_facts(getattr(resolved.recipe.cluster, "machine", None))
+    except UsageError as error:
+        found = [resolved.error("cluster.machine", each.what, each.hint) for each in error.diagnostics]
+        raise RecipeError(found) from error
     return replace(facts, executable=sys.executable)
 
 

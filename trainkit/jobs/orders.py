@@ -96,7 +96,9 @@ def save(layout: RunLayout, environ: Mapping[str, str]) -> str:
         _signal_here(layout, signal.SIGUSR1)
     else:
         _told(slurm.send(submission.job, "USR1", script=False), environ)
-    return f"{layout.root} saves a checkpoint at its next step"
+    if read_plan(layout).program.kind == "builtin":
+        return f"{layout.root} saves a checkpoint at its next step"
+    return f"{layout.root} is asked to save a checkpoint by SIGUSR1, which its program may not know"
 
 
 def attach_words(layout: RunLayout, node: int, words: Sequence[str], *, terminal: bool) -> tuple[str, ...]:

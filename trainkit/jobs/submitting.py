@@ -79,6 +79,7 @@ def rehearse(
     except RefusedError as error:
         raise MachineError(f"Slurm does not answer: {error}", hint="submit where `sinfo` answers") from error
     found = [*_limits(section, resolved, plan, environ), *_times(section, plan, settings)]
+    found += _not_taken(plan, resolved, environ)
     if why := _unreadable(os.path.abspath(plan.output_root)):  # noqa: PTH100 - as it is written, links and all
         found.append(resolved.error("output.root", why, OTHER_FOLDER))
     said, script = "", bound_content(job, folder) if content is None else content
@@ -153,6 +154,15 @@ def _times(section: Slurm, plan: Plan, settings: Mapping[str, str]) -> Iterator[
         what = f"Slurm kills {wait:.0f} s after it has told a job to end (KillWait), and launcher.grace_seconds is "
         hint = f"set launcher.grace_seconds to less than {wait:.0f}, or have it asked earlier: cluster.requeue.after"
         yield Diagnostic("warning", f"{what}{plan.grace_seconds:g}", key="launcher.grace_seconds", hint=hint)
+
+
+def _not_taken(plan: Plan, resolved: Resolved, environ: Mapping[str, str]) -> Iterator[Diagnostic]:
+    """Variables that the job is to take from here, and that are not there; its set-up may yet have them."""
+    for name in plan.environment.take:
+        if name not in environ:
+            what = f"the environment has no {name}, which the recipe takes from it (env_from)"
+            hint = "export it before you submit, unless cluster.setup does: without it no rank is started"
+            yield Diagnostic("warning", what, "env_from", resolved.origin("env_from"), hint=hint)
 
 
 def _rehearse_pods(plan: Plan, resolved: Resolved, environ: Mapping[str, str], folder: str) -> Rehearsal:

@@ -6,7 +6,8 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -41,21 +42,25 @@ def status(
 
     tasks = tasks_of(run, list_runs(root)) if run and run.isdecimal() else []
     layouts = [each.layout for each in tasks or [find_run(run, root)]]
-    shown = ""
+    shown = None
     while True:
         found = [(state_of(layout), layout) for layout in layouts]
-        if as_json:
-            data = [as_data(state, layout) for state, layout in found]
-            text = json.dumps(data if tasks else data[0], indent=2)
-        else:
-            text = "\n".join(described(state, layout) for state, layout in found)
-        if text != shown:
-            write_text(f"{text}\n")
+        known = [replace(state, at=None) for state, _ in found]  # how long ago it was written is no change
+        if known != shown:
+            write_text(f"{shown_states(found, as_json=as_json, several=bool(tasks))}\n")
             sys.stdout.flush()
-        shown = text
-        if not watch or all(state.is_over for state, _ in found):
+        shown = known
+        if not watch or all(state.is_over for state in known):
             return
         time.sleep(WATCH_SECONDS)
+
+
+def shown_states(found: Sequence[tuple[RunState, RunLayout]], *, as_json: bool, several: bool) -> str:
+    """States for people, or as JSON: of an array job (several) a list."""
+    if not as_json:
+        return "\n".join(described(state, layout) for state, layout in found)
+    data = [as_data(state, layout) for state, layout in found]
+    return json.dumps(data if several else data[0], indent=2)
 
 
 def as_data(found: RunState, layout: RunLayout) -> dict[str, object]:

@@ -188,7 +188,8 @@ class Wrapper:
         if self._options.expected:
             environ = observed(environ, self._options.expected, self._shown)
         streams = (0, *channels)
-        pid = spawn(self._options.program, environ, streams, group=group, dies_with_parent=True, ignore=self._ignored)
+        ignore = (*self._ignored, *PASSED_ON)  # a program that knows no request for a checkpoint does not die of one
+        pid = spawn(self._options.program, environ, streams, group=group, dies_with_parent=True, ignore=ignore)
         self._record = self._record._replace(pid=pid)
         with contextlib.suppress(OSError):  # a full disk: the program runs, and its end will be tried again
             write_record(self._options.attempt_dir, self._record)
