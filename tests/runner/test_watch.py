@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from trainkit.files import read_json
+from trainkit.runner.watch.activity import Activity, disk_bytes
 
 pytestmark = pytest.mark.cli
 
@@ -65,6 +66,38 @@ def test_a_program_that_moves_is_left_alone(trainkit: Trainkit, tmp_path: Path, 
     assert "hang" not in done.stderr
     (run,) = (tmp_path / "runs" / "r").glob("*")
     assert not (run / "attempts" / "1" / "dumps").exists()
+
+
+# Writes for a second as a checkpoint is written to a slow disk, and sleeps.
+WRITES = """
+import os, sys, time
+with open(sys.argv[1], "wb") as file:
+    for _ in range(10):
+        file.write(os.urandom(1 << 18))
+        file.flush()
+        time.sleep(0.1)
+time.sleep(60)
+"""
+
+
+def test_who_writes_slowly_moves_and_who_sleeps_does_not(tmp_path: Path) -> None:
+    (tmp_path / "here").write_bytes(bytes(1 << 20))
+    if not disk_bytes([os.getpid()]):
+        pytest.skip(f"{tmp_path} is on no disk, or this system does not count what is written")
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", WRITES, str(tmp_path / "file")]) as writer:
+        wait_for((tmp_path / "file").exists)
+        activity, steps = Activity(0.0, []), Activity(0.0, [])
+        activity.look([writer.pid], 100.0)  # longer ago than its start, which has used the processor
+        moved = list[float]()
+        for seconds in (0.7, 1.0, 1.0):
+            time.sleep(seconds)
+            activity.look([writer.pid], 101.0 + len(moved))
+            steps.look([writer.pid], 101.0 + len(moved), since=100.5 + len(moved))
+            moved.append(activity.moved)
+        writer.kill()
+    assert moved[0] == 101.0
+    assert moved[-1] < 103.0
+    assert steps.moved == 0.0  # each time a step came later: it may have been for that
 
 
 WAITS = "import pathlib, sys, time\nhere = pathlib.Path(sys.argv[0]).parent\n(here / 'ready').touch()\n"

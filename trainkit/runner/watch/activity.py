@@ -1,4 +1,4 @@
-"""What /proc says of a rank's processes: their state, where in the kernel they wait, the processor time they use."""
+"""What /proc says of a rank's processes: their state, where in the kernel they wait, what they use of the machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainkit.runner.supervisor.processes import LINUX
 STATES: Mapping[str, str] = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for a disk or a device"}
 TICKS = os.sysconf("SC_CLK_TCK")
 BUSY = 0.02  # of a core: what uses less is idle but for threads that wake up now and then
-EVERY_SECONDS = 5.0  # between two looks
+FLOW = 1 << 18  # bytes a second from or to a disk: who saves a checkpoint slowly needs no processor for it
 
 
 class State(NamedTuple):
@@ -59,6 +59,15 @@ def processor_seconds(pids: Iterable[int]) -> float:
     return total / TICKS
 
 
+def disk_bytes(pids: Iterable[int]) -> int:
+    """That these processes have read from disks and written to them so far, as far as this may be known."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/io", encoding="ascii") as file:
+            total += sum(int(line.split()[1]) for line in file if line.startswith(("read_bytes", "write_bytes")))
+    return total
+
+
 def _stat(pid: int) -> list[bytes]:
     """The fields of a process's stat file from its state on; none where it is gone."""
     if LINUX:
@@ -68,20 +77,25 @@ def _stat(pid: int) -> list[bytes]:
 
 
 class Activity:
-    """Of a rank that writes no stamps: when it last used the processor for more than waking up, or wrote output."""
+    """When a rank last used the processor for more than waking up, or a disk, or wrote output."""
 
     def __init__(self, now: float, logs: Iterable[str]) -> None:
         self.moved = now
         self._logs = (*logs,)
-        self._looked, self._used, self._written = now, 0.0, -1
+        self._looked, self._used, self._flowed, self._written = now, 0.0, 0, -1
 
-    def look(self, pids: Iterable[int], now: float) -> None:
-        """Look again. pids: of the rank's program and of all that it has started."""
-        used, written = processor_seconds(pids), sum(map(_size, self._logs))
-        # What has ended takes its time along, where its parent did not wait for it.
-        if abs(used - self._used) > BUSY * (now - self._looked) or written != self._written:
+    def look(self, pids: Iterable[int], now: float, since: float = 0.0) -> None:
+        """Look again. pids: of the rank's program and of all that it has started.
+
+        since: of its latest step, which explains what was used before.
+        """
+        pids, passed = [*pids], now - self._looked
+        used, flowed, written = processor_seconds(pids), disk_bytes(pids), sum(map(_size, self._logs))
+        # What has ended takes its part along: of the time, where its parent did not wait for it.
+        busy = abs(used - self._used) > BUSY * passed or abs(flowed - self._flowed) > FLOW * passed
+        if (busy or written != self._written) and self._looked >= since:
             self.moved = now
-        self._looked, self._used, self._written = now, used, written
+        self._looked, self._used, self._flowed, self._written = now, used, flowed, written
 
 
 def _size(path: str) -> int:

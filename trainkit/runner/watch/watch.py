@@ -30,7 +30,7 @@ from trainkit.runner.watch.judge import STOPPED, Found, judge
 from trainkit.runner.watch.pace import Pace, pace_of
 from trainkit.runner.watch.question import Question
 from trainkit.runner.watch.timing import LEAST_SECONDS, Limits, Standing, is_sure, stalled
-from trainkit.stamps import START, STEPS, read_paces, read_page
+from trainkit.stamps import CHECKPOINT, START, STEPS, read_paces, read_page
 
 LOOK_SECONDS = 1.0
 ANSWER_SECONDS = 12.0  # for the dumps of the other nodes
@@ -133,9 +133,9 @@ class Watch:
             return Standing(rank, self._moved[rank])
         steps = [each[0] for each in read_paces(data)]
         standing = Standing(rank, max(self._since, page.at), page.phase, page.longest, steps)
-        if page.phase in (START, STEPS):
-            # Between two steps of its own making a program may evaluate, or save: then it computes, or says so.
-            active, limit = self._active(rank, now), standing.limit(self._limits)
+        if page.phase in (START, STEPS, CHECKPOINT):
+            # Between two steps of its own making a program may evaluate, or save: then it computes, writes, or says so.
+            active, limit = self._active(rank, now, page.at), standing.limit(self._limits)
             if active > page.at and not (now - page.at > limit and self._waits(rank, page.at, limit, now)):
                 standing = standing._replace(moved=max(self._since, active))
         self._moved[rank] = standing.moved
@@ -157,11 +157,11 @@ class Watch:
         question = self._questions.setdefault(rank, Question(os.path.join(self._attempt, f".flight-{rank}.json")))
         return question.waits(self._views[rank].record.orders, since, limit / 10, now) > limit
 
-    def _active(self, rank: int, now: float) -> float:
+    def _active(self, rank: int, now: float, since: float = 0.0) -> float:
         if now >= self._looks.get(rank, 0.0):
             shortest = self._limits.start if self._limits.after is None else self._limits.after or self._limits.start
             self._looks[rank] = now + min(max(LOOK_SECONDS, shortest / 10), 10.0)
-            self._activities[rank].look(descendants(self._views[rank].record.wrapper_pid), now)
+            self._activities[rank].look(descendants(self._views[rank].record.wrapper_pid), now, since)
         return self._activities[rank].moved
 
     def _note(self, ranks: list[Standing], now: float) -> None:
