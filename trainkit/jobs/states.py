@@ -85,7 +85,7 @@ def state_of(layout: RunLayout) -> RunState:
             return known
         if submission.scheduler == "slurm" and (known.word == "requeued" or not layout.attempts):
             return _changed(known, **_ended_unbegun(layout, job), source=submission.scheduler)
-    return _by_scheduler(known, job, submission)
+    return by_scheduler(known, job, submission)
 
 
 def _ended_unbegun(layout: RunLayout, job: JobState) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def _by_files(layout: RunLayout, status: dict[str, Any], submission: Submission 
     )
 
 
-def _by_scheduler(known: RunState, job: JobState, submission: Submission) -> RunState:
+def by_scheduler(known: RunState, job: JobState, submission: Submission) -> RunState:
     """What the files say of a run that has not ended, and what the scheduler says of its job."""
     source, name = submission.scheduler, NAMES.get(submission.scheduler, submission.scheduler)
     if job.state == "queued":
