@@ -20,8 +20,13 @@ PAUSE = 0.02
 GONE = ("no such container", "already in progress")
 
 
-def end_containers(argv: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Run the engine's command to its end; what went wrong, empty where nothing is left."""
+def end_containers(
+    argv: Sequence[str], environ: Mapping[str, str], meanwhile: Callable[[], object] = lambda: None
+) -> str:
+    """Run the engine's command to its end; what went wrong, empty where nothing is left.
+
+    meanwhile: called again and again, for an engine may be slower than other nodes are patient.
+    """
     if not argv:
         return ""
     nothing, (reader, writer) = os.open(os.devnull, os.O_RDWR), os.pipe()
@@ -39,6 +44,7 @@ def end_containers(argv: Sequence[str], environ: Mapping[str, str]) -> str:
         with contextlib.suppress(BlockingIOError):
             said += os.read(reader, 4096)
         code = _exit_of(pid)
+        meanwhile()
         time.sleep(PAUSE if code is None else 0)
     if code is None:
         send_signal([pid], signal.SIGKILL)
@@ -53,12 +59,18 @@ def end_containers(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     return f"{' '.join(argv)}: {why}"
 
 
-def end_boxed(spec: Spec, records: Iterable[RankRecord], environ: Mapping[str, str], say: Say) -> set[str]:
+def end_boxed(
+    spec: Spec,
+    records: Iterable[RankRecord],
+    environ: Mapping[str, str],
+    say: Say,
+    meanwhile: Callable[[], object],
+) -> set[str]:
     """End a run's containers, if it has any; what its ranks held outside the run directory."""
     if not spec.container:
         return set()
     held = held_inside(records)
-    if wrong := end_containers(spec.end, environ):
+    if wrong := end_containers(spec.end, environ, meanwhile):
         say(f"warning: a container may be left: {wrong}")
     return held
 

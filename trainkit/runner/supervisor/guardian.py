@@ -322,7 +322,8 @@ class Guardian:
             self._wait(QUICK)
 
     def _end_containers(self) -> None:
-        self._held |= containers.end_boxed(self._spec, self._ranks.records.values(), os.environ, self._trainkit.say)
+        records, alive = self._ranks.records.values(), self._control.turn
+        self._held |= containers.end_boxed(self._spec, records, os.environ, self._trainkit.say, alive)
 
     def _save(self, state: str, verdict: Verdict | None = None) -> None:
         self._state = state

@@ -252,7 +252,7 @@ class Supervisor:
             wait(TURN_SECONDS)
             if self._insists:
                 break
-        inside = end_boxed(self._spec, records, self._environment, self._console.say)
+        inside = end_boxed(self._spec, records, self._environment, self._console.say, control.turn)
         survivors, held = kill_descendants(spare=others)
         remove_leftovers(records, held | inside)
         pids = {"trainkit": os.getpid(), "ranks": {str(r.rank): r.pid for r in records}}
