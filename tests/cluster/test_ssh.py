@@ -231,6 +231,7 @@ def test_when_the_process_that_holds_it_is_killed_nothing_is_left(place: Place) 
         ("tk1, tk2", "cluster.python=/nowhere/python", "cluster.python names the interpreter there"),
         ("tk1, tk2", "cluster.workdir=/nowhere", "/nowhere: No such file or directory"),
         ("tk1, tk2, tk1", "", "cluster.hosts names tk1 twice"),
+        ("tk1, nobody@tk2", "", "ssh-copy-id nobody@tk2"),
     ],
 )
 def test_a_host_that_cannot_be_used_is_named_and_nothing_starts(

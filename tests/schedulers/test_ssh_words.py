@@ -51,6 +51,8 @@ def test_there_are_as_many_nodes_as_hosts(solve: Solve, here: Facts) -> None:
         ({"options": ["-p"]}, "cluster.options has -p without its value"),
         ({"options": ["-o", "BatchMode=no"]}, "cluster.options sets batchmode"),
         ({"options": ["-oControlPath=/x"]}, "cluster.options sets controlpath"),
+        ({"options": ["-o", "  "]}, "behind -o"),
+        ({"options": ["-o="]}, "behind -o"),
         ({"setup": ["a\nb"]}, "cluster.setup has a line end in it"),
     ],
 )
@@ -66,7 +68,7 @@ def test_another_number_of_nodes_is_refused(solve: Solve, here: Facts) -> None:
 
 @pytest.mark.parametrize("hosts", [["-oProxyCommand=x"], ["a b"], ["me@-x"], ["a,b"], [""]])
 def test_what_is_no_host_is_refused(solve: Solve, hosts: list[str]) -> None:
-    with pytest.raises(RecipeError):
+    with pytest.raises(RecipeError, match=r"cluster\.hosts\.0 must be a machine as ssh knows it"):
         solve(recipe(hosts=hosts))
 
 

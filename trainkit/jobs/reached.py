@@ -21,7 +21,7 @@ class Node:
     """One node by its ssh. lines: of it, not yet complete."""
 
     def __init__(self, number: int, host: str, argv: Sequence[str]) -> None:
-        self.number, self.host = number, ssh.bare(host)
+        self.number, self.host, self._given = number, ssh.bare(host), host
         # A session of its own: a Ctrl-C in the terminal is this process's alone, and ssh can ask nobody anything.
         self.process = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
@@ -100,7 +100,7 @@ class Node:
             hint = "the run directory is on a file system that all hosts share: output.root, cluster.workdir"
             return Diagnostic("error", f"{self.host}: {self.refused}", hint=hint)
         said = "; ".join(filter(None, (each.strip() for each in self.said.decode("utf-8", "replace").splitlines())))
-        return why_not(self.host, said or f"ssh ended with exit code {self.process.poll()}")
+        return why_not(self._given, said or f"ssh ended with exit code {self.process.poll()}")
 
     @property
     def last_words(self) -> str:

@@ -71,7 +71,10 @@ def _wrong_option(words: Sequence[str]) -> tuple[str, str] | None:
             return f"cluster.options has {word!r}", f"write -{letter} alone, and each option as a word of its own"
         if letter in WITH_VALUE + "o" and not value and (value := next(rest, "")) == "":
             return f"cluster.options has -{letter} without its value", f"write it behind: -{letter} VALUE, as two words"
-        if letter == "o" and (name := value.replace("=", " ").split()[0].lower()) in OWN_OPTIONS:
+        name = "".join(value.replace("=", " ").split()[:1]).lower()
+        if letter == "o" and not name:
+            return f"cluster.options has {value!r} behind -o", "write an option and its value: -oPort=2222"
+        if letter == "o" and name in OWN_OPTIONS:
             return f"cluster.options sets {name}, which trainkit sets itself", "leave it out"
     return None
 

@@ -19,10 +19,11 @@ from trainkit.recipe.schema.launching import NO_RANGE
 from trainkit.recipe.validation.suggestions import did_you_mean
 from trainkit.recipe.yaml.scalars import read_scalar
 
-# What patterns mean. A pattern without words here is shown as it is (and a test asks for words).
+# What patterns mean, of a list's elements behind `[]`. A pattern without words here is shown as it is (a test asks).
 PATTERN_WORDS = {
     "name": "a name of letters, digits, dots, dashes and underscores (at most 100, a letter or digit first)",
     "cluster.time": 'a time limit of Slurm\'s in quotes ("90:00" is minutes:seconds, "12:00:00", "1-12:00:00")',
+    "cluster.hosts[]": "a machine as ssh knows it (`gpu1`, `me@10.0.0.5`)",
     "cluster.workdir": "a folder by its whole path (`/data/project`)",
     "container.image": "the name of an image",
     "container.python": "the name or path of an interpreter in the image",
@@ -150,7 +151,7 @@ def complain(setting: Setting, key: str, value: Any) -> tuple[str, str, str]:
 def inside(setting: Setting, container: type) -> Setting:
     """What an element of a list or an entry of a mapping must be, as a setting."""
     held = (get_args(member)[-1] for member, _ in members(setting.annotation) if get_origin(member) is container)
-    return replace(setting, key="", annotation=next(held, setting.annotation), metadata=())
+    return replace(setting, key=f"{setting.key}[]", annotation=next(held, setting.annotation), metadata=())
 
 
 def shown(key: str, value: Any) -> str:
