@@ -58,6 +58,11 @@ def test_a_run_here_is_looked_at_asked_to_save_and_ended(folder: Path) -> None:
             assert run.stdout.readline() == "saved\n"
             assert call("attach", "--", "echo", "beside").stdout == "beside\n"
             assert call("attach", "--node", "1").returncode == 2
+            with subprocess.Popen([*argv[:4], "logs", "-f"], stdout=subprocess.PIPE, text=True) as unread:
+                assert unread.stdout is not None
+                assert unread.stdout.readline() == "here\n"
+                unread.stdout.close()
+                assert unread.wait(30) == 141
             with subprocess.Popen([*argv[:4], "logs", "-f"], stdout=subprocess.PIPE, text=True) as logs:
                 assert call("cancel").returncode == 0
                 assert logs.communicate(timeout=30)[0] == "here\nsaved\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import sys
 import time
 from collections.abc import Iterator
@@ -154,6 +155,7 @@ def until_end(layout: RunLayout, logs: Logs | None) -> int:
         over = status.get("state") == "ended" and (submission is None or status.get("outcome") is not None)
         if logs:
             logs.show()
+            refuse_unread()
         if over:
             time.sleep(SETTLE_SECONDS if logs else 0)
             if logs:
@@ -166,6 +168,14 @@ def until_end(layout: RunLayout, logs: Logs | None) -> int:
                 sys.stderr.write(f"{found.word.replace('_', ' ')}: {found.why}\n")
                 return found.exit_code if found.exit_code is not None else 1
         time.sleep(max(LOOK_SECONDS, PAUSES * (time.monotonic() - began)))
+
+
+def refuse_unread() -> None:
+    """BrokenPipeError where nobody can read what is printed any more, though there is nothing to print now."""
+    waiting = select.poll()
+    waiting.register(1, 0)  # an error is told in any case (poll(2))
+    if any(event & select.POLLERR for _, event in waiting.poll(0)):
+        raise BrokenPipeError
 
 
 def _ended_meanwhile(layout: RunLayout) -> bool:
