@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.convert.reading import comments, imported, settings
-from trainkit.errors import RecipeError
+from trainkit.errors import RecipeError, UsageError
 
 DOCKER = "docker run --rm -it --gpus all --ipc=host"
 LINES: dict[str, dict[str, Any]] = {
@@ -53,6 +53,9 @@ def test_a_container_s_command_becomes_the_section_and_the_rest_is_read_as_ever(
     ("words", "said"),
     [
         ("--foo=bar", "docker run --foo cannot be taken over"),
+        ("--userns=host", "docker run --userns cannot be taken over"),
+        ("-itx", "docker run -x cannot be taken over"),
+        ("-", "docker run - cannot be taken over"),
         ("--env-file secrets.env", "--env-file secrets.env cannot be taken over"),
         ("-v named:/data", "-v named:/data cannot be taken over"),
         ("--mount type=tmpfs,target=/x", "--mount type=tmpfs,target=/x cannot be taken over"),
@@ -70,6 +73,27 @@ def test_what_cannot_be_taken_over_is_refused_by_name(words: str, said: str) -> 
 def test_a_container_without_a_command_is_refused() -> None:
     with pytest.raises(RecipeError, match="names no command"):
         imported("docker run --rm team/pytorch:2")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("docker exec box python train.py", "docker exec does not start a program in an image as `docker run` does"),
+        ("apptainer run x.sif python train.py", "apptainer run does not start .* as `apptainer exec` does"),
+        ("docker", "docker does not start a program"),
+        ("docker run i bash -c 'python train.py'", "the container starts bash, and trainkit the program itself"),
+    ],
+)
+def test_what_starts_no_program_in_an_image_is_named(line: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        imported(line)
+
+
+def test_letters_without_a_value_may_be_joined_with_one_that_has_one() -> None:
+    text = imported("docker container run --rm -itdv /data:/data team/pytorch:2 python train.py")
+    found = settings(text)
+    assert (found["container.image"], found["container.mounts"]) == ("team/pytorch:2", ["/data:/data"])
+    assert "-d is not taken over" in comments(text)
 
 
 def test_what_trainkit_does_itself_is_said() -> None:

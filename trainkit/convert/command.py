@@ -68,8 +68,7 @@ def read_command(
     name = posixpath.basename(rest[0]) if rest else ""
     launcher = launcher_of(name)
     if launcher is None:
-        hint = f"name a .json or .yaml file, or a command that begins with one of: {', '.join(LAUNCHERS)}"
-        raise UsageError(f"{name or 'an empty word'} is neither a file nor a launcher", hint=hint)
+        raise _not_read(name, rest, boxed=draft.get("container.kind") is not None)
     command = LAUNCHERS[launcher].read(draft, context, rest)
     for name, otherwise in (match.groups() for match in map(REFERENCE.search, rest) if match):
         if otherwise and otherwise.endswith(SUFFIXES) and f"oc.env:{name}" not in " ".join(command.argv):
@@ -85,6 +84,19 @@ def read_command(
     _spread(draft, command)
     if unwrapped and unwrapped.strategy:
         _say_own_strategy(draft, *unwrapped.strategy)
+
+
+def _not_read(name: str, words: Sequence[str], *, boxed: bool) -> UsageError:
+    """Why a command is none that can be read. boxed: it is the one inside of a container."""
+    if name in ENGINES:
+        verb = ENGINES[name][1]
+        what = f"{' '.join([name, *words[1:2]])} does not start a program in an image as `{name} {verb}` does"
+        return UsageError(what, hint=f"import the command that starts the program: {name} {verb} …")
+    if boxed and name in ("bash", "sh"):
+        hint = "put the command itself behind the image, and what is done before it into the image"
+        return UsageError(f"the container starts {name}, and trainkit the program itself", hint=hint)
+    hint = f"name a .json or .yaml file, or a command that begins with one of: {', '.join(LAUNCHERS)}"
+    return UsageError(f"{name or 'an empty word'} is neither a file nor a launcher", hint=hint)
 
 
 def _say_local_rank(draft: Draft, command: LauncherCommand) -> None:

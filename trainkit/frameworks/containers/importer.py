@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trainkit.frameworks.base.draft import Draft, ImportContext, argv_origin, card
+from trainkit.frameworks.containers.docker import SETS
 
 # Command -> kind of the engine, and what starts a container with a command.
 ENGINES: Mapping[str, tuple[str, str]] = {
@@ -38,8 +39,15 @@ Take = Callable[[Draft, ImportContext, Read, str, str], None]  # of a flag as wr
 
 def starts_container(words: Sequence[str]) -> bool:
     """Whether words begin an engine's command that starts a container."""
+    return _start(words) > 0
+
+
+def _start(words: Sequence[str]) -> int:
+    """How many words an engine's command that starts a container begins with (`docker run`); 0 where it is none."""
     known = ENGINES.get(posixpath.basename(words[0])) if words else None
-    return known is not None and known[1] in words[1:2]
+    long = known is not None and known[1] == "run" and words[1:2] == ["container"]
+    count = 3 if long else 2
+    return count if known is not None and known[1] in words[count - 1 : count] else 0
 
 
 def read_container(draft: Draft, context: ImportContext, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -49,7 +57,7 @@ def read_container(draft: Draft, context: ImportContext, words: Sequence[str]) -
     draft.set("container.kind", kind, argv_origin(name, verb))
     if name == "singularity":
         draft.remark("singularity is Apptainer's older name: `apptainer` is called.")
-    read, rest = Read(f"{name} {verb}"), list(words[2:])
+    read, rest = Read(f"{name} {verb}"), list(words[_start(words) :])
     flags = DOCKER if verb == "run" else APPTAINER
     while rest and rest[0].startswith("-") and not draft.problems:
         _take(draft, context, read, flags, rest)
@@ -80,12 +88,17 @@ def _take(draft: Draft, context: ImportContext, read: Read, flags: Mapping[str, 
     written, equals, value = word.partition("=")
     if not word.startswith("--"):
         letters = word[1:]
-        if len(letters) > 1 and all(f"-{each}" in flags and flags[f"-{each}"] is None for each in letters):
-            return
-        written, value, equals = word[:2], word[2:].removeprefix("="), word[2:]
+        while len(letters) > 1 and letters[1] != "=" and flags.get(f"-{letters[0]}", _kept) in (None, *SWITCHES):
+            if (switch := flags[f"-{letters[0]}"]) is not None:
+                switch(draft, context, read, f"-{letters[0]}", "")
+            letters = letters[1:]
+        written, value, equals = f"-{letters[:1]}", letters[1:].removeprefix("="), letters[1:]
     if written not in flags:
-        hint = "leave it out, or write it under container.options where the plan does not decide it"
-        draft.fail(f"{read.tool} {written} cannot be taken over", argv_origin(word), hint, "trainkit does not know it")
+        if written in SETS:
+            hint, why = "leave it out", "the plan decides it"
+        else:
+            hint, why = f"leave it out here, and add {word} to container.options of the recipe", "it is not known"
+        draft.fail(f"{read.tool} {written} cannot be taken over", argv_origin(word), hint, why)
         return
     take = flags[written]
     if take is None or take in SWITCHES:
