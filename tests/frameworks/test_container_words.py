@@ -173,6 +173,12 @@ def test_what_this_machine_has_installed_is_no_obstacle_and_the_image_is_asked(
     assert "--package=torch==2.7.1" in words
 
 
+def test_an_image_that_is_said_to_have_too_old_a_package_stops_the_run(layered: Layered, machine: Machine) -> None:
+    box = {"kind": "docker", "image": "i", "packages": {"torch": "2.0.1", "accelerate": "0.1"}}
+    plan = build_plan(layered({"container": box}), machine(0)).plan
+    assert [each.what for each in plan.blockers] == ["the run requires torch >= 2.6; container.packages says 2.0.1"]
+
+
 def test_folders_of_images_do_not_meet() -> None:
     assert slug("nvcr.io/nvidia/pytorch:25.09-py3") == "nvcr.io-nvidia-pytorch-25.09-py3"
     assert slug("./a b.sif") == "a-b.sif"

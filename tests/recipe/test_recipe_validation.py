@@ -125,6 +125,8 @@ Places = Callable[..., list[tuple[str, str]]]
             "optimizer has no setting 'warmup_steps'",
             "did you mean schedule.warmup_steps?",
         ),
+        ("container: {kind: docker}", 12, "container: image must name the image", "set container.image"),
+        ("container: {kind: docker, image: i, mounts: [d]}", 45, "container: mounts has d,", "change container.mounts"),
         ("batch: {global_: 4}", 9, "batch has no setting 'global_'", "did you mean batch.global?"),
         ("batch: {zzzz: 4}", 9, "batch has no setting 'zzzz'", "known are: accumulation"),
         (

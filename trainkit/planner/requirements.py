@@ -29,6 +29,7 @@ class Requirement:
     install: str = ""  # where no extra can bring it
 
 
+OTHER_IMAGE = "take an image that has it, and say so in container.packages"
 SOUND_DEEPSPEED = "0.19.4"  # the first release without the faults below
 TORCH_XLA = "pip install 'torch_xla[tpu]', in the release of the installed torch"
 REQUIREMENTS: tuple[Requirement, ...] = (
@@ -83,9 +84,15 @@ def all_requirements() -> tuple[Requirement, ...]:
 
 
 def missing_packages(context: Context) -> tuple[Notice, ...]:
-    """One blocker for each package that is absent or too old. What an image has is looked at inside."""
-    if isinstance(context.recipe.container, Image):
-        return ()
+    """One blocker for each package that is absent or too old. What an image has is looked at inside, or named."""
+    container = context.recipe.container
+    if isinstance(container, Image):
+        named = ((*each, container.packages.get(each[0])) for each in needed_packages(context))
+        return tuple(
+            Notice("blocker", f"the run requires {package} >= {minimum}; container.packages says {has}", OTHER_IMAGE)
+            for package, minimum, has in named
+            if has is not None and not at_least(has, minimum)
+        )
     found: dict[str, Notice] = {}
     for requirement, choice in _needed(context):
         installed = context.facts.packages.get(requirement.package)

@@ -191,7 +191,9 @@ def _contradiction(section: str, message: str, tree: Mapping[str, Any], locate: 
     named = [name for name in given if name in message.split()] if isinstance(given, Mapping) else []
     places = {f"{section}.{name}": locate(f"{section}.{name}") for name in named}
     key = max(places, key=lambda each: place.strength if (place := places[each]) else 0, default=section)
-    return Diagnostic("error", f"{section}: {message}", key, locate(key), hint="change one of them")
+    about = {each for word in message.split() if (each := f"{section}.{word}") in schema().settings}
+    hint = f"{'change' if named else 'set'} {about.pop()}" if len(about) == 1 else "change one of them"
+    return Diagnostic("error", f"{section}: {message}", key, locate(key), hint=hint)
 
 
 def _foreign(key: str, rest: tuple[int | str, ...], tree: Mapping[str, Any], locate: Locate) -> Iterator[Diagnostic]:
