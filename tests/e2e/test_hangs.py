@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -128,6 +129,28 @@ def test_a_suspended_run_does_not_hang_and_one_whose_trainkit_is_stopped_may(run
     assert "; rank 0 waits there (hanging.py:" in run.hang()
     asked = dump(run)
     assert [each["ended"] for each in asked["ranks"]] == [False, True]
+
+
+def test_a_rank_that_has_ended_on_another_node_is_named_and_the_run_ended_for_it(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        meeting: dict[str, Any] = {"count": 2, "rendezvous": f"127.0.0.1:{probe.getsockname()[1]}"}
+    nodes: list[HangingRun] = []
+    try:
+        for node in range(2):
+            (tmp_path / str(node)).mkdir()
+            words = ("--node-rank", str(node), f"hang.after_seconds={AFTER}", "hang.then=end")
+            folder = tmp_path / str(node)
+            nodes.append(
+                HangingRun(folder, "hanging.py", launcher="torchrun", nodes=meeting, words=words, shared=tmp_path)
+            )
+        (tmp_path / "leave").touch()
+        assert [each.wait() for each in nodes] == [124, 124], [each.console() for each in nodes]
+        who = nodes[0].name(1)
+        assert f"the run failed: hang: {who}, has ended) has not joined all_reduce" in nodes[0].console()
+    finally:
+        for each in nodes:
+            each.end()
 
 
 def dump(run: HangingRun) -> dict[str, Any]:

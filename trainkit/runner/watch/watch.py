@@ -18,7 +18,7 @@ import os
 import re
 import time
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainkit.files import publish, read_whole, refuse_links
 from trainkit.runner.nodes.control import Control
@@ -40,6 +40,14 @@ LAUNCHER = -1  # in the place of a rank's number
 TOKEN = re.compile(rb"[0-9a-f]{1,64}")
 
 
+class Rest(NamedTuple):
+    """Of a node. still: none of its ranks moves; sure: they say so themselves; done: all have ended by themselves."""
+
+    still: bool = False
+    sure: bool = False
+    done: bool = False
+
+
 class Watch:
     """One node's part. limits: as in the plan. guarded: pid of trainkit where the run stops with it, else 0.
 
@@ -59,8 +67,8 @@ class Watch:
         self._questions: dict[int, Question] = {}
         self._next = self._said_at = 0.0
         self._since = self._turned = self._ran = time.monotonic()  # since when the clocks count; when ranks last ran
-        self._stalled = self._sure = False
-        self._others: dict[int, tuple[bool, bool]] = {}  # the same of the other nodes
+        self._rest = Rest()
+        self._others: dict[int, Rest] = {}
         self._dump: Dump | None = None
         self._round, self._asked, self._until = 0, "", 0.0
         self._answers: dict[int, list[Found]] | None = None  # on node 0, while a dump is made
@@ -166,20 +174,20 @@ class Watch:
 
     def _note(self, ranks: list[Standing], now: float) -> None:
         """Whether this node stands still, and tell node 0 when that changes."""
-        before = self._stalled
-        self._stalled = self._limits.after != 0 and stalled(ranks, self._limits, now)
-        if self._stalled and state_of(self._guarded).letter == "T":  # its user has stopped it, and the run with it
-            self._since, self._stalled = now, False
-        self._sure = is_sure(ranks)
-        changed = before != self._stalled or (self._stalled and now - self._said_at > AGAIN_SECONDS)
+        before, still = self._rest, self._limits.after != 0 and stalled(ranks, self._limits, now)
+        if still and state_of(self._guarded).letter == "T":  # its user has stopped it, and the run with it
+            self._since, still = now, False
+        done = not still and bool(self._views) and not self._living()
+        self._rest = Rest(still, is_sure(ranks), done)
+        changed = (before.still, before.done) != (still, done) or (still and now - self._said_at > AGAIN_SECONDS)
         if self._control.node and changed:
             self._said_at = now
-            self._control.post({"stalled": self._stalled, "sure": self._sure})
+            self._control.post({"stalled": self._rest})
 
     def _hear(self) -> None:
         for node, message in self._control.taken():
             if "stalled" in message:
-                self._others[node] = bool(message["stalled"]), bool(message.get("sure"))
+                self._others[node] = Rest(*message["stalled"])
             elif "dump" in message and self._control.node:
                 self._round = int(message["dump"])
                 self._begin()
@@ -236,10 +244,10 @@ class Watch:
             self._answers[0] = found
 
     def _whole(self) -> tuple[bool, bool]:
-        """Whether all nodes stand still, and whether that is sure."""
-        others = [self._others.get(node, (False, False)) for node in self._control.running]
-        nodes = [(self._stalled, self._sure), *others]
-        return all(still for still, _ in nodes), all(sure for _, sure in nodes)
+        """Whether all nodes stand still whose ranks are not done, and whether that is sure."""
+        nodes = [self._rest, *(self._others.get(node, Rest()) for node in self._control.running)]
+        left = [each for each in nodes if not each.done]
+        return bool(left) and all(each.still for each in left), all(each.sure for each in left)
 
     def _conclude(self) -> None:
         """On node 0, when all have answered or none will any more."""
