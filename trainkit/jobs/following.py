@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainkit.errors import UsageError
+from trainkit.errors import MachineError, UsageError
 from trainkit.files import read_json
+from trainkit.jobs.batch import read_plan
 from trainkit.jobs.pods import show_output
 from trainkit.jobs.records import read_submission
 from trainkit.jobs.states import state_of
@@ -125,11 +126,30 @@ def show_logs(layout: RunLayout, wanted: Wanted, *, follow: bool) -> int:
             what = "output of single ranks and of earlier attempts is in the run directory on the pods' volume"
             raise UsageError(what, hint="--node N shows what a pod says, --all what all say; or read it with `attach`")
         return show_output(layout, None if wanted.every else wanted.node or 0, follow=follow)
+    refuse_absent(layout, wanted, follow=follow)
     logs = Logs(layout, wanted)
     if follow:
         return until_end(layout, logs)
     logs.finish()
     return 0
+
+
+def refuse_absent(layout: RunLayout, wanted: Wanted, *, follow: bool) -> None:
+    """UsageError for a rank or a node that the run has none of, or an attempt that is not there (yet, to follow)."""
+    try:
+        topology = read_plan(layout).topology
+        most_of = {"rank": topology.world_size, "node": topology.nodes}
+    except MachineError:  # a damaged plan: the logs are shown all the same
+        most_of = {}
+    numbers = [int(each.root.name) for each in layout.attempts]
+    for name, number in (("rank", wanted.rank), ("node", wanted.node)):
+        most = most_of.get(name)
+        if number is not None and most is not None and number >= most:
+            hint = f"its {name}s are 0 to {most - 1}" if most > 1 else f"its only {name} is 0"
+            raise UsageError(f"{layout.root} has no {name} {number}", hint=hint)
+    if wanted.attempt is not None and wanted.attempt not in numbers and not follow:
+        hint = f"its attempts are {', '.join(map(str, numbers))}" if numbers else "it has not started yet"
+        raise UsageError(f"{layout.root} has no attempt {wanted.attempt}", hint=hint)
 
 
 def in_pods(layout: RunLayout) -> bool:
