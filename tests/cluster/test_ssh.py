@@ -201,6 +201,11 @@ def test_orders_reach_the_ranks_through_the_process_that_holds_the_run(place: Pl
     code, out, err = place.trainkit("dump", "r")
     assert code == 0, out + err
     place.until(lambda: place.there("saved-0"), "a signal to rank 0")
+    os.kill(submitter(place), signal.SIGSTOP)
+    code, _, err = place.trainkit("cancel", "r")
+    assert (code, "is stopped (Ctrl-Z)" in err) == (4, True), err
+    os.kill(submitter(place), signal.SIGCONT)
+    process.send_signal(signal.SIGCONT)  # nsenter stops with what it has started
     assert place.trainkit("cancel", "r")[0] == 0
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 143, err

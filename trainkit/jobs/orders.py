@@ -15,6 +15,7 @@ from trainkit.jobs.records import ask as leave_word
 from trainkit.jobs.states import RunState, state_of
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import is_running
+from trainkit.runner.supervisor.processes import is_stopped
 from trainkit.schedulers import kubectl, slurm, ssh
 from trainkit.schedulers.client import ask
 from trainkit.schedulers.hostlist import expand
@@ -162,6 +163,9 @@ def _signal_submitter(layout: RunLayout, submission: Submission, number: int) ->
         raise MachineError(what, hint=f"give the command there: ssh {submission.host}")
     if not is_held(layout):
         raise UsageError(f"{layout.root} is held by nobody any more: its nodes are ending")
+    if is_stopped(int(submission.job)):  # it would hear of it only when it goes on
+        what = f"process {submission.job}, which holds {layout.root}, is stopped (Ctrl-Z)"
+        raise MachineError(what, hint=f"let it go on (fg, or kill -CONT {submission.job}), and give the command again")
     os.kill(int(submission.job), number)
 
 
