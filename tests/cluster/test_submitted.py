@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -169,6 +170,33 @@ def test_a_cancel_that_did_not_reach_slurm_is_not_taken_up_later(cluster: Cluste
     assert cluster.slurm.run("scancel", run.number).returncode == 0  # by hand, and not by trainkit
     (run.folder / "job.out").unlink()
     assert (run.state("state"), run.state("exit_code")) == ("cancelled", 143)
+
+
+def between(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    """Have a line of shell run once the real sbatch has taken a job. $1: its script."""
+    place, real = cluster.folder / "bin" / "sbatch", shutil.which("sbatch")
+    place.parent.mkdir(exist_ok=True)
+    place.write_text(f'#!/bin/sh\n[ "$1" != --test-only ] || exec {real} "$@"\n{real} "$@"\nshift\n{line}\n')
+    place.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{place.parent}:{os.environ['PATH']}")
+
+
+def test_a_job_is_written_down_or_taken_back_whatever_comes_between(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(cluster, RECIPE)
+    between(cluster, monkeypatch, "kill -INT $PPID")  # Ctrl-C
+    done = cluster.trainkit("submit", "r.yaml", "cluster.sbatch=[--hold]")
+    assert done.returncode == 130, done.stderr
+    (run,) = cluster.runs()
+    assert done.stdout == f"run directory: {run}\njob {read_json(run / 'submission.json')['job']}\n"
+    assert cluster.trainkit("cancel", "r").returncode == 0
+    shutil.rmtree(run)
+    between(cluster, monkeypatch, 'mkdir "${1%/*}/submission.json"')  # a disk that takes no more
+    failed = cluster.trainkit("submit", "r.yaml", "cluster.sbatch=[--hold]")
+    assert failed.returncode != 0
+    assert not cluster.runs()
+    assert cluster.slurm.run("squeue", "--noheader", "--name=r", "--states=pending,running").stdout == ""
 
 
 def test_what_slurm_would_refuse_stands_at_its_line_of_the_recipe(cluster: Cluster) -> None:

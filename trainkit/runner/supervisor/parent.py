@@ -193,12 +193,12 @@ class Supervisor:
         elif self._insists:
             self._insists = False
             self._console.say("killing every process of the run")
-        if self._spec.neighbours:
+        if self._spec.neighbours or self._stopped_by is not None:
             self._give_up_stopped()
         self._relay.turn()
 
     def _give_up_stopped(self) -> None:
-        """KILL a guardian that was stopped for so long that the other nodes have given this one up."""
+        """KILL a guardian that was stopped for so long that other nodes have given this one up: it ends nothing."""
         now = time.monotonic()
         if now - self._looked < BEAT_SECONDS:
             return
