@@ -212,3 +212,33 @@ def test_a_launcher_that_fails_is_quoted(tmp_path: Path) -> None:
     assert done.returncode == 9
     assert "broken exited with code 9 and no rank failed" in done.stderr
     assert "  | no rendezvous today" in done.stderr
+
+
+IMPATIENT = """
+import os, runpy, sys
+from trainkit.runner.supervisor import parent
+parent.LOST_SECONDS, parent.BEAT_SECONDS = 1.0, 0.2
+sys.argv = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_run_whose_guardian_is_stopped_can_be_ended(tmp_path: Path) -> None:
+    program = "import pathlib, time; pathlib.Path('here').touch(); time.sleep(600)"
+    interpreter, *words = command(tmp_path, *python(program))
+    argv = [interpreter, "-c", IMPATIENT, *words]
+    with subprocess.Popen(argv, env=environment(), stdin=subprocess.DEVNULL, cwd=tmp_path) as running:
+        until = time.monotonic() + 30
+        while not (tmp_path / "here").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        pids = json.loads((run_dir(tmp_path) / "status.json").read_text())["pids"]
+        os.kill(pids["guardian"], signal.SIGSTOP)
+        running.send_signal(signal.SIGTERM)
+        try:
+            assert running.wait(20) == 137
+        finally:
+            if running.poll() is None:
+                os.kill(pids["guardian"], signal.SIGCONT)
+    status = json.loads((run_dir(tmp_path) / "status.json").read_text())
+    assert status["why"] == "trainkit's guardian process was stopped for 1 s from outside"

@@ -16,7 +16,7 @@ from trainkit.recipe.resolved import Resolved
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.making import create_run_dirs
 from trainkit.schedulers import slurm
-from trainkit.schedulers.client import ask
+from trainkit.schedulers.client import answer_or, ask
 from trainkit.schedulers.interface import RefusedError
 
 _DIRECTORY = "\0"  # stands for the run directory in the lines of a job, until these are written
@@ -93,7 +93,7 @@ def submit_array(
 
     texts: a task's recipe, and its plan as a script. Raises RecipeError and MachineError.
     """
-    first = tasks[0]
+    first, number = tasks[0], ""
     layouts = create_run_dirs(first.plan.output_root, first.plan.name, len(tasks))
     try:
         stem = str(layouts[0].root).removesuffix("-0")
@@ -109,6 +109,8 @@ def submit_array(
         for layout, submission in made:
             write_submission(layout, submission)
     except BaseException as error:
+        if number:  # given in, and could not be written down
+            answer_or(slurm.cancel(number), None, environ)
         for layout in layouts:
             shutil.rmtree(layout.root, ignore_errors=True)
         if isinstance(error, RefusedError):

@@ -6,7 +6,8 @@ import contextlib
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+import signal
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from trainkit.errors import Diagnostic, MachineError, RecipeError
@@ -19,8 +20,9 @@ from trainkit.recipe.schema import Kubernetes, Slurm
 from trainkit.recipe.yaml.writer import resolved_yaml
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.making import create_run_dir, write_plan
+from trainkit.runner.supervisor.processes import STOP
 from trainkit.schedulers import kubectl, kubernetes, slurm
-from trainkit.schedulers.client import ask
+from trainkit.schedulers.client import answer_or, ask
 from trainkit.schedulers.interface import RefusedError
 from trainkit.schedulers.kubernetes import REHEARSED_RUN
 from trainkit.schedulers.slurm_answers import amount, seconds
@@ -213,6 +215,16 @@ def bound_content(job: Job, run_dir: str) -> str:
     return job.content.bind({Variable.RUN_DIR: shlex.quote(run_dir)})
 
 
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ctrl-C and the like wait meanwhile: a job that is given in is also written down, and told of."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def submit(
     plan: Plan, recipe_yaml: str, command_shell: str, environ: Mapping[str, str]
 ) -> tuple[RunLayout, Submission]:
@@ -222,7 +234,15 @@ def submit(
     in_pods = job.scheduler == "kubernetes"
     # The output folder is one of the pods: what this machine keeps of the run is in the working folder.
     layout = create_run_dir(pods.RECORDS if in_pods else plan.output_root, plan.name)
-    undo: Callable[[], None] = lambda: shutil.rmtree(layout.root, ignore_errors=True)  # noqa: E731
+    number = ""
+
+    def undo() -> None:
+        if number and in_pods:  # given in, and could not be written down
+            answer_or(kubectl.cancel(number, now=True), (), environ)
+        elif number:
+            answer_or(slurm.cancel(number), None, environ)
+        shutil.rmtree(layout.root, ignore_errors=True)
+
     try:
         write_record(layout, plan, recipe_yaml, command_shell)
         argv = bind_words(job.submit, {Variable.RUN_DIR: str(layout.root)})

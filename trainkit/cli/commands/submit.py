@@ -83,6 +83,7 @@ def planned_job(resolved: Resolved) -> Planned:
 def submit_all(context: typer.Context, presets: Presets, at_most: int | None, *, dry_run: bool, wait: bool) -> None:
     """Submit each variant of a recipe as a task of one array job."""
     from trainkit.jobs.arrays import Task, array_script, differences, submit_array
+    from trainkit.jobs.submitting import undisturbed
 
     base = resolve_line(context, presets, None)
     if ALL in base.variants or not base.variants:
@@ -106,12 +107,12 @@ def submit_all(context: typer.Context, presets: Presets, at_most: int | None, *,
         for number, task in enumerate(tasks):
             write_text(f"\ntask {number}: variant {task.variant}\n{table.render(task.plan)}")
         return
-    layouts = []
-    for task, (layout, submission) in zip(
-        tasks, submit_array(tasks, at_most, lambda task: texts(task.plan, task.resolved), os.environ), strict=True
-    ):
-        write_text(f"{task.variant}: run directory: {layout.root}\n{task.variant}: job {submission.job}\n")
-        layouts.append(layout)
+    with undisturbed():
+        made = submit_array(tasks, at_most, lambda task: texts(task.plan, task.resolved), os.environ)
+        for task, (layout, submission) in zip(tasks, made, strict=True):
+            write_text(f"{task.variant}: run directory: {layout.root}\n{task.variant}: job {submission.job}\n")
+        sys.stdout.flush()
+    layouts = [layout for layout, _ in made]
     if wait:
         from trainkit.jobs.following import wait_for
 
@@ -170,9 +171,12 @@ def give_in(plan: Plan, resolved: Resolved) -> RunLayout:
     if plan.job is not None and plan.job.hosts:
         raise typer.Exit(hold(plan, resolved))
     from trainkit.jobs.submitting import submit as submit_plan
+    from trainkit.jobs.submitting import undisturbed
 
-    layout, submission = submit_plan(plan, *texts(plan, resolved), os.environ)
-    write_text(f"run directory: {layout.root}\njob {submission.job}\n")
+    with undisturbed():
+        layout, submission = submit_plan(plan, *texts(plan, resolved), os.environ)
+        write_text(f"run directory: {layout.root}\njob {submission.job}\n")
+        sys.stdout.flush()
     if submission.scheduler == "kubernetes":
         volume = f"{plan.output_root}/{plan.name}/{layout.id}"
         sys.stderr.write(f"the run itself is in {volume} of its pods; this machine has the record of the job\n")
