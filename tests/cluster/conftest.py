@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,9 @@ import pytest
 from slurm import Slurm, lacking
 
 from tests.cluster.slurm_jobs import Cluster
+
+NODES = 3
+LEAVE_SECONDS = 30.0
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +26,7 @@ def slurm() -> Iterator[Slurm]:
     with tempfile.TemporaryDirectory(prefix="trainkit-slurm-", dir="/tmp") as folder:
         started = Slurm(Path(folder) / "cluster")
         try:
-            started.up(3, 4, tied=True)
+            started.up(NODES, 4, tied=True)
             yield started
         finally:
             started.down()
@@ -32,7 +36,10 @@ def slurm() -> Iterator[Slurm]:
 
 @pytest.fixture
 def cluster(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """The cluster, for one test."""
+    """The cluster, for one test, once the jobs of an earlier one have left the nodes."""
+    until = time.monotonic() + LEAVE_SECONDS
+    while slurm.idle() < NODES and time.monotonic() < until:
+        time.sleep(0.1)
     for name in [name for name in os.environ if name.startswith(("SLURM_", "TRAINKIT_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
