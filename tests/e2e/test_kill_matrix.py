@@ -172,6 +172,17 @@ def test_trainkit_and_its_guardian_killed_at_once_leave_nothing_that_trains(runs
     assert all(record["told_to_stop"] for record in run.records())
 
 
+def test_trainkit_killed_while_it_ends_the_run_for_its_guardian_leaves_nothing(runs: Any) -> None:
+    run = runs("heartbeat.py", "--slow-term", launcher="torchrun", ranks=2)
+    run.wait_for_beats()
+    pids = run.status()["pids"]
+    os.kill(pids["guardian"], signal.SIGKILL)
+    wait_for("TERM", lambda: (run.folder / "told-0").exists() and (run.folder / "told-1").exists(), LIMIT)
+    os.kill(pids["trainkit"], signal.SIGKILL)
+    assert run.wait(LIMIT) == -signal.SIGKILL
+    wait_for("the end of every process", lambda: not run.living(), LIMIT)
+
+
 @pytest.mark.parametrize("sentinel", ["lives", "killed"])
 def test_a_launcher_ends_without_ranks_when_trainkit_and_its_guardian_are_gone(runs: Any, sentinel: str) -> None:
     run = runs("heartbeat.py", launcher="torchrun", ranks=2)

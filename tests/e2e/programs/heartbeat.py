@@ -1,6 +1,6 @@
 """A rank that beats: rewrites <folder>/beat-<rank> many times a second, holding shared memory and a background child.
 
-heartbeat.py FOLDER [--ignore-term] [--exit-at BEAT CODE RANK] [--once]
+heartbeat.py FOLDER [--ignore-term | --slow-term] [--exit-at BEAT CODE RANK] [--once]
 """
 
 import os
@@ -16,6 +16,19 @@ rank = os.environ.get("RANK", "0")
 restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 if "--ignore-term" in flags:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def end_slowly(*_: object) -> None:
+    """Say that TERM has come, and end after half a second."""
+    (folder / f"told-{rank}").touch()
+    time.sleep(0.5)
+    memory.close()
+    memory.unlink()
+    os._exit(0)
+
+
+if "--slow-term" in flags:
+    signal.signal(signal.SIGTERM, end_slowly)
 signal.signal(signal.SIGUSR1, lambda *_: (folder / f"checkpoint-{rank}").write_text("asked for"))
 
 memory = SharedMemory(create=True, size=4096)

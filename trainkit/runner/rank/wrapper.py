@@ -223,7 +223,6 @@ class Wrapper:
                 self._selector.unregister(key.fd)
         if self._keepers and not any(map(is_alive, self._keepers)):
             self._keepers, self._alone = [], True
-            become_subreaper()  # what the program leaves behind comes to us, where the guardian would have had it
             self._on_signal(signal.SIGTERM)
         now = time.monotonic()
         if now >= self._term_at:
@@ -245,6 +244,7 @@ class Wrapper:
         else:
             again = self._record.told_to_stop  # a launcher may send TERM to the program's group and to each rank
             self._record = self._record._replace(told_to_stop=True)
+            become_subreaper()  # what the program leaves comes to us: who sent this may be gone before it ends
             if number == signal.SIGINT and self._shares_terminal:
                 # The terminal has sent it to the program too: give KeyboardInterrupt's clean-up a moment before TERM.
                 self._term_at = time.monotonic() + min(CLEAN_UP_SECONDS, self._options.grace)
@@ -270,7 +270,7 @@ class Wrapper:
         # Only now: while the zombie was there, the group's number could not be given to other processes.
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._record.pid, 0)
-        if self._alone:
+        if self._alone or (self._keepers and not any(map(is_alive, self._keepers))):
             kill_descendants()
         lost = sum(copier.lost for copier in self._copiers)
         refusal = next((copier.refusal for copier in self._copiers if copier.lost), "")

@@ -1,7 +1,7 @@
 """Who ends a launcher when trainkit and its guardian are killed together: before there are ranks nobody else could.
 
 A fork of the guardian that holds nothing of the run and sleeps. Once there are ranks their wrappers notice the same
-and end them with the grace time; for what is left then nobody waits.
+and end them with the grace time; what is left then is killed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def _keep_watch(ward: int, keepers: Collection[int], grace: float) -> None:
         if not is_alive(ward):
             return
         time.sleep(LOOK_SECONDS)
+    # A wrapper may be ending what its program has left: killed meanwhile, it would leave that to nobody.
     until = time.monotonic() + grace + MARGIN_SECONDS
-    while descendants(ward) and time.monotonic() < until:
+    while is_alive(ward) and time.monotonic() < until:
         time.sleep(LOOK_SECONDS)
-    send_signal([ward, *descendants(ward)], signal.SIGKILL)
+    if is_alive(ward):
+        send_signal([ward, *descendants(ward)], signal.SIGKILL)
