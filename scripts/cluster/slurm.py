@@ -6,6 +6,7 @@ Needs root and Debian's slurmctld, slurmd, slurm-client, munge and iproute2 (22.
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 import time
@@ -140,6 +141,13 @@ class Slurm:
         """How many nodes are idle."""
         done = self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%T")
         return done.stdout.split().count("idle")
+
+    def log_of(self, job: str) -> str:
+        """What its daemons have written down of a job, line by line."""
+        names = re.compile(rf"\b(?:JobId=|[Jj]ob ){job}\b|\[{job}\.")
+        files = sorted((self.folder / "log").glob("slurm*.log"))
+        lines = [(each.name, line) for each in files for line in each.read_text().splitlines() if names.search(line)]
+        return "\n".join(f"{name}: {line}" for name, line in lines)
 
     def environ(self) -> dict[str, str]:
         """The caller's variables with the cluster's, without those of a job."""

@@ -53,7 +53,8 @@ class Job:
         end = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > end:
-                pytest.fail(f"{what} did not come in {seconds:.0f} s; {self.field('JobState')}:\n{self.said}")
+                heard = f"{self.said}\nSlurm:\n{self.cluster.slurm.log_of(self.number)}"
+                pytest.fail(f"{what} did not come in {seconds:.0f} s; {self.field('JobState')}:\n{heard}")
             time.sleep(0.1)
 
     def says(self, text: str, seconds: float = PATIENCE) -> None:
@@ -93,6 +94,7 @@ class Submitted(Job):
             return self.field("JobState") == "PENDING" and not any(script in each for each in shown)
 
         self.until(lambda: ended() or started(), "the end of the last start", 2 * PATIENCE)
+        time.sleep(1.1)  # slurmd launches no job in the very second in which it has ended it: "credential revoked"
         self.cluster.slurm.run("scontrol", "update", f"JobId={self.number}", "StartTime=now")
         self.until(lambda: self.field("JobState") != "PENDING", "the next start")
 

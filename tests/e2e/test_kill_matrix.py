@@ -61,7 +61,7 @@ def runs(tmp_path: Path) -> Iterator[Any]:
     started: list[SupervisedRun] = []
 
     def start(program: str, *arguments: str, **plan: Any) -> SupervisedRun:
-        started.append(SupervisedRun(plan.pop("folder", tmp_path), program, *arguments, grace=GRACE, **plan))
+        started.append(SupervisedRun(plan.pop("folder", tmp_path), program, *arguments, **{"grace": GRACE, **plan}))
         return started[-1]
 
     yield start
@@ -138,14 +138,13 @@ def test_ranks_that_ignore_term_are_killed_after_the_grace_time(runs: Any, launc
 
 
 def test_a_second_interrupt_kills_at_once(runs: Any) -> None:
-    run = runs("heartbeat.py", "--ignore-term", launcher="torchrun", ranks=2, max_restarts=3)
+    run = runs("heartbeat.py", "--ignore-term", launcher="torchrun", ranks=2, max_restarts=3, grace=10 * LIMIT)
     run.wait_for_beats()
     began = time.monotonic()
     run.process.send_signal(signal.SIGINT)
     time.sleep(0.3)
     run.process.send_signal(signal.SIGINT)
     assert run.wait(LIMIT) == 130
-    assert time.monotonic() - began < GRACE
     assert_nothing_is_left(run, began)
 
 
