@@ -39,7 +39,7 @@ class Optimizer:
     """One optimizer.
 
     path: import path of its class. arguments: how the recipe's settings reach the class, by the class's own names;
-        a tuple is handed over as one value. fixed: arguments that are always the same.
+        a tuple is handed over as one value. fixed: arguments that are always the same; fixed_on: on one device.
     state: optimizer state per parameter with fp32 weights, in words (tests measure it); state_bytes: the same as a
         number, None where it depends on shapes. speed, when: for the table of techniques; an empty `when` adds no row.
     deepspeed: the type that DeepSpeed makes of its own file; empty where it has none.
@@ -58,6 +58,7 @@ class Optimizer:
     when: str = ""
     state_bytes: float | None = None
     fixed: Mapping[str, object] = field(default_factory=dict)
+    fixed_on: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     requires: Package | None = None
     unsupported: tuple[Unsupported, ...] = ()
     deepspeed: str = ""
@@ -98,14 +99,15 @@ _TORCH_ADAMW = partial(Optimizer, "torch.optim:AdamW", ADAM, state_bytes=8)
 OPTIMIZERS: Mapping[str, Optimizer] = {
     "adamw_torch": _TORCH_ADAMW(
         _TWO_MOMENTS,
-        "PyTorch's choice of implementation",
+        "one kernel for the whole update on CUDA; elsewhere PyTorch's choice of implementation",
+        fixed_on={"cuda": {"fused": True}},
         deepspeed="AdamW",
         hf=MOMENTS,
     ),
     "adamw_torch_fused": _TORCH_ADAMW(
         _TWO_MOMENTS,
         "one kernel for the whole update",
-        "always worth a try, on a CPU too",
+        "always worth a try on a CPU, too",
         fixed={"fused": True},
         unsupported=(_XLA,),
         hf=MOMENTS,

@@ -78,6 +78,7 @@ FSDP_WAYS: dict[str, dict[str, Any]] = {
     "wrapped by class": {"wrap_classes": ["Attention", "Block"]},
     "offloaded": {"offload": True},
     "gathered ahead": {"prefetch": 2},
+    "reduced once a step": {"reduce_gradients": "once"},
 }
 
 
@@ -91,8 +92,9 @@ def test_every_way_to_shard_gives_the_same_losses(
 
 
 @NEEDED
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_gradients_that_are_summed_in_16_bits_are_near_those_summed_in_32_and_not_the_same(
-    corpus: Path, tmp_path: Path
+    kind: str, corpus: Path, tmp_path: Path
 ) -> None:
     half: dict[str, dict[str, Any]] = {
         "precision": {"dtype": "bf16"},
@@ -100,7 +102,7 @@ def test_gradients_that_are_summed_in_16_bits_are_near_those_summed_in_32_and_no
         "eval": {"every_steps": 4},
     }
     whole, rounded = (
-        run_case(tmp_path / dtype, Case({"kind": "fsdp", "reduce_dtype": dtype}).changed(**half), corpus)
+        run_case(tmp_path / dtype, Case({"kind": kind, "reduce_dtype": dtype}).changed(**half), corpus)
         for dtype in ("fp32", "same")
     )
     assert whole.losses[1] == rounded.losses[1]
@@ -142,6 +144,24 @@ def test_a_model_of_transformers_gives_the_same_losses_under_every_kind_of_strat
     for curve in spread:
         assert largest_difference(alone.losses, curve.losses) <= LOSS
         assert largest_difference(alone.eval_losses, curve.eval_losses) <= LOSS
+
+
+@NEEDED
+@pytest.mark.parametrize(("kind", "strategy"), [("gpt", "fsdp"), ("hf", "zero3")])
+def test_logits_that_are_never_there_as_a_whole_give_the_same_losses(
+    kind: str, strategy: str, corpus: Path, tmp_path: Path
+) -> None:
+    """Of as large a vocabulary, those of a micro batch are made a few rows at a time."""
+    gpt2: dict[str, Any] = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 66_000, "n_positions": 32}
+    models: dict[str, dict[str, Any]] = {
+        "gpt": {"layers": 1, "hidden_size": 16, "vocab_size": 66_000},
+        "hf": {"kind": "hf", "architecture": "gpt2", "config": gpt2},
+    }
+    changes: dict[str, dict[str, Any]] = {"model": models[kind], "train": {"steps": 2}, "eval": {"every_steps": 2}}
+    alone, spread = (run_case(tmp_path / name, CASES[name].changed(**changes), corpus) for name in ("single", strategy))
+    assert largest_difference(alone.losses, spread.losses) <= LOSS
+    assert largest_difference(alone.norms, spread.norms) <= NORM
+    assert largest_difference(alone.eval_losses, spread.eval_losses) <= LOSS
 
 
 @NEEDED

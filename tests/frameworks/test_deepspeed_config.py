@@ -67,6 +67,7 @@ def test_without_a_base_file_the_recipe_says_everything() -> None:
             "overlap_comm": False,
         },
         "steps_per_print": 2147483647,
+        "timers": {"throughput": {"enabled": False}},
     }
     assert ("zero_optimization.stage", ("strategy.kind",)) in sources
 

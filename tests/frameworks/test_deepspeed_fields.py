@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tests.frameworks.deepspeed_contexts import base_of, context_of, leaves
 from trainkit.frameworks.base.fields import UNSET, Unsupported, setting
 from trainkit.frameworks.deepspeed.config import deepspeed_config
-from trainkit.frameworks.deepspeed.fields import BUCKETS, FIELDS, KINDS, ROWS, STAGES, ZERO, elements, mebibytes
+from trainkit.frameworks.deepspeed.fields import BUCKETS, FIELDS, KINDS, ROWS, STAGES, elements, mebibytes
+from trainkit.frameworks.deepspeed.offloading import OFFLOADS, ZERO
 from trainkit.frameworks.deepspeed.readers import Rule
 from trainkit.plan.context import Context
 from trainkit.plan.model import BatchArithmetic
@@ -27,6 +28,8 @@ CONSTANT = {
     *SWAPPING,
     *(row.name for row in FIELDS if row in BUCKETS or row.keys == ("model.hidden_size",)),
     *("zero_force_ds_cpu_optimizer", "zero_allow_untested_optimizer", "data_types.grad_accum_dtype", "fp16.auto_cast"),
+    "timers.throughput.enabled",
+    *(f"{ZERO}.{name}.pin_memory" for name in OFFLOADS),
 }
 # What a script's file gets beside that: the recipe's AdamW is torch's, and DeepSpeed's list has no torch's SGD.
 ADDED = {"zero_allow_untested_optimizer", "optimizer.params.torch_adam"}

@@ -294,6 +294,15 @@ TECHNIQUES: tuple[Technique, ...] = (
         in_force=lambda context: getattr(context.recipe.strategy, "prefetch", 1) > 1,
     ),
     Technique(
+        "strategy.reduce_gradients: once",
+        "under accumulation gradients are sent once a step and not in each micro step",
+        "whole fp32 gradients on each rank until then: 4 bytes per parameter",
+        "fsdp with accumulation waits for reduce-scatter, and there is room",
+        in_force=lambda context: (
+            (context.batch.accumulation or 1) > 1 and value_of(context, "strategy.reduce_gradients") == "once"
+        ),
+    ),
+    Technique(
         "strategy.reduce_dtype: same",
         "half the traffic of gradients in 16 bits",
         "half the gradients while they are reduced",

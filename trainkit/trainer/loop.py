@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -11,10 +11,12 @@ from trainkit.recipe.schema import Recipe
 from trainkit.stamps import BACKWARD, CHECKPOINT, EXCHANGE, FORWARD, OPTIMIZER
 from trainkit.trainer.callbacks import Progress, evaluate, report_step, save_checkpoint
 from trainkit.trainer.data.loader import timed, training_batches
-from trainkit.trainer.data.source import Batch
+from trainkit.trainer.data.source import Batch, targets_at_most
 from trainkit.trainer.distributed import sum_over_ranks
 from trainkit.trainer.metrics.mfu import tokens_in
 from trainkit.trainer.metrics.writers import Metrics
+from trainkit.trainer.optim.mixed_precision import casts_kept
+from trainkit.trainer.perf.garbage import collected_between_steps
 from trainkit.trainer.randomness import derived_seed
 from trainkit.trainer.setup import Parts
 from trainkit.trainer.signals import Requests
@@ -29,31 +31,33 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Pro
     parts.profiler.begin()
     parts.stamps.begin_step(first)
     # A checkpoint needs no place in the data: the order of samples is a function of the step.
-    for batch in timed(batches(parts, first), progress.wait):
-        parts.stamps.enter(EXCHANGE)
-        # One collective, on the host, for the tokens of the global batch and for the signals that any rank has seen.
-        counted, *votes = sum_over_ranks([batch.counted, *requests.votes()], world)
-        loss, norm = optimizer_step(parts, progress.step, batch, counted)
-        progress.advance(counted, tokens_in(batch) * world.size)
-        parts.stamps.step_done(progress.step)
-        parts.profiler.step_done()
+    with collected_between_steps() as collect:
+        for batch in timed(batches(parts, first), progress.wait):
+            parts.stamps.enter(EXCHANGE)
+            # One collective, on the host: the tokens of the global batch, and the signals that any rank has seen.
+            counted, *votes = sum_over_ranks([batch.counted, *requests.votes()], world)
+            loss, norm = optimizer_step(parts, progress.step, batch, counted)
+            progress.advance(counted, tokens_in(batch) * world.size)
+            parts.stamps.step_done(progress.step)
+            parts.profiler.step_done()
+            collect(progress.step)
 
-        if progress.step == first + 1 or progress.is_due(recipe.logging.every_steps):
-            report_step(parts, progress, loss, norm, metrics)
-        if progress.is_due(recipe.eval.every_steps):
-            evaluate(parts, progress, metrics)
-            # No collective is needed: all ranks have the same evaluation loss.
-            progress.stopped_early = 0 < recipe.eval.patience <= parts.best.since
-        # Several ranks obey only what all of them know of; one rank need not wait for the next step's votes.
-        stop, save = requests.settle(votes if world.size > 1 else requests.votes())
-        ends = saves_at_end(recipe, stopped=stop is not None, early=progress.stopped_early)
-        best = progress.lowest and recipe.checkpoint.keep_best
-        if save or best or ends or progress.is_due(recipe.checkpoint.every_steps):
-            save_checkpoint(parts, progress, loss, norm)
-        if stop or progress.stopped_early:
-            progress.stopped_by = stop
-            break
-        parts.stamps.begin_step(progress.step)
+            if progress.step == first + 1 or progress.is_due(recipe.logging.every_steps):
+                report_step(parts, progress, loss, norm, metrics)
+            if progress.is_due(recipe.eval.every_steps):
+                evaluate(parts, progress, metrics)
+                # No collective is needed: all ranks have the same evaluation loss.
+                progress.stopped_early = 0 < recipe.eval.patience <= parts.best.since
+            # Several ranks obey only what all of them know of; one rank need not wait for the next step's votes.
+            stop, save = requests.settle(votes if world.size > 1 else requests.votes())
+            ends = saves_at_end(recipe, stopped=stop is not None, early=progress.stopped_early)
+            best = progress.lowest and recipe.checkpoint.keep_best
+            if save or best or ends or progress.is_due(recipe.checkpoint.every_steps):
+                save_checkpoint(parts, progress, loss, norm)
+            if stop or progress.stopped_early:
+                progress.stopped_by = stop
+                break
+            parts.stamps.begin_step(progress.step)
     parts.stamps.enter(CHECKPOINT)  # one may still be written in the background
     parts.profiler.finish()
     if parts.steps == 0:  # a run that only evaluates
@@ -88,18 +92,21 @@ def optimizer_step(parts: Parts, step: int, batch: Batch, counted: int) -> tuple
     # is undone here, so that the update is the mean over the tokens of the global batch.
     share = parts.world.size / max(1, counted)
     total = torch.zeros((), device=parts.device)
-    micro_batches = split_micro(batch, parts)
-    for index, inputs in enumerate(micro_batches):
-        last = index + 1 == len(micro_batches)
-        seed_dropout(parts, step, index)
-        with strategy.micro_step(last=last):
-            parts.stamps.enter(FORWARD)
-            with parts.profiler.phase("forward"), parts.autocast, parts.memory.micro_step():
-                loss = strategy.model(**inputs)
-            parts.stamps.enter(BACKWARD)
-            with parts.profiler.phase("backward"):
-                strategy.backward(loss * share, last=last)
-        total += loss.detach()
+    micro_batches, bounds = split_micro(batch, parts), [targets_at_most(each) for each in shares(batch.inputs, parts)]
+    with casts_kept():
+        for index, inputs in enumerate(micro_batches):
+            last = index + 1 == len(micro_batches)
+            seed_dropout(parts, step, index)
+            parts.model.targets_at_most = bounds[index]
+            with strategy.micro_step(last=last):
+                parts.stamps.enter(FORWARD)
+                with parts.profiler.phase("forward"), parts.autocast, parts.memory.micro_step():
+                    loss = strategy.model(**inputs)
+                parts.model.targets_at_most = None  # of this micro batch alone
+                parts.stamps.enter(BACKWARD)
+                with parts.profiler.phase("backward"):
+                    strategy.backward(loss * share, last=last)
+            total += loss.detach()
     parts.stamps.enter(OPTIMIZER)
     parts.memory.before_update(strategy)
     # Both are left on the device: reading them would wait for it.
@@ -108,10 +115,13 @@ def optimizer_step(parts: Parts, step: int, batch: Batch, counted: int) -> tuple
 
 def split_micro(batch: Batch, parts: Parts) -> list[dict[str, Tensor]]:
     """The micro batches of a rank's share, on its device."""
-    size = parts.settings.batch.micro
-    overlap = parts.device.type == "cuda"  # its stream orders the copy before its use; nowhere else is there a gain
-    moved = [torch.split(values.to(parts.device, non_blocking=overlap), size) for values in batch.inputs.values()]
-    return [dict(zip(batch.inputs, values, strict=True)) for values in zip(*moved, strict=True)]
+    return shares(parts.transfer(batch.inputs), parts)
+
+
+def shares(inputs: Mapping[str, Tensor], parts: Parts) -> list[dict[str, Tensor]]:
+    """Inputs by micro batch."""
+    split = [torch.split(values, parts.settings.batch.micro) for values in inputs.values()]
+    return [dict(zip(inputs, values, strict=True)) for values in zip(*split, strict=True)]
 
 
 def seed_dropout(parts: Parts, step: int, index: int) -> None:

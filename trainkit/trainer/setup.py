@@ -22,6 +22,7 @@ from trainkit.trainer.checkpoint.saving import Checkpoints
 from trainkit.trainer.data import SOURCES
 from trainkit.trainer.data.sampler import Order, positions_of_rank
 from trainkit.trainer.data.source import Source
+from trainkit.trainer.data.transfer import Transfer
 from trainkit.trainer.data.vocabulary import fitting_source
 from trainkit.trainer.metrics.evaluation import Best, Evaluation
 from trainkit.trainer.metrics.memory_breakdown import MemoryBreakdown
@@ -64,6 +65,7 @@ class Parts:
     memory: MemoryBreakdown
     profiler: Profiler
     found: Found | None  # the micro batch, where the recipe left it open
+    transfer: Transfer
     stamps: Stamps  # where this rank says how far it is
 
 
@@ -105,6 +107,7 @@ def assemble(settings: Settings, world: World, device: torch.device, stamps: Sta
         memory=MemoryBreakdown(compiled=recipe.efficiency.compile.enabled),
         profiler=Profiler(recipe.profile, settings.run_dir, device, main=world.rank == 0),
         found=found,
+        transfer=Transfer(device),
         stamps=own_time(stamps or Stamps(), recipe.strategy.kind),
     )
 
@@ -144,6 +147,7 @@ def prepared_model(settings: Settings) -> Model:
         add_adapters(model, recipe.peft)
         if recipe.peft.path is not None:
             load_adapters(model, Path(recipe.peft.path))
+    model.join_loss()
     # In this order: adapters add modules to the blocks, checkpointing replaces the blocks' forward, and torch.compile
     # traces what is there by then.
     if recipe.efficiency.gradient_checkpointing.every:

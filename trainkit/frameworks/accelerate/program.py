@@ -78,9 +78,8 @@ REACH: Table = {
     "strategy.find_unused_parameters": no_way(_KWARGS, "give it there", False),
     "strategy.limit_all_gathers": no_way(_PLUGIN, "leave it out", True, None),
     "strategy.prefetch": no_way(_PLUGIN, "leave it out", 1),
-    "strategy.reduce_dtype": no_way(
-        "Accelerator() sums gradients in the format of the computation", "leave it out, or write same", "same"
-    ),
+    "strategy.reduce_gradients": no_way("accelerator.accumulate() reduces once", "leave it out, or write once", "once"),
+    "strategy.reduce_dtype": Reach("Accelerator()"),  # what it does anyway
     **dict.fromkeys((*STRATEGY_KEYS, "strategy.config"), Reach(DEEPSPEED)),
 }
 
@@ -178,6 +177,12 @@ def _dropped(context: Context) -> Iterator[tuple[str, str, str]]:
         yield "data.pin_memory", "the script makes its own DataLoader", "pass what the script takes in program.args"
     if context.resolved.given("strategy.bucket_mb") and isinstance(strategy, Ddp):
         yield "strategy.bucket_mb", _KWARGS, "give it there, as bucket_cap_mb"
+    sums = getattr(strategy, "reduce_dtype", "") if context.resolved.given("strategy.reduce_dtype") else ""
+    if isinstance(strategy, Fsdp) and sums == "fp32":
+        why = "Accelerator() sums gradients in the format of the computation"
+        yield "strategy.reduce_dtype", why, "leave it out, or write same"
+    if isinstance(strategy, Ddp) and sums == "same":
+        yield "strategy.reduce_dtype", _KWARGS, "give it there, as comm_hook"
     if every and not isinstance(strategy, Fsdp):
         hint = "switch it on in the script, as model.gradient_checkpointing_enable()"
         yield CHECKPOINTING, "accelerate recomputes activations under fsdp only", hint

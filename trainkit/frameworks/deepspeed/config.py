@@ -9,17 +9,8 @@ from typing import Any
 
 from trainkit.errors import Diagnostic, RecipeError
 from trainkit.frameworks.base.fields import UNSET, Unsupported, said, setting
-from trainkit.frameworks.deepspeed.fields import (
-    AUTO,
-    BATCH,
-    FIELDS,
-    FILE,
-    NEW_NAMES_ONLY,
-    OUTDATED,
-    ROWS,
-    STAGE,
-    ZERO,
-)
+from trainkit.frameworks.deepspeed.fields import AUTO, BATCH, FIELDS, FILE, NEW_NAMES_ONLY, OUTDATED, ROWS, STAGE
+from trainkit.frameworks.deepspeed.offloading import ZERO
 from trainkit.frameworks.deepspeed.readers import AUTO_STAYS, REACHES, Reader, Row, Rule, rule_of
 from trainkit.plan.context import Context
 from trainkit.plan.provenance import Source, SourcedFile

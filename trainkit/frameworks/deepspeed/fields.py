@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from trainkit.frameworks.base.fields import UNSET, Settings, Unsupported, boolean, same, setting
+from trainkit.frameworks.base.fields import UNSET, Settings, Unsupported, boolean, setting
 from trainkit.frameworks.deepspeed import readers
+from trainkit.frameworks.deepspeed.offloading import OFFLOADS, SWAPPING, ZERO, offload, pinned
 from trainkit.frameworks.deepspeed.optimizer import OPTIMIZER, SCHEDULER
 from trainkit.frameworks.deepspeed.readers import REACHES, Row, Rules, same_row
 from trainkit.plan.context import Context
@@ -22,11 +23,9 @@ FILE = "deepspeed.json"  # in the run directory, and as an export
 # Whether scripts that ask accelerate's plugin build models of stage 3 in shards (DeepSpeedPlugin.__post_init__).
 ZERO3_INIT = "ACCELERATE_DEEPSPEED_ZERO3_INIT"
 AUTO = "auto"  # in files for transformers and accelerate: take it from the training settings
-ZERO = "zero_optimization"
 STAGE = f"{ZERO}.stage"
 STAGES: Mapping[str, int] = {"zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 KINDS: Mapping[int, str] = {stage: kind for kind, stage in STAGES.items()}
-OFFLOADS = ("offload_optimizer", "offload_param")
 SILENT = 10**6  # steps: files say such numbers where DeepSpeed is to print nothing
 
 
@@ -80,58 +79,6 @@ def _bucket(name: str, rules: Rules, stages: tuple[int, ...]) -> Row:
         stages=stages,
         written=lambda context: STAGES[context.recipe.strategy.kind] in stages,
     )
-
-
-def _offload(name: str, stages: tuple[int, ...], *aliases: str) -> tuple[Row, ...]:
-    """Where a part lives, and its folder on a disk."""
-
-    def device(context: Context) -> Any:
-        return getattr(context.recipe.strategy, name, "none")
-
-    return (
-        Row(
-            f"{ZERO}.{name}.device",
-            (f"strategy.{name}",),
-            device,
-            same(f"strategy.{name}")[1],
-            default="none",
-            aliases=tuple(f"{ZERO}.{each}" for each in aliases),
-            rules=readers.OFFLOAD,
-            stages=stages,
-            written=lambda context: device(context) != "none",
-        ),
-        Row(
-            f"{ZERO}.{name}.nvme_path",
-            ("strategy.nvme_path",),
-            lambda context: setting(context, "strategy.nvme_path") if _on_disk(context, name) else UNSET,
-            same("strategy.nvme_path")[1],
-            rules=readers.OFFLOAD,
-            stages=stages,
-        ),
-    )
-
-
-def _on_disk(context: Context, *parts: str) -> bool:
-    strategy = context.recipe.strategy
-    swapped = any(getattr(strategy, part, "") == "nvme" for part in parts)
-    return swapped and getattr(strategy, "nvme_path", None) is not None
-
-
-def _of_swapping(name: str, value: Any, default: Any, *parts: str) -> Row:
-    """How swapping to a disk is done: what would otherwise leave most models in memory, or the disk idle."""
-
-    def encode(context: Context) -> Any:
-        return value if _on_disk(context, *parts) else UNSET
-
-    keys = tuple(f"strategy.{part}" for part in parts)
-    return Row(name, keys, encode, default=default, rules=readers.BUILTIN)
-
-
-def _buffers(context: Context) -> int:
-    """For weights, gradients and two moments; a class of the user's own, or an argument, may ask for one more."""
-    chosen = context.recipe.optimizer
-    # zero/offload_config.py: as many as there are states for each parameter
-    return 5 if chosen.args or ":" in chosen.name else 4
 
 
 def _of_width(name: str, encode: Callable[[int], int], default: int) -> Row:
@@ -194,7 +141,8 @@ _ZERO = (
     *BUCKETS,
     # DeepSpeed's default is true at stage 3
     _switch(f"{ZERO}.overlap_comm", "strategy.overlap_comm", readers.OVERLAP, default=None),
-    *_offload("offload_optimizer", (1, 2, 3), "cpu_offload"),
+    *offload("offload_optimizer", (1, 2, 3), "cpu_offload"),
+    pinned("offload_optimizer", (1, 2, 3)),
     # The optimizer stays the one that the recipe names; DeepSpeed's own is not forced on it.
     Row(
         "zero_force_ds_cpu_optimizer",
@@ -203,7 +151,8 @@ _ZERO = (
         default=True,
         rules=readers.REQUIRED,
     ),
-    *_offload("offload_param", (3,), "cpu_offload_param", "cpu_offload_params"),
+    *offload("offload_param", (3,), "cpu_offload_param", "cpu_offload_params"),
+    pinned("offload_param", (3,)),
     _switch(
         f"{ZERO}.stage3_gather_16bit_weights_on_model_save",
         "strategy.gather_16bit",
@@ -212,25 +161,6 @@ _ZERO = (
         stages=(3,),
         written=lambda context: setting(context, "strategy.gather_16bit") is True,
     ),
-)
-_SWAPPING = (
-    Row(
-        f"{ZERO}.offload_optimizer.buffer_count",
-        ("optimizer.name",),
-        lambda context: _buffers(context) if _on_disk(context, "offload_optimizer") else UNSET,
-        default=4,
-        rules=readers.BUILTIN,
-    ),
-    # Otherwise the first 10^9 parameters of a rank would stay in memory, which is all of most models.
-    _of_swapping(f"{ZERO}.offload_param.max_in_cpu", 0, 10**9, "offload_param"),
-    # What is in memory at a time; DeepSpeed's 10^9 would be, again, all of most models.
-    _of_swapping(f"{ZERO}.sub_group_size", 10**8, 10**9, *OFFLOADS),
-    # A drive that is read in parallel is fast only with many requests at once; the others are written out to be seen.
-    _of_swapping("aio.block_size", 2**20, 2**20, *OFFLOADS),
-    _of_swapping("aio.queue_depth", 32, 8, *OFFLOADS),
-    _of_swapping("aio.intra_op_parallelism", 1, 1, *OFFLOADS),
-    _of_swapping("aio.single_submit", False, False, *OFFLOADS),
-    _of_swapping("aio.overlap_events", True, True, *OFFLOADS),
 )
 # In the order in which a file is written.
 FIELDS: tuple[Row, ...] = (
@@ -255,7 +185,7 @@ FIELDS: tuple[Row, ...] = (
         written=lambda context: context.dtype != "fp32",
     ),
     *_ZERO,
-    *_SWAPPING,
+    *SWAPPING,
     _of_width("stage3_prefetch_bucket_size", lambda width: int(0.9 * width * width), 50_000_000),
     _of_width("stage3_param_persistence_threshold", lambda width: 10 * width, 100_000),
     # DeepSpeed's list has torch's AdamW only.
@@ -278,6 +208,8 @@ FIELDS: tuple[Row, ...] = (
     *SCHEDULER,
     # Elsewhere the trainer writes the metrics.
     Row("steps_per_print", ("logging.every_steps",), lambda context: 2**31 - 1, _steps, rules=readers.BUILTIN),
+    # It waits for the device twice in each micro step (deepspeed/utils/timer.py: ThroughputTimer).
+    Row("timers.throughput.enabled", (), lambda context: False, default=True, rules=readers.BUILTIN),
 )
 ROWS: Mapping[str, Row] = {name: row for row in reversed(FIELDS) for name in (*row.aliases, row.name)}
 # Names of DeepSpeed's first versions, which it refuses beside today's -> what to write.

@@ -8,7 +8,8 @@ from typing import Any
 from trainkit.errors import Origin, RecipeError, UsageError
 from trainkit.frameworks.base.draft import Draft, ImportContext
 from trainkit.frameworks.base.foreign_file import ForeignFile, read_mapping
-from trainkit.frameworks.deepspeed.fields import KINDS, STAGE, ZERO
+from trainkit.frameworks.deepspeed.fields import KINDS, STAGE
+from trainkit.frameworks.deepspeed.offloading import ZERO
 from trainkit.recipe.layers.interpolation import interpolated
 from trainkit.recipe.layers.merge import value_at
 from trainkit.recipe.layers.paths import absolute

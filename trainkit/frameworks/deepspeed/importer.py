@@ -17,17 +17,16 @@ from trainkit.frameworks.deepspeed.fields import (
     BUCKETS,
     FIELDS,
     KINDS,
-    OFFLOADS,
     OUTDATED,
     ROWS,
     STAGE,
-    ZERO,
     faults,
     formats,
     mebibytes,
     sharding,
 )
 from trainkit.frameworks.deepspeed.imported_base import STAGES, stage_of, use_as_base
+from trainkit.frameworks.deepspeed.offloading import OFFLOADS, ZERO
 from trainkit.frameworks.deepspeed.readers import Row
 from trainkit.recipe.layers.assignment import Assignment
 from trainkit.recipe.layers.merge import value_at

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from trainkit.frameworks.base.fields import setting
-from trainkit.frameworks.deepspeed.fields import OFFLOADS, ZERO
+from trainkit.frameworks.deepspeed.offloading import OFFLOADS, ZERO
 from trainkit.plan.context import Context
 from trainkit.plan.model import Preparation, text
 from trainkit.plan.provenance import module, texts

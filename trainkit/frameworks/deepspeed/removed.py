@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from trainkit.frameworks.deepspeed.fields import ZERO
+from trainkit.frameworks.deepspeed.offloading import ZERO
 from trainkit.machine.versions import at_least
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice

@@ -24,6 +24,11 @@ class Ddp(Section):
     find_unused_parameters: bool = setting(
         False, "Search each step for parameters without a gradient; slower.", flag="ddp_find_unused_parameters"
     )
+    reduce_dtype: Literal["fp32", "same"] = setting(
+        "fp32",
+        "Format in which the ranks' gradients are summed; `same` is that of the computation: with 16 bits half the "
+        "traffic, and rounded sums.",
+    )
 
 
 class Fsdp(Section):
@@ -59,6 +64,12 @@ class Fsdp(Section):
         "fp32",
         "Format in which the ranks' gradients are summed; `same` is that of the computation: with 16 bits half the "
         "traffic, and rounded sums.",
+    )
+    reduce_gradients: Literal["each_micro_step", "once"] = setting(
+        "each_micro_step",
+        "When gradients are summed over the ranks and divided among them: after each micro step, so that no rank ever "
+        "holds all of them, or `once` in each optimizer step: under accumulation less traffic, and whole fp32 "
+        "gradients on every rank until then.",
     )
     backward_prefetch: Literal["backward_pre", "backward_post", "no_prefetch"] | None = setting(
         None, "When the next unit is gathered in backward, in version 1; version 2 always does so before."

@@ -116,6 +116,19 @@ def next_token_batch(samples: Iterable[tuple[Ids, NDArray[np.bool_]]], size: int
     return Batch({"tokens": torch.from_numpy(tokens), "targets": torch.from_numpy(targets)}, counted)
 
 
+def targets_at_most(inputs: Mapping[str, Tensor]) -> int | None:
+    """How many targets of a micro batch on the host count at most; None where that is more than half of them.
+
+    Rounded up to sixteenths, so that sizes that follow from it seldom change.
+    """
+    for name, ignored in (("targets", IGNORED), ("labels", NO_LABEL)):
+        if name in inputs and inputs[name].dim() > 1 and not inputs[name].is_floating_point():
+            size = inputs[name].numel()
+            share = -(-int(np.count_nonzero(inputs[name].numpy() != ignored)) * 16 // size)
+            return max(1, -(-share * size // 16)) if share <= 8 else None
+    return None
+
+
 def count_targets(inputs: Mapping[str, Tensor]) -> Tensor | int:
     """Targets that count: `targets` that are not -1, `labels` that are not -100, or else one a sample."""
     for name, ignored in (("targets", IGNORED), ("labels", NO_LABEL)):

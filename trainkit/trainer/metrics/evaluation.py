@@ -37,15 +37,17 @@ class Evaluation:
     ) -> float:
         """Mean loss over all counted targets of all passes, in nats. tell: called before each pass."""
         strategy.model.eval()
-        total, counted = 0.0, 0
+        losses, counted = [], 0
         for numbers, own in in_turn(self.passes, self._world):
             tell()
             batch = self._samples[numbers]
             with autocast:
                 loss = strategy.model(**batch.on(self._device))
-            if own:
-                total, counted = total + float(loss), counted + batch.counted
+            if own:  # left on the device: reading it would wait for the pass
+                losses.append(loss.detach().float())
+                counted += batch.counted
         strategy.model.train()
+        total = math.fsum(torch.stack(losses).tolist()) if losses else 0.0
         return sum_over_ranks([total], self._world)[0] / max(1, sum_over_ranks([counted], self._world)[0])
 
 

@@ -32,11 +32,16 @@ class Model(nn.Module):
     expert_load: Tensor | None = None
     loss_function: LossFunction | None = None  # in place of the model's own
     remarks: Remarks = ()  # on how it was made, for the main rank to log
+    # Counted targets of the next micro batch at most, where few are counted and the host knows how many; else None.
+    targets_at_most: int | None = None
     custom_loss: bool = False  # whether that is a function of the user's, which may take other inputs
 
     def head(self) -> Sequence[nn.Parameter]:
         """What is on top of a trained model for the task at hand: it starts untrained, so it trains beside adapters."""
         return ()
+
+    def join_loss(self) -> None:
+        """Where it can, have the output layer give the loss by itself. Called once adapters are in place."""
 
     def idle_parameters(self) -> int:
         """How many parameters that train a token does not go through: those of experts that are not its own."""

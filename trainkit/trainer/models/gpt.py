@@ -12,6 +12,7 @@ from torch.nn import functional
 from trainkit.recipe.schema import GptModel, Moe, Recipe
 from trainkit.trainer.data.source import IGNORED
 from trainkit.trainer.models.base import Model
+from trainkit.trainer.models.losses import linear_cross_entropy
 from trainkit.trainer.models.moe import MixtureOfExperts, Routed, Routing, auxiliary_loss
 
 
@@ -122,15 +123,13 @@ class Gpt(Model):
                 routings.append(routing)
             else:
                 x = block(x)
-        logits = functional.linear(self.norm(x), self.tokens.weight)  # tied (Press and Wolf 2017)
+        x, head = self.norm(x), self.tokens.weight  # tied (Press and Wolf 2017)
         if targets is None:
-            return logits
+            return functional.linear(x, head)
         if self.loss_function is None:
-            loss = functional.cross_entropy(
-                logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum"
-            )
+            loss = linear_cross_entropy((x, head, None), targets, IGNORED, self.targets_at_most)
         else:
-            loss = self.loss_function(logits, {"tokens": tokens, "targets": targets})
+            loss = self.loss_function(functional.linear(x, head), {"tokens": tokens, "targets": targets})
         if not routings or not self.training:  # evaluation is of the predictions alone
             return loss
         load = torch.stack([load for _, _, load in routings])

@@ -16,6 +16,7 @@ from trainkit.recipe.validation.suggestions import did_you_mean
 from trainkit.text import listed
 from trainkit.trainer.data.source import IGNORED, NO_LABEL
 from trainkit.trainer.models.base import Remarks, Wrapped
+from trainkit.trainer.models.hf_head import OutputLayer, output_layer
 from trainkit.trainer.models.moe import routers_loss, routers_of
 from trainkit.trainer.user_code import first_line, refuse_special
 
@@ -39,27 +40,40 @@ class Transformer(Wrapped):
         self.routing = (self.routers.experts, self.routers.top_k) if self.routers else (0, 0)
         # Past keys and values are of use in generation only, and cost memory in training.
         self._options = {"use_cache": False} if "use_cache" in self._takes else {}
+        self._output: OutputLayer | None = None
+
+    def join_loss(self) -> None:
+        if self.loss_function is None:
+            self._output = output_layer(self.inner)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, **more: Tensor) -> Tensor:
         """(batch, sequence) int64 -> logits (batch, sequence, vocabulary), or with targets the loss summed over tokens.
 
         Targets of -1 are not counted. In training the routers' losses are part of the sum.
         """
-        outputs = self.inner(**self.known({"input_ids": tokens, **more}), **self._options)
+        known = self.known({"input_ids": tokens, **more})
         if targets is None:
-            return cast("Tensor", outputs.logits)
-        loss = self._loss(outputs, targets, IGNORED, {"tokens": tokens, "targets": targets, **more})
+            return cast("Tensor", self.inner(**known, **self._options).logits)
+        outputs, loss = self._judged(known, targets, IGNORED, {"tokens": tokens, "targets": targets, **more})
         if self.routers is None or not self.training:  # evaluation is of the predictions alone
             return loss
         aside, load = routers_loss(self.routers, outputs, targets, IGNORED)
         self.expert_load = load if self.expert_load is None else self.expert_load + load
         return loss + aside
 
-    def _loss(self, outputs: Any, truth: Tensor, ignored: int, inputs: Mapping[str, Tensor]) -> Tensor:
+    def _judged(
+        self, known: Mapping[str, Any], truth: Tensor, ignored: int, inputs: Mapping[str, Tensor]
+    ) -> tuple[Any, Tensor]:
+        """What the model gives, and its loss."""
+        if self._output is not None:
+            with self._output.giving_loss(truth, ignored, self.targets_at_most):
+                outputs = self.inner(**known, **self._options)
+            return outputs, outputs.logits
+        outputs = self.inner(**known, **self._options)
         if self.loss_function is not None:
-            return self.loss_function(outputs, inputs)
+            return outputs, self.loss_function(outputs, inputs)
         logits = outputs.logits.flatten(0, -2).float()
-        return functional.cross_entropy(logits, truth.flatten(), ignore_index=ignored, reduction="sum")
+        return outputs, functional.cross_entropy(logits, truth.flatten(), ignore_index=ignored, reduction="sum")
 
 
 class Labelled(Transformer):
@@ -72,10 +86,10 @@ class Labelled(Transformer):
 
         Returns logits (labels' shape, choices), or with labels the summed loss.
         """
-        outputs = self.inner(**self.known({"input_ids": input_ids, **more}), **self._options)
+        known = self.known({"input_ids": input_ids, **more})
         if labels is None:
-            return cast("Tensor", outputs.logits)
-        return self._loss(outputs, labels, NO_LABEL, {"input_ids": input_ids, "labels": labels, **more})
+            return cast("Tensor", self.inner(**known, **self._options).logits)
+        return self._judged(known, labels, NO_LABEL, {"input_ids": input_ids, "labels": labels, **more})[1]
 
 
 class Classifier(Labelled):
@@ -85,6 +99,9 @@ class Classifier(Labelled):
         super().__init__(inner)
         self.labels = int(inner.config.num_labels)
         self.routers, self.routing = None, (0, 0)
+
+    def join_loss(self) -> None:  # the few logits of a classifier are no burden
+        pass
 
     def head(self) -> Sequence[nn.Parameter]:
         """The layers that give the labels."""

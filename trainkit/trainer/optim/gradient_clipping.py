@@ -5,7 +5,6 @@ Under ZeRO it is DeepSpeed's own, set in its file, for only the engine sees whol
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -20,6 +19,9 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float | None) -
     """
     # Also where nothing is to be clipped: the metrics line shows the norm, and a run whose gradients are not finite
     # ends by it.
-    norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm or math.inf)
+    if max_norm:
+        norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+    else:  # the gradients are read and not written
+        norm = torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
     # Of sharded gradients (FSDP2) each rank has a share of the sum of squares; this is where the ranks add them up.
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -20,6 +21,22 @@ def autocast(settings: Settings, dtype: str, device: torch.device) -> AbstractCo
     if dtype == "fp32" or STRATEGIES[recipe.strategy.kind].casts or recipe.precision.weights != "fp32":
         return nullcontext()
     return torch.autocast(device.type, dtype=DTYPES[dtype])
+
+
+@contextmanager
+def casts_kept() -> Iterator[None]:
+    """Inside, autocast keeps the 16-bit copies of the weights from one forward pass to the next.
+
+    For passes between which the weights stay as they are: the micro steps of one step.
+    """
+    # torch forgets them when the outermost autocast ends, and this is around it. It is none itself, for backward, which
+    # is inside, computes in the formats of forward by itself (torch.amp: no autocast around backward).
+    torch.autocast_increment_nesting()
+    try:
+        yield
+    finally:
+        if torch.autocast_decrement_nesting() == 0:
+            torch.clear_autocast_cache()
 
 
 def check_precision(settings: Settings) -> None:

@@ -14,6 +14,7 @@ from trainkit.recipe.schema import Optimizer as OptimizerSettings
 from trainkit.trainer.user_code import imported
 
 Groups = list[dict[str, Any]]
+IMPLEMENTATIONS = {"fused", "foreach"}  # torch's arguments, of which one excludes the other
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> Groups:
@@ -30,6 +31,9 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.opti
     """The optimizer that the recipe names. TrainingError when it cannot be imported or refuses what it is given."""
     groups = parameter_groups(model.parameters(), settings.weight_decay)
     make, arguments = optimizer_class(settings)
+    devices = {parameter.device.type for group in groups for parameter in group["params"]}
+    if len(devices) == 1 and not IMPLEMENTATIONS & settings.args.keys():
+        arguments |= optimizer(settings.name).fixed_on.get(devices.pop(), {})  # of offloaded shards the CPU's
     if optimizer(settings.name).embeddings_in_32_bit:
         # Rarely hit and unevenly, so that 8-bit state is unstable for them (bitsandbytes' documentation).
         for module in [each for each in model.modules() if isinstance(each, nn.Embedding)]:

@@ -49,11 +49,12 @@ class Fsdp(Engine):
             options["mp_policy"] = dataclasses.replace(options["mp_policy"], output_dtype=torch.float32)
         # Last: the outermost unit takes what the units inside have left (fully_shard: bottom-up).
         self._sharded: FSDPModule = fully_shard(model, **options)
+        self._each = asked.reduce_gradients == "each_micro_step"
         super().__init__(model, settings, device)
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[object]:
-        """Gradients are reduced and scattered in the last micro step only; until then each rank holds them whole."""
-        self._sharded.set_requires_gradient_sync(last)
+        """Gradients are reduced and scattered in each micro step, or, whole on each rank until then, in the last."""
+        self._sharded.set_requires_gradient_sync(last or self._each)
         return nullcontext()
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
@@ -25,6 +26,7 @@ from trainkit.trainer.checkpoint.safe_loading import StateReader, only_data
 from trainkit.trainer.metrics.memory_breakdown import state_tensors
 from trainkit.trainer.models.base import Model
 from trainkit.trainer.optim.gradient_clipping import clip_gradients
+from trainkit.trainer.optim.mixed_precision import DTYPES
 from trainkit.trainer.optim.optimizers import build_optimizer
 from trainkit.trainer.parallel import Strategy
 from trainkit.trainer.settings import Settings, World
@@ -43,7 +45,8 @@ class Engine(Strategy):
         # Frozen parameters (LoRA) have no gradients to clip.
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._max_norm = settings.recipe.train.max_grad_norm
-        self._skipped = 0
+        self._one = torch.ones((), device=device)
+        self._skipped: Tensor | int = 0
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
@@ -53,15 +56,16 @@ class Engine(Strategy):
             group["lr"] = learning_rate
         self.scaler.unscale_(self.optimizer)
         norm = clip_gradients(self._parameters, self._max_norm)
-        before = self.scaler.get_scale()
+        before = self._scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self._skipped += self.scaler.get_scale() < before  # it backs off after a step that it has skipped
+        if before is not None:  # counted on the device: to read it would wait for the step
+            self._skipped = self._skipped + (self.scaler.scale(self._one) < before)  # it backs off after a skipped one
         self.optimizer.zero_grad(set_to_none=True)  # so that gradients take no memory in the next forward pass
         return norm
 
     def skipped_steps(self) -> int:
-        return self._skipped
+        return int(self._skipped)
 
     def held(self) -> Mapping[str, Iterable[Tensor]]:
         return {
@@ -87,7 +91,16 @@ class Engine(Strategy):
 
     def _state(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self.model, self.optimizer)
-        return {"model": model, "optimizer": optimizer, "scaler": self.scaler.state_dict(), "skipped": self._skipped}
+        return {
+            "model": model,
+            "optimizer": optimizer,
+            "scaler": self.scaler.state_dict(),
+            "skipped": int(self._skipped),
+        }
+
+    def _scale(self) -> Tensor | None:
+        """The scale of fp16's loss, on the device; None in other formats."""
+        return self.scaler.scale(self._one) if self.scaler.is_enabled() else None
 
 
 class Single(Engine):
@@ -109,11 +122,24 @@ class Ddp(Engine):
             find_unused_parameters=asked.find_unused_parameters,
             gradient_as_bucket_view=True,  # gradients are not held twice
         )
+        if asked.reduce_dtype == "same" and settings.dtype != "fp32":
+            dtype = DTYPES[settings.dtype]
+            # A lambda, for DDP reads annotations and takes none that are text.
+            self._replica.register_comm_hook(None, lambda _, bucket: averaged(bucket, dtype, world.size))
         super().__init__(self._replica, settings, device)
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[object]:
         """Gradients are averaged in the last micro step only."""
         return nullcontext() if last else self._replica.no_sync()
+
+
+def averaged(bucket: Any, dtype: torch.dtype, ranks: int) -> Any:
+    """The mean of a bucket of DDP's gradients over the ranks, exchanged in a format; a future, as its hooks give."""
+    # torch's own for bf16 (bf16_compress_hook) is for NCCL alone.
+    sent = bucket.buffer().to(dtype).div_(ranks)
+    work = dist.all_reduce(sent, async_op=True)
+    assert work is not None
+    return work.get_future().then(lambda future: bucket.buffer().copy_(future.value()[0]))
 
 
 def _write(state: dict[str, Any], folder: Path, group: Any = None) -> None:

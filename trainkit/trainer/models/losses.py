@@ -1,0 +1,105 @@
+"""Cross-entropy of a linear output layer without its whole logits: a few rows at a time, gradients with them.
+
+With a vocabulary of 50,000 the logits of a batch and their gradient are often the largest tensors of a step. Softmax
+and its gradient need one row at a time, so that forward can make a few rows of logits, take from them the loss and the
+gradients of what they were made of, and forget them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+# Logits below this are computed whole, in one kernel each.
+FEW = 1 << 22
+# Elements of logits that are there at a time: enough rows to keep products large, on a CPU few enough for its caches.
+AT_A_TIME = {"cuda": 1 << 27, "cpu": 1 << 23}
+
+
+def linear_cross_entropy(
+    layer: tuple[Tensor, Tensor, Tensor | None], targets: Tensor, ignored: int, at_most: int | None = None
+) -> Tensor:
+    """Cross-entropy in nats of the logits `hidden @ weight.T + bias`, summed over targets that are not `ignored`.
+
+    layer: hidden (…, width), weight (vocabulary, width) and bias (vocabulary); targets: (…). at_most: how many targets
+    are not ignored at most, where the host knows it: logits are made for as many rows alone. Products are in the format
+    of the autocast around it, or else of `hidden`; softmax and sums in fp32, as of logits that are cast to fp32.
+    """
+    hidden, weight, bias = layer
+    rows, targets, device = hidden.flatten(0, -2), targets.flatten(), hidden.device.type
+    asked = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else rows.dtype
+    large = rows.shape[0] * weight.shape[0] > FEW
+    if large and at_most is not None:
+        rows, targets = _counted(rows, targets, ignored, at_most)
+    # Gradients of fp16 are scaled before they are rounded, by a scale that forward does not know.
+    if not large or asked == torch.float16:
+        logits = functional.linear(rows, weight, bias)
+        return functional.cross_entropy(logits.float(), targets, ignore_index=ignored, reduction="sum")
+    with torch.autocast(device, enabled=False):
+        cast = [each if each is None else each.to(asked) for each in (rows, weight, bias)]
+        loss: Tensor = _Chunked.apply(*cast, targets.masked_fill(targets == ignored, -1))  # type: ignore[no-untyped-call]
+    return loss
+
+
+def _counted(rows: Tensor, targets: Tensor, ignored: int, at_most: int) -> tuple[Tensor, Tensor]:
+    """Rows with the targets that count, and some that do not where these are fewer."""
+    # Of a size that the host knows, or it would have to wait for the device.
+    places = torch.nonzero_static(targets != ignored, size=at_most)[:, 0]
+    spare, places = places < 0, places.clamp(min=0)
+    return rows[places], targets[places].masked_fill(spare, ignored)
+
+
+class _Chunked(torch.autograd.Function):
+    """The loss; its gradients are made in forward, for a gradient of 1, and only scaled in backward."""
+
+    @staticmethod
+    def forward(context: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+        """Targets below 0 are not counted."""
+        wanted = context.needs_input_grad
+        for_hidden = torch.empty_like(hidden) if wanted[0] else None
+        # Sums over chunks, so in fp32 whatever the products are in.
+        for_weight = torch.zeros_like(weight, dtype=torch.float32) if wanted[1] else None
+        for_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wanted[2] else None
+        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        size = max(1, AT_A_TIME.get(hidden.device.type, FEW) // weight.shape[0])
+        for first in range(0, hidden.shape[0], size):
+            rows, truth = hidden[first : first + size], targets[first : first + size]
+            logits = functional.linear(rows, weight, bias).float()
+            counts, place = truth >= 0, truth.clamp(min=0)[:, None]
+            whole = logits.logsumexp(dim=-1, keepdim=True)
+            loss += ((whole - logits.gather(1, place))[:, 0] * counts).sum()
+            if not any(wanted):
+                continue
+            # softmax - 1 at the target (for the loss of a row by its logits), and nothing where none is counted
+            slope = (
+                logits.sub_(whole).exp_().scatter_add_(1, place, place.new_full(place.shape, -1, dtype=logits.dtype))
+            )
+            slope = slope.mul_(counts[:, None]).to(weight.dtype)
+            if for_hidden is not None:
+                torch.mm(slope, weight, out=for_hidden[first : first + size])
+            if for_weight is not None:
+                _add_product(for_weight, slope.T, rows)
+            if for_bias is not None:
+                for_bias += slope.sum(dim=0, dtype=torch.float32)
+        context.save_for_backward(for_hidden, for_weight, for_bias)
+        context.dtype = weight.dtype
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        # In place: torch refuses a second backward, for what was saved is freed with the first.
+        made = [each if each is None else each.mul_(slope).to(context.dtype) for each in context.saved_tensors]
+        return (*made, None)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add a product to an fp32 sum, in place where the formats are one."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
