@@ -42,7 +42,8 @@ from trainkit.planner.notices import plan_notices
 from trainkit.planner.numa import core_argv
 from trainkit.planner.placement import Placement, name_cards, place
 from trainkit.planner.resume import Reader, SavedCheckpoint, choose_resume
-from trainkit.planner.techniques import TECHNIQUES, value_of
+from trainkit.planner.technique import value_of
+from trainkit.planner.techniques import TECHNIQUES
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Fsdp, Recipe
 from trainkit.schedulers.registry import SCHEDULERS

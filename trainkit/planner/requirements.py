@@ -13,7 +13,7 @@ from trainkit.machine.versions import at_least
 from trainkit.optimizers import ON_DEEPSPEED, OPTIMIZERS, ZERO
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
-from trainkit.planner.techniques import value_of
+from trainkit.planner.technique import value_of
 from trainkit.recipe.schema import Fsdp, Image
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from signal import Signals
 
 import torch
 from torch import Tensor
@@ -24,38 +26,25 @@ from trainkit.trainer.signals import Requests
 
 def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Progress:
     """Run the optimizer steps from `first`, counted from 0, until the last one, a signal, or the end of patience."""
-    recipe, world = parts.settings.recipe, parts.world
     progress = Progress(first, parts.steps)
-    if recipe.efficiency.compile.enabled:
+    if parts.settings.recipe.efficiency.compile.enabled:
         progress.compiling.listen()
     parts.profiler.begin()
     parts.stamps.begin_step(first)
-    # A checkpoint needs no place in the data: the order of samples is a function of the step.
     with collected_between_steps() as collect:
+        # A checkpoint needs no place in the data: the order of samples is a function of the step.
         for batch in timed(batches(parts, first), progress.wait):
             parts.stamps.enter(EXCHANGE)
             # One collective, on the host: the tokens of the global batch, and the signals that any rank has seen.
-            counted, *votes = sum_over_ranks([batch.counted, *requests.votes()], world)
-            loss, norm = optimizer_step(parts, progress.step, batch, counted)
-            progress.advance(counted, tokens_in(batch) * world.size)
+            counted, *votes = sum_over_ranks([batch.counted, *requests.votes()], parts.world)
+            made = optimizer_step(parts, progress.step, batch, counted)
+            progress.advance(counted, tokens_in(batch) * parts.world.size)
             parts.stamps.step_done(progress.step)
             parts.profiler.step_done()
             collect(progress.step)
-
-            if progress.step == first + 1 or progress.is_due(recipe.logging.every_steps):
-                report_step(parts, progress, loss, norm, metrics)
-            if progress.is_due(recipe.eval.every_steps):
-                evaluate(parts, progress, metrics)
-                # No collective is needed: all ranks have the same evaluation loss.
-                progress.stopped_early = 0 < recipe.eval.patience <= parts.best.since
             # Several ranks obey only what all of them know of; one rank need not wait for the next step's votes.
-            stop, save = requests.settle(votes if world.size > 1 else requests.votes())
-            ends = saves_at_end(recipe, stopped=stop is not None, early=progress.stopped_early)
-            best = progress.lowest and recipe.checkpoint.keep_best
-            if save or best or ends or progress.is_due(recipe.checkpoint.every_steps):
-                save_checkpoint(parts, progress, loss, norm)
-            if stop or progress.stopped_early:
-                progress.stopped_by = stop
+            known = votes if parts.world.size > 1 else None
+            if follow_up(parts, progress, made, metrics, partial(requests.settle, known)):
                 break
             parts.stamps.begin_step(progress.step)
     parts.stamps.enter(CHECKPOINT)  # one may still be written in the background
@@ -64,6 +53,30 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Pro
         evaluate(parts, progress, metrics)
     parts.checkpoints.wait()
     return progress
+
+
+def follow_up(
+    parts: Parts,
+    progress: Progress,
+    made: tuple[Tensor, Tensor | float],
+    metrics: Metrics,
+    settle: Callable[[], tuple[Signals | None, bool]],
+) -> bool:
+    """What is due after a step: a line, an evaluation, a checkpoint. made: its loss and norm. Whether the run ends."""
+    recipe, (loss, norm) = parts.settings.recipe, made
+    if progress.step == progress.first + 1 or progress.is_due(recipe.logging.every_steps):
+        report_step(parts, progress, loss, norm, metrics)
+    if progress.is_due(recipe.eval.every_steps):
+        evaluate(parts, progress, metrics)
+        # No collective is needed: all ranks have the same evaluation loss.
+        progress.stopped_early = 0 < recipe.eval.patience <= parts.best.since
+    progress.stopped_by, save = settle()
+    stopped = progress.stopped_by is not None
+    ends = saves_at_end(recipe, stopped=stopped, early=progress.stopped_early)
+    best = progress.lowest and recipe.checkpoint.keep_best
+    if save or best or ends or progress.is_due(recipe.checkpoint.every_steps):
+        save_checkpoint(parts, progress, loss, norm)
+    return stopped or progress.stopped_early
 
 
 def saves_at_end(recipe: Recipe, *, stopped: bool, early: bool) -> bool:

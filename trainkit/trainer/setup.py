@@ -78,8 +78,7 @@ def assemble(settings: Settings, world: World, device: torch.device, stamps: Sta
         be_deterministic()
     source = SOURCES[recipe.data.kind](recipe, settings.run_dir)
     order = Order(recipe.train.seed, len(source.train), settings.batch.global_)
-    epochs = (recipe.train.epochs or 1.0) * order.samples / order.global_batch  # in steps
-    steps = recipe.train.steps if recipe.train.steps is not None else max(1, math.ceil(epochs))
+    steps = number_of_steps(recipe, order)
     agree(settings, source, steps, world)  # before the strategy: a rank with another model would hang the others in it
     # Before the first draw: what is tried leaves no trace in the training.
     make_copy = partial(first_step, settings, source, order, world, device)
@@ -110,6 +109,12 @@ def assemble(settings: Settings, world: World, device: torch.device, stamps: Sta
         transfer=Transfer(device),
         stamps=own_time(stamps or Stamps(), recipe.strategy.kind),
     )
+
+
+def number_of_steps(recipe: Recipe, order: Order) -> int:
+    """Optimizer steps of the whole run."""
+    epochs = (recipe.train.epochs or 1.0) * order.samples / order.global_batch  # in steps
+    return recipe.train.steps if recipe.train.steps is not None else max(1, math.ceil(epochs))
 
 
 def own_time(stamps: Stamps, strategy: str) -> Stamps:

@@ -26,9 +26,12 @@ class Requests:
         """1 for each watched signal that this rank has seen. Travels with the token counts, in one collective."""
         return [int(number in self._seen) for number in WATCHED]
 
-    def settle(self, votes: Sequence[int]) -> tuple[signal.Signals | None, bool]:
-        """What to do after a step, from the votes summed over ranks: the signal to stop for, and whether to save."""
-        asked = [number for number, count in zip(WATCHED, votes, strict=True) if count]
+    def settle(self, votes: Sequence[int] | None = None) -> tuple[signal.Signals | None, bool]:
+        """What to do after a step: the signal to stop for, and whether to save.
+
+        votes: those of all ranks, summed; None for what this one has seen by now.
+        """
+        asked = [number for number, count in zip(WATCHED, votes or self.votes(), strict=True) if count]
         if SAVING in asked:
             # The request is granted, and the next one counts again.
             self._seen.discard(SAVING)
