@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -54,6 +54,41 @@ def test_the_routers_loss_that_a_mixture_of_transformers_is_asked_for_is_trained
     # The loss of an even router is top_k, which is 2, on any number of micro batches and of counted tokens.
     assert weighed[0] - plain[0] == pytest.approx(20.0, rel=0.1)
     assert evaluated == pytest.approx(plain[-1], rel=0.1)  # of the predictions alone
+
+
+def in_one_place(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+    """A backend whose graphs write what needs no gradient where they wrote it the last time, as CUDA graphs do."""
+    places: dict[int, torch.Tensor] = {}
+
+    def kept(number: int, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.requires_grad:
+            return value
+        return places.setdefault(number, torch.empty_like(value)).copy_(value)
+
+    def run_again(*inputs: Any) -> tuple[Any, ...]:
+        for place in places.values():  # what was in it is gone before the graph reads its inputs
+            place.fill_(-1000)
+        return tuple(kept(number, value) for number, value in enumerate(graph(*inputs)))
+
+    return run_again
+
+
+def test_the_load_of_experts_is_the_sum_where_each_pass_writes_over_the_one_before(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **_: compiled(self, backend=in_one_place))
+    changes: dict[str, Any] = {**SHORT, "model": mixtral(output_router_logits=True), "logging": {"every_steps": 2}}
+    told = []
+    for efficiency in ({}, {"compile": {"enabled": True}}):
+        settings = make_settings(**changes, efficiency=efficiency)
+        assert settings.batch.accumulation > 1
+        curve(settings)
+        lines = [json.loads(line) for line in (settings.run_dir / "metrics.jsonl").read_text().splitlines()]
+        told.append([line["expert_shares"] for line in lines if "expert_shares" in line])
+    torch.compiler.reset()
+    assert len(told[0]) == 3
+    assert told[0] == told[1]
 
 
 def test_routers_that_add_noise_draw_the_same_again_when_a_block_is_recomputed(make_settings: MakeSettings) -> None:

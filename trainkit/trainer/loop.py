@@ -115,6 +115,7 @@ def optimizer_step(parts: Parts, step: int, batch: Batch, counted: int) -> tuple
                 parts.stamps.enter(FORWARD)
                 with parts.profiler.phase("forward"), parts.autocast, parts.memory.micro_step():
                     loss = strategy.model(**inputs)
+                parts.model.keep_load()
                 parts.model.targets_at_most = None  # of this micro batch alone
                 parts.stamps.enter(BACKWARD)
                 with parts.profiler.phase("backward"):

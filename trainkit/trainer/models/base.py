@@ -28,7 +28,9 @@ class Model(nn.Module):
     attention: str  # the implementation that is really used
     attention_width: int | None = None  # layers x heads x size of a head; None where that does not give the FLOPs
     routing: tuple[int, int] = (0, 0)  # experts of a block, and how many of them a token takes
-    # Tokens that each expert of each block got since it was last read (blocks with experts, experts).
+    # Tokens that each expert of each block got (blocks with experts, experts): in the latest pass, as the pass left it,
+    # and since it was last read.
+    load_of_pass: Tensor | None = None
     expert_load: Tensor | None = None
     loss_function: LossFunction | None = None  # in place of the model's own
     remarks: Remarks = ()  # on how it was made, for the main rank to log
@@ -42,6 +44,13 @@ class Model(nn.Module):
 
     def join_loss(self) -> None:
         """Where it can, have the output layer give the loss by itself. Called once adapters are in place."""
+
+    def keep_load(self) -> None:
+        """Add the experts' load of the pass just done to the sum. To be called outside of what is compiled."""
+        # What comes out of a CUDA graph lies in the graph's own memory, and the next pass writes over it.
+        load, self.load_of_pass = self.load_of_pass, None
+        if load is not None:
+            self.expert_load = load.clone() if self.expert_load is None else self.expert_load.add_(load)
 
     def idle_parameters(self) -> int:
         """How many parameters that train a token does not go through: those of experts that are not its own."""

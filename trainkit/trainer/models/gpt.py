@@ -132,8 +132,7 @@ class Gpt(Model):
             loss = self.loss_function(functional.linear(x, head), {"tokens": tokens, "targets": targets})
         if not routings or not self.training:  # evaluation is of the predictions alone
             return loss
-        load = torch.stack([load for _, _, load in routings])
-        self.expert_load = load if self.expert_load is None else self.expert_load + load
+        self.load_of_pass = torch.stack([load for _, _, load in routings])
         return loss + auxiliary_loss(routings, targets, self.moe, IGNORED)
 
 

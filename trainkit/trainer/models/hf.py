@@ -57,8 +57,7 @@ class Transformer(Wrapped):
         outputs, loss = self._judged(known, targets, IGNORED, {"tokens": tokens, "targets": targets, **more})
         if self.routers is None or not self.training:  # evaluation is of the predictions alone
             return loss
-        aside, load = routers_loss(self.routers, outputs, targets, IGNORED)
-        self.expert_load = load if self.expert_load is None else self.expert_load + load
+        aside, self.load_of_pass = routers_loss(self.routers, outputs, targets, IGNORED)
         return loss + aside
 
     def _judged(
