@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from bisect import bisect_right
@@ -19,23 +20,27 @@ from strategy_runs import ROOT, Case, write_settings
 
 from trainkit.errors import TrainingError
 from trainkit.machine.probes.host import available_memory
-from trainkit.trainer.auto_batch import Found, give_back, in_words, largest_fitting
+from trainkit.trainer import setup
+from trainkit.trainer.auto_batch import Found, in_words, largest_fitting
 from trainkit.trainer.loop import train
 from trainkit.trainer.metrics.memory_breakdown import peak_resident, resident
 from trainkit.trainer.metrics.writers import Metrics
+from trainkit.trainer.models.gpt import Gpt
+from trainkit.trainer.parallel.single_and_ddp import Engine
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import Parts, assemble, start_record
 from trainkit.trainer.signals import Requests
+from trainkit.trainer.trial_steps import give_back
 
 MakeSettings = Callable[..., Settings]
+SHORT: dict[str, Any] = {"train": {"steps": 2}, "eval": {"every_steps": 0}}
 SIZES = (1, 2, 4, 8, 16)
 # About 9 MiB of activations for each sample, nearly all of them attention scores, and little to compute.
 HEAVY: dict[str, Any] = {
     "model": {"layers": 1, "heads": 8, "hidden_size": 16, "dropout": 0.1},
     "data": {"sequence_length": 256},
     "efficiency": {"attention": "eager"},
-    "train": {"steps": 2},
-    "eval": {"every_steps": 0},
+    **SHORT,
 }
 
 
@@ -155,12 +160,102 @@ def test_a_bound_that_not_one_sample_keeps_is_an_error_that_says_what_to_do(make
     assert "gradient_checkpointing" in error.value.diagnostics[0].hint
 
 
+TOO_LARGE = (
+    "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input.",
+    "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nFailed to CUDA calloc 10485760 bytes",
+    "CUDA error: invalid configuration argument\nCUDA kernel errors might be asynchronously reported",
+)
+PLACES = {
+    "forward": (torch.nn.Embedding, "forward"),
+    "backward": (Engine, "backward"),
+    "update": (torch.optim.AdamW, "step"),
+}
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, place: str, error: Exception, above: int) -> list[int]:
+    """From now on steps of micro batches above a size fail in one place. Gives how often a model was drawn since."""
+    seen, drawn = [0], [0]
+    look, draw = Gpt.forward, setup.prepared_model
+    kind, name = PLACES[place]
+    really = getattr(kind, name)
+
+    def forward(self: Gpt, tokens: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
+        seen[0] = len(tokens)
+        return look(self, tokens, *more, **named)
+
+    def fail(self: Any, *given: Any, **named: Any) -> Any:
+        if seen[0] > above:
+            if isinstance(self, torch.optim.Optimizer):  # its state is made in part
+                self.state[self.param_groups[0]["params"][0]]["step"] = torch.zeros(())
+            raise error
+        return really(self, *given, **named)
+
+    def count(settings: Settings) -> Any:
+        drawn[0] += 1
+        return draw(settings)
+
+    monkeypatch.setattr(Gpt, "forward", forward)
+    monkeypatch.setattr(kind, name, fail)
+    monkeypatch.setattr(setup, "prepared_model", count)
+    return drawn
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [*(("forward", text) for text in TOO_LARGE), ("backward", TOO_LARGE[0]), ("update", TOO_LARGE[0])],
+    ids=["forward", "cublas", "cudnn", "nccl", "launch", "backward", "update"],
+)
+def test_a_size_that_fails_is_too_large_and_the_search_goes_on_with_the_copy_that_it_has(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, place: str, text: str
+) -> None:
+    # The scaler of fp16 knows how far a step has come.
+    settings = searching(make_settings(batch={"micro": "auto"}, precision={"dtype": "fp16"}, **SHORT))
+    explicit = dataclasses.replace(
+        make_settings(precision={"dtype": "fp16"}, **SHORT),
+        batch=dataclasses.replace(settings.batch, micro=4, accumulation=4, search=()),
+    )
+    drawn = failing(monkeypatch, place, RuntimeError(text), above=4)
+    parts = parts_of(settings)
+    assert drawn == [2]  # the copy, and the one that trains
+    found = found_in(parts)
+    assert (found.micro, [(tried.micro, tried.fits) for tried in found.tried]) == (
+        4,
+        [(1, True), (2, True), (4, True), (8, False)],
+    )
+    assert found.tried[-1].why.startswith(("out of memory on rank 0", f"more than a kernel takes ({text[:40]}"))
+    assert losses(parts) == losses(parts_of(explicit))
+
+
+def test_sizes_after_one_that_failed_are_tried_with_the_same_copy(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = searching(make_settings(batch={"micro": "auto"}))
+    batch = dataclasses.replace(settings.batch, search=tuple(range(1, 17)))
+    drawn = failing(monkeypatch, "update", MemoryError(), above=5)
+    found = found_in(parts_of(dataclasses.replace(settings, batch=batch)))
+    assert (found.micro, drawn) == (5, [2])
+    assert [tried.micro for tried in found.tried] == [1, 2, 4, 8, 6, 5]
+
+
+@pytest.mark.parametrize(
+    "text", [TOO_LARGE[2], TOO_LARGE[4], "mat1 and mat2 shapes cannot be multiplied"], ids=["cudnn", "launch", "shape"]
+)
+def test_what_need_not_be_the_size_stays_an_error_where_nothing_smaller_has_fitted(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    failing(monkeypatch, "forward", RuntimeError(text), above=0)
+    with pytest.raises(RuntimeError, match=re.escape(text)):
+        parts_of(searching(make_settings(batch={"micro": "auto"})))
+
+
 SHORT_OF_MEMORY = """
 import json, resource, sys
 from dataclasses import asdict
 from pathlib import Path
 import torch
-from trainkit.trainer import auto_batch, loop, setup
+from trainkit.trainer import auto_batch, loop, setup, trial_steps
 from trainkit.trainer.metrics.memory_breakdown import status_bytes
 from trainkit.trainer.settings import World, read_settings
 limit = status_bytes("VmData")["VmData"] + int(sys.argv[1]) * 2**20
@@ -168,7 +263,7 @@ resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 """
 # One rank that does not know of the bound, and meets it.
 UNAWARE = """
-auto_batch.memory_limit = lambda device, asked: auto_batch.MemoryLimit(2**60, 2**60)
+auto_batch.memory_limit = lambda device, asked: trial_steps.MemoryLimit(2**60, 2**60)
 found = setup.assemble(read_settings(Path(sys.argv[3])), World(), torch.device("cpu")).found
 print(json.dumps(asdict(found)))
 """

@@ -6,43 +6,31 @@ The steps are of a copy of the run's model, so nothing of the training is touche
 from __future__ import annotations
 
 import ctypes
-import gc
 import hashlib
 import json
 import logging
 import os
 import platform
-import resource
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from trainkit.errors import TrainingError
 from trainkit.files import cache_folder, read_json, write_json
-from trainkit.machine.probes.host import available_memory, probe_memory
-from trainkit.optimizers import optimizer
+from trainkit.machine.probes.host import probe_memory
 from trainkit.planner.fingerprint import memory_digest
 from trainkit.trainer.distributed import gather_from_ranks
-from trainkit.trainer.metrics.memory_breakdown import peak_resident, resident, status_bytes
-from trainkit.trainer.optim.mixed_precision import autocast
-from trainkit.trainer.optim.optimizers import forget_embeddings
-from trainkit.trainer.parallel import Strategy
 from trainkit.trainer.settings import Settings, World
+from trainkit.trainer.trial_steps import MakeCopy, Trial, may_still_map, memory_limit, restart_peak
 
 log = logging.getLogger("trainkit.trainer")
 IN_RUN = "micro-batch.json"  # in the run directory
-SHARE = 0.9  # of what is free: the rest is for what grows later, and for others
-_CLEAR = Path("/proc/self/clear_refs")
 _MMAP_THRESHOLD = -3  # mallopt(3)
-_OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory")
-# A copy of the run's model under its strategy, and the inputs of this rank's share of the first step.
-MakeCopy = Callable[[], tuple[Strategy, dict[str, Tensor]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +98,10 @@ def _search(settings: Settings, world: World, device: torch.device, make_copy: M
         failed = [(rank, peak, why) for rank, (peak, why) in enumerate(attempts) if why]
         why = next((f"{why} on rank {rank} ({peak / 2**20:.0f} MiB)" for rank, peak, why in failed), "")
         tried.append(Tried(micro, not failed, max(peak for peak, _ in attempts), why))
-        if failed:
-            trial.start_over()
         return not failed
 
     found = largest_fitting(sizes, fits)
-    trial.start_over()
+    trial.end()
     restart_peak(device)  # what was tried is none of the training's memory
     if found is None:
         raise TrainingError(
@@ -191,126 +177,3 @@ class Memory:
                 write_json(file, {"key": self._key, "micro": found.micro, "found": asdict(found)}, indent=1)
             except OSError as error:
                 log.warning("%s cannot be written, the micro batch is searched for again: %s", file, error.strerror)
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryLimit:
-    """Bytes that a rank's memory may reach: the allocator's on CUDA, resident on a CPU."""
-
-    limit: int  # as the recipe has it
-    available: int  # what the machine has for this rank; beyond it the system ends processes
-
-
-class Trial:
-    """Tries micro batches with the first samples of the run, the way that accumulation takes them."""
-
-    def __init__(self, settings: Settings, device: torch.device, memory: MemoryLimit, make_copy: MakeCopy) -> None:
-        self._settings, self._device, self._memory, self._make_copy = settings, device, memory, make_copy
-        self._strategy: Strategy | None = None
-        self._inputs: dict[str, Tensor] = {}
-        self._known: list[tuple[int, int]] = []  # micro batches that fitted, with their peaks in bytes; 0 is at rest
-
-    def attempt(self, micro: int) -> tuple[int, str]:
-        """Take a step with a micro batch; its peak in bytes, expected or seen, and why it does not fit, or ""."""
-        try:
-            # No collective but for the making of the copy: a rank may run out of memory by itself, and then all start
-            # over.
-            if self._strategy is None:
-                self._strategy, self._inputs = self._make_copy()
-                self._step(self._strategy, self._settings.batch.search[0])  # from now on optimizer state is there
-                give_back(self._device)
-                self._known = [(0, resident()), *(known for known in self._known if known[0])]
-            expected = self._expected(micro)
-            if expected > self._memory.available and self._device.type == "cpu":  # would end processes, not fail
-                return expected, "expected to take more than there is, and not tried"
-            restart_peak(self._device)
-            self._step(self._strategy, micro)
-        except (RuntimeError, MemoryError) as error:
-            # torch has a class of its own for CUDA only: elsewhere only the message differs
-            known = isinstance(error, MemoryError | torch.OutOfMemoryError)
-            if not known and not any(text in str(error) for text in _OUT_OF_MEMORY):
-                raise
-            return peak(self._device), "out of memory"
-        used = peak(self._device)
-        if used > self._memory.limit:
-            return used, "more than the limit"
-        self._known.append((micro, used))
-        return used, ""
-
-    def start_over(self) -> None:
-        """Let go of the copy. Another one is made for the next attempt: the old one may have failed in mid-step."""
-        self._strategy, self._inputs = None, {}
-        if optimizer(self._settings.recipe.optimizer.name).embeddings_in_32_bit:
-            forget_embeddings()
-        gc.collect()
-        give_back(self._device)
-
-    def _step(self, strategy: Strategy, micro: int) -> None:
-        """An update after two micro steps, if there are as many: from the second on gradients take memory too."""
-        settings = self._settings
-        share = settings.batch.search[-1]
-        for start in range(0, min(share, 2 * micro), micro):
-            inputs = {name: values[start : start + micro] for name, values in self._inputs.items()}
-            with strategy.micro_step(last=False):
-                with autocast(settings, settings.dtype, self._device):
-                    loss = strategy.model(**inputs)
-                strategy.backward(loss / share, last=False)
-        strategy.update(settings.recipe.optimizer.lr)
-
-    def _expected(self, micro: int) -> int:
-        """The peak from those of smaller ones, for activations grow with the batch; 0 before there is one."""
-        points = sorted(self._known)[-2:]
-        if len(points) < 2:
-            return 0
-        (less, low), (more, high) = points
-        return high + max(0, high - low) * (micro - more) // (more - less)
-
-
-def memory_limit(device: torch.device, asked_mib: int | None, environ: Mapping[str, str] = os.environ) -> MemoryLimit:
-    """The limit of this rank. asked_mib: MiB that the recipe allows it, None for :data:`SHARE` of what is free."""
-    if device.type == "cuda":
-        used, free = torch.cuda.memory_reserved(device), torch.cuda.mem_get_info(device)[0]
-    else:
-        # The ranks of one machine share the memory of its CPU.
-        used, free = resident(), available_memory() // max(1, int(environ.get("LOCAL_WORLD_SIZE", "1")))
-        if (left := may_still_map()) is not None:
-            free = min(free, left)
-    return MemoryLimit(asked_mib * 2**20 if asked_mib else used + int(SHARE * free), used + free)
-
-
-def may_still_map() -> int | None:
-    """Bytes that `ulimit -v` and `ulimit -d` leave to this process; None where there is no such limit."""
-    left = []
-    for name, kind in (("VmSize", resource.RLIMIT_AS), ("VmData", resource.RLIMIT_DATA)):
-        limit = resource.getrlimit(kind)[0]
-        if limit != resource.RLIM_INFINITY and (mapped := status_bytes(name)):
-            left.append(limit - mapped[name])
-    return min(left, default=None)
-
-
-def give_back(device: torch.device) -> None:
-    """Let the system have what is free inside this process: CUDA's allocator and glibc's keep it for later use."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    elif trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # malloc_trim(3); other C libraries have none
-        trim(0)
-
-
-def restart_peak(device: torch.device) -> None:
-    """Forget the peak so far. TrainingError where the system cannot."""
-    give_back(device)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        return
-    try:
-        _CLEAR.write_text("5")  # resets the peak of the resident set (proc(5))
-    except OSError as error:
-        raise TrainingError(
-            f"batch.micro is auto, and this system cannot reset its memory peak ({_CLEAR}: {error.strerror})",
-            hint="set batch.micro to a number",
-        ) from error
-
-
-def peak(device: torch.device) -> int:
-    """Bytes at the highest since :func:`restart_peak`."""
-    return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else peak_resident()

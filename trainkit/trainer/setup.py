@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Fsdp, Recipe
@@ -40,6 +39,7 @@ from trainkit.trainer.perf.profiling import Profiler
 from trainkit.trainer.randomness import be_deterministic, seed_generators
 from trainkit.trainer.rank_agreement import agree, checkpoint_folder
 from trainkit.trainer.settings import Settings, World
+from trainkit.trainer.trial_steps import Copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +124,12 @@ def own_time(stamps: Stamps, strategy: str) -> Stamps:
     return stamps
 
 
-def first_step(
-    settings: Settings, source: Source, order: Order, world: World, device: torch.device
-) -> tuple[Strategy, dict[str, Tensor]]:
-    """A copy of the run's model under its strategy, and the inputs of this rank's share of the first step."""
+def first_step(settings: Settings, source: Source, order: Order, world: World, device: torch.device) -> Copy:
+    """A copy of the run's model under its strategy, and this rank's share of the first step."""
     model, source = seeded_model(settings, source)
     mine = positions_of_rank(settings.batch, world.rank)
-    inputs = source.train[order.indices(0, mine.start, mine.stop)].on(device)
-    return STRATEGIES[settings.recipe.strategy.kind].build(model, settings, world, device), inputs
+    batch = source.train[order.indices(0, mine.start, mine.stop)]
+    return Copy(model, STRATEGIES[settings.recipe.strategy.kind].build(model, settings, world, device), batch)
 
 
 def seeded_model(settings: Settings, source: Source) -> tuple[Model, Source]:

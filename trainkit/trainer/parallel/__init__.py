@@ -31,6 +31,12 @@ class Strategy(Protocol):
     def update(self, learning_rate: float) -> Tensor | float:
         """Clip, step and clear; returns the norm of the gradients of all ranks before clipping."""
 
+    def abandon_step(self) -> None:
+        """Forget a step that has failed midway, with all optimizer state; the weights stay as the failure left them.
+
+        Only of strategies of plain PyTorch, and to try what fits.
+        """
+
     def skipped_steps(self) -> int:
         """Updates that fp16 loss scaling has skipped so far."""
 

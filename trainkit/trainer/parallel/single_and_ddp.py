@@ -41,7 +41,8 @@ class Engine(Strategy):
         self.model = model
         self.optimizer = build_optimizer(model, settings.recipe.optimizer)
         # Only fp16 needs loss scaling, for its gradients would underflow; not enabled, it does nothing but step.
-        self.scaler = torch.amp.GradScaler(device.type, enabled=settings.dtype == "fp16")
+        self._new_scaler = partial(torch.amp.GradScaler, device.type, enabled=settings.dtype == "fp16")
+        self.scaler = self._new_scaler()
         # Frozen parameters (LoRA) have no gradients to clip.
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._max_norm = settings.recipe.train.max_grad_norm
@@ -63,6 +64,11 @@ class Engine(Strategy):
             self._skipped = self._skipped + (self.scaler.scale(self._one) < before)  # it backs off after a skipped one
         self.optimizer.zero_grad(set_to_none=True)  # so that gradients take no memory in the next forward pass
         return norm
+
+    def abandon_step(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.state.clear()  # some tensors may have a part of theirs, and would never get the rest
+        self.scaler = self._new_scaler()  # it knows which of its calls in a step were made
 
     def skipped_steps(self) -> int:
         return int(self._skipped)
