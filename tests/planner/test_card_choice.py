@@ -329,6 +329,18 @@ def test_bf16_on_mps_needs_a_system_that_has_it(layered: Layered, machine: Machi
     assert ("requires macOS 14" in said(plan, "blocker")) is blocked
 
 
+@pytest.mark.parametrize(
+    ("torch", "dtype", "blocked"), [("2.7.1", "fp16", True), ("2.8.0", "fp16", False), ("2.7.1", "fp32", False)]
+)
+def test_fp16_on_mps_needs_a_torch_that_scales_the_loss_there(
+    layered: Layered, machine: Machine, torch: str, dtype: str, blocked: bool
+) -> None:
+    facts = machine(0, mps=True, system="macOS 14.5")
+    facts = replace(facts, packages={**facts.packages, "torch": torch})
+    told = said(build_plan(layered({"precision": {"dtype": dtype}}), facts).plan, "blocker")
+    assert ("fp16 on mps requires torch >= 2.8; 2.7.1 is installed" in told) is blocked
+
+
 NODES = (NumaNode(0, (0, 1, 2, 3, 8), GIGABYTE), NumaNode(1, (4, 5, 6, 7), GIGABYTE))
 BOUND = {"strategy": {"kind": "ddp"}, "launcher": {"numa_binding": "node"}}
 

@@ -49,6 +49,30 @@ def test_every_sample_gets_its_label_by_name_with_all_probabilities(
     assert [each["sample"] for each in held_out] == [8, 9, 10]
 
 
+class OnMps(torch.Tensor):
+    """A tensor as on MPS: all that is made of it is too, until it is copied to the host, and nothing has 64 bits."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        if func is torch.Tensor.cpu:
+            return made.as_subclass(torch.Tensor)
+        if isinstance(made, torch.Tensor) and made.dtype == torch.float64:
+            raise TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64")
+        return made
+
+
+def test_nothing_is_computed_in_64_bits_on_the_device(make_settings: MakeSettings) -> None:
+    settings = make_settings(predict={"split": "validation"})
+    expected = predicted(settings)
+    parts = assemble(settings, World(), torch.device("cpu"))
+    parts.model.register_forward_hook(lambda module, inputs, output: output.as_subclass(OnMps))
+    predict(parts)
+    assert [json.loads(line) for line in (settings.run_dir / FILE).read_text().splitlines()] == expected
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_every_sample_of_a_language_model_gets_its_loss(
     own: bool, make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -48,6 +48,20 @@ def test_generators_go_on_from_their_states() -> None:
     assert (random.random(), np.random.random(), float(torch.rand(()))) == drawn
 
 
+def test_the_generator_of_mps_goes_on_too_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(3)  # in place of a Mac's
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.mps, "get_rng_state", generator.get_state)
+    monkeypatch.setattr(torch.mps, "set_rng_state", generator.set_state)
+    states = generator_states()
+    drawn = torch.rand(4, generator=generator).tolist()
+    restore_generator_states(states)
+    assert torch.rand(4, generator=generator).tolist() == drawn
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    restore_generator_states(states)  # of a Mac, read elsewhere
+    assert torch.rand(4, generator=generator).tolist() != drawn
+
+
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 def test_data_of_every_protocol_is_read(protocol: int) -> None:
     array = np.arange(6, dtype=np.uint32)

@@ -40,6 +40,8 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement("devices.type", ("xla",), "torch-xla", "2.0", install=TORCH_XLA),
     # fully_shard records events on streams, which torch.cpu.Stream of 2.6 cannot
     Requirement("fsdp on", ("cpu",), "torch", "2.7", install="pip install 'torch>=2.7'"),
+    # before, GradScaler takes float64, which MPS has not (https://github.com/pytorch/pytorch/pull/150255)
+    Requirement("fp16 on", ("mps",), "torch", "2.8", install="pip install 'torch>=2.8'"),
     # before, accelerate reads none of the mesh's variables (utils/launch.py), or none of those of sequence parallelism
     Requirement(
         "sequence parallelism over", ("ranks",), "accelerate", "1.12", install="pip install 'accelerate>=1.12'"
@@ -163,6 +165,7 @@ def _choices(context: Context) -> dict[str, tuple[object, ...]]:
         keys = ("optimizer.name", "peft.kind", "data.kind", "model.kind", "efficiency.attention")
         found |= {key: (value_of(context, key),) for key in keys}
         found["program builtin under"] = (strategy,)
+        found["fp16 on"] = (context.topology.device,) if context.dtype == "fp16" else ()
         found["data.tokenizer"] = ("a folder",) if value_of(context, "data.tokenizer") else ()
         found["logging.report_to"] = tuple(recipe.logging.report_to)
     return found

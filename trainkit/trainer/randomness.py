@@ -47,6 +47,8 @@ def generator_states() -> bytes:
     if _cuda_is_used():
         # Of this rank's card alone: the others may belong to other ranks, or to other runs.
         states["cuda"] = torch.cuda.get_rng_state().tolist()
+    if torch.backends.mps.is_available():  # there is one of these, and seeding torch has opened it already
+        states["mps"] = torch.mps.get_rng_state().tolist()
     return json.dumps(states).encode()
 
 
@@ -67,6 +69,8 @@ def restore_generator_states(content: bytes) -> None:
         torch.set_rng_state(torch.as_tensor(states["torch"], dtype=torch.uint8))
         if "cuda" in states and _cuda_is_used():
             torch.cuda.set_rng_state(torch.as_tensor(states["cuda"], dtype=torch.uint8))
+        if "mps" in states and torch.backends.mps.is_available():
+            torch.mps.set_rng_state(torch.as_tensor(states["mps"], dtype=torch.uint8))
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RuntimeError) as error:
         raise UnpicklingError(f"the states of the generators are damaged ({error})") from error
 

@@ -80,8 +80,8 @@ def _judged(parts: Parts, inputs: Mapping[str, Tensor]) -> Iterator[dict[str, An
         return _labels(logits.softmax(dim=-1), inputs.get(truth), parts.source.labels)
     ignored = IGNORED if truth == "targets" else NO_LABEL
     losses = functional.cross_entropy(logits.transpose(1, 2), inputs[truth], ignore_index=ignored, reduction="none")
-    counts = (inputs[truth] != ignored).sum(dim=1)
-    means = losses.double().sum(dim=1) / counts.clamp(min=1)
+    counts = (inputs[truth] != ignored).sum(dim=1).cpu()
+    means = losses.cpu().double().sum(dim=1) / counts.clamp(min=1)  # on the host, for MPS has no 64 bits
     pairs = zip(means.tolist(), counts.tolist(), strict=True)
     return ({"loss": round(loss, 6), "counted": count} for loss, count in pairs)
 
