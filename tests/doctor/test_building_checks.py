@@ -200,6 +200,7 @@ def test_cards_in_good_order_pass(machine: Machine) -> None:
         ({"processes": (GpuProcess(4711, "ada", "python old.py", 10 * GIB),)}, "warning", "pid 4711 ada, 10 GiB"),
         ({"processes": (GpuProcess(99, "ada", "Xorg", GIB, graphics=True),), "memory_free": 70 * GIB}, "ok", "card"),
         ({"memory_free": 40 * GIB}, "warning", "40 GiB of card 1 (NVIDIA H100) are in use"),
+        ({"memory_free": 70 * GIB, "memory_reserved": 9 * GIB}, "ok", "card"),
     ],
 )
 def test_a_card_that_is_not_well_is_found(machine: Machine, changes: dict[str, object], level: str, words: str) -> None:

@@ -83,11 +83,17 @@ def test_processes_on_a_card_have_an_owner_and_a_command_without_its_secrets(
 
 @pytest.mark.cli
 def test_parts_of_a_split_card_are_told(found: Callable[..., Facts], cards: Cards) -> None:
-    part = {"uuid": "MIG-1", "name": "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "total": 10 * GIGABYTE, "free": GIGABYTE}
+    part: dict[str, Any] = {
+        "uuid": "MIG-1",
+        "name": "NVIDIA A100-SXM4-80GB MIG 1g.10gb",
+        "total": 10 * GIGABYTE,
+        "free": GIGABYTE,
+    }
+    part["reserved"] = GIGABYTE // 4
     (gpu,) = found(cards(card(0, instances=[part]))).gpus
     assert gpu.mig
-    assert [(each.uuid, each.profile, each.memory_total) for each in gpu.instances] == [
-        ("MIG-1", "1g.10gb", 10 * GIGABYTE)
+    assert [(each.uuid, each.profile, each.memory_total, each.memory_reserved) for each in gpu.instances] == [
+        ("MIG-1", "1g.10gb", 10 * GIGABYTE, GIGABYTE // 4)
     ]
 
 

@@ -334,3 +334,17 @@ def test_what_a_part_of_a_card_does_not_tell_is_null(
     told = {"local_rank": 0, "uuid": "MIG-a", "memory_bytes": 6 * GIGABYTE, "utilization": None}
     assert watch.sample() == [told]
     assert (dict(watch.peak), dict(watch.utilization)) == ({"MIG-a": 6 * GIGABYTE}, {})
+
+
+def test_what_the_driver_keeps_for_itself_is_not_counted_as_occupied(
+    tmp_path: Path, cards: Cards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: tuple[dict[str, Any], ...] = ({"reserved": GIGABYTE}, {})
+    told = [card(number, free=77 * GIGABYTE, **more) for number, more in enumerate(kept)]
+    for name, value in cards(*told).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(sys.modules, "pynvml", stand_in())
+    watch = CardWatch([Card(0, each["uuid"], "A100") for each in told], tmp_path / "cards.jsonl")
+    assert watch.open()
+    # a driver before 510 does not keep it apart
+    assert [each["memory_bytes"] for each in watch.sample()] == [2 * GIGABYTE, 3 * GIGABYTE]

@@ -45,6 +45,7 @@ class MigInstance:
     memory_free: int
     processes: tuple[GpuProcess, ...] = ()
     held_by: Hold | None = None
+    memory_reserved: int = 0  # the driver's own, never free
 
 
 @dataclass(frozen=True, slots=True)

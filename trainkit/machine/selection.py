@@ -44,7 +44,7 @@ def _parts(gpu: Gpu) -> list[Gpu]:
             name=f"{gpu.name} MIG {part.profile}",
             memory_total=part.memory_total,
             memory_free=part.memory_free,
-            memory_reserved=0,
+            memory_reserved=part.memory_reserved,
             processes=part.processes,
             held_by=part.held_by,
             instances=(),

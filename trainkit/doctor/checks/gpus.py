@@ -135,7 +135,7 @@ def _clocks(gpu: Gpu, label: str) -> Iterator[Finding]:
 def _processes(gpu: Gpu, label: str) -> Iterator[Finding]:
     """Those that compute; a desktop that draws needs little. A split card has processes on parts that are not ours."""
     others = [each for each in gpu.processes if not each.graphics]
-    taken = gpu.memory_total - gpu.memory_free
+    taken = gpu.memory_total - gpu.memory_free - gpu.memory_reserved
     if gpu.mig:
         return
     if others:

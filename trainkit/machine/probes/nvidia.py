@@ -78,7 +78,7 @@ class Asked:
     def card(self, index: int) -> Gpu:
         """Everything about one card."""
         handle = self.must("nvmlDeviceGetHandleByIndex", index)
-        total, free, reserved = self._memory(handle)
+        total, free, reserved = self.memory(handle) or (0, 0, 0)
         pci = self.maybe("nvmlDeviceGetPciInfo", handle)
         bus_id = _text(pci.busId) if pci else ""
         use = self.maybe("nvmlDeviceGetUtilizationRates", handle)
@@ -117,15 +117,14 @@ class Asked:
         milliwatts = self.maybe(question, handle)
         return None if milliwatts is None else milliwatts / 1000
 
-    def _memory(self, handle: Any) -> tuple[int, int, int]:
-        """Total, free, and the driver's own; zeros where a card shares the machine's memory and does not report it."""
-        memory = self.maybe("nvmlDeviceGetMemoryInfo", handle)
-        if not memory:
-            return 0, 0, 0
+    def memory(self, handle: Any) -> tuple[int, int, int] | None:
+        """Total, free, and the driver's own; None where a card shares the machine's memory and does not report it."""
         # The first version of the question counts the driver's own as used; the second, of driver 510, keeps it apart.
         version = getattr(self._nvml, "nvmlMemory_v2", None)
-        newer = self.maybe("nvmlDeviceGetMemoryInfo", handle, version) if version is not None else None
-        return int(memory.total), int(memory.free), int(newer.reserved) if newer else 0
+        if version is not None and (newer := self.maybe("nvmlDeviceGetMemoryInfo", handle, version)):
+            return int(newer.total), int(newer.free), int(newer.reserved)
+        memory = self.maybe("nvmlDeviceGetMemoryInfo", handle)
+        return (int(memory.total), int(memory.free), 0) if memory else None
 
     def _pending_repair(self, handle: Any) -> bool | None:
         """Rows (Ampere and later) or pages (before) that wait for a reset."""
@@ -139,11 +138,11 @@ class Asked:
             part = self.maybe("nvmlDeviceGetMigDeviceHandleByIndex", handle, place)
             if part is None:  # places need not be filled
                 continue
-            total, free, _ = self._memory(part)
+            total, free, reserved = self.memory(part) or (0, 0, 0)
             name = self.maybe("nvmlDeviceGetName", part, default="")  # NVIDIA A100-SXM4-80GB MIG 1g.10gb
             profile = name.partition("MIG ")[2] or f"{round(total / 2**30)}gb"
             uuid = self.must("nvmlDeviceGetUUID", part)
-            found.append(MigInstance(uuid, profile, total, free, self._processes(part)))
+            found.append(MigInstance(uuid, profile, total, free, self._processes(part), memory_reserved=reserved))
         return tuple(found)
 
     def _processes(self, handle: Any) -> tuple[GpuProcess, ...]:

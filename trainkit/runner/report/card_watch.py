@@ -1,4 +1,4 @@
-"""How busy the run's NVIDIA cards are, as the driver sees it: CUDA contexts and NCCL buffers included."""
+"""How busy the run's NVIDIA cards are, as the driver sees it: CUDA contexts and NCCL buffers included, its own not."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.files import open_regular, read_json_lines
+from trainkit.machine.probes.nvidia import Asked
 from trainkit.plan.model import Card
 
 # NVML's utilization is a mean over a sixth of a second to one second: asking more often would say nothing more.
@@ -71,11 +72,13 @@ class CardWatch:
 
     def sample(self) -> list[dict[str, Any]]:
         """Ask every card once."""
-        found = []
+        found, ask = [], Asked(self._nvml)
         for rank, uuid, handle in self._handles:
-            memory = self._ask("nvmlDeviceGetMemoryInfo", handle, "used")
-            busy = self._ask("nvmlDeviceGetUtilizationRates", handle, "gpu")
-            found.append({"local_rank": rank, "uuid": uuid, "memory_bytes": memory, "utilization": busy})
+            # not every card answers everything: parts of a card have no utilization
+            memory, busy = ask.memory(handle), ask.maybe("nvmlDeviceGetUtilizationRates", handle)
+            used = None if memory is None else memory[0] - memory[1] - memory[2]
+            share = None if busy is None else int(busy.gpu)
+            found.append({"local_rank": rank, "uuid": uuid, "memory_bytes": used, "utilization": share})
         self._keep(found)
         return found
 
@@ -91,12 +94,6 @@ class CardWatch:
                 self.peak[str(uuid)] = max(memory, self.peak.get(str(uuid), 0))
             if isinstance(busy, int):
                 self._used.setdefault(str(uuid), []).append(busy)
-
-    def _ask(self, question: str, handle: Any, field: str) -> int | None:
-        try:
-            return int(getattr(getattr(self._nvml, question)(handle), field))
-        except self._nvml.NVMLError:  # not every card answers everything: parts of a card have no utilization
-            return None
 
     def _run(self) -> None:
         if not self.open():
