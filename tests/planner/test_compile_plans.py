@@ -87,3 +87,55 @@ def test_the_whole_model_is_not_compiled_where_blocks_are_hooked(
     assert "efficiency.compile.scope: blocks" in caught.value.diagnostics[0].hint
     for scope in ("auto", "blocks"):
         assert build_plan(layered(recipe(scope)), machine()).plan.strategy.kind == strategy
+
+
+GRAPHS: tuple[dict[str, str], ...] = ({"mode": "reduce-overhead"}, {"mode": "max-autotune"}, {"backend": "cudagraphs"})
+ACCUMULATING: dict[str, Any] = {"batch": {"global": 8, "micro": 2}}
+
+
+def refused(layered: Layered, facts: Facts, compiled: dict[str, str], **recipe: Any) -> list[tuple[str, str]]:
+    """(why, hint) of each error of such a plan; none where it can run."""
+    try:
+        build_plan(layered({"efficiency": {"compile": {"enabled": True, **compiled}}, **recipe}), facts)
+    except RecipeError as error:
+        return [(each.why, each.hint) for each in error.diagnostics]
+    return []
+
+
+@pytest.mark.parametrize("compiled", [*GRAPHS, {"backend": "aot_cudagraphs"}])
+@pytest.mark.parametrize("strategy", ["single", "ddp", "zero2"])
+def test_cuda_graphs_are_refused_with_accumulation(
+    layered: Layered, machine: Machine, compiled: dict[str, str], strategy: str
+) -> None:
+    recipe: dict[str, Any] = {"strategy": {"kind": strategy}}
+    ((why, hint),) = refused(layered, machine(1), compiled, **recipe, **ACCUMULATING)
+    assert "over those that are being accumulated" in why
+    assert "max-autotune-no-cudagraphs" in hint
+    assert "mode: default" in hint
+    assert refused(layered, machine(1), compiled, **recipe, batch={"global": 8, "micro": 8}) == []
+
+
+@pytest.mark.parametrize("compiled", GRAPHS)
+@pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
+def test_cuda_graphs_are_refused_where_weights_are_gathered(
+    layered: Layered, machine: Machine, compiled: dict[str, str], strategy: str
+) -> None:
+    ((why, _),) = refused(layered, machine(2), compiled, strategy={"kind": strategy}, batch={"accumulation": 1})
+    assert "gathers them anew" in why
+
+
+@pytest.mark.parametrize(
+    ("gpus", "compiled", "more"),
+    [
+        (0, {"mode": "reduce-overhead"}, {}),
+        (0, {"mode": "max-autotune"}, {"strategy": {"kind": "fsdp"}}),
+        (1, {"mode": "max-autotune-no-cudagraphs"}, {}),
+        (1, {"mode": "default"}, {}),
+        (1, {"mode": "max-autotune", "enabled": False}, {}),
+        (1, {"mode": "reduce-overhead"}, {"program": {"kind": "hf", "script": "t.py"}}),
+    ],
+)
+def test_what_records_no_graphs_goes_with_accumulation(
+    layered: Layered, machine: Machine, gpus: int, compiled: dict[str, str], more: dict[str, Any]
+) -> None:
+    assert refused(layered, machine(gpus), compiled, **ACCUMULATING, **more) == []

@@ -33,6 +33,8 @@ class Combination:
     optimizer: str = "adamw_torch"
     weights: str = "fp32"
     compiled: Literal["no", "auto", "model", "blocks"] = "no"
+    graphs: Literal["none", "recorded"] = "none"  # CUDA graphs, by what compiles the model
+    passes: Amount = "one"  # forward and backward, in each optimizer step
     adapters: Literal["none", "lora", "dora"] = "none"
     swapping: Literal["no", "nvme"] = "no"
     attention: str = "auto"

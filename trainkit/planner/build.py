@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from trainkit.errors import RecipeError
+from trainkit.errors import Diagnostic, RecipeError
 from trainkit.frameworks.deepspeed.ops import preparations
 from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS, choose_launcher
 from trainkit.lazy import load
@@ -16,6 +16,7 @@ from trainkit.optimizers import optimizer
 from trainkit.plan.context import Context, Dtype
 from trainkit.plan.model import (
     PLAN_VERSION,
+    BatchArithmetic,
     Card,
     Choice,
     Command,
@@ -140,12 +141,9 @@ def decide(
         raise RecipeError([*problems, *error.diagnostics]) from error
     launcher = choose_launcher(recipe, placement.topology)
     dtype = _dtype(resolved, placement)
-    problems += unsupported(resolved, placement.topology, placement.cards, launcher.kind, dtype)
-    try:
-        batch = solve_batch(resolved, placement.topology.world_size)
-    except RecipeError as error:
-        raise RecipeError([*problems, *error.diagnostics]) from error
-    if problems:
+    batch, impossible = _batch(resolved, placement.topology.world_size)
+    problems += [*unsupported(resolved, placement, launcher.kind, dtype, batch), *impossible]
+    if batch is None or problems:
         raise RecipeError(problems)
     engine = "deepspeed" if recipe.program.kind == "deepspeed" else launcher.kind
     topology = name_cards(placement, engine, recipe.strategy.kind, queued=recipe.cluster.kind != "none")
@@ -158,6 +156,14 @@ def decide(
     if found := (*program.problems(context), *cluster, *boxed) or tuple(overwritten(context)):
         raise RecipeError(found)
     return context, launcher, Choice(topology.device, placement.device_reason), placement.notices + notices
+
+
+def _batch(resolved: Resolved, ranks: int) -> tuple[BatchArithmetic | None, Sequence[Diagnostic]]:
+    """The solved triangle, or why it has no solution."""
+    try:
+        return solve_batch(resolved, ranks), ()
+    except RecipeError as error:
+        return None, error.diagnostics
 
 
 def _dtype(resolved: Resolved, placement: Placement) -> Dtype:

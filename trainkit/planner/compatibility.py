@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import get_args
 
 from trainkit.errors import Diagnostic
 from trainkit.frameworks.registry import LAUNCHERS
 from trainkit.machine.facts import Gpu
 from trainkit.plan.combination import Amount, Combination, Refusal
-from trainkit.plan.model import Topology
-from trainkit.planner.placement import kind_of_cards
+from trainkit.plan.model import BatchArithmetic, Topology
+from trainkit.planner.advice.compile_backends import records_graphs
+from trainkit.planner.placement import Placement, kind_of_cards
 from trainkit.planner.refusals import REFUSALS
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Recipe, StrategyKind
@@ -28,10 +30,12 @@ def refusals(combination: Combination) -> tuple[Refusal, ...]:
 
 
 def unsupported(
-    resolved: Resolved, topology: Topology, cards: Sequence[Gpu], launcher: str, dtype: str
+    resolved: Resolved, placement: Placement, launcher: str, dtype: str, batch: BatchArithmetic | None
 ) -> list[Diagnostic]:
-    """An error for each reason why the recipe's choices cannot run together."""
-    combination = _combination(resolved.recipe, topology, cards, launcher, dtype)
+    """An error for each reason why the recipe's choices cannot run together. batch: None where it has no solution."""
+    topology = placement.topology
+    passes: Amount = "several" if batch and (batch.accumulation or 1) > 1 else "one"
+    combination = replace(_combination(resolved.recipe, topology, placement.cards, launcher, dtype), passes=passes)
     ranks = counted(topology.world_size, "process", "es")
     what = f"strategy {combination.strategy} with launcher {launcher}, {ranks} on {topology.device}, {dtype}"
     return [
@@ -67,6 +71,7 @@ def _combination(recipe: Recipe, topology: Topology, cards: Sequence[Gpu], launc
         optimizer=recipe.optimizer.name,
         weights=recipe.precision.weights,
         compiled=recipe.efficiency.compile.scope if recipe.efficiency.compile.enabled else "no",
+        graphs="recorded" if topology.device == "cuda" and records_graphs(recipe.efficiency.compile) else "none",
         adapters="dora" if recipe.peft.dora else recipe.peft.kind,
         swapping="nvme" if getattr(recipe.strategy, "nvme_path", None) else "no",
         attention=recipe.efficiency.attention,

@@ -9,6 +9,9 @@ from trainkit.optimizers import ON_DEEPSPEED, OPTIMIZERS, ZERO, Unsupported
 from trainkit.plan.combination import SHARED, Refusal
 
 XLA = ("xla",)
+WITHOUT_GRAPHS = (
+    "efficiency.compile.backend: inductor with mode: default, or max-autotune-no-cudagraphs, which record no graphs"
+)
 
 
 def _optimizer(name: str, found: Unsupported) -> Refusal:
@@ -243,6 +246,20 @@ REFUSALS: tuple[Refusal, ...] = (
         "efficiency.compile.scope",
         "this strategy gathers the weights of each block in hooks around it, where a graph of the whole model breaks",
         "efficiency.compile.scope: blocks",
+    ),
+    Refusal(
+        # https://github.com/pytorch/pytorch/issues/169545 ends with an error, issues/96693 with a wrong sum
+        {"program": ("builtin",), "graphs": ("recorded",), "passes": ("several",)},
+        "efficiency.compile",
+        "a CUDA graph writes its gradients to the same places in each pass, over those that are being accumulated",
+        f"{WITHOUT_GRAPHS}, or batch.accumulation: 1",
+    ),
+    Refusal(
+        {"program": ("builtin",), "graphs": ("recorded",), "strategy": ("fsdp", "zero3")},
+        "efficiency.compile",
+        "a CUDA graph reads the weights from where they were when it was recorded, and this strategy gathers them "
+        "anew for each use",
+        WITHOUT_GRAPHS,
     ),
     Refusal(
         {"program": ("builtin",), "strategy": ("zero3",), "recompute": ("selective",)},

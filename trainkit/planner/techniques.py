@@ -111,13 +111,13 @@ TECHNIQUES: tuple[Technique, ...] = (
         "efficiency.compile.mode: reduce-overhead",
         "no time between kernels: CUDA graphs start them all at once",
         "what the graphs work in stays taken",
-        "steps are short, with small models or batches",
+        "steps are short, with small models or batches; not with accumulation, fsdp or zero3",
     ),
     Technique(
         "efficiency.compile.mode: max-autotune",
         "faster kernels, chosen by trial in a first step of minutes",
         "copies of the inputs where CUDA graphs are recorded",
-        "runs of hours on one kind of card",
+        "runs of hours on one kind of card; as max-autotune-no-cudagraphs with accumulation, fsdp or zero3",
         also="max-autotune-no-cudagraphs",
     ),
     Technique(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
+from trainkit.recipe.schema import Compile
 from trainkit.recipe.validation.suggestions import did_you_mean
 from trainkit.recipe.validation.type_errors import refused
 
@@ -42,9 +43,19 @@ GONE: Mapping[str, tuple[str, str]] = {
 }
 
 
+# Modes of inductor that record CUDA graphs: torch._inductor.list_mode_options().
+RECORDING = ("reduce-overhead", "max-autotune")
+
+
 def backend_in_use(asked: str) -> str:
     """The backend that a name means."""
     return GONE[asked][0] if asked in GONE else asked
+
+
+def records_graphs(settings: Compile) -> bool:
+    """Whether CUDA graphs are recorded of what is compiled, on a device that has them."""
+    used = backend_in_use(settings.backend)
+    return settings.enabled and (used == "cudagraphs" or (used == "inductor" and settings.mode in RECORDING))
 
 
 def compile_notices(context: Context) -> Iterator[Notice]:
