@@ -22,6 +22,16 @@ from trainkit.runner.binding import child_environment
 
 PACKAGES = {"torch": "2.13.0", "numpy": "2.4.0", "accelerate": "1.15.0", "deepspeed": "0.19.8"}
 GIGABYTE = 1024**3
+# A card's name -> its compute capability; others have that of a V100.
+CAPABILITIES = {
+    "Tesla K80": (3, 7),
+    "Tesla P100": (6, 0),
+    "NVIDIA GeForce GTX 1660": (7, 5),
+    "Tesla T4": (7, 5),
+    "NVIDIA A100": (8, 0),
+    "NVIDIA H100": (9, 0),
+    "NVIDIA GeForce RTX 5090": (12, 0),
+}
 
 
 def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -68,7 +78,7 @@ def _gpus(count: int, *names: str) -> tuple[Gpu, ...]:
             name=kinds[index % len(kinds)],
             memory_total=(80 if "A100" in kinds[index % len(kinds)] else 16) * GIGABYTE,
             memory_free=(80 if "A100" in kinds[index % len(kinds)] else 16) * GIGABYTE,
-            compute_capability=(8, 0) if "A100" in kinds[index % len(kinds)] else (7, 0),
+            compute_capability=CAPABILITIES.get(kinds[index % len(kinds)], (7, 0)),
         )
         for index in range(count)
     )

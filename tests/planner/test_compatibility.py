@@ -379,9 +379,10 @@ def test_bf16_weights_under_an_optimizer_that_loses_small_updates_are_warned_of(
 
 
 @pytest.mark.parametrize(
-    ("gpus", "dtype"), [((0,), "fp32"), ((1, "NVIDIA A100"), "bf16"), ((1, "NVIDIA V100"), "fp32")]
+    ("gpus", "dtype"),
+    [((0,), "fp32"), ((1, "NVIDIA A100"), "bf16"), ((1, "NVIDIA V100"), "fp16"), ((1, "Tesla P100"), "fp32")],
 )
-def test_auto_precision_is_bf16_where_every_card_has_it(
+def test_auto_precision_is_what_every_card_is_fast_at(
     layered: Layered, machine: Machine, gpus: tuple[Any, ...], dtype: str
 ) -> None:
     planned = build_plan(layered({"precision": {"dtype": "auto"}}), machine(*gpus))

@@ -16,6 +16,7 @@ from trainkit.recipe.resolved import Request, Resolved
 
 Layered = Callable[..., Resolved]
 Machine = Callable[..., Facts]
+AUTO = {"precision": {"dtype": "auto"}}
 
 
 @pytest.mark.parametrize(
@@ -52,17 +53,17 @@ def test_what_cannot_train_is_refused_with_the_reason(flags: tuple[str, ...], ke
 def test_a_plan_says_what_a_backend_is_here(
     layered: Layered, machine: Machine, backend: str, gpus: int, severity: str | None, words: str
 ) -> None:
-    recipe = {"efficiency": {"compile": {"enabled": True, "backend": backend}}}
+    recipe = {**AUTO, "efficiency": {"compile": {"enabled": True, "backend": backend}}}
     notices = build_plan(layered(recipe), machine(gpus)).plan.notices
     assert [notice.severity for notice in notices] == ([severity] if severity else [])
     assert all(words in notice.what for notice in notices)
 
 
 def test_only_backends_that_can_train_are_proposed(layered: Layered, machine: Machine) -> None:
-    recipe = {"efficiency": {"compile": {"enabled": True, "backend": "indcutor"}}}
+    recipe = {**AUTO, "efficiency": {"compile": {"enabled": True, "backend": "indcutor"}}}
     (notice,) = build_plan(layered(recipe), machine(1)).plan.notices
     assert notice.hint == "did you mean inductor?"
-    recipe = {"efficiency": {"compile": {"enabled": True, "backend": "my_own_thing"}}}
+    recipe = {**AUTO, "efficiency": {"compile": {"enabled": True, "backend": "my_own_thing"}}}
     (notice,) = build_plan(layered(recipe), machine(1)).plan.notices
     proposed = notice.hint.removeprefix("choose one of ").split(", ")
     assert "inductor" in proposed
@@ -70,7 +71,7 @@ def test_only_backends_that_can_train_are_proposed(layered: Layered, machine: Ma
 
 
 def test_a_torch_that_nothing_is_known_of_is_left_to_the_trainer(layered: Layered, machine: Machine) -> None:
-    recipe = {"efficiency": {"compile": {"enabled": True, "backend": "something_new"}}}
+    recipe = {**AUTO, "efficiency": {"compile": {"enabled": True, "backend": "something_new"}}}
     facts = machine(1, packages={"torch": "9.9.0", "numpy": "2.0"})
     assert build_plan(layered(recipe), facts).plan.notices == ()
 

@@ -34,7 +34,7 @@ EVERYTHING = {
 
 
 def notices(layered: Layered, facts: Facts, **optimizer: Any) -> tuple[Notice, ...]:
-    return build_plan(layered({"optimizer": optimizer}), facts).plan.notices
+    return build_plan(layered({"precision": {"dtype": "auto"}, "optimizer": optimizer}), facts).plan.notices
 
 
 def test_everything_is_known_of_every_name() -> None:

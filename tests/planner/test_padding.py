@@ -55,5 +55,13 @@ def test_nothing_is_said_where_there_is_no_such_kernel_to_lose(
     assert warned(layered, machine(gpus), task, {"packing": False}, **more) == []
 
 
+def test_cards_before_ampere_have_no_such_kernel_and_are_not_told_to_install_one(
+    layered: Layered, machine: Machine
+) -> None:
+    fp16 = {"precision": {"dtype": "fp16"}}
+    assert warned(layered, machine(1), "masked_lm", {"packing": False}, **fp16)
+    assert warned(layered, machine(1, "NVIDIA V100"), "masked_lm", {"packing": False}, **fp16) == []
+
+
 def test_samples_that_are_full_need_no_mask(layered: Layered, machine: Machine) -> None:
     assert warned(layered, machine(1), "sequence_classification", {"kind": "random"}) == []

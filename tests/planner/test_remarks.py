@@ -87,7 +87,9 @@ def test_a_plan_says_what_a_reader_would_not_expect(
 def test_a_plain_recipe_on_a_plain_machine_needs_no_remark(layered: Layered, machine: Machine) -> None:
     for strategy in ("single", "ddp", "fsdp", "zero1", "zero2", "zero3"):
         for gpus in (0, 2):
-            notices = build_plan(layered({"strategy": {"kind": strategy}}), machine(gpus)).plan.notices
+            notices = build_plan(
+                layered({"precision": {"dtype": "auto"}, "strategy": {"kind": strategy}}), machine(gpus)
+            ).plan.notices
             small = gpus and strategy not in ("single", "ddp")  # nothing of so small a model has to be divided
             assert ["fit on one card" in notice.what for notice in notices] == [True] * bool(small)
 
@@ -110,7 +112,7 @@ def test_mistakes_of_several_decisions_are_reported_at_once(layered: Layered, ma
     }
 
 
-def test_auto_on_a_card_without_bf16_says_that_fp16_is_the_fast_format(layered: Layered, machine: Machine) -> None:
+def test_auto_on_a_card_without_bf16_says_what_fp16_brings_along(layered: Layered, machine: Machine) -> None:
     resolved, facts = layered({"precision": {"dtype": "auto"}}), machine(1)
     old = replace(facts, gpus=tuple(replace(gpu, compute_capability=(7, 0)) for gpu in facts.gpus))
     for tried, expected in ((facts, 0), (old, 1)):

@@ -23,6 +23,7 @@ class Combination:
     nodes: Amount = "one"
     dtype: str = "fp32"
     eval_dtype: Literal["same", "other"] = "same"
+    evaluates: str = "fp32"  # the format of evaluation
     recompute: Literal["whole", "selective"] = "whole"  # of the blocks that gradient_checkpointing names
     restarts: Literal["no", "yes"] = "no"
     order: Literal["ascending", "other"] = "ascending"

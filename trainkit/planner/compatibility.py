@@ -61,6 +61,7 @@ def _combination(recipe: Recipe, topology: Topology, cards: Sequence[Gpu], launc
         nodes="one" if topology.nodes == 1 else "several",
         dtype=dtype,
         eval_dtype="same" if recipe.precision.eval in ("same", dtype) else "other",
+        evaluates=dtype if recipe.precision.eval == "same" else recipe.precision.eval,
         recompute="selective" if recipe.efficiency.gradient_checkpointing.selective else "whole",
         restarts="yes" if recipe.launcher.max_restarts else "no",
         order="ascending" if indices == sorted(indices) else "other",

@@ -13,6 +13,7 @@ from trainkit.optimizers import MOMENTS
 from trainkit.optimizers import optimizer as known
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
+from trainkit.planner.advice.card_kernels import has_flash_attention, kernel_notices
 from trainkit.planner.advice.compile_backends import compile_notices
 from trainkit.planner.advice.memory import memory_advice
 from trainkit.planner.advice.tensor_cores import tensor_core_advice
@@ -162,7 +163,8 @@ def _padding(context: Context) -> Iterator[Notice]:
     labelled = model.task == "sequence_classification"
     if model.task == "causal_lm" or (data.packing and not labelled):
         return
-    if recipe.efficiency.attention not in ("auto", "sdpa"):
+    # torch's flash kernel needs the same cards as the package's (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)
+    if recipe.efficiency.attention not in ("auto", "sdpa") or not has_flash_attention(context.cards):
         return
     what = (
         f"texts shorter than data.sequence_length {data.sequence_length} are filled up, which takes an attention mask, "
@@ -180,6 +182,7 @@ SOURCES: tuple[Callable[[Context], Iterable[Notice]], ...] = (
     container_notices,
     _rendezvous,
     precision_notices,
+    kernel_notices,
     doubtful_releases,
     _optimizer,
     compile_notices,

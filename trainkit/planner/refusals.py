@@ -197,6 +197,18 @@ REFUSALS: tuple[Refusal, ...] = (
         "precision.dtype: bf16, or efficiency.attention: sdpa",
     ),
     Refusal(
+        {
+            "program": ("builtin",),
+            "model": ("hf",),
+            "attention": ("flash_attention_2",),
+            "dtype": ("bf16", "fp16"),
+            "evaluates": ("fp32",),
+        },
+        "precision.eval",
+        "FlashAttention-2 computes in 16 bits only, and evaluation is to be in fp32",
+        "precision.eval: same, or efficiency.attention: sdpa",
+    ),
+    Refusal(
         {"program": ("builtin",), "model": ("hf",), "attention": ("flash_attention_2",), "device": ("cpu", "mps")},
         "efficiency.attention",
         "FlashAttention-2 runs on CUDA only",

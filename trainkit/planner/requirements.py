@@ -13,6 +13,7 @@ from trainkit.machine.versions import at_least
 from trainkit.optimizers import ON_DEEPSPEED, OPTIMIZERS, ZERO
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
+from trainkit.planner.advice.card_kernels import has_flash_attention
 from trainkit.planner.technique import value_of
 from trainkit.recipe.schema import Fsdp, Image
 
@@ -164,6 +165,8 @@ def _choices(context: Context) -> dict[str, tuple[object, ...]]:
     if recipe.program.kind == "builtin":  # a program of the user's own decides by itself what it uses
         keys = ("optimizer.name", "peft.kind", "data.kind", "model.kind", "efficiency.attention")
         found |= {key: (value_of(context, key),) for key in keys}
+        if not has_flash_attention(context.cards):  # what no card here can run need not be installed
+            del found["efficiency.attention"]
         found["program builtin under"] = (strategy,)
         found["fp16 on"] = (context.topology.device,) if context.dtype == "fp16" else ()
         found["data.tokenizer"] = ("a folder",) if value_of(context, "data.tokenizer") else ()

@@ -22,7 +22,8 @@ class Precision(Section):
 
     dtype: Literal["auto", "fp32", "fp16", "bf16"] = setting(
         "fp32",
-        "Format of the forward and backward computation. `auto` is bf16 where the device has it, else fp32.",
+        "Format of the forward and backward computation. `auto` is bf16 where every card has units for it, else fp16 "
+        "where every card has tensor cores, else fp32.",
     )
     weights: Literal["fp32", "bf16"] = setting(
         "fp32",

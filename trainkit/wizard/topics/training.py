@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from trainkit.planner.dtype import AMPERE
+from trainkit.planner.dtype import fast_format
 from trainkit.recipe.validation.type_errors import takes_switch
 from trainkit.text import counted
 from trainkit.wizard.planner_check import check, reaches, used_cards
@@ -15,9 +15,9 @@ SAVE = "checkpoint.every_steps"
 STEPS = 500  # what the quickstart takes: minutes, not hours
 FORMATS = {
     "fp32": "single precision throughout",
-    "fp16": "16 bits with loss scaling, for cards before Ampere",
+    "fp16": "16 bits with loss scaling, for cards with tensor cores before Ampere",
     "bf16": "16 bits without loss scaling, for Ampere and later",
-    "auto": "bf16 where every card has it, else fp32",
+    "auto": "bf16 where every card has it, else fp16 where every card has tensor cores, else fp32",
 }
 # `64/8`, `64/auto`, `/8`, or `64` alone.
 KEEPS_ITS_BATCH = ("hf",)  # DeepSpeed's engine needs sizes in its file, and others are not told
@@ -37,7 +37,7 @@ def _precision(view: View) -> Question:
         default, source = str(view.get("precision.dtype")), view.base.name
     elif cards:  # the oldest decides: all ranks compute in one format
         oldest = min(cards, key=lambda gpu: gpu.compute_capability)
-        default, source = "bf16" if oldest.compute_capability >= AMPERE else "fp16", f"found: {oldest.name}"
+        default, source = fast_format(cards), f"found: {oldest.name}"  # what auto would be
     formats = offered(view, "precision.dtype", lambda name: FORMATS.get(name, ""))
     return Question("Which number format does it compute in?", (why,), formats, default, source)
 
