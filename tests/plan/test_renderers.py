@@ -126,7 +126,8 @@ def test_the_page_shows_batch_topology_reasons_and_remarks(layered: Layered, mac
 
 def test_the_page_for_thousands_of_nodes_is_short(layered: Layered, machine: Machine) -> None:
     where = {"count": 4096, "rendezvous": "node0:29400"}
-    page = table.render(build_plan(layered({"strategy": {"kind": "fsdp"}, "nodes": where}), machine(8)).plan)
+    recipe = {"strategy": {"kind": "fsdp"}, "precision": {"dtype": "fp32"}, "nodes": where}
+    page = table.render(build_plan(layered(recipe), machine(8)).plan)
     assert "4096 nodes, 32768 ranks on cuda" in page
     assert "local rank 7 on card 7" in page
     assert len(page.splitlines()) < 66

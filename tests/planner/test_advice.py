@@ -94,6 +94,7 @@ def test_a_size_that_leaves_tiles_idle_is_noted(layered: Layered, machine: Machi
         (0, A100, "bf16", {}),
         (1, A100, "fp32", {}),
         (1, V100, "tf32", {}),
+        (1, "NVIDIA GeForce GTX 1660", "fp16", {}),
         (1, A100, "bf16", {"program": {"kind": "torch", "script": "t.py", "reads_recipe": True}}),
     ],
 )

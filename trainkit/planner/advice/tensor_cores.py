@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from trainkit.machine.facts import Gpu
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
+from trainkit.planner.dtype import AMPERE, VOLTA, has_tensor_cores
 
 SOURCE = "https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html"
 REQUIREMENTS, QUANTIZATION = f"{SOURCE}#requirements-tc", f"{SOURCE}#dim-quantization"
@@ -22,7 +23,7 @@ MULTIPLES: Mapping[str, tuple[int, int]] = {
     "bf16": (8, 64),  # not in the table, whose multiples are 16 bytes, and 128 on an A100: as wide as fp16
     "tf32": (4, 32),  # REQUIREMENTS, table 1
 }
-VOLTA, AMPERE, A100 = (7, 0), (8, 0), (8, 0)  # the A30 has the A100's chip
+A100 = (8, 0)  # the A30 has the A100's chip
 FIRST: Mapping[str, tuple[int, int]] = {"fp16": VOLTA, "bf16": AMPERE, "tf32": AMPERE}
 
 # The sides of products in configurations of transformers, by the names that its architectures give them.
@@ -43,7 +44,7 @@ def tensor_core_advice(context: Context) -> Iterator[Notice]:
     if context.recipe.program.kind != "builtin" or used not in MULTIPLES or not context.cards:
         return
     # All ranks wait for a card without tensor cores for the format, and no size makes it faster.
-    if any(gpu.compute_capability < FIRST[used] for gpu in context.cards):
+    if any(gpu.compute_capability < FIRST[used] or not has_tensor_cores(gpu) for gpu in context.cards):
         return
     # The most demanding card decides: all ranks wait for each other.
     card = max(context.cards, key=lambda gpu: _multiple(used, gpu))
