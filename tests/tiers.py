@@ -145,7 +145,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     folder = tempfile.TemporaryDirectory(prefix="trainkit-extensions-")
     os.environ[EXTENSIONS] = folder.name  # the workers inherit it
     build = subprocess.Popen(
-        [sys.executable, "-m", "trainkit.trainer.perf.build_ops", "--ops", "shm_comm"],
+        [sys.executable, "-m", "trainkit.trainer.perf.build_ops", "--ops", "shm_comm", "--device", "cpu"],
         cwd=TESTS.parent,
         env={**os.environ, "TORCH_EXTENSIONS_DIR": folder.name, "DS_ACCELERATOR": "cpu"},
         stdout=subprocess.DEVNULL,

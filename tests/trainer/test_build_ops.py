@@ -30,7 +30,7 @@ def test_what_is_built_is_not_built_again_and_a_lost_library_is(
 ) -> None:
     library, built = tmp_path / "op.so", []
 
-    def build(name: str) -> str:
+    def build(name: str, device: str, capabilities: str) -> str:
         built.append(name)
         library.touch()
         return str(library)
@@ -48,6 +48,49 @@ def test_what_is_built_is_not_built_again_and_a_lost_library_is(
     library.unlink()
     build_missing(["cpu_adam"])
     assert built == ["cpu_adam"] * 2
+
+
+def test_what_is_built_for_one_device_is_not_taken_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library, built = tmp_path / "op.so", []
+
+    def build(name: str, device: str, capabilities: str) -> str:
+        built.append((device, capabilities))
+        library.touch()
+        return str(library)
+
+    def missing(*asked: str) -> list[tuple[str, str]]:
+        built.clear()
+        build_missing(["cpu_adam"], *asked)
+        return list(built)
+
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    monkeypatch.setattr(build_ops, "_build", build)
+    assert missing("cpu") == [("cpu", "")]
+    assert missing("cuda", "8.0") == [("cuda", "8.0")]
+    assert missing("cuda", "8.0") == []
+    assert missing("cuda", "8.0;9.0") == [("cuda", "8.0;9.0")]
+    assert missing("cpu") == [("cpu", "")]  # for the same file is the cards' library now
+    assert missing("cuda") == missing("cuda") == [("cuda", "")]  # for cards that only DeepSpeed will see
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")  # which the ranks obey, too
+    assert missing("cuda", "8.0") == [("cuda", "9.0")]
+
+
+def test_no_op_for_cards_is_built_where_torch_sees_none(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "trainkit.trainer.perf.build_ops", "--ops", "fused_adam"),
+            *("--device", "cuda", "--capabilities", "8.0,9.0"),
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TORCH_EXTENSIONS_DIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "fused_adam cannot be built on this machine: torch sees no CUDA card" in done.stderr
+    assert not list(tmp_path.rglob("*.so"))
 
 
 def test_an_unknown_op_is_answered_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:

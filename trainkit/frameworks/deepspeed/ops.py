@@ -30,7 +30,11 @@ def preparations(context: Context) -> tuple[Preparation, ...]:
     ops = list(dict.fromkeys(_ops(context))) if context.deepspeed and context.recipe.program.kind != "torch" else []
     if not ops:
         return ()
-    argv = (*texts(module(context, "trainkit.trainer.perf.build_ops")), text("--ops"), text(",".join(ops)))
+    device = "cuda" if context.topology.device == "cuda" else "cpu"
+    words = ["--ops", ",".join(ops), "--device", device]
+    if capabilities := sorted({gpu.compute_capability for gpu in context.cards}):
+        words += ["--capabilities", ",".join(f"{major}.{minor}" for major, minor in capabilities)]
+    argv = (*texts(module(context, "trainkit.trainer.perf.build_ops")), *map(text, words))
     return (Preparation("build DeepSpeed ops", argv, "deepspeed-ops"),)
 
 

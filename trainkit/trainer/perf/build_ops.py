@@ -1,6 +1,7 @@
 """Build DeepSpeed ops ahead of a run: ``python -m trainkit.trainer.perf.build_ops --ops shm_comm,cpu_adam``.
 
 Ranks that find an op missing build it at first use, for half a minute and more. Quiet and quick when all is built.
+An op of one name is another library on CUDA than on a CPU, and one that is built for some cards may not run on others.
 """
 
 from __future__ import annotations
@@ -45,41 +46,57 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Build what is missing. Exit code 4, and what is missing or what the compiler says, when one cannot be built."""
     parser = argparse.ArgumentParser(prog="python -m trainkit.trainer.perf.build_ops", description=__doc__)
     parser.add_argument("--ops", required=True, help=f"comma-separated, of {', '.join(BUILDERS)}")
-    names = [name for name in parser.parse_args(argv).ops.split(",") if name]
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="that the run trains on")
+    parser.add_argument("--capabilities", default="", help="of the cards that it uses, comma-separated: 8.0,9.0")
+    asked = parser.parse_args(argv)
+    names = [name for name in asked.ops.split(",") if name]
     try:
         unknown = [name for name in names if name not in BUILDERS]
         if unknown:
             raise TrainingError(f"no DeepSpeed op is named {', '.join(unknown)}", hint=f"known: {', '.join(BUILDERS)}")
-        build_missing(names)
+        build_missing(names, asked.device, asked.capabilities.replace(",", ";"))
     except TrainkitError as error:
         sys.stderr.write(in_words(error))
         return int(error.exit_code)
     return 0
 
 
-def build_missing(names: Iterable[str]) -> None:
-    """Build each op that no earlier call has built with these versions; MachineError when one cannot be."""
+def build_missing(names: Iterable[str], device: str = "cpu", capabilities: str = "") -> None:
+    """Build each op that no earlier call has built for this with these versions; MachineError when one cannot be.
+
+    capabilities: of the cards, as TORCH_CUDA_ARCH_LIST has them (`8.0;9.0`); the variable itself wins, as in ranks.
+    """
+    if device == "cuda":
+        capabilities = os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip() or capabilities
     # Where torch keeps compiled extensions (torch.utils.cpp_extension), without the part that names the build.
     folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
-    versions = (sys.version, sysconfig.get_platform(), version("torch"), version("deepspeed"))
+    versions = (sys.version, sysconfig.get_platform(), version("torch"), version("deepspeed"), device, capabilities)
     missing = {}
     for name in names:
         digest = hashlib.sha256(repr((*versions, name)).encode()).hexdigest()[:16]
         marker = folder / "trainkit" / f"{name}-{digest}"  # says which library the op was built to
-        if not (marker.exists() and Path(marker.read_text()).exists()):
+        known = device == "cpu" or capabilities  # otherwise only the builder knows for which cards it is to be
+        if not (known and marker.exists() and Path(marker.read_text()).exists()):
             missing[name] = marker
     clear_stale_locks(folder)
     if not missing:
         return  # known without importing torch
     for name, marker in missing.items():
-        library = _build(name)
+        library = _build(name, device, capabilities)
         marker.parent.mkdir(parents=True, exist_ok=True)
+        for other in marker.parent.glob(f"{name}-*"):  # built for something else, to the same place
+            if other.read_text() == library:
+                other.unlink()
         marker.write_text(library)
 
 
-def _build(name: str) -> str:
+def _build(name: str, device: str, capabilities: str) -> str:
     """Build one op and return the path of its library. The builder's output is shown only when it fails."""
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    os.environ["DS_ACCELERATOR"] = device
+    if device == "cuda":
+        _need_cuda(name)
+        if capabilities:  # or else DeepSpeed asks the cards that it sees
+            os.environ["TORCH_CUDA_ARCH_LIST"] = capabilities
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None:
         raise _cannot_be_built(name, f"there is no compiler {compiler}", "install g++, or set CXX")
@@ -100,6 +117,14 @@ def _build(name: str) -> str:
             output_text = output.read().decode(errors="replace")
             raise _cannot_be_built(name, f"{error}\n{output_text}".strip()) from error
     return str(module.__file__)
+
+
+def _need_cuda(name: str) -> None:
+    """MachineError where torch sees no card: DeepSpeed would build the op without its kernels, and say nothing."""
+    import torch  # takes seconds, and what is built already does not need it
+
+    if not torch.cuda.is_available():
+        raise _cannot_be_built(name, "torch sees no CUDA card", "see what `trainkit doctor` says of cards and driver")
 
 
 def _cannot_be_built(name: str, why: str, remedy: str = "") -> MachineError:
