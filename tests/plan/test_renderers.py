@@ -126,7 +126,8 @@ def test_the_page_shows_batch_topology_reasons_and_remarks(layered: Layered, mac
 
 def test_the_page_for_thousands_of_nodes_is_short(layered: Layered, machine: Machine) -> None:
     where = {"count": 4096, "rendezvous": "node0:29400"}
-    recipe = {"strategy": {"kind": "fsdp"}, "precision": {"dtype": "fp32"}, "nodes": where}
+    model = {"layers": 48, "hidden_size": 8192, "heads": 64}  # which needs no remark that it fits on one card
+    recipe = {"strategy": {"kind": "fsdp"}, "precision": {"dtype": "fp32"}, "model": model, "nodes": where}
     page = table.render(build_plan(layered(recipe), machine(8)).plan)
     assert "4096 nodes, 32768 ranks on cuda" in page
     assert "local rank 7 on card 7" in page

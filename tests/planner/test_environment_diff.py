@@ -38,6 +38,73 @@ def test_the_ranks_share_the_processors_that_their_job_asks_for(
     assert variables(build_plan(layered(recipe), machine(8)).plan)["OMP_NUM_THREADS"] == threads
 
 
+@pytest.mark.parametrize(
+    ("recipe", "gpus", "cores", "threads"),
+    [
+        ({}, 1, 224, "16"),
+        ({}, 1, 12, "12"),
+        ({}, 0, 224, "224"),
+        ({"strategy": {"kind": "ddp"}, "devices": {"select": 8}}, 8, 224, "16"),
+        ({"strategy": {"kind": "ddp"}, "devices": {"select": 8}}, 8, 64, "8"),
+        ({"program": {"kind": "torch", "script": "t.py"}}, 1, 224, "16"),
+        ({"strategy": {"kind": "fsdp", "offload": True}}, 1, 224, "224"),
+        ({"strategy": {"kind": "zero2", "offload_optimizer": "cpu"}}, 1, 224, "224"),
+        ({"strategy": {"kind": "zero2"}}, 1, 224, "16"),
+    ],
+)
+def test_threads_on_cards_are_few_unless_the_cpu_updates_the_weights(
+    layered: Layered, machine: Machine, recipe: dict[str, Any], gpus: int, cores: int, threads: str
+) -> None:
+    one = {"devices": {"select": gpus}} if gpus == 1 else {}
+    planned = build_plan(layered({**one, **recipe}), machine(gpus, cores=cores))
+    assert variables(planned.plan)["OMP_NUM_THREADS"] == threads
+    capped = "at most 16 on cards" in planned.provenance.rules["environment.OMP_NUM_THREADS"]
+    assert capped == (threads == "16")
+
+
+GROWING = "expandable_segments:True"
+VIRTUAL = "NVIDIA A40-48C"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "cards", "facts", "expected"),
+    [
+        ({}, ("NVIDIA A100",), {}, GROWING),
+        ({}, ("NVIDIA A100-SXM4-80GB",), {}, GROWING),
+        ({"strategy": {"kind": "zero3"}}, ("NVIDIA V100", "NVIDIA A100"), {}, GROWING),
+        ({}, (), {}, None),
+        ({"devices": {"type": "cpu"}}, ("NVIDIA A100",), {}, None),
+        ({}, ("Tesla P100",), {}, None),
+        ({}, (VIRTUAL,), {}, None),
+        ({}, ("NVIDIA A100",), {"kernel": "5.15.90.1-microsoft-standard-WSL2"}, None),
+        ({}, ("NVIDIA A100",), {"allocator": "max_split_size_mb:512"}, None),
+        ({}, ("NVIDIA A100",), {"allocator": ""}, None),
+        ({"env": {"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}}, ("NVIDIA A100",), {}, None),
+        ({"env_from": ["PYTORCH_CUDA_ALLOC_CONF"]}, ("NVIDIA A100",), {}, None),
+        ({"env": {"PYTORCH_CUDA_ALLOC_CONF": "a:1"}}, ("NVIDIA A100",), {}, "a:1"),
+        ({"efficiency": {"compile": {"enabled": True}}}, ("NVIDIA A100",), {}, GROWING),
+        ({"efficiency": {"compile": {"enabled": True, "mode": "reduce-overhead"}}}, ("NVIDIA A100",), {}, None),
+        ({"program": {"kind": "torch", "script": "t.py"}}, ("NVIDIA A100",), {}, None),
+        (
+            {"container": {"kind": "podman", "image": "i", "packages": {"torch": "2.13.0"}}},
+            ("NVIDIA A100",),
+            {"allocator": "max_split_size_mb:512"},  # which does not go into the container
+            GROWING,
+        ),
+    ],
+)
+def test_the_allocator_grows_its_segments_where_that_works_and_nobody_says_otherwise(
+    layered: Layered,
+    machine: Machine,
+    recipe: dict[str, Any],
+    cards: tuple[str, ...],
+    facts: dict[str, Any],
+    expected: str | None,
+) -> None:
+    plan = build_plan(layered(recipe), machine(len(cards), *cards, **facts)).plan
+    assert variables(plan).get("PYTORCH_CUDA_ALLOC_CONF") == expected
+
+
 def test_what_the_recipe_sets_reaches_the_ranks_word_for_word(layered: Layered, machine: Machine) -> None:
     plan = build_plan(layered({"env": {"NCCL_DEBUG": "WARN", "N": 3, "ODD": "a $b 'c'\n"}}), machine()).plan
     assert variables(plan).items() >= {"NCCL_DEBUG": "WARN", "N": "3", "ODD": "a $b 'c'\n"}.items()

@@ -133,7 +133,8 @@ class Facts:
     notes: what a probe could not find out, and why, by probe name (``gpus: the driver is not loaded``); ``nvidia`` and
     ``amd`` say why there is no card of that make where nothing failed.
     visible_devices, device_order, hip_devices, rocr_devices: the caller's CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER,
-    HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES, None where unset.
+    HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES, None where unset. allocator: what the caller tells torch's allocator
+    for CUDA (PYTORCH_CUDA_ALLOC_CONF, or PYTORCH_ALLOC_CONF), None where both are unset.
     driver, cuda_driver: of the NVIDIA driver, its version and the newest CUDA that it runs; empty without one.
     nccl: version of the NCCL that is installed beside torch; empty where there is none.
     origin: where facts that were not probed here come from (a file, a profile); empty for this machine.
@@ -154,6 +155,7 @@ class Facts:
     device_order: str | None = None
     hip_devices: str | None = None
     rocr_devices: str | None = None
+    allocator: str | None = None
     system: str = ""  # name and version of the operating system
     kernel: str = ""
     cpu_name: str = ""

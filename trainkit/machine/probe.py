@@ -74,6 +74,7 @@ def probe(probes: Mapping[str, Probe] = PROBES, limits: Mapping[str, float] = LI
         device_order=os.environ.get("CUDA_DEVICE_ORDER"),
         hip_devices=os.environ.get("HIP_VISIBLE_DEVICES"),
         rocr_devices=os.environ.get("ROCR_VISIBLE_DEVICES"),
+        allocator=os.environ.get("PYTORCH_CUDA_ALLOC_CONF", os.environ.get("PYTORCH_ALLOC_CONF")),
         **found,
     )
     return replace(facts, gpus=with_holders(facts.gpus, os.environ)) if facts.gpus else facts

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from trainkit.errors import Diagnostic
 from trainkit.frameworks.containers.inside import environment as caches
+from trainkit.frameworks.deepspeed.ops import place_of
 from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS
 from trainkit.frameworks.torch_xla import LEAKS as XLA_LEAKS
 from trainkit.frameworks.torch_xla import environment as xla_environment
@@ -15,6 +17,9 @@ from trainkit.plan.context import Context
 from trainkit.plan.model import EnvironmentDiff, Notice, Variable
 from trainkit.plan.provenance import Source, SourcedVariable, variable
 from trainkit.planner import hang
+from trainkit.planner.advice.compile_backends import records_graphs
+from trainkit.planner.dtype import VOLTA
+from trainkit.planner.placement import kind_of_cards
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Image
 from trainkit.schedulers.registry import cores_of_node
@@ -48,6 +53,12 @@ AMD_LEAKS: dict[str, str] = {
 }
 
 RANK_BY_RANK = "rank i of a node uses the i-th"
+
+# Of a rank on a card. Its operators on the CPU are short (drawing samples, a copy of a checkpoint), and beyond some
+# threads they take longer to wake up than to compute.
+MOST_THREADS = 16
+# A part of a card that a hypervisor gives to a machine, whose profile is the end of its name (NVIDIA vGPU user guide).
+_VIRTUAL = re.compile(r"^GRID |-\d+[ABCQ]$")
 
 # Variables that the plan decides -> what to do instead of setting them under `env`.
 DECIDED: dict[str, str] = {
@@ -120,9 +131,8 @@ def plan_environment(context: Context) -> tuple[EnvironmentDiff, Mapping[str, So
 
 
 def _defaults(context: Context) -> Iterator[SourcedVariable]:
-    recipe, (cores, keys) = context.recipe, cores_of_node(context)
-    share = f"{counted(cores, 'core')} / {counted(context.processes, 'rank')}; launchers differ in their defaults"
-    yield variable("OMP_NUM_THREADS", str(max(cores // context.processes, 1)), keys=keys, rule=share)
+    recipe = context.recipe
+    yield _threads(context)
     yield variable("PYTHONUNBUFFERED", "1", rule="a rank's output appears when it is written, also after a crash")
     rule = "the resolved recipe, for programs that read it"
     yield variable("TRAINKIT_RECIPE", Variable.RUN_DIR, "/recipe.yaml", rule=rule)
@@ -135,9 +145,45 @@ def _defaults(context: Context) -> Iterator[SourcedVariable]:
             "(cuBLAS, results reproducibility)"
         )
         yield variable("CUBLAS_WORKSPACE_CONFIG", ":4096:8", keys=("train.deterministic",), rule=rule)
+    yield from _allocator(context)
     # The model comes from a folder or from the recipe; `env` may say otherwise for the user's code.
     if recipe.model.kind == "hf":
         yield variable("HF_HUB_OFFLINE", "1", keys=("model.kind",), rule="nothing is downloaded in silence")
+
+
+def _threads(context: Context) -> SourcedVariable:
+    """Of operators on the CPU, in each rank."""
+    cores, keys = cores_of_node(context)
+    threads = max(cores // context.processes, 1)
+    share = f"{counted(cores, 'core')} / {counted(context.processes, 'rank')}"
+    # What is offloaded is updated on the CPU, with all the cores that there are.
+    offloaded = place_of(context, "offload_optimizer") in ("cpu", "nvme")
+    offloaded = offloaded or bool(getattr(context.recipe.strategy, "offload", False))
+    if context.topology.device == "cuda" and threads > MOST_THREADS and not offloaded:
+        threads = MOST_THREADS
+        share += (
+            f", and at most {MOST_THREADS} on cards: a rank's work on the CPU is short, and more threads slow it down"
+        )
+    rule = f"{share}; launchers differ in their defaults"
+    return variable("OMP_NUM_THREADS", str(threads), keys=keys, rule=rule)
+
+
+def _allocator(context: Context) -> Iterator[SourcedVariable]:
+    """Segments that grow, for the built-in trainer, unless somebody tells torch's allocator something else."""
+    recipe, facts = context.recipe, context.facts
+    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # of which torch reads the first that is there
+    told = any(name in recipe.env or name in recipe.env_from for name in names)
+    told = told or (facts.allocator is not None and not isinstance(recipe.container, Image))
+    # They are made of the driver's virtual memory management. Not known to work with it: other systems than Linux,
+    # parts of cards, AMD's, and torch's recording of CUDA graphs.
+    known = kind_of_cards(context.cards) == "nvidia" and facts.platform == "linux" and "microsoft" not in facts.kernel
+    cards = [gpu for gpu in context.cards if gpu.compute_capability >= VOLTA and not _VIRTUAL.search(gpu.name)]
+    if recipe.program.kind != "builtin" or told or not known or not cards or len(cards) < len(context.cards):
+        return
+    if not records_graphs(recipe.efficiency.compile):
+        # The old name, which every release reads: 2.9 takes it from no other (pytorch/pytorch, issue 183387).
+        rule = "memory that the allocator holds grows in place, so that sizes that vary leave no gaps that nothing fits"
+        yield variable(names[0], "expandable_segments:True", keys=("devices.type",), rule=rule)
 
 
 def _devices(context: Context) -> Iterator[SourcedVariable]:
