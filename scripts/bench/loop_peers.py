@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
+import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
+from strategy_runs import WORDS
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -33,6 +37,7 @@ from trainkit.trainer.setup import Parts
 from trainkit.trainer.signals import Requests
 
 Loop = Callable[[], object]  # trains once, from the first step to the last
+MIXED = {"fp32": "no", "bf16": "bf16"}  # a format as Accelerate calls it
 
 
 class Rows(Dataset[dict[str, Tensor]]):
@@ -73,7 +78,7 @@ def builtin_loop(parts: Parts, rows: Rows) -> Loop:
 def bare_loop(parts: Parts, rows: Rows) -> Loop:
     """What one would write by hand, as nanoGPT does: no abstractions, no workers."""
     model, recipe, batch = parts.model, parts.settings.recipe, parts.settings.batch
-    optimizer = build_optimizer(model, recipe.optimizer)
+    optimizer, pinned = build_optimizer(model, recipe.optimizer), parts.device.type == "cuda"
 
     def run() -> list[float]:
         logged, place = [], 0
@@ -83,7 +88,9 @@ def bare_loop(parts: Parts, rows: Rows) -> Loop:
             for _ in range(batch.accumulation):
                 tokens = torch.from_numpy(np.stack([rows.read(place + row) for row in range(batch.micro)]))
                 place += batch.micro
-                loss = model(tokens[:, :-1], tokens[:, 1:]) / (batch.global_ * rows.length)
+                tokens = (tokens.pin_memory() if pinned else tokens).to(parts.device, non_blocking=True)
+                with parts.autocast:
+                    loss = model(tokens[:, :-1], tokens[:, 1:]) / (batch.global_ * rows.length)
                 loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.train.max_grad_norm)
             optimizer.step()
@@ -102,10 +109,13 @@ def accelerate_loop(parts: Parts, rows: Rows) -> Loop:
 
     def run() -> list[float]:
         forget_accelerate()
-        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=batch.accumulation)
-        model, optim, loader, schedule = accelerator.prepare(
-            parts.model, optimizer, DataLoader(rows, batch_size=batch.micro), scheduler(parts, optimizer)
+        accelerator = Accelerator(
+            cpu=parts.device.type == "cpu",
+            mixed_precision=MIXED[parts.settings.dtype],
+            gradient_accumulation_steps=batch.accumulation,
         )
+        data = DataLoader(rows, batch_size=batch.micro, pin_memory=parts.device.type == "cuda")
+        model, optim, loader, schedule = accelerator.prepare(parts.model, optimizer, data, scheduler(parts, optimizer))
         logged, step = [], 0
         for inputs in loader:
             with accelerator.accumulate(model):
@@ -120,6 +130,7 @@ def accelerate_loop(parts: Parts, rows: Rows) -> Loop:
                 if logs(parts, step):
                     logged.append(loss.item())
                 step += 1
+        accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # it has put an autocast around the model's forward
         return logged
 
     return run
@@ -153,13 +164,15 @@ def trainer_loop(parts: Parts, rows: Rows) -> Loop:
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,
-            use_cpu=True,
-            dataloader_pin_memory=False,
+            use_cpu=parts.device.type == "cpu",
+            bf16=parts.settings.dtype == "bf16",
+            dataloader_pin_memory=parts.device.type == "cuda",
         )
         optimizers = (optimizer, scheduler(parts, optimizer))
         trainer = SummedLoss(parts.model, arguments, train_dataset=rows, optimizers=optimizers)
         with contextlib.redirect_stdout(io.StringIO()):
             trainer.train()
+        trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
         return [record["loss"] for record in trainer.state.log_history if "loss" in record]
 
     return run
@@ -195,17 +208,27 @@ def forget_accelerate() -> None:
 
 def seconds_of_steps(model: torch.nn.Module, loop: Loop) -> float:
     """From the first forward pass to the end of the last update: what comes before and after a loop is not counted."""
-    moments: list[float] = []
-    marks = [
-        model.register_forward_pre_hook(lambda *_: moments.append(time.perf_counter())),
-        register_optimizer_step_post_hook(lambda *_: moments.append(time.perf_counter())),
-    ]
+    moments: list[Any] = []
+    cuda = next(model.parameters()).is_cuda
+
+    def note(*_: object) -> None:
+        moment: Any = torch.cuda.Event(enable_timing=True) if cuda else time.perf_counter()  # type: ignore[no-untyped-call]
+        if cuda:
+            moment.record()  # when the card comes to it: the host runs ahead
+        del moments[1:]
+        moments.append(moment)
+
+    marks = [model.register_forward_pre_hook(lambda *_: None if moments else note())]
+    marks.append(register_optimizer_step_post_hook(note))
     try:
         loop()
     finally:
         for mark in marks:
             mark.remove()
-    return moments[-1] - moments[0]
+    if cuda:
+        torch.cuda.synchronize()
+        return float(moments[0].elapsed_time(moments[-1])) / 1000
+    return float(moments[-1] - moments[0])
 
 
 @contextmanager
@@ -233,3 +256,38 @@ def observed(model: torch.nn.Module) -> Iterator[tuple[list[float], list[int]]]:
     finally:
         for mark in marks:
             mark.remove()
+
+
+def compared(parts: Parts) -> tuple[dict[str, float], dict[str, int]]:
+    """From the same weights: each loop's distance from the built-in loop's losses, and its bytes saved for backward."""
+    model, rows = parts.model, Rows(parts)
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    curves, saved = {}, {}
+    for name, make in LOOPS.items():
+        model.load_state_dict(start)
+        with observed(model) as (losses, sizes):
+            make(parts, rows)()
+        curves[name], saved[name] = losses, sizes[-1]  # the first pass of the built-in loop looks for itself
+    ours = curves.pop("built-in")
+    return {name: largest_distance(ours, theirs) for name, theirs in curves.items()}, saved
+
+
+def largest_distance(first: Sequence[float], second: Sequence[float]) -> float:
+    """Largest relative difference; infinite where there are not as many."""
+    if len(first) != len(second):
+        return math.inf
+    return max(abs(one - other) / abs(one) for one, other in zip(first, second, strict=True))
+
+
+def timed_round(model: torch.nn.Module, loops: dict[str, Loop], turn: int) -> dict[str, float]:
+    """Seconds of each loop. Who goes first turns, and every other round goes backwards."""
+    names = list(loops)
+    order = [names[(turn // 2 + place) % len(names)] for place in range(len(names))]
+    return {name: seconds_of_steps(model, loops[name]) for name in (order if turn % 2 else reversed(order))}
+
+
+def write_text(folder: Path) -> None:
+    """One file, so that every byte but the first is predicted."""
+    folder.mkdir(parents=True)
+    chance = random.Random(0)
+    (folder / "all.txt").write_text(" ".join(chance.choice(WORDS) for _ in range(100_000)))

@@ -1,0 +1,179 @@
+"""What a proof is made of: cases, where they run, the processes that they start, and what is found."""
+
+from __future__ import annotations
+
+import os
+import signal
+import site
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+# Variables of a launch around the kit; trainkit's own are settings of recipes.
+OF_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+GRACE = 15.0  # seconds that a run has to end after TERM
+
+Curve = Mapping[str, list[float | None]]  # loss, norm and eval, in the order of the steps
+Check = Callable[["Case", "Place", float], "Outcome"]  # the float: seconds it may take
+
+
+class Children:
+    """The processes that cases have started. Each leads a session of its own, and none outlives the kit."""
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._lock = threading.Lock()
+        self._ending = False
+
+    def start(self, argv: Sequence[str], log: Path, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Start a program in the log's folder; both its streams go to the log. RuntimeError while all are ended."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with self._lock, log.open("wb") as output:
+            if self._ending:
+                raise RuntimeError("the kit is being ended")
+            process = subprocess.Popen(
+                argv,
+                cwd=log.parent,
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            self._running.add(process)
+        return process
+
+    def wait(self, process: subprocess.Popen[bytes], limit: float) -> int:
+        """Its exit code. TimeoutExpired after `limit` seconds, when it is gone all the same."""
+        try:
+            return process.wait(limit)
+        except subprocess.TimeoutExpired:
+            self.end(process)
+            raise
+        finally:
+            self._running.discard(process)
+
+    def end(self, process: subprocess.Popen[bytes]) -> None:
+        """TERM, which trainkit passes on to what it runs, and KILL for a program that does not heed it."""
+        for number, patience in ((signal.SIGTERM, GRACE), (signal.SIGKILL, None)):
+            if process.poll() is None:
+                os.killpg(process.pid, number)
+                try:
+                    process.wait(patience)
+                except subprocess.TimeoutExpired:
+                    continue
+        self._running.discard(process)
+
+    def end_all(self) -> None:
+        """End what runs; nothing starts any more."""
+        with self._lock:
+            self._ending = True
+            running = [*self._running]
+        for process in running:
+            self.end(process)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where cases run. card: UUID of the card that is proven, empty on a CPU; curves: of the runs so far, by case."""
+
+    scratch: Path
+    device: str
+    tiny: bool
+    card: str = ""
+    several: bool = False  # cards in this machine: the others are kept out of sight
+    children: Children = field(default_factory=Children)
+    curves: dict[str, Curve] = field(default_factory=dict)
+
+    def folder(self, name: str) -> Path:
+        """A case's own folder."""
+        path = self.scratch / "runs" / "".join(each if each.isalnum() else "-" for each in name)
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def environment(self, name: str, **more: str) -> dict[str, str]:
+        """Own locks, so that cases at once do not meet; home, caches and temporary files in the scratch folder."""
+        for each in ("locks", "home", "tmp"):
+            (self.scratch / each).mkdir(exist_ok=True)
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in OF_LAUNCHERS and not name.startswith(("TRAINKIT_", "XDG_"))
+        }
+        if self.several:
+            kept["CUDA_VISIBLE_DEVICES"] = self.card
+        if self.device == "cpu":
+            kept["OMP_NUM_THREADS"] = "1"
+        extensions = {"TORCH_EXTENSIONS_DIR": str(self.scratch / "extensions")}
+        return {
+            **extensions,
+            **kept,
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+            "PYTHONUSERBASE": site.getuserbase(),  # which would follow the home
+            "HOME": str(self.scratch / "home"),
+            "TMPDIR": str(self.scratch / "tmp"),
+            "XDG_CACHE_HOME": str(self.scratch / "cache"),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.scratch / "inductor"),  # warmed for what is timed
+            "TORCHINDUCTOR_COMPILE_THREADS": "4",
+            "HF_HUB_OFFLINE": "1",
+            "TRAINKIT_CARD_LOCKS": str(self.scratch / "locks" / name),
+            **more,
+        }
+
+
+@dataclass
+class Outcome:
+    """What a case has shown. ok: None where it was left out, and `found` says why."""
+
+    group: str
+    name: str
+    ok: bool | None
+    expected: str
+    found: str
+    table: dict[str, Any] = field(default_factory=dict)
+    log: str = ""
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Builtins only."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to prove.
+
+    phase: 1 facts, 2 right or wrong (several at once), 3 timed (one at a time, the card idle)
+    turn: within a phase; cases of one turn are over before those of the next begin
+    seconds: what it takes on a card; it starts only where as many are left
+    words: of trainkit's command line; like: the case with whose losses its own are compared, relative to `tolerance`
+    needs: packages without which it is left out
+    """
+
+    phase: int
+    group: str
+    name: str
+    check: Check
+    seconds: float = 15.0
+    expected: str = ""
+    turn: int = 1
+    on_cpu: bool = False
+    words: tuple[str, ...] = ()
+    like: str = ""
+    tolerance: float = 0.0
+    exit_code: int = 0
+    needs: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """``group/name``."""
+        return f"{self.group}/{self.name}"
+
+    def outcome(self, ok: bool | None, found: str, log: str = "", **table: Any) -> Outcome:
+        """An outcome of this case."""
+        return Outcome(self.group, self.name, ok, self.expected, found, table, log)

@@ -1,0 +1,178 @@
+"""Checks of more than the losses of one run: resuming, memory, sharing, naming a card, and measurements."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from nvml import used
+from proof import HERE, Case, Check, Outcome, Place
+from proof_runs import LONGEST, Run, command, figures, launch, read, trainkit, written
+
+GIVEN_BACK = 64 << 20  # bytes that may be missing on a card after a run
+CALLER = "CALLER="  # as the first of a case's words: what the caller's CUDA_VISIBLE_DEVICES is
+
+
+def measured(what: str, *words: str) -> Check:
+    """A measurement in a process of its own (`measure.py`), which writes one JSON object."""
+
+    def check(case: Case, place: Place, limit: float) -> Outcome:
+        folder = place.folder(f"{case.title} {what}")
+        answer = folder / "answer.json"
+        argv = [sys.executable, str(HERE / "measure.py"), what, *words, "--device", place.device]
+        argv += ["--answer", str(answer), *(["--tiny"] if place.tiny else [])]
+        environ = place.environment(folder.name, CUDA_DEVICE_ORDER="PCI_BUS_ID")
+        code = place.children.wait(place.children.start(argv, folder / "output.txt", environ), limit)
+        log = read(folder / "output.txt")[-LONGEST:]
+        if not answer.exists():
+            return case.outcome(False, f"exit code {code}", log)
+        told = json.loads(answer.read_text())
+        problems, said = told.pop("problems"), told.pop("said")
+        return case.outcome(not problems, "; ".join([*problems, said]), log if problems else "", **told)
+
+    return check
+
+
+def resumed(case: Case, place: Place, limit: float) -> Outcome:
+    """The second half after a resume against an uninterrupted run: the numbers of all its steps."""
+    until = time.monotonic() + limit
+    whole = launch(case, place, limit, "whole", ["checkpoint.every_steps=6", "checkpoint.keep=0"])
+    if whole.code or not whole.folder:
+        return case.outcome(False, f"exit code {whole.code}", whole.log)
+    saved = next(whole.folder.glob("checkpoints/step-*6"), None)
+    if saved is None:
+        return case.outcome(False, "there is no checkpoint of step 6", whole.log)
+    again = launch(case, place, until - time.monotonic(), "again", [f"checkpoint.resume={saved}"])
+    theirs = [step for step in whole.steps if step[0] > 6]
+    equal = again.steps == theirs and len(theirs) == 6
+    far = furthest(again, whole)
+    found = "bit-equal" if equal else f"exit code {again.code}, losses differ by {far:.1e}"
+    # Without train.deterministic kernels may add in any order: then it is told, not required.
+    needed = "train.deterministic=true" in case.words
+    ok = equal or (not needed and far < 1e-2)
+    return case.outcome(ok, found, "" if ok else again.log, bit_equal=equal, distance=far)
+
+
+def furthest(run: Run, whole: Run) -> float:
+    """Largest relative difference of losses in the steps of `run`; infinite where there are none, or none like them."""
+    losses = {step: loss for step, loss, _ in whole.steps}
+    pairs = [(loss, losses.get(step)) for step, loss, _ in run.steps]
+    if not pairs or any(one is None or other is None for one, other in pairs):
+        return math.inf
+    return max(abs(one - other) / abs(other) for one, other in pairs if one is not None and other is not None)
+
+
+def out_of_memory(case: Case, place: Place, limit: float) -> Outcome:
+    """The run ends with 1 and says what to do; the card is free again at once."""
+    before = used(place.card)
+    run = launch(case, place, limit)
+    time.sleep(1.0)
+    taken = used(place.card) - before
+    problems = [] if run.code == 1 else [f"exit code {run.code}"]
+    problems += [] if "memory is full" in run.output else ["no hint"]
+    problems += [f"{taken >> 20} MiB are still taken"] if taken > GIVEN_BACK else []
+    said = "; ".join(problems) or "exit code 1, a hint, memory given back"
+    return case.outcome(not problems, said, run.log if problems else "", still_taken=taken)
+
+
+def searched(case: Case, place: Place, limit: float) -> Outcome:
+    """`batch.micro: auto` finds a size whose training stays below the limit, and remembers it."""
+    until = time.monotonic() + limit
+    first = launch(case, place, limit, "first")
+    search = first.summary.get("micro_search") or {}
+    if first.code or not search:
+        return case.outcome(False, f"exit code {first.code}, no search", first.log)
+    again = launch(case, place, until - time.monotonic(), "again")
+    told = figures(first)
+    problems, peak, most = [], told["peak_reserved"] or 0, search.get("limit_bytes") or math.inf
+    if (again.summary.get("micro_search") or {}).get("source") != "remembered":
+        problems.append("it was not remembered")
+    if peak > most:
+        problems.append(f"training reserved {peak >> 20} MiB, the limit was {int(most) >> 20}")
+    said = f"micro {search['micro']}, {len(search['tried'])} tried in {search.get('seconds')} s"
+    log = again.log if problems else ""
+    return case.outcome(not problems, "; ".join([*problems, said]), log, search=search, **told)
+
+
+def two_runs(case: Case, place: Place, limit: float) -> Outcome:
+    """A second run on a held card is refused with who holds it; with `when_busy: warn` both run; TERM saves."""
+    until, root, locks = time.monotonic() + limit, place.folder(case.title), str(place.scratch / "locks" / "two")
+    endless = ["train.steps=100000", "eval.every_steps=0", "checkpoint.every_steps=50000", "logging.every_steps=50"]
+    words = command(case, place, root, endless)
+    first = trainkit(place, words, root / "output.txt", TRAINKIT_CARD_LOCKS=locks)
+    problems: list[str] = []
+    try:
+        wait_for(lambda: any(root.glob("*/*/metrics.jsonl")), 60)
+        refused = launch(case, place, 60, "refused", ["devices.when_busy=refuse"], TRAINKIT_CARD_LOCKS=locks)
+        if refused.code != 4 or "held by" not in refused.output:
+            problems.append(f"second run: exit code {refused.code}: {refused.output.strip()[-200:]}")
+        beside = launch(case, place, until - time.monotonic(), "beside", TRAINKIT_CARD_LOCKS=locks)
+        problems += [f"run beside it with when_busy warn: exit code {beside.code}"] if beside.code else []
+        problems += [] if holder_shown(place, locks) else ["trainkit gpus shows no holder"]
+    finally:
+        first.send_signal(signal.SIGTERM)
+        code = place.children.wait(first, 60)
+    problems += [f"first run after TERM: exit code {code}"] if code != 128 + signal.SIGTERM else []
+    problems += [] if any(root.glob("*/*/checkpoints/step-*/manifest.json")) else ["TERM saved no checkpoint"]
+    log = read(root / "output.txt")[-LONGEST:] if problems else ""
+    return case.outcome(not problems, "; ".join(problems) or "refused, shared, stopped and saved as said", log)
+
+
+def holder_shown(place: Place, locks: str) -> bool:
+    """Whether `trainkit gpus` says who holds the card."""
+    folder = place.folder("gpus")
+    process = trainkit(place, ["gpus", "--json"], folder / "output.txt", TRAINKIT_CARD_LOCKS=locks)
+    code = place.children.wait(process, 60)
+    told = json.loads(read(folder / "output.txt"))["gpus"] if code == 0 else []
+    return any(each["uuid"] == place.card and each["held_by"] for each in told)
+
+
+def wait_for(there: Callable[[], bool], seconds: float) -> None:
+    """Look until it is there. TimeoutExpired after so many seconds."""
+    until = time.monotonic() + seconds
+    while not there():
+        if time.monotonic() > until:
+            raise subprocess.TimeoutExpired("what was waited for", seconds)
+        time.sleep(0.2)
+
+
+def shown_card(case: Case, place: Place, limit: float) -> Outcome:
+    """A program under a launcher sees exactly the card that the plan names, by UUID, as cuda:0."""
+    words = [each.format(uuid=place.card, short=place.card[4:12]) for each in case.words]
+    environ = {"CUDA_VISIBLE_DEVICES": words.pop(0).removeprefix(CALLER)} if words[0].startswith(CALLER) else {}
+    program = f"version: 1\nname: seen\nprogram: {{kind: torch, script: {HERE / 'seen_card.py'}}}\n"
+    root, recipe = place.folder(case.title), str(written(place.scratch / "seen.yaml", program))
+    words = ["run", recipe, *words, f"output.root={root}", "devices.when_busy=warn"]
+    process = trainkit(place, words, root / "output.txt", **environ)
+    code, output = place.children.wait(process, limit), read(root / "output.txt")
+    if code != case.exit_code:
+        return case.outcome(False, f"exit code {code}", output[-LONGEST:])
+    if code:
+        return case.outcome(True, f"exit code {code}: {first_error(output)}")
+    return seen(case, place, root, output)
+
+
+def first_error(output: str) -> str:
+    """The first line of a diagnostic."""
+    return next((line for line in output.splitlines() if "error:" in line), "")[:160]
+
+
+def seen(case: Case, place: Place, root: Path, output: str) -> Outcome:
+    """What the program said of its card, against NVML."""
+    texts = [output, *(read(path) for path in root.glob("*/*/attempts/*/logs/rank-0.out"))]
+    lines = [json.loads(line) for text in texts for line in text.splitlines() if line.startswith('{"torch_uuid"')]
+    if not lines:
+        return case.outcome(False, "the program did not say what it sees", output[-LONGEST:])
+    told = lines[0]
+    wrong = [
+        f"{name} is {told[name]}"
+        for name, right in (("torch_uuid", place.card), ("count", 1), ("order", "PCI_BUS_ID"), ("sum", 8.0))
+        if told[name] != right
+    ]
+    return case.outcome(not wrong, "; ".join(wrong) or f"CUDA_VISIBLE_DEVICES={told['visible']}", **told)
