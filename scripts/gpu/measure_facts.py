@@ -26,7 +26,14 @@ def facts(asked: Asked) -> dict[str, Any]:
     before = occupied(asked)
     import torch
 
-    versions = {"python": sys.version.split()[0], "torch": torch.__version__, "cuda": torch.version.cuda}
+    from trainkit import __version__
+
+    versions = {
+        "trainkit": __version__,
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+    }
     for name in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)

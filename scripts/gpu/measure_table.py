@@ -26,7 +26,7 @@ ROWS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "selective": (*CHECKPOINTING, "efficiency.gradient_checkpointing.selective=true"),
         "foreach": ("optimizer.name=adamw_torch_foreach",),
         "sgd": ("optimizer.name=sgd",),
-        "pure-bf16": ("--with", "precision/pure-bf16"),
+        "bf16-weights": ("precision.dtype=bf16", "precision.weights=bf16"),
         "compile": COMPILED,
         "blocks": (*COMPILED, "efficiency.compile.scope=blocks"),
         "graphs": (*COMPILED, "efficiency.compile.mode=reduce-overhead"),

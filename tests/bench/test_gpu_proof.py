@@ -287,5 +287,13 @@ def test_packages_that_words_use_are_needed() -> None:
 
 def test_a_page_of_results_cannot_be_broken_by_what_was_found() -> None:
     case = Case(1, "facts", "machine", shown_card).outcome(False, "a | b\nc").to_json()
-    found = {"card": None, "versions": {}, "date": "", "seconds": 1.0, "tiny": False, "device": "cuda", "cases": [case]}
+    found: dict[str, Any] = {
+        "card": None,
+        "versions": {},
+        "date": "",
+        "seconds": 1.0,
+        "tiny": False,
+        "device": "cuda",
+        "cases": [case],
+    }
     assert "| machine | NO | 0 | a / b c |" in markdown(found)

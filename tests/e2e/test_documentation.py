@@ -15,8 +15,16 @@ import yaml
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / ".github").glob("*.md"))]
-# Run by other means: the quickstart by test_install in a fresh clone, the others by whoever runs this very test.
-ELSEWHERE = {"scripts/quickstart", "scripts/test", "scripts/check", "scripts/renew", ".venv/bin/python"}
+# Run by other means: the quickstart by test_install in a fresh clone, the proof on a card (but for the card) by
+# bench/test_gpu_proof, the others by whoever runs this very test.
+ELSEWHERE = {
+    "scripts/quickstart",
+    "scripts/gpu/prove",
+    "scripts/test",
+    "scripts/check",
+    "scripts/renew",
+    ".venv/bin/python",
+}
 TRAINING = ("run", "bench")
 # Smaller than printed, through a layer that any user may use.
 SMALL = {
