@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from trainkit.recipe.schema import TextData
 from trainkit.trainer.data.loader import slow_data_warning, timed, training_batches
 from trainkit.trainer.data.sampler import Order
 from trainkit.trainer.data.source import Batch, Samples
+from trainkit.trainer.metrics.pace import Waiting
 
 
 class Numbers:
@@ -118,9 +120,10 @@ def test_without_workers_nothing_is_made_before_it_is_asked_for(tmp_path: Path) 
 
 
 def test_the_time_that_a_batch_took_to_arrive_is_measured() -> None:
-    waits: list[float] = []
-    assert len(list(timed(batches(Numbers(0.05), 3), waits.append))) == 3
-    assert min(waits) >= 0.05  # a sleep is never shorter
+    waiting = Waiting(None)
+    waits = [0.0, *(waiting.seconds for _ in timed(batches(Numbers(0.05), 3), waiting))]
+    assert len(waits) == 4
+    assert min(late - early for early, late in pairwise(waits)) >= 0.05  # a sleep is never shorter
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -6,17 +6,21 @@ import logging
 import math
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from trainkit.errors import TrainingError
 from trainkit.stamps import CHECKPOINT, EVALUATION
-from trainkit.trainer.distributed import sum_over_ranks
+from trainkit.trainer.distributed import sum_over_ranks, wait_for
 from trainkit.trainer.metrics.memory_breakdown import memory_now
 from trainkit.trainer.metrics.mfu import Work
+from trainkit.trainer.metrics.pace import STRETCHES, Totals, Waiting, steady
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.models.base import Model
 from trainkit.trainer.optim.mixed_precision import SkippedSteps
@@ -28,13 +32,11 @@ log = logging.getLogger("trainkit.trainer")
 
 
 class Progress:
-    """Steps done, with the clock and the tokens (predicted ones, over all ranks) of this attempt."""
+    """Steps done, and the time that they took, of this attempt."""
 
-    def __init__(self, first: int, steps: int) -> None:
+    def __init__(self, first: int, steps: int, device: torch.device) -> None:
         self.first = self.step = first
         self.steps = steps
-        self.tokens = 0  # since the start
-        self.computed = 0  # tokens that went through the model since the start, predicted or not
         self.step_tokens = 0  # of the latest step
         self.loss: float | None = None
         self.eval_loss: float | None = None
@@ -43,32 +45,45 @@ class Progress:
         self.stopped_by: signal.Signals | None = None
         self.skipped = SkippedSteps()
         self.compiling = CompileClock()
-        self.waited = 0.0  # seconds for data, since the start
+        self.waiting = Waiting.on(device)
+        self.aside_seconds = 0.0  # in evaluation and saving
+        self._device = device
+        self._tokens = self._computed = 0
         self._line = self._totals()
-        self._start = self._line["clock"]
+        self._marks = [self._line]
+        self._end: Totals | None = None
 
-    def _totals(self) -> dict[str, float]:
-        """Since the start of this attempt, at one moment of the clock."""
-        return {
-            "clock": time.monotonic(),
-            "steps": self.step,
-            "tokens": self.tokens,
-            "computed": self.computed,
-            "waited": self.waited,
-            "compiled": self.compiling.seconds,
-        }
+    def _totals(self) -> Totals:
+        waited, compiled = self.waiting.seconds, self.compiling.seconds
+        counts = (self.step, self._tokens, self._computed)
+        return Totals(time.monotonic(), *counts, waited, compiled, self.aside_seconds)
 
     def advance(self, counted: int, computed: int) -> None:
-        """One more optimizer step is done. computed: tokens that went through the model."""
+        """One more optimizer step is on its way. computed: tokens that went through the model."""
+        self.waiting.step_launched()
         self.step += 1
         self.step_tokens = counted
         self.lowest = False
-        self.tokens += counted
-        self.computed += computed
+        self._tokens += counted
+        self._computed += computed
+        if self.step - self.first in STRETCHES:
+            wait_for(self._device)
+            self._marks.append(self._totals())
 
-    def wait(self, seconds: float) -> None:
-        """A batch took so long to arrive."""
-        self.waited += seconds
+    def finish(self) -> None:
+        """The last step is on its way."""
+        wait_for(self._device)
+        self._end = self._totals()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Inside, time is not that of steps."""
+        wait_for(self._device)  # what is still to be done of the steps before belongs to them
+        before = self._totals()
+        yield
+        wait_for(self._device)
+        between = self._totals().since(before)
+        self.aside_seconds += between.clock - between.compiled
 
     def is_due(self, every: int) -> bool:
         """Whether something done every so many steps, and at the end, is due now; 0 means never."""
@@ -76,21 +91,21 @@ class Progress:
 
     def elapsed(self) -> float:
         """Seconds since the first step began."""
-        return time.monotonic() - self._start
+        return time.monotonic() - self._marks[0].clock
 
     def speed(self, global_batch: int, work: Work, ranks: int) -> dict[str, float]:
-        """Seconds and rates since the last call, without the time of compiling."""
+        """Seconds and rates since the last call, without compiling, evaluation and saving."""
         before, self._line = self._line, self._totals()
-        since = {name: total - before[name] for name, total in self._line.items()}
-        seconds = max(since["clock"] - since["compiled"], 1e-9)
-        share = work.share(since["computed"] / seconds, ranks)
-        return {
-            "seconds": round(seconds, 6),
-            "samples_per_second": round(since["steps"] * global_batch / seconds, 3),
-            "tokens_per_second": round(since["tokens"] / seconds, 1),
-            "data_wait_share": round(since["waited"] / seconds, 4),
-            **({} if share is None else {"mfu": share}),
-        }
+        since = self._line.since(before)
+        known = {name: rate for name, rate in since.rates(global_batch, work, ranks).items() if rate is not None}
+        share = round(since.waited / since.training, 4)
+        return {"seconds": round(since.training, 6), **known, "data_wait_share": share}
+
+    def steady_speed(self, global_batch: int, work: Work, ranks: int) -> dict[str, Any]:
+        """The same rates of the run, without its first steps where it has enough others; and from which step on."""
+        end = self._end or self._totals()
+        begin = steady(self._marks, end)
+        return {**end.since(begin).rates(global_batch, work, ranks), "rates_from_step": begin.steps + 1}
 
 
 def report_step(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor | float, metrics: Metrics) -> None:
@@ -140,11 +155,12 @@ def refuse_lost_run(parts: Parts, step: int, loss: float, norm: Tensor | float) 
 
 def evaluate(parts: Parts, progress: Progress, metrics: Metrics) -> None:
     """Loss on the validation samples, as a metrics line of its own."""
-    began = time.monotonic()
-    progress.eval_loss = parts.evaluation.loss(
-        parts.strategy, parts.eval_autocast, partial(parts.stamps.enter, EVALUATION)
-    )
-    seconds = round(time.monotonic() - began, 6)
+    with progress.aside():
+        began = time.monotonic()
+        progress.eval_loss = parts.evaluation.loss(
+            parts.strategy, parts.eval_autocast, partial(parts.stamps.enter, EVALUATION)
+        )
+        seconds = round(time.monotonic() - began, 6)
     progress.lowest = parts.best.note(progress.step, progress.eval_loss)
     metrics.write({"step": progress.step, "eval_loss": progress.eval_loss, "eval_seconds": seconds})
 
@@ -163,9 +179,6 @@ def save_checkpoint(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor
         return
     refuse_lost_run(parts, progress.step, mean, norm)
     parts.stamps.enter(CHECKPOINT)
-    parts.checkpoints.save(
-        progress.step,
-        parts.strategy,
-        best=asdict(parts.best),
-        spared=parts.best.step if parts.settings.recipe.checkpoint.keep_best else None,
-    )
+    spared = parts.best.step if parts.settings.recipe.checkpoint.keep_best else None
+    with progress.aside():
+        parts.checkpoints.save(progress.step, parts.strategy, best=asdict(parts.best), spared=spared)

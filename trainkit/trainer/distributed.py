@@ -37,6 +37,14 @@ def device_of(kind: str, world: World) -> torch.device:
     return device
 
 
+def wait_for(device: torch.device) -> None:
+    """Until a device has done all that it was given. Not in every step: the host would no longer run ahead of it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
 @contextmanager
 def process_group(world: World, device: torch.device, *, needed: bool) -> Iterator[None]:
     """Hold a process group open: gloo on CPU, NCCL for CUDA tensors. needed: even for one rank."""

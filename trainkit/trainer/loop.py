@@ -26,14 +26,14 @@ from trainkit.trainer.signals import Requests
 
 def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Progress:
     """Run the optimizer steps from `first`, counted from 0, until the last one, a signal, or the end of patience."""
-    progress = Progress(first, parts.steps)
+    progress = Progress(first, parts.steps, parts.device)
     if parts.settings.recipe.efficiency.compile.enabled:
         progress.compiling.listen()
     parts.profiler.begin()
     parts.stamps.begin_step(first)
     with collected_between_steps() as collect:
         # A checkpoint needs no place in the data: the order of samples is a function of the step.
-        for batch in timed(batches(parts, first), progress.wait):
+        for batch in timed(batches(parts, first), progress.waiting):
             parts.stamps.enter(EXCHANGE)
             # One collective, on the host: the tokens of the global batch, and the signals that any rank has seen.
             counted, *votes = sum_over_ranks([batch.counted, *requests.votes()], parts.world)
@@ -47,6 +47,7 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Pro
             if follow_up(parts, progress, made, metrics, partial(requests.settle, known)):
                 break
             parts.stamps.begin_step(progress.step)
+    progress.finish()
     parts.stamps.enter(CHECKPOINT)  # one may still be written in the background
     parts.profiler.finish()
     if parts.steps == 0:  # a run that only evaluates

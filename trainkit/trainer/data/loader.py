@@ -6,8 +6,7 @@ import multiprocessing.util
 import os
 import signal
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -20,6 +19,7 @@ from trainkit.plan.model import SolvedBatch
 from trainkit.recipe.schema import Data
 from trainkit.trainer.data.sampler import Order, positions_of_rank
 from trainkit.trainer.data.source import Batch, Samples
+from trainkit.trainer.metrics.pace import Waiting
 from trainkit.trainer.randomness import derived_seed
 
 
@@ -104,15 +104,15 @@ Item = TypeVar("Item")
 _SHARE, _SECONDS = 0.2, 1.0  # less than a second is no loss in a run of any length
 
 
-def timed(items: Iterator[Item], waited: Callable[[float], None]) -> Iterator[Item]:
-    """The same items; `waited` gets the seconds that each took to arrive."""
+def timed(items: Iterator[Item], waiting: Waiting) -> Iterator[Item]:
+    """The same items; `waiting` is told when each is asked for and when it has come."""
     while True:
-        began = time.monotonic()
+        waiting.begin()
         try:
             item = next(items)
         except StopIteration:
             return
-        waited(time.monotonic() - began)
+        waiting.end()
         yield item
 
 

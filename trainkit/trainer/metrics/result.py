@@ -18,9 +18,11 @@ log = logging.getLogger("trainkit.trainer")
 
 
 def result(parts: Parts, progress: Progress) -> dict[str, Any]:
-    """The facts of a finished or stopped run. Called on every rank; times are seconds, entropy is in nats per token."""
+    """The facts of a finished or stopped run. Called on every rank; times are seconds, entropy is in nats per token.
+
+    aside_seconds: of train_seconds, those in which the run evaluated and saved.
+    """
     settings, seconds = parts.settings, progress.elapsed()
-    stepping = max(seconds - progress.compiling.seconds, 1e-9)
     samples = (progress.step - progress.first) * settings.batch.global_
     stopped = progress.stopped_by
     recipe = settings.recipe
@@ -38,13 +40,12 @@ def result(parts: Parts, progress: Progress) -> dict[str, Any]:
         "best_eval_loss": parts.best.loss,
         "best_step": parts.best.step if parts.best.loss is not None else None,
         "stopped_early": progress.stopped_early,
-        # of the steps, without the time of compiling
-        "samples_per_second": round(samples / stepping, 3),
-        "tokens_per_second": round(progress.tokens / stepping, 1),
+        "aside_seconds": round(progress.aside_seconds, 6),
+        # of steps alone, without the first ones; `mfu` too
+        **progress.steady_speed(settings.batch.global_, parts.work, parts.world.size),
         "profile": parts.profiler.report,
-        "mfu": parts.work.share(progress.computed / stepping, parts.world.size),
         # of the rank that waited longest: the others wait for it in turn
-        "data_wait_share": round(max(gather_from_ranks(progress.waited, parts.world)) / seconds, 4),
+        "data_wait_share": round(max(gather_from_ranks(progress.waiting.seconds, parts.world)) / seconds, 4),
         "memory": gather_from_ranks({**peaks, "anatomy": anatomy}, parts.world),
         "corpus": dict(parts.source.facts),
         "skipped_steps": parts.strategy.skipped_steps(),
