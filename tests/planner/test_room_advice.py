@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from trainkit.machine.facts import Facts
 from trainkit.plan.model import Notice
+from trainkit.planner.advice.memory import largest
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Resolved
 
@@ -31,7 +33,8 @@ def advised(layered: Layered, facts: Facts, strategy: Any, model: Any, **recipe:
 def test_what_fits_on_one_card_needs_no_dividing(layered: Layered, machine: Machine, strategy: str) -> None:
     (found,) = advised(layered, machine(2, V100), strategy, MEDIUM)
     assert found.severity == "note"
-    assert f"the model's 303 M parameters fit on one card with gradients and optimizer state: {strategy}" in found.what
+    assert "the model's 303 M parameters fit on one card with gradients, optimizer state and activations" in found.what
+    assert f"GiB or less for batch.micro 8): {strategy} makes room" in found.what
     assert found.hint == "set strategy.kind to ddp, which is faster"
     assert advised(layered, machine(2, V100), "ddp", MEDIUM) == []
 
@@ -39,6 +42,46 @@ def test_what_fits_on_one_card_needs_no_dividing(layered: Layered, machine: Mach
 def test_offload_of_what_fits_is_said_to_be_slow(layered: Layered, machine: Machine) -> None:
     (found,) = advised(layered, machine(2, V100), {"kind": "zero2", "offload_optimizer": "cpu"}, MEDIUM)
     assert "offload slows each step" in found.what
+
+
+BILLION = {"layers": 24, "hidden_size": 2112, "heads": 16, "vocab_size": 50304}  # 1.3 B: 22 of 24 GiB at 18 bytes
+
+
+@pytest.mark.parametrize(
+    ("length", "recipe", "told"),
+    [
+        (128, {}, True),
+        (2048, {}, False),  # 20 GiB of activations
+        (2048, {"batch": {"micro": 1}}, True),
+        (2048, {"efficiency": {"gradient_checkpointing": True}}, True),
+        (2048, {"efficiency": {"gradient_checkpointing": {"every": True, "selective": True}}}, False),
+        (128, {"efficiency": {"attention": "eager"}}, False),  # a score for each pair of places is not counted
+    ],
+)
+def test_a_model_is_said_to_fit_only_with_its_activations(
+    layered: Layered, machine: Machine, length: int, recipe: dict[str, Any], told: bool
+) -> None:
+    more: dict[str, Any] = {"data": {"sequence_length": length}, **recipe}
+    assert [each.severity for each in advised(layered, machine(2, V100), "fsdp", MEDIUM, **more)] == ["note"] * told
+
+
+def test_what_fits_without_activations_alone_is_not_said_to_fit(layered: Layered, machine: Machine) -> None:
+    facts = machine(8)
+    cards = tuple(replace(gpu, memory_total=24 * 1024**3, memory_free=24 * 1024**3) for gpu in facts.gpus)
+    recipe: dict[str, Any] = {"data": {"sequence_length": 1024}, "precision": {"dtype": "bf16"}}
+    assert largest("single", 1, 24 * 1024**3) >= 1.3e9
+    assert advised(layered, replace(facts, gpus=cards), "fsdp", BILLION, **recipe) == []
+
+
+def test_gradients_that_are_reduced_once_are_counted_whole(layered: Layered, machine: Machine) -> None:
+    facts, recipe = machine(8, V100), {"batch": {"micro": 1, "accumulation": 4}}
+    large = {**LARGE, "layers": 60}  # 3 B: 6.8 GB of everything on each of eight, and 10.6 more of whole gradients
+    once = {"kind": "fsdp", "reduce_gradients": "once"}
+    (found,) = advised(layered, facts, once, large, **recipe)
+    assert "once holds all gradients on each rank" in found.what
+    assert found.hint == "set strategy.reduce_gradients to each_micro_step"
+    assert advised(layered, facts, "fsdp", large, **recipe) == []
+    assert advised(layered, facts, once, large, batch={"micro": 1, "accumulation": 1}) == []
 
 
 @pytest.mark.parametrize(
