@@ -33,6 +33,13 @@ def used(card: int | str) -> int:
     return int(pynvml.nvmlDeviceGetMemoryInfo(handle(card), pynvml.nvmlMemory_v2).used)
 
 
+def total(card: int | str) -> int:
+    """Bytes of a card."""
+    import pynvml
+
+    return int(pynvml.nvmlDeviceGetMemoryInfo(handle(card)).total)
+
+
 def text(answer: Any) -> str:
     """Older libraries answer in bytes."""
     return answer.decode() if isinstance(answer, bytes) else str(answer)

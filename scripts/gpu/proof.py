@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import site
@@ -16,7 +17,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 # Variables of a launch around the kit; trainkit's own are settings of recipes.
 OF_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-GRACE = 15.0  # seconds that a run has to end after TERM
+GRACE = 20.0  # seconds that a child has to end after TERM
+LONGEST = 4000  # characters of a log that are kept
+RUN_GRACE = 10  # seconds that trainkit gives the ranks of a run
 
 Curve = Mapping[str, list[float | None]]  # loss, norm and eval, in the order of the steps
 Check = Callable[["Case", "Place", float], "Outcome"]  # the float: seconds it may take
@@ -80,24 +83,34 @@ class Children:
 
 @dataclass(frozen=True)
 class Place:
-    """Where cases run. card: UUID of the card that is proven, empty on a CPU; curves: of the runs so far, by case."""
+    """Where cases run.
+
+    card: UUID of the card that is proven, empty on a CPU; memory: its GiB; curves: of the runs so far, by case
+    """
 
     scratch: Path
     device: str
     tiny: bool
     card: str = ""
+    memory: float = math.inf
     several: bool = False  # cards in this machine: the others are kept out of sight
     children: Children = field(default_factory=Children)
     curves: dict[str, Curve] = field(default_factory=dict)
 
-    def folder(self, name: str) -> Path:
-        """A case's own folder."""
-        path = self.scratch / "runs" / "".join(each if each.isalnum() else "-" for each in name)
+    def folder(self, name: str, part: str = "") -> Path:
+        """A case's own folder, or that of a part of it."""
+        path = self.scratch / "runs" / slug(name) / slug(part)
         path.mkdir(parents=True, exist_ok=True)
         return path
 
-    def environment(self, name: str, **more: str) -> dict[str, str]:
-        """Own locks, so that cases at once do not meet; home, caches and temporary files in the scratch folder."""
+    def said(self, name: str) -> str:
+        """The end of what a case's processes have said so far."""
+        folder = self.scratch / "runs" / slug(name)
+        logs = (*folder.glob("output.txt"), *sorted(folder.glob("*/output.txt")))
+        return "\n".join(log.read_text(errors="replace")[-LONGEST:] for log in logs)
+
+    def environment(self, folder: Path, **more: str) -> dict[str, str]:
+        """Own locks for a folder, so that cases at once do not meet; home and caches in the scratch folder."""
         for each in ("locks", "home", "tmp"):
             (self.scratch / each).mkdir(exist_ok=True)
         kept = {
@@ -113,7 +126,7 @@ class Place:
         return {
             **extensions,
             **kept,
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *packages()]),
             "PYTHONUSERBASE": site.getuserbase(),  # which would follow the home
             "HOME": str(self.scratch / "home"),
             "TMPDIR": str(self.scratch / "tmp"),
@@ -121,9 +134,19 @@ class Place:
             "TORCHINDUCTOR_CACHE_DIR": str(self.scratch / "inductor"),  # warmed for what is timed
             "TORCHINDUCTOR_COMPILE_THREADS": "4",
             "HF_HUB_OFFLINE": "1",
-            "TRAINKIT_CARD_LOCKS": str(self.scratch / "locks" / name),
+            "TRAINKIT_CARD_LOCKS": str(self.scratch / "locks" / slug(str(folder))),
             **more,
         }
+
+
+def slug(name: str) -> str:
+    """A name as that of a folder."""
+    return "".join(each if each.isalnum() else "-" for each in name)
+
+
+def packages() -> list[str]:
+    """The caller's PYTHONPATH, as seen from any folder."""
+    return [str(Path(each).absolute()) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
 
 
 @dataclass
@@ -152,7 +175,7 @@ class Case:
     turn: within a phase; cases of one turn are over before those of the next begin
     seconds: what it takes on a card; it starts only where as many are left
     words: of trainkit's command line; like: the case with whose losses its own are compared, relative to `tolerance`
-    needs: packages without which it is left out
+    needs: packages without which it is left out; memory: GiB of a card that it needs
     """
 
     phase: int
@@ -168,6 +191,7 @@ class Case:
     tolerance: float = 0.0
     exit_code: int = 0
     needs: tuple[str, ...] = ()
+    memory: float = 4.0
 
     @property
     def title(self) -> str:

@@ -139,14 +139,14 @@ COMPILING: dict[str, Row] = {
     "fsdp": (preset("fsdp", *COMPILED), FSDP_BF16, ROUGH),
     "fsdp selective": (preset("fsdp", *COMPILED, *SELECTIVE), FSDP_BF16, ROUGH),
     "ddp": (preset("ddp", *COMPILED), IN_BF16, ROUGH),
-    "graphs, 1 micro step": ((*GRAPHS, "batch.micro=16"), IN_BF16, ROUGH),
-    "autotune, no graphs": (
+    "graphs 1 micro step": ((*GRAPHS, "batch.micro=16"), IN_BF16, ROUGH),
+    "autotune no graphs": (
         (*COMPILED, "model.layers=2", "efficiency.compile.mode=max-autotune-no-cudagraphs"), "", 0.0),
 }  # fmt: skip
 # CUDA graphs keep gradients of one micro step only: https://github.com/pytorch/pytorch/issues/169545
 REFUSED: dict[str, Row] = {
-    "graphs, 2 micro steps": (GRAPHS, "", 0.0),
-    "graphs, fsdp": (preset("fsdp", *GRAPHS, "batch.micro=16"), "", 0.0),
+    "graphs 2 micro steps": (GRAPHS, "", 0.0),
+    "graphs fsdp": (preset("fsdp", *GRAPHS, "batch.micro=16"), "", 0.0),
 }
 
 RESUMED: dict[str, tuple[str, ...]] = {
@@ -181,41 +181,48 @@ TOO_LARGE = ("efficiency.attention=eager", "model.hidden_size=2048", "model.head
 SEARCHED = ("batch.micro=auto", "batch.global=256", "batch.memory_mib=8192", *BF16, "data.sequence_length=512",
             "model.hidden_size=512")  # fmt: skip
 GATES = "on an H100 or H200 40 % MFU (124M: 33 %), and 357 samples/s of bert-large; told on others"
+FINITE = "finite losses, near to the reference where there is one"
 SPEEDS = {"124M": 30, "350M": 35, "bert-large": 40, "760M": 40, "1300M": 45}  # seconds
+MEMORY = {"124M": 40, "350M": 40, "bert-large": 40, "760M": 48, "1300M": 64}  # GiB
 
 CASES: tuple[Case, ...] = (
     Case(1, "facts", "machine", measured("facts"), 20, "trainkit's facts are those of NVML and torch", on_cpu=True),
     *rows("strategy", {"single": (FP32, "", 0.0)}, turn=1, expected="the reference, in fp32"),
     *rows("precision", {"bf16": (BF16, "", 0.0)}, turn=1, expected="the reference, in bf16"),
     *rows("strategy", STRATEGIES, turn=2, seconds=25, expected="the losses of the reference"),
-    *rows("precision", PRECISIONS, turn=3, expected="finite losses, near to the reference where there is one"),
-    *rows("technique", TECHNIQUES, turn=4, expected="finite losses, near to the reference where there is one"),
-    *rows("compile", COMPILING, turn=5, seconds=60, expected="losses and gradient norms of the uncompiled run"),
-    *rows("compile", REFUSED, turn=5, expected="refused, with the reason", exit_code=USAGE),
     *(
-        Case(2, "resume", name, resumed, 35, "within 1 %; equality is told" if words == BF16 else "bit-equal", 6,
-             words=words, on_cpu=f"resume/{name}" in HERE_TOO, needs=needed(words))
-        for name, words in RESUMED.items()
-    ),
-    *(
-        Case(2, "device", name, shown_card, 12, f"exit code {code}" if code else "the card of the plan, as cuda:0", 7,
+        Case(2, "device", name, shown_card, 12, f"exit code {code}" if code else "the card of the plan, as cuda:0", 3,
              words=words, exit_code=code, needs=needed(words))
         for name, (words, code) in NAMED.items()
     ),
-    # Into the compile cache, several at once, for what is timed.
-    *(Case(2, "warm", size, measured("warm", size), 120, "compiled ahead", turn=8) for size in reversed(SPEEDS)),
+    *rows("precision", PRECISIONS, turn=3, expected=FINITE),
+    *(
+        Case(2, "resume", name, resumed, 35, "within 1 %; equality is told" if words == BF16 else "bit-equal", 3,
+             words=words, on_cpu=f"resume/{name}" in HERE_TOO, needs=needed(words))
+        for name, words in RESUMED.items()
+    ),
+    *rows("technique", TECHNIQUES, turn=3, expected=FINITE),
+    *rows("compile", REFUSED, turn=4, seconds=5, expected="refused, with the reason", exit_code=USAGE),
+    *rows("compile", COMPILING, turn=4, seconds=60, expected="losses and gradient norms of the uncompiled run"),
+    # Into the compile cache for what is timed: few at once, for they share the card's memory.
+    *(
+        Case(2, "warm", size, measured("warm", size), 120, "compiled ahead", 5 + number // 2, memory=MEMORY[size])
+        for number, size in enumerate(SPEEDS)
+    ),
     Case(3, "memory", "out of memory", out_of_memory, 25, "exit code 1, a hint, memory given back", 1, words=TOO_LARGE),
-    Case(3, "memory", "micro auto", searched, 40, "the largest that fits, then remembered", 2, words=SEARCHED),
+    Case(3, "memory", "micro auto", searched, 40, "the largest that fits, then remembered", 2, words=SEARCHED,
+         memory=12),
     Case(3, "sharing", "two runs", two_runs, 60, "refused, or side by side, as asked", 3, words=BF16),
     Case(3, "cost", "card sampling", measured("sampling"), 8, "below 1 ms of CPU time a second", 4),
     *(
-        Case(3, "speed", size, measured("speed", size), seconds, GATES, 5 + number, on_cpu=number == 0)
+        Case(3, "speed", size, measured("speed", size), seconds, GATES, 5 + number, on_cpu=number == 0,
+             memory=MEMORY[size])
         for number, (size, seconds) in enumerate(SPEEDS.items())
     ),
     Case(3, "speed", "loop", measured("loop"), 45, "0.99 of a bare loop's speed, 1.00 of Accelerate and HF Trainer", 10,
-         on_cpu=True),
+         on_cpu=True, memory=16),
     Case(3, "table", "recipe", measured("table", "recipe"), 90, "speed and memory of the recipe's variants", 11,
-         on_cpu=True),
-    Case(3, "calibrate", "memory", measured("memory"), 60, "measured memory by category", 12, on_cpu=True),
-    Case(3, "table", "more", measured("table", "more"), 80, "speed and memory of further techniques", 13),
+         on_cpu=True, memory=16),
+    Case(3, "calibrate", "memory", measured("memory"), 60, "measured memory by category", 12, on_cpu=True, memory=40),
+    Case(3, "table", "more", measured("table", "more"), 80, "speed and memory of further techniques", 13, memory=16),
 )  # fmt: skip

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nvml import used
-from proof import HERE, Case, Check, Outcome, Place
-from proof_runs import LONGEST, Run, command, figures, launch, read, trainkit, written
+from proof import HERE, LONGEST, RUN_GRACE, Case, Check, Outcome, Place
+from proof_runs import Run, command, figures, launch, read, trainkit, written
 
 GIVEN_BACK = 64 << 20  # bytes that may be missing on a card after a run
 CALLER = "CALLER="  # as the first of a case's words: what the caller's CUDA_VISIBLE_DEVICES is
@@ -23,11 +23,11 @@ def measured(what: str, *words: str) -> Check:
     """A measurement in a process of its own (`measure.py`), which writes one JSON object."""
 
     def check(case: Case, place: Place, limit: float) -> Outcome:
-        folder = place.folder(f"{case.title} {what}")
+        folder = place.folder(case.title)
         answer = folder / "answer.json"
         argv = [sys.executable, str(HERE / "measure.py"), what, *words, "--device", place.device]
         argv += ["--answer", str(answer), *(["--tiny"] if place.tiny else [])]
-        environ = place.environment(folder.name, CUDA_DEVICE_ORDER="PCI_BUS_ID")
+        environ = place.environment(folder, CUDA_DEVICE_ORDER="PCI_BUS_ID")
         code = place.children.wait(place.children.start(argv, folder / "output.txt", environ), limit)
         log = read(folder / "output.txt")[-LONGEST:]
         if not answer.exists():
@@ -126,7 +126,7 @@ def two_runs(case: Case, place: Place, limit: float) -> Outcome:
 
 def holder_shown(place: Place, locks: str) -> bool:
     """Whether `trainkit gpus` says who holds the card."""
-    folder = place.folder("gpus")
+    folder = place.folder("trainkit gpus")
     process = trainkit(place, ["gpus", "--json"], folder / "output.txt", TRAINKIT_CARD_LOCKS=locks)
     code = place.children.wait(process, 60)
     told = json.loads(read(folder / "output.txt"))["gpus"] if code == 0 else []
@@ -144,11 +144,8 @@ def wait_for(there: Callable[[], bool], seconds: float) -> None:
 
 def shown_card(case: Case, place: Place, limit: float) -> Outcome:
     """A program under a launcher sees exactly the card that the plan names, by UUID, as cuda:0."""
-    words = [each.format(uuid=place.card, short=place.card[4:12]) for each in case.words]
-    environ = {"CUDA_VISIBLE_DEVICES": words.pop(0).removeprefix(CALLER)} if words[0].startswith(CALLER) else {}
-    program = f"version: 1\nname: seen\nprogram: {{kind: torch, script: {HERE / 'seen_card.py'}}}\n"
-    root, recipe = place.folder(case.title), str(written(place.scratch / "seen.yaml", program))
-    words = ["run", recipe, *words, f"output.root={root}", "devices.when_busy=warn"]
+    root = place.folder(case.title)
+    words, environ = program_command(case, place, root)
     process = trainkit(place, words, root / "output.txt", **environ)
     code, output = place.children.wait(process, limit), read(root / "output.txt")
     if code != case.exit_code:
@@ -156,6 +153,16 @@ def shown_card(case: Case, place: Place, limit: float) -> Outcome:
     if code:
         return case.outcome(True, f"exit code {code}: {first_error(output)}")
     return seen(case, place, root, output)
+
+
+def program_command(case: Case, place: Place, root: Path) -> tuple[list[str], dict[str, str]]:
+    """The words that run the program, and the variables of their caller."""
+    words = [each.format(uuid=place.card, short=place.card[:12]) for each in case.words]
+    environ = {"CUDA_VISIBLE_DEVICES": words.pop(0).removeprefix(CALLER)} if words[0].startswith(CALLER) else {}
+    program = f"version: 1\nname: seen\nprogram: {{kind: torch, script: {HERE / 'seen_card.py'}}}\n"
+    recipe = str(written(place.scratch / "seen.yaml", program))
+    words += [f"output.root={root}", f"launcher.grace_seconds={RUN_GRACE}", "devices.when_busy=warn"]
+    return ["run", recipe, *words], environ
 
 
 def first_error(output: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proof import Case, Curve, Outcome, Place
+from proof import LONGEST, RUN_GRACE, Case, Curve, Outcome, Place
 
 BASE = """\
 version: 1
@@ -28,7 +28,6 @@ logging: {every_steps: 1}
 TINY = ("model.layers=2", "model.hidden_size=32", "model.heads=2", "data.sequence_length=32", "batch.global=4",
         "batch.micro=2", "batch.eval_micro=2")  # fmt: skip
 SHIPPED = "recipe:"  # before the name of a shipped recipe, as the first of a case's words
-LONGEST = 4000  # characters of a log that are kept
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def command(case: Case, place: Place, root: Path, extra: Sequence[str] = ()) -> 
     else:
         tiny = TINY if place.tiny else ()
         words = [str(written(place.scratch / "proof.yaml", BASE)), *device, *tiny, *case.words]
-    return ["run", *words, f"output.root={root}", *extra]
+    return ["run", *words, f"output.root={root}", f"launcher.grace_seconds={RUN_GRACE}", *extra]
 
 
 def written(path: Path, text: str) -> Path:
@@ -85,12 +84,12 @@ def written(path: Path, text: str) -> Path:
 def trainkit(place: Place, words: Sequence[str], log: Path, **environ: str) -> subprocess.Popen[bytes]:
     """Start trainkit from this checkout. environ: more variables."""
     argv = [sys.executable, "-m", "trainkit", *words]
-    return place.children.start(argv, log, place.environment(log.parent.name, **environ))
+    return place.children.start(argv, log, place.environment(log.parent, **environ))
 
 
 def launch(case: Case, place: Place, limit: float, part: str = "", extra: Sequence[str] = (), **environ: str) -> Run:
     """Run a case's recipe to its end. part: names one of several runs of a case."""
-    root = place.folder(f"{case.title} {part}".strip())
+    root = place.folder(case.title, part)
     process = trainkit(place, command(case, place, root, extra), root / "output.txt", **environ)
     return read_run(place.children.wait(process, limit), root)
 

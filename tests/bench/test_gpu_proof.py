@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import pytest
 from measure_parts import Asked
 from proof import Case, Place
 from proof_cases import CASES, REFUSED, rows
-from proof_checks import measured, shown_card
+from proof_checks import measured, program_command, shown_card
 from proof_report import markdown
 from proof_runs import command, distance
 
@@ -41,7 +42,7 @@ sys.path.insert(0, sys.argv[1])
 import proof_cases
 from proof import Case
 def leave(case, place, limit):
-    subprocess.Popen(["sleep", "600"], env=place.environment("left"), start_new_session=True)
+    subprocess.Popen(["sleep", "600"], env=place.environment(place.folder("left")), start_new_session=True)
     return case.outcome(True, "left")
 words = (*proof_cases.FP32, "train.seed=4")
 (wrong,) = proof_cases.rows("planted", {"other data": (words, proof_cases.SINGLE, proof_cases.EXACT)}, turn=2)
@@ -197,7 +198,9 @@ def test_cases_come_with_those_that_they_are_compared_with(folder: Path) -> None
     assert [line.split()[1] for line in done.stdout.splitlines()] == ["strategy/single", "strategy/zero2"]
 
 
-TRAINED = [case for case in CASES if case.words and case.check is not shown_card and case.name not in REFUSED]
+TRAINED = [case for case in CASES if case.words and case.check is not shown_card]
+NAMING = [case for case in CASES if case.check is shown_card]
+CARD = "GPU-12345678-1111-2222-3333-444444444444"
 
 
 @pytest.mark.parametrize("case", TRAINED, ids=lambda case: case.title)
@@ -205,16 +208,30 @@ TRAINED = [case for case in CASES if case.words and case.check is not shown_card
 def test_the_words_of_every_case_plan_on_a_card(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     _, recipe, *words = command(case, Place(tmp_path, "cuda", tiny=False), tmp_path / "runs")
-    assert not planned(recipe, words).blockers
+    if case.name in REFUSED:
+        with pytest.raises(RecipeError, match="unsupported combination"):
+            planned(recipe, words)
+    else:
+        assert not planned(recipe, words).blockers
 
 
-def planned(recipe: str, words: Sequence[str]) -> Any:
-    """The plan for one H100 of a command line's words."""
+@pytest.mark.parametrize("case", NAMING, ids=lambda case: case.title)
+@pytest.mark.unit
+def test_every_way_to_name_a_card_plans(case: Case, tmp_path: Path) -> None:
+    (_, recipe, *words), environ = program_command(case, Place(tmp_path, "cuda", tiny=False, card=CARD), tmp_path)
+    plan = planned(recipe, words, visible_devices=environ.get("CUDA_VISIBLE_DEVICES"))
+    assert bool(plan.blockers) == bool(case.exit_code)
+    assert case.exit_code or [card.uuid for card in plan.cards] == [CARD]
+
+
+def planned(recipe: str, words: Sequence[str], **facts: Any) -> Any:
+    """The plan of a command line's words for a machine with one H100. facts: more of the machine."""
     presets = [word for flag, word in pairwise(words) if flag == "--with"]
     variant = next((word for flag, word in pairwise(words) if flag == "--variant"), None)
     overrides = [word for word in words if word.partition("=")[1]]
-    resolved = resolve_request(recipe, ["devices.select=1", *overrides], presets, variant=variant, environ={})
-    return plan_recipe(resolved, machine_facts("8xh100")).plan
+    resolved = resolve_request(recipe, overrides, presets, variant=variant, environ={})
+    machine = machine_facts("8xh100")
+    return plan_recipe(resolved, replace(machine, gpus=(replace(machine.gpus[0], uuid=CARD),), **facts)).plan
 
 
 def measurements(scratch: Path) -> Iterator[tuple[str, list[str]]]:
