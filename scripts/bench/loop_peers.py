@@ -22,6 +22,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from strategy_runs import WORDS
 from torch import Tensor
+from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, Dataset
@@ -178,11 +179,33 @@ def trainer_loop(parts: Parts, rows: Rows) -> Loop:
     return run
 
 
+def with_whole_logits(make: Callable[[Parts, Rows], Loop]) -> Callable[[Parts, Rows], Loop]:
+    """The same loop with the loss that one writes by hand, and that models of transformers have: of all logits."""
+
+    def made(parts: Parts, rows: Rows) -> Loop:
+        run, own = make(parts, rows), parts.model.forward
+
+        def forward(tokens: Tensor, targets: Tensor) -> Tensor:
+            logits = own(tokens).flatten(0, 1).float()
+            return functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction="sum")
+
+        def wrapped() -> object:
+            parts.model.forward = forward
+            try:
+                return run()
+            finally:
+                del parts.model.forward
+
+        return wrapped
+
+    return made
+
+
 LOOPS: Mapping[str, Callable[[Parts, Rows], Loop]] = {
     "built-in": builtin_loop,
-    "bare PyTorch": bare_loop,
-    "Accelerate": accelerate_loop,
-    "HF Trainer": trainer_loop,
+    "bare PyTorch": with_whole_logits(bare_loop),
+    "Accelerate": with_whole_logits(accelerate_loop),
+    "HF Trainer": with_whole_logits(trainer_loop),
 }
 
 

@@ -62,3 +62,15 @@ def test_a_single_pair_gives_ratios_and_no_interval(run: subprocess.CompletedPro
 @pytest.mark.e2e
 def test_a_loop_that_clips_otherwise_is_seen_by_its_losses(run: subprocess.CompletedProcess[str]) -> None:
     assert float(run.stderr.splitlines()[-1]) > 1e-4
+
+
+@pytest.mark.e2e
+def test_where_logits_are_the_cost_the_built_in_loop_needs_less_memory(tmp_path: Path) -> None:
+    words = [str(BENCH / "loop"), "--size", "50,000 tokens", "--pairs", "1", "--json"]
+    done = subprocess.run(
+        [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (size,) = json.loads(done.stdout[done.stdout.index("{") :])["sizes"]
+    assert max(size["distance"].values()) < 1e-6
+    assert all(size["saved"]["built-in"] < 0.5 * each for name, each in size["saved"].items() if name != "built-in")

@@ -20,6 +20,7 @@ from trainkit.trainer import loop
 from trainkit.trainer.distributed import process_group
 from trainkit.trainer.loop import batches, optimizer_step
 from trainkit.trainer.optim.gradient_clipping import clip_gradients
+from trainkit.trainer.parallel.single_and_ddp import Single
 from trainkit.trainer.perf.garbage import YOUNG_EVERY, collected_between_steps
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import Parts, assemble
@@ -63,7 +64,6 @@ def test_a_step_reads_nothing_back_to_the_host(dtype: str, norm: float, make_set
         make_settings,
         precision={"dtype": dtype},
         train={"max_grad_norm": norm},
-        optimizer={"name": "adamw_torch_fused"},  # what adamw_torch is on CUDA
     )
     given = batches(parts, 0)
     batch = next(given)
@@ -151,5 +151,11 @@ def test_garbage_is_collected_between_steps_alone() -> None:
     assert gc.get_freeze_count() == 0
 
 
-def test_on_cuda_the_usual_adamw_is_fused_unless_an_argument_says_otherwise() -> None:
-    assert OPTIMIZERS["adamw_torch"].fixed_on == {"cuda": {"fused": True}}
+@pytest.mark.parametrize(("arguments", "fused"), [({}, True), ({"foreach": True}, None), ({"fused": False}, False)])
+def test_the_usual_adamw_is_fused_unless_an_argument_says_otherwise(
+    arguments: dict[str, Any], fused: bool | None, make_settings: MakeSettings
+) -> None:
+    parts = assemble(make_settings(optimizer={"name": "adamw_torch", "args": arguments}), World(), CPU)
+    assert isinstance(parts.strategy, Single)
+    assert parts.strategy.optimizer.defaults["fused"] is fused
+    assert OPTIMIZERS["adamw_torch"].fixed_on["cuda"] == {"fused": True}

@@ -68,16 +68,13 @@ class _Chunked(torch.autograd.Function):
         size = max(1, AT_A_TIME.get(hidden.device.type, FEW) // weight.shape[0])
         for first in range(0, hidden.shape[0], size):
             rows, truth = hidden[first : first + size], targets[first : first + size]
-            logits = functional.linear(rows, weight, bias).float()
+            shares = functional.linear(rows, weight, bias).log_softmax(dim=-1, dtype=torch.float32)
             counts, place = truth >= 0, truth.clamp(min=0)[:, None]
-            whole = logits.logsumexp(dim=-1, keepdim=True)
-            loss += ((whole - logits.gather(1, place))[:, 0] * counts).sum()
+            loss -= (shares.gather(1, place)[:, 0] * counts).sum()
             if not any(wanted):
                 continue
-            # softmax - 1 at the target (for the loss of a row by its logits), and nothing where none is counted
-            slope = (
-                logits.sub_(whole).exp_().scatter_add_(1, place, place.new_full(place.shape, -1, dtype=logits.dtype))
-            )
+            # The slope of a row's loss by its logits is softmax, less 1 at the target; nothing where none is counted.
+            slope = shares.exp_().scatter_add_(1, place, torch.full_like(place, -1, dtype=torch.float32))
             slope = slope.mul_(counts[:, None]).to(weight.dtype)
             if for_hidden is not None:
                 torch.mm(slope, weight, out=for_hidden[first : first + size])
