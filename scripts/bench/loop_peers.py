@@ -194,7 +194,7 @@ def with_whole_logits(make: Callable[[Parts, Rows], Loop]) -> Callable[[Parts, R
             try:
                 return run()
             finally:
-                del parts.model.forward
+                vars(parts.model).pop("forward", None)
 
         return wrapped
 
