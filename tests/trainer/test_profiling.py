@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from trainkit.runner.report.summary import profile_rows
 from trainkit.trainer.loop import train
 from trainkit.trainer.metrics.result import result
 from trainkit.trainer.metrics.writers import Metrics
+from trainkit.trainer.perf import profiling
 from trainkit.trainer.perf.profiling import GROUPS, NAMES, group_of, seconds_by_group
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import assemble
@@ -79,6 +81,21 @@ def test_the_time_of_all_operators_is_accounted_for() -> None:
     for mark in marked:  # a phase is its operators and the Python between them
         inside = sum(told[mark.removeprefix("trainkit: ")].values())
         assert inside == pytest.approx(outer[mark] - own[mark], rel=1e-3)
+
+
+def test_the_watched_seconds_begin_and_end_with_nothing_left_to_do_on_the_device(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[torch.device] = []
+
+    def wait(device: torch.device) -> None:  # as if the device was a second behind
+        time.sleep(1.0)
+        waits.append(device)
+
+    monkeypatch.setattr(profiling, "wait_for", wait)
+    found, _ = run(make_settings(**FIVE, profile={"steps": 2, "after": 1}))
+    assert len(waits) == 2  # and not in each step
+    assert 1.0 <= found["profile"]["seconds"] < 2.0
 
 
 def test_a_run_that_ends_before_all_steps_were_seen_says_how_many_were(

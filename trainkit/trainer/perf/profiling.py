@@ -15,6 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from trainkit.recipe.schema import Profile as ProfileSettings
+from trainkit.trainer.distributed import wait_for
 
 log = logging.getLogger("trainkit.trainer")
 MARK = "trainkit: "  # before the name of a phase, in the trace too
@@ -57,6 +58,10 @@ class Profiler:
         """After each optimizer step."""
         self._done += 1
         if self._profile is not None:
+            # The host runs ahead of a card. At both ends it waits, so that the watched seconds are those of the work
+            # that was launched in them; in between it does not, for that would change what is watched.
+            if self._done in (self._settings.after, self._settings.after + self._settings.steps):
+                wait_for(self._device)
             self._profile.step()
             if self.report is not None:  # all is seen: no more steps pay for it
                 self._profile.stop()
@@ -65,6 +70,7 @@ class Profiler:
     def finish(self) -> None:
         """After the last step. Fewer steps than were asked for are reported all the same, with a warning."""
         if self._profile is not None:
+            wait_for(self._device)
             self._profile.stop()
         seen = self.report["steps"] if self.report else 0
         if self._wanted and seen < self._settings.steps:
