@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from trainkit.runner.report.summary import render_summary
+from trainkit.trainer.distributed import process_group
 from trainkit.trainer.loop import train
 from trainkit.trainer.metrics.result import result
 from trainkit.trainer.metrics.writers import Metrics
@@ -18,6 +19,12 @@ from trainkit.trainer.signals import Requests
 
 MakeSettings = Callable[..., Settings]
 SHORT: dict[str, Any] = {"train": {"steps": 2}, "eval": {"every_steps": 0}}
+
+
+def parts_of(settings: Settings) -> dict[str, Any]:
+    """The bytes of rank 0 by what they are for."""
+    found: dict[str, Any] = outcome_of(settings)["memory"][0]["anatomy"]
+    return found
 
 
 def outcome_of(settings: Settings) -> dict[str, Any]:
@@ -34,7 +41,8 @@ def test_weights_gradients_and_optimizer_state_have_their_bytes_per_parameter(
     assert (anatomy["parameters"], anatomy["gradients"]) == (4 * count, 4 * count)
     # AdamW counts its steps in one more number for each tensor of parameters.
     assert bytes_per_parameter * count <= anatomy["optimizer_state"] < bytes_per_parameter * count + 1000
-    known = sum(anatomy[part] for part in ("parameters", "gradients", "optimizer_state", "activations"))
+    known = sum(anatomy[part] for part in ("parameters", "gradients", "optimizer_state"))
+    known += max(anatomy["activations"], anatomy["update_temporaries"])  # which are not there at the same time
     assert anatomy["other"] == outcome["memory"][0]["rss"] - known
 
 
@@ -45,6 +53,67 @@ def test_recomputation_shows_in_the_activations(make_settings: MakeSettings) -> 
     )
     assert 0 < saving["activations"] < plain["activations"] / 2
     assert saving["optimizer_state"] == plain["optimizer_state"]
+
+
+@pytest.mark.needs("torch>=2.8")  # before, nobody can look into a block that is recomputed
+def test_a_recomputed_block_is_what_it_would_have_kept(make_settings: MakeSettings) -> None:
+    plain, whole, selective = (
+        parts_of(make_settings(**SHORT, model={"layers": 3}, efficiency={"gradient_checkpointing": on}))
+        for on in (False, True, {"every": 1, "selective": True})
+    )
+    assert plain["recomputed_block"] == 0
+    assert whole["activations"] + 3 * whole["recomputed_block"] == plain["activations"]
+    # Products are kept then, also those that no operator behind them needs.
+    assert 0 < selective["recomputed_block"] < whole["recomputed_block"]
+    assert selective["activations"] + 3 * selective["recomputed_block"] > plain["activations"]
+
+
+@pytest.mark.needs("torch>=2.8")  # before, nobody can look into a block that is recomputed
+def test_16_bit_copies_of_weights_are_no_activations(make_settings: MakeSettings) -> None:
+    low, own, recomputed = (
+        parts_of(make_settings(**SHORT, precision=precision, efficiency={"gradient_checkpointing": on}))
+        for precision, on in (
+            ({"dtype": "bf16"}, False),
+            ({"dtype": "bf16", "weights": "bf16"}, False),
+            ({"dtype": "bf16"}, True),
+        )
+    )
+    width, length, norms = 32, 32, 5  # positions and norms are not cast
+    cast = low["parameters"] // 4 - width * length - norms * 2 * width
+    assert low["weight_copies"] == recomputed["weight_copies"] == 2 * cast
+    assert own["weight_copies"] == 0
+    assert recomputed["activations"] + 2 * recomputed["recomputed_block"] == low["activations"]
+
+
+def test_copies_of_frozen_weights_are_no_activations_either(make_settings: MakeSettings) -> None:
+    tuned = {"peft": {"kind": "lora", "rank": 2}, "precision": {"dtype": "bf16"}}
+    short, long = (parts_of(make_settings(**SHORT, **tuned, data={"sequence_length": size})) for size in (16, 32))
+    assert short["weight_copies"] == long["weight_copies"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"), [("adamw_torch_foreach", 0.9, 1.01), ("adamw_torch_fused", 0, 0.01), ("sgd", 0, 0.4)]
+)
+def test_what_an_update_takes_for_itself(name: str, least: float, most: float, make_settings: MakeSettings) -> None:
+    anatomy = parts_of(make_settings(**SHORT, optimizer={"name": name}))
+    assert least <= anatomy["update_temporaries"] / anatomy["parameters"] <= most
+
+
+@pytest.mark.needs("torch>=2.8")  # as above; FSDP2 on a CPU has 2.7
+def test_shards_are_watched_too_and_what_cannot_be_is_not_known(make_settings: MakeSettings) -> None:
+    with process_group(World(), torch.device("cpu"), needed=True):
+        anatomy = parts_of(
+            make_settings(
+                **SHORT,
+                strategy={"kind": "fsdp"},
+                optimizer={"name": "adamw_torch_foreach"},
+                efficiency={"gradient_checkpointing": {"every": 1, "selective": True}},
+            )
+        )
+    assert 0.9 <= anatomy["update_temporaries"] / anatomy["parameters"] <= 1.01
+    assert anatomy["recomputed_block"] > 0
+    once = make_settings(train={"steps": 1}, eval={"every_steps": 0})
+    assert parts_of(once)["update_temporaries"] is None
 
 
 def test_activations_grow_with_the_micro_batch_and_with_nothing_else(make_settings: MakeSettings) -> None:
@@ -64,5 +133,6 @@ def test_the_summary_prints_it(make_settings: MakeSettings) -> None:
         for line in render_summary({**summary, **shown}, make_settings().run_dir).splitlines()
         if line.startswith("Memory of rank 0")
     ]
-    for part in ("parameters", "gradients", "optimizer state", "activations", "other"):
+    for part in ("parameters", "gradients", "optimizer state", "activations", "update temporaries", "other"):
         assert part in row
+    assert "weight copies" not in row  # there are none

@@ -123,9 +123,9 @@ def optimizer_step(parts: Parts, step: int, batch: Batch, counted: int) -> tuple
                     strategy.backward(loss * share, last=last)
             total += loss.detach()
     parts.stamps.enter(OPTIMIZER)
-    parts.memory.before_update(strategy)
-    # Both are left on the device: reading them would wait for it.
-    return total, strategy.update(parts.learning_rate(step))
+    with parts.memory.update(strategy):
+        # Both are left on the device: reading them would wait for it.
+        return total, strategy.update(parts.learning_rate(step))
 
 
 def split_micro(batch: Batch, parts: Parts) -> list[dict[str, Tensor]]:

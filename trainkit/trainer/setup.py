@@ -103,7 +103,7 @@ def assemble(settings: Settings, world: World, device: torch.device, stamps: Sta
         checkpoints=Checkpoints(settings, checkpoint_folder(settings, world), source.encoder.fingerprint, world),
         parameters=parameters,
         work=work,
-        memory=MemoryBreakdown(compiled=recipe.efficiency.compile.enabled),
+        memory=MemoryBreakdown(recipe),
         profiler=Profiler(recipe.profile, settings.run_dir, device, main=world.rank == 0),
         found=found,
         transfer=Transfer(device),
@@ -154,7 +154,12 @@ def prepared_model(settings: Settings) -> Model:
     # In this order: adapters add modules to the blocks, checkpointing replaces the blocks' forward, and torch.compile
     # traces what is there by then.
     if recipe.efficiency.gradient_checkpointing.every:
-        checkpoint_blocks(model.blocks, recipe.efficiency.gradient_checkpointing, dropout=model.stochastic)
+        checkpoint_blocks(
+            model.blocks,
+            recipe.efficiency.gradient_checkpointing,
+            dropout=model.stochastic,
+            watched=not recipe.efficiency.compile.enabled,
+        )
     if recipe.efficiency.compile.enabled:
         compile_model(model, recipe.efficiency.compile, recipe.strategy.kind)
     return model

@@ -44,6 +44,9 @@ LOGGED = {
     "tokens_per_second": "tokens_per_second",
 }
 MOST_STRAGGLERS = 4  # that are shown
+SELDOM = frozenset(
+    {"recomputed block", "weight copies", "update temporaries"}
+)  # parts of the memory that few runs have
 PEAKS = (("allocated", "peak_allocated"), ("reserved", "peak_reserved"), ("resident", "rss"))
 
 
@@ -285,7 +288,7 @@ def _memory(summary: Summary) -> Iterator[tuple[str, str]]:
         figures = [
             f"{format_memory(used) if used >= 10 * MIB else f'{used / KIB:.0f} KiB'} {name}"
             for name, used in parts.items()
-            if used is not None
+            if used is not None and (used or name not in SELDOM)
         ]
         yield f"Memory of rank {entry.get('rank')}", ", ".join(figures)
 

@@ -10,9 +10,12 @@ from itertools import chain
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from trainkit.optimizers import optimizer
+from trainkit.recipe.schema import Recipe
+from trainkit.trainer.metrics.watched_memory import Kept, Temporaries
 from trainkit.trainer.parallel import Strategy
 from trainkit.trainer.settings import World
 
@@ -60,53 +63,68 @@ def memory_record(device: torch.device, world: World) -> dict[str, int | None]:
 
 
 class MemoryBreakdown:
-    """Sizes in bytes, from the tensors: activations and gradients once, in the first step, the rest at the end."""
+    """Sizes in bytes, from the tensors: what a step takes once, in the first and second, the rest at the end."""
 
-    def __init__(self, *, compiled: bool) -> None:
-        self._activations: int | None = None
-        self._gradients: int | None = None
+    def __init__(self, recipe: Recipe) -> None:
+        self._kept: Kept | None = None
         # The hooks that see what is saved would compile a compiled model again.
-        self._look = not compiled
-        self._updated = False
+        self._look = not recipe.efficiency.compile.enabled
+        # Others than torch's own may compile their update, or do it in what is no operator of torch.
+        self._plain_update = optimizer(recipe.optimizer.name).path.startswith("torch.optim:")
+        self._gradients: int | None = None
+        self._update: int | None = None
+        self._updates = 0
 
     @contextmanager
     def micro_step(self) -> Iterator[None]:
         """Context of one forward pass. The first one is looked at, the others are left alone."""
-        if not self._look:
+        if not self._look or self._kept is not None:
             yield
             return
-        self._look = False
-        sizes: dict[int, int] = {}  # by address: two operations may save the same tensor
-
-        def look(tensor: Tensor) -> Tensor:
-            whole = tensor if tensor._base is None else tensor._base  # a saved view, such as a transposed weight
-            if not isinstance(whole, nn.Parameter):
-                storage = local(tensor).untyped_storage()
-                sizes[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(look, lambda tensor: tensor):
+        self._kept = Kept()
+        with self._kept.watch():
             yield
-        self._activations = sum(sizes.values())
 
-    def before_update(self, strategy: Strategy) -> None:
-        """Gradients are there now; afterwards they are cleared."""
-        if not self._updated:  # every step has the same gradients, in size
-            self._updated = True
+    @contextmanager
+    def update(self, strategy: Strategy) -> Iterator[None]:
+        """Context of one update."""
+        self._updates += 1
+        if self._updates == 1:  # every step has the same gradients, in size; afterwards they are cleared
             self._gradients = total_bytes(strategy.held().get("gradients"))
+        # In the first one the optimizer makes its state. Engines that hide their gradients hide their update, too.
+        if self._updates != 2 or not self._plain_update or self._gradients is None:
+            yield
+            return
+        with Temporaries() as seen:
+            yield
+        self._update = seen.peak
 
     def record(self, strategy: Strategy, peak: int | None) -> dict[str, int | None]:
-        """Bytes by part; null where nothing could be measured. other: the peak without the known parts."""
-        held = strategy.held()
-        known = {
+        """Bytes by part; null where nothing could be measured. other: the peak without the known parts.
+
+        weight_copies: autocast's, in 16 bits. recomputed_block: activations of the largest block whose activations are
+        computed again, while it is. update_temporaries: are there when all of these are not.
+        """
+        held, kept = strategy.held(), self._kept
+        lasting = {
             "parameters": total_bytes(held.get("parameters")),
             "gradients": self._gradients,
             "optimizer_state": total_bytes(held.get("optimizer_state")),
-            "activations": self._activations,
         }
+        passing = {
+            "activations": kept.activations if kept else None,
+            "recomputed_block": kept.recomputed_block if kept else None,
+            "weight_copies": kept.weight_copies if kept else None,
+        }
+        known = sum(size or 0 for size in lasting.values())
+        known += max(sum(size or 0 for size in passing.values()), self._update or 0)
         # On a CPU the peak is that of the process, so the rest holds the interpreter and its libraries.
-        other = None if peak is None else max(0, peak - sum(size or 0 for size in known.values()))
-        return {**known, "other": other}
+        return {
+            **lasting,
+            **passing,
+            "update_temporaries": self._update,
+            "other": None if peak is None else max(0, peak - known),
+        }
 
 
 def local(tensor: Tensor) -> Tensor:

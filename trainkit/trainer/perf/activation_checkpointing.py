@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from trainkit.recipe.schema import GradientCheckpointing
+from trainkit.trainer.metrics.watched_memory import watched_block
 
 # What selective checkpointing keeps: the operators whose time grows with a width or with the length squared.
 _ATEN = torch.ops.aten
@@ -34,8 +35,13 @@ _PROFILER = torch.ops.profiler
 _MARKS = (_PROFILER._record_function_enter_new.default, _PROFILER._record_function_exit._RecordFunction)
 
 
-def checkpoint_blocks(blocks: Iterable[nn.Module], settings: GradientCheckpointing, *, dropout: bool) -> None:
-    """Recompute every n-th block in backward, from the first on; the loss stays bit-equal. dropout: of the model."""
+def checkpoint_blocks(
+    blocks: Iterable[nn.Module], settings: GradientCheckpointing, *, dropout: bool, watched: bool = False
+) -> None:
+    """Recompute every n-th block in backward, from the first on; the loss stays bit-equal.
+
+    dropout: of the model. watched: whether the account of memory may look into the blocks, which is not compiled.
+    """
     # The reentrant kind needs an input that has a gradient, and behind frozen embeddings (LoRA) there is none.
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": dropout}
     if settings.selective:
@@ -43,7 +49,10 @@ def checkpoint_blocks(blocks: Iterable[nn.Module], settings: GradientCheckpointi
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
     for block in list(blocks)[:: int(settings.every)]:
         # The block's forward is replaced, not the block: names in checkpoints and the hooks of FSDP and ZeRO stay.
-        block.forward = partial(checkpoint, block.forward, **options)
+        forward = (
+            partial(watched_block, block.forward, KEPT if settings.selective else ()) if watched else block.forward
+        )
+        block.forward = partial(checkpoint, forward, **options)
 
 
 def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
