@@ -118,3 +118,29 @@ def test_auto_on_a_card_without_bf16_says_what_fp16_brings_along(layered: Layere
     for tried, expected in ((facts, 0), (old, 1)):
         said = [each.what for each in build_plan(resolved, tried).plan.notices if "precision auto is" in each.what]
         assert len(said) == expected
+
+
+SAVES: dict[str, Any] = {"checkpoint": {"every_steps": 10, "resume": "auto"}}
+SLURM: dict[str, Any] = {"cluster": {"kind": "slurm"}}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "gpus", "told"),
+    [
+        (SAVES, 1, True),
+        ({"checkpoint": {"every_steps": 10}, "launcher": {"kind": "torchrun", "max_restarts": 1}}, 1, True),
+        (SLURM, 1, True),
+        ({"cluster": {"kind": "ssh", "hosts": ["a"]}, "checkpoint": {"every_steps": 10}}, 1, False),
+        (SAVES, 0, False),
+        ({**SAVES, "train": {"deterministic": True}}, 1, False),
+        ({"checkpoint": {"every_steps": 10}}, 1, False),
+        ({"checkpoint": {"resume": "auto"}}, 1, False),
+        ({"cluster": {"kind": "slurm", "requeue": {"after": []}}}, 1, False),
+        ({**SAVES, "program": {"kind": "hf", "script": "t.py"}}, 1, False),
+    ],
+)
+def test_going_on_is_said_to_round_otherwise_on_cards_unless_it_is_deterministic(
+    layered: Layered, machine: Machine, recipe: dict[str, Any], gpus: int, told: bool
+) -> None:
+    notices = build_plan(layered(recipe), machine(gpus)).plan.notices
+    assert ["up to rounding" in each.what for each in notices].count(True) == told

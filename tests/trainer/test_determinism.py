@@ -63,6 +63,17 @@ def test_an_operation_without_a_deterministic_form_is_an_error(make_settings: Ma
         torch.zeros(4).put_(torch.tensor([0, 0]), torch.ones(2), accumulate=False)
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_what_inductor_compiles_is_deterministic_too(make_settings: MakeSettings, deterministic: bool) -> None:
+    from torch._inductor import config
+
+    compiled = {"compile": {"enabled": True}}  # nothing is compiled before the first step
+    settings = make_settings(train={"steps": 1, "deterministic": deterministic}, efficiency=compiled)
+    with config.patch(deterministic=False):
+        assemble(settings, World(), torch.device("cpu"))
+        assert config.deterministic is deterministic
+
+
 def by_chance(indices: Sequence[int]) -> Batch:
     """Samples that a user's own data set would draw, from every generator there is."""
     drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]

@@ -23,7 +23,7 @@ from trainkit.planner.dtype import precision_notices
 from trainkit.planner.env import order_notices
 from trainkit.planner.numa import core_notices
 from trainkit.planner.requirements import doubtful_releases, missing_packages
-from trainkit.recipe.schema import DatasetData, HfModel, JsonlData
+from trainkit.recipe.schema import DatasetData, HfModel, JsonlData, Slurm
 from trainkit.recipe.schema.fields import tagged_sections
 from trainkit.schedulers.registry import cores_of_node
 from trainkit.text import counted
@@ -134,6 +134,18 @@ def _cores(context: Context) -> Iterator[Notice]:
         yield Notice("warning", what, "set data.workers lower")
 
 
+def _rounding(context: Context) -> Iterator[Notice]:
+    """A note where a run is to go on from checkpoints on cards, which alone does not make it repeat itself."""
+    recipe = context.recipe
+    queued = recipe.cluster.requeue.after if isinstance(recipe.cluster, Slurm) else recipe.cluster.kind == "kubernetes"
+    goes_on = recipe.checkpoint.resume == "auto" or recipe.launcher.max_restarts or queued
+    if recipe.program.kind != "builtin" or context.topology.device != "cuda" or recipe.train.deterministic:
+        return
+    if goes_on and (recipe.checkpoint.every_steps or queued):
+        what = "on CUDA a run that goes on from a checkpoint has the losses of an unbroken one up to rounding"
+        yield Notice("note", what, "set train.deterministic to true for the same bits, which is slower")
+
+
 def _optimizer(context: Context) -> Iterator[Notice]:
     """What a reader of the recipe may not expect of the optimizer that it names."""
     optimizer = context.recipe.optimizer
@@ -184,6 +196,7 @@ SOURCES: tuple[Callable[[Context], Iterable[Notice]], ...] = (
     precision_notices,
     kernel_notices,
     doubtful_releases,
+    _rounding,
     _optimizer,
     compile_notices,
     _padding,

@@ -184,7 +184,8 @@ class Train(Section):
     max_grad_norm: float = setting(1.0, "Gradients are scaled down to this norm; 0 never.", ge=0, flag="max_grad_norm")
     deterministic: bool = setting(
         False,
-        "Bit-equal runs on the same machine: deterministic algorithms only, an error where an operation has none.",
+        "Bit-equal runs on the same machine, on CUDA too, where runs are equal up to rounding without it: "
+        "deterministic algorithms only, also of inductor's, and an error where an operation has none.",
         flag="full_determinism",
     )
 

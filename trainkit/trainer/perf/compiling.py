@@ -31,10 +31,20 @@ def compile_model(model: Model, settings: Compile, strategy: str) -> None:
     options: dict[str, Any] = {"backend": backend, "dynamic": settings.dynamic}
     if settings.mode != "default":
         options["mode"] = settings.mode
+    if backend == "inductor" and torch.are_deterministic_algorithms_enabled():
+        _inductor_is_deterministic()
     blocks = settings.scope == "blocks" or (settings.scope == "auto" and STRATEGIES[strategy].hooks)
     for module in model.blocks if blocks else [model]:
         # Not torch.compile(module), which would prefix the names in checkpoints with `_orig_mod`.
         module.compile(**options)
+
+
+def _inductor_is_deterministic() -> None:
+    """No kernel of inductor's is chosen by its time on the device, which differs between runs, and rounds otherwise."""
+    from torch._inductor import config  # seconds to import, and of use to a compiled model alone
+
+    if hasattr(config, "deterministic"):  # releases before 2.10 have it not
+        config.deterministic = True
 
 
 class CompileClock:
