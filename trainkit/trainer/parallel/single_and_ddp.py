@@ -29,6 +29,7 @@ from trainkit.trainer.optim.gradient_clipping import clip_gradients
 from trainkit.trainer.optim.mixed_precision import DTYPES
 from trainkit.trainer.optim.optimizers import build_optimizer
 from trainkit.trainer.parallel import Strategy
+from trainkit.trainer.parallel.host_copies import HostCopies
 from trainkit.trainer.settings import Settings, World
 
 STATE = "state"  # torch.distributed.checkpoint's folder inside a checkpoint
@@ -46,6 +47,7 @@ class Engine(Strategy):
         # Frozen parameters (LoRA) have no gradients to clip.
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._max_norm = settings.recipe.train.max_grad_norm
+        self._copies = HostCopies(keeps=device.type == "cuda")
         self._one = torch.ones((), device=device)
         self._skipped: Tensor | int = 0
 
@@ -85,7 +87,7 @@ class Engine(Strategy):
         _write(self._state(), folder)
 
     def save_later(self) -> Callable[..., None]:
-        return partial(_write, _copied(self._state()))
+        return partial(_write, self._copies(self._state()))
 
     def load(self, folder: Path) -> None:
         state = self._state()  # torch fills it in place, each rank its own shards
@@ -160,16 +162,6 @@ class _Folder(FileSystem):
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
         Path(path).mkdir(exist_ok=True)
-
-
-def _copied(value: Any) -> Any:
-    """The same nest of mappings and lists, with copies in host memory of the tensors in it."""
-    # Copies also of what is on the host already: counters of steps, and all that is offloaded, train on.
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {key: _copied(each) for key, each in value.items()}
-    return [_copied(each) for each in value] if isinstance(value, list) else value
 
 
 def quiet() -> warnings.catch_warnings[None]:
