@@ -57,6 +57,14 @@ def test_every_preset_resolves_and_starts_with_a_sentence(name: str) -> None:
     assert Path(SHIPPED[name]).read_text(encoding="utf-8").startswith("# ")
 
 
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name.startswith("recipes/")])
+def test_a_shipped_recipe_that_may_train_on_cards_says_in_which_format(name: str) -> None:
+    resolved = resolve(Request(SHIPPED[name], "/"), Disk())
+    recipe = resolved.recipe
+    if recipe.program.kind == "builtin" and recipe.devices.type != "cpu":
+        assert resolved.given("precision.dtype") is not None
+
+
 def test_the_presets_that_the_documentation_names_are_shipped() -> None:
     strategies = {
         "single",

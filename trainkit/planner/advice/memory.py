@@ -14,6 +14,7 @@ from trainkit.optimizers import optimizer
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
 from trainkit.recipe.schema import GptModel
+from trainkit.text import format_memory
 
 # Bytes per parameter of mixed-precision AdamW: fp32 and 16-bit weights, fp32 gradients, two fp32 moments
 # (https://huggingface.co/docs/transformers/model_memory_anatomy).
@@ -103,7 +104,7 @@ def _needlessly_divided(context: Context, size: float, memory: int, *, offloaded
         return
     what = (
         f"the model's {in_words(size)} parameters fit on one card with gradients, optimizer state and activations "
-        f"(some {taken / 1024**3:.1f} GiB or less for batch.micro {context.batch.micro}): {kind} makes room for larger "
+        f"(some {format_memory(taken)} or less for batch.micro {context.batch.micro}): {kind} makes room for larger "
         f"batches alone{', and offload slows each step' if offloaded else ''}"
     )
     several = context.topology.world_size > 1
