@@ -59,6 +59,13 @@ def test_the_utilisation_of_a_card_with_a_known_peak_is_in_the_summary() -> None
     assert "MFU" not in render_summary({**known, "mfu": None}, Path("/runs/r"))
 
 
+def test_time_that_is_not_that_of_steps_is_said_beside_it() -> None:
+    known = {"wall_seconds": 13.0, "world_size": 1, "strategy": "single", "launcher": "python", "global_batch": 4}
+    told = render_summary({**known, "train_seconds": 9.0, "compile_seconds": 2.5, "aside_seconds": 1.25}, Path("/r"))
+    assert "9.00 s of training (2.50 s of it compiling, 1.25 s of it evaluating and saving), 13 s in all" in told
+    assert "9.00 s of training, 13 s in all" in render_summary({**known, "train_seconds": 9.0}, Path("/r"))
+
+
 @pytest.mark.e2e
 def test_run_says_what_the_plan_warns_of(trainkit: Trainkit, tiny_recipe: Path) -> None:
     words = (str(tiny_recipe), "optimizer.name=adafactor", "optimizer.lr=1e-2")

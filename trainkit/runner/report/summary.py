@@ -170,8 +170,9 @@ def _speed(summary: Summary) -> Iterator[tuple[str, str]]:
     if not isinstance(trained, int | float) or not _has_stepped(summary):
         yield "Time", f"{wall:.2f} s" if wall < 60 else format_duration(wall)
     else:
-        compiling = summary.get("compile_seconds")
-        inside = f" ({compiling:.2f} s of it compiling)" if compiling else ""
+        spent = (("compiling", summary.get("compile_seconds")), ("evaluating and saving", summary.get("aside_seconds")))
+        parts = [f"{seconds:.2f} s of it {what}" for what, seconds in spent if seconds and seconds >= 0.005]
+        inside = f" ({', '.join(parts)})" if parts else ""
         yield "Time", f"{trained:.2f} s of training{inside}, {format_duration(wall)} in all"
     for title, name in (("Samples/second", "samples_per_second"), ("Tokens/second", "tokens_per_second")):
         value = summary.get(name)
