@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +11,14 @@ import torch
 from transformers import AutoConfig
 
 from trainkit.trainer.data.source import IGNORED, NO_LABEL
+from trainkit.trainer.loop import train
+from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.models import losses
 from trainkit.trainer.models.hf import Transformer
 from trainkit.trainer.models.hf_head import PLAIN
-from trainkit.trainer.settings import Settings
-from trainkit.trainer.setup import prepared_model
+from trainkit.trainer.settings import Settings, World
+from trainkit.trainer.setup import assemble, prepared_model
+from trainkit.trainer.signals import Requests
 
 MakeSettings = Callable[..., Settings]
 MASKED = {"albert", "bert", "camembert", "distilbert", "electra", "modernbert", "roberta", "xlm-roberta"}
@@ -89,6 +93,18 @@ def test_loss_and_gradients_are_those_of_the_models_own_logits(
         torch.testing.assert_close(theirs, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_compiled_model_is_one_graph_with_its_loss(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(losses, "FEW", 0)
+    monkeypatch.setattr(losses, "AT_A_TIME", {"cpu": 5 * VOCABULARY})
+    model = model_of("llama", make_settings)
+    expected = loss_and_gradients(model, "llama")
+    model.compile(backend="aot_eager", fullgraph=True)
+    for ours, theirs in zip(loss_and_gradients(model, "llama"), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("architecture", ["gemma2", "cohere", "granite"])
 def test_logits_that_are_scaled_or_capped_are_left_to_the_model(architecture: str, make_settings: MakeSettings) -> None:
     assert model_of(architecture, make_settings)._output is None
@@ -103,3 +119,38 @@ def test_an_adapted_output_layer_gives_the_loss_of_both(make_settings: MakeSetti
         model = prepared_model(settings)
         assert isinstance(model, Transformer)
         assert (model._output is not None) == plain
+
+
+def test_a_masked_model_computes_hidden_tokens_alone_and_is_judged_by_all(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many targets count is known of each micro batch of the training, and of no pass of an evaluation."""
+    config = {name: SMALL[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
+    config |= {
+        "intermediate_size": 32,
+        "vocab_size": 256,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    }
+    asked = {"kind": "hf", "architecture": "bert", "task": "masked_lm", "config": config, "mask_token": 3}
+    curves, sizes = [], []
+    own = losses._counted
+
+    def noted(rows: torch.Tensor, targets: torch.Tensor, ignored: int, at_most: int) -> Any:
+        sizes.append((at_most, rows.shape[0]))
+        return own(rows, targets, ignored, at_most)
+
+    monkeypatch.setattr(losses, "_counted", noted)
+    for few in (losses.FEW, 0):
+        monkeypatch.setattr(losses, "FEW", few)
+        settings = make_settings(model=asked, train={"steps": 3}, eval={"every_steps": 1, "batches": 2})
+        parts = assemble(settings, World(), torch.device("cpu"))
+        metrics = Metrics(settings.run_dir, [], main=True)
+        train(parts, 0, metrics, Requests())
+        metrics.close()
+        lines = [json.loads(line) for line in (settings.run_dir / "metrics.jsonl").read_text().splitlines()]
+        curves.append([line[name] for line in lines for name in ("loss", "eval_loss") if name in line])
+        assert len(sizes) == (0 if few else 3 * settings.batch.accumulation)
+    assert len(curves[0]) == 6
+    assert curves[1] == pytest.approx(curves[0], rel=1e-5)
+    assert all(at_most <= rows / 2 for at_most, rows in sizes)

@@ -137,3 +137,15 @@ def test_few_logits_are_made_whole_and_so_are_those_of_fp16(monkeypatch: pytest.
     with torch.autocast("cpu", dtype=torch.float16), largest_tensor() as elements:
         linear_cross_entropy(layer, targets, -1)
     assert elements == [ROWS * VOCABULARY]
+
+
+@pytest.mark.usefixtures("chunked")
+@pytest.mark.parametrize("at_most", [None, 34])
+def test_the_compiler_takes_it_as_one_graph(at_most: int | None) -> None:
+    layer, targets = layer_and_targets()
+    backward(linear_cross_entropy(layer, targets, -1, at_most))
+    expected = gradients(layer)
+    compiled = torch.compile(linear_cross_entropy, backend="aot_eager", fullgraph=True)
+    backward(compiled(layer, targets, -1, at_most))
+    for slope, each in zip(gradients(layer), expected, strict=True):
+        torch.testing.assert_close(slope, each, rtol=1e-5, atol=1e-5)
