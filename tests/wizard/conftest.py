@@ -26,6 +26,9 @@ KINDS = {
     "A100": ("NVIDIA A100", 80, (8, 0)),
     "4090": ("NVIDIA RTX 4090", 24, (8, 9)),
     "V100": ("Tesla V100", 16, (7, 0)),
+    "T4": ("Tesla T4", 15, (7, 5)),
+    "1660": ("NVIDIA GeForce GTX 1660", 6, (7, 5)),
+    "P100": ("Tesla P100", 16, (6, 0)),
 }
 Machine = Callable[..., Facts]
 Start = Callable[..., Session]

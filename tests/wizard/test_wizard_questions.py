@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -14,6 +15,7 @@ from trainkit.planner.advice.memory import in_words, largest
 from trainkit.recipe.schema import StrategyKind
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.validation.type_errors import choices
+from trainkit.wizard.planner_check import check
 from trainkit.wizard.question import AnswerError, Question
 from trainkit.wizard.session import Session
 
@@ -133,6 +135,15 @@ def test_what_was_found_is_proposed(
     assert question.source == "found here"
     _, question = to(session, "precision")
     assert question.default == precision
+
+
+@pytest.mark.parametrize("kind", ["A100", "V100", "T4", "1660", "P100"])
+def test_the_format_that_is_proposed_is_what_auto_would_be(machine: Machine, start: Start, kind: str) -> None:
+    _, question = to(start(machine(1, kind)), "precision")
+    found = check(start(machine(1, kind), {"precision.dtype": "auto", "devices.type": "cuda"}).view).plan
+    assert found is not None
+    (settings,) = [file.content for file in found.files if file.path == "trainer.json"]
+    assert json.loads(settings)["dtype"] == question.default
 
 
 def test_apple_silicon_is_proposed_as_one_process(machine: Machine, start: Start) -> None:
