@@ -10,11 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import nvml
 from measure_parts import Asked, occupied, shown_card
 
+Found = TypeVar("Found")
 PACKAGES = ("triton", "transformers", "accelerate", "deepspeed", "bitsandbytes", "peft", "torch-optimi", "numpy")
 SIDE = 8192  # of the square matrices whose product is timed
 MOST_MS = 1.0  # of CPU time for a sample of the cards
@@ -26,36 +27,50 @@ def facts(asked: Asked) -> dict[str, Any]:
     before = occupied(asked)
     import torch
 
-    from trainkit import __version__
-
-    versions = {
-        "trainkit": __version__,
-        "python": sys.version.split()[0],
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-    }
-    for name in PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
+    versions = installed()
     if not asked.cuda:
         return {"said": f"{told['hostname']}, {len(told['gpus'])} cards", "card": "cpu", "versions": versions}
-    pairs = compared(told)
-    problems = [f"{name}: {ours!r} and {theirs!r}" for name, (ours, theirs) in pairs.items() if ours != theirs]
-    rows = [{"fact": name, "trainkit": ours, "NVML or torch": theirs} for name, (ours, theirs) in pairs.items()]
-    sheet, limits = data_sheet(), [*ceilings(asked, before)]
-    problems += [] if sheet else ["no data sheet is known for this card, so no MFU is shown"]
-    limits.insert(0, ("data sheet, 16 bits, TFLOP/s", (sheet or 0.0) / 1e12))
+    problems: list[str] = []
     card = torch.cuda.get_device_name(0)
+    pairs = tried(problems, "facts", lambda: compared(told)) or {}
+    problems += [f"{name}: {ours!r} and {theirs!r}" for name, (ours, theirs) in pairs.items() if ours != theirs]
+    limits = dict(tried(problems, "ceilings", lambda: [*ceilings(asked, before)]) or ())
+    sheet = tried(problems, "data sheet", data_sheet)
+    problems += [] if sheet else ["no data sheet is known for this card, so no MFU is shown"]
+    limits["data sheet, 16 bits, TFLOP/s"] = (sheet or 0.0) / 1e12
     return {
         "problems": problems,
-        "said": f"{card}, torch {torch.__version__}, {dict(limits)[PRODUCT]:.0f} TFLOP/s in bf16",
+        "said": f"{card}, torch {torch.__version__}, {limits.get(PRODUCT, 0.0):.0f} TFLOP/s in bf16",
         "card": card,
         "versions": versions,
-        "compared": rows,
-        "doctor": doctor(),
-        "ceilings": [{"what": name, "value": value} for name, value in limits],
-        "attention kernels": attention_kernels(),
+        "compared": [{"fact": name, "trainkit": ours, "NVML or torch": other} for name, (ours, other) in pairs.items()],
+        "doctor": tried(problems, "doctor", doctor),
+        "ceilings": [{"what": name, "value": value} for name, value in limits.items()],
+        "attention kernels": tried(problems, "attention kernels", attention_kernels),
     }
+
+
+def tried(problems: list[str], what: str, work: Callable[[], Found]) -> Found | None:
+    """What some work finds; what it raises becomes a problem, and costs nothing else."""
+    try:
+        return work()
+    except Exception as error:  # noqa: BLE001
+        problems.append(f"{what}: {type(error).__name__}: {error}"[:400])
+        return None
+
+
+def installed() -> dict[str, str]:
+    """Versions of what a proof is about."""
+    import torch
+
+    from trainkit import __version__
+
+    found = {"trainkit": __version__, "python": sys.version.split()[0]}
+    found |= {"torch": torch.__version__, "cuda": torch.version.cuda or "none"}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def trainkit(*words: str) -> str:

@@ -6,7 +6,7 @@ import statistics
 from typing import Any
 
 from loop_peers import LOOPS, Rows, compared, timed_round, write_text
-from measure_parts import Asked, parts_of, plan
+from measure_parts import Asked, Row, parts_of, plan
 
 SIZES = {  # layers, heads, width, length, micro batch
     "small": (4, 4, 128, 128, 4),
@@ -32,7 +32,7 @@ precision: {dtype: bf16}
 def loop(asked: Asked) -> dict[str, Any]:
     """Their time over ours, in rounds in which every loop runs the same steps."""
     write_text(asked.scratch / "corpus")
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     problems: list[str] = []
     for name in TINY if asked.tiny else SIZES:
         found, wrong = of_size(asked, name)
@@ -42,37 +42,33 @@ def loop(asked: Asked) -> dict[str, Any]:
     return {"problems": problems, "said": said, "loops": rows}
 
 
-def of_size(asked: Asked, name: str) -> tuple[list[dict[str, Any]], list[str]]:
+def of_size(asked: Asked, name: str) -> tuple[list[Row], list[str]]:
     """Rows of one size, and what is not reached."""
     steps, rounds = (2, 1) if asked.tiny else (20, 7)
-    with parts_of(plan(asked, words_of(asked, name, steps), name)) as parts:
-        order = Rows(parts)
-        far, _ = compared(parts)
-        loops = {peer: make(parts, order) for peer, make in LOOPS.items()}
-        # The first round warms up.
-        seconds = [timed_round(parts.model, loops, turn) for turn in range(-1, rounds)][1:]
-        parameters = parts.parameters.training
-    ratios = {peer: statistics.median(each[peer] / each[OURS] for each in seconds) for peer in far}
+    with parts_of(plan(asked, words_of(asked, name, steps), name)) as held:
+        far, seconds = raced(held.pop(), rounds)
     wrong = [f"{peer}: losses differ by {apart:.1e}" for peer, apart in far.items() if not apart < TOLERANCE]
+    ratios = {peer: statistics.median(each[peer] / each[OURS] for each in seconds) for peer in far}
     if asked.cuda and not asked.tiny:
         wrong += [
             f"{peer}: {ratio:.3f} of our time"
             for peer, ratio in ratios.items()
             if ratio < (LEAST_OF_BARE if peer == BARE else LEAST)
         ]
-    ours = statistics.median(each[OURS] for each in seconds)
-    rows = [
-        {
-            "size": name,
-            "parameters": parameters,
-            "loop": peer,
-            "ms of our step": ours / steps * 1e3,
-            "their time over ours": ratio,
-            "losses differ by": far[peer],
-        }
-        for peer, ratio in ratios.items()
-    ]
-    return rows, wrong
+    ours = statistics.median(each[OURS] for each in seconds) / steps * 1e3
+    columns = ("size", "loop", "ms of our step", "their time over ours", "losses differ by")
+    return [
+        dict(zip(columns, (name, peer, ours, ratio, far[peer]), strict=True)) for peer, ratio in ratios.items()
+    ], wrong
+
+
+def raced(parts: Any, rounds: int) -> tuple[dict[str, float], list[dict[str, float]]]:
+    """How far each loop's losses are from ours, and its seconds in each round."""
+    rows = Rows(parts)
+    far, _ = compared(parts)
+    loops = {peer: make(parts, rows) for peer, make in LOOPS.items()}
+    # The first round warms up.
+    return far, [timed_round(parts.model, loops, turn) for turn in range(-1, rounds)][1:]
 
 
 def words_of(asked: Asked, name: str, steps: int) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from measure_parts import MIB, Asked, each_built, occupied, peaks, synchronize
+from measure_parts import MIB, Asked, Row, each_built, occupied, peaks, synchronize
 
 SIZES = {"124M": (12, 12, 768), "350M": (24, 16, 1024), "1300M": (24, 16, 2048)}  # layers, heads, width
 BF16, EVERY = "precision.dtype=bf16", "efficiency.gradient_checkpointing.every=true"
@@ -39,26 +39,26 @@ def words_of(asked: Asked, name: str) -> list[str]:
 def memory(asked: Asked) -> dict[str, Any]:
     """Bytes of each configuration."""
     names = list(CONFIGURATIONS)[:1] if asked.tiny else list(CONFIGURATIONS)
-    rows: list[dict[str, Any]] = []
     problems: list[str] = []
     before = occupied(asked)
-    for name, parts in each_built(asked, {name: words_of(asked, name) for name in names}, problems):
+
+    def looked_at(name: str, parts: Any) -> Row:
         phases = Phases(asked)
         phases.note("built")
         step(parts, phases)
         highest = max(phases.highest, default=None)
         told = parts.memory.record(parts.strategy, highest)
-        rows.append(
-            {
-                "configuration": name,
-                "parameters": parts.parameters.training,
-                "micro": parts.settings.batch.micro,
-                **phases.row,
-                **{f"trainkit {key} MiB": value / MIB for key, value in told.items() if value is not None},
-                **peaks(asked, before),
-                "allocated MiB": None if highest is None else highest / MIB,
-            }
-        )
+        return {
+            "configuration": name,
+            "parameters": parts.parameters.training,
+            "micro": parts.settings.batch.micro,
+            **phases.row,
+            **{f"trainkit {key} MiB": value / MIB for key, value in told.items() if value is not None},
+            **peaks(asked, before),
+            "allocated MiB": None if highest is None else highest / MIB,
+        }
+
+    rows = each_built(asked, {name: words_of(asked, name) for name in names}, looked_at, problems)
     return {"problems": problems, "said": f"{len(rows)} of {len(names)} configurations", "memory": rows}
 
 

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trainkit.trainer.setup import Parts
 
 MIB = 2**20
+Row = dict[str, Any]  # of a table
 OF_TORCH = ("PYTORCH_", "CUDA_", "OMP_")  # variables of a plan that torch reads as it starts
 BASE = """\
 version: 1
@@ -73,9 +74,10 @@ def plan(asked: Asked, words: Sequence[str], name: str) -> Path:
 
 
 def each_built(
-    asked: Asked, configurations: Mapping[str, Sequence[str]], problems: list[str]
-) -> Iterator[tuple[str, Parts]]:
-    """The parts of one configuration after another, by name; what cannot be planned or built becomes a problem."""
+    asked: Asked, configurations: Mapping[str, Sequence[str]], work: Callable[[str, Parts], Row], problems: list[str]
+) -> list[Row]:
+    """What `work` finds of the parts of each configuration; what cannot be planned, built or run becomes a problem."""
+    rows = []
     with ThreadPoolExecutor(4) as pool:  # planning is processes of its own
         files = {
             name: pool.submit(plan, asked, words, f"plan-{number}")
@@ -83,16 +85,16 @@ def each_built(
         }
         for name, file in files.items():
             try:
-                built = parts_of(file.result())
-                with built as parts:
-                    yield name, parts
+                with parts_of(file.result()) as held:
+                    rows.append(work(name, held.pop()))
             except Exception as error:  # noqa: BLE001 - one configuration must not cost the others
                 problems.append(f"{name}: {type(error).__name__}: {error}"[:400])
+    return rows
 
 
 @contextlib.contextmanager
-def parts_of(file: Path) -> Iterator[Parts]:
-    """The assembled parts of a single process; memory is given back afterwards."""
+def parts_of(file: Path) -> Iterator[list[Parts]]:
+    """The assembled parts of a single process, in a list: who takes them out gives their memory back at the end."""
     import torch
 
     from trainkit.trainer.distributed import device_of, process_group
@@ -102,23 +104,26 @@ def parts_of(file: Path) -> Iterator[Parts]:
 
     settings, world = read_settings(file), World()
     device = device_of(settings.device, world)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    tf32 = torch.backends.cuda.matmul.allow_tf32
-    needed = STRATEGIES[settings.recipe.strategy.kind].needs_group
-    with process_group(world, device, needed=needed):
-        held = [assemble(settings, world, device)]
-        try:
-            yield held[0]
-        finally:
-            held.clear()
-            gc.collect()
-            torch.backends.cuda.matmul.allow_tf32 = tf32
+    forget(device.type)
+    tf32, needed = torch.backends.cuda.matmul.allow_tf32, STRATEGIES[settings.recipe.strategy.kind].needs_group
+    try:
+        with process_group(world, device, needed=needed):
+            yield [assemble(settings, world, device)]
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+
+
+def forget(device: str) -> None:
+    """Give back what a configuration before has left, also one that failed, and count memory anew."""
+    import torch
+
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
     torch._dynamo.reset()
     gc.collect()
-    if device.type == "cuda":
+    if device == "cuda":
         torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 def synchronize(device: str) -> None:

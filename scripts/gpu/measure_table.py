@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from measure_parts import Asked, each_built, occupied, peaks, seconds_of_step
+from measure_parts import Asked, Row, each_built, occupied, peaks, seconds_of_step
 
 CHECKPOINTING = ("batch.micro=1", "efficiency.gradient_checkpointing.every=true")
 COMPILED = ("efficiency.compile.enabled=true",)
@@ -47,12 +47,14 @@ def table(asked: Asked) -> dict[str, Any]:
         for name, words in ROWS[asked.which].items()
         if asked.cuda or name in ON_CPU
     }
-    rows: list[dict[str, Any]] = []
     problems: list[str] = []
     before = occupied(asked)
-    for name, parts in each_built(asked, chosen, problems):
+
+    def timed(name: str, parts: Any) -> Row:
         seconds = seconds_of_step(parts, *((2, 1) if asked.tiny else (12, 4)))
-        rows.append({"row": name, "samples/s": parts.settings.batch.global_ / seconds, **peaks(asked, before)})
+        return {"row": name, "samples/s": parts.settings.batch.global_ / seconds, **peaks(asked, before)}
+
+    rows = each_built(asked, chosen, timed, problems)
     base = next((row["samples/s"] for row in rows if row["row"] == "base"), None)
     for row in rows:
         row["speed over base"] = row["samples/s"] / base if base else None

@@ -30,7 +30,10 @@ def used(card: int | str) -> int:
     """Bytes that are occupied on a card, without what the driver keeps for itself."""
     import pynvml
 
-    return int(pynvml.nvmlDeviceGetMemoryInfo(handle(card), pynvml.nvmlMemory_v2).used)
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle(card), pynvml.nvmlMemory_v2).used)
+    except pynvml.NVMLError:  # a driver before 510 counts it in
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle(card)).used)
 
 
 def total(card: int | str) -> int:

@@ -191,7 +191,8 @@ CASES: tuple[Case, ...] = (
     *rows("precision", {"bf16": (BF16, "", 0.0)}, turn=1, expected="the reference, in bf16"),
     *rows("strategy", STRATEGIES, turn=2, seconds=25, expected="the losses of the reference"),
     *(
-        Case(2, "device", name, shown_card, 12, f"exit code {code}" if code else "the card of the plan, as cuda:0", 3,
+        Case(2 if name != "free" else 3, "device", name, shown_card, 12,  # free: of other processes, too
+             f"exit code {code}" if code else "the card of the plan, as cuda:0", 3,
              words=words, exit_code=code, needs=needed(words))
         for name, (words, code) in NAMED.items()
     ),

@@ -28,9 +28,11 @@ from proof_checks import measured, program_command, shown_card
 from proof_report import markdown
 from proof_runs import command, distance
 
+from tests.made_up_cards import Cards, card
 from trainkit.cli.machines import machine_facts
 from trainkit.cli.pipeline import plan_recipe, resolve_request
 from trainkit.errors import RecipeError
+from trainkit.machine.facts import GpuProcess
 
 GPU = Path(__file__).resolve().parents[2] / "scripts" / "gpu"
 PROVE = GPU / "prove"
@@ -193,6 +195,19 @@ def test_what_cannot_be_done_is_refused(folder: Path, words: Sequence[str], code
     assert not (folder / "refused").exists()
 
 
+def test_what_needs_no_cuda_is_right_on_made_up_cards(folder: Path, cards: Cards) -> None:
+    there = cards(card(0, "T4", reserved=0), card(1, "T4", reserved=0))
+    there["PYTHONPATH"] = os.pathsep.join([there["PYTHONPATH"], os.environ.get("PYTHONPATH", "")])
+    argv = [sys.executable, str(PROVE), "--case", "no such card,card sampling,speed/1300M", "--output", "made-up"]
+    environ = {**environment(folder), **there}
+    done = subprocess.run(argv, cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {case["name"]: case for case in found_in(folder / "made-up")["cases"]}
+    assert [found[name]["ok"] for name in ("no such card", "card sampling", "1300M")] == [True, True, None]
+    assert found["no such card"]["found"].endswith("there is no card `77` here")
+    assert found["1300M"]["found"] == "it needs a card of 64 GiB, this one has 15"
+
+
 def test_cases_come_with_those_that_they_are_compared_with(folder: Path) -> None:
     done = prove(folder, "--list", "--case", "zero2")
     assert [line.split()[1] for line in done.stdout.splitlines()] == ["strategy/single", "strategy/zero2"]
@@ -210,28 +225,31 @@ def test_the_words_of_every_case_plan_on_a_card(case: Case, tmp_path: Path, monk
     _, recipe, *words = command(case, Place(tmp_path, "cuda", tiny=False), tmp_path / "runs")
     if case.name in REFUSED:
         with pytest.raises(RecipeError, match="unsupported combination"):
-            planned(recipe, words)
+            planned(recipe, words, busy=True)
     else:
-        assert not planned(recipe, words).blockers
+        assert not planned(recipe, words, busy=case.phase == 2).blockers
 
 
 @pytest.mark.parametrize("case", NAMING, ids=lambda case: case.title)
 @pytest.mark.unit
 def test_every_way_to_name_a_card_plans(case: Case, tmp_path: Path) -> None:
     (_, recipe, *words), environ = program_command(case, Place(tmp_path, "cuda", tiny=False, card=CARD), tmp_path)
-    plan = planned(recipe, words, visible_devices=environ.get("CUDA_VISIBLE_DEVICES"))
+    plan = planned(recipe, words, busy=case.phase == 2, visible_devices=environ.get("CUDA_VISIBLE_DEVICES"))
     assert bool(plan.blockers) == bool(case.exit_code)
     assert case.exit_code or [card.uuid for card in plan.cards] == [CARD]
 
 
-def planned(recipe: str, words: Sequence[str], **facts: Any) -> Any:
-    """The plan of a command line's words for a machine with one H100. facts: more of the machine."""
+def planned(recipe: str, words: Sequence[str], *, busy: bool = False, **facts: Any) -> Any:
+    """The plan of a command line's words for a machine with one H100. busy: others are on it; facts: more of it."""
     presets = [word for flag, word in pairwise(words) if flag == "--with"]
     variant = next((word for flag, word in pairwise(words) if flag == "--variant"), None)
     overrides = [word for word in words if word.partition("=")[1]]
     resolved = resolve_request(recipe, overrides, presets, variant=variant, environ={})
     machine = machine_facts("8xh100")
-    return plan_recipe(resolved, replace(machine, gpus=(replace(machine.gpus[0], uuid=CARD),), **facts)).plan
+    card = replace(machine.gpus[0], uuid=CARD)
+    if busy:
+        card = replace(card, memory_free=card.memory_total // 2, processes=(GpuProcess(1, "ada", "python", 2**33),))
+    return plan_recipe(resolved, replace(machine, gpus=(card,), **facts)).plan
 
 
 def measurements(scratch: Path) -> Iterator[tuple[str, list[str]]]:
