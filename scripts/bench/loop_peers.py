@@ -108,6 +108,7 @@ def accelerate_loop(parts: Parts, rows: Rows) -> Loop:
     recipe, batch = parts.settings.recipe, parts.settings.batch
     optimizer = build_optimizer(parts.model, recipe.optimizer)
 
+    @as_it_was(parts.model)
     def run() -> list[float]:
         forget_accelerate()
         accelerator = Accelerator(
@@ -131,7 +132,6 @@ def accelerate_loop(parts: Parts, rows: Rows) -> Loop:
                 if logs(parts, step):
                     logged.append(loss.item())
                 step += 1
-        accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # it has put an autocast around the model's forward
         return logged
 
     return run
@@ -150,6 +150,7 @@ def trainer_loop(parts: Parts, rows: Rows) -> Loop:
     recipe, batch = parts.settings.recipe, parts.settings.batch
     optimizer = build_optimizer(parts.model, recipe.optimizer)
 
+    @as_it_was(parts.model)
     def run() -> list[Any]:
         forget_accelerate()
         arguments = TrainingArguments(
@@ -173,7 +174,6 @@ def trainer_loop(parts: Parts, rows: Rows) -> Loop:
         trainer = SummedLoss(parts.model, arguments, train_dataset=rows, optimizers=optimizers)
         with contextlib.redirect_stdout(io.StringIO()):
             trainer.train()
-        trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
         return [record["loss"] for record in trainer.state.log_history if "loss" in record]
 
     return run
@@ -227,6 +227,18 @@ def forget_accelerate() -> None:
     """Accelerate keeps settings for the whole process, and Trainer builds on it: each loop starts without them."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
+
+
+@contextmanager
+def as_it_was(model: torch.nn.Module) -> Iterator[None]:
+    """Take off a model what Accelerate puts on it: an autocast around its forward, and a mark that it has one.
+
+    Left alone, the mark has the next loop on Accelerate put nothing on, and a loop in 16 bits trains in 32.
+    """
+    before = {*vars(model)}
+    yield
+    for name in {*vars(model)} - before:
+        delattr(model, name)
 
 
 def seconds_of_steps(model: torch.nn.Module, loop: Loop) -> float:

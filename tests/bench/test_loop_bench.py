@@ -1,4 +1,4 @@
-"""scripts/bench/loop: its four loops do the same work, and it sees one that does not."""
+"""scripts/bench/loop: its four loops do the same work, also a second time, and it sees one that does not."""
 
 from __future__ import annotations
 
@@ -25,9 +25,22 @@ def clips_less(parts, rows):
 loops = names["LOOPS"]
 right = loops["bare PyTorch"]
 loops["bare PyTorch"] = clips_less
+import torch
+def formats(parts):
+    parts = dataclasses.replace(parts, settings=dataclasses.replace(parts.settings, dtype="bf16"),
+                                autocast=torch.autocast("cpu", dtype=torch.bfloat16))
+    mark = parts.model.blocks[0].register_forward_pre_hook(lambda *_: seen[-1].add(torch.is_autocast_enabled("cpu")))
+    for _ in range(2):
+        for make in loops.values():
+            seen.append(set())
+            make(parts, names["Rows"](parts))()
+    mark.remove()
+seen = []
 with tempfile.TemporaryDirectory() as folder:
     names["write_text"](Path(folder) / "corpus")
+    formats(names["built_parts"](Path(folder), "0.1M", 1, every=1, lr=3e-3))
     distance, _ = names["compared"](names["built_parts"](Path(folder), "0.1M", 4, every=1, lr=3e-3))
+print([sorted(each) for each in seen], file=sys.stderr)
 print(distance["bare PyTorch"], file=sys.stderr)
 sys.exit(code)
 """
@@ -51,6 +64,11 @@ def test_the_four_loops_give_the_same_losses_and_save_the_same_bytes(run: subpro
     assert max(size["distance"].values()) < 1e-6
     assert size["saved"]["built-in"] > 1e6
     assert len(set(size["saved"].values())) == 1
+
+
+@pytest.mark.e2e
+def test_every_loop_computes_in_16_bits_each_time_that_it_is_asked_to(run: subprocess.CompletedProcess[str]) -> None:
+    assert run.stderr.splitlines()[-2] == str([[True]] * 8)
 
 
 @pytest.mark.e2e
