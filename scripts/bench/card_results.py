@@ -13,7 +13,7 @@ from typing import Any
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 NONE = "None so far: no card has been at hand."
-OF_A_TABLE = ("python", "torch", "cuda", "transformers", "deepspeed")  # versions that are shown
+OF_A_TABLE = ("driver", "python", "torch", "transformers", "deepspeed")  # versions that are shown
 
 # Technique as its table names it -> the kit's case with its row, that row, and the one that differs in nothing else.
 COMPARED: Mapping[str, tuple[str, str, str]] = {

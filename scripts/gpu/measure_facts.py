@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from importlib import metadata
 from typing import Any, TypeVar, cast
 
 import nvml
 from measure_parts import Asked, occupied, shown_card
 
 Found = TypeVar("Found")
-PACKAGES = ("triton", "transformers", "accelerate", "deepspeed", "bitsandbytes", "peft", "torch-optimi", "numpy")
 SIDE = 8192  # of the square matrices whose product is timed
 MOST_MS = 1.0  # of CPU time for a sample of the cards
 
@@ -27,9 +24,8 @@ def facts(asked: Asked) -> dict[str, Any]:
     before = occupied(asked)
     import torch
 
-    versions = installed()
     if not asked.cuda:
-        return {"said": f"{told['hostname']}, {len(told['gpus'])} cards", "card": "cpu", "versions": versions}
+        return {"said": f"{told['hostname']}, {len(told['gpus'])} cards"}
     problems: list[str] = []
     card = torch.cuda.get_device_name(0)
     pairs = tried(problems, "facts", lambda: compared(told)) or {}
@@ -41,8 +37,6 @@ def facts(asked: Asked) -> dict[str, Any]:
     return {
         "problems": problems,
         "said": f"{card}, torch {torch.__version__}, {limits.get(PRODUCT, 0.0):.0f} TFLOP/s in bf16",
-        "card": card,
-        "versions": versions,
         "compared": [{"fact": name, "trainkit": ours, "NVML or torch": other} for name, (ours, other) in pairs.items()],
         "doctor": tried(problems, "doctor", doctor),
         "ceilings": [{"what": name, "value": value} for name, value in limits.items()],
@@ -57,20 +51,6 @@ def tried(problems: list[str], what: str, work: Callable[[], Found]) -> Found | 
     except Exception as error:  # noqa: BLE001
         problems.append(f"{what}: {type(error).__name__}: {error}"[:400])
         return None
-
-
-def installed() -> dict[str, str]:
-    """Versions of what a proof is about."""
-    import torch
-
-    from trainkit import __version__
-
-    found = {"trainkit": __version__, "python": sys.version.split()[0]}
-    found |= {"torch": torch.__version__, "cuda": torch.version.cuda or "none"}
-    for name in PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
 
 
 def trainkit(*words: str) -> str:

@@ -36,6 +36,21 @@ def used(card: int | str) -> int:
         return int(pynvml.nvmlDeviceGetMemoryInfo(handle(card)).used)
 
 
+def name(card: int | str) -> str:
+    """What the driver calls a card."""
+    import pynvml
+
+    return text(pynvml.nvmlDeviceGetName(handle(card)))
+
+
+def driver() -> str:
+    """The driver's version."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    return text(pynvml.nvmlSystemGetDriverVersion())
+
+
 def total(card: int | str) -> int:
     """Bytes of a card."""
     import pynvml

@@ -2,32 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from proof import Outcome
+import nvml
+from proof import Place
+
+from trainkit import __version__
 
 VERSION = 1  # of results.json
+PACKAGES = (
+    "torch",
+    "triton",
+    "transformers",
+    "accelerate",
+    "deepspeed",
+    "bitsandbytes",
+    "peft",
+    "torch-optimi",
+    "numpy",
+)
 MARKS: Mapping[bool | None, str] = {True: "yes", False: "NO", None: "-"}
 HEADS = ("case", "right", "seconds", "found", "expected")
 
 
-def results(outcomes: Sequence[Outcome], *, device: str, tiny: bool, seconds: float) -> dict[str, Any]:
-    """The content of results.json. seconds: of this call; card and versions are those of the case facts/machine."""
-    facts = next((each.table for each in outcomes if each.group == "facts"), {})
+def head(place: Place) -> dict[str, Any]:
+    """What results.json says besides its cases."""
+    found = {"trainkit": __version__, "python": sys.version.split()[0]}
+    found |= {"driver": nvml.driver()} if place.card else {}
+    for package in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
     return {
         "results_version": VERSION,
-        "card": facts.get("card"),
-        "versions": facts.get("versions", {}),
-        "device": device,
-        "tiny": tiny,
+        "card": nvml.name(place.card) if place.card else "cpu",
+        "versions": found,
+        "device": place.device,
+        "tiny": place.tiny,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "seconds": round(seconds, 1),
-        "cases": [each.to_json() for each in outcomes],
     }
 
 
@@ -57,7 +76,7 @@ def markdown(found: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     counted = f"{counts[True]} right, {counts[False]} wrong, {counts[None]} left out"
     parts = [
-        f"# Proof on {found['card'] or 'an unknown card'}",
+        f"# Proof on {found['card']}",
         f"{counted}; {found['date']}, {found['seconds']:.0f} s. {versions}.",
     ]
     if found["tiny"] or found["device"] != "cuda":

@@ -140,7 +140,7 @@ def test_a_second_call_goes_on_with_what_was_not_right(folder: Path, whole: subp
     ran = [
         line.split("]")[1].split()[1].rstrip(":") for line in (folder / "again" / "log.txt").read_text().splitlines()
     ]
-    assert ran == ["facts/machine", "strategy/single", "strategy/fsdp", "kit/nothing"]
+    assert ran == ["strategy/single", "strategy/fsdp", "kit/nothing"]
     found = marks(found_in(folder / "again"))
     assert found.keys() >= {case.title for case in HERE} and set(found.values()) == {True}
 
@@ -150,7 +150,8 @@ def test_results_of_another_card_are_not_gone_on_with(folder: Path, whole: subpr
     (folder / "other.json").write_text(json.dumps({**found_in(folder / "out"), "card": "NVIDIA H200"}))
     done = prove(folder, "--after", "other.json", "--output", "other")
     assert done.returncode == 2
-    assert done.stderr == "error: the earlier results are of NVIDIA H200, this is cpu\n"
+    assert done.stderr == "error: the earlier results have card: NVIDIA H200, and this call cpu\n"
+    assert not (folder / "other").exists()
 
 
 @pytest.mark.e2e
@@ -205,6 +206,7 @@ def test_what_needs_no_cuda_is_right_on_made_up_cards(folder: Path, cards: Cards
     found = {case["name"]: case for case in found_in(folder / "made-up")["cases"]}
     assert [found[name]["ok"] for name in ("no such card", "card sampling", "1300M")] == [True, True, None]
     assert found["no such card"]["found"].endswith("there is no card `77` here")
+    assert found_in(folder / "made-up")["card"] == "Tesla T4"
     assert found["1300M"]["found"] == "it needs a card of 64 GiB, this one has 15"
 
 
@@ -323,7 +325,7 @@ def test_packages_that_words_use_are_needed() -> None:
 def test_a_page_of_results_cannot_be_broken_by_what_was_found() -> None:
     case = Case(1, "facts", "machine", shown_card).outcome(False, "a | b\nc").to_json()
     found: dict[str, Any] = {
-        "card": None,
+        "card": "cpu",
         "versions": {},
         "date": "",
         "seconds": 1.0,
