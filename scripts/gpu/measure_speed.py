@@ -17,8 +17,8 @@ SIZES = {  # layers, heads, width, micro batch of 1024 tokens
 }
 BERT = "bert-large"
 VOCABULARY, LENGTH = 50304, 1024
-# What an H100 or H200 must reach: share of its data sheet's peak (MFU), and samples a second.
-GATED = re.compile(r"NVIDIA H[12]00\b.*")
+# What an H100 (SXM) or H200 must reach: share of its data sheet's peak (MFU), and samples a second.
+GATED = re.compile(r"NVIDIA H100( 80GB HBM3| SXM.*)|NVIDIA H200")
 LEAST_MFU = {"124M": 0.33, "350M": 0.40, "760M": 0.40, "1300M": 0.40}
 LEAST_SAMPLES = {BERT: 357.0}
 CLOCK = 0.1  # how far the metrics may be from this kit's own clock, relative

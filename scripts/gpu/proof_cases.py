@@ -180,7 +180,7 @@ TOO_LARGE = ("efficiency.attention=eager", "model.hidden_size=2048", "model.head
              "train.steps=1", "eval.every_steps=0", *FP32)  # fmt: skip
 SEARCHED = ("batch.micro=auto", "batch.global=256", "batch.memory_mib=8192", *BF16, "data.sequence_length=512",
             "model.hidden_size=512")  # fmt: skip
-GATES = "on an H100 or H200 40 % MFU (124M: 33 %), and 357 samples/s of bert-large; told on others"
+GATES = "on an H100 (SXM) or H200 40 % MFU (124M: 33 %), and 357 samples/s of bert-large; told on others"
 FINITE = "finite losses, near to the reference where there is one"
 SPEEDS = {"124M": 30, "350M": 35, "bert-large": 40, "760M": 40, "1300M": 45}  # seconds
 MEMORY = {"124M": 40, "350M": 40, "bert-large": 40, "760M": 48, "1300M": 64}  # GiB

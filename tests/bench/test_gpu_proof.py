@@ -288,6 +288,7 @@ ROW = {"samples/s, metrics": 100.0, "samples/s, clock": 101.0, "MFU, metrics": 0
         ("350M", "NVIDIA H100 80GB HBM3", {"MFU, metrics": 0.41}, []),
         ("124M", "NVIDIA H200", {}, []),
         ("350M", "NVIDIA A100-SXM4-80GB", {}, []),
+        ("350M", "NVIDIA H100 PCIe", {}, []),
         ("bert-large", "NVIDIA H200", {}, ["less than 357 samples/s"]),
         ("350M", "NVIDIA A10", {"samples/s, clock": 80.0}, ["the metrics say 100.0 samples/s, the clock 80.0"]),
     ],
