@@ -240,6 +240,10 @@ def test_the_written_recipe_passes_check_and_replaces_nothing_unasked(trainkit: 
     assert "module: json" in written
     assert "output: x" in written  # the command's own option, not trainkit's
     assert sorted(path.name for path in (tmp_path / "team").iterdir()) == ["recipe.yaml"]
+    printed = trainkit("import", "ds.json", "-o", "-").stdout
+    assert printed == trainkit("import", "ds.json").stdout
+    assert "strategy:" in printed
+    assert not (tmp_path / "-").exists()
 
 
 @pytest.mark.cli

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint import state_dict_saver
 
 from trainkit.errors import TrainingError
 from trainkit.trainer.__main__ import train_and_report
+from trainkit.trainer.checkpoint import saving
 from trainkit.trainer.checkpoint.manifest import newest
 from trainkit.trainer.checkpoint.resuming import resume
 from trainkit.trainer.loop import train
@@ -38,10 +39,15 @@ def trained(settings: Settings) -> tuple[Parts, dict[int, float]]:
     return parts, {record["step"]: record["loss"] for record in records if "loss" in record}
 
 
+@pytest.mark.parametrize(
+    ("asynchronous", "module", "name"),
+    [(True, state_dict_saver, "save"), (False, saving, "described_files")],
+    ids=["what is written from a copy", "the checksums of what training has waited for"],
+)
 def test_a_slow_disk_does_not_hold_up_training_and_what_it_gets_is_the_state_of_its_step(
-    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, asynchronous: bool, module: Any, name: str
 ) -> None:
-    honest, steps_meanwhile, step = state_dict_saver.save, [], [0]
+    honest, steps_meanwhile, step = getattr(module, name), [], [0]
 
     def slow(*args: Any, **options: Any) -> Any:
         assert threading.current_thread().name == "checkpoint_0"
@@ -58,16 +64,16 @@ def test_a_slow_disk_does_not_hold_up_training_and_what_it_gets_is_the_state_of_
 
     update = single_and_ddp.Engine.update
     monkeypatch.setattr(single_and_ddp.Engine, "update", counted)
-    monkeypatch.setattr(state_dict_saver, "save", slow)
-    settings = make_settings(**SHORT, checkpoint={"every_steps": 3, "asynchronous": True})
+    monkeypatch.setattr(module, name, slow)
+    settings = make_settings(**SHORT, checkpoint={"every_steps": 3, "asynchronous": asynchronous})
     _, whole = trained(settings)
     assert steps_meanwhile == [2, 0]  # the end of a run waits for the last one
     assert sorted(path.name for path in (settings.run_dir / "checkpoints").iterdir()) == [
         "step-00000003",
         "step-00000006",
     ]
-    saved = settings.run_dir / "checkpoints/step-00000003"
-    _, rest = trained(dataclasses.replace(make_settings(**SHORT), resume=saved))
+    before = settings.run_dir / "checkpoints/step-00000003"
+    _, rest = trained(dataclasses.replace(make_settings(**SHORT), resume=before))
     assert rest == {number: loss for number, loss in whole.items() if number > 3}
 
 

@@ -171,6 +171,7 @@ def test_states_of_generators_that_are_none_are_refused(harm: dict[str, Any]) ->
 def test_a_checkpoint_with_harm_in_it_is_refused_in_one_line(make_settings: MakeSettings, tmp_path: Path) -> None:
     parts = assemble(make_settings(), World(), torch.device("cpu"))
     parts.checkpoints.save(1, parts.strategy)
+    parts.checkpoints.wait()
     assert parts.checkpoints.root is not None
     folder = parts.checkpoints.root / "step-00000001"
     (folder / "generators-0.pickle").write_bytes(pickle.dumps(Harm(tmp_path / "done")))

@@ -221,6 +221,7 @@ def test_nothing_is_removed_through_a_link_in_the_place_of_the_checkpoints(
     (settings.run_dir / "checkpoints").symlink_to(tmp_path / "other")
     for step in (1, 2):
         parts.checkpoints.save(step, parts.strategy)
+    parts.checkpoints.wait()
     assert saved(settings.run_dir) == ["step-00000001", "step-00000002"]
 
 
@@ -287,4 +288,5 @@ def test_a_run_directory_that_was_removed_is_made_anew_for_a_checkpoint(make_set
     parts = parts_of(make_settings(**EVERY_STEP))
     shutil.rmtree(parts.settings.run_dir)
     parts.checkpoints.save(1, parts.strategy)
+    parts.checkpoints.wait()
     assert saved(parts.settings.run_dir) == ["step-00000001"]

@@ -167,6 +167,7 @@ def test_resuming_with_another_tokenizer_is_warned_of(
 
     first = parts()
     first.checkpoints.save(1, first.strategy)
+    first.checkpoints.wait()
     saved = next(first.settings.run_dir.glob("checkpoints/step-*"))
     load(saved, first.checkpoints.identity, first.strategy, World())
     assert "another tokenizer" not in caplog.text

@@ -20,7 +20,7 @@ from trainkit.errors import Diagnostic, UsageError
 from trainkit.files import is_there
 
 Output = Annotated[
-    str | None, Option("--output", "-o", metavar="FILE", help="The recipe to write; default: standard output.")
+    str | None, Option("--output", "-o", metavar="FILE", help="The recipe to write; default, and `-`: standard output.")
 ]
 Kind = Annotated[
     str | None, Option("--kind", metavar="KIND", help="What the program is (program.kind), where you know.")
@@ -70,6 +70,7 @@ def import_(
     from trainkit.frameworks.base.draft import ImportContext
 
     argv, cwd = list(context.args), working_folder()
+    output = None if output == "-" else output
     refuse(argv, output, kind, force=force)
     target = posixpath.normpath(posixpath.join(cwd, output or "recipe.yaml"))
     first = modeline() if output is not None else ""

@@ -1,4 +1,4 @@
-"""Checkpoints: written aside, checksummed, published whole by one rename; at once, or behind the training."""
+"""Checkpoints: written aside, then checksummed behind the training, and published whole by one rename."""
 
 from __future__ import annotations
 
@@ -79,19 +79,18 @@ def _make_scratch(scratch: Path) -> None:
 class Checkpoints:
     """Those of a run, in one folder for all ranks. root: None where not all of them can see it.
 
-    With `checkpoint.asynchronous` the state is copied at once, and a thread writes and publishes the copy. At most one
-    checkpoint is on its way; the next one waits for it. tokenizer: its fingerprint.
+    The training waits for what the strategy writes, or with `checkpoint.asynchronous` for a copy in memory; a thread
+    does the rest: it writes the copy, reads what was written for the checksums, waits for the disk and publishes. At
+    most one checkpoint is on its way; the next one, and the end, wait for it. tokenizer: its fingerprint.
     """
 
     def __init__(self, settings: Settings, root: Path | None, tokenizer: str, world: World) -> None:
         strategy, asked = settings.recipe.strategy.kind, settings.recipe.checkpoint
         self.root, self._keep = root, asked.keep
         self.identity = Identity(strategy, world.size, settings.training_digest, tokenizer)
-        # The ranks' threads meet in a group of their own, for the training's collectives go on meanwhile.
-        own_group = asked.asynchronous and dist.is_initialized()
-        self._world = replace(world, group=dist.new_group(backend="gloo", timeout=TIMEOUT)) if own_group else world
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint") if asked.asynchronous else None
-        self._on_its_way: Future[None] | None = None
+        self._world, self._later = world, asked.asynchronous
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._on_its_way: Future[object] | None = None
 
     def save(
         self, step: int, strategy: Strategy, *, best: Mapping[str, Any] | None = None, spared: int | None = None
@@ -101,11 +100,18 @@ class Checkpoints:
         best: of the evaluations, for the manifest. spared: the step of a checkpoint that stays with the newest.
         """
         self.wait()
+        if self._world.group is None and dist.is_initialized():
+            # The ranks' threads meet in a group of their own, for the training's collectives go on meanwhile.
+            self._world = replace(self._world, group=dist.new_group(backend="gloo", timeout=TIMEOUT))
         content = {"step": step, **asdict(self.identity), "best": best or {}}
-        put = partial(strategy.save_later(), group=self._world.group) if self._thread else strategy.save
+        put = partial(strategy.save_later(), group=self._world.group) if self._later else strategy.save
         # The generators' states are taken here, before the next step draws from them.
-        write = partial(self._write, content, put, generator_states(), spared)
-        self._on_its_way = self._thread.submit(write) if self._thread else write()
+        write = partial(self._write, step, put, generator_states())
+        finish = partial(self._finish, content, spared)
+        if self._later:
+            self._on_its_way = self._thread.submit(lambda: write() and finish())
+        elif write():
+            self._on_its_way = self._thread.submit(finish)
 
     def wait(self) -> None:
         """Until nothing is on its way; raises what went wrong with it."""
@@ -125,20 +131,14 @@ class Checkpoints:
                 log.warning("the checkpoint on its way is lost too: %s", error)
             raise
 
-    def _write(
-        self, content: Mapping[str, Any], put: Callable[[Path], None], generators: bytes, spared: int | None
-    ) -> None:
-        """The checkpoint of a manifest, if it is not there already. put: writes this rank's state into a folder.
-
-        TrainingError when it cannot be written; what was saved before stays as it is.
-        """
+    def _write(self, step: int, put: Callable[[Path], None], generators: bytes) -> bool:
+        """A checkpoint's files, aside; False if it is there already. put: writes this rank's state into a folder."""
         assert self.root is not None
-        root, world, step = self.root, self._world, content["step"]
-        final, scratch = step_folder(root, step), root / f".tmp-step-{step:08d}"
-        try:
+        root, world, scratch = self.root, self._world, self._scratch(step)
+        with self._explained(step):
             refuse_links(root.parent)
-            if any(gather_from_ranks((final / MANIFEST).exists(), world)):
-                return
+            if any(gather_from_ranks((step_folder(root, step) / MANIFEST).exists(), world)):
+                return False
             if world.rank == 0:
                 refuse_links(root.parent)  # once more: the ranks have waited for one another
                 for leftover in root.glob(".tmp-*"):  # of an attempt that was killed while it wrote
@@ -149,13 +149,30 @@ class Checkpoints:
             refuse_links(root.parent)  # and again: DeepSpeed makes every folder that is missing
             put(scratch)
             generators_file(scratch, world.rank).write_bytes(generators)
+        return True
+
+    def _finish(self, content: Mapping[str, Any], spared: int | None) -> None:
+        """What was written becomes the checkpoint of a manifest, once its checksums are known and the disk has it."""
+        world, step = self._world, content["step"]
+        with self._explained(step):
             barrier(world)
-            files = described_files(scratch, world, flushed=True)
+            files = described_files(self._scratch(step), world, flushed=True)
             if world.rank == 0:
-                self._publish(scratch, final, {**content, "files": files}, spared)
+                self._publish(self._scratch(step), {**content, "files": files}, spared)
             barrier(world)
+
+    def _scratch(self, step: int) -> Path:
+        """Where a checkpoint is made."""
+        assert self.root is not None
+        return self.root / f".tmp-step-{step:08d}"
+
+    @contextmanager
+    def _explained(self, step: int) -> Iterator[None]:
+        """TrainingError where a checkpoint cannot be written; what was saved before stays as it is."""
+        try:
+            yield
         except (OSError, RuntimeError, CheckpointException) as error:  # torch raises RuntimeError on a full disk
-            raise self._failure(step, scratch, error) from error
+            raise self._failure(step, self._scratch(step), error) from error
 
     def _failure(self, step: int, scratch: Path, error: BaseException) -> TrainingError:
         """What keeps a checkpoint from being written, as this rank sees it; removes what was begun."""
@@ -175,8 +192,9 @@ class Checkpoints:
             hint="those saved before are whole; make room, or point output.root at another disk",
         )
 
-    def _publish(self, scratch: Path, final: Path, manifest: Mapping[str, Any], spared: int | None) -> None:
+    def _publish(self, scratch: Path, manifest: Mapping[str, Any], spared: int | None) -> None:
         """Give the folder its name once the disk has everything: a power cut leaves a whole checkpoint or none."""
+        final = step_folder(scratch.parent, manifest["step"])
         ranks = range(self._world.size)
         elsewhere = [str(rank) for rank in ranks if not generators_file(scratch, rank).exists()]
         if elsewhere:
