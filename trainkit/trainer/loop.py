@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from signal import Signals
 
@@ -13,7 +13,7 @@ from trainkit.recipe.schema import Recipe
 from trainkit.stamps import BACKWARD, CHECKPOINT, EXCHANGE, FORWARD, OPTIMIZER
 from trainkit.trainer.callbacks import Progress, evaluate, report_step, save_checkpoint
 from trainkit.trainer.data.loader import timed, training_batches
-from trainkit.trainer.data.source import Batch, targets_at_most
+from trainkit.trainer.data.source import Batch, bounds_of_micro
 from trainkit.trainer.distributed import sum_over_ranks
 from trainkit.trainer.metrics.mfu import tokens_in
 from trainkit.trainer.metrics.writers import Metrics
@@ -106,18 +106,18 @@ def optimizer_step(parts: Parts, step: int, batch: Batch, counted: int) -> tuple
     # is undone here, so that the update is the mean over the tokens of the global batch.
     share = parts.world.size / max(1, counted)
     total = torch.zeros((), device=parts.device)
-    micro_batches, bounds = split_micro(batch, parts), [targets_at_most(each) for each in shares(batch.inputs, parts)]
+    micro_batches, bounds = split_micro(batch, parts), bounds_of_micro(batch, parts.settings.batch.micro)
     with casts_kept():
-        for index, inputs in enumerate(micro_batches):
+        for index, (inputs, at_most) in enumerate(zip(micro_batches, bounds, strict=False)):
             last = index + 1 == len(micro_batches)
             seed_dropout(parts, step, index)
-            parts.model.targets_at_most = bounds[index]
+            parts.model.expect(at_most)
             with strategy.micro_step(last=last):
                 parts.stamps.enter(FORWARD)
                 with parts.profiler.phase("forward"), parts.autocast, parts.memory.micro_step():
                     loss = strategy.model(**inputs)
                 parts.model.keep_load()
-                parts.model.targets_at_most = None  # of this micro batch alone
+                parts.model.expect(None)
                 parts.stamps.enter(BACKWARD)
                 with parts.profiler.phase("backward"):
                     strategy.backward(loss * share, last=last)
@@ -130,11 +130,7 @@ def optimizer_step(parts: Parts, step: int, batch: Batch, counted: int) -> tuple
 
 def split_micro(batch: Batch, parts: Parts) -> list[dict[str, Tensor]]:
     """The micro batches of a rank's share, on its device."""
-    return shares(parts.transfer(batch.inputs), parts)
-
-
-def shares(inputs: Mapping[str, Tensor], parts: Parts) -> list[dict[str, Tensor]]:
-    """Inputs by micro batch."""
+    inputs = parts.transfer(batch.inputs)
     split = [torch.split(values, parts.settings.batch.micro) for values in inputs.values()]
     return [dict(zip(inputs, values, strict=True)) for values in zip(*split, strict=True)]
 

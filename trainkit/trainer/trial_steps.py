@@ -119,9 +119,7 @@ class Trial:
         with casts_kept():
             for start in range(0, min(share, 2 * micro), micro):
                 here = slice(start, start + micro)
-                copy.model.targets_at_most = targets_at_most(
-                    {name: values[here] for name, values in copy.batch.inputs.items()}
-                )
+                copy.model.expect(targets_at_most({name: each[here] for name, each in copy.batch.inputs.items()}))
                 with strategy.micro_step(last=False):
                     with autocast(settings, settings.dtype, self._device):
                         loss = strategy.model(**{name: values[here] for name, values in self._inputs.items()})

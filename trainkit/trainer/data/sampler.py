@@ -27,13 +27,14 @@ class Permutation:
         self._keys = [derived_seed(seed, "feistel", place) for place in range(_ROUNDS)]
 
     def __getitem__(self, index: int) -> int:
-        mask = (1 << self._half_bits) - 1
+        half, keys, size = self._half_bits, self._keys, self._size
+        mask = (1 << half) - 1
         while True:  # the network permutes a power of 4 below 4 x size; walk until inside: under 4 rounds on average
-            left, right = index >> self._half_bits, index & mask
-            for key in self._keys:
+            left, right = index >> half, index & mask
+            for key in keys:
                 left, right = right, left ^ (_mixed(right + key & _MASK) & mask)
-            index = left << self._half_bits | right
-            if index < self._size:
+            index = left << half | right
+            if index < size:
                 return index
 
 

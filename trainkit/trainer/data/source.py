@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,6 +128,16 @@ def targets_at_most(inputs: Mapping[str, Tensor]) -> int | None:
             share = -(-int(np.count_nonzero(inputs[name].numpy() != ignored)) * 16 // size)
             return max(1, -(-share * size // 16)) if share <= 8 else None
     return None
+
+
+def bounds_of_micro(batch: Batch, micro: int) -> Iterator[int | None]:
+    """`targets_at_most` of each micro batch of `micro` samples."""
+    whole = next((batch.inputs[name].numel() for name in ("targets", "labels") if name in batch.inputs), 0)
+    if batch.counted == whole:  # of all of them, as in running text: nothing to count
+        yield from repeat(None)
+    sizes = (torch.split(each, micro) for each in batch.inputs.values())
+    for each in zip(*sizes, strict=True):
+        yield targets_at_most(dict(zip(batch.inputs, each, strict=True)))
 
 
 def count_targets(inputs: Mapping[str, Tensor]) -> Tensor | int:

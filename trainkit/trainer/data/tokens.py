@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe, TokensData
-from trainkit.trainer.data.source import Batch, Ids, Samples, Source, held_out, next_token_batch, reading
+from trainkit.trainer.data.source import IGNORED, Batch, Ids, Samples, Source, held_out, reading
 
 _SCANNED = 1 << 26  # tokens: a file up to this size is looked through before the start, in well under a second
 
@@ -75,18 +76,27 @@ class Stretch:
     starts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     check: Callable[[Ids, int], None] | None = None  # of ids that are read, and the place of the first
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ids", np.asarray(self.ids))  # still mapped, and quicker to cut than numpy's memmap
+
     def samples(self) -> Samples:
         return Samples(math.ceil((len(self.places) - 1) / self.length), self._batch)
 
     def _batch(self, indices: Sequence[int]) -> Batch:
-        return next_token_batch(map(self._sample, indices), len(indices), self.length, self.padding)
-
-    def _sample(self, index: int) -> tuple[Ids, NDArray[np.bool_]]:
-        first = self.places.start + index * self.length
-        ids = self.ids[first : min(first + self.length + 1, self.places.stop)]
+        length, stop = self.length, self.places.stop
+        firsts = self.places.start + np.fromiter(indices, dtype=np.int64, count=len(indices)) * length
+        places = firsts[:, None] + np.arange(length + 1)
+        beyond = places >= stop if places.max(initial=0) >= stop else None  # only the last sample may be a short one
+        rows = self.ids[places if beyond is None else np.minimum(places, stop - 1)]
         if self.check is not None:
-            self.check(ids, first)
-        predicted = np.ones(len(ids) - 1, dtype=np.bool_)
-        low, high = np.searchsorted(self.starts, (first + 1, first + len(ids)))
-        predicted[self.starts[low:high] - first - 1] = False
-        return ids, predicted
+            for row, first in zip(rows, firsts.tolist(), strict=True):
+                self.check(row, first)
+        rows = rows.astype(np.int64, copy=False)
+        tokens, targets = rows[:, :-1].copy(), rows[:, 1:].copy()
+        lows, highs = np.searchsorted(self.starts, (firsts + 1, firsts + length + 1))
+        for row in np.flatnonzero(lows < highs):
+            targets[row, self.starts[lows[row] : highs[row]] - firsts[row] - 1] = IGNORED
+        if beyond is not None:
+            tokens[beyond[:, 1:]], targets[beyond[:, 1:]] = self.padding, IGNORED
+        ignored = int(np.count_nonzero(targets == IGNORED)) if beyond is not None or (lows < highs).any() else 0
+        return Batch({"tokens": torch.from_numpy(tokens), "targets": torch.from_numpy(targets)}, targets.size - ignored)

@@ -36,10 +36,12 @@ def resident() -> int:
 
 def status_bytes(*names: str) -> dict[str, int]:
     """Sizes of this process by their names in Linux's /proc/self/status; nothing elsewhere."""
-    if not _STATUS.exists():
+    try:
+        text = _STATUS.read_bytes()
+    except FileNotFoundError:
         return {}
-    fields = (line.split() for line in _STATUS.read_text().splitlines())
-    return {field[0][:-1]: int(field[1]) * 1024 for field in fields if field and field[0][:-1] in names}
+    found = {name: text.partition(f"\n{name}:".encode())[2].split(maxsplit=1)[:1] for name in names}
+    return {name: int(number) * 1024 for name, numbers in found.items() for number in numbers}
 
 
 def memory_now(device: torch.device) -> int:

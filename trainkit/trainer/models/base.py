@@ -45,12 +45,18 @@ class Model(nn.Module):
     def join_loss(self) -> None:
         """Where it can, have the output layer give the loss by itself. Called once adapters are in place."""
 
+    def expect(self, targets_at_most: int | None) -> None:
+        """Say of the next micro batch how many of its targets count at most; None where nobody knows."""
+        if targets_at_most != self.targets_at_most:  # it is slow to set something on a module
+            self.targets_at_most = targets_at_most
+
     def keep_load(self) -> None:
         """Add the experts' load of the pass just done to the sum. To be called outside of what is compiled."""
-        # What comes out of a CUDA graph lies in the graph's own memory, and the next pass writes over it.
-        load, self.load_of_pass = self.load_of_pass, None
+        load = self.load_of_pass
         if load is not None:
+            # What comes out of a CUDA graph lies in the graph's own memory, and the next pass writes over it.
             self.expert_load = load.clone() if self.expert_load is None else self.expert_load.add_(load)
+            self.load_of_pass = None
 
     def idle_parameters(self) -> int:
         """How many parameters that train a token does not go through: those of experts that are not its own."""
