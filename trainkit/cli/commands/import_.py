@@ -69,8 +69,7 @@ def import_(
     from trainkit.convert.importing import Lines, check_import, import_words
     from trainkit.frameworks.base.draft import ImportContext
 
-    argv, cwd = list(context.args), working_folder()
-    output = None if output == "-" else output
+    argv, cwd, output = list(context.args), working_folder(), None if output == "-" else output
     refuse(argv, output, kind, force=force)
     target = posixpath.normpath(posixpath.join(cwd, output or "recipe.yaml"))
     first = modeline() if output is not None else ""

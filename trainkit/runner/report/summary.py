@@ -289,7 +289,7 @@ def _memory(summary: Summary) -> Iterator[tuple[str, str]]:
         figures = [
             f"{format_memory(used) if used >= 10 * MIB else f'{used / KIB:.0f} KiB'} {name}"
             for name, used in parts.items()
-            if used is not None and (used or name not in SELDOM)
+            if used is not None and (used >= 512 or name not in SELDOM)  # half a KiB
         ]
         yield f"Memory of rank {entry.get('rank')}", ", ".join(figures)
 
