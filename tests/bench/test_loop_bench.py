@@ -50,7 +50,7 @@ sys.exit(code)
 def run(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
     """One pair of the smallest size, and a comparison with a wrong loop."""
     folder = tmp_path_factory.mktemp("loop")
-    words = [str(BENCH / "loop"), "--size", "0.1M", "--pairs", "1", "--json"]
+    words = [str(BENCH / "loop"), "--size", "0.1M", "--pairs", "1", "--steps", "20", "--json"]
     return subprocess.run(
         [sys.executable, "-c", DRIVER, *words], cwd=folder, capture_output=True, text=True, timeout=240, check=False
     )
@@ -84,7 +84,7 @@ def test_a_loop_that_clips_otherwise_is_seen_by_its_losses(run: subprocess.Compl
 
 @pytest.mark.e2e
 def test_where_logits_are_the_cost_the_built_in_loop_needs_less_memory(tmp_path: Path) -> None:
-    words = [str(BENCH / "loop"), "--size", "50,000 tokens", "--pairs", "1", "--json"]
+    words = [str(BENCH / "loop"), "--size", "50,000 tokens", "--pairs", "1", "--steps", "2", "--json"]
     done = subprocess.run(
         [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
     )

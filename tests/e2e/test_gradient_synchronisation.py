@@ -1,4 +1,4 @@
-"""Gradients travel once for each optimizer step, however many micro steps it has: seen in the trace of a run."""
+"""In which micro steps gradients travel, by strategy and recipe: seen in the trace of a run."""
 
 from __future__ import annotations
 
@@ -24,13 +24,21 @@ def backward_passes_that_reduce(trace: Path) -> list[bool]:
 
 
 @pytest.mark.parametrize(
-    ("name", "inner"),
-    [("ddp", False), ("fsdp", False), ("zero1", False), ("zero2", True)],  # zero2 reduces each pass: so DeepSpeed works
+    ("name", "strategy", "inner"),
+    [
+        ("ddp", {}, False),
+        ("fsdp", {}, True),
+        ("fsdp", {"reduce_gradients": "once"}, False),
+        ("zero1", {}, False),
+        ("zero2", {}, True),  # so DeepSpeed works
+    ],
 )
-def test_the_inner_micro_steps_reduce_no_gradients(name: str, inner: bool, tmp_path: Path) -> None:
+def test_the_inner_micro_steps_reduce_gradients_where_the_plan_says_so(
+    name: str, strategy: dict[str, str], inner: bool, tmp_path: Path
+) -> None:
     write_corpus(tmp_path / "corpus")
     changes = {"train": {"steps": 4}, "eval": {"every_steps": 0}, "profile": {"steps": WATCHED, "after": 2}}
-    run_case(tmp_path / "run", CASES[name].changed(**changes), tmp_path / "corpus")
+    run_case(tmp_path / "run", CASES[name].changed(**changes, strategy=strategy), tmp_path / "corpus")
     accumulation = GLOBAL_BATCH // MICRO // CASES[name].ranks
     assert accumulation == 4
     seen = backward_passes_that_reduce(tmp_path / "run" / "profile" / "trace.json.gz")
