@@ -73,7 +73,8 @@ class Engine:
         """Tell podman of its storage, in folders of this one: graph and run."""
         runtime = 'runtime = "runc"\n' if shutil.which("runc") else ""
         limits = f'default_ulimits = ["nofile={_files()}:{_files()}", "nproc=4096:4096"]'
-        (self.folder / "containers.conf").write_text(f"[containers]\n{limits}\n[engine]\n{runtime}")
+        # Locks in a file of its storage: those in shared memory stay for good, and nodes count what is left there.
+        (self.folder / "containers.conf").write_text(f'[containers]\n{limits}\n[engine]\nlock_type = "file"\n{runtime}')
         (self.folder / "storage.conf").write_text(
             f'[storage]\ndriver = "vfs"\ngraphroot = "{self.folder}/graph"\nrunroot = "{self.folder}/run"\n'
         )

@@ -113,8 +113,7 @@ def train_and_report(
     requests.listen(*STOPPING)  # only now: a signal during start-up should end the process at once
     with closing(Metrics(settings.run_dir, settings.recipe.logging.report_to, main=world.rank == 0)) as metrics:
         metrics.write(start_record(parts, first))
-        with parts.checkpoints.outlasting_failure():
-            progress = train(parts, first, metrics, requests)
+        progress = train(parts, first, metrics, requests)
     parts.stamps.enter(EVALUATION)  # a sample, predictions
     outcome = result(parts, progress)
     if world.rank == 0:

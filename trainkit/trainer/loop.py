@@ -29,11 +29,24 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Pro
     progress = Progress(first, parts.steps, parts.device)
     if parts.settings.recipe.efficiency.compile.enabled:
         progress.compiling.listen()
+    with parts.checkpoints.outlasting_failure():
+        take_steps(parts, progress, metrics, requests)
+        progress.finish()
+        parts.stamps.enter(CHECKPOINT)  # one may still be written in the background
+        parts.profiler.finish()
+        if parts.steps == 0:  # a run that only evaluates
+            evaluate(parts, progress, metrics)
+        parts.checkpoints.wait()
+    return progress
+
+
+def take_steps(parts: Parts, progress: Progress, metrics: Metrics, requests: Requests) -> None:
+    """The optimizer steps of a run, with what is due after each."""
     parts.profiler.begin()
-    parts.stamps.begin_step(first)
+    parts.stamps.begin_step(progress.first)
     with collected_between_steps() as collect:
         # A checkpoint needs no place in the data: the order of samples is a function of the step.
-        for batch in timed(batches(parts, first), progress.waiting):
+        for batch in timed(batches(parts, progress.first), progress.waiting):
             parts.stamps.enter(EXCHANGE)
             # One collective, on the host: the tokens of the global batch, and the signals that any rank has seen.
             counted, *votes = sum_over_ranks([batch.counted, *requests.votes()], parts.world)
@@ -47,13 +60,6 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Pro
             if follow_up(parts, progress, made, metrics, partial(requests.settle, known)):
                 break
             parts.stamps.begin_step(progress.step)
-    progress.finish()
-    parts.stamps.enter(CHECKPOINT)  # one may still be written in the background
-    parts.profiler.finish()
-    if parts.steps == 0:  # a run that only evaluates
-        evaluate(parts, progress, metrics)
-    parts.checkpoints.wait()
-    return progress
 
 
 def follow_up(
