@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,10 +57,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess
     )
 
 
+def told(done: subprocess.CompletedProcess[str]) -> Any:
+    """The JSON that it printed, between what DeepSpeed says of itself."""
+    return json.JSONDecoder().raw_decode(done.stdout, done.stdout.index("{"))[0]
+
+
 @pytest.mark.e2e
 def test_the_four_loops_give_the_same_losses_and_save_the_same_bytes(run: subprocess.CompletedProcess[str]) -> None:
     assert run.returncode == 0, run.stderr
-    (size,) = json.loads(run.stdout[run.stdout.index("{") :])["sizes"]
+    (size,) = told(run)["sizes"]
     assert size["distance"].keys() == {"bare PyTorch", "Accelerate", "HF Trainer"}
     assert max(size["distance"].values()) < 1e-6
     assert size["saved"]["built-in"] > 1e6
@@ -73,7 +79,7 @@ def test_every_loop_computes_in_16_bits_each_time_that_it_is_asked_to(run: subpr
 
 @pytest.mark.e2e
 def test_a_single_pair_gives_ratios_and_no_interval(run: subprocess.CompletedProcess[str]) -> None:
-    (size,) = json.loads(run.stdout[run.stdout.index("{") :])["sizes"]
+    (size,) = told(run)["sizes"]
     assert all(ratio["median"] > 0 and ratio["interval"] is None for ratio in size["ratios"].values())
 
 
@@ -89,6 +95,6 @@ def test_where_logits_are_the_cost_the_built_in_loop_needs_less_memory(tmp_path:
         [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    (size,) = json.loads(done.stdout[done.stdout.index("{") :])["sizes"]
+    (size,) = told(done)["sizes"]
     assert max(size["distance"].values()) < 1e-6
     assert all(size["saved"]["built-in"] < 0.5 * each for name, each in size["saved"].items() if name != "built-in")
