@@ -31,7 +31,7 @@ from tests.made_up_cards import Cards, environments
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile("trainkit", deadline=None)
 hypothesis.settings.load_profile("trainkit")
-pytest_plugins = ["tests.made_up_plans", "tests.made_up_recipes", "tests.tiers"]
+pytest_plugins = ["tests.hub_server.server", "tests.made_up_plans", "tests.made_up_recipes", "tests.tiers"]
 ROOT = Path(__file__).resolve().parents[1]
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 
