@@ -17,6 +17,7 @@ from trainkit.plan.provenance import Token, texts
 from trainkit.planner.requirements import needed_packages
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import HfModel, Image, NoContainer, Recipe
+from trainkit.recipe.schema.data import mixed_paths
 
 # Libraries whose versions decide words and files of the plan: the image's must be those that it was made for.
 DECIDING = ("torch", "accelerate", "transformers", "deepspeed")
@@ -156,6 +157,7 @@ def _paths(context: Context) -> Iterator[tuple[str, str]]:
     if recipe.program.kind == "builtin":
         named |= {
             "data.path": getattr(recipe.data, "path", None),
+            "data.mix": mixed_paths(recipe.data),
             "data.tokenizer": getattr(recipe.data, "tokenizer", None),
             "model.path": recipe.model.path if isinstance(recipe.model, HfModel) else None,
             "peft.path": recipe.peft.path,

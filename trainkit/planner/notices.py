@@ -16,6 +16,7 @@ from trainkit.plan.model import Notice
 from trainkit.planner.advice.card_kernels import has_flash_attention, kernel_notices
 from trainkit.planner.advice.compile_backends import compile_notices
 from trainkit.planner.advice.memory import memory_advice
+from trainkit.planner.advice.streaming import streaming_notices
 from trainkit.planner.advice.tensor_cores import tensor_core_advice
 from trainkit.planner.container import mapped
 from trainkit.planner.container import notices as container_notices
@@ -33,6 +34,7 @@ PATHS: dict[str, tuple[str, bool]] = {
     "program.script": ("put your copy into the working folder, or name it: program.script=PATH", False),
     "program.args.config": ("check the path behind --config; it starts from the working folder", True),
     "data.path": ("check data.path; it starts from the working folder", True),
+    "data.mix": ("check its paths; they start from the working folder", True),
     "data.tokenizer": ("give a folder as save_pretrained writes it; nothing is downloaded", False),
     "model.path": ("give a folder as save_pretrained writes it; nothing is downloaded", True),
     "peft.path": ("give a folder as peft or trainkit export --adapter writes it", True),
@@ -200,6 +202,7 @@ SOURCES: tuple[Callable[[Context], Iterable[Notice]], ...] = (
     _optimizer,
     compile_notices,
     _padding,
+    streaming_notices,
     tensor_core_advice,
     memory_advice,
     _device,

@@ -38,6 +38,7 @@ class Progress:
         self.first = self.step = first
         self.steps = steps
         self.step_tokens = 0  # of the latest step
+        self.bookmark = ""  # of its batch
         self.loss: float | None = None
         self.eval_loss: float | None = None
         self.lowest = False  # whether the latest step was evaluated, and better than all before
@@ -58,11 +59,11 @@ class Progress:
         counts = (self.step, self._tokens, self._computed)
         return Totals(time.monotonic(), *counts, waited, compiled, self.aside_seconds)
 
-    def advance(self, counted: int, computed: int) -> None:
-        """One more optimizer step is on its way. computed: tokens that went through the model."""
+    def advance(self, counted: int, computed: int, bookmark: str = "") -> None:
+        """One more optimizer step is on its way. computed: tokens through the model. bookmark: of its batch."""
         self.waiting.step_launched()
         self.step += 1
-        self.step_tokens = counted
+        self.step_tokens, self.bookmark = counted, bookmark
         self.lowest = False
         self._tokens += counted
         self._computed += computed
@@ -181,4 +182,6 @@ def save_checkpoint(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor
     parts.stamps.enter(CHECKPOINT)
     spared = parts.best.step if parts.settings.recipe.checkpoint.keep_best else None
     with progress.aside():
-        parts.checkpoints.save(progress.step, parts.strategy, best=asdict(parts.best), spared=spared)
+        parts.checkpoints.save(
+            progress.step, parts.strategy, best=asdict(parts.best), spared=spared, bookmark=progress.bookmark
+        )

@@ -45,13 +45,13 @@ def take_steps(parts: Parts, progress: Progress, metrics: Metrics, requests: Req
     parts.profiler.begin()
     parts.stamps.begin_step(progress.first)
     with collected_between_steps() as collect:
-        # A checkpoint needs no place in the data: the order of samples is a function of the step.
+        # The order of samples is a function of the step; a bookmark only spares a stream the reading up to there.
         for batch in timed(batches(parts, progress.first), progress.waiting):
             parts.stamps.enter(EXCHANGE)
             # One collective, on the host: the tokens of the global batch, and the signals that any rank has seen.
             counted, *votes = sum_over_ranks([batch.counted, *requests.votes()], parts.world)
             made = optimizer_step(parts, progress.step, batch, counted)
-            progress.advance(counted, tokens_in(batch) * parts.world.size)
+            progress.advance(counted, tokens_in(batch) * parts.world.size, batch.bookmark)
             parts.stamps.step_done(progress.step)
             parts.profiler.step_done()
             collect(progress.step)

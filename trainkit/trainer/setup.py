@@ -77,7 +77,7 @@ def assemble(settings: Settings, world: World, device: torch.device, stamps: Sta
     if recipe.train.deterministic:
         be_deterministic()
     source = SOURCES[recipe.data.kind](recipe, settings.run_dir)
-    order = Order(recipe.train.seed, len(source.train), settings.batch.global_)
+    order = Order(recipe.train.seed, None if source.stream else len(source.train), settings.batch.global_)
     steps = number_of_steps(recipe, order)
     agree(settings, source, steps, world)  # before the strategy: a rank with another model would hang the others in it
     # Before the first draw: what is tried leaves no trace in the training.
@@ -112,9 +112,13 @@ def assemble(settings: Settings, world: World, device: torch.device, stamps: Sta
 
 
 def number_of_steps(recipe: Recipe, order: Order) -> int:
-    """Optimizer steps of the whole run."""
+    """Optimizer steps of the whole run. TrainingError for epochs of a stream."""
+    if recipe.train.steps is not None:
+        return recipe.train.steps
+    if order.samples is None:
+        raise TrainingError("train.steps is not set, and the length of streamed data is not known")
     epochs = (recipe.train.epochs or 1.0) * order.samples / order.global_batch  # in steps
-    return recipe.train.steps if recipe.train.steps is not None else max(1, math.ceil(epochs))
+    return max(1, math.ceil(epochs))
 
 
 def own_time(stamps: Stamps, strategy: str) -> Stamps:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 from trainkit.plan.model import Plan
@@ -86,15 +86,15 @@ def _tree(path: str, content: str) -> Any:
         return None
 
 
-def leaves(value: Any, prefix: str = "") -> dict[str, Any]:
-    """The values of a tree by dotted key; lists of plain values stay whole."""
+def leaves(value: Any, prefix: str = "", whole: Container[str] = ()) -> dict[str, Any]:
+    """The values of a tree by dotted key; lists of plain values stay whole. whole: keys of other lists that do."""
     if isinstance(value, Mapping) and value:
         items = value.items()
-    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+    elif isinstance(value, list) and prefix not in whole and any(isinstance(item, Mapping) for item in value):
         items = {str(index): item for index, item in enumerate(value)}.items()
     else:
         return {prefix: value}
     found: dict[str, Any] = {}
     for key, item in items:
-        found |= leaves(item, f"{prefix}.{key}" if prefix else str(key))
+        found |= leaves(item, f"{prefix}.{key}" if prefix else str(key), whole)
     return found

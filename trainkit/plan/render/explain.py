@@ -11,7 +11,7 @@ from trainkit.errors import UsageError
 from trainkit.plan.model import Job, Plan
 from trainkit.plan.render.diff import leaves
 from trainkit.plan.render.shell import quoted
-from trainkit.recipe.schema.fields import lies_in
+from trainkit.recipe.schema.fields import lies_in, schema
 from trainkit.recipe.validation.suggestions import nearest_key
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def render(query: str, resolved: Resolved, planned: Planned) -> str:
 
     Raises UsageError with suggestions when it is neither.
     """
-    settings = leaves(resolved.recipe.model_dump(mode="json", by_alias=True))
+    settings = leaves(resolved.recipe.model_dump(mode="json", by_alias=True), whole=schema().settings)
     keys = [key for key in dict.fromkeys((*settings, *resolved.history)) if lies_in(key, (query,))]
     if keys:
         return "".join(f"{line}\n" for key in keys for line in _history(key, resolved, settings, planned.plan))

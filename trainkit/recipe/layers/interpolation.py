@@ -73,12 +73,16 @@ def _spell_home(state: Merge, key: str) -> None:
     value, (section, _, name) = state.get(key), key.rpartition(".")
     below = state.get(section)
     if isinstance(value, str | list) and isinstance(below, dict):
-        spelled = [_HOME.sub("${oc.env:HOME}", each) if isinstance(each, str) else each for each in _listed(value)]
-        below[name] = spelled if isinstance(value, list) else spelled[0]
+        below[name] = _with_home(value)
 
 
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+def _with_home(value: Any) -> Any:
+    """The same for a path, a list of them, or mappings that have one."""
+    if isinstance(value, list):
+        return [_with_home(each) for each in value]
+    if isinstance(value, dict) and "path" in value:
+        return {**value, "path": _with_home(value["path"])}
+    return _HOME.sub("${oc.env:HOME}", value) if isinstance(value, str) else value
 
 
 def _literal(state: Merge) -> Iterator[Diagnostic]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,7 +49,7 @@ class Merge:
             else:
                 if isinstance(target.get(name), dict):
                     self._drop(f"{key}.", replaced)
-                target[name] = list(value) if isinstance(value, list) else value
+                target[name] = deepcopy(value)  # a list may hold mappings, and interpolation writes into them
                 self._record(layer, key, Entry(_shown(key, value), origin))
 
     def _append(self, layer: Layer, target: dict[str, Any], name: str, key: str, value: Any) -> None:
@@ -60,7 +61,7 @@ class Merge:
             why = f"it was given at {given.place}" if given else ""
             self.errors.append(Diagnostic("error", what, key, origin, why, f"write `{name}:` to replace it"))
             return
-        added = value if isinstance(value, list) else [value]
+        added = deepcopy(value) if isinstance(value, list) else [value]
         target[name] = [*(before or []), *added]
         note = f"appended {added!r}" if before else ""
         self._record(layer, key, Entry(_shown(key, target[name]), origin, note), skip=len(before or []))
@@ -82,6 +83,10 @@ class Merge:
             for position in range(len(entry.value) - skip):
                 place = layer.values.get(f"{key}.{position}", entry.origin)
                 self.places[f"{key}.{position + skip}"] = place
+                inside = f"{key}.{position}."  # of an element that is a mapping
+                below = {name: at for name, at in layer.values.items() if name.startswith(inside)}
+                for name, at in below.items():
+                    self.places[f"{key}.{position + skip}.{name.removeprefix(inside)}"] = at
 
     def _drop(self, prefix: str, note: str, keep: str = "") -> None:
         """Mark every entry at the prefix as without effect. A prefix with a final dot means what lies below it."""

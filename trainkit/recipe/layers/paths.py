@@ -13,6 +13,7 @@ from trainkit.recipe.layers.layer import ARGUMENTS, page
 from trainkit.recipe.layers.merge import Merge
 from trainkit.recipe.resolved import Attachment, Entry
 from trainkit.recipe.schema import HfModel, Recipe
+from trainkit.recipe.schema.data import mixed_paths
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.schema.launching import program_argv
 from trainkit.recipe.yaml.reader import compose_bytes
@@ -22,8 +23,8 @@ CONFIG = "program.args.config"  # the attachment that the program's own words na
 CONFIG_SUFFIXES = (".json", ".yaml", ".yml")
 # Settings that name files or folders of the user's.
 PATHS = (
-    "data.path", "data.tokenizer", "model.path", "peft.path", "checkpoint.resume", "output.root", "strategy.config",
-    "program.script",
+    "data.path", "data.mix", "data.tokenizer", "model.path", "peft.path", "checkpoint.resume", "output.root",
+    "strategy.config", "program.script",
 )  # fmt: skip
 # Values of settings with paths that are words of the recipe.
 _NO_PATHS = {("data.path", "python-stdlib"), ("checkpoint.resume", "never"), ("checkpoint.resume", "auto")}
@@ -163,7 +164,8 @@ def absent_inputs(recipe: Recipe, files: Files, absolute: Callable[[str], str]) 
         named[CONFIG] = named_config(recipe.program.args)
     if recipe.program.kind == "builtin":
         named = {
-            "data.path": getattr(recipe.data, "path", None),  # some sources read no file
+            "data.path": getattr(recipe.data, "path", None) or None,  # some sources read no file
+            "data.mix": mixed_paths(recipe.data),
             "checkpoint.resume": resume,
             "model.path": recipe.model.path if isinstance(recipe.model, HfModel) else None,
             "peft.path": recipe.peft.path,

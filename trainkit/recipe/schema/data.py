@@ -42,7 +42,7 @@ class _Loaded(Section):
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
         name, what = self.required
-        if name and not getattr(self, name):
+        if name and not getattr(self, name) and not getattr(self, "mix", None):
             raise ValueError(f"{name} must name {what}")
         if self.prefetch_factor is not None and not self.workers:
             raise ValueError(f"prefetch_factor {self.prefetch_factor} is for loader processes, and workers is 0")
@@ -106,6 +106,21 @@ class TokensData(_Loaded):
         return self
 
 
+class Mixed(Section):
+    """One source of `data.mix`."""
+
+    path: str | Annotated[list[str], Field(min_length=1)] = setting("", "What `data.path` may name, or a file of it.")
+    weight: float = setting(1.0, "Its share of the samples, as a part of the sum of all weights.", ge=0)
+    split: str | None = setting(None, "Split to train on; null is `train`, or the only one.", min_length=1)
+    field: str | None = setting(None, "Field of the text in this source; null is `data.field`.", min_length=1)
+
+    @model_validator(mode="after")
+    def _is_named(self) -> Self:
+        if not self.path:
+            raise ValueError("path must name the data of each source of mix")
+        return self
+
+
 class _Rows(_Loaded):
     """Settings of sources whose samples come from rows with named fields."""
 
@@ -141,6 +156,34 @@ class _Rows(_Loaded):
     validation_fraction: float = setting(
         0.05, "Share of the samples held out for evaluation, from their end.", gt=0, lt=1
     )
+    streaming: bool = setting(
+        False, "Read rows while they are trained on, for data larger than memory; the run has `train.steps`."
+    )
+    mix: list[Mixed] = setting([], "Several sources instead of `path`, each with a weight; requires `streaming`.")
+    shuffle_buffer: int = setting(
+        1000,
+        "Streamed samples of a source that are held in memory and shuffled among themselves before the next ones are "
+        "read; 0 takes samples as they come.",
+        unit="samples",
+        ge=0,
+    )
+    shuffle_files: bool = setting(True, "Streamed files come in an order drawn anew for each epoch.")
+    validation_rows: int = setting(
+        100,
+        "Rows that a stream holds out for evaluation: the first of each source, or of its split for evaluation.",
+        unit="rows",
+        ge=1,
+    )
+
+    @model_validator(mode="after")
+    def _mix_fits(self) -> Self:
+        if self.mix and not self.streaming:
+            raise ValueError("mix requires streaming: true")
+        if self.mix and getattr(self, "path", None):
+            raise ValueError("path and mix each name the data: keep one")
+        if self.mix and not sum(each.weight for each in self.mix):
+            raise ValueError("the weights in mix sum to 0: at least one must be above")
+        return self
 
     @model_validator(mode="after")
     def _fields_fit(self) -> Self:
@@ -160,11 +203,13 @@ class _Rows(_Loaded):
             raise ValueError("labels requires label_field, whose values they name")
         if self.label_field and (self.prompt_field or self.messages_field or self.targets_field):
             raise ValueError("label_field labels a text or its token ids: it goes with field or tokens_field alone")
+        if (self.messages_field or self.tokens_field) and any(each.field for each in self.mix):
+            raise ValueError("field in mix is for texts, and messages_field or tokens_field is given")
         return self
 
 
 class JsonlData(_Rows):
-    """Rows in JSON lines: texts, prompts with answers, chats, or labelled texts. Held in memory as tokens."""
+    """Rows in JSON lines: texts, prompts with answers, chats, or labelled texts. Held in memory, unless streamed."""
 
     required = ("path", "a file of JSON lines")
 
@@ -173,9 +218,15 @@ class JsonlData(_Rows):
         "", "A file with an object in each line, or a list of such files, from the working folder."
     )
 
+    @model_validator(mode="after")
+    def _files_have_no_splits(self) -> Self:
+        if any(each.split for each in self.mix):
+            raise ValueError("split in mix is for kind: dataset, and files of JSON lines have none")
+        return self
+
 
 class DatasetData(_Rows):
-    """A Hugging Face data set in a local folder. Held in memory as tokens."""
+    """A Hugging Face data set in a local folder. Held in memory as tokens, unless it is streamed."""
 
     required = ("path", "the folder of the data set")
 
@@ -186,7 +237,8 @@ class DatasetData(_Rows):
     split: str | None = setting(None, "Split to train on; null is `train`, or the only one.", min_length=1)
     validation_split: str | None = setting(
         None,
-        "Split to evaluate on; null is `validation`, or where there is none the end of the training split.",
+        "Split to evaluate on; null is `validation`, or where there is none the end of the training split; of a stream "
+        "its first rows.",
         min_length=1,
     )
 
@@ -214,6 +266,12 @@ class TargetData(_Loaded):
     validation_fraction: float = setting(
         0.05, "Share of the samples held out for evaluation, from their end, where there is no pair.", gt=0, lt=1
     )
+
+
+def mixed_paths(data: Section) -> list[str]:
+    """The paths of the sources in `data.mix`, where a kind of data has it."""
+    paths = (each.path for each in getattr(data, "mix", ()))
+    return [path for each in paths for path in ([each] if isinstance(each, str) else each)]
 
 
 Data = Annotated[TextData | RandomData | TokensData | JsonlData | DatasetData | TargetData, Field(discriminator="kind")]

@@ -305,6 +305,28 @@ def _labels(context: Context) -> Iterator[Diagnostic]:
         yield context.error("model.task", what, "set data.label_field, or choose model.task: causal_lm")
 
 
+def _streaming(context: Context) -> Iterator[Diagnostic]:
+    """What needs the length of the data has none of a stream; and its settings do nothing without one."""
+    if context.get("program.kind") != "builtin" or context.incomplete:
+        return
+    if context.get("data.streaming") is not True:
+        for key in ("data.shuffle_buffer", "data.shuffle_files", "data.validation_rows"):
+            if value_at(context.tree, key) is not None:
+                yield context.error(key, f"{key} requires data.streaming: true", "set it, or remove this line")
+        return
+    why = "how many samples a stream has is not known before its end"
+    if context.get("train.steps") is None and "train.steps" not in context.broken:
+        key = "data.streaming" if context.get("train.epochs") is None else "train.epochs"
+        hint = "set train.steps; a source that ends before begins again"
+        yield context.error(key, "data.streaming requires train.steps", hint, why=why)
+    if value_at(context.tree, "data.validation_fraction") is not None:
+        what, hint = "data.validation_fraction is a share of data whose size is known", "set data.validation_rows"
+        yield context.error("data.validation_fraction", what, hint, why=why)
+    if context.get("predict.split") in ("train", "all"):
+        what = f"predict.split {context.get('predict.split')} is for every training sample, and a stream has no end"
+        yield context.error("predict.split", what, "set predict.split: validation")
+
+
 RULES: tuple[Callable[[Context], Iterator[Diagnostic]], ...] = (
     _program,
     _no_text,
@@ -320,6 +342,7 @@ RULES: tuple[Callable[[Context], Iterator[Diagnostic]], ...] = (
     _nodes,
     _env,
     _labels,
+    _streaming,
     _masking,
     _own_loss,
     _sample,

@@ -13,7 +13,7 @@ import annotated_types
 
 from trainkit.optimizers import OTHER_NAMES
 from trainkit.recipe.layers.secrets import MASK, is_secret_name
-from trainkit.recipe.schema.base import MOST
+from trainkit.recipe.schema.base import MOST, Section
 from trainkit.recipe.schema.fields import Setting, members
 from trainkit.recipe.schema.launching import NO_RANGE
 from trainkit.recipe.validation.suggestions import did_you_mean
@@ -43,7 +43,7 @@ PATTERN_WORDS = {
     **dict.fromkeys(("train.loss", "model.target", "data.target", "data.collate"), "an import path pkg.mod:name"),
 }
 _PLAIN = {bool: "true or false", str: "a text", float: "a number", int: "a whole number", types.NoneType: "null"}
-_PLURAL = {"a text": "texts", "a whole number": "whole numbers", "a number": "numbers"}
+_PLURAL = {"a text": "texts", "a whole number": "whole numbers", "a number": "numbers", "a mapping": "mappings"}
 # Defaults as a recipe writes them.
 _WRITTEN = {"None": "null", "": '""', "True": "true", "False": "false"}
 _BOUNDS = {
@@ -148,8 +148,18 @@ def complain(setting: Setting, key: str, value: Any) -> tuple[str, str, str]:
     return what, why, hint or f"write {want}{default}"
 
 
-def inside(setting: Setting, container: type) -> Setting:
-    """What an element of a list or an entry of a mapping must be, as a setting."""
+def element(setting: Setting) -> type[Section] | None:
+    """The section that each element of a list is, where one is."""
+    lists = (get_args(member)[0] for member, _ in members(setting.annotation) if get_origin(member) is list)
+    return next((each for each in lists if isinstance(each, type) and issubclass(each, Section)), None)
+
+
+def inside(setting: Setting, container: type, name: object = None) -> Setting:
+    """What an element of a list or an entry of a mapping must be, as a setting. name: of the entry."""
+    if isinstance(setting.annotation, type) and issubclass(setting.annotation, Section):
+        info = setting.annotation.model_fields[str(name)]
+        key = f"{setting.key}.{name}"
+        return Setting(key, info.annotation, tuple(info.metadata), info.get_default(), info.description or "")
     held = (get_args(member)[-1] for member, _ in members(setting.annotation) if get_origin(member) is container)
     return replace(setting, key=f"{setting.key}[]", annotation=next(held, setting.annotation), metadata=())
 
@@ -207,7 +217,7 @@ def _words(annotation: Any, metadata: Iterable[Any] = ()) -> list[str]:
         elif origin is list:
             elements = [_PLURAL.get(word, word) for word in _words(get_args(member)[0]) if word != "null"]
             found.append(f"a list of {_either(elements)}{_bounds(constraints)}")
-        elif origin is dict:
+        elif origin is dict or (isinstance(member, type) and issubclass(member, Section)):
             found.append("a mapping")
         else:
             found.append(_PLAIN.get(member, "a value") + _bounds([*constraints, *metadata]))

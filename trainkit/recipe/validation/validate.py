@@ -14,7 +14,7 @@ from trainkit.recipe.layers.merge import split_modifier, value_at
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.schema.fields import open_keys, schema, tagged_sections
 from trainkit.recipe.validation.suggestions import did_you_mean, nearest_key
-from trainkit.recipe.validation.type_errors import complain, inside, shown
+from trainkit.recipe.validation.type_errors import complain, element, inside, shown
 
 # Comparing an unknown word with every key takes a millisecond; more advice than this is not read anyway.
 _MAX_SUGGESTIONS = 30
@@ -180,7 +180,10 @@ def _wrong(
     # The list elements and mapping entries that a location names, behind the names of union members.
     for part in rest:
         if part in (range(len(value)) if isinstance(value, list) else value if isinstance(value, Mapping) else ()):
-            key, setting, value = f"{key}.{part}", inside(setting, type(value)), value[part]
+            key, setting, value = f"{key}.{part}", inside(setting, type(value), part), value[part]
+    if error["type"] == "value_error":
+        what = f"{key}: {error['msg'].removeprefix('Value error, ')}"
+        return Diagnostic("error", what, key, locate(key), setting.description, "change what it says")
     what, why, hint = complain(setting, key, value)
     return Diagnostic("error", what, key, locate(key), why, hint)
 
@@ -198,6 +201,12 @@ def _contradiction(section: str, message: str, tree: Mapping[str, Any], locate: 
 
 def _foreign(key: str, rest: tuple[int | str, ...], tree: Mapping[str, Any], locate: Locate) -> Iterator[Diagnostic]:
     """A key that other kinds of its section have, but not the chosen one."""
+    if (declared := schema().setting(key)) and len(rest) > 1 and (model := element(declared)):
+        # A mapping in a list, which no layer is searched for unknown keys in.
+        full, names = ".".join(map(str, (key, *rest))), sorted(model.model_fields)
+        hint = did_you_mean(str(rest[1]), names, f"known are: {', '.join(names)}")
+        yield Diagnostic("error", f"{key}.{rest[0]} has no setting {rest[1]!r}", full, locate(full), hint=hint)
+        return
     full = key if key in schema().settings and not rest else f"{key}.{rest[0]}" if rest else key
     section, _, name = full.rpartition(".")
     kinds = schema().sections[section].kinds if section in schema().sections else {}

@@ -67,6 +67,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     wrong += [name for name in ("step", "world_size") if name not in wrong and not 0 <= manifest[name] < MOST_STEPS]
     if not isinstance(manifest.get("best", {}), dict):
         wrong.append("best")
+    if not isinstance(manifest.get("stream", ""), str):
+        wrong.append("stream")
     if wrong:
         what = f"{folder} is no checkpoint of trainkit's: its {MANIFEST} lacks {', '.join(wrong)}"
         raise TrainingError(what, hint="name a folder that a run has saved, `<run>/checkpoints/step-<8 digits>`")

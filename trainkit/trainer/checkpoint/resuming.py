@@ -43,11 +43,22 @@ def resume(parts: Parts, *, restarted: bool) -> int:
     manifest = load(folder, parts.checkpoints.identity, parts.strategy, parts.world)
     parts.best.restore(manifest.get("best", {}))
     step, steps = int(manifest["step"]), parts.steps
+    _find_place(parts, manifest.get("stream", ""), step)
     saved_by = spread(manifest["strategy"], manifest["world_size"])
     log.info("resumed from %s after step %d, saved by %s", folder, step, saved_by)
     if step >= steps > 0:
         log.warning("nothing is left to train: the run has %d steps, and the checkpoint is of step %d", steps, step)
     return step
+
+
+def _find_place(parts: Parts, bookmark: str, step: int) -> None:
+    """Have a stream begin near the first sample after a step. TrainingError where the checkpoint's place is damaged."""
+    stream = parts.source.stream
+    if stream is None or (bookmark and stream.go_on(bookmark, step * parts.settings.batch.global_)):
+        return
+    if parts.world.rank == 0:
+        why = "is of other data, or of another batch" if bookmark else "has no place in streamed data"
+        log.warning("the checkpoint %s: all that %d steps take is read first, from the beginning", why, step)
 
 
 def load(folder: Path, identity: Identity, strategy: Strategy, world: World) -> dict[str, Any]:

@@ -93,17 +93,25 @@ class Checkpoints:
         self._on_its_way: Future[object] | None = None
 
     def save(
-        self, step: int, strategy: Strategy, *, best: Mapping[str, Any] | None = None, spared: int | None = None
+        self,
+        step: int,
+        strategy: Strategy,
+        *,
+        best: Mapping[str, Any] | None = None,
+        spared: int | None = None,
+        bookmark: str = "",
     ) -> None:
         """Write and publish the checkpoint of a step. Called on every rank.
 
         best: of the evaluations, for the manifest. spared: the step of a checkpoint that stays with the newest.
+        bookmark: of the step's batch, where its data is a stream.
         """
         self.wait()
         if self._world.group is None and dist.is_initialized():
             # The ranks' threads meet in a group of their own, for the training's collectives go on meanwhile.
             self._world = replace(self._world, group=dist.new_group(backend="gloo", timeout=TIMEOUT))
         content = {"step": step, **asdict(self.identity), "best": best or {}}
+        content |= {"stream": bookmark} if bookmark else {}
         put = partial(strategy.save_later(), group=self._world.group) if self._later else strategy.save
         # The generators' states are taken here, before the next step draws from them.
         write = partial(self._write, step, put, generator_states())

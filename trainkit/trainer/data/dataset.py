@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +11,13 @@ from typing import Any, cast
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import DatasetData, JsonlData, Recipe
 from trainkit.recipe.validation.suggestions import nearest
-from trainkit.trainer.data.rows import Row, json_lines, source_of_rows
+from trainkit.trainer.data.rows import source_of_rows
+from trainkit.trainer.data.shards import Row, files_by_split, is_saved, json_lines, listed_mappings
 from trainkit.trainer.data.source import Source
+from trainkit.trainer.data.stream import open_stream
 from trainkit.trainer.user_code import first_line
 
 _READ = 1000  # rows at a time
-# Which split a file of a plain folder belongs to: train-00000-of-00002.parquet, dev.jsonl
-_SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation"}
-_SPLITS |= {"dev": "validation", "test": "test"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +32,8 @@ class Split:
 def open_source(recipe: Recipe, run_dir: Path) -> Source:
     """The source of a recipe whose `data.kind` is dataset. TrainingError names the folder, column or row to blame."""
     data = cast("DatasetData", recipe.data)
+    if data.streaming:
+        return open_stream(recipe)
     path = Path(data.path).absolute()
     if not path.is_dir():
         raise TrainingError(f"data.path: {path} is no folder", hint="nothing is downloaded: save_to_disk makes it")
@@ -53,6 +53,8 @@ def open_source(recipe: Recipe, run_dir: Path) -> Source:
 def open_json_lines(recipe: Recipe, run_dir: Path) -> Source:
     """The source of a recipe whose `data.kind` is jsonl. TrainingError names the file and the line to blame."""
     data = cast("JsonlData", recipe.data)
+    if data.streaming:
+        return open_stream(recipe)
     paths = [data.path] if isinstance(data.path, str) else data.path
     return source_of_rows(recipe, json_lines([Path(path).absolute() for path in paths]))
 
@@ -71,7 +73,7 @@ def _chosen(splits: Mapping[str, Split], name: str, key: str, path: Path, column
 
 
 def _splits(path: Path) -> dict[str, Split]:
-    if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
+    if is_saved(path):
         datasets = _library()
         try:
             saved = datasets.load_from_disk(str(path))
@@ -80,13 +82,8 @@ def _splits(path: Path) -> dict[str, Split]:
         if hasattr(saved, "items"):
             return {name: _of_table(each, f"{path} [{name}]") for name, each in saved.items()}
         return {"train": _of_table(saved, str(path))}
-    for suffix, reader in (("parquet", _parquet), ("jsonl", lambda files: Split(lambda columns: json_lines(files)))):
-        files: dict[str, list[Path]] = {}
-        for file in sorted(path.rglob(f"*.{suffix}")):
-            word = re.split(r"[-_.]", file.name.lower())[0]
-            files.setdefault(_SPLITS.get(word, "train"), []).append(file)
-        if files:
-            return {name: reader(found) for name, found in files.items()}
+    if files := files_by_split(path):
+        return {name: _of_files(found) for name, found in files.items()}
     raise TrainingError(f"data.path: {path} holds no data set: nothing of save_to_disk, no *.parquet and no *.jsonl")
 
 
@@ -99,6 +96,11 @@ def _library() -> Any:
         raise TrainingError(what, hint="pip install --upgrade 'trainkit[hf]'") from error
     datasets.disable_progress_bars()
     return datasets
+
+
+def _of_files(files: list[Path]) -> Split:
+    """Split of parquet files, or of JSON lines."""
+    return _parquet(files) if files[0].suffix == ".parquet" else Split(lambda columns: json_lines(files))
 
 
 def _parquet(files: list[Path]) -> Split:
@@ -128,7 +130,7 @@ def _of_table(table: Any, where: str) -> Split:
         try:
             for batch in table.with_format(None).select_columns(columns).iter(batch_size=_READ):
                 for values in zip(*(batch[name] for name in columns), strict=True):
-                    yield Row(f"{where}: row {number}", dict(zip(columns, map(_listed, values), strict=True)))
+                    yield Row(f"{where}: row {number}", dict(zip(columns, map(listed_mappings, values), strict=True)))
                     number += 1
         except (OSError, ArithmeticError, ValueError) as error:  # Arrow's own errors are ValueErrors or OSErrors
             raise TrainingError(f"data.path: {where}: row {number} cannot be read: {first_line(error)}") from error
@@ -136,10 +138,3 @@ def _of_table(table: Any, where: str) -> Split:
     return Split(
         rows, list(table.column_names), lambda column: tuple(getattr(table.features[column], "names", ()) or ())
     )
-
-
-def _listed(value: Any) -> Any:
-    """A list of mappings where an older data set holds a mapping of lists."""
-    if isinstance(value, dict) and value and all(isinstance(each, list) for each in value.values()):
-        return [dict(zip(value, each, strict=True)) for each in zip(*value.values(), strict=True)]
-    return value

@@ -37,7 +37,9 @@ def masked(source: Source, recipe: Recipe, vocabulary: int | None) -> Source:
         )
     special = np.array(sorted({*encoder.special, mask}), dtype=np.int64)
     written = encoder.size if encoder.unit == "tokens" else max(encoder.size, source.highest + 1)
-    known = min(written, vocabulary) if vocabulary and source.highest >= 0 else vocabulary or written
+    # Ids that come ready may be any of the model's; those of texts are the encoder's, whether read by now or streamed.
+    of_texts = source.highest >= 0 or (source.stream is not None and not getattr(recipe.data, "tokens_field", None))
+    known = min(written, vocabulary) if vocabulary and of_texts else vocabulary or written
     replacements = np.setdiff1d(np.arange(known), special)
     return source.with_batches(Masking(recipe.train.seed, model.mask_share, mask, special, replacements).batch)
 
@@ -54,7 +56,8 @@ class Masking:
 
     def batch(self, samples: Samples, indices: Sequence[int]) -> Batch:
         """Samples with some tokens hidden."""
-        inputs = whole(samples[indices])
+        batch = samples[indices]
+        inputs = whole(batch)
         ids = inputs["input_ids"].numpy()
         length = ids.shape[1]
         seen = inputs["attention_mask"].numpy() if "attention_mask" in inputs else np.ones_like(ids)
@@ -71,7 +74,7 @@ class Masking:
             replaced = chosen & (dice >= _HIDDEN) & (dice < _HIDDEN + _REPLACED)
             shown[row, replaced] = drawn[replaced]
         found = {**inputs, "input_ids": torch.from_numpy(shown), "labels": torch.from_numpy(labels)}
-        return Batch(found, int(np.count_nonzero(labels != NO_LABEL)))
+        return batch._replace(inputs=found, counted=int(np.count_nonzero(labels != NO_LABEL)))
 
 
 def whole(batch: Batch) -> dict[str, torch.Tensor]:

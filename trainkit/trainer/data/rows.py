@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,79 +18,8 @@ from trainkit.recipe.schema import DatasetData, HfModel, JsonlData, Recipe
 from trainkit.text import listed
 from trainkit.trainer.data.chat_template import ChatError
 from trainkit.trainer.data.encoding import Encoder, open_encoder
-from trainkit.trainer.data.source import NO_LABEL, Batch, Labels, Samples, Source, next_token_batch, reading
-
-
-class Row(NamedTuple):
-    """One row of a data set. place: file and line, or folder and number."""
-
-    place: str
-    fields: dict[str, Any]
-
-    def wrong(self, what: str) -> TrainingError:
-        """An error that names this row and the fields that it has."""
-        names = ", ".join(self.fields) or "no field"
-        return TrainingError(f"data.path: {self.place}: {what}", hint=f"the row has {names}")
-
-    def text(self, field: str) -> str:
-        """The text of a field. TrainingError when there is none."""
-        return cast("str", self._given(field, str, "text"))
-
-    def items(self, field: str) -> Sequence[Any]:
-        """The list in a field. TrainingError when there is none."""
-        return cast("list[Any]", self._given(field, list, "list"))
-
-    def label(self, field: str) -> int | str:
-        """The label in a field, a number from 0 on or a name. TrainingError when there is none."""
-        found = self._given(field, object)
-        if isinstance(found, bool) or not isinstance(found, int | str) or found == "":
-            raise self.wrong(f"field {field!r} is no label: expected a whole number or a name, not {found!r}")
-        if isinstance(found, int) and found < 0:
-            raise self.wrong(f"field {field!r} has label {found}, and labels begin at 0")
-        return found
-
-    def ids(self, field: str) -> Sequence[int]:
-        """The whole numbers in a field. TrainingError when there is anything else."""
-        found = self.items(field)
-        odd = next((each for each in found if not isinstance(each, int) or isinstance(each, bool)), None)
-        if odd is not None:
-            raise self.wrong(f"field {field!r} holds {odd!r}: expected whole numbers")
-        return found
-
-    def _given(self, field: str, kind: type, term: str = "") -> Any:
-        """What a field holds, of this kind and not empty."""
-        if field not in self.fields:
-            raise self.wrong(f"field {field!r} is missing")
-        found = self.fields[field]
-        if kind is not object and not (isinstance(found, kind) and found):
-            raise self.wrong(f"field {field!r} is {'empty' if found == kind() else f'no {term} but {_kind(found)}'}")
-        return found
-
-
-def _kind(value: Any) -> str:
-    """What a value is, in JSON's terms."""
-    kinds = ((bool, "true or false"), (int | float, "a number"), (str, "a text"), (list, "a list"), (dict, "an object"))
-    return next((term for kind, term in kinds if isinstance(value, kind)), "null")
-
-
-def json_lines(paths: Sequence[Path]) -> Iterator[Row]:
-    """The objects in the lines of some files; blank lines are skipped. TrainingError for a line that is none."""
-    for path in paths:
-        with reading(path), path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield _parsed(line, f"{path}:{number}")
-
-
-def _parsed(line: bytes, place: str) -> Row:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError too
-        raise TrainingError(f"data.path: {place} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise TrainingError(f"data.path: {place} is not an object in braces")
-    return Row(place, found)
-
+from trainkit.trainer.data.shards import Row
+from trainkit.trainer.data.source import NO_LABEL, Batch, Ids, Labels, Samples, Source, next_token_batch
 
 Rows = JsonlData | DatasetData  # the sections whose samples come from rows
 
@@ -118,15 +45,19 @@ class Reading:
     final: bool  # whether a text's end is to be learned
     limit: int | None = None
 
+    @property
+    def kind(self) -> str:
+        """Format of ids, as `array` names it: those of texts are held in memory by the million."""
+        # Four bytes a token, or one, where Python's integers would take 28.
+        return "B" if self.encoder.unit == "bytes" and not self.data.tokens_field else "I"
+
     def texts(self, rows: Iterable[Row]) -> Texts:
         """Every row. TrainingError names the place of one that does not hold what the recipe names."""
-        # A corpus is held in memory: four bytes a token, or one, where Python's integers would take 28.
-        small = self.encoder.unit == "bytes" and not self.data.tokens_field
-        ids, answers, ends = array("B" if small else "I"), bytearray(), [0]
+        ids, answers, ends = array(self.kind), bytearray(), [0]
         highest, where = -1, ""
         labels: list[tuple[int | str, str]] = []
         for row in rows:
-            found, predicted = self._tokens(row)
+            found, predicted = self.tokens(row)
             if max(found) > highest:
                 highest, where = max(found), row.place
             ids.extend(found)
@@ -135,11 +66,11 @@ class Reading:
             if self.data.label_field:
                 labels.append((row.label(self.data.label_field), row.place))
         mask = np.frombuffer(bytes(answers), dtype=np.bool_)
-        kind = np.uint8 if small else np.uint32
+        kind = np.uint8 if self.kind == "B" else np.uint32
         return Texts(np.frombuffer(ids.tobytes(), dtype=kind), mask, np.array(ends), highest, where, labels)
 
-    def _tokens(self, row: Row) -> tuple[Sequence[int], bytes]:
-        """Ids, and a byte for each: 1 where it is predicted."""
+    def tokens(self, row: Row) -> tuple[Sequence[int], bytes]:
+        """Ids, and a byte for each: 1 where it is predicted. TrainingError as of :meth:`texts`."""
         encoder, data = self.encoder, self.data
         if data.messages_field:
             return self._chat(row, data.messages_field)
@@ -262,17 +193,23 @@ def _whole_texts(
     labels: NDArray[np.int64] | None,
 ) -> Batch:
     """Samples that are read as a whole, with an attention mask where some are padded, and a label each if they have."""
-    ids = np.full((len(indices), length), padding, dtype=np.int64)
-    seen = np.zeros((len(indices), length), dtype=np.int64)
-    for row, (start, stop) in enumerate(spans[list(indices)]):
-        ids[row, : stop - start] = texts.ids[start:stop]
-        seen[row, : stop - start] = 1
+    samples = [texts.ids[start:stop] for start, stop in spans[list(indices)]]
+    return whole_batch(samples, length, padding, None if labels is None else labels[list(indices)])
+
+
+def whole_batch(samples: Sequence[Ids], length: int, padding: int, labels: NDArray[np.int64] | None) -> Batch:
+    """A batch of samples of up to `length` tokens; what a sample does not fill is padding, which the mask hides."""
+    ids = np.full((len(samples), length), padding, dtype=np.int64)
+    seen = np.zeros((len(samples), length), dtype=np.int64)
+    for row, sample in enumerate(samples):
+        ids[row, : len(sample)] = sample
+        seen[row, : len(sample)] = 1
     inputs = {"input_ids": torch.from_numpy(ids)}
     if not seen.all():  # a mask would cost the flash kernel
         inputs["attention_mask"] = torch.from_numpy(seen)
     if labels is not None:
-        inputs["labels"] = torch.from_numpy(labels[list(indices)])
-    return Batch(inputs, len(indices))
+        inputs["labels"] = torch.from_numpy(labels)
+    return Batch(inputs, len(samples))
 
 
 def _next_tokens(texts: Texts, spans: Spans, length: int, padding: int, indices: Sequence[int]) -> Batch:

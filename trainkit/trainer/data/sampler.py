@@ -48,15 +48,20 @@ class Draw(list[int]):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Which sample is at which position of which global batch. Every epoch is a permutation of its own."""
+    """Which sample is at which position of which global batch. Every epoch is a permutation of its own.
+
+    samples: None in a stream, which has an order of its own, and no end.
+    """
 
     seed: int
-    samples: int
+    samples: int | None
     global_batch: int
 
     def indices(self, step: int, start: int, stop: int) -> Draw:
         """The samples at positions start..stop of the global batch of `step`, counted from 0."""
         first = step * self.global_batch
+        if self.samples is None:
+            return Draw(list(range(first + start, first + stop)), step, start)
         epoch, offset = divmod(first + start, self.samples)
         permutation = _of_epoch(self.samples, self.seed, epoch)
         chosen = []

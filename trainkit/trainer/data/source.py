@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ class Batch(NamedTuple):
 
     inputs: dict[str, Tensor]  # each (samples, …)
     counted: int  # targets that are predicted: the model's loss is a sum over them
+    bookmark: str = ""  # of a stream: where a run goes on that has all samples before these
 
     def on(self, device: torch.device) -> dict[str, Tensor]:
         """The inputs on a device."""
@@ -62,6 +63,13 @@ class Labels:
     names: tuple[str, ...] = ()
 
 
+class Stream(Protocol):
+    """What training samples without an end can do besides."""
+
+    def go_on(self, bookmark: str, number: int) -> bool:
+        """Begin where a batch's bookmark says; False where that is past sample `number`, or of another stream."""
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """A data set, opened. description: in short (`12,345 bytes of text`). facts: for the summary."""
@@ -75,6 +83,7 @@ class Source:
     labels: Labels | None = None  # of samples that have one each, where they are known before the first step
     encoder: Encoder = field(default_factory=Encoder)  # how text becomes token ids
     padding: int | None = None  # the id that fills samples up, where some are filled up
+    stream: Stream | None = None  # of training samples that have no end, whose number is then 0
 
     def with_batches(self, change: Callable[[Samples, Sequence[int]], Batch]) -> Source:
         """The same source, whose batches `change` makes out of the samples that are here."""

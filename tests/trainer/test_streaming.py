@@ -1,0 +1,426 @@
+"""Rows that are read while they are trained on: their order, where a run goes on, and what they take of memory."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.test_loop import losses, parts_of, run
+from trainkit.errors import TrainingError
+from trainkit.plan.model import SolvedBatch
+from trainkit.recipe.schema import Recipe
+from trainkit.trainer.data import SOURCES
+from trainkit.trainer.data.loader import training_batches
+from trainkit.trainer.data.sampler import Order
+from trainkit.trainer.data.source import Batch, Source
+from trainkit.trainer.settings import Settings
+
+MakeSettings = Callable[..., Settings]
+LENGTH, GLOBAL = 16, 16
+TINY = {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 8, "intermediate_size": 8, "vocab_size": 256}
+BERT: dict[str, Any] = {"kind": "hf", "architecture": "bert", "task": "sequence_classification", "config": TINY}
+STREAMED = Order(0, None, GLOBAL)
+
+
+def texts(count: int, seed: object = 0) -> list[dict[str, Any]]:
+    """Rows that are each something to predict."""
+    chance = random.Random(str(seed))
+    return [{"text": "".join(chance.choices("abcdef ", k=chance.randint(2, 60))), "mood": seed} for _ in range(count)]
+
+
+def lines(path: Path, rows: Sequence[object]) -> Path:
+    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    return path
+
+
+def parquet(path: Path, rows: Sequence[Mapping[str, Any]], group: int = 20) -> Path:
+    arrow = pytest.importorskip("pyarrow")
+    path.parent.mkdir(exist_ok=True)
+    pytest.importorskip("pyarrow.parquet").write_table(arrow.Table.from_pylist(list(rows)), path, row_group_size=group)
+    return path
+
+
+def opened(kind: str, path: Path | None = None, model: Mapping[str, Any] | None = None, **settings: Any) -> Source:
+    named = {"path": str(path)} if path else {}
+    data = {"kind": kind, **named, "sequence_length": LENGTH, "streaming": True, **settings}
+    return SOURCES[kind](Recipe.model_validate({"data": data, **({"model": model} if model else {})}), Path())
+
+
+def mixed(*sources: tuple[Path, float], **settings: Any) -> Source:
+    mix = [{"path": str(path), "weight": float(weight)} for path, weight in sources]
+    return opened("jsonl", mix=mix, validation_rows=3, **settings)
+
+
+def steps(source: Source, chosen: range, order: Order = STREAMED, start: int = 0, stop: int = GLOBAL) -> list[Batch]:
+    return [source.train[order.indices(step, start, stop)] for step in chosen]
+
+
+def same(one: Sequence[Batch], other: Sequence[Batch]) -> bool:
+    return [each.counted for each in one] == [each.counted for each in other] and all(
+        torch.equal(first.inputs[name], second.inputs[name])
+        for first, second in zip(one, other, strict=True)
+        for name in {*first.inputs, *second.inputs}
+    )
+
+
+def shown(batch: Batch) -> list[str]:
+    return ["".join(map(chr, row)) for row in batch.inputs["tokens"].tolist()]
+
+
+@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "save_to_disk"])
+def test_data_that_one_buffer_holds_has_the_samples_and_the_order_of_data_that_is_not_streamed(
+    form: str, packing: bool, tmp_path: Path
+) -> None:
+    folder = tmp_path / "data"
+    if form == "save_to_disk":
+        datasets = pytest.importorskip("datasets")
+        splits = {"train": texts(150), "validation": texts(40, 1)}
+        datasets.DatasetDict({name: datasets.Dataset.from_list(rows) for name, rows in splits.items()}).save_to_disk(
+            str(folder)
+        )
+    else:
+        folder.mkdir()
+        write = parquet if form == "parquet" else lines
+        write(folder / "train-0.x".replace("x", form), texts(150))
+        write(folder / "validation-0.x".replace("x", form), texts(40, 1))
+    settings = {"packing": packing, "shuffle_buffer": 10_000}
+    whole = opened("dataset", folder, packing=packing, streaming=False)
+    streamed = opened("dataset", folder, **settings)
+    order, twice = Order(0, len(whole.train), GLOBAL), range(2 * len(whole.train) // GLOBAL + 2)
+    assert same(steps(streamed, twice), steps(whole, twice, order))
+    every = range(len(whole.validation))
+    assert len(streamed.validation) == len(every)
+    assert same([streamed.validation[every]], [whole.validation[every]])
+
+
+def test_losses_of_streamed_and_of_other_data_are_equal(make_settings: MakeSettings, tmp_path: Path) -> None:
+    for name in ("train", "validation"):
+        parquet(tmp_path / "data" / f"{name}.parquet", texts(80, name))
+    data = {"kind": "dataset", "path": str(tmp_path / "data"), "sequence_length": 32}
+    curves = [losses(make_settings(train={"steps": 6}, data={**data, **more})) for more in ({}, {"streaming": True})]
+    assert curves[0] == curves[1]
+    assert len(curves[0]) == 6
+
+
+def test_a_masked_model_learns_the_same_of_streamed_texts(make_settings: MakeSettings, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    for name in ("train", "validation"):
+        parquet(tmp_path / "data" / f"{name}.parquet", texts(60, name))
+    model = {**BERT, "task": "masked_lm", "mask_token": 3, "config": {**TINY, "vocab_size": 300}}
+    data = {"kind": "dataset", "path": str(tmp_path / "data"), "sequence_length": 16}
+    curves = [
+        losses(make_settings(train={"steps": 3}, model=model, data={**data, **more}))
+        for more in ({}, {"streaming": True})
+    ]
+    assert curves[0] == curves[1]
+
+
+def test_samples_are_shuffled_in_the_buffer_and_anew_in_each_epoch(tmp_path: Path) -> None:
+    rows = [{"text": f"{number:03}"} for number in range(103)]
+    path = lines(tmp_path / "a.jsonl", rows)
+    settings = {"packing": False, "validation_rows": 3}
+    plain = opened("jsonl", path, shuffle_buffer=0, **settings)
+    names = [name for batch in steps(plain, range(13)) for name in shown(batch)]
+    assert [name[:2] for name in names[:4]] == ["00", "00", "00", "00"]
+    first = [f"{number:03}"[:2] for number in range(3, 103)]
+    assert [name[:2] for name in names[:200]] == first * 2
+    shuffled = opened("jsonl", path, shuffle_buffer=10, **settings)
+    found = [int(batch.inputs["targets"][row, 1] - 48) + 10 * int(batch.inputs["targets"][row, 0] - 48)
+             for batch in steps(shuffled, range(13)) for row in range(GLOBAL)]  # fmt: skip
+    for start in range(0, 100, 10):  # the last two digits of a window's rows
+        assert sorted(found[start : start + 10]) == sorted(number % 100 for number in range(start + 3, start + 13))
+    assert sorted(found[100:200]) == sorted(found[:100])
+    assert found[100:200] != found[:100]
+    assert found[:10] != list(range(3, 13))
+
+
+def test_files_come_in_an_order_of_their_own_in_each_epoch(tmp_path: Path) -> None:
+    paths = [str(lines(tmp_path / f"{name}.jsonl", [{"text": name * 3}] * 4)) for name in "abcdefgh"]
+    orders = {}
+    for shuffled in (True, False):
+        found = opened("jsonl", path=None, mix=[{"path": paths}], packing=False, validation_rows=1,
+                       shuffle_files=shuffled, shuffle_buffer=0)  # fmt: skip
+        names = [row[0] for batch in steps(found, range(6)) for row in shown(batch)][:93]
+        orders[shuffled] = ["".join(dict.fromkeys(names[start : start + 31])) for start in (0, 31, 62)]
+    assert orders[False] == ["abcdefgh"] * 3
+    assert len(set(orders[True])) == 3
+    assert {"".join(sorted(each)) for each in orders[True]} == {"abcdefgh"}
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_the_same_samples_come_on_any_number_of_ranks_and_loader_processes(packing: bool, tmp_path: Path) -> None:
+    sources = [(lines(tmp_path / f"{name}.jsonl", texts(70, name)), weight) for name, weight in (("a", 3), ("b", 1))]
+    settings = {"packing": packing, "shuffle_buffer": 20}
+    whole = steps(mixed(*sources, **settings), range(20))
+    for ranks, workers in ((1, 2), (2, 0), (4, 1)):
+        batch = SolvedBatch(GLOBAL, 4, GLOBAL // 4 // ranks, ranks, 4)
+        shares = []
+        for rank in range(ranks):
+            source = mixed(*sources, **settings, workers=workers)
+            data = Recipe.model_validate({"data": {"kind": "text", "workers": workers}}).data
+            shares.append(
+                list(training_batches(source.train, STREAMED, batch, rank, steps=range(20), data=data, pin=False))
+            )
+        joined = [
+            Batch({name: torch.cat([each.inputs[name] for each in parts]) for name in parts[0].inputs},
+                  sum(each.counted for each in parts))
+            for parts in zip(*shares, strict=True)
+        ]  # fmt: skip
+        assert same(joined, whole), (ranks, workers)
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_from_any_bookmark_the_stream_goes_on_bit_equal(packing: bool, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        parquet(tmp_path / "p" / f"{name}.parquet", texts(60, name), group=7)
+    lines(tmp_path / "c.jsonl", texts(50, "c"))
+    (tmp_path / "j").mkdir()
+    (tmp_path / "c.jsonl").rename(tmp_path / "j" / "c.jsonl")
+    mix = [{"path": str(tmp_path / name), "weight": weight} for name, weight in (("p", 0.7), ("j", 0.3))]
+
+    def fresh() -> Source:
+        return opened("dataset", mix=mix, packing=packing, shuffle_buffer=13, validation_rows=5)
+
+    whole = steps(fresh(), range(40))
+    for step in (0, 1, 5, 17, 38):
+        source = fresh()
+        assert source.stream is not None
+        assert source.stream.go_on(whole[step].bookmark, GLOBAL * (step + 1))
+        again = pickle.loads(pickle.dumps(source))
+        assert same(steps(source, range(step + 1, 40)), whole[step + 1 :])
+        assert same(steps(again, range(step + 1, 40)), whole[step + 1 :])
+    assert same(steps(source, range(3)), whole[:3]), "what is before a bookmark is read again"
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_what_is_before_a_bookmark_is_not_read_again(packing: bool, tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", texts(400))
+    settings = {"packing": packing, "shuffle_buffer": 20, "validation_rows": 2}
+    whole = steps(opened("jsonl", path, **settings), range(20))
+    offset = json.loads(whole[10].bookmark)["windows"][0][5]
+    content = path.read_bytes()
+    kept = sum(map(len, content.splitlines(keepends=True)[:2]))  # held out
+    assert offset > kept + 1000
+    path.write_bytes(content[:kept] + b"x" * (offset - kept) + content[offset:])
+    source = opened("jsonl", path, **settings)
+    assert source.stream is not None
+    assert source.stream.go_on(whole[10].bookmark, 11 * GLOBAL)
+    assert same(steps(source, range(11, 20)), whole[11:])
+    with pytest.raises(TrainingError, match=r"a\.jsonl:3 is not JSON"):
+        steps(opened("jsonl", path, **settings), range(1))
+
+
+def test_a_bookmark_of_another_stream_or_of_later_samples_is_not_taken(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", texts(90))
+    plain = {"shuffle_buffer": 20, "validation_rows": 9}
+    bookmark = steps(opened("jsonl", path, **plain), range(3))[2].bookmark
+
+    def taken(number: int, text: str = bookmark, **settings: Any) -> bool:
+        stream = opened("jsonl", path, **{**plain, **settings}).stream
+        assert stream is not None
+        return stream.go_on(text, number)
+
+    assert taken(2 * GLOBAL)
+    assert not taken(2 * GLOBAL - 1)
+    assert not taken(99, shuffle_buffer=21)
+    assert taken(99, workers=2)
+    damaged = json.loads(bookmark)
+    for key, value in (("counts", [1, 2]), ("windows", [[0] * 6 + [-1]]), ("counts", [1.5])):
+        with pytest.raises(TrainingError, match="place in the stream of data is damaged"):
+            taken(99, json.dumps({**damaged, key: value}))
+    with path.open("a") as file:
+        file.write('{"text": "more"}\n')
+    assert not taken(99)
+
+
+def test_sources_come_by_their_weights_and_begin_again_at_their_end(tmp_path: Path) -> None:
+    paths = [lines(tmp_path / f"{name}.jsonl", [{"text": name * 9}] * 12) for name in "abc"]
+    found = mixed((paths[0], 6), (paths[1], 0), (paths[2], 2), packing=False)
+    names = "".join(row[0] for batch in steps(found, range(100)) for row in shown(batch))
+    assert set(names) == {"a", "c"}
+    assert 0.7 < names.count("a") / len(names) < 0.8
+    assert len({names[start : start + 8] for start in range(0, 400, 8)}) > 3, "drawn, not in turn"
+    assert found.description.startswith("a stream of 75.0% a.jsonl (1 file,")
+
+
+def test_a_source_of_a_mixture_may_name_its_own_field(tmp_path: Path) -> None:
+    lines(tmp_path / "a.jsonl", [{"text": "aaaa"}] * 9)
+    lines(tmp_path / "b.jsonl", [{"content": "bbbb"}] * 9)
+    mix = [{"path": str(tmp_path / "a.jsonl")}, {"path": str(tmp_path / "b.jsonl"), "field": "content"}]
+    found = opened("jsonl", mix=mix, packing=False, validation_rows=1)
+    assert {row[0] for batch in steps(found, range(4)) for row in shown(batch)} == {"a", "b"}
+
+
+def test_the_first_rows_are_held_out_and_never_trained_on(tmp_path: Path) -> None:
+    paths = [str(lines(tmp_path / f"{name}.jsonl", [{"text": name * 20}] * 3)) for name in "abcd"]
+    found = opened("jsonl", mix=[{"path": paths}], packing=False, validation_rows=4)
+    assert [row[0] for row in shown(found.validation[range(4)])] == ["a", "a", "a", "b"]
+    names = "".join(row[0] for batch in steps(found, range(2)) for row in shown(batch))
+    assert sorted(names[:8]) == sorted("bbcccddd")
+
+
+def test_labels_of_a_stream_are_numbers_or_named_in_the_recipe(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", [{"text": "abc", "mood": mood} for mood in ("good", "bad", "bad")])
+    found = opened("jsonl", path, BERT, label_field="mood", labels=["bad", "good"], validation_rows=1)
+    assert found.validation[[0]].inputs["labels"].tolist() == [1]
+    assert found.train[[0, 1]].inputs["labels"].tolist() == [0, 0]
+    with pytest.raises(TrainingError, match=r"a\.jsonl:[23]: label 'bad' is a name, and data.labels is empty"):
+        opened("jsonl", path, BERT, label_field="mood", validation_rows=1).train[[0]]
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"text": datasets.Value("string"), "mood": datasets.ClassLabel(names=["bad", "good"])})
+    (tmp_path / "p").mkdir()
+    rows = [{"text": "abc", "mood": number} for number in (0, 1, 1)]
+    datasets.Dataset.from_list(rows, features=features).to_parquet(str(tmp_path / "p" / "a.parquet"))
+    named = opened("dataset", tmp_path / "p", BERT, label_field="mood", validation_rows=1)
+    assert named.labels is not None
+    assert named.labels.names == ("bad", "good")
+    assert named.train[[0, 1]].inputs["labels"].tolist() == [1, 1]
+
+
+def torn(tmp_path: Path) -> dict[str, Any]:
+    path = lines(tmp_path / "a.jsonl", texts(30))
+    path.write_text(path.read_text() + '{"text": "torn')
+    return {"path": path}
+
+
+def without_field(tmp_path: Path) -> dict[str, Any]:
+    return {"path": lines(tmp_path / "a.jsonl", [*texts(30), {"txt": "b"}, *texts(5)])}
+
+
+def without_rows(tmp_path: Path) -> dict[str, Any]:
+    return {"path": lines(tmp_path / "a.jsonl", [])}
+
+
+def held_out_alone(tmp_path: Path) -> dict[str, Any]:
+    return {"path": lines(tmp_path / "a.jsonl", texts(5)), "validation_rows": 7}
+
+
+def single_bytes(tmp_path: Path) -> dict[str, Any]:
+    return {"path": lines(tmp_path / "a.jsonl", [*texts(5), {"text": "a"}]), "validation_rows": 5}
+
+
+def damaged_foot(tmp_path: Path) -> dict[str, Any]:
+    paths = [parquet(tmp_path / "data" / f"{number}.parquet", texts(30, number)) for number in range(4)]
+    paths[2].write_bytes(paths[2].read_bytes()[:-40])
+    return {"kind": "dataset", "path": tmp_path / "data"}
+
+
+def damaged_page(tmp_path: Path) -> dict[str, Any]:
+    paths = [parquet(tmp_path / "data" / f"{number}.parquet", texts(300, number), 150) for number in range(4)]
+    content = bytearray(paths[2].read_bytes())
+    middle = len(content) // 2
+    content[middle - 900 : middle - 100] = b"\xff" * 800
+    paths[2].write_bytes(content)
+    return {"kind": "dataset", "path": tmp_path / "data"}
+
+
+def without_column(tmp_path: Path) -> dict[str, Any]:
+    parquet(tmp_path / "data" / "0.parquet", texts(9))
+    parquet(tmp_path / "data" / "1.parquet", [{"texts": "a"}])
+    return {"kind": "dataset", "path": tmp_path / "data"}
+
+
+def parquet_as_lines(tmp_path: Path) -> dict[str, Any]:
+    return {"path": parquet(tmp_path / "a.parquet", texts(9)).rename(tmp_path / "a.jsonl")}
+
+
+def folder_as_lines(tmp_path: Path) -> dict[str, Any]:
+    return {"path": tmp_path}
+
+
+def unknown_split(tmp_path: Path) -> dict[str, Any]:
+    parquet(tmp_path / "data" / "train.parquet", texts(9))
+    return {"kind": "dataset", "path": tmp_path / "data", "split": "tran"}
+
+
+def second_source_missing(tmp_path: Path) -> dict[str, Any]:
+    first = lines(tmp_path / "a.jsonl", texts(9))
+    return {"path": None, "mix": [{"path": str(first)}, {"path": str(tmp_path / "b.jsonl")}], "validation_rows": 1}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (torn, r"a\.jsonl:31 is not JSON: Unterminated string"),
+        (without_field, r"a\.jsonl:31: field 'text' is missing"),
+        (without_rows, r"a\.jsonl has no row to train on$"),
+        (held_out_alone, r"a\.jsonl has no row to train on beside the 5 rows held out for evaluation"),
+        (single_bytes, r"the rows from .*a\.jsonl on fill no sample of 16 tokens"),
+        (damaged_foot, r"data/2\.parquet is no sound parquet file"),
+        (damaged_page, r"data/2\.parquet: row \d+ cannot be read"),
+        (without_column, r"data/1\.parquet has no column 'text'.*did you mean texts\?"),
+        (parquet_as_lines, r"a\.jsonl is a parquet file and no JSON lines"),
+        (folder_as_lines, r"is a folder"),
+        (unknown_split, r"data.split: .*/data has no split 'tran'"),
+        (second_source_missing, r"b\.jsonl cannot be read: No such file"),
+    ],
+)
+def test_bad_input_is_one_message_that_names_file_and_row(
+    make: Callable[[Path], dict[str, Any]], message: str, tmp_path: Path
+) -> None:
+    settings = {"kind": "jsonl", "validation_rows": 3, "shuffle_buffer": 8, **make(tmp_path)}
+    with pytest.raises(TrainingError) as caught:
+        steps(opened(**settings), range(200))
+    whole = f"{caught.value} {caught.value.diagnostics[0].hint}" if "did you" in message else str(caught.value)
+    assert re.search(message, whole), whole
+
+
+_READ_THROUGH = """
+import json, resource, sys
+from pathlib import Path
+from trainkit.recipe.schema import Recipe
+from trainkit.trainer.data import SOURCES
+from trainkit.trainer.metrics.memory_breakdown import status_bytes
+data = json.loads(sys.argv[1])
+recipe = Recipe.model_validate({"data": data})
+most = status_bytes("VmData")["VmData"] + int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+source = SOURCES[data["kind"]](recipe, Path())
+number = 0
+while number < int(sys.argv[3]):
+    source.train[range(number, number + 16)]
+    number += 16
+print("read", json.loads(source.train[[number]].bookmark)["windows"][0][0], "epochs")
+"""
+
+
+def test_a_stream_much_larger_than_the_memory_is_read_in_it(tmp_path: Path) -> None:
+    text = {"text": "some words that are said again and again " * 100}
+    path = lines(tmp_path / "a.jsonl", [text] * 7_500)  # 31 MB
+    size, room, length = path.stat().st_size, 14_000_000, 4096
+    assert size > 2 * room
+    data = {"kind": "jsonl", "path": str(path), "sequence_length": length}
+
+    def read(**settings: Any) -> subprocess.CompletedProcess[str]:
+        words = [json.dumps({**data, **settings}), str(room), str(size // length)]
+        return subprocess.run(
+            [sys.executable, "-c", _READ_THROUGH, *words], capture_output=True, text=True, check=False, timeout=120
+        )
+
+    streamed = read(streaming=True, shuffle_buffer=100)
+    assert streamed.stdout == "read 1 epochs\n", streamed.stderr
+    assert "MemoryError" in read().stderr
+
+
+def test_a_run_of_several_sources_says_them_and_saves_its_place(make_settings: MakeSettings, tmp_path: Path) -> None:
+    mix = [{"path": str(lines(tmp_path / f"{name}.jsonl", texts(60, name))), "weight": 1.0} for name in "ab"]
+    data = {"kind": "jsonl", "streaming": True, "sequence_length": 16, "mix": mix, "validation_rows": 5}
+    settings = make_settings(data=data, train={"steps": 4}, checkpoint={"every_steps": 2}, eval={"every_steps": 2})
+    parts = parts_of(settings)
+    assert (parts.steps, len(parts.source.train)) == (4, 0)
+    assert all(key in parts.source.facts for key in ("files", "file_bytes", "stream"))
+    records = run(settings)
+    assert [each["step"] for each in records if "eval_loss" in each] == [2, 4]
+    manifest = json.loads((settings.run_dir / "checkpoints/step-00000002/manifest.json").read_text())
+    assert json.loads(manifest["stream"])["number"] == GLOBAL, "of the second batch"

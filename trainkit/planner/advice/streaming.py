@@ -1,0 +1,29 @@
+"""What a plan says of data that is read while it is trained on: its sources, their shares, and who reads what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainkit.plan.context import Context
+from trainkit.plan.model import Notice
+from trainkit.recipe.schema import DatasetData, HfModel, JsonlData
+from trainkit.text import counted, listed
+
+
+def streaming_notices(context: Context) -> Iterator[Notice]:
+    """The sources of a stream with their shares; and that packing has every process read all of it."""
+    data, model = context.recipe.data, context.recipe.model
+    if context.recipe.program.kind != "builtin" or not isinstance(data, JsonlData | DatasetData) or not data.streaming:
+        return
+    if data.mix:
+        total = sum(each.weight for each in data.mix)
+        names = ((each.weight / total, each.path if isinstance(each.path, str) else each.path[0]) for each in data.mix)
+        yield Notice("note", f"samples are drawn from {listed([f'{path} ({share:.1%})' for share, path in names])}")
+    processes = context.processes * max(1, data.workers)
+    if processes > 1 and data.packing and not (isinstance(model, HfModel) and model.task == "sequence_classification"):
+        what = (
+            "where a packed sample begins depends on all texts before, so that each of the "
+            f"{counted(processes, 'process')} that read turns the whole stream into tokens"
+        )
+        hint = "set data.workers to 1 at most; data.packing: false, or data.kind: tokens, spares the others' share"
+        yield Notice("note", what, hint)

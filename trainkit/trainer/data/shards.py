@@ -1,0 +1,287 @@
+"""The files that hold rows: which ones a path names, and the rows of one of them from any place on, a few at a time."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from trainkit.errors import TrainingError
+from trainkit.files import parse_json
+from trainkit.recipe.validation.suggestions import nearest
+from trainkit.trainer.data.source import reading
+from trainkit.trainer.user_code import first_line
+
+# Which split a file of a plain folder belongs to: train-00000-of-00002.parquet, dev.jsonl
+_SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation"}
+_SPLITS |= {"dev": "validation", "test": "test"}
+_SUFFIXES = (".parquet", ".jsonl")
+_READ = 128  # rows at a time: they are held whole, whatever their columns
+
+
+class Row(NamedTuple):
+    """One row of a data set. place: file and line, or folder and number."""
+
+    place: str
+    fields: dict[str, Any]
+
+    def wrong(self, what: str) -> TrainingError:
+        """An error that names this row and the fields that it has."""
+        names = ", ".join(self.fields) or "no field"
+        return TrainingError(f"data.path: {self.place}: {what}", hint=f"the row has {names}")
+
+    def text(self, field: str) -> str:
+        """The text of a field. TrainingError when there is none."""
+        return cast("str", self._given(field, str, "text"))
+
+    def items(self, field: str) -> Sequence[Any]:
+        """The list in a field. TrainingError when there is none."""
+        return cast("list[Any]", self._given(field, list, "list"))
+
+    def label(self, field: str) -> int | str:
+        """The label in a field, a number from 0 on or a name. TrainingError when there is none."""
+        found = self._given(field, object)
+        if isinstance(found, bool) or not isinstance(found, int | str) or found == "":
+            raise self.wrong(f"field {field!r} is no label: expected a whole number or a name, not {found!r}")
+        if isinstance(found, int) and found < 0:
+            raise self.wrong(f"field {field!r} has label {found}, and labels begin at 0")
+        return found
+
+    def ids(self, field: str) -> Sequence[int]:
+        """The whole numbers in a field. TrainingError when there is anything else."""
+        found = self.items(field)
+        odd = next((each for each in found if not isinstance(each, int) or isinstance(each, bool)), None)
+        if odd is not None:
+            raise self.wrong(f"field {field!r} holds {odd!r}: expected whole numbers")
+        return found
+
+    def _given(self, field: str, kind: type, term: str = "") -> Any:
+        """What a field holds, of this kind and not empty."""
+        if field not in self.fields:
+            raise self.wrong(f"field {field!r} is missing")
+        found = self.fields[field]
+        if kind is not object and not (isinstance(found, kind) and found):
+            raise self.wrong(f"field {field!r} is {'empty' if found == kind() else f'no {term} but {_kind(found)}'}")
+        return found
+
+
+def _kind(value: Any) -> str:
+    """What a value is, in JSON's terms."""
+    kinds = ((bool, "true or false"), (int | float, "a number"), (str, "a text"), (list, "a list"), (dict, "an object"))
+    return next((term for kind, term in kinds if isinstance(value, kind)), "null")
+
+
+def json_lines(paths: Sequence[Path]) -> Iterator[Row]:
+    """The objects in the lines of some files; blank lines are skipped. TrainingError for a line that is none."""
+    for path in paths:
+        with reading(path), path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield json_row(line, f"{path}:{number}")
+
+
+def json_row(line: bytes, place: str) -> Row:
+    """The object in a line. TrainingError where there is none."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError too
+        raise TrainingError(f"data.path: {place} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise TrainingError(f"data.path: {place} is not an object in braces")
+    return Row(place, found)
+
+
+def listed_mappings(value: Any) -> Any:
+    """A list of mappings where an older data set holds a mapping of lists."""
+    if isinstance(value, dict) and value and all(isinstance(each, list) for each in value.values()):
+        return [dict(zip(value, each, strict=True)) for each in zip(*value.values(), strict=True)]
+    return value
+
+
+class Mark(NamedTuple):
+    """A place in a file: before a row, counted from 0 (of JSON lines: a line), and its byte where lines have one."""
+
+    row: int = 0
+    offset: int = 0
+
+
+class RawRow(NamedTuple):
+    """A row as it was read: a line that is still to be parsed, or values by field. place: for messages."""
+
+    place: str
+    content: bytes | dict[str, Any]
+
+    def row(self) -> Row:
+        """The row. TrainingError for a line that holds none."""
+        return json_row(self.content, self.place) if isinstance(self.content, bytes) else Row(self.place, self.content)
+
+
+def files_by_split(path: Path) -> dict[str, list[Path]]:
+    """The parquet files of a plain folder, or else its JSON lines, in order of their names; {} where it has neither."""
+    for suffix in _SUFFIXES:
+        files: dict[str, list[Path]] = {}
+        for file in sorted(path.rglob(f"*{suffix}")):
+            word = re.split(r"[-_.]", file.name.lower())[0]
+            files.setdefault(_SPLITS.get(word, "train"), []).append(file)
+        if files:
+            return files
+    return {}
+
+
+def shards_by_split(path: Path) -> dict[str, list[Path]]:
+    """The files of what a recipe names, by split: a file, a plain folder, or what `save_to_disk` wrote.
+
+    TrainingError where there is no such data.
+    """
+    if not path.exists():
+        raise TrainingError(f"data.path: {path} does not exist", hint="check the path; it starts at the working folder")
+    if path.is_file():
+        return {"train": [path]}
+    found = _saved(path) or files_by_split(path)
+    if not found:
+        raise TrainingError(
+            f"data.path: {path} holds no data set: nothing of save_to_disk, no *.parquet and no *.jsonl"
+        )
+    return found
+
+
+def is_saved(path: Path) -> bool:
+    """Whether `save_to_disk` wrote the folder: a data set, or several as its splits."""
+    return (path / "dataset_dict.json").exists() or (path / "state.json").exists()
+
+
+def _saved(path: Path) -> dict[str, list[Path]]:
+    """The Arrow files of a saved data set, by split."""
+    if not is_saved(path):
+        return {}
+    try:
+        if (path / "dataset_dict.json").exists():
+            names = parse_json((path / "dataset_dict.json").read_bytes())["splits"]
+            folders = {str(name): path / str(name) for name in names}
+        else:
+            folders = {"train": path}
+        return {
+            name: [folder / str(each["filename"]) for each in _state(folder)["_data_files"]]
+            for name, folder in folders.items()
+        }
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise TrainingError(f"data.path: {path} is no sound data set: {first_line(error)}") from error
+
+
+def _state(folder: Path) -> Any:
+    return parse_json((folder / "state.json").read_bytes())
+
+
+def check_shard(path: Path, columns: Sequence[str]) -> tuple[int, dict[str, tuple[str, ...]]]:
+    """Its size in bytes and the names of its labels by column, where it knows them.
+
+    Reads no more than a file's head or foot. TrainingError for a file that is none, or has not these columns.
+    """
+    if path.is_dir():
+        raise TrainingError(f"data.path: {path} is a folder", hint="data.kind: dataset reads folders")
+    with reading(path):
+        size = path.stat().st_size
+        if path.suffix not in (".parquet", ".arrow"):
+            with path.open("rb") as file:
+                if file.read(4) == b"PAR1":
+                    hint = "give it a name that ends in .parquet, under data.kind: dataset"
+                    raise TrainingError(f"data.path: {path} is a parquet file and no JSON lines", hint=hint)
+            return size, {}
+    with _table_file(path) as file:
+        schema = file.schema_arrow if path.suffix == ".parquet" else file.schema
+    for column in [column for column in columns if column not in schema.names]:
+        has = f"it has {', '.join(schema.names)}"
+        close = nearest(column, schema.names)
+        hint = f"did you mean {close}? {has}" if close else has
+        raise TrainingError(f"data.path: {path} has no column {column!r}", hint=hint)
+    return size, _label_names(schema)
+
+
+def rows_of(path: Path, columns: Sequence[str], start: Mark) -> Iterator[tuple[Mark, RawRow]]:
+    """The rows of a file from a place on, each with its own. TrainingError names a row that cannot be read."""
+    if path.suffix == ".parquet":
+        return _of_parquet(path, columns, start)
+    if path.suffix == ".arrow":
+        return _of_arrow(path, columns, start)
+    return _of_lines(path, start)
+
+
+def _of_lines(path: Path, start: Mark) -> Iterator[tuple[Mark, RawRow]]:
+    row, offset = start
+    with reading(path), path.open("rb") as lines:
+        lines.seek(offset)
+        for line in lines:
+            if line.strip():
+                yield Mark(row, offset), RawRow(f"{path}:{row + 1}", line)
+            row, offset = row + 1, offset + len(line)
+
+
+def _of_parquet(path: Path, columns: Sequence[str], start: Mark) -> Iterator[tuple[Mark, RawRow]]:
+    with _table_file(path) as file:
+        first = 0  # row of the group
+        for group in range(file.metadata.num_row_groups):
+            size = file.metadata.row_group(group).num_rows
+            if first + size > start.row:
+                batches = file.iter_batches(_READ, row_groups=[group], columns=list(columns), use_threads=False)
+                yield from _of_batches(path, batches, first, start.row)
+            first += size
+
+
+def _of_arrow(path: Path, columns: Sequence[str], start: Mark) -> Iterator[tuple[Mark, RawRow]]:
+    with _table_file(path) as file:
+        batches = (batch.select(list(columns)) for batch in file)
+        yield from _of_batches(path, batches, 0, start.row)
+
+
+def _of_batches(path: Path, batches: Iterator[Any], row: int, start: int) -> Iterator[tuple[Mark, RawRow]]:
+    """Rows from `start` on of record batches whose first row is `row`."""
+    while True:
+        try:
+            batch = next(batches, None)
+            if batch is None:
+                return
+            skipped, row = min(batch.num_rows, max(0, start - row)), row + batch.num_rows
+            values = batch.slice(skipped).to_pylist()
+        except (OSError, ArithmeticError, ValueError) as error:  # Arrow's own errors are ValueErrors or OSErrors
+            raise TrainingError(f"data.path: {path}: row {row} cannot be read: {first_line(error)}") from error
+        for number, fields in enumerate(values, start=row - len(values)):
+            found = {name: listed_mappings(value) for name, value in fields.items()}
+            yield Mark(number), RawRow(f"{path}: row {number}", found)
+
+
+@contextmanager
+def _table_file(path: Path) -> Iterator[Any]:
+    """A parquet or Arrow file, open. TrainingError where it is none, or pyarrow is not installed."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        what = f"data.path: {path} needs the package pyarrow, which cannot be imported: {first_line(error)}"
+        raise TrainingError(what, hint="pip install --upgrade 'trainkit[hf]'") from error
+    try:
+        if path.suffix == ".parquet":
+            # Buffered: a row group, which may be of gigabytes, is never read at once.
+            file = pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
+        else:
+            file = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
+    except (OSError, ValueError) as error:
+        kind = "parquet" if path.suffix == ".parquet" else "Arrow"
+        raise TrainingError(f"data.path: {path} is no sound {kind} file: {first_line(error)}") from error
+    with file:
+        yield file
+
+
+def _label_names(schema: Any) -> dict[str, tuple[str, ...]]:
+    """What `datasets` writes of its features into a file's schema."""
+    try:
+        known = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        return {
+            column: tuple(map(str, feature["names"]))
+            for column, feature in known.items()
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+        }
+    except (ValueError, LookupError, TypeError, AttributeError):  # written by somebody else
+        return {}

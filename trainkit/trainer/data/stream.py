@@ -1,0 +1,181 @@
+"""Opens rows that are read while they are trained on: their files, what is held out of them, and how they are cut."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+from trainkit.errors import TrainingError
+from trainkit.recipe.schema import DatasetData, HfModel, Recipe
+from trainkit.recipe.schema.data import Mixed
+from trainkit.text import counted, listed
+from trainkit.trainer.data.encoding import open_encoder
+from trainkit.trainer.data.mixture import Form, RowStream
+from trainkit.trainer.data.rows import Reading, Rows
+from trainkit.trainer.data.shards import Mark, RawRow, check_shard, rows_of, shards_by_split
+from trainkit.trainer.data.source import Batch, Labels, Samples, Source
+from trainkit.trainer.data.windows import Cut, Files, Place, Sample, Windows, samples_of
+from trainkit.trainer.randomness import derived_seed
+
+_FORMAT = 1  # of what is told apart by `_identity`: another order of samples is another number
+# Settings that decide no sample's number; files and tokenizers count with their content.
+_APART = {"path", "tokenizer", "mix", "workers", "persistent_workers", "prefetch_factor", "pin_memory"}
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """One source, looked at: its files, the rows that are held out, and the names of labels that it knows."""
+
+    asked: Mixed
+    seed: int
+    files: Files
+    held_out: Sequence[RawRow]
+    size: int  # bytes
+    names: tuple[str, ...]
+
+
+def open_stream(recipe: Recipe) -> Source:
+    """The source of a recipe with `data.streaming`. TrainingError names the file, column or row to blame."""
+    data, seed = cast("Rows", recipe.data), recipe.train.seed
+    task = recipe.model.task if isinstance(recipe.model, HfModel) else "causal_lm"
+    whole = task != "causal_lm"
+    packing = data.packing and task != "sequence_classification"
+    encoder = open_encoder(data.tokenizer)
+    opened = _all_opened(data, seed)
+    windows: list[Windows] = []
+    held_out: list[Sample] = []
+    for each in opened:
+        fields = data.model_copy(update={"field": each.asked.field or data.field})
+        limit = data.sequence_length if whole and not packing else None
+        reading = Reading(fields, encoder, final=not whole, limit=limit)
+        cut = Cut(reading, data.sequence_length, int(not whole), packing, data.shuffle_buffer, each.seed)
+        windows.append(Windows(each.files, cut))
+        held_out += samples_of(each.held_out, cut)
+    names = _label_names(data, opened)
+    form = Form(data.sequence_length, encoder.padding, whole, data.label_field, names)
+    if not held_out:
+        what = f"data.path: the rows held out of {_described(opened)} fill no sample of {data.sequence_length} tokens"
+        raise TrainingError(what, hint="raise data.validation_rows, or lower data.sequence_length")
+    facts: dict[str, int | float | str] = {
+        "files": sum(len(each.files.paths) for each in opened),
+        "file_bytes": sum(each.size for each in opened),
+        "stream": _identity(recipe, opened, encoder.fingerprint),
+    }
+    stream = RowStream(windows, [each.asked.weight for each in opened], form, seed, str(facts["stream"]))
+    if encoder.unit != "bytes":
+        facts["tokenizer"] = encoder.fingerprint
+    return Source(
+        Samples(0, stream.batch),
+        Samples(len(held_out), partial(_of_held_out, form, held_out)),
+        f"a stream of {_described(opened)}",
+        facts,
+        labels=Labels(-1, "", names) if data.label_field else None,
+        encoder=encoder,
+        padding=encoder.padding if whole else None,
+        stream=stream,
+    )
+
+
+def _of_held_out(form: Form, samples: Sequence[Sample], indices: Sequence[int]) -> Batch:
+    return form.batch([samples[index] for index in indices])
+
+
+def _all_opened(data: Rows, seed: int) -> list[Opened]:
+    """Every source that has a weight, each with a seed of its own."""
+    asked = [each for each in data.mix if each.weight]
+    if not data.mix:  # alone it has the seed of data that is not streamed
+        return [_opened(Mixed(path=data.path, split=getattr(data, "split", None)), data, seed)]
+    return [_opened(each, data, derived_seed(seed, "source", number)) for number, each in enumerate(asked)]
+
+
+def _opened(asked: Mixed, data: Rows, seed: int) -> Opened:
+    """The files of a source, each looked at. TrainingError names a file or a column, or what leaves no row to train."""
+    paths = [Path(each).absolute() for each in ([asked.path] if isinstance(asked.path, str) else asked.path)]
+    text = None if data.messages_field or data.tokens_field else asked.field or data.field
+    named = (text, data.prompt_field, data.messages_field, data.tokens_field, data.targets_field, data.label_field)
+    columns = [name for name in named if name]
+    files, held_out_files = paths, list[Path]()
+    if isinstance(data, DatasetData):
+        files, held_out_files = _of_split(paths, asked.split, data.validation_split)
+    looked_at = [check_shard(path, columns) for path in (*files, *held_out_files)]
+    names = {names[data.label_field] for _, names in looked_at if data.label_field and data.label_field in names}
+    if len(names) > 1:
+        raise TrainingError(f"data.path: the files of {paths[0]} give labels different names", hint="set data.labels")
+    rows, begins = _held_out(held_out_files or files, columns, data.validation_rows)
+    order = seed if data.shuffle_files and len(files) > 1 else None
+    found = Files(files, columns, [Mark()] * len(files) if held_out_files else begins, order)
+    if next(found.rows(0, Place()), None) is None:
+        held = f" beside the {counted(len(rows), 'row')} held out for evaluation" if rows and not held_out_files else ""
+        what = f"data.path: {listed([str(path) for path in paths])} has no row to train on{held}"
+        raise TrainingError(what, hint="set data.validation_rows lower" if held else "see whether the files are whole")
+    return Opened(asked, seed, found, rows, sum(size for size, _ in looked_at), next(iter(names), ()))
+
+
+def _of_split(paths: Sequence[Path], split: str | None, second: str | None) -> tuple[list[Path], list[Path]]:
+    """The files to train on, and those to evaluate on, which may be none. TrainingError for a missing split."""
+    files: list[Path] = []
+    held_out: list[Path] = []
+    for path in paths:
+        splits = shards_by_split(path)
+        first = split or ("train" if "train" in splits else next(iter(splits)) if len(splits) == 1 else "")
+        other = second or ("validation" if "validation" in splits and first != "validation" else "")
+        for key, name in (("data.split", first), ("data.validation_split", other or first)):
+            if name not in splits:
+                lacks = f"has no split {name!r}" if name else "has several splits, and none is train"
+                raise TrainingError(f"{key}: {path} {lacks}", hint=f"it has {', '.join(splits)}")
+        files += splits[first]
+        held_out += splits[other] if other else []
+    return files, held_out
+
+
+def _held_out(files: Sequence[Path], columns: Sequence[str], most: int) -> tuple[list[RawRow], list[Mark | None]]:
+    """The first rows of a source, and where in each file the others begin; None in a file without others."""
+    rows: list[RawRow] = []
+    begins: list[Mark | None] = []
+    for file in files:
+        begins.append(None if len(rows) < most else Mark())
+        if len(rows) < most:
+            for mark, raw in rows_of(file, columns, Mark()):
+                if len(rows) == most:
+                    begins[-1] = mark
+                    break
+                rows.append(raw)
+    return rows, begins
+
+
+def _label_names(data: Rows, opened: Sequence[Opened]) -> tuple[str, ...]:
+    """The names of the labels, in order. TrainingError where sources name them differently."""
+    if not data.label_field or data.labels:
+        return tuple(data.labels)
+    if len({each.names for each in opened}) > 1:
+        what = "data.mix: the sources give labels different names, or only some of them do"
+        raise TrainingError(what, hint="name the labels in data.labels")
+    return opened[0].names
+
+
+def _identity(recipe: Recipe, opened: Sequence[Opened], tokenizer: str) -> str:
+    """A digest of all that decides which sample has which number."""
+    task = getattr(recipe.model, "task", "causal_lm")
+    settings = recipe.data.model_dump(mode="json", exclude=_APART)
+    files = [
+        [each.asked.weight, each.asked.field, [(file.name, file.stat().st_size) for file in each.files.paths]]
+        for each in opened
+    ]
+    described = json.dumps([_FORMAT, settings, recipe.train.seed, task, tokenizer, files], sort_keys=True)
+    return hashlib.sha256(described.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def _described(opened: Sequence[Opened]) -> str:
+    """`3 files of 1.2 GB`, or each source with its share."""
+    total = sum(each.asked.weight for each in opened)
+    parts = []
+    for each in opened:
+        share = f"{each.asked.weight / total:.1%} " if len(opened) > 1 else ""
+        name = each.asked.path if isinstance(each.asked.path, str) else each.asked.path[0]
+        parts.append(f"{share}{Path(name).name} ({counted(len(each.files.paths), 'file')}, {each.size:,} bytes)")
+    return ", ".join(parts)
