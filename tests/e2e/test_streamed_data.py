@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from strategy_runs import CASES, finish, read_curve, write_settings
+from strategy_runs import CASES, finish, write_settings
 
 from tests.conftest import Trainkit
 from tests.e2e.test_resume import OPEN_END, every_line, lines_in, log_of, wait_for
@@ -60,20 +60,19 @@ def test_a_run_that_is_killed_in_a_stream_goes_on_bit_equal_and_as_on_one_rank(
     assert one.losses == pytest.approx({step: whole.losses[step] for step in range(1, 10)}, rel=1e-6)
     # From a checkpoint of two ranks on one, where what is left is read in another process.
     found = sorted((run_dir / "checkpoints").glob("step-*"))[0]
-    moved = write_settings(tmp_path / "moved", alone.changed(train={"steps": last}, checkpoint={}), tmp_path)
-    assert finish(start_ranks(moved, 1, arguments=("--resume", str(found)))) == [0]
-    went_on = read_curve(tmp_path / "moved").losses
-    assert went_on == pytest.approx({step: whole.losses[step] for step in went_on}, rel=1e-5)
-    assert went_on
+    went_on = run_case(tmp_path / "moved", alone.changed(train={"steps": last}, checkpoint={}), tmp_path, resume=found)
+    assert went_on.losses == pytest.approx({step: whole.losses[step] for step in went_on.losses}, rel=1e-5)
+    assert max(went_on.losses) == last
 
 
-def test_a_run_ends_at_the_row_that_is_torn_with_one_message(
-    trainkit: Trainkit, tiny_recipe: Path, tmp_path: Path
-) -> None:
+def test_a_run_ends_at_the_row_that_is_torn_with_one_message(trainkit: Trainkit, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "some words"}\n' * 40 + '{"text": "torn')
-    words = (f"data={{kind: jsonl, streaming: true, path: {path}, sequence_length: 16, validation_rows: 5}}",)
-    done = trainkit("run", str(tiny_recipe), *words)
+    (tmp_path / "r.yaml").write_text(
+        "version: 1\ndevices: {type: cpu}\ntrain: {steps: 40}\nmodel: {layers: 1, heads: 1, hidden_size: 8}\n"
+        "data: {kind: jsonl, streaming: true, path: rows.jsonl, sequence_length: 16, validation_rows: 5}\n"
+    )
+    done = trainkit("run", "r.yaml")
     assert done.returncode == 1
     assert f"data.path: {path}:41 is not JSON" in done.stderr
     assert "Traceback" not in done.stderr

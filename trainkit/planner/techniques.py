@@ -180,6 +180,12 @@ TECHNIQUES: tuple[Technique, ...] = (
             bool(value_of(context, "data.packing")) and value_of(context, "model.task") != "sequence_classification"
         ),
     ),
+    Technique(
+        "data.streaming: true",
+        "starts at once; rows become tokens while the device computes, where data.packing is true in each process",
+        "data.shuffle_buffer samples of each source instead of all tokens",
+        "data is larger than memory, or takes long to read",
+    ),
     # Strategies, their settings, and saving what they spread.
     Technique(
         "strategy.kind: ddp",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
 from trainkit.recipe.schema import DatasetData, HfModel, JsonlData
-from trainkit.text import counted, listed
+from trainkit.text import listed
 
 
 def streaming_notices(context: Context) -> Iterator[Notice]:
@@ -23,7 +23,7 @@ def streaming_notices(context: Context) -> Iterator[Notice]:
     if processes > 1 and data.packing and not (isinstance(model, HfModel) and model.task == "sequence_classification"):
         what = (
             "where a packed sample begins depends on all texts before, so that each of the "
-            f"{counted(processes, 'process')} that read turns the whole stream into tokens"
+            f"{processes} processes that read turns the whole stream into tokens"
         )
         hint = "set data.workers to 1 at most; data.packing: false, or data.kind: tokens, spares the others' share"
         yield Notice("note", what, hint)
