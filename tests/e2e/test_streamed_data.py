@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from killed_runs import OPEN_END, every_line, lines_in, log_of, wait_for
 from strategy_runs import CASES, finish, write_settings
 
 from tests.conftest import Trainkit
-from tests.e2e.test_resume import OPEN_END, every_line, lines_in, log_of, wait_for
 from tests.warm_ranks import run_case, start_ranks
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from trainkit.errors import Diagnostic
 from trainkit.recipe.resolved import Resolved
+from trainkit.recipe.schema import JsonlData
 
 HEAD = "version: 1\ntrain: {steps: 1}\n"
 STREAM = HEAD + "data:\n  kind: jsonl\n  streaming: true\n"
@@ -61,5 +62,6 @@ def test_a_mistake_in_a_source_is_one_message_at_its_place(
 def test_paths_of_a_mixture_are_read_like_others(solve: Callable[..., Resolved]) -> None:
     text = STREAM + "  mix:\n  - {path: '~/a.jsonl'}\n  - {path: ['${name}.jsonl', b.jsonl], weight: 2}\n"
     found = solve(text, environ={"HOME": "/home/me"})
+    assert isinstance(found.recipe.data, JsonlData)
     assert [each.path for each in found.recipe.data.mix] == ["/home/me/a.jsonl", ["run.jsonl", "b.jsonl"]]
     assert found.absent["data.mix"] == ("/home/me/a.jsonl", "run.jsonl", "b.jsonl")

@@ -94,7 +94,7 @@ def test_data_that_one_buffer_holds_has_the_samples_and_the_order_of_data_that_i
         write = parquet if form == "parquet" else lines
         write(folder / "train-0.x".replace("x", form), texts(150))
         write(folder / "validation-0.x".replace("x", form), texts(40, 1))
-    settings = {"packing": packing, "shuffle_buffer": 10_000}
+    settings: dict[str, Any] = {"packing": packing, "shuffle_buffer": 10_000}
     whole = opened("dataset", folder, packing=packing, streaming=False)
     streamed = opened("dataset", folder, **settings)
     order, twice = Order(0, len(whole.train), GLOBAL), range(2 * len(whole.train) // GLOBAL + 2)
@@ -129,7 +129,7 @@ def test_a_masked_model_learns_the_same_of_streamed_texts(make_settings: MakeSet
 def test_samples_are_shuffled_in_the_buffer_and_anew_in_each_epoch(tmp_path: Path) -> None:
     rows = [{"text": f"{number:03}"} for number in range(103)]
     path = lines(tmp_path / "a.jsonl", rows)
-    settings = {"packing": False, "validation_rows": 3}
+    settings: dict[str, Any] = {"packing": False, "validation_rows": 3}
     plain = opened("jsonl", path, shuffle_buffer=0, **settings)
     names = [name for batch in steps(plain, range(13)) for name in shown(batch)]
     assert [name[:2] for name in names[:4]] == ["00", "00", "00", "00"]
@@ -161,7 +161,7 @@ def test_files_come_in_an_order_of_their_own_in_each_epoch(tmp_path: Path) -> No
 @pytest.mark.parametrize("packing", [True, False])
 def test_the_same_samples_come_on_any_number_of_ranks_and_loader_processes(packing: bool, tmp_path: Path) -> None:
     sources = [(lines(tmp_path / f"{name}.jsonl", texts(70, name)), weight) for name, weight in (("a", 3), ("b", 1))]
-    settings = {"packing": packing, "shuffle_buffer": 20}
+    settings: dict[str, Any] = {"packing": packing, "shuffle_buffer": 20}
     whole = steps(mixed(*sources, **settings), range(20))
     for ranks, workers in ((1, 2), (2, 0), (4, 1)):
         batch = SolvedBatch(GLOBAL, 4, GLOBAL // 4 // ranks, ranks, 4)
@@ -206,7 +206,7 @@ def test_from_any_bookmark_the_stream_goes_on_bit_equal(packing: bool, tmp_path:
 @pytest.mark.parametrize("packing", [True, False])
 def test_what_is_before_a_bookmark_is_not_read_again(packing: bool, tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", texts(400))
-    settings = {"packing": packing, "shuffle_buffer": 20, "validation_rows": 2}
+    settings: dict[str, Any] = {"packing": packing, "shuffle_buffer": 20, "validation_rows": 2}
     whole = steps(opened("jsonl", path, **settings), range(20))
     offset = json.loads(whole[10].bookmark)["windows"][0][5]
     content = path.read_bytes()
@@ -223,7 +223,7 @@ def test_what_is_before_a_bookmark_is_not_read_again(packing: bool, tmp_path: Pa
 
 def test_a_bookmark_of_another_stream_or_of_later_samples_is_not_taken(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", texts(90))
-    plain = {"shuffle_buffer": 20, "validation_rows": 9}
+    plain: dict[str, Any] = {"shuffle_buffer": 20, "validation_rows": 9}
     bookmark = steps(opened("jsonl", path, **plain), range(3))[2].bookmark
 
     def taken(number: int, text: str = bookmark, **settings: Any) -> bool:
