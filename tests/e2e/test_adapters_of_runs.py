@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from strategy_runs import CASES, write_corpus
 
 from tests.warm_ranks import run_case
 from trainkit.trainer.checkpoint.export import export_adapters
+from trainkit.trainer.checkpoint.safe_loading import StateReader, only_data
+from trainkit.trainer.parallel.zero import import_deepspeed
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 LORA: dict[str, Any] = {"kind": "lora", "rank": 4}
@@ -41,6 +44,33 @@ def test_adapters_of_one_strategy_start_a_run_under_another_with_the_loss_they_h
     second = run_case(tmp_path / "second", CASES[entering].changed(peft=asked, **still), corpus).eval_losses
     assert abs(first[1] - first[2]) > 1e-4 * first[2]
     assert second[1] == pytest.approx(first[2], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", [pytest.param("fsdp", marks=pytest.mark.needs("torch>=2.7")), "zero1", "zero3"])
+def test_checkpoints_hold_adapters_alone_and_go_on_bit_equal(name: str, corpus: Path, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {
+        "peft": LORA,
+        "train": {"steps": 4},
+        "optimizer": {"lr": 1e-2},
+        "checkpoint": {"every_steps": 2, "keep": 0},
+    }
+    case = CASES[name].changed(**changes)
+    whole, saved = run_case(tmp_path / "whole", case, corpus), tmp_path / "whole/checkpoints/step-00000002"
+    names = [each for each in saved_names(saved) if not each.startswith("optimizer.")]
+    assert names
+    assert all("lora_" in each for each in names)
+    resumed = run_case(tmp_path / "resumed", case, corpus, resume=saved)
+    assert resumed.losses == {step: loss for step, loss in whole.losses.items() if step > 2}
+
+
+def saved_names(checkpoint: Path) -> list[str]:
+    """The parameters that a checkpoint has, by the names of torch or of DeepSpeed."""
+    if (checkpoint / "state").exists():
+        return [each for each in StateReader(checkpoint / "state").read_metadata().state_dict_metadata if "." in each]
+    import_deepspeed(torch.device("cpu"), "warning")
+    with only_data():
+        (states, *_) = (torch.load(each) for each in sorted((checkpoint / "zero").glob("*model_states.pt")))
+    return [*states["module"], *(states["frozen_param_fragments"] or ())]
 
 
 def test_adapters_are_exported_and_started_from_on_the_command_line(

@@ -27,7 +27,7 @@ from trainkit.trainer.metrics.evaluation import Best, Evaluation
 from trainkit.trainer.metrics.memory_breakdown import MemoryBreakdown
 from trainkit.trainer.metrics.mfu import Work, work_of
 from trainkit.trainer.models import MODELS
-from trainkit.trainer.models.adapters import add_adapters, load_adapters
+from trainkit.trainer.models.adapters import add_adapters, base_fingerprint, load_adapters
 from trainkit.trainer.models.base import Model, Parameters
 from trainkit.trainer.models.target import loss_function
 from trainkit.trainer.optim.mixed_precision import DTYPES, autocast, check_precision, set_tf32
@@ -100,7 +100,9 @@ def assemble(settings: Settings, world: World, device: torch.device, stamps: Sta
         evaluation=Evaluation(settings, source.validation, world, device),
         eval_autocast=autocast(settings, settings.eval_dtype, device),
         best=Best(),
-        checkpoints=Checkpoints(settings, checkpoint_folder(settings, world), source.encoder.fingerprint, world),
+        checkpoints=Checkpoints(
+            settings, checkpoint_folder(settings, world), source.encoder.fingerprint, world, model.base
+        ),
         parameters=parameters,
         work=work,
         memory=MemoryBreakdown(recipe),
@@ -151,6 +153,7 @@ def prepared_model(settings: Settings) -> Model:
     model.loss_function, model.custom_loss = loss_function(recipe), recipe.train.loss is not None
     require_blocks(model, recipe)
     if recipe.peft.kind == "lora":
+        model.base = base_fingerprint(model)
         add_adapters(model, recipe.peft)
         if recipe.peft.path is not None:
             load_adapters(model, Path(recipe.peft.path))

@@ -24,11 +24,18 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from trainkit.errors import TrainingError, TrainkitError, in_words
 from trainkit.recipe.schema import Recipe, TargetModel
-from trainkit.trainer.checkpoint.manifest import read_manifest, reason, refuse_damaged
+from trainkit.trainer.checkpoint.manifest import read_manifest, reason, refuse_damaged, refuse_other_base
 from trainkit.trainer.checkpoint.safe_loading import StateReader, only_data
 from trainkit.trainer.models import MODELS
-from trainkit.trainer.models.adapters import add_adapters, merge_adapters, write_adapters
+from trainkit.trainer.models.adapters import (
+    add_adapters,
+    base_fingerprint,
+    kept_tensors,
+    merge_adapters,
+    write_adapters,
+)
 from trainkit.trainer.models.base import Model
+from trainkit.trainer.optim.mixed_precision import DTYPES
 from trainkit.trainer.parallel.single_and_ddp import STATE, quiet
 from trainkit.trainer.parallel.swapping import FOLDER, swapped_weights
 from trainkit.trainer.parallel.zero import TAG, import_deepspeed
@@ -113,9 +120,12 @@ def trained_model(checkpoint: Path, *, trusted: bool = False) -> tuple[Model, Re
     seed_generators(recipe.train.seed)
     model = MODELS[recipe.model.kind](recipe)
     if recipe.peft.kind == "lora":
+        # what is not in the checkpoint is as it was trained beside
+        model = model.to(DTYPES[recipe.precision.weights]).float()
+        refuse_other_base(checkpoint, manifest, base_fingerprint(model))
         add_adapters(model, recipe.peft)
     try:
-        load_weights(model, checkpoint, manifest["world_size"])
+        load_weights(model, checkpoint, manifest["world_size"], adapts=recipe.peft.kind == "lora")
     except TrainkitError:
         raise
     except (Exception, CheckpointException) as error:  # torch and DeepSpeed raise anything over what they did not write
@@ -152,18 +162,30 @@ def _write_config(recipe: Recipe, manifest: Mapping[str, Any], folder: Path) -> 
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
-def load_weights(model: nn.Module, checkpoint: Path, ranks: int) -> None:
-    """Fill a model with what `ranks` ranks saved. UnpicklingError for more than data, others for another model."""
+def load_weights(model: nn.Module, checkpoint: Path, ranks: int, *, adapts: bool) -> None:
+    """Fill a model with what `ranks` ranks saved. UnpicklingError for more than data, others for another model.
+
+    adapts: whether frozen weights may not be among it; then they stay as they are.
+    """
+    least = kept_tensors(model) if adapts else {}
     if (checkpoint / STATE).is_dir():
-        weights = model.state_dict()
         with quiet(), only_data():  # torch puts the shards together itself
-            state_dict_loader.load({"model": weights}, storage_reader=StateReader(checkpoint / STATE))
+            reader = StateReader(checkpoint / STATE)
+            saved = reader.read_metadata().state_dict_metadata
+            weights = {
+                name: each
+                for name, each in model.state_dict().items()
+                if not least or name in least or f"model.{name}" in saved
+            }
+            state_dict_loader.load({"model": weights}, storage_reader=reader)
     else:
         import_deepspeed(torch.device("cpu"), "warning")
         with only_data():
             swapped = (checkpoint / FOLDER).is_dir()
             weights = swapped_weights(checkpoint, ranks) if swapped else dict(zero_weights(checkpoint))
-    model.load_state_dict(weights)
+    if lacking := least.keys() - weights.keys():
+        raise ValueError(f"it lacks {', '.join(sorted(lacking)[:3])}")
+    model.load_state_dict(weights, strict=not adapts)
 
 
 def zero_weights(checkpoint: Path) -> Mapping[str, Tensor]:
@@ -180,7 +202,7 @@ def zero_weights(checkpoint: Path) -> Mapping[str, Tensor]:
         return {**module["module"], **_joined(saved, module)}
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         weights = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), tag=TAG)
-    # At stage 1, DeepSpeed (engine.py, save_frozen_param) keeps what is frozen in the whole module alone.
+    # At stage 1, DeepSpeed (engine.py, save_frozen_param) has kept what is frozen in the whole module alone.
     return {**module["module"], **weights} if saved[0]["zero_stage"] == 1 else weights
 
 

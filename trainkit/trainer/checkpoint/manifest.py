@@ -32,6 +32,7 @@ class Identity:
     world_size: int
     training_digest: str
     tokenizer: str = ""  # fingerprint of how text was cut; the digest knows only the folder's name
+    base: str = ""  # fingerprint of the model that adapters, which alone are saved, belong to; empty without adapters
 
 
 def complete(root: Path) -> list[Path]:
@@ -73,6 +74,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         what = f"{folder} is no checkpoint of trainkit's: its {MANIFEST} lacks {', '.join(wrong)}"
         raise TrainingError(what, hint="name a folder that a run has saved, `<run>/checkpoints/step-<8 digits>`")
     return manifest
+
+
+def refuse_other_base(folder: Path, manifest: Mapping[str, Any], base: str) -> None:
+    """TrainingError where a checkpoint holds adapters alone, and of another model than the one of this fingerprint."""
+    saved = manifest.get("base", "")
+    if saved and saved != base:
+        model = "this run's base model is another one" if base else "this run has none (peft.kind: none)"
+        raise TrainingError(
+            f"the checkpoint {folder} holds adapters without the model that they were trained beside: {model}",
+            hint="name that model, in the same place and state, and peft as it was",
+        )
 
 
 def refuse_damaged(folder: Path, manifest: Mapping[str, Any], world: World) -> None:

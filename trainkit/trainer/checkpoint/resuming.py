@@ -20,6 +20,7 @@ from trainkit.trainer.checkpoint.manifest import (
     read_manifest,
     reason,
     refuse_damaged,
+    refuse_other_base,
     underlying,
 )
 from trainkit.trainer.distributed import gather_from_ranks
@@ -70,6 +71,7 @@ def load(folder: Path, identity: Identity, strategy: Strategy, world: World) -> 
             f"the checkpoint {folder} cannot be resumed from: {obstacle}",
             hint="resume with the strategy and the number of ranks that saved it",
         )
+    refuse_other_base(folder, manifest, identity.base)
     refuse_damaged(folder, manifest, world)
     try:
         strategy.load(folder)

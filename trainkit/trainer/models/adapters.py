@@ -153,6 +153,40 @@ def fingerprint(settings: Peft) -> str:
         return f"not to be read ({error.strerror})"
 
 
+SAMPLED = 64  # values of each tensor of a base model that its fingerprint is taken from
+
+
+def base_fingerprint(model: Model) -> str:
+    """SHA-256 of a model that adapters are to be put beside: names, sizes and some values of its weights.
+
+    Not of a classifier's head, which trains. Other values are another model of the same sizes; quantised weights are
+    known by name and size alone, for a card rounds a few of them otherwise than a CPU.
+    """
+    found, head = hashlib.sha256(), set(model.head())
+    for name, each in model.named_parameters():
+        if each in head:
+            continue
+        found.update(f"{name} {tuple(each.shape)}\n".encode())
+        if each.is_floating_point():
+            values = each.detach().flatten()[:: max(1, each.numel() // SAMPLED)][:SAMPLED]
+            # in 16 bits, which both formats that weights are kept in (precision.weights) round to alike
+            found.update(values.to(torch.bfloat16).float().cpu().numpy().tobytes())
+    return found.hexdigest()
+
+
+def kept_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What a checkpoint of adapters holds of a model: what trains, and the buffers that are saved. No copies."""
+    unsaved = {
+        f"{place}.{name}" if place else name
+        for place, module in model.named_modules()
+        for name in module._non_persistent_buffers_set
+    }
+    return {
+        **{name: each.detach() for name, each in model.named_parameters() if each.requires_grad},
+        **{name: each for name, each in model.named_buffers() if name not in unsaved},
+    }
+
+
 def adapter_tensors(model: Model) -> dict[str, Tensor]:
     """The tensors of the adapters and of the head, by peft's names for them. They are the model's own, not copies."""
     from peft import get_peft_model_state_dict

@@ -34,6 +34,7 @@ class Model(nn.Module):
     expert_load: Tensor | None = None
     loss_function: LossFunction | None = None  # in place of the model's own
     remarks: Remarks = ()  # on how it was made, for the main rank to log
+    base: str = ""  # fingerprint of what adapters were put beside
     # Counted targets of the next micro batch at most, where few are counted and the host knows how many; else None.
     targets_at_most: int | None = None
     custom_loss: bool = False  # whether that is a function of the user's, which may take other inputs

@@ -18,12 +18,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from trainkit.recipe.schema import Ddp as DdpSettings
 from trainkit.trainer.checkpoint.safe_loading import StateReader, only_data
 from trainkit.trainer.metrics.memory_breakdown import state_tensors
+from trainkit.trainer.models.adapters import kept_tensors
 from trainkit.trainer.models.base import Model
 from trainkit.trainer.optim.gradient_clipping import clip_gradients
 from trainkit.trainer.optim.mixed_precision import DTYPES
@@ -47,6 +53,7 @@ class Engine(Strategy):
         # Frozen parameters (LoRA) have no gradients to clip.
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._max_norm = settings.recipe.train.max_grad_norm
+        self._adapts = settings.recipe.peft.kind != "none"
         self._copies = HostCopies(keeps=device.type == "cuda")
         self._one = torch.ones((), device=device)
         self._skipped: Tensor | int = 0
@@ -83,28 +90,49 @@ class Engine(Strategy):
         }
 
     def save(self, folder: Path) -> None:
-        """Write the state with torch.distributed.checkpoint, each rank its own shards."""
+        """Write the state with torch.distributed.checkpoint, each rank its own shards; of adapters without the base."""
         _write(self._state(), folder)
 
     def save_later(self) -> Callable[..., None]:
         return partial(_write, self._copies(self._state()))
 
     def load(self, folder: Path) -> None:
-        state = self._state()  # torch fills it in place, each rank its own shards
         with quiet(), only_data():
-            state_dict_loader.load(state, storage_reader=StateReader(folder / STATE))
-        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+            reader = StateReader(folder / STATE)
+            whole = not self._adapts or self._holds_base(reader)
+            state = self._whole_state() if whole else self._state()
+            state_dict_loader.load(state, storage_reader=reader)  # in place, each rank its own shards
+        if whole:
+            model, optimizer = state["model"], state["optimizer"]
+            set_state_dict(self.model, self.optimizer, model_state_dict=model, optim_state_dict=optimizer)
+        else:
+            set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self._skipped = state["skipped"]
 
+    def _holds_base(self, reader: StateReader) -> bool:
+        """Whether a checkpoint of adapters has the frozen weights besides, as it had before releases left them out."""
+        saved = reader.read_metadata().state_dict_metadata
+        return any(
+            f"model.{name}" in saved for name, each in self._plain().named_parameters() if not each.requires_grad
+        )
+
     def _state(self) -> dict[str, Any]:
+        if not self._adapts:
+            return self._whole_state()
+        optimizer = get_optimizer_state_dict(self.model, self.optimizer)
+        return {"model": kept_tensors(self._plain()), "optimizer": optimizer, **self._counters()}
+
+    def _whole_state(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self.model, self.optimizer)
-        return {
-            "model": model,
-            "optimizer": optimizer,
-            "scaler": self.scaler.state_dict(),
-            "skipped": int(self._skipped),
-        }
+        return {"model": model, "optimizer": optimizer, **self._counters()}
+
+    def _counters(self) -> dict[str, Any]:
+        return {"scaler": self.scaler.state_dict(), "skipped": int(self._skipped)}
+
+    def _plain(self) -> nn.Module:
+        """The model by its own names."""
+        return self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
 
     def _scale(self) -> Tensor | None:
         """The scale of fp16's loss, on the device; None in other formats."""

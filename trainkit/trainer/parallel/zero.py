@@ -20,6 +20,7 @@ from torch import Tensor
 from trainkit.errors import TrainingError
 from trainkit.trainer.checkpoint.safe_loading import only_data
 from trainkit.trainer.metrics.memory_breakdown import state_tensors
+from trainkit.trainer.models.adapters import kept_tensors
 from trainkit.trainer.models.base import Model
 from trainkit.trainer.optim.optimizers import build_optimizer
 from trainkit.trainer.parallel import Strategy
@@ -50,6 +51,9 @@ class Zero(Strategy):
             self._engine: Any = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
         self.model = self._engine
         self._rank = world.rank
+        self._adapts = settings.recipe.peft.kind != "none"
+        if self._adapts:  # its own exclude_frozen_parameters keeps the second name of a tied weight
+            self._engine.module_state_dict = self._kept_state
         self._swaps = swap_folder(settings) is not None
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
@@ -88,7 +92,11 @@ class Zero(Strategy):
         # DeepSpeed would make all folders above it as well, through a link too, and hide why it cannot.
         (folder / TAG).mkdir(exist_ok=True)
         # Without the file `latest`, which names a tag: the manifest says what a checkpoint is.
-        self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=False)
+        self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=self._adapts)
+
+    def _kept_state(self, *_: object, **__: object) -> dict[str, Tensor]:
+        """In place of the engine's module_state_dict, where adapters train: what is frozen is no part of it."""
+        return kept_tensors(self._engine.module)
 
     def save_later(self) -> Callable[..., None]:
         # it writes its files from the tensors that it trains
@@ -104,7 +112,7 @@ class Zero(Strategy):
                 hint="set strategy.offload_optimizer and strategy.offload_param to cpu or none",
             )
         with only_data():
-            path, _ = self._engine.load_checkpoint(str(folder), tag=TAG)
+            path, _ = self._engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=not self._adapts)
         if path is None:
             raise TrainingError(f"DeepSpeed finds no checkpoint in {folder}")
 
