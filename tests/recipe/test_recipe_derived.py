@@ -176,6 +176,7 @@ def test_the_table_of_the_schema_knows_its_special_places() -> None:
         "efficiency.compile": "enabled",
         "efficiency.gradient_checkpointing": "every",
         "model.moe": "experts",
+        "model.quantize": "bits",
         "predict": "split",
         "profile": "steps",
     }

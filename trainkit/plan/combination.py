@@ -37,6 +37,7 @@ class Combination:
     graphs: Literal["none", "recorded"] = "none"  # CUDA graphs, by what compiles the model
     passes: Amount = "one"  # forward and backward, in each optimizer step
     adapters: Literal["none", "lora", "dora"] = "none"
+    quantized: str = "0"  # bits of frozen weights
     swapping: Literal["no", "nvme"] = "no"
     attention: str = "auto"
     model: str = "gpt"

@@ -16,6 +16,7 @@ from trainkit.planner.placement import Placement, kind_of_cards
 from trainkit.planner.refusals import REFUSALS
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Recipe, StrategyKind
+from trainkit.recipe.schema.model import quantized_bits
 from trainkit.text import counted
 
 STRATEGIES: tuple[str, ...] = get_args(StrategyKind)
@@ -74,6 +75,7 @@ def _combination(recipe: Recipe, topology: Topology, cards: Sequence[Gpu], launc
         compiled=recipe.efficiency.compile.scope if recipe.efficiency.compile.enabled else "no",
         graphs="recorded" if topology.device == "cuda" and records_graphs(recipe.efficiency.compile) else "none",
         adapters="dora" if recipe.peft.dora else recipe.peft.kind,
+        quantized=str(quantized_bits(recipe)),
         swapping="nvme" if getattr(recipe.strategy, "nvme_path", None) else "no",
         attention=recipe.efficiency.attention,
         model=recipe.model.kind,

@@ -9,6 +9,7 @@ from typing import Any
 from trainkit.plan.model import BatchArithmetic
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.schema.launching import OWN_DEFAULTS
+from trainkit.recipe.schema.model import quantized_bits
 
 # What makes two runs the same training, so that one may resume from the other's checkpoint. Left out on purpose:
 # strategy, launcher, devices and ranks (how the work is spread), micro batch and accumulation (the global batch stands
@@ -47,6 +48,8 @@ def training_digest(recipe: Recipe, batch: BatchArithmetic, dtype: str) -> str:
         for name in inside if names == ("*",) else names:
             if f"{section}.{name}" not in _LEFT_OUT and name in inside:
                 chosen[f"{section}.{name}"] = inside[name]
+    if not quantized_bits(recipe):  # a setting that checkpoints of before know nothing of
+        chosen.pop("model.quantize", None)
     return _sha256(chosen)
 
 

@@ -23,6 +23,7 @@ from trainkit.planner.container import notices as container_notices
 from trainkit.planner.dtype import precision_notices
 from trainkit.planner.env import order_notices
 from trainkit.planner.numa import core_notices
+from trainkit.planner.quantized import kept_inputs
 from trainkit.planner.requirements import doubtful_releases, missing_packages
 from trainkit.recipe.schema import DatasetData, HfModel, JsonlData, Slurm
 from trainkit.recipe.schema.fields import tagged_sections
@@ -201,6 +202,7 @@ SOURCES: tuple[Callable[[Context], Iterable[Notice]], ...] = (
     _rounding,
     _optimizer,
     compile_notices,
+    kept_inputs,
     _padding,
     streaming_notices,
     tensor_core_advice,

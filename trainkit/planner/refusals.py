@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from trainkit.optimizers import ON_DEEPSPEED, OPTIMIZERS, ZERO, Unsupported
 from trainkit.plan.combination import SHARED, Refusal
+from trainkit.planner.quantized import REFUSALS as OF_QUANTIZED
 
 XLA = ("xla",)
 WITHOUT_GRAPHS = (
@@ -214,6 +215,7 @@ REFUSALS: tuple[Refusal, ...] = (
         "FlashAttention-2 runs on CUDA only",
         "efficiency.attention: sdpa",
     ),
+    *OF_QUANTIZED,
     # Which number formats a strategy or a device does not take.
     Refusal(
         # accelerator/cpu_accelerator.py: is_fp16_supported

@@ -16,6 +16,7 @@ from trainkit.plan.model import Notice
 from trainkit.planner.advice.card_kernels import has_flash_attention
 from trainkit.planner.technique import value_of
 from trainkit.recipe.schema import Fsdp, Image
+from trainkit.recipe.schema.model import quantized_bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,9 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         if (need := each.requires)
     ),
     Requirement("peft.kind", ("lora",), "peft", "0.15", extra="hf"),
+    Requirement("model.quantize", ("4 bits", "8 bits"), "bitsandbytes", "0.50", extra="qlora"),
+    # which quantises weights while it reads them, and is asked for no format
+    Requirement("model.quantize", ("4 bits", "8 bits"), "transformers", "5", extra="qlora"),
     Requirement("data.tokenizer", ("a folder",), "transformers", "4.50", extra="hf"),
     Requirement("data.kind", ("dataset",), "datasets", "3", extra="hf"),
     Requirement("model.kind", ("hf",), "transformers", "4.50", extra="hf"),
@@ -168,6 +172,7 @@ def _choices(context: Context) -> dict[str, tuple[object, ...]]:
         if not has_flash_attention(context.cards):  # what no card here can run need not be installed
             del found["efficiency.attention"]
         found["program builtin under"] = (strategy,)
+        found["model.quantize"] = (f"{quantized_bits(recipe)} bits",)
         found["fp16 on"] = (context.topology.device,) if context.dtype == "fp16" else ()
         found["data.tokenizer"] = ("a folder",) if value_of(context, "data.tokenizer") else ()
         found["logging.report_to"] = tuple(recipe.logging.report_to)

@@ -14,9 +14,11 @@ import torch
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Fsdp, Recipe
+from trainkit.recipe.schema.model import quantized_bits
 from trainkit.stamps import DATA, FORWARD, Stamps
 from trainkit.text import counted
 from trainkit.trainer.auto_batch import Found, settle_micro_batch
+from trainkit.trainer.checkpoint.manifest import Identity
 from trainkit.trainer.checkpoint.saving import Checkpoints
 from trainkit.trainer.data import SOURCES
 from trainkit.trainer.data.sampler import Order, positions_of_rank
@@ -29,6 +31,7 @@ from trainkit.trainer.metrics.mfu import Work, work_of
 from trainkit.trainer.models import MODELS
 from trainkit.trainer.models.adapters import add_adapters, base_fingerprint, load_adapters
 from trainkit.trainer.models.base import Model, Parameters
+from trainkit.trainer.models.quantized import compute_in
 from trainkit.trainer.models.target import loss_function
 from trainkit.trainer.optim.mixed_precision import DTYPES, autocast, check_precision, set_tf32
 from trainkit.trainer.optim.schedules import learning_rate
@@ -100,9 +103,7 @@ def assemble(settings: Settings, world: World, device: torch.device, stamps: Sta
         evaluation=Evaluation(settings, source.validation, world, device),
         eval_autocast=autocast(settings, settings.eval_dtype, device),
         best=Best(),
-        checkpoints=Checkpoints(
-            settings, checkpoint_folder(settings, world), source.encoder.fingerprint, world, model.base
-        ),
+        checkpoints=checkpoints_of(settings, source, model, world),
         parameters=parameters,
         work=work,
         memory=MemoryBreakdown(recipe),
@@ -111,6 +112,13 @@ def assemble(settings: Settings, world: World, device: torch.device, stamps: Sta
         transfer=Transfer(device),
         stamps=own_time(stamps or Stamps(), recipe.strategy.kind),
     )
+
+
+def checkpoints_of(settings: Settings, source: Source, model: Model, world: World) -> Checkpoints:
+    """Those of the run, which know what they are of."""
+    strategy, tokenizer = settings.recipe.strategy.kind, source.encoder.fingerprint
+    identity = Identity(strategy, world.size, settings.training_digest, tokenizer, model.base)
+    return Checkpoints(settings, checkpoint_folder(settings, world), identity, world)
 
 
 def number_of_steps(recipe: Recipe, order: Order) -> int:
@@ -149,7 +157,10 @@ def seeded_model(settings: Settings, source: Source) -> tuple[Model, Source]:
 def prepared_model(settings: Settings) -> Model:
     """The model of the recipe with the techniques that work on it, on the CPU; weights as of torch's generator."""
     recipe = settings.recipe
-    model = MODELS[recipe.model.kind](recipe).to(DTYPES[recipe.precision.weights])
+    bits = quantized_bits(recipe)
+    # Weights are quantised on the device: on a CPU it takes a minute for 10^9 of them.
+    where = {"device": settings.device} if bits else {}
+    model = MODELS[recipe.model.kind](recipe, **where).to(DTYPES[recipe.precision.weights])
     model.loss_function, model.custom_loss = loss_function(recipe), recipe.train.loss is not None
     require_blocks(model, recipe)
     if recipe.peft.kind == "lora":
@@ -157,6 +168,8 @@ def prepared_model(settings: Settings) -> Model:
         add_adapters(model, recipe.peft)
         if recipe.peft.path is not None:
             load_adapters(model, Path(recipe.peft.path))
+    if bits:
+        compute_in(model, DTYPES[settings.dtype])
     model.join_loss()
     # In this order: adapters add modules to the blocks, checkpointing replaces the blocks' forward, and torch.compile
     # traces what is there by then.
@@ -199,6 +212,8 @@ def describe(parts: Parts) -> str:
         parameters = f"{count.training:,} of {total:,} parameters training ({count.training / total:.2%})"
     elif count.active < count.training:
         parameters += f" ({count.active:,} active)"
+    if bits := quantized_bits(settings.recipe):
+        parameters += f", frozen ones in {bits} bits,"
     model = f"{settings.recipe.model.kind} with {parameters} and {parts.model.attention} attention"
     ranks = f"{counted(parts.world.size, 'rank')} ({parts.device.type}, {settings.dtype})"
     return (

@@ -1,6 +1,6 @@
 """The model section: a tagged union on `kind`, one class per family of models."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -25,6 +25,26 @@ class Moe(Section):
             raise ValueError("experts is 0, so that the other settings of experts do nothing")
         if 0 < self.experts < self.top_k:
             raise ValueError(f"top_k {self.top_k} is more than there are experts ({self.experts})")
+        return self
+
+
+class Quantize(Section):
+    """Frozen weights in few bits, which adapters train beside (QLoRA). `quantize: 4` is short for `{bits: 4}`."""
+
+    short_form: ClassVar[str] = "bits"
+
+    bits: Literal[0, 4, 8] = setting(
+        0, "Bits of each weight in the linear layers of the blocks, through bitsandbytes; 0 leaves them as they are."
+    )
+    quant_type: Literal["nf4", "fp4"] = setting(
+        "nf4", "Values that 4 bits stand for: `nf4` as weights are distributed, `fp4` floating-point numbers."
+    )
+    double_quant: bool = setting(True, "Quantise the constants of 4-bit weights, too, from 0.5 to 0.127 bits a weight.")
+
+    @model_validator(mode="after")
+    def _means_something(self) -> Self:
+        if self.bits != 4 and (self.quant_type, self.double_quant) != ("nf4", True):
+            raise ValueError(f"quant_type and double_quant are of 4 bits, and bits is {self.bits}")
         return self
 
 
@@ -76,6 +96,8 @@ class HfModel(Section):
     config: dict[str, Scalar | list[Scalar]] = setting(
         {}, "Settings of the architecture by their own names, above those of the folder or of transformers."
     )
+
+    quantize: Quantize = section(Quantize, "Frozen weights in 4 or 8 bits, for peft.kind lora (QLoRA).")
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
@@ -131,3 +153,8 @@ class Peft(Section):
 
 
 Model = Annotated[GptModel | HfModel | TargetModel, Field(discriminator="kind")]
+
+
+def quantized_bits(recipe: Any) -> int:
+    """Bits of the frozen weights that a recipe asks for; 0 where they stay as they are."""
+    return recipe.model.quantize.bits if isinstance(recipe.model, HfModel) else 0

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from trainkit.errors import TrainingError, TrainkitError, in_words
 from trainkit.recipe.schema import Recipe, TargetModel
+from trainkit.recipe.schema.model import quantized_bits
 from trainkit.trainer.checkpoint.manifest import read_manifest, reason, refuse_damaged, refuse_other_base
 from trainkit.trainer.checkpoint.safe_loading import StateReader, only_data
 from trainkit.trainer.models import MODELS
@@ -35,6 +36,7 @@ from trainkit.trainer.models.adapters import (
     write_adapters,
 )
 from trainkit.trainer.models.base import Model
+from trainkit.trainer.models.quantized import dequantize
 from trainkit.trainer.optim.mixed_precision import DTYPES
 from trainkit.trainer.parallel.single_and_ddp import STATE, quiet
 from trainkit.trainer.parallel.swapping import FOLDER, swapped_weights
@@ -77,6 +79,9 @@ def export(checkpoint: Path, destination: Path, *, trusted: bool = False) -> Non
     model, recipe, manifest = trained_model(checkpoint, trusted=trusted)
     if recipe.peft.kind == "lora":
         merge_adapters(model)
+    if bits := quantized_bits(recipe):
+        what = f"the base model was in {bits} bits: what is written is what they stand for, in 32 bits"
+        sys.stderr.write(f"note: {what}, with the adapters merged in\n")
     inner: Any = getattr(model, "inner", model)  # by its own names: it knows nothing of what we put around it
     with _whole(destination) as folder:
         if recipe.model.kind == "hf":  # weights and config.json as `from_pretrained` reads them
@@ -123,6 +128,7 @@ def trained_model(checkpoint: Path, *, trusted: bool = False) -> tuple[Model, Re
         # what is not in the checkpoint is as it was trained beside
         model = model.to(DTYPES[recipe.precision.weights]).float()
         refuse_other_base(checkpoint, manifest, base_fingerprint(model))
+        dequantize(model)
         add_adapters(model, recipe.peft)
     try:
         load_weights(model, checkpoint, manifest["world_size"], adapts=recipe.peft.kind == "lora")

@@ -81,13 +81,12 @@ class Checkpoints:
 
     The training waits for what the strategy writes, or with `checkpoint.asynchronous` for a copy in memory; a thread
     does the rest: it writes the copy, reads what was written for the checksums, waits for the disk and publishes. At
-    most one checkpoint is on its way; the next one, and the end, wait for it. tokenizer, base: their fingerprints.
+    most one checkpoint is on its way; the next one, and the end, wait for it.
     """
 
-    def __init__(self, settings: Settings, root: Path | None, tokenizer: str, world: World, base: str = "") -> None:
-        strategy, asked = settings.recipe.strategy.kind, settings.recipe.checkpoint
-        self.root, self._keep = root, asked.keep
-        self.identity = Identity(strategy, world.size, settings.training_digest, tokenizer, base)
+    def __init__(self, settings: Settings, root: Path | None, identity: Identity, world: World) -> None:
+        asked = settings.recipe.checkpoint
+        self.root, self.identity, self._keep = root, identity, asked.keep
         self._world, self._later = world, asked.asynchronous
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._on_its_way: Future[object] | None = None

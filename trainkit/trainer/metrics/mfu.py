@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trainkit.trainer.data.source import Batch
-from trainkit.trainer.models.base import Model
+from trainkit.trainer.models.base import Model, entries
 from trainkit.trainer.settings import Settings
 
 Format = Literal["fp32", "tf32", "16 bits"]
@@ -103,8 +103,8 @@ def flops_per_token(model: Model, sequence_length: int) -> float | None:
         for parameter in module.parameters(recurse=False)
     }
     used = [parameter for parameter in model.parameters() if parameter.dim() > 1 and parameter not in tables]
-    training = sum(parameter.numel() for parameter in used if parameter.requires_grad)
-    frozen = sum(parameter.numel() for parameter in used) - training
+    training = sum(entries(parameter) for parameter in used if parameter.requires_grad)
+    frozen = sum(entries(parameter) for parameter in used) - training
     idle = model.idle_parameters()
     products = 6 * training + 4 * frozen - (6 if training > idle else 4) * idle
     return float(products + 12 * model.attention_width * sequence_length)

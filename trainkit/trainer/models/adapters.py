@@ -18,7 +18,7 @@ from trainkit.errors import TrainingError
 from trainkit.files import parse_json
 from trainkit.recipe.schema import HfModel, Peft, Recipe
 from trainkit.text import listed
-from trainkit.trainer.models.base import Model
+from trainkit.trainer.models.base import Model, is_linear
 from trainkit.trainer.user_code import refuse_special
 
 
@@ -60,20 +60,16 @@ def add_adapters(model: Model, settings: Peft) -> None:
 def default_targets(model: Model) -> list[str]:
     """The linear layers of the blocks: by the last parts of their names, or whole names where others end so too."""
     short, named = linear_layers(model), list(model.named_modules())
-    if all(_linear(each) for name, each in named if name.rpartition(".")[2] in short):
+    if all(is_linear(each) for name, each in named if name.rpartition(".")[2] in short):
         return short
-    inside = {each for block in model.blocks for each in block.modules() if _linear(each)}
+    inside = {each for block in model.blocks for each in block.modules() if is_linear(each)}
     return [name for name, each in named if each in inside]
 
 
 def linear_layers(model: Model) -> list[str]:
     """The last parts of the names of the linear layers inside the model's blocks."""
-    found = (name.rpartition(".")[2] for block in model.blocks for name, each in block.named_modules() if _linear(each))
-    return sorted(set(found))
-
-
-def _linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"  # GPT-2's name for it
+    named = (each for block in model.blocks for each in block.named_modules())
+    return sorted({name.rpartition(".")[2] for name, each in named if is_linear(each)})
 
 
 def merge_adapters(model: nn.Module) -> None:

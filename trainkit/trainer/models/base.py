@@ -67,6 +67,17 @@ class Model(nn.Module):
         return stacks * (experts - taken) // max(1, experts)
 
 
+def entries(parameter: Tensor) -> int:
+    """Numbers in a parameter: those that are quantised to 4 bits are packed, two in a byte (bitsandbytes)."""
+    packed = getattr(parameter, "quant_state", None)
+    return int(packed.shape.numel()) if packed is not None else parameter.numel()
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether it is a linear layer, also one of GPT-2's, which it calls Conv1D."""
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+
+
 @dataclass(frozen=True, slots=True)
 class Parameters:
     """Numbers of parameters; tied ones count once. active: of the training ones, those that a token goes through."""
@@ -78,7 +89,7 @@ class Parameters:
     @classmethod
     def of(cls, model: Model) -> Parameters:
         """To be counted before a strategy shards the model."""
-        every = [(each.numel(), each.requires_grad) for each in model.parameters()]
+        every = [(entries(each), each.requires_grad) for each in model.parameters()]
         training = sum(size for size, trains in every if trains)
         return cls(training, sum(size for size, _ in every) - training, training - model.idle_parameters())
 

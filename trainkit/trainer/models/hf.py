@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -18,6 +20,7 @@ from trainkit.trainer.data.source import IGNORED, NO_LABEL
 from trainkit.trainer.models.base import Remarks, Wrapped
 from trainkit.trainer.models.hf_head import OutputLayer, output_layer
 from trainkit.trainer.models.moe import routers_loss, routers_of
+from trainkit.trainer.models.quantized import as_plain, quantize_in_place, reading_options, refuse_quantized, tell_peft
 from trainkit.trainer.user_code import first_line, refuse_special
 
 _CHANCES = ("drop", "jitter", "noise")  # parts of settings' names, by which training draws random numbers
@@ -131,8 +134,11 @@ def attention_width(config: Any) -> int | None:
     return int(layers * heads * (getattr(config, "head_dim", None) or width // heads))
 
 
-def build_hf(recipe: Recipe) -> Transformer:
-    """The model of a recipe, on the CPU; nothing is ever downloaded. TrainingError when it cannot be built."""
+def build_hf(recipe: Recipe, device: str = "cpu") -> Transformer:
+    """The model of a recipe, on the CPU; nothing is ever downloaded. TrainingError when it cannot be built.
+
+    device: where weights are quantised, and the whole model then is.
+    """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported
     import transformers
 
@@ -145,23 +151,37 @@ def build_hf(recipe: Recipe) -> Transformer:
     maker = getattr(transformers, auto_class)
     attention = None if recipe.efficiency.attention == "auto" else recipe.efficiency.attention
     config = configuration(asked)
-    remarks: Remarks = ()
     try:
-        if asked.path is None:
-            inner = maker.from_config(config, attn_implementation=attention)
-        else:
-            inner, remarks = read_weights(maker, asked.path, config, attention)
+        inner, remarks = _made(maker, asked, config, attention, device)
     except TrainingError:
         raise
     except Exception as error:  # transformers and the Rust below it raise anything
         folder = f" from {asked.path}" if asked.path else ""
         raise TrainingError(f"model: transformers cannot build it{folder}: {first_line(error)}") from error
     model = wrapper(inner)
+    tell_peft(model, asked.quantize.bits)
     model.remarks = remarks
     if model.context and recipe.data.sequence_length > model.context:
         what = f"data.sequence_length: the model has {model.context} places, fewer than {recipe.data.sequence_length}"
         raise TrainingError(what, hint="lower it, or raise the model's own setting in model.config")
     return model
+
+
+def _made(maker: Any, asked: HfModel, config: Any, attention: str | None, device: str) -> tuple[Any, Remarks]:
+    """The model of transformers, with random weights or a folder's, quantised where that is asked for; and remarks."""
+    if asked.path is None:
+        drawn = maker.from_config(config, attn_implementation=attention)
+        if asked.quantize.bits:
+            quantize_in_place(drawn, asked.quantize, device)
+        return drawn, ()
+    refuse_quantized(config, asked.path)
+    if not asked.quantize.bits:
+        return read_weights(maker, asked.path, config, attention, {})
+    with torch.device("meta"):
+        options = reading_options(maker.from_config(copy.deepcopy(config)), asked.quantize, device)
+    read, remarks = read_weights(maker, asked.path, config, attention, options)
+    as_plain(read)
+    return read, remarks
 
 
 def configuration(asked: HfModel) -> Any:
@@ -190,7 +210,9 @@ def configuration(asked: HfModel) -> Any:
         raise TrainingError(f"model.config: {config.model_type} refuses it: {first_line(error)}") from error
 
 
-def read_weights(maker: Any, folder: str, config: Any, attention: str | None) -> tuple[Any, Remarks]:
+def read_weights(
+    maker: Any, folder: str, config: Any, attention: str | None, options: Mapping[str, Any]
+) -> tuple[Any, Remarks]:
     """The model with a folder's weights, and remarks on them. TrainingError where a weight has another size."""
     inner, found = maker.from_pretrained(
         folder,
@@ -200,6 +222,7 @@ def read_weights(maker: Any, folder: str, config: Any, attention: str | None) ->
         trust_remote_code=False,  # not given, it would ask on the terminal
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # which only lets us name them
+        **options,
     )
     # Until 4.57 the names alone, then with both sizes.
     resized = sorted(each if isinstance(each, str) else each[0] for each in found["mismatched_keys"])

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Fsdp as FsdpSettings
-from trainkit.trainer.models.base import Model
+from trainkit.trainer.models.base import Model, entries
 from trainkit.trainer.optim.mixed_precision import DTYPES
 from trainkit.trainer.parallel.single_and_ddp import Engine
 from trainkit.trainer.settings import Settings, World
@@ -96,7 +96,7 @@ def _by_size(model: Model, asked: FsdpSettings) -> Iterator[nn.Module]:
     for module in reversed(candidates):
         own = {parameter for parameter in module.parameters() if parameter not in taken}
         tied = module in model.tied or splits_tied(model, module)
-        if sum(parameter.numel() for parameter in own) >= asked.min_params and not tied:
+        if sum(entries(parameter) for parameter in own) >= asked.min_params and not tied:
             taken |= own
             yield module
 

@@ -31,6 +31,7 @@ from trainkit.trainer.checkpoint.safe_loading import StateReader, only_data
 from trainkit.trainer.metrics.memory_breakdown import state_tensors
 from trainkit.trainer.models.adapters import kept_tensors
 from trainkit.trainer.models.base import Model
+from trainkit.trainer.models.quantized import scales
 from trainkit.trainer.optim.gradient_clipping import clip_gradients
 from trainkit.trainer.optim.mixed_precision import DTYPES
 from trainkit.trainer.optim.optimizers import build_optimizer
@@ -84,7 +85,7 @@ class Engine(Strategy):
 
     def held(self) -> Mapping[str, Iterable[Tensor]]:
         return {
-            "parameters": self.model.parameters(),
+            "parameters": (*self.model.parameters(), *scales(self.model)),
             "gradients": [parameter.grad for parameter in self._parameters if parameter.grad is not None],
             "optimizer_state": state_tensors(self.optimizer),
         }

@@ -22,6 +22,7 @@ from trainkit.trainer.checkpoint.safe_loading import only_data
 from trainkit.trainer.metrics.memory_breakdown import state_tensors
 from trainkit.trainer.models.adapters import kept_tensors
 from trainkit.trainer.models.base import Model
+from trainkit.trainer.models.quantized import scales
 from trainkit.trainer.optim.optimizers import build_optimizer
 from trainkit.trainer.parallel import Strategy
 from trainkit.trainer.parallel.swapping import FOLDER, load_swapped, save_swapped, swap_folder
@@ -80,7 +81,10 @@ class Zero(Strategy):
         if masters is None:
             masters = getattr(wrapper, "single_partition_of_fp32_groups", [])  # stages 1 and 2
         return {
-            "parameters": [getattr(each, "ds_tensor", each) for each in self._engine.module.parameters()],
+            "parameters": [
+                *(getattr(each, "ds_tensor", each) for each in self._engine.module.parameters()),
+                *scales(self._engine.module),
+            ],
             "optimizer_state": [*masters, *state_tensors(wrapper.optimizer)],
         }
 

@@ -1,0 +1,167 @@
+"""Frozen weights in 4 or 8 bits through bitsandbytes: the linear layers of the blocks (QLoRA, arXiv:2305.14314).
+
+Embeddings, norms, the output layer and a classifier's head stay as they are.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from trainkit.errors import TrainingError
+from trainkit.recipe.schema import Quantize
+from trainkit.trainer.models.base import blocks_of, is_linear
+
+LEAST = 0.9  # share of the blocks' matrices that must be in linear layers, or the recipe would promise what is not
+
+
+def quantizable(inner: nn.Module) -> list[str]:
+    """The names of the linear layers in the blocks. TrainingError where they hold too little of the blocks."""
+    inside = {each for block in blocks_of(inner) for each in block.modules()}
+    found = {name: each for name, each in inner.named_modules() if each in inside and is_linear(each)}
+    matrices = {each for module in inside for each in module.parameters(recurse=False) if each.dim() > 1}
+    linear = sum(cast("Tensor", each.weight).numel() for each in found.values())
+    if not found or linear < LEAST * sum(each.numel() for each in matrices):
+        share = linear / max(1, sum(each.numel() for each in matrices))
+        raise TrainingError(
+            f"model.quantize: {share:.0%} of the weights in this model's blocks are in linear layers, and bitsandbytes "
+            "quantises no others (experts that lie in one tensor are none)",
+            hint="leave model.quantize out, or take a dense model",
+        )
+    return list(found)
+
+
+def reading_options(inner: nn.Module, asked: Quantize, device: str) -> dict[str, Any]:
+    """What `from_pretrained` takes to quantise weights while it reads them, on a device, where they stay.
+
+    inner: the model; on the meta device will do.
+    """
+    from transformers import BitsAndBytesConfig
+
+    _quiet()
+    chosen = set(quantizable(inner))
+    others = [name for name, each in inner.named_modules() if is_linear(each) and name not in chosen]
+    config = BitsAndBytesConfig(
+        load_in_4bit=asked.bits == 4,
+        load_in_8bit=asked.bits == 8,
+        bnb_4bit_quant_type=asked.quant_type,
+        bnb_4bit_use_double_quant=asked.double_quant,
+        llm_int8_skip_modules=others or ["none of this name"],  # of an empty list it makes its own choice
+    )
+    place = torch.cuda.current_device() if device == "cuda" else device
+    return {"quantization_config": config, "device_map": {"": place}}
+
+
+def refuse_quantized(config: Any, folder: str) -> None:
+    """TrainingError for a folder whose weights are quantised already: transformers takes those as they are."""
+    if getattr(config, "quantization_config", None) is not None:
+        raise TrainingError(
+            f"model.path: the weights in {folder} are quantised already",
+            hint="name the folder of the model in 16 or 32 bits; model.quantize: 4 quantises it",
+        )
+
+
+def as_plain(inner: Any) -> None:
+    """Let transformers forget that it has quantised a model, which it would not save, cast or move otherwise."""
+    for name in ("quantization_config", "_pre_quantization_dtype"):
+        vars(inner.config).pop(name, None)
+    inner.hf_quantizer = inner.quantization_method = None
+    inner.is_quantized = False
+
+
+def quantize_in_place(inner: nn.Module, asked: Quantize, device: str) -> None:
+    """Quantise weights that are there already, those of random models: on the device, where they stay."""
+    _quiet()
+    for name in quantizable(inner):
+        layer: Any = inner.get_submodule(name)
+        inner.set_submodule(name, _quantized(layer, asked).to(device))
+    inner.to(device)
+
+
+def _quantized(layer: Any, asked: Quantize) -> nn.Module:
+    """The layer that bitsandbytes has for it; it quantises once it is moved, to its own device too."""
+    layers: Any = importlib.import_module("bitsandbytes.nn")  # whose names are none to a type checker
+    transposed = not isinstance(layer, nn.Linear)
+    weight = layer.weight.detach().T.contiguous() if transposed else layer.weight.detach()
+    outputs, inputs = weight.shape
+    made: Any
+    with torch.device("meta"):
+        if asked.bits == 4:
+            options: dict[str, Any] = {"compress_statistics": asked.double_quant, "quant_type": asked.quant_type}
+            made = layers.Linear4bit(inputs, outputs, layer.bias is not None, **options)
+        else:  # outliers above 6 in 16 bits: LLM.int8(), arXiv:2208.07339, and transformers' default
+            made = layers.Linear8bitLt(inputs, outputs, layer.bias is not None, has_fp16_weights=False, threshold=6.0)
+    if asked.bits == 4:
+        made.weight = layers.Params4bit(weight, requires_grad=False, module=made, **options)
+    else:
+        made.weight = layers.Int8Params(weight, requires_grad=False, has_fp16_weights=False)
+    made.bias, made.source_cls = layer.bias, type(layer)
+    return cast("nn.Module", made.requires_grad_(False))
+
+
+def tell_peft(model: Any, bits: int) -> None:
+    """Say on the model that peft is given what its layers are: it asks no layer by itself."""
+    model.is_loaded_in_4bit, model.is_loaded_in_8bit = bits == 4, bits == 8
+
+
+def compute_in(model: nn.Module, dtype: torch.dtype) -> None:
+    """Have 4-bit layers compute in a format, in evaluation as in training; others follow autocast.
+
+    To be called once adapters are in place, which would take that format, too.
+    """
+    quantized: Any = filter(is_quantized, model.modules())
+    for layer in quantized:
+        if hasattr(layer, "compute_dtype"):
+            layer.compute_dtype, layer.compute_type_is_set = dtype, True
+            # An evaluation would lay the weights out for a kernel without a gradient, for good (bitsandbytes 0.50).
+            layer.support_avx512bf16_for_cpu = False
+
+
+def scales(model: nn.Module) -> Iterator[Tensor]:
+    """What quantised layers hold beside their weights: the constants that give the values back."""
+    for module in model.modules():
+        state = getattr(module, "quant_state", None)
+        for each in (state, getattr(state, "state2", None)):
+            yield from (value for value in vars(each).values() if isinstance(value, Tensor)) if each else ()
+        for holder in (getattr(module, "state", None), getattr(module, "weight", None)):
+            if isinstance(found := getattr(holder, "SCB", None), Tensor):
+                yield found
+
+
+def dequantize(inner: nn.Module) -> None:
+    """Give every quantised layer its weights in 32 bits again, as they are after quantisation."""
+    quantized: Any = [each for each in inner.named_modules() if is_quantized(each[1])]
+    for name, layer in quantized:
+        inner.set_submodule(name, _dequantized(layer))
+
+
+def is_quantized(module: nn.Module) -> bool:
+    """Whether it is a layer of bitsandbytes'."""
+    return type(module).__module__.startswith("bitsandbytes.")
+
+
+def _dequantized(layer: Any) -> nn.Module:
+    from bitsandbytes.functional import dequantize_4bit, int8_vectorwise_dequant
+
+    if (state := getattr(layer.weight, "quant_state", None)) is not None:
+        weight = dequantize_4bit(layer.weight.data, state)
+    else:
+        scale = layer.weight.SCB if layer.weight.SCB is not None else layer.state.SCB
+        weight = int8_vectorwise_dequant(layer.weight.data, scale)
+    transposed = layer.source_cls is not nn.Linear
+    with torch.device("meta"):
+        sizes = (layer.out_features, layer.in_features)
+        made = layer.source_cls(*sizes) if transposed else nn.Linear(*sizes[::-1], bias=layer.bias is not None)
+    made.weight = nn.Parameter((weight.T if transposed else weight).float().contiguous())
+    made.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach().float())
+    return cast("nn.Module", made)
+
+
+def _quiet() -> None:
+    # It warns of kernels for inference, and at each product of 8 bits of a cast that is meant.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
