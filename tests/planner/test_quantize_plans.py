@@ -42,6 +42,7 @@ def notices(layered: Layered, facts: Facts, text: str = "", bits: int = 4) -> li
         (4, "peft: {kind: none}", 0, "model.quantize", "quantised weights have no gradient"),
         (8, "strategy: {kind: fsdp}", 2, "strategy.kind", "keeps its weights and their scales whole"),
         (8, "strategy: {kind: zero3}", 2, "strategy.kind", "keeps its weights and their scales whole"),
+        (8, "peft: {dora: true}", 0, "peft.dora", "loses the scales of 8-bit layers"),
         (4, "precision: {dtype: bf16, weights: bf16}", 1, "precision.weights", "kept in fp32 beside them"),
         (4, "precision: {dtype: bf16, eval: fp32}", 1, "precision.eval", "4-bit layers compute in one format"),
         (

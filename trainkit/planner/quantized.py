@@ -24,6 +24,13 @@ REFUSALS: tuple[Refusal, ...] = (
         "model.quantize.bits: 4, or strategy.kind: ddp",
     ),
     Refusal(
+        # peft 0.21, utils/integrations.py: dequantize_module_weight
+        {"program": ("builtin",), "quantized": ("8",), "adapters": ("dora",), "device": ("cpu",)},
+        "peft.dora",
+        "on a CPU peft loses the scales of 8-bit layers while it computes DoRA's norms",
+        "model.quantize.bits: 4, or peft.dora: false",
+    ),
+    Refusal(
         {"program": ("builtin",), "quantized": QUANTIZED, "device": ("mps",)},
         "model.quantize",
         "bitsandbytes brings no kernels of its own for MPS: it imitates them, or loads some from the Hub while it runs",

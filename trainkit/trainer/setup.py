@@ -213,7 +213,7 @@ def describe(parts: Parts) -> str:
     elif count.active < count.training:
         parameters += f" ({count.active:,} active)"
     if bits := quantized_bits(settings.recipe):
-        parameters += f", frozen ones in {bits} bits,"
+        parameters += f", the blocks' in {bits} bits,"
     model = f"{settings.recipe.model.kind} with {parameters} and {parts.model.attention} attention"
     ranks = f"{counted(parts.world.size, 'rank')} ({parts.device.type}, {settings.dtype})"
     return (

@@ -21,7 +21,10 @@ LEAST = 0.9  # share of the blocks' matrices that must be in linear layers, or t
 
 
 def quantizable(inner: nn.Module) -> list[str]:
-    """The names of the linear layers in the blocks. TrainingError where they hold too little of the blocks."""
+    """The names of the linear layers in the blocks, but for those that the model has to have in 32 bits (T5's `wo`).
+
+    TrainingError where linear layers hold too little of the blocks.
+    """
     inside = {each for block in blocks_of(inner) for each in block.modules()}
     found = {name: each for name, each in inner.named_modules() if each in inside and is_linear(each)}
     matrices = {each for module in inside for each in module.parameters(recurse=False) if each.dim() > 1}
@@ -33,7 +36,8 @@ def quantizable(inner: nn.Module) -> list[str]:
             "quantises no others (experts that lie in one tensor are none)",
             hint="leave model.quantize out, or take a dense model",
         )
-    return list(found)
+    kept = set(getattr(inner, "_keep_in_fp32_modules", None) or ())
+    return [name for name in found if not kept.intersection(name.split("."))]
 
 
 def reading_options(inner: nn.Module, asked: Quantize, device: str) -> dict[str, Any]:
