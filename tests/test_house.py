@@ -20,6 +20,7 @@ PURE = (
     "trainkit.errors",
     "trainkit.text",
     "trainkit.optimizers",
+    "trainkit.architectures",
     "trainkit.recipe",
     "trainkit.flags",
     "trainkit.machine.facts",

@@ -339,6 +339,19 @@ def test_check_reports_each_recipe_and_fails_if_one_is_wrong(
     assert report[1]["diagnostics"][0]["origin"]["line"] == 1
 
 
+def test_check_and_plan_refuse_a_model_that_its_task_cannot_train(trainkit: Trainkit, tmp_path: Path) -> None:
+    (tmp_path / "t5").mkdir()
+    (tmp_path / "t5/config.json").write_text('{"model_type": "t5"}')
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("version: 1\ntrain: {steps: 1}\ndata: {kind: random}\nmodel: {kind: hf, path: t5}\n")
+    for command in ("check", "plan"):
+        done = trainkit(command, "r.yaml")
+        assert done.returncode == 2
+        assert "r.yaml:4" in done.stderr
+        assert "model.task causal_lm: t5 is an encoder-decoder" in done.stderr
+    assert trainkit("check", "r.yaml", "model.task=seq2seq_lm").returncode == 0
+
+
 def test_check_takes_overrides_for_all_its_recipes(trainkit: Trainkit, tiny_recipe: Path) -> None:
     assert trainkit("check", "tiny.yaml", "quickstart", "--seed", "3").returncode == 0
     done = trainkit("check", "tiny.yaml", "quickstart", "batch.micro=none")

@@ -19,7 +19,7 @@ ROWS: dict[str, Any] = {"kind": "jsonl", "path": "rows.jsonl"}
 
 def warned(layered: Layered, facts: Facts, task: str, data: dict[str, Any], **more: Any) -> list[str]:
     recipe = {
-        "model": {"kind": "hf", "architecture": "bert", "task": task},
+        "model": {"kind": "hf", "architecture": "gpt2" if task == "causal_lm" else "bert", "task": task},
         "data": data if "kind" in data else {**ROWS, **data},
         "precision": {"dtype": "bf16"},
         **more,

@@ -31,6 +31,7 @@ from trainkit.plan.model import (
 from trainkit.plan.provenance import Source, SourcedFile, SourcedJob, Token, module, texts, token
 from trainkit.plan.support import unreached
 from trainkit.planner import expected, hang
+from trainkit.planner.architectures import architecture_problems
 from trainkit.planner.batch import solve_batch
 from trainkit.planner.compatibility import unsupported
 from trainkit.planner.container import check_container, planned, seen_inside, wrapped
@@ -135,6 +136,7 @@ def decide(
     problems = [*unreached(resolved, program.REACH, recipe.program.kind), *check_environment(resolved)]
     problems += check_container(resolved)
     facts = seen_inside(recipe, facts)
+    problems += architecture_problems(resolved, facts.packages.get("transformers"))
     try:
         placement = place(resolved, facts)
     except RecipeError as error:  # nothing else can be known without it

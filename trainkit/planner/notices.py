@@ -18,6 +18,7 @@ from trainkit.planner.advice.compile_backends import compile_notices
 from trainkit.planner.advice.memory import memory_advice
 from trainkit.planner.advice.streaming import streaming_notices
 from trainkit.planner.advice.tensor_cores import tensor_core_advice
+from trainkit.planner.architectures import architecture_notices
 from trainkit.planner.container import mapped
 from trainkit.planner.container import notices as container_notices
 from trainkit.planner.dtype import precision_notices
@@ -168,7 +169,10 @@ def _optimizer(context: Context) -> Iterator[Notice]:
 
 
 def _padding(context: Context) -> Iterator[Notice]:
-    """A warning where batches come with an attention mask on CUDA. Texts that are predicted one by one need none."""
+    """A warning where batches come with an attention mask on CUDA. Texts that are predicted one by one need none.
+
+    Nor do encoder-decoders get one: what t5 adds to its attention keeps that kernel away in any case.
+    """
     recipe = context.recipe
     model, data = recipe.model, recipe.data
     if recipe.program.kind != "builtin" or context.topology.device != "cuda" or context.dtype not in _FLASH_FORMATS:
@@ -176,7 +180,7 @@ def _padding(context: Context) -> Iterator[Notice]:
     if not isinstance(model, HfModel) or not isinstance(data, JsonlData | DatasetData):
         return
     labelled = model.task == "sequence_classification"
-    if model.task == "causal_lm" or (data.packing and not labelled):
+    if model.task in ("causal_lm", "seq2seq_lm") or (data.packing and not labelled):
         return
     # torch's flash kernel needs the same cards as the package's (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)
     if recipe.efficiency.attention not in ("auto", "sdpa") or not has_flash_attention(context.cards):
@@ -205,6 +209,7 @@ SOURCES: tuple[Callable[[Context], Iterable[Notice]], ...] = (
     kept_inputs,
     _padding,
     streaming_notices,
+    architecture_notices,
     tensor_core_advice,
     memory_advice,
     _device,

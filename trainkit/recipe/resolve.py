@@ -12,7 +12,7 @@ from trainkit.recipe.layers.extends import Sources
 from trainkit.recipe.layers.interpolation import interpolate, interpolated
 from trainkit.recipe.layers.layer import Layer, place_of
 from trainkit.recipe.layers.merge import Merge, merge
-from trainkit.recipe.layers.paths import Files, absent_inputs, absolute, attach, script_source
+from trainkit.recipe.layers.paths import Files, absent_inputs, absolute, attach, model_config, script_source
 from trainkit.recipe.resolved import MadeRecipe, Request, Resolved
 from trainkit.recipe.schema.fields import defaults, schema, tagged_sections
 from trainkit.recipe.validation.batch_conflicts import contradictions
@@ -68,7 +68,8 @@ def resolve_with(arguments: Arguments, request: Request, files: Files, kind_of: 
     assert recipe is not None, "a recipe is refused without a diagnostic"
     history = {key: tuple(entries) for key, entries in state.history.items()}
     absent, script = absent_inputs(recipe, files, on_disk), script_source(recipe, files, on_disk)
-    more = (tuple(found), state.places, absent, sources.descriptions(), script, request.cwd)
+    config = model_config(recipe, files, on_disk)
+    more = (tuple(found), state.places, absent, sources.descriptions(), script, request.cwd, config)
     return Resolved(recipe, state.tree, history, attachments, *more)
 
 

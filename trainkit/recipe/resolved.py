@@ -77,6 +77,7 @@ class Resolved:
     variants: the variants that the recipe has, in its order, each with its description.
     script: the text of the program's script; empty where it is not known.
     folder: the caller's working folder.
+    model_config: what the config.json of the model's folder says; empty where it is not known.
     absent: by key, the paths without a file that the run will read; another machine may have them.
     """
 
@@ -90,6 +91,7 @@ class Resolved:
     variants: Mapping[str, str] = field(default_factory=dict)
     script: str = ""
     folder: str = ""
+    model_config: Mapping[str, Any] = field(default_factory=dict)
 
     def given(self, key: str) -> Origin | None:
         """Where the key's value came from; None where no layer gives it and it is a default."""

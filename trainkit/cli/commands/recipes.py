@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -22,6 +22,9 @@ from trainkit.errors import Diagnostic, ExitCode, TrainkitError, UsageError
 from trainkit.files import is_there
 from trainkit.recipe.layers.secrets import mask_words
 from trainkit.text import table
+
+if TYPE_CHECKING:
+    from trainkit.recipe.resolved import Resolved
 
 
 def ls(
@@ -129,7 +132,8 @@ def judge(
     for variant in variants:  # which grows: the recipe without a variant names them
         try:
             resolved = resolve_request(recipe, overrides, presets, variant=variant)
-            found += resolved.warnings
+            found += (*resolved.warnings, *(refused := refused_models(resolved)))
+            valid = valid and not refused
             if variant is None:
                 variants += resolved.variants
         except TrainkitError as error:
@@ -138,6 +142,16 @@ def judge(
     # Of equal ones the first stays, in its place: reversed twice.
     unique = {(each.what, each.key, each.origin.place if each.origin else ""): each for each in reversed(found)}
     return list(reversed(unique.values())), valid
+
+
+def refused_models(resolved: Resolved) -> list[Diagnostic]:
+    """What a plan on this machine would say of a model that its task cannot train."""
+    if resolved.recipe.model.kind != "hf":
+        return []
+    from trainkit.machine.probes.packages import probe
+    from trainkit.planner.architectures import architecture_problems
+
+    return list(architecture_problems(resolved, probe()["packages"].get("transformers")))
 
 
 def explain(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -154,6 +155,18 @@ def script_source(recipe: Recipe, files: Files, absolute: Callable[[str], str]) 
         return files.read(absolute(script)).decode("utf-8", "replace")
     except OSError:  # what is not there is reported as absent
         return ""
+
+
+def model_config(recipe: Recipe, files: Files, absolute: Callable[[str], str]) -> Mapping[str, Any]:
+    """What the config.json of the model's folder says; empty where there is none that can be read."""
+    folder = recipe.model.path if isinstance(recipe.model, HfModel) else None
+    if folder is None or recipe.program.kind != "builtin":
+        return {}
+    try:
+        found = json.loads(files.read(absolute(posixpath.join(folder, "config.json"))))
+    except (OSError, ValueError, RecursionError):  # the trainer says what is wrong with it
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def absent_inputs(recipe: Recipe, files: Files, absolute: Callable[[str], str]) -> dict[str, tuple[str, ...]]:

@@ -1,0 +1,126 @@
+"""Models that a task cannot train are refused in the plan, by their config.json or their name; unknown ones never."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.made_up_plans import PACKAGES
+from trainkit.architectures import LOOKING_AHEAD, TASKS_OF
+from trainkit.errors import Diagnostic, RecipeError
+from trainkit.machine.facts import Facts
+from trainkit.planner.architectures import architecture_problems
+from trainkit.planner.build import build_plan
+from trainkit.recipe.resolved import Resolved
+
+Solve = Callable[..., Resolved]
+HEAD = "version: 1\ntrain: {steps: 1}\ndata: {kind: random}\n"
+
+
+def of_folder(solve: Solve, settings: dict[str, Any] | str, task: str, more: str = "") -> Resolved:
+    text = settings if isinstance(settings, str) else json.dumps(settings)
+    recipe = f"{HEAD}model:\n  kind: hf\n  path: /models/it\n  task: {task}\n{more}"
+    return solve({"r.yaml": recipe, "/models/it/config.json": text, "/models/it": ""})
+
+
+def refused(resolved: Resolved, machine: Callable[..., Facts]) -> list[Diagnostic]:
+    with pytest.raises(RecipeError) as caught:
+        build_plan(resolved, machine(0))
+    return list(caught.value.diagnostics)
+
+
+def test_t5_as_a_causal_model_is_refused_with_the_task_that_trains_it(
+    solve: Solve, machine: Callable[..., Facts]
+) -> None:
+    resolved = of_folder(solve, {"model_type": "t5", "is_encoder_decoder": True}, "causal_lm")
+    (found,) = refused(resolved, machine)
+    assert found.what == (
+        "model.task causal_lm: t5 is an encoder-decoder, which writes a target for a source and continues no text"
+    )
+    assert found.hint == "set model.task: seq2seq_lm, with the source in data.prompt_field and the target in data.field"
+    assert found.origin is not None
+    assert (found.key, found.origin.line) == ("model.task", 7)
+    unsaid = solve(f"{HEAD}model: {{kind: hf, architecture: t5}}\n")
+    (found,) = refused(unsaid, machine)
+    assert found.key == "model.architecture", "nobody has written a task"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "task", "what", "hint"),
+    [
+        ("gpt2", "seq2seq_lm", "gpt2 is no encoder-decoder of texts", "causal_lm or sequence_classification"),
+        ("qwen2_audio", "seq2seq_lm", "qwen2_audio is no encoder-decoder of texts", "for none of the tasks"),
+        ("llama", "masked_lm", "llama is not made for it", "causal_lm or sequence_classification"),
+        ("vit", "causal_lm", "vit is not made for it", "for none of the tasks"),
+        ("nllb-moe", "sequence_classification", "nllb-moe is not made for it", "set model.task: seq2seq_lm"),
+        (
+            "bert",
+            "causal_lm",
+            "bert sees the token that it is to predict",
+            "masked_lm, or model.config.is_decoder: true",
+        ),
+        ("xlnet", "causal_lm", "xlnet sees the token", "set model.task: sequence_classification"),
+    ],
+)
+def test_other_misfits_say_what_the_model_is_for(
+    architecture: str, task: str, what: str, hint: str, solve: Solve
+) -> None:
+    resolved = of_folder(solve, {"model_type": architecture}, task, "  mask_token: 3\n" if task == "masked_lm" else "")
+    (found,) = architecture_problems(resolved, "5.23.0")
+    assert what in found.what
+    assert hint in found.hint
+
+
+@pytest.mark.parametrize(
+    ("settings", "task"),
+    [
+        ({"model_type": "t5"}, "seq2seq_lm"),
+        ({"model_type": "bart"}, "causal_lm"),  # its decoder alone
+        ({"model_type": "bert", "is_decoder": True}, "causal_lm"),
+        ({"model_type": "a-model-of-tomorrow"}, "causal_lm"),
+        ({"model_type": "t5", "auto_map": {"AutoModelForCausalLM": "modeling.Mine"}}, "causal_lm"),
+        ({}, "seq2seq_lm"),
+        ("no JSON", "seq2seq_lm"),
+        ("[1]", "seq2seq_lm"),
+    ],
+)
+def test_what_may_be_trained_or_is_not_known_is_not_refused(
+    settings: dict[str, Any] | str, task: str, solve: Solve, machine: Callable[..., Facts]
+) -> None:
+    resolved = of_folder(solve, settings, task)
+    assert list(architecture_problems(resolved, "5.23.0")) == []
+    build_plan(resolved, machine(0))
+
+
+def test_a_newer_transformers_may_have_learned_it_so_that_the_plan_only_warns(
+    solve: Solve, machine: Callable[..., Facts]
+) -> None:
+    resolved = of_folder(solve, {"model_type": "t5"}, "causal_lm")
+    for version, refuses in (("5.24.1", False), ("6.0", False), ("5.23.9", True), ("4.50.0", True), (None, True)):
+        assert bool(list(architecture_problems(resolved, version))) == refuses, version
+    facts = replace(machine(0), packages={**PACKAGES, "transformers": "5.24.0"})
+    (found,) = (each for each in build_plan(resolved, facts).plan.notices if "encoder-decoder" in each.what)
+    assert (found.severity, "5.24.0 is installed" in found.what) == ("warning", True)
+
+
+def test_settings_of_the_recipe_count_above_those_of_the_folder(solve: Solve) -> None:
+    decoder = of_folder(solve, {"model_type": "bert"}, "causal_lm", "  config: {is_decoder: true}\n")
+    assert list(architecture_problems(decoder, None)) == []
+    encoder = of_folder(
+        solve, {"model_type": "bert", "is_decoder": True}, "causal_lm", "  config: {is_decoder: false}\n"
+    )
+    assert list(architecture_problems(encoder, None))
+
+
+def test_a_program_of_the_users_own_decides_by_itself(layered: Callable[..., Resolved]) -> None:
+    program = {"kind": "torch", "script": "a.py"}
+    resolved = layered({"model": {"kind": "hf", "architecture": "t5"}, "program": program})
+    assert list(architecture_problems(resolved, None)) == []
+
+
+def test_what_looks_ahead_is_in_the_table_of_causal_models() -> None:
+    assert all("causal_lm" in TASKS_OF[name] for name in LOOKING_AHEAD)

@@ -1,0 +1,87 @@
+"""Refusals of models that a task cannot train, by what a folder's config.json or `model.architecture` says they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainkit.architectures import LOOKING_AHEAD, TASKS_OF, TRANSFORMERS
+from trainkit.errors import Diagnostic
+from trainkit.machine.versions import release
+from trainkit.plan.context import Context
+from trainkit.plan.model import Notice
+from trainkit.recipe.resolved import Resolved
+from trainkit.recipe.schema import HfModel
+
+WRITING = "seq2seq_lm"
+# Task -> transformers' class, and what it is for.
+CLASSES = {
+    "causal_lm": "AutoModelForCausalLM",
+    WRITING: "AutoModelForSeq2SeqLM",
+    "masked_lm": "AutoModelForMaskedLM",
+    "sequence_classification": "AutoModelForSequenceClassification",
+}
+
+
+def architecture_problems(resolved: Resolved, version: str | None) -> Iterator[Diagnostic]:
+    """An error where the model is known not to be trained by its task; nothing about a model that is not known.
+
+    version: of the transformers that will run it, None where nobody knows. One that is newer than the table may have
+    learned more: then nothing is refused.
+    """
+    if not _newer(version):
+        yield from _problems(resolved)
+
+
+def architecture_notices(context: Context) -> Iterator[Notice]:
+    """The same as warnings, where transformers is newer than what is known of it."""
+    version = context.facts.packages.get("transformers")
+    if _newer(version):
+        for found in _problems(context.resolved):
+            what = f"{found.what} (as of transformers {TRANSFORMERS}; {version} is installed)"
+            yield Notice("warning", what, found.hint)
+
+
+def _newer(version: str | None) -> bool:
+    return version is not None and release(version)[:2] > release(TRANSFORMERS)
+
+
+def _problems(resolved: Resolved) -> Iterator[Diagnostic]:
+    model = resolved.recipe.model
+    if resolved.recipe.program.kind != "builtin" or not isinstance(model, HfModel):
+        return
+    settings = resolved.model_config
+    name = model.architecture or settings.get("model_type")
+    foreign = CLASSES[model.task] in (
+        settings.get("auto_map") or {}
+    )  # code beside the weights: transformers refuses it
+    if not isinstance(name, str) or name not in TASKS_OF or foreign:
+        return
+    key = "model.task" if resolved.given("model.task") else "model.architecture" if model.architecture else "model.path"
+    tasks = TASKS_OF[name]
+    if model.task in tasks:
+        switch = LOOKING_AHEAD.get(name, "")
+        if model.task == "causal_lm" and switch != "" and not {**settings, **model.config}.get(switch or ""):
+            what = f"model.task causal_lm: {name} sees the token that it is to predict"
+            hint = f"set model.task: {'masked_lm' if 'masked_lm' in tasks else 'sequence_classification'}"
+            hint += f", or model.config.{switch}: true, with which it looks back alone" if switch else ""
+            yield resolved.error(key, what, hint, why="it was made to fill in tokens with those on both sides in view")
+        return
+    why = f"{CLASSES[model.task]} of transformers {TRANSFORMERS} does not have it"
+    yield resolved.error(key, f"model.task {model.task}: {_what(name, model.task)}", _hint(name), why=why)
+
+
+def _what(name: str, task: str) -> str:
+    if task == WRITING:
+        return f"{name} is no encoder-decoder of texts"
+    if WRITING in TASKS_OF[name] and task == "causal_lm":
+        return f"{name} is an encoder-decoder, which writes a target for a source and continues no text"
+    return f"{name} is not made for it"
+
+
+def _hint(name: str) -> str:
+    tasks = TASKS_OF[name]
+    if not tasks:
+        return "choose another model: this one is for none of the tasks"
+    if WRITING in tasks:
+        return f"set model.task: {WRITING}, with the source in data.prompt_field and the target in data.field"
+    return f"set model.task: {' or '.join(tasks)}, or choose another model"
