@@ -1,12 +1,15 @@
-"""Masked models and models of the user's own lose the same on any number of ranks, and resume to the same bits."""
+"""Every task, and models of the user's own, lose the same on any number of ranks, and resume to the same bits."""
 
 from __future__ import annotations
 
+import json
+import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from strategy_runs import Case, write_corpus
+from strategy_runs import Case, Curve, write_corpus
 
 from tests.warm_ranks import run_case
 
@@ -69,3 +72,44 @@ def test_a_masked_model_with_workers_resumes_to_the_same_bits(here: Path) -> Non
     checkpoint = next((here / "whole" / "checkpoints").glob("step-*3"))
     again = run_case(here / "again", case, here / "corpus", resume=checkpoint)
     assert again.losses == {step: loss for step, loss in whole.losses.items() if step > 3}
+
+
+SMALL = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "vocab_size": 256}
+T5: dict[str, Any] = {"kind": "hf", "architecture": "t5", "task": "seq2seq_lm", "config": {**SMALL, "dropout_rate": 0}}
+
+
+@pytest.fixture
+def pairs(here: Path) -> dict[str, Any]:
+    """Sources with targets of very different lengths, so that ranks have batches of different sizes."""
+    chance, path = random.Random(0), here / "pairs.jsonl"
+    lengths = [(chance.randint(1, 40), chance.randint(1, 20)) for _ in range(120)]
+    rows = (
+        {"ask": "".join(chance.choices("abcdef", k=n)), "say": "".join(chance.choices("ghij", k=m))} for n, m in lengths
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"kind": "jsonl", "path": str(path), "prompt_field": "ask", "field": "say", "prompt_prefix": "do: "}
+    return {**data, "sequence_length": 32, "target_length": 16}
+
+
+@pytest.fixture
+def alone(here: Path, pairs: dict[str, Any]) -> tuple[Case, Curve]:
+    changes: dict[str, Any] = {
+        "model": T5,
+        "data": pairs,
+        "train": {"steps": 5},
+        "eval": {"every_steps": 5, "batches": 3},
+    }
+    case = Case({"kind": "single"}, ranks=1).changed(**changes)
+    return case, run_case(here / "single", case, here / "corpus")
+
+
+@pytest.mark.e2e
+def test_an_encoder_decoder_loses_the_same_under_every_strategy(alone: tuple[Case, Curve], here: Path) -> None:
+    case, expected = alone
+    for strategy in ("ddp", "fsdp", "zero3"):
+        found = run_case(here / strategy, replace(case, strategy={"kind": strategy}, ranks=2), here / "corpus")
+        assert list(found.losses.values()) == pytest.approx(list(expected.losses.values()), rel=2e-6), strategy
+        assert list(found.norms.values()) == pytest.approx(list(expected.norms.values()), rel=2e-5), strategy
+        assert list(found.eval_losses.values()) == pytest.approx(list(expected.eval_losses.values()), rel=2e-6), (
+            strategy
+        )

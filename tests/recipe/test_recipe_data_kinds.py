@@ -12,6 +12,7 @@ from trainkit.recipe.resolved import Resolved
 
 HEAD = "version: 1\ntrain: {steps: 1}\n"
 CLASSES = "model: {kind: hf, architecture: bert, task: sequence_classification}\n"
+WRITES = "model: {kind: hf, architecture: t5, task: seq2seq_lm}\n"
 MASKED = "model: {kind: hf, architecture: bert, task: masked_lm}\n"
 
 
@@ -32,6 +33,16 @@ MASKED = "model: {kind: hf, architecture: bert, task: masked_lm}\n"
         (MASKED + "data: {kind: jsonl, path: a, prompt_field: p}", "masked_lm learns tokens that it hides itself"),
         (MASKED + "data: {kind: jsonl, path: a}", "masked_lm requires model.mask_token"),
         (MASKED + "sample: {prompt: x}", "a model for masked_lm cannot continue a text"),
+        (WRITES + "data: {kind: jsonl, path: a}", "seq2seq_lm requires data.prompt_field, the field of the source"),
+        (WRITES + "data: {kind: text}", "needs sources with targets, and data.kind text has none"),
+        (WRITES + "data: {kind: tokens, path: a.npy}", "needs sources with targets, and data.kind tokens has none"),
+        (WRITES + "data: {kind: jsonl, path: a, tokens_field: t}", "data.tokens_field is one text"),
+        (WRITES + "data: {kind: jsonl, path: a, messages_field: m, tokenizer: t}", "data.messages_field is one text"),
+        (WRITES + "data: {kind: jsonl, path: a, label_field: l}", "is for model.task sequence_classification"),
+        ("data: {kind: jsonl, path: a, target_length: 8}", "data.target_length is for model.task seq2seq_lm"),
+        ("data: {kind: random, target_length: 8}", "data.target_length is for model.task seq2seq_lm"),
+        ("data: {kind: jsonl, path: a, padding: max_length}", "data.padding is for model.task seq2seq_lm"),
+        ("data: {kind: jsonl, path: a, prompt_prefix: 'do: '}", "prompt_prefix goes before a prompt"),
         ("model: {kind: target, target: 'a:b'}\nsample: {prompt: x}", "a model of the user's own cannot continue"),
         ("model: {kind: hf, architecture: bert, mask_token: 3}", "mask_share and mask_token are for task masked_lm"),
         ("model: {kind: target, target: a.b}", "model.target must be an import path"),

@@ -22,6 +22,7 @@ from trainkit.trainer.signals import Requests
 
 MakeSettings = Callable[..., Settings]
 MASKED = {"albert", "bert", "camembert", "distilbert", "electra", "modernbert", "roberta", "xlm-roberta"}
+WRITING = {"longt5", "mt5", "t5", "umt5"}
 VOCABULARY = 96
 SMALL: dict[str, Any] = {
     "hidden_size": 16,
@@ -38,6 +39,7 @@ SMALL: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "word_embed_proj_dim": 16,
     "ffn_dim": 32,
+    "d_ff": 32,
     "moe_intermediate_size": 16,
     "bos_token_id": 1,
     "eos_token_id": 2,
@@ -51,10 +53,11 @@ def model_of(architecture: str, make_settings: MakeSettings) -> Transformer:
     if architecture == "bloom":  # where the name is another one
         names.discard("num_key_value_heads")
     config = {name: value for name, value in SMALL.items() if name in names}
-    task = "masked_lm" if architecture in MASKED else "causal_lm"
+    task = "masked_lm" if architecture in MASKED else "seq2seq_lm" if architecture in WRITING else "causal_lm"
     asked = {"kind": "hf", "architecture": architecture, "task": task, "config": config}
     torch.manual_seed(0)
-    model = prepared_model(make_settings(model=asked | ({"mask_token": 3} if task == "masked_lm" else {})))
+    data = {"data": {"kind": "random", "sequence_length": 8}} if task == "seq2seq_lm" else {}
+    model = prepared_model(make_settings(model=asked | ({"mask_token": 3} if task == "masked_lm" else {}), **data))
     assert isinstance(model, Transformer)
     return model.eval()  # dropout would draw twice
 
@@ -63,7 +66,7 @@ def loss_and_gradients(model: Transformer, architecture: str) -> list[torch.Tens
     draw = torch.Generator().manual_seed(2)
     tokens, truth = torch.randint(4, VOCABULARY, (2, 2, 8), generator=draw)
     few = torch.rand(truth.shape, generator=draw) < 0.7
-    if architecture in MASKED:
+    if architecture in MASKED | WRITING:
         loss = model(input_ids=tokens, labels=truth.masked_fill(few, NO_LABEL))
     else:
         loss = model(tokens=tokens, targets=truth.masked_fill(few, IGNORED))

@@ -190,9 +190,10 @@ TECHNIQUES: tuple[Technique, ...] = (
         "nothing is computed for padding",
         "no activations of padding",
         "always for language models on rows, unless texts must not see one another",
-        # labelled texts are a sample each, whatever the setting says
+        # labelled texts, and sources with targets, are a sample each, whatever the setting says
         in_force=lambda context: (
-            bool(value_of(context, "data.packing")) and value_of(context, "model.task") != "sequence_classification"
+            bool(value_of(context, "data.packing"))
+            and value_of(context, "model.task") not in ("sequence_classification", "seq2seq_lm")
         ),
     ),
     Technique(

@@ -21,6 +21,7 @@ from trainkit.trainer.auto_batch import Found, settle_micro_batch
 from trainkit.trainer.checkpoint.manifest import Identity
 from trainkit.trainer.checkpoint.saving import Checkpoints
 from trainkit.trainer.data import SOURCES
+from trainkit.trainer.data.pairs import tokens_of_sample
 from trainkit.trainer.data.sampler import Order, positions_of_rank
 from trainkit.trainer.data.source import Source
 from trainkit.trainer.data.transfer import Transfer
@@ -231,7 +232,7 @@ def start_record(parts: Parts, first: int) -> dict[str, Any]:
         "first_step": first,
         "world_size": parts.world.size,
         "samples_per_step": batch.global_,
-        "tokens_per_step": batch.global_ * parts.settings.recipe.data.sequence_length,
+        "tokens_per_step": batch.global_ * tokens_of_sample(parts.settings.recipe),
         "active_parameters": parts.parameters.active,
         "attention": parts.model.attention,
         **facts_of(parts),

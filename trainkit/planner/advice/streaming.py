@@ -20,7 +20,11 @@ def streaming_notices(context: Context) -> Iterator[Notice]:
         names = ((each.weight / total, each.path if isinstance(each.path, str) else each.path[0]) for each in data.mix)
         yield Notice("note", f"samples are drawn from {listed([f'{path} ({share:.1%})' for share, path in names])}")
     processes = context.processes * max(1, data.workers)
-    if processes > 1 and data.packing and not (isinstance(model, HfModel) and model.task == "sequence_classification"):
+    if (
+        processes > 1
+        and data.packing
+        and not (isinstance(model, HfModel) and model.task in ("sequence_classification", "seq2seq_lm"))
+    ):
         what = (
             "where a packed sample begins depends on all texts before, so that each of the "
             f"{processes} processes that read turns the whole stream into tokens"

@@ -13,6 +13,11 @@ _TOKENIZER = (
 )
 
 
+_TARGET_LENGTH = (
+    "Tokens of a target, for model.task seq2seq_lm, whose sources have sequence_length; null is sequence_length."
+)
+
+
 class _Loaded(Section):
     """Settings that every source has: the length of its samples, and how they are brought to the device."""
 
@@ -77,6 +82,7 @@ class RandomData(_Loaded):
         "Labels of classification are below this; with 1 all of them are 0, as the guides' `randint(0, 1)` draws them.",
         ge=1,
     )
+    target_length: Count | None = setting(None, _TARGET_LENGTH, unit="tokens")
 
     @model_validator(mode="after")
     def _range(self) -> Self:
@@ -125,11 +131,25 @@ class _Rows(_Loaded):
     """Settings of sources whose samples come from rows with named fields."""
 
     tokenizer: str | None = setting(None, _TOKENIZER)
-    field: str = setting("text", "Field of the text.", min_length=1)
+    field: str = setting(
+        "text",
+        "Field of the text; dots lead into mappings (`translation.en`), in every setting of a field.",
+        min_length=1,
+    )
     prompt_field: str | None = setting(
         None,
-        "Field of the prompt that the text answers; it is read and not predicted: loss on the answers only.",
+        "Field of the prompt that the text answers; it is read and not predicted: loss on the answers only. For "
+        "model.task seq2seq_lm it is the source, and the text is the target.",
         min_length=1,
+    )
+    prompt_prefix: str | None = setting(
+        None, "What goes before each prompt, and before sample.prompt (`summarize: `, as t5 was trained).", min_length=1
+    )
+    target_length: Count | None = setting(None, _TARGET_LENGTH, unit="tokens")
+    padding: Literal["longest", "max_length"] = setting(
+        "longest",
+        "How far sources and targets of model.task seq2seq_lm are filled up. `longest`: to the longest that a rank has "
+        "in a step, in steps of 8. `max_length`: to sequence_length and target_length.",
     )
     messages_field: str | None = setting(
         None,
@@ -150,8 +170,8 @@ class _Rows(_Loaded):
     packing: bool = setting(
         True,
         "Fill samples with texts end to end, without waste: attention sees the texts before in its sample. `false` "
-        "starts a sample with each text, cuts what is too long and pads what is too short, as labelled texts always "
-        "are.",
+        "starts a sample with each text, cuts what is too long and pads what is too short, as labelled texts, and "
+        "sources with targets, always are.",
     )
     validation_fraction: float = setting(
         0.05, "Share of the samples held out for evaluation, from their end.", gt=0, lt=1
@@ -195,6 +215,8 @@ class _Rows(_Loaded):
             raise ValueError(f"{' and '.join(given)} are each the whole of a sample: keep one")
         if given and given != ["field"] and self.prompt_field:
             raise ValueError(f"prompt_field goes before a text, and {given[0]} is none")
+        if self.prompt_prefix and not self.prompt_field:
+            raise ValueError("prompt_prefix goes before a prompt: it requires prompt_field")
         if self.messages_field and not self.tokenizer:
             raise ValueError("messages_field needs the chat template of a tokenizer: name its folder in tokenizer")
         if self.targets_field and not self.tokens_field:

@@ -74,9 +74,10 @@ class HfModel(Section):
     """A model of transformers, from a local folder or with random weights. Nothing is ever downloaded."""
 
     kind: Literal["hf"] = setting("hf", "Any architecture of transformers.")
-    task: Literal["causal_lm", "masked_lm", "sequence_classification"] = setting(
+    task: Literal["causal_lm", "seq2seq_lm", "masked_lm", "sequence_classification"] = setting(
         "causal_lm",
-        "What the model is made for: predicting the next token, hidden tokens, or a label for each sample.",
+        "What the model is made for: predicting the next token, a target text for a source text (encoder-decoders such "
+        "as t5 and bart), hidden tokens, or a label for each sample.",
     )
     mask_share: float = setting(
         0.15,

@@ -11,6 +11,7 @@ from trainkit.recipe.layers.layer import Layer, secret_keys
 from trainkit.recipe.layers.merge import Merge, value_at
 from trainkit.recipe.layers.paths import Files
 from trainkit.recipe.layers.secrets import public_names
+from trainkit.recipe.validation.pairs import TASK, check_pairs
 from trainkit.recipe.validation.type_errors import refused
 from trainkit.recipe.validation.validate import Locate
 from trainkit.recipe.yaml.reader import NO_TEXT, WRITE_TEXT, is_text
@@ -275,9 +276,9 @@ def _masking(context: Context) -> Iterator[Diagnostic]:
 
 
 def _sample(context: Context) -> Iterator[Diagnostic]:
-    """Only models that give the next token can continue a text."""
+    """Only models that give the next token can continue a text, or write one for a source."""
     kind = context.get("model.kind")
-    other = kind == "target" or (kind == "hf" and context.get("model.task") != "causal_lm")
+    other = kind == "target" or (kind == "hf" and context.get("model.task") not in ("causal_lm", TASK))
     if context.get("sample.prompt") and other:
         what = "a model of the user's own" if kind == "target" else f"a model for {context.get('model.task')}"
         hint = "remove sample.prompt, or choose model.task: causal_lm"
@@ -344,6 +345,7 @@ RULES: tuple[Callable[[Context], Iterator[Diagnostic]], ...] = (
     _labels,
     _streaming,
     _masking,
+    check_pairs,
     _own_loss,
     _sample,
 )

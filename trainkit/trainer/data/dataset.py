@@ -12,7 +12,7 @@ from trainkit.errors import TrainingError
 from trainkit.recipe.schema import DatasetData, JsonlData, Recipe
 from trainkit.recipe.validation.suggestions import nearest
 from trainkit.trainer.data.rows import source_of_rows
-from trainkit.trainer.data.shards import Row, files_by_split, is_saved, json_lines, listed_mappings
+from trainkit.trainer.data.shards import Row, files_by_split, holding, is_saved, json_lines, lacking, listed_mappings
 from trainkit.trainer.data.source import Source
 from trainkit.trainer.data.stream import open_stream
 from trainkit.trainer.user_code import first_line
@@ -65,7 +65,7 @@ def _chosen(splits: Mapping[str, Split], name: str, key: str, path: Path, column
         lacks = f"has no split {name!r}" if name else "has several splits, and none is train"
         raise TrainingError(f"{key}: {path} {lacks}", hint=f"it has {', '.join(splits)}")
     if (known := splits[name].columns) is not None:
-        for column in [column for column in columns if column not in known]:
+        for column in lacking(columns, known):
             close = nearest(column, known)
             hint = f"did you mean {close}? it has {', '.join(known)}" if close else f"it has {', '.join(known)}"
             raise TrainingError(f"data.path: {path} [{name}] has no column {column!r}", hint=hint)
@@ -127,6 +127,7 @@ def _of_table(table: Any, where: str) -> Split:
 
     def rows(columns: list[str]) -> Iterator[Row]:
         number = 0
+        columns = holding(columns, table.column_names)
         try:
             for batch in table.with_format(None).select_columns(columns).iter(batch_size=_READ):
                 for values in zip(*(batch[name] for name in columns), strict=True):
@@ -136,5 +137,5 @@ def _of_table(table: Any, where: str) -> Split:
             raise TrainingError(f"data.path: {where}: row {number} cannot be read: {first_line(error)}") from error
 
     return Split(
-        rows, list(table.column_names), lambda column: tuple(getattr(table.features[column], "names", ()) or ())
+        rows, list(table.column_names), lambda column: tuple(getattr(table.features.get(column), "names", ()) or ())
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,10 @@ class Encoder:
         """What goes after a text. final: also that nothing follows, where the model is to learn that."""
         return []
 
+    def target(self, text: str) -> tuple[list[int], list[int], list[int]]:
+        """What goes before a text that a decoder is to write, the text, and what ends it."""
+        return self.opening(), self.plain(text), self.closing(final=True)
+
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
         """A chat and which of its tokens are the assistant's. ChatError where that cannot be known."""
         raise ChatError("bytes have no chat template")
@@ -63,12 +68,7 @@ class Tokenizer(Encoder):
         self.mask = inner.mask_token_id
         candidates = (inner.pad_token_id, inner.eos_token_id, 0)
         self.padding = next(each for each in candidates if each is not None)
-        whole, alone = inner("a")["input_ids"], self.plain("a")
-        # What it adds before and after a text is found by comparing: not every tokenizer has a method that says so.
-        places = range(len(whole) - len(alone) + 1)
-        start = next((place for place in places if whole[place : place + len(alone)] == alone), 0)
-        self._opening: list[int] = whole[:start]
-        self._closing: list[int] = whole[start + len(alone) :]
+        self._opening, self._closing = _ends(inner("a")["input_ids"], self.plain("a"))
 
     def plain(self, text: str) -> list[int]:
         ids: list[int] = self._inner(text, add_special_tokens=False)["input_ids"]
@@ -82,12 +82,34 @@ class Tokenizer(Encoder):
         end = self._inner.eos_token_id
         return self._closing or ([end] if final and end is not None else [])
 
+    def target(self, text: str) -> tuple[list[int], list[int], list[int]]:
+        opening, closing = self._target_ends
+        return list(opening), self._target(text), list(closing)
+
+    @cached_property
+    def _target_ends(self) -> tuple[list[int], list[int]]:
+        # Translators' tokenizers cut and mark targets in another way than sources.
+        opening, closing = _ends(self._inner(text_target="a")["input_ids"], self._target("a"))
+        end = self._inner.eos_token_id
+        return opening, closing or ([end] if end is not None else [])
+
+    def _target(self, text: str) -> list[int]:
+        ids: list[int] = self._inner(text_target=text, add_special_tokens=False)["input_ids"]
+        return ids
+
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
         return chat_tokens(self._inner, messages)
 
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self._inner.decode(list(ids), skip_special_tokens=True)
         return text
+
+
+def _ends(whole: list[int], alone: list[int]) -> tuple[list[int], list[int]]:
+    """What a tokenizer adds before and after a text, found by comparing: not every one has a method that says so."""
+    places = range(len(whole) - len(alone) + 1)
+    start = next((place for place in places if whole[place : place + len(alone)] == alone), 0)
+    return whole[:start], whole[start + len(alone) :]
 
 
 def open_encoder(folder: str | None) -> Encoder:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainkit.errors import TrainingError
+from trainkit.trainer.data.pairs import Lengths, pair_batch
 from trainkit.trainer.data.rows import whole_batch
 from trainkit.trainer.data.source import Batch, next_token_batch
 from trainkit.trainer.data.windows import Cursor, Sample, Windows
@@ -31,12 +32,16 @@ class Form:
     whole: bool
     label_field: str | None = None
     names: tuple[str, ...] = ()  # of the labels
+    pairs: Lengths | None = None  # where they are sources with targets
 
     def batch(self, samples: Sequence[Sample]) -> Batch:
         """A batch of samples. TrainingError names the row of a label that has no number."""
         if not self.whole:
             pairs = ((sample.ids, sample.predicted[1:]) for sample in samples)
             return next_token_batch(pairs, len(samples), self.length, self.padding)
+        if self.pairs:
+            both = ((sample.ids[~sample.predicted], sample.ids[sample.predicted]) for sample in samples)
+            return pair_batch(both, self.pairs, self.padding)
         labels = None
         if self.label_field:
             labels = np.array([self._label(sample, self.label_field) for sample in samples], dtype=np.int64)

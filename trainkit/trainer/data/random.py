@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from trainkit.recipe.schema import HfModel, RandomData, Recipe
+from trainkit.trainer.data.pairs import Lengths, pair_batch
 from trainkit.trainer.data.source import Batch, Samples, Source
 from trainkit.trainer.randomness import derived_seed
 
@@ -18,8 +19,8 @@ from trainkit.trainer.randomness import derived_seed
 def open_source(recipe: Recipe, run_dir: Path) -> Source:
     """The source of a recipe whose `data.kind` is random."""
     data, seed = cast("RandomData", recipe.data), recipe.train.seed
-    labelled = isinstance(recipe.model, HfModel) and recipe.model.task == "sequence_classification"
-    make = labelled_batch if labelled else sequence_batch
+    task = recipe.model.task if isinstance(recipe.model, HfModel) else ""
+    make = MAKERS.get(task, sequence_batch)
     train = Samples(data.samples, partial(make, data, seed, 0))
     validation = Samples(max(1, data.samples // 8), partial(make, data, seed, data.samples))
     facts = {"samples": data.samples}
@@ -38,6 +39,18 @@ def labelled_batch(data: RandomData, seed: int, first: int, indices: Sequence[in
     ids = _ids(data, seed, first, indices, data.sequence_length)
     labels = [derived_seed(seed, "random label", first + index) % data.classes for index in indices]
     return Batch({"input_ids": ids, "labels": torch.tensor(labels)}, len(indices))
+
+
+def random_pairs(data: RandomData, seed: int, first: int, indices: Sequence[int]) -> Batch:
+    """For encoder-decoders: each target token is to be predicted."""
+    lengths = Lengths.of(data)
+    ids = _ids(data, seed, first, indices, lengths.source + lengths.target).numpy()
+    pairs = ((row[: lengths.source], row[lengths.source :]) for row in ids)
+    return pair_batch(pairs, lengths, padding=0)
+
+
+# `model.task` -> what makes its batches; the others take sequences.
+MAKERS = {"sequence_classification": labelled_batch, "seq2seq_lm": random_pairs}
 
 
 def _ids(data: RandomData, seed: int, first: int, indices: Sequence[int], length: int) -> torch.Tensor:

@@ -18,10 +18,12 @@ from trainkit.recipe.schema import DatasetData, HfModel, JsonlData, Recipe
 from trainkit.text import listed
 from trainkit.trainer.data.chat_template import ChatError
 from trainkit.trainer.data.encoding import Encoder, open_encoder
+from trainkit.trainer.data.pairs import Lengths, cut_pairs, encoded_pair, is_writing
 from trainkit.trainer.data.shards import Row
 from trainkit.trainer.data.source import NO_LABEL, Batch, Ids, Labels, Samples, Source, next_token_batch
 
 Rows = JsonlData | DatasetData  # the sections whose samples come from rows
+APART = ("sequence_classification", "seq2seq_lm")  # tasks whose rows are a sample each, whatever `data.packing` says
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +35,24 @@ class Texts:
     starts: NDArray[np.int64]
     highest: int  # token id; -1 without any
     where: str  # the place of the highest
+    cut: int = 0  # sources and targets that were too long
     labels: Sequence[tuple[int | str, str]] = ()  # of each text, with its place, where they are labelled
 
 
 @dataclass(slots=True)
 class Reading:
-    """How the rows of a data set are read. limit: tokens that a text may have at most, its ends included."""
+    """How the rows of a data set are read.
+
+    limit: tokens that a text may have at most, its ends included. pairs: how long sources and targets are, where each
+    row has both; the source's tokens go first, and the target's are those that are predicted.
+    """
 
     data: Rows
     encoder: Encoder
     final: bool  # whether a text's end is to be learned
     limit: int | None = None
+    pairs: Lengths | None = None
+    cut: int = 0  # sources and targets so far
 
     @property
     def kind(self) -> str:
@@ -54,6 +63,7 @@ class Reading:
     def texts(self, rows: Iterable[Row]) -> Texts:
         """Every row. TrainingError names the place of one that does not hold what the recipe names."""
         ids, answers, ends = array(self.kind), bytearray(), [0]
+        self.cut = 0
         highest, where = -1, ""
         labels: list[tuple[int | str, str]] = []
         for row in rows:
@@ -67,7 +77,7 @@ class Reading:
                 labels.append((row.label(self.data.label_field), row.place))
         mask = np.frombuffer(bytes(answers), dtype=np.bool_)
         kind = np.uint8 if self.kind == "B" else np.uint32
-        return Texts(np.frombuffer(ids.tobytes(), dtype=kind), mask, np.array(ends), highest, where, labels)
+        return Texts(np.frombuffer(ids.tobytes(), dtype=kind), mask, np.array(ends), highest, where, self.cut, labels)
 
     def tokens(self, row: Row) -> tuple[Sequence[int], bytes]:
         """Ids, and a byte for each: 1 where it is predicted. TrainingError as of :meth:`texts`."""
@@ -76,13 +86,25 @@ class Reading:
             return self._chat(row, data.messages_field)
         if data.tokens_field:
             return self._ready(row, data.tokens_field)
+        if self.pairs:
+            return self._pair(row, self.pairs)
         opening, closing = encoder.opening(), encoder.closing(final=self.final)
-        prompt = encoder.plain(row.text(data.prompt_field)) if data.prompt_field else []
+        prompt = encoder.plain(self._prompt(row)) if data.prompt_field else []
         text = encoder.plain(row.text(data.field))
         if self.limit is not None:
             text = text[: max(0, self.limit - len(opening) - len(closing))]
         before = [*opening, *prompt]
         return [*before, *text, *closing], bytes(len(before)) + b"\1" * (len(text) + len(closing))
+
+    def _prompt(self, row: Row) -> str:
+        return (self.data.prompt_prefix or "") + row.text(self.data.prompt_field or "")
+
+    def _pair(self, row: Row, lengths: Lengths) -> tuple[Sequence[int], bytes]:
+        source, target, cut = encoded_pair(self.encoder, self._prompt(row), row.text(self.data.field), lengths)
+        if not source or not target:
+            raise row.wrong(f"field {(self.data.field if source else self.data.prompt_field)!r} gives no token")
+        self.cut += cut
+        return [*source, *target], bytes(len(source)) + b"\1" * len(target)
 
     def _chat(self, row: Row, name: str) -> tuple[Sequence[int], bytes]:
         messages = row.items(name)
@@ -122,17 +144,24 @@ def source_of_rows(
     data = cast("Rows", recipe.data)
     task = recipe.model.task if isinstance(recipe.model, HfModel) else "causal_lm"
     whole = task != "causal_lm"
-    packing = data.packing and task != "sequence_classification"
+    pairs = Lengths.of(data) if is_writing(recipe) else None
+    packing = data.packing and task not in APART
     encoder = open_encoder(data.tokenizer)
-    reading = Reading(data, encoder, final=not whole, limit=data.sequence_length if whole and not packing else None)
+    limit = data.sequence_length if whole and not packing else None
+    reading = Reading(data, encoder, final=not whole, limit=limit, pairs=pairs)
     parts = [reading.texts(rows) for rows in (train, validation) if rows is not None]
     highest = max(parts, key=lambda texts: texts.highest)
     labels, numbers = known_labels(parts, data.labels or names) if data.label_field else (None, np.zeros(0, np.int64))
-    halves, left_out = _split(parts, data, whole=whole, packing=packing)
+    reach = pairs.source + pairs.target if pairs else data.sequence_length  # pairs are cut already, each part by itself
+    halves, left_out = _split(parts, data, reach, whole=whole, packing=packing)
     sets: list[Samples] = []  # training and validation
     for texts, spans in halves:
         first = len(sets[0]) if sets else 0  # the labels of validation follow those of training
         mine = numbers[first : first + len(spans)] if labels else None
+        if pairs:
+            tokens = texts.ids, texts.predicted
+            sets.append(Samples(len(spans), partial(cut_pairs, tokens, spans, pairs, encoder.padding)))
+            continue
         make = partial(_whole_texts, labels=mine) if whole else _next_tokens
         sets.append(Samples(len(spans), partial(make, texts, spans, data.sequence_length, encoder.padding)))
     description, facts = _summary(parts, "tokens" if data.tokens_field else encoder.unit, encoder, labels, left_out)
@@ -149,12 +178,14 @@ def source_of_rows(
     )
 
 
-def _split(parts: Sequence[Texts], data: Rows, *, whole: bool, packing: bool) -> tuple[list[tuple[Texts, Spans]], int]:
+def _split(
+    parts: Sequence[Texts], data: Rows, length: int, *, whole: bool, packing: bool
+) -> tuple[list[tuple[Texts, Spans]], int]:
     """Texts and spans for training and validation, neither empty, and how many samples had nothing to predict."""
     ahead = 0 if whole else 1
     found, left_out = [], 0
     for texts in parts:
-        spans = _spans(texts, data.sequence_length, ahead, packing=packing)
+        spans = _spans(texts, length, ahead, packing=packing)
         if not whole:  # a prompt may fill a sample, and a text may be a single byte: there is nothing to predict
             before = np.concatenate([[0], np.cumsum(texts.predicted)])
             kept = before[spans[:, 1]] > before[np.minimum(spans[:, 0] + 1, spans[:, 1])]
@@ -252,6 +283,9 @@ def _summary(
     texts, tokens = sum(len(each.starts) - 1 for each in parts), sum(len(each.ids) for each in parts)
     description = f"{texts:,} texts of {tokens:,} {unit}{_left_out(left_out)}"
     facts: dict[str, int | float | str] = {"texts": texts, unit: tokens}
+    if cut := sum(each.cut for each in parts):
+        description += f" ({cut:,} sources and targets cut)"
+        facts["cut"] = cut
     if left_out:
         facts["samples_left_out"] = left_out
     if encoder.unit != "bytes":

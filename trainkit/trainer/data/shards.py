@@ -60,9 +60,11 @@ class Row(NamedTuple):
 
     def _given(self, field: str, kind: type, term: str = "") -> Any:
         """What a field holds, of this kind and not empty."""
-        if field not in self.fields:
-            raise self.wrong(f"field {field!r} is missing")
-        found = self.fields[field]
+        found: Any = self.fields
+        for name in (field,) if field in self.fields else field.split("."):
+            if not isinstance(found, dict) or name not in found:
+                raise self.wrong(f"field {field!r} is missing")
+            found = found[name]
         if kind is not object and not (isinstance(found, kind) and found):
             raise self.wrong(f"field {field!r} is {'empty' if found == kind() else f'no {term} but {_kind(found)}'}")
         return found
@@ -192,12 +194,22 @@ def check_shard(path: Path, columns: Sequence[str]) -> tuple[int, dict[str, tupl
             return size, {}
     with _table_file(path) as file:
         schema = file.schema_arrow if path.suffix == ".parquet" else file.schema
-    for column in [column for column in columns if column not in schema.names]:
+    for column in lacking(columns, schema.names):
         has = f"it has {', '.join(schema.names)}"
         close = nearest(column, schema.names)
         hint = f"did you mean {close}? {has}" if close else has
         raise TrainingError(f"data.path: {path} has no column {column!r}", hint=hint)
     return size, _label_names(schema)
+
+
+def holding(fields: Sequence[str], columns: Sequence[str]) -> list[str]:
+    """The columns that hold some fields: a name with a dot that is none of them leads into a mapping."""
+    return list(dict.fromkeys(name if name in columns else name.partition(".")[0] for name in fields))
+
+
+def lacking(fields: Sequence[str], columns: Sequence[str]) -> list[str]:
+    """The fields that no column holds."""
+    return [name for name in fields if not set(holding([name], columns)) <= set(columns)]
 
 
 def rows_of(path: Path, columns: Sequence[str], start: Mark) -> Iterator[tuple[Mark, RawRow]]:
@@ -221,18 +233,20 @@ def _of_lines(path: Path, start: Mark) -> Iterator[tuple[Mark, RawRow]]:
 
 def _of_parquet(path: Path, columns: Sequence[str], start: Mark) -> Iterator[tuple[Mark, RawRow]]:
     with _table_file(path) as file:
+        chosen = holding(columns, file.schema_arrow.names)
         first = 0  # row of the group
         for group in range(file.metadata.num_row_groups):
             size = file.metadata.row_group(group).num_rows
             if first + size > start.row:
-                batches = file.iter_batches(_READ, row_groups=[group], columns=list(columns), use_threads=False)
+                batches = file.iter_batches(_READ, row_groups=[group], columns=chosen, use_threads=False)
                 yield from _of_batches(path, batches, first, start.row)
             first += size
 
 
 def _of_arrow(path: Path, columns: Sequence[str], start: Mark) -> Iterator[tuple[Mark, RawRow]]:
     with _table_file(path) as file:
-        batches = (batch.select(list(columns)) for batch in file)
+        chosen = holding(columns, file.schema.names)
+        batches = (batch.select(chosen) for batch in file)
         yield from _of_batches(path, batches, 0, start.row)
 
 

@@ -33,6 +33,7 @@ class Batch(NamedTuple):
 
     inputs: dict[str, Tensor]  # each (samples, …)
     counted: int  # targets that are predicted: the model's loss is a sum over them
+    written: int = 0  # tokens that go through a decoder beside those of the inputs, padding too
     bookmark: str = ""  # of a stream: where a run goes on that has all samples before these
 
     def on(self, device: torch.device) -> dict[str, Tensor]:

@@ -16,7 +16,8 @@ from trainkit.recipe.schema.data import Mixed
 from trainkit.text import counted, listed
 from trainkit.trainer.data.encoding import open_encoder
 from trainkit.trainer.data.mixture import Form, RowStream
-from trainkit.trainer.data.rows import Reading, Rows
+from trainkit.trainer.data.pairs import Lengths, is_writing
+from trainkit.trainer.data.rows import APART, Reading, Rows
 from trainkit.trainer.data.shards import Mark, RawRow, check_shard, rows_of, shards_by_split
 from trainkit.trainer.data.source import Batch, Labels, Samples, Source
 from trainkit.trainer.data.windows import Cut, Files, Place, Sample, Windows, samples_of
@@ -44,7 +45,9 @@ def open_stream(recipe: Recipe) -> Source:
     data, seed = cast("Rows", recipe.data), recipe.train.seed
     task = recipe.model.task if isinstance(recipe.model, HfModel) else "causal_lm"
     whole = task != "causal_lm"
-    packing = data.packing and task != "sequence_classification"
+    pairs = Lengths.of(data) if is_writing(recipe) else None
+    packing = data.packing and task not in APART
+    length = pairs.source + pairs.target if pairs else data.sequence_length
     encoder = open_encoder(data.tokenizer)
     opened = _all_opened(data, seed)
     windows: list[Windows] = []
@@ -52,12 +55,12 @@ def open_stream(recipe: Recipe) -> Source:
     for each in opened:
         fields = data.model_copy(update={"field": each.asked.field or data.field})
         limit = data.sequence_length if whole and not packing else None
-        reading = Reading(fields, encoder, final=not whole, limit=limit)
-        cut = Cut(reading, data.sequence_length, int(not whole), packing, data.shuffle_buffer, each.seed)
+        reading = Reading(fields, encoder, final=not whole, limit=limit, pairs=pairs)
+        cut = Cut(reading, length, int(not whole), packing, data.shuffle_buffer, each.seed)
         windows.append(Windows(each.files, cut))
         held_out += samples_of(each.held_out, cut)
     names = _label_names(data, opened)
-    form = Form(data.sequence_length, encoder.padding, whole, data.label_field, names)
+    form = Form(length, encoder.padding, whole, data.label_field, names, pairs)
     if not held_out:
         what = f"data.path: the rows held out of {_described(opened)} fill no sample of {data.sequence_length} tokens"
         raise TrainingError(what, hint="raise data.validation_rows, or lower data.sequence_length")

@@ -12,6 +12,7 @@ from torch.utils.data import Subset, default_collate
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe, TargetData
+from trainkit.trainer.data.pairs import is_writing
 from trainkit.trainer.data.source import Batch, Samples, Source, count_targets
 from trainkit.trainer.user_code import blaming, imported
 
@@ -34,14 +35,16 @@ def open_source(recipe: Recipe, run_dir: Path) -> Source:
         which = "validation" if sizes[0] else "training"
         raise TrainingError(f"data.target: {data.target} gives no {which} sample")
     train, validation = (
-        Samples(size, partial(_batch, each, data, collate))
+        Samples(size, partial(_batch, each, data, collate, writes=is_writing(recipe)))
         for each, size in zip((train, validation), sizes, strict=True)
     )
     return Source(train, validation, f"{sizes[0]:,} samples of {data.target}", {"samples": sizes[0]})
 
 
-def _batch(samples: Any, data: TargetData, collate: Callable[[list[Any]], Any], indices: Sequence[int]) -> Batch:
-    """The user's samples, collated by the user's function, and checked."""
+def _batch(
+    samples: Any, data: TargetData, collate: Callable[[list[Any]], Any], indices: Sequence[int], *, writes: bool
+) -> Batch:
+    """The user's samples, collated by the user's function, and checked. writes: whether a decoder writes the labels."""
     with blaming("data.target", data.target):
         found = [samples[index] for index in indices]
     name = data.collate or data.target
@@ -55,4 +58,5 @@ def _batch(samples: Any, data: TargetData, collate: Callable[[list[Any]], Any], 
     if any(len(each) != len(indices) for each in inputs.values()):
         shapes = ", ".join(f"{key} {tuple(each.shape)}" for key, each in inputs.items())
         raise TrainingError(f"data.collate: {name} gives {shapes} for {len(indices)} samples: all must come first")
-    return Batch(dict(inputs), int(count_targets(inputs)))
+    written = inputs["labels"].numel() if writes and "labels" in inputs else 0
+    return Batch(dict(inputs), int(count_targets(inputs)), written)

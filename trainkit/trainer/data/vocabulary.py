@@ -38,7 +38,7 @@ def fitting_source(source: Source, model: Model, recipe: Recipe) -> Source:
             f"data.path: {found.where}: label {found.highest} is too high: the model has {labels}, from 0",
             hint=f"set model.config.num_labels to {found.highest + 1} or more, or fix the data",
         )
-    if labels is not None and source.padding not in (None, padding):
+    if model.told_padding and source.padding not in (None, padding):
         raise TrainingError(
             f"model.config.pad_token_id is {padding}, and texts are padded with {source.padding}, which the model "
             "would read as text",

@@ -112,4 +112,4 @@ def flops_per_token(model: Model, sequence_length: int) -> float | None:
 
 def tokens_in(batch: Batch) -> int:
     """Tokens of a batch that go through the model, padding too; 0 where its inputs are of another kind."""
-    return sum(values.numel() for name, values in batch.inputs.items() if name in TOKENS)
+    return batch.written + sum(values.numel() for name, values in batch.inputs.items() if name in TOKENS)

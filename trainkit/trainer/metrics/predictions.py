@@ -17,6 +17,7 @@ from trainkit.errors import TrainingError
 from trainkit.trainer.data.source import IGNORED, NO_LABEL, Labels, count_targets
 from trainkit.trainer.distributed import gather_from_ranks
 from trainkit.trainer.metrics.evaluation import in_turn
+from trainkit.trainer.models.hf import EncoderDecoder
 from trainkit.trainer.randomness import derived_seed
 from trainkit.trainer.setup import Parts
 
@@ -75,7 +76,7 @@ def _judged(parts: Parts, inputs: Mapping[str, Tensor]) -> Iterator[dict[str, An
         count = int(count_targets(inputs))
         return iter([{"loss": round(float(model(**inputs)) / max(1, count), 6), "counted": count}])
     truth = "targets" if "targets" in inputs else "labels"
-    logits = model(**{name: values for name, values in inputs.items() if name != truth}).float()
+    logits = model(**parts.model.shown(inputs)).float()
     if parts.model.labels is not None:
         return _labels(logits.softmax(dim=-1), inputs.get(truth), parts.source.labels)
     ignored = IGNORED if truth == "targets" else NO_LABEL
@@ -99,21 +100,40 @@ def _labels(probabilities: Tensor, truth: Tensor | None, known: Labels | None) -
 @torch.compiler.set_stance("force_eager")  # type: ignore[untyped-decorator]
 @torch.no_grad()
 def generate(parts: Parts) -> str:
-    """Continue the prompt of the recipe; "" without one. Every rank must call it, for weights may be sharded."""
-    sample, context = parts.settings.recipe.sample, parts.settings.recipe.data.sequence_length
-    encoder, model = parts.source.encoder, parts.strategy.model
-    if not sample.prompt:
+    """Continue the prompt of the recipe, or write a target for it; "" without one.
+
+    Every rank must call it, for weights may be sharded.
+    """
+    recipe, encoder, model = parts.settings.recipe, parts.source.encoder, parts.strategy.model
+    if not recipe.sample.prompt:
         return ""
-    generator = torch.Generator().manual_seed(derived_seed(parts.settings.recipe.train.seed, "sample"))
-    prompt = [*encoder.opening(), *encoder.plain(sample.prompt)]
-    tokens = torch.tensor([prompt], dtype=torch.int64, device=parts.device)
+    generator = torch.Generator().manual_seed(derived_seed(recipe.train.seed, "sample"))
+    text = encoder.plain((getattr(recipe.data, "prompt_prefix", None) or "") + recipe.sample.prompt)
+    if isinstance(parts.model, EncoderDecoder):
+        source, tokens, end = _of_target(parts, parts.model, text)
+    else:
+        source, tokens, end = {}, torch.tensor([[*encoder.opening(), *text]], device=parts.device), None
+    begun = tokens.shape[1] if source else 0  # a continuation is shown with its prompt
     model.eval()
-    for _ in range(sample.tokens):
+    for _ in range(recipe.sample.tokens):
+        read = tokens[:, -recipe.data.sequence_length :]
         with parts.eval_autocast:
-            logits: Tensor = model(tokens[:, -context:])[0, -1]
+            logits: Tensor = model(**source, decoder_input_ids=read) if source else model(read)
         # Drawn on the CPU in fp32, so that every rank draws the same token.
-        shares = (logits.float().cpu() / sample.temperature).softmax(dim=-1)
+        shares = (logits[0, -1].float().cpu() / recipe.sample.temperature).softmax(dim=-1)
         drawn = torch.multinomial(shares, 1, generator=generator)
+        if end == int(drawn):
+            break
         tokens = torch.cat([tokens, drawn.to(parts.device)[None]], dim=1)
     model.train()
-    return encoder.decode(tokens[0].tolist())
+    return encoder.decode(tokens[0, begun:].tolist())
+
+
+def _of_target(parts: Parts, model: EncoderDecoder, text: list[int]) -> tuple[dict[str, Tensor], Tensor, int | None]:
+    """What the encoder reads, what the decoder begins with (1, ids), and the id that ends a target."""
+    encoder, limit = parts.source.encoder, parts.settings.recipe.data.sequence_length
+    opening, _, closing = encoder.target("")
+    source = [*encoder.opening(), *text, *encoder.closing(final=False)][:limit]
+    begun = model.begin(torch.tensor([[*opening, *closing] or [0]]))
+    tokens = torch.cat([begun, torch.tensor([opening], dtype=torch.int64)], dim=1).to(parts.device)
+    return {"input_ids": torch.tensor([source], device=parts.device)}, tokens, closing[0] if closing else None

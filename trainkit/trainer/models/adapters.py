@@ -84,7 +84,8 @@ def merge_adapters(model: nn.Module) -> None:
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX, _OWN = "base_model.model.", "inner."  # peft's name for the model, and ours for one that we wrap
-_TASKS = {"causal_lm": "CAUSAL_LM", "sequence_classification": "SEQ_CLS"}  # peft has no class for masked models
+# peft has no class for masked models
+_TASKS = {"causal_lm": "CAUSAL_LM", "seq2seq_lm": "SEQ_2_SEQ_LM", "sequence_classification": "SEQ_CLS"}
 
 # Key of the recipe -> peft's name, of what the recipe and the folder must agree on.
 _AGREED = {"peft.rank": "r", "peft.alpha": "lora_alpha", "peft.rslora": "use_rslora", "peft.dora": "use_dora"}

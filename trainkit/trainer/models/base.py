@@ -25,6 +25,7 @@ class Model(nn.Module):
     vocabulary: int | None  # how many token ids it knows; None where it reads no tokens
     labels: int | None = None  # of how many it chooses one for each sample; None for a model that does not
     padding: int | None = None  # the id that it knows to be no text
+    told_padding: bool = False  # whether it looks for that id, so that the data must be filled up with it
     attention: str  # the implementation that is really used
     attention_width: int | None = None  # layers x heads x size of a head; None where that does not give the FLOPs
     routing: tuple[int, int] = (0, 0)  # experts of a block, and how many of them a token takes
@@ -42,6 +43,10 @@ class Model(nn.Module):
     def head(self) -> Sequence[nn.Parameter]:
         """What is on top of a trained model for the task at hand: it starts untrained, so it trains beside adapters."""
         return ()
+
+    def shown(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The inputs with which the model gives logits and no loss: they do not hold what it is to tell."""
+        return {name: values for name, values in inputs.items() if name not in ("targets", "labels")}
 
     def join_loss(self) -> None:
         """Where it can, have the output layer give the loss by itself. Called once adapters are in place."""

@@ -17,7 +17,7 @@ from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.recipe.validation.suggestions import did_you_mean
 from trainkit.text import listed
 from trainkit.trainer.data.source import IGNORED, NO_LABEL
-from trainkit.trainer.models.base import Remarks, Wrapped
+from trainkit.trainer.models.base import Remarks, Wrapped, blocks_of
 from trainkit.trainer.models.hf_head import OutputLayer, output_layer
 from trainkit.trainer.models.moe import routers_loss, routers_of
 from trainkit.trainer.models.quantized import as_plain, quantize_in_place, reading_options, refuse_quantized, tell_peft
@@ -99,7 +99,7 @@ class Classifier(Labelled):
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
-        self.labels = int(inner.config.num_labels)
+        self.labels, self.told_padding = int(inner.config.num_labels), True
         self.routers, self.routing = None, (0, 0)
 
     def join_loss(self) -> None:  # the few logits of a classifier are no burden
@@ -111,9 +111,65 @@ class Classifier(Labelled):
         return [parameter for parameter in self.inner.parameters() if parameter not in body]
 
 
+class EncoderDecoder(Labelled):
+    """Writes a target for a source: what the decoder reads is the target, shifted by one place."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        config = inner.config
+        if getattr(config, "output_router_logits", False):
+            what = f"model.config.output_router_logits: the loss of {config.model_type}'s routers is not trained here"
+            raise TrainingError(what, hint="leave it out, and train without the routers' loss")
+        self.told_padding = True
+        if self.padding is None:
+            what = "model.config.pad_token_id is not set, which a decoder reads behind the end of a target"
+            raise TrainingError(what, hint="set it to the padding token of the tokenizer")
+        # Of T5, which has relative positions, `n_positions` says only how long the samples of its own training were.
+        self.context = getattr(config, "max_position_embeddings", None)
+        # Lists of blocks on both sides, also where the model does not say what its blocks are.
+        halves = (inner.get_encoder(), inner.get_decoder())
+        self.blocks = tuple(block for half in halves for block in blocks_of(half))
+        try:
+            self._shifted(torch.full((1, 1), self.padding + 1))
+        except (AttributeError, TypeError, ValueError):  # nothing says what the decoder begins with
+            config.decoder_start_token_id = self.padding
+            what = "model.config.decoder_start_token_id is not set: decoders begin with the padding token, as T5's do"
+            self.remarks = ((logging.INFO, f"{what} ({self.padding})"),)
+
+    def forward(  # type: ignore[override]
+        self, input_ids: Tensor, labels: Tensor | None = None, decoder_input_ids: Tensor | None = None, **more: Tensor
+    ) -> Tensor:
+        """input_ids, attention_mask: (batch, source); labels, decoder_input_ids: (batch, target), -100 uncounted.
+
+        Returns logits (batch, target, vocabulary), or with labels the summed loss.
+        """
+        read = decoder_input_ids if decoder_input_ids is not None or labels is None else self._shifted(labels)
+        return super().forward(input_ids, labels, decoder_input_ids=cast("Tensor", read), **more)
+
+    def shown(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        found = super().shown(inputs)
+        if "decoder_input_ids" in found or "labels" not in inputs:
+            return found
+        return {**found, "decoder_input_ids": self._shifted(inputs["labels"])}
+
+    def begin(self, ends: Tensor) -> Tensor:
+        """What the decoder reads before its first token (1, 1). ends: what goes before and after a target (1, ids)."""
+        # Some begin with the last of these, the target's language.
+        return self._shifted(ends)[:, :1]
+
+    def _shifted(self, labels: Tensor) -> Tensor:
+        """(batch, target) -> the same shape, as transformers' own class does it."""
+        if make := getattr(self.inner, "prepare_decoder_input_ids_from_labels", None):
+            return cast("Tensor", make(labels))
+        read = labels.new_full(labels.shape, self.inner.config.decoder_start_token_id)
+        read[:, 1:] = labels[:, :-1]
+        return read.masked_fill(read == NO_LABEL, cast("int", self.padding))
+
+
 # `model.task` -> transformers' class, and what goes around it.
 TASKS: Mapping[str, tuple[str, type[Transformer]]] = {
     "causal_lm": ("AutoModelForCausalLM", Transformer),
+    "seq2seq_lm": ("AutoModelForSeq2SeqLM", EncoderDecoder),
     "masked_lm": ("AutoModelForMaskedLM", Labelled),
     "sequence_classification": ("AutoModelForSequenceClassification", Classifier),
 }
@@ -160,10 +216,12 @@ def build_hf(recipe: Recipe, device: str = "cpu") -> Transformer:
         raise TrainingError(f"model: transformers cannot build it{folder}: {first_line(error)}") from error
     model = wrapper(inner)
     tell_peft(model, asked.quantize.bits)
-    model.remarks = remarks
-    if model.context and recipe.data.sequence_length > model.context:
-        what = f"data.sequence_length: the model has {model.context} places, fewer than {recipe.data.sequence_length}"
-        raise TrainingError(what, hint="lower it, or raise the model's own setting in model.config")
+    model.remarks = (*model.remarks, *remarks)
+    for name in ("sequence_length", "target_length"):
+        asked_length = getattr(recipe.data, name, None)
+        if model.context and asked_length and asked_length > model.context:
+            what = f"data.{name}: the model has {model.context} places, fewer than {asked_length}"
+            raise TrainingError(what, hint="lower it, or raise the model's own setting in model.config")
     return model
 
 
@@ -198,6 +256,8 @@ def configuration(asked: HfModel) -> Any:
         key = "model.architecture" if asked.path is None else "model.path"
         raise TrainingError(f"{key}: {first_line(error)}") from error
     known = {*config.to_dict(), *config.attribute_map, "num_labels"}  # which is kept as the names of the labels
+    if getattr(config, "is_encoder_decoder", False):
+        known.add("decoder_start_token_id")  # which transformers 5 leaves out where it is not set
     for name in asked.config:
         if name not in known:
             hint = did_you_mean(name, sorted(known), f"it has {', '.join(sorted(known))}")

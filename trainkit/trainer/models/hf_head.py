@@ -20,6 +20,7 @@ PLAIN = frozenset(
     (
         *("bloom", "falcon", "gemma", "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "olmo2", "opt"),
         *("phi", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3", "stablelm", "starcoder2"),
+        *("longt5", "mt5", "t5", "umt5"),
         *("albert", "bert", "camembert", "distilbert", "electra", "modernbert", "roberta", "xlm-roberta"),
     )
 )
