@@ -162,3 +162,7 @@ LOOKING_AHEAD: Mapping[str, str | None] = {
     "xlm": "causal",
     "xlnet": None,  # there is no such setting
 }
+
+# Trained in bfloat16, with activations beyond the largest number of float16
+# (https://github.com/google-research/text-to-text-transfer-transformer/issues/539; transformers clamps them).
+OVERFLOWING = frozenset({"longt5", "mt5", "t5", "umt5"})

@@ -107,6 +107,44 @@ def test_a_newer_transformers_may_have_learned_it_so_that_the_plan_only_warns(
     assert (found.severity, "5.24.0 is installed" in found.what) == ("warning", True)
 
 
+def warnings(resolved: Resolved, facts: Facts) -> list[str]:
+    return [each.what for each in build_plan(resolved, facts).plan.notices if each.severity == "warning"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "task", "warned"),
+    [
+        ("bart", "", True),
+        ("bart", "\n  task: causal_lm", False),
+        ("bart", "\n  task: seq2seq_lm", False),
+        ("gpt2", "", False),
+    ],
+)
+def test_an_encoder_decoder_of_which_nobody_said_that_its_decoder_alone_is_meant_is_warned_of(
+    architecture: str, task: str, warned: bool, solve: Solve, machine: Callable[..., Facts]
+) -> None:
+    found = warnings(solve(f"{HEAD}model:\n  kind: hf\n  architecture: {architecture}{task}\n"), machine(0))
+    assert any("bart is an encoder-decoder, and as causal_lm" in what for what in found) == warned
+
+
+def test_a_decoder_that_was_saved_alone_is_not_warned_of(solve: Solve, machine: Callable[..., Facts]) -> None:
+    saved = {"model_type": "bart", "is_encoder_decoder": False, "is_decoder": True}
+    files = {"/models/it/config.json": json.dumps(saved), "/models/it": ""}
+    resolved = solve({"r.yaml": f"{HEAD}model: {{kind: hf, path: /models/it}}\n", **files})
+    assert not any("encoder-decoder" in what for what in warnings(resolved, machine(0)))
+
+
+@pytest.mark.parametrize(("dtype", "warned"), [("fp16", True), ("bf16", False)])
+def test_a_trained_t5_in_float16_is_warned_of(
+    dtype: str, warned: bool, solve: Solve, machine: Callable[..., Facts]
+) -> None:
+    more = f"precision: {dtype}\n"
+    trained = of_folder(solve, {"model_type": "t5"}, "seq2seq_lm", more)
+    assert any("t5 was trained in bf16" in what for what in warnings(trained, machine(1, "NVIDIA A100"))) == warned
+    drawn = solve(f"{HEAD}{more}model: {{kind: hf, architecture: t5, task: seq2seq_lm}}\n")
+    assert not any("was trained" in what for what in warnings(drawn, machine(1, "NVIDIA A100")))
+
+
 def test_settings_of_the_recipe_count_above_those_of_the_folder(solve: Solve) -> None:
     decoder = of_folder(solve, {"model_type": "bert"}, "causal_lm", "  config: {is_decoder: true}\n")
     assert list(architecture_problems(decoder, None)) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainkit.architectures import LOOKING_AHEAD, TASKS_OF, TRANSFORMERS
+from trainkit.architectures import LOOKING_AHEAD, OVERFLOWING, TASKS_OF, TRANSFORMERS
 from trainkit.errors import Diagnostic
 from trainkit.machine.versions import release
 from trainkit.plan.context import Context
@@ -33,12 +33,30 @@ def architecture_problems(resolved: Resolved, version: str | None) -> Iterator[D
 
 
 def architecture_notices(context: Context) -> Iterator[Notice]:
-    """The same as warnings, where transformers is newer than what is known of it."""
-    version = context.facts.packages.get("transformers")
+    """The same as warnings, where transformers is newer than what is known of it, and what is hardly meant."""
+    version, resolved = context.facts.packages.get("transformers"), context.resolved
+    model, name = resolved.recipe.model, _name(resolved)
+    if not isinstance(model, HfModel) or resolved.recipe.program.kind != "builtin":
+        return
+    halved = model.task == "causal_lm" and WRITING in TASKS_OF.get(name, ()) and "causal_lm" in TASKS_OF[name]
+    if halved and not resolved.given("model.task") and resolved.model_config.get("is_encoder_decoder", True):
+        what = (
+            f"{name} is an encoder-decoder, and as causal_lm, the default of model.task, its decoder alone is trained"
+        )
+        yield Notice("warning", what, f"{_hint(name)}; or write model.task: causal_lm")
+    if name in OVERFLOWING and model.path and context.dtype == "fp16":
+        what = f"{name} was trained in bf16, with activations that fp16 cannot hold: the loss may become NaN"
+        yield Notice("warning", what, "set precision: bf16, or fp32 on cards without units for it")
     if _newer(version):
-        for found in _problems(context.resolved):
+        for found in _problems(resolved):
             what = f"{found.what} (as of transformers {TRANSFORMERS}; {version} is installed)"
             yield Notice("warning", what, found.hint)
+
+
+def _name(resolved: Resolved) -> str:
+    """The `model_type`; empty where it is not known."""
+    found = getattr(resolved.recipe.model, "architecture", None) or resolved.model_config.get("model_type")
+    return found if isinstance(found, str) else ""
 
 
 def _newer(version: str | None) -> bool:
@@ -50,11 +68,9 @@ def _problems(resolved: Resolved) -> Iterator[Diagnostic]:
     if resolved.recipe.program.kind != "builtin" or not isinstance(model, HfModel):
         return
     settings = resolved.model_config
-    name = model.architecture or settings.get("model_type")
-    foreign = CLASSES[model.task] in (
-        settings.get("auto_map") or {}
-    )  # code beside the weights: transformers refuses it
-    if not isinstance(name, str) or name not in TASKS_OF or foreign:
+    name = _name(resolved)
+    foreign = CLASSES[model.task] in (settings.get("auto_map") or {})  # code beside the weights, which is not run
+    if name not in TASKS_OF or foreign:
         return
     key = "model.task" if resolved.given("model.task") else "model.architecture" if model.architecture else "model.path"
     tasks = TASKS_OF[name]
