@@ -15,13 +15,14 @@ from tests.trainer.tiny_tokenizer import NAMES
 from trainkit.errors import TrainingError
 from trainkit.plan.model import SolvedBatch
 from trainkit.trainer.checkpoint.export import export, export_adapters
+from trainkit.trainer.data.sampler import Order
 from trainkit.trainer.loop import train
 from trainkit.trainer.metrics.mfu import tokens_in
 from trainkit.trainer.metrics.predictions import FILE, generate, predict
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.models.hf import EncoderDecoder
 from trainkit.trainer.settings import Settings, World
-from trainkit.trainer.setup import Parts, assemble, prepared_model, start_record
+from trainkit.trainer.setup import Parts, assemble, first_step, prepared_model, start_record
 from trainkit.trainer.signals import Requests
 
 transformers = pytest.importorskip("transformers")
@@ -150,6 +151,21 @@ def test_what_is_too_long_is_cut_and_said_and_targets_keep_their_end(
     assert source.train[[0]].inputs["input_ids"].shape == (1, 8)
     assert source.facts["cut"] not in (0, "")
     assert f"({source.facts['cut']} sources and targets cut)" in source.description
+
+
+def test_a_micro_batch_is_tried_with_samples_as_long_as_any_may_be(
+    rows: dict[str, Any], make_settings: MakeSettings
+) -> None:
+    settings = make_settings(model=T5, data={**rows, "sequence_length": 64, "target_length": 56})
+    source = assembled(settings).source
+    order = Order(0, len(source.train), 16)
+    shapes = {name: each.shape for name, each in source.train[order.indices(0, 0, 16)].inputs.items()}
+    assert (shapes["input_ids"], shapes["labels"]) == ((16, 40), (16, 32)), "the longest that there are"
+    tried = first_step(settings, source, order, World(), torch.device("cpu")).batch
+    assert {name: each.shape[1] for name, each in tried.inputs.items()} == {
+        "input_ids": 64, "attention_mask": 64, "labels": 56,
+    }  # fmt: skip
+    assert tried.counted == 16 * 56
 
 
 @pytest.mark.parametrize(("row", "message"), [

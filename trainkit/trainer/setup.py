@@ -21,7 +21,7 @@ from trainkit.trainer.auto_batch import Found, settle_micro_batch
 from trainkit.trainer.checkpoint.manifest import Identity
 from trainkit.trainer.checkpoint.saving import Checkpoints
 from trainkit.trainer.data import SOURCES
-from trainkit.trainer.data.pairs import tokens_of_sample
+from trainkit.trainer.data.pairs import Lengths, is_writing, tokens_of_sample, widened
 from trainkit.trainer.data.sampler import Order, positions_of_rank
 from trainkit.trainer.data.source import Source
 from trainkit.trainer.data.transfer import Transfer
@@ -140,10 +140,12 @@ def own_time(stamps: Stamps, strategy: str) -> Stamps:
 
 
 def first_step(settings: Settings, source: Source, order: Order, world: World, device: torch.device) -> Copy:
-    """A copy of the run's model under its strategy, and this rank's share of the first step."""
+    """A copy of the run's model under its strategy, and this rank's share of the first step, at its longest."""
     model, source = seeded_model(settings, source)
     mine = positions_of_rank(settings.batch, world.rank)
-    batch = source.train[order.indices(0, mine.start, mine.stop)]
+    batch, data = source.train[order.indices(0, mine.start, mine.stop)], settings.recipe.data
+    if is_writing(settings.recipe) and getattr(data, "padding", "") == "longest":
+        batch = widened(batch, Lengths.of(data), source.encoder.padding)
     return Copy(model, STRATEGIES[settings.recipe.strategy.kind].build(model, settings, world, device), batch)
 
 

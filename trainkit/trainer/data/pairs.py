@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional
 
 from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.trainer.data.encoding import Encoder
@@ -45,10 +46,15 @@ class Lengths:
 
 def encoded_pair(encoder: Encoder, source: str, target: str, lengths: Lengths) -> tuple[list[int], list[int], int]:
     """Ids of a source and of its target with their ends, cut to their lengths, and how many of both were cut."""
-    first, cut_first = _fitted(encoder.opening(), encoder.plain(source), encoder.closing(final=False), lengths.source)
+    first, cut_first = encoded_source(encoder, source, lengths.source)
     opening, ids, closing = encoder.target(target)
     second, cut_second = _fitted(opening, ids, closing, lengths.target)
     return first, second, cut_first + cut_second
+
+
+def encoded_source(encoder: Encoder, source: str, limit: int) -> tuple[list[int], bool]:
+    """Ids of a source with its ends, `limit` at most, and whether it was cut."""
+    return _fitted(encoder.opening(), encoder.plain(source), encoder.closing(final=False), limit)
 
 
 def _fitted(opening: list[int], ids: list[int], closing: list[int], limit: int) -> tuple[list[int], bool]:
@@ -71,6 +77,19 @@ def pair_batch(pairs: Iterable[tuple[Ids, Ids]], lengths: Lengths, padding: int)
         inputs["attention_mask"] = torch.from_numpy(seen.astype(np.int64))
     inputs["labels"] = torch.from_numpy(labels)
     return Batch(inputs, int(np.count_nonzero(real)), written=labels.size)
+
+
+def widened(batch: Batch, lengths: Lengths, padding: int) -> Batch:
+    """The same batch with samples as long as any may be, all of whose places count: the most that a step takes."""
+    ids, labels = batch.inputs["input_ids"], batch.inputs["labels"]
+    seen = batch.inputs.get("attention_mask", torch.ones_like(ids))
+    more, further = (0, lengths.source - ids.shape[1]), (0, lengths.target - labels.shape[1])
+    inputs = {
+        "input_ids": functional.pad(ids, more, value=padding),
+        "attention_mask": functional.pad(seen, more, value=0),
+        "labels": functional.pad(labels.masked_fill(labels == NO_LABEL, padding), further, value=padding),
+    }
+    return Batch(inputs, inputs["labels"].numel(), written=inputs["labels"].numel())
 
 
 def cut_pairs(

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trainkit.errors import TrainingError
+from trainkit.trainer.data.pairs import encoded_source
 from trainkit.trainer.data.source import IGNORED, NO_LABEL, Labels, count_targets
 from trainkit.trainer.distributed import gather_from_ranks
 from trainkit.trainer.metrics.evaluation import in_turn
@@ -108,15 +109,18 @@ def generate(parts: Parts) -> str:
     if not recipe.sample.prompt:
         return ""
     generator = torch.Generator().manual_seed(derived_seed(recipe.train.seed, "sample"))
-    text = encoder.plain((getattr(recipe.data, "prompt_prefix", None) or "") + recipe.sample.prompt)
+    text = (getattr(recipe.data, "prompt_prefix", None) or "") + recipe.sample.prompt
+    places = recipe.data.sequence_length
     if isinstance(parts.model, EncoderDecoder):
         source, tokens, end = _of_target(parts, parts.model, text)
+        places = parts.model.context or 1 + len(tokens[0]) + recipe.sample.tokens
     else:
-        source, tokens, end = {}, torch.tensor([[*encoder.opening(), *text]], device=parts.device), None
+        prompt = [*encoder.opening(), *encoder.plain(text)]
+        source, tokens, end = {}, torch.tensor([prompt], device=parts.device), None
     begun = tokens.shape[1] if source else 0  # a continuation is shown with its prompt
     model.eval()
     for _ in range(recipe.sample.tokens):
-        read = tokens[:, -recipe.data.sequence_length :]
+        read = tokens[:, -places:]
         with parts.eval_autocast:
             logits: Tensor = model(**source, decoder_input_ids=read) if source else model(read)
         # Drawn on the CPU in fp32, so that every rank draws the same token.
@@ -129,11 +133,11 @@ def generate(parts: Parts) -> str:
     return encoder.decode(tokens[0, begun:].tolist())
 
 
-def _of_target(parts: Parts, model: EncoderDecoder, text: list[int]) -> tuple[dict[str, Tensor], Tensor, int | None]:
+def _of_target(parts: Parts, model: EncoderDecoder, text: str) -> tuple[dict[str, Tensor], Tensor, int | None]:
     """What the encoder reads, what the decoder begins with (1, ids), and the id that ends a target."""
-    encoder, limit = parts.source.encoder, parts.settings.recipe.data.sequence_length
+    encoder = parts.source.encoder
     opening, _, closing = encoder.target("")
-    source = [*encoder.opening(), *text, *encoder.closing(final=False)][:limit]
+    source, _ = encoded_source(encoder, text, parts.settings.recipe.data.sequence_length)
     begun = model.begin(torch.tensor([[*opening, *closing] or [0]]))
     tokens = torch.cat([begun, torch.tensor([opening], dtype=torch.int64)], dim=1).to(parts.device)
     return {"input_ids": torch.tensor([source], device=parts.device)}, tokens, closing[0] if closing else None
