@@ -11,7 +11,7 @@ from trainkit.recipe.layers.merge import merge
 from trainkit.recipe.layers.paths import Files
 from trainkit.recipe.resolve import resolve_with
 from trainkit.recipe.resolved import Request, Resolved
-from trainkit.recipe.validation.rules import KindOf, no_kind
+from trainkit.recipe.validation.rule_context import KindOf, no_kind
 
 
 def resolve(request: Request, files: Files, kind_of: KindOf = no_kind) -> Resolved:

@@ -16,7 +16,8 @@ from trainkit.recipe.layers.paths import Files, absent_inputs, absolute, attach,
 from trainkit.recipe.resolved import MadeRecipe, Request, Resolved
 from trainkit.recipe.schema.fields import defaults, schema, tagged_sections
 from trainkit.recipe.validation.batch_conflicts import contradictions
-from trainkit.recipe.validation.rules import Context, KindOf, check, no_kind, written_secrets
+from trainkit.recipe.validation.rule_context import Context, KindOf, no_kind
+from trainkit.recipe.validation.rules import check, written_secrets
 from trainkit.recipe.validation.validate import (
     default_kind,
     likely_kind,
@@ -68,9 +69,8 @@ def resolve_with(arguments: Arguments, request: Request, files: Files, kind_of: 
     assert recipe is not None, "a recipe is refused without a diagnostic"
     history = {key: tuple(entries) for key, entries in state.history.items()}
     absent, script = absent_inputs(recipe, files, on_disk), script_source(recipe, files, on_disk)
-    config = model_config(recipe, files, on_disk)
-    more = (tuple(found), state.places, absent, sources.descriptions(), script, request.cwd, config)
-    return Resolved(recipe, state.tree, history, attachments, *more)
+    more = (tuple(found), state.places, absent, sources.descriptions(), script, request.cwd)
+    return Resolved(recipe, state.tree, history, attachments, *more, model_config(recipe, files, on_disk))
 
 
 def _layers(arguments: Arguments, request: Request, files: Files) -> tuple[list[Layer], list[Diagnostic], Sources]:

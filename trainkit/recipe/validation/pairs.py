@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from trainkit.errors import Diagnostic
-
-if TYPE_CHECKING:
-    from trainkit.recipe.validation.rules import Context
+from trainkit.recipe.validation.rule_context import Context
 
 TASK = "seq2seq_lm"
 # Key -> its value where nobody has set it.

@@ -14,7 +14,7 @@ from trainkit.errors import TrainingError
 from trainkit.recipe.schema import DatasetData, HfModel, Recipe
 from trainkit.recipe.schema.data import Mixed
 from trainkit.text import counted, listed
-from trainkit.trainer.data.encoding import open_encoder
+from trainkit.trainer.data.encoding import Encoder, open_encoder
 from trainkit.trainer.data.mixture import Form, RowStream
 from trainkit.trainer.data.pairs import Lengths, is_writing
 from trainkit.trainer.data.rows import APART, Reading, Rows
@@ -64,14 +64,8 @@ def open_stream(recipe: Recipe) -> Source:
     if not held_out:
         what = f"data.path: the rows held out of {_described(opened)} fill no sample of {data.sequence_length} tokens"
         raise TrainingError(what, hint="raise data.validation_rows, or lower data.sequence_length")
-    facts: dict[str, int | float | str] = {
-        "files": sum(len(each.files.paths) for each in opened),
-        "file_bytes": sum(each.size for each in opened),
-        "stream": _identity(recipe, opened, encoder.fingerprint),
-    }
+    facts = _facts(recipe, opened, encoder)
     stream = RowStream(windows, [each.asked.weight for each in opened], form, seed, str(facts["stream"]))
-    if encoder.unit != "bytes":
-        facts["tokenizer"] = encoder.fingerprint
     return Source(
         Samples(0, stream.batch),
         Samples(len(held_out), partial(_of_held_out, form, held_out)),
@@ -82,6 +76,16 @@ def open_stream(recipe: Recipe) -> Source:
         padding=encoder.padding if whole else None,
         stream=stream,
     )
+
+
+def _facts(recipe: Recipe, opened: Sequence[Opened], encoder: Encoder) -> dict[str, int | float | str]:
+    """For the summary."""
+    facts: dict[str, int | float | str] = {
+        "files": sum(len(each.files.paths) for each in opened),
+        "file_bytes": sum(each.size for each in opened),
+        "stream": _identity(recipe, opened, encoder.fingerprint),
+    }
+    return facts if encoder.unit == "bytes" else {**facts, "tokenizer": encoder.fingerprint}
 
 
 def _of_held_out(form: Form, samples: Sequence[Sample], indices: Sequence[int]) -> Batch:
