@@ -27,7 +27,7 @@ from trainkit.recipe.schema import Recipe, TargetModel
 from trainkit.recipe.schema.model import quantized_bits
 from trainkit.trainer.checkpoint.manifest import read_manifest, reason, refuse_damaged, refuse_other_base
 from trainkit.trainer.checkpoint.safe_loading import StateReader, only_data
-from trainkit.trainer.models import MODELS
+from trainkit.trainer.models import MODELS, skeleton
 from trainkit.trainer.models.adapters import (
     add_adapters,
     base_fingerprint,
@@ -106,15 +106,20 @@ def export_adapters(checkpoint: Path, destination: Path, *, trusted: bool = Fals
             f"{checkpoint} is of a run without adapters (peft.kind: {recipe.peft.kind})",
             hint="leave --adapter out: its weights are exported whole",
         )
-    model, recipe, manifest = trained_model(checkpoint, trusted=trusted)
+    model, recipe, manifest = trained_model(checkpoint, trusted=trusted, base=False)
     with _whole(destination) as folder:
         write_adapters(model, recipe, folder, manifest["step"])
         if recipe.model.kind != "hf":  # peft names a model's folder, which ours has not
             _write_config(recipe, manifest, folder)
 
 
-def trained_model(checkpoint: Path, *, trusted: bool = False) -> tuple[Model, Recipe, dict[str, Any]]:
-    """The model with a checkpoint's weights and adapters, the recipe, the manifest. TrainingError if it is damaged."""
+def trained_model(
+    checkpoint: Path, *, trusted: bool = False, base: bool = True
+) -> tuple[Model, Recipe, dict[str, Any]]:
+    """The model with a checkpoint's weights and adapters, the recipe, the manifest. TrainingError if it is damaged.
+
+    base: False for adapters without the weights that they are beside, which are then neither read nor held.
+    """
     manifest, recipe = read_manifest(checkpoint), _recipe(checkpoint)
     if isinstance(recipe.model, TargetModel) and not trusted:  # `os:system` is one too
         raise TrainingError(
@@ -122,21 +127,27 @@ def trained_model(checkpoint: Path, *, trusted: bool = False) -> tuple[Model, Re
             hint="--trust-code imports and calls it; say so only where you trust whoever made the run directory",
         )
     refuse_damaged(checkpoint, manifest, World())
-    seed_generators(recipe.train.seed)
-    model = MODELS[recipe.model.kind](recipe)
+    # A class of the user's own may do with its weights what it likes, so that it has to have some.
+    model = _untrained(recipe) if base or isinstance(recipe.model, TargetModel) else skeleton(recipe)
     if recipe.peft.kind == "lora":
-        # what is not in the checkpoint is as it was trained beside
-        model = model.to(DTYPES[recipe.precision.weights]).float()
-        refuse_other_base(checkpoint, manifest, base_fingerprint(model))
-        dequantize(model)
+        if base:
+            refuse_other_base(checkpoint, manifest, base_fingerprint(model))
+            dequantize(model)
         add_adapters(model, recipe.peft)
     try:
-        load_weights(model, checkpoint, manifest["world_size"], adapts=recipe.peft.kind == "lora")
+        load_weights(model, checkpoint, manifest["world_size"], adapts=recipe.peft.kind == "lora", base=base)
     except TrainkitError:
         raise
     except (Exception, CheckpointException) as error:  # torch and DeepSpeed raise anything over what they did not write
         raise TrainingError(f"{checkpoint} does not hold the weights of its run's model: {reason(error)}") from error
     return model, recipe, manifest
+
+
+def _untrained(recipe: Recipe) -> Model:
+    """The model as adapters were put beside it, or to be filled from a checkpoint."""
+    seed_generators(recipe.train.seed)
+    model = MODELS[recipe.model.kind](recipe)
+    return model.to(DTYPES[recipe.precision.weights]).float() if recipe.peft.kind == "lora" else model
 
 
 def _recipe(checkpoint: Path) -> Recipe:
@@ -168,10 +179,10 @@ def _write_config(recipe: Recipe, manifest: Mapping[str, Any], folder: Path) -> 
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
-def load_weights(model: nn.Module, checkpoint: Path, ranks: int, *, adapts: bool) -> None:
+def load_weights(model: nn.Module, checkpoint: Path, ranks: int, *, adapts: bool, base: bool = True) -> None:
     """Fill a model with what `ranks` ranks saved. UnpicklingError for more than data, others for another model.
 
-    adapts: whether frozen weights may not be among it; then they stay as they are.
+    adapts: whether frozen weights may not be among it; then they stay as they are. base: whether they are wanted.
     """
     least = kept_tensors(model) if adapts else {}
     if (checkpoint / STATE).is_dir():
@@ -179,9 +190,9 @@ def load_weights(model: nn.Module, checkpoint: Path, ranks: int, *, adapts: bool
             reader = StateReader(checkpoint / STATE)
             saved = reader.read_metadata().state_dict_metadata
             weights = {
-                name: each
+                name: torch.empty_like(each, device="cpu") if each.is_meta else each
                 for name, each in model.state_dict().items()
-                if not least or name in least or f"model.{name}" in saved
+                if not least or name in least or (base and f"model.{name}" in saved)
             }
             state_dict_loader.load({"model": weights}, storage_reader=reader)
     else:
@@ -191,7 +202,7 @@ def load_weights(model: nn.Module, checkpoint: Path, ranks: int, *, adapts: bool
             weights = swapped_weights(checkpoint, ranks) if swapped else dict(zero_weights(checkpoint))
     if lacking := least.keys() - weights.keys():
         raise ValueError(f"it lacks {', '.join(sorted(lacking)[:3])}")
-    model.load_state_dict(weights, strict=not adapts)
+    model.load_state_dict(weights, strict=not adapts, assign=not base)
 
 
 def zero_weights(checkpoint: Path) -> Mapping[str, Tensor]:

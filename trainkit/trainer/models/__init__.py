@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from trainkit.lazy import Registry
+from trainkit.recipe.schema import Recipe
 from trainkit.trainer.models.base import Model
 
 # `model.kind` -> what builds it on the CPU, with weights drawn from torch's default generator or read from files. What
@@ -16,3 +19,11 @@ MODELS: Registry[Callable[..., Model]] = Registry(
         "target": "trainkit.trainer.models.target:build_target",
     }
 )
+
+
+def skeleton(recipe: Recipe) -> Model:
+    """A `gpt` or `hf` model of a recipe without weights: on the meta device, and nothing but a config.json is read."""
+    if recipe.model.kind == "hf":  # whose library reads weights to the device itself
+        return MODELS["hf"](recipe, device="meta")
+    with torch.device("meta"):
+        return MODELS[recipe.model.kind](recipe)

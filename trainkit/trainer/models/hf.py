@@ -193,7 +193,7 @@ def attention_width(config: Any) -> int | None:
 def build_hf(recipe: Recipe, device: str = "cpu") -> Transformer:
     """The model of a recipe, on the CPU; nothing is ever downloaded. TrainingError when it cannot be built.
 
-    device: where weights are quantised, and the whole model then is.
+    device: where weights are quantised, and the whole model then is; `meta` for sizes without weights.
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported
     import transformers
@@ -227,6 +227,9 @@ def build_hf(recipe: Recipe, device: str = "cpu") -> Transformer:
 
 def _made(maker: Any, asked: HfModel, config: Any, attention: str | None, device: str) -> tuple[Any, Remarks]:
     """The model of transformers, with random weights or a folder's, quantised where that is asked for; and remarks."""
+    if device == "meta":
+        with torch.device(device):
+            return maker.from_config(config, attn_implementation=attention), ()
     if asked.path is None:
         drawn = maker.from_config(config, attn_implementation=attention)
         if asked.quantize.bits:
