@@ -59,6 +59,19 @@ def test_a_plan_says_what_a_backend_is_here(
     assert all(words in notice.what for notice in notices)
 
 
+@pytest.mark.parametrize(("padding", "told"), [("longest", True), ("max_length", False)])
+def test_a_plan_says_that_pairs_of_many_lengths_are_compiled_again(
+    layered: Layered, machine: Machine, padding: str, told: bool
+) -> None:
+    recipe = {
+        "model": {"kind": "hf", "architecture": "t5", "task": "seq2seq_lm"},
+        "data": {"kind": "jsonl", "path": "rows.jsonl", "prompt_field": "ask", "padding": padding},
+        "efficiency": {"compile": {"enabled": True}},
+    }
+    notices = build_plan(layered(recipe), machine(1)).plan.notices
+    assert any("compiled again" in each.what for each in notices) == told
+
+
 def test_only_backends_that_can_train_are_proposed(layered: Layered, machine: Machine) -> None:
     recipe = {**AUTO, "efficiency": {"compile": {"enabled": True, "backend": "indcutor"}}}
     (notice,) = build_plan(layered(recipe), machine(1)).plan.notices

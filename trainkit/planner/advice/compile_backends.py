@@ -73,5 +73,9 @@ def compile_notices(context: Context) -> Iterator[Notice]:
         yield Notice("blocker", f"torch {version} has no compile backend {used}", hint)
     if used == "cudagraphs" and context.topology.device != "cuda":
         yield Notice("warning", f"cudagraphs records nothing on {context.topology.device}", "choose inductor")
+    model, data = context.recipe.model, context.recipe.data
+    if getattr(model, "task", "") == "seq2seq_lm" and getattr(data, "padding", "") == "longest":
+        what = "sources and targets are as long as the longest of a step: for other lengths a model is compiled again"
+        yield Notice("note", what, "set data.padding: max_length, of which there is one")
     if used in _DEBUG:
         yield Notice("note", f"efficiency.compile.backend {used} is for finding faults: it makes no step faster")

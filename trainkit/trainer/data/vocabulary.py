@@ -13,6 +13,7 @@ import torch
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe
 from trainkit.trainer.data.mlm_masking import masked
+from trainkit.trainer.data.pairs import is_writing
 from trainkit.trainer.data.source import NO_LABEL, Batch, Samples, Source
 from trainkit.trainer.models.base import Model
 
@@ -44,6 +45,8 @@ def fitting_source(source: Source, model: Model, recipe: Recipe) -> Source:
             "would read as text",
             hint=f"set model.config.pad_token_id to {source.padding}",
         )
+    if is_writing(recipe) and source.highest < 0:  # what a decoder writes are tokens, too
+        labels = known
     return checked(masked(source, recipe, known), known, labels)
 
 
