@@ -91,3 +91,15 @@ def test_a_file_that_was_cut_short_is_refused_with_its_folder(folder: Path, make
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(TrainingError, match=f"transformers cannot build it from {folder}: .*(?i:metadata)"):
         prepared_model(make_settings(**of(folder)))
+
+
+def test_bf16_weights_are_cast_as_transformers_casts_them(folder: Path, make_settings: MakeSettings) -> None:
+    """Rotary frequencies among others stay in fp32: rounded, position 500 would be another one."""
+    from transformers import AutoModelForCausalLM
+
+    precision = {"dtype": "bf16", "weights": "bf16"}
+    mine = prepared_model(make_settings(**of(folder), precision=precision)).eval()
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    tokens = torch.arange(512)[None] % 256
+    with torch.no_grad():
+        assert torch.equal(mine(tokens), theirs(input_ids=tokens).logits)

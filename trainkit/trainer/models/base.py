@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 Remarks = Sequence[tuple[int, str]]  # messages, each with its level of logging
@@ -111,6 +112,18 @@ class Wrapped(Model):
     def known(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """What the module is given: a loss of the user's own may need inputs that the module does not take."""
         return {name: each for name, each in inputs.items() if name in self._takes} if self.custom_loss else inputs
+
+
+def cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
+    """Cast what is saved of a model of transformers to a format, as its `from_pretrained` with a `dtype` does.
+
+    What it computes at the start stays in fp32: rotary frequencies in 16 bits would turn late positions anywhere.
+    """
+    computed = [(each, name) for each in model.modules() for name in each._non_persistent_buffers_set]
+    before = [each._buffers[name] for each, name in computed]
+    model.to(dtype)
+    for (each, name), buffer in zip(computed, before, strict=True):
+        each._buffers[name] = buffer
 
 
 def blocks_of(inner: Any) -> tuple[nn.Module, ...]:
