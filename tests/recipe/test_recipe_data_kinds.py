@@ -13,6 +13,7 @@ from trainkit.recipe.resolved import Resolved
 HEAD = "version: 1\ntrain: {steps: 1}\n"
 CLASSES = "model: {kind: hf, architecture: bert, task: sequence_classification}\n"
 WRITES = "model: {kind: hf, architecture: t5, task: seq2seq_lm}\n"
+PAIRS = WRITES + "data: {kind: jsonl, path: a, prompt_field: p}\n"
 MASKED = "model: {kind: hf, architecture: bert, task: masked_lm}\n"
 
 
@@ -39,6 +40,13 @@ MASKED = "model: {kind: hf, architecture: bert, task: masked_lm}\n"
         (WRITES + "data: {kind: jsonl, path: a, tokens_field: t}", "data.tokens_field is one text"),
         (WRITES + "data: {kind: jsonl, path: a, messages_field: m, tokenizer: t}", "data.messages_field is one text"),
         (WRITES + "data: {kind: jsonl, path: a, label_field: l}", "is for model.task sequence_classification"),
+        (PAIRS + "predict: {tokens: 8}", "predict.tokens requires predict.split"),
+        (PAIRS + "predict: {split: all, tokens: 8}\nstrategy: {kind: fsdp}", "and fsdp divides the weights"),
+        ("predict: {split: all, tokens: 8}", "predict.tokens is for model.task seq2seq_lm"),
+        (
+            WRITES + "data: {kind: target, target: 'a:b'}\npredict: {split: all, tokens: 8}",
+            "of data.kind target the tokenizer is not known",
+        ),
         ("data: {kind: jsonl, path: a, target_length: 8}", "data.target_length is for model.task seq2seq_lm"),
         ("data: {kind: random, target_length: 8}", "data.target_length is for model.task seq2seq_lm"),
         ("data: {kind: jsonl, path: a, padding: max_length}", "data.padding is for model.task seq2seq_lm"),

@@ -242,7 +242,9 @@ def test_predictions_are_losses_of_targets_and_a_sample_is_written_for_a_source(
     data = {**rows, "tokenizer": str(make_tokenizer())}
     sample = {"prompt": "the cat sat on the mat and sat", "tokens": 20, "temperature": 0.01}
     learning: dict[str, Any] = {"train": {"steps": 60}, "optimizer": {"lr": 3e-2}, "eval": {"every_steps": 0}}
-    settings = make_settings(model=T5, data=data, sample=sample, predict={"split": "validation"}, **learning)
+    settings = make_settings(
+        model=T5, data=data, sample=sample, predict={"split": "validation", "tokens": 9}, **learning
+    )
     parts = assembled(settings)
     before = generate(parts)
     train(parts, 0, Metrics(settings.run_dir, [], main=False), Requests())
@@ -255,7 +257,7 @@ def test_predictions_are_losses_of_targets_and_a_sample_is_written_for_a_source(
     assert first["sample"] == 38
     assert first["loss"] == pytest.approx(expected, abs=2e-6)
     assert first["counted"] == batch.counted
-    assert second["sample"] == 39
+    assert (second["sample"], first["text"], second["text"]) == (39, "sum", "mat")
 
 
 GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}  # T5 1.1

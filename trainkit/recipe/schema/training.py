@@ -218,6 +218,13 @@ class Predict(Section):
         "Samples for which the end of a run writes what the model predicts to predictions.jsonl: the label with all "
         "probabilities, or the loss.",
     )
+    tokens: int = setting(
+        0,
+        "Tokens that a model of task seq2seq_lm writes for each source at most, beside the loss of its target: the "
+        "likeliest, or as the generation_config.json of its folder says. 0 writes none.",
+        unit="tokens",
+        ge=0,
+    )
 
 
 class Checkpoint(Section):

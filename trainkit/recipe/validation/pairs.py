@@ -35,3 +35,20 @@ def check_pairs(context: Context) -> Iterator[Diagnostic]:
     if not context.get("data.prompt_field"):
         what = f"model.task {TASK} requires data.prompt_field, the field of the source"
         yield context.error("data.prompt_field", what, "set it; data.field is that of the target")
+
+
+def check_written(context: Context) -> Iterator[Diagnostic]:
+    """Errors where predictions are to be written that no model here can write."""
+    key, strategy = "predict.tokens", context.get("strategy.kind")
+    if not context.whole(key) or context.get("program.kind") != "builtin":
+        return
+    if context.get("model.kind") != "hf" or context.get("model.task") != TASK:
+        yield context.error(key, f"{key} is for model.task {TASK}, which this model is not for", "remove it")
+    elif context.get("data.kind") == "target":
+        what = f"{key} needs texts to write, and of data.kind target the tokenizer is not known"
+        yield context.error(key, what, "choose data.kind: jsonl or dataset, or remove it")
+    elif context.get("predict.split") == "none":
+        yield context.error(key, f"{key} requires predict.split", "set predict.split: validation")
+    elif strategy in ("fsdp", "zero3"):
+        what = f"{key} writes on each rank by itself, and {strategy} divides the weights"
+        yield context.error(key, what, "remove it and export the model, or set strategy.kind to ddp or zero2")

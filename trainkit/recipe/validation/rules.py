@@ -10,7 +10,7 @@ from trainkit.errors import Diagnostic
 from trainkit.recipe.layers.layer import Layer, secret_keys
 from trainkit.recipe.layers.merge import Merge, value_at
 from trainkit.recipe.layers.secrets import public_names
-from trainkit.recipe.validation.pairs import TASK, check_pairs
+from trainkit.recipe.validation.pairs import TASK, check_pairs, check_written
 from trainkit.recipe.validation.rule_context import Context
 from trainkit.recipe.validation.type_errors import refused
 from trainkit.recipe.yaml.reader import NO_TEXT, WRITE_TEXT, is_text
@@ -305,6 +305,7 @@ RULES: tuple[Callable[[Context], Iterator[Diagnostic]], ...] = (
     _streaming,
     _masking,
     check_pairs,
+    check_written,
     _own_loss,
     _sample,
 )

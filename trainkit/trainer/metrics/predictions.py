@@ -32,7 +32,8 @@ def predict(parts: Parts) -> None:
 
     A line has `sample`, its number in the data set (validation follows training), and for classification `label`,
     `name` where labels have names, `probabilities` of all labels and the true `target`; else `loss`, the mean over its
-    counted targets in nats, and `counted`, how many these are. TrainingError where the file cannot be written.
+    counted targets in nats, and `counted`, how many these are; with `predict.tokens` also the `text` that is written
+    for the source. TrainingError where the file cannot be written.
     """
     path, main = parts.settings.run_dir / FILE, parts.world.rank == 0
     scratch, written = path.with_name(f".{FILE}.tmp") if main else Path(os.devnull), 0
@@ -63,8 +64,12 @@ def records(parts: Parts) -> Iterator[dict[str, Any]]:
     ]
     parts.strategy.model.eval()
     for (samples, numbers, first), own in in_turn(passes, parts.world):
+        inputs = samples[numbers].on(parts.device)
         with parts.eval_autocast:
-            made = list(_judged(parts, samples[numbers].on(parts.device)))
+            made = list(_judged(parts, inputs))
+            if isinstance(parts.model, EncoderDecoder) and parts.settings.recipe.predict.tokens:
+                texts = _written(parts, parts.model, inputs)
+                made = [{**record, "text": text} for record, text in zip(made, texts, strict=True)]
         found = [{"sample": first + number, **record} for number, record in zip(numbers, made, strict=True)]
         for each in gather_from_ranks(found if own else [], parts.world):
             yield from each
@@ -86,6 +91,24 @@ def _judged(parts: Parts, inputs: Mapping[str, Tensor]) -> Iterator[dict[str, An
     means = losses.cpu().double().sum(dim=1) / counts.clamp(min=1)  # on the host, for MPS has no 64 bits
     pairs = zip(means.tolist(), counts.tolist(), strict=True)
     return ({"loss": round(loss, 6), "counted": count} for loss, count in pairs)
+
+
+@torch.compiler.set_stance("force_eager")  # type: ignore[untyped-decorator]
+def _written(parts: Parts, model: EncoderDecoder, inputs: Mapping[str, Tensor]) -> list[str]:
+    """What transformers' own generation writes for each source."""
+    begun, end = _beginning(parts, model)
+    sources = inputs["input_ids"]
+    known = {"pad_token_id": model.padding, "decoder_start_token_id": int(begun[0, 0])}
+    inner: Any = model.inner
+    ids: Tensor = inner.generate(
+        input_ids=sources,
+        attention_mask=inputs.get("attention_mask", torch.ones_like(sources)),
+        decoder_input_ids=begun.expand(len(sources), -1),
+        max_new_tokens=parts.settings.recipe.predict.tokens,
+        **(known if end is None else {**known, "eos_token_id": end}),
+    )
+    encoder = parts.source.encoder
+    return [encoder.decode(row) for row in ids[:, begun.shape[1] :].tolist()]
 
 
 def _labels(probabilities: Tensor, truth: Tensor | None, known: Labels | None) -> Iterator[dict[str, Any]]:
@@ -135,9 +158,13 @@ def generate(parts: Parts) -> str:
 
 def _of_target(parts: Parts, model: EncoderDecoder, text: str) -> tuple[dict[str, Tensor], Tensor, int | None]:
     """What the encoder reads, what the decoder begins with (1, ids), and the id that ends a target."""
-    encoder = parts.source.encoder
-    opening, _, closing = encoder.target("")
-    source, _ = encoded_source(encoder, text, parts.settings.recipe.data.sequence_length)
+    source, _ = encoded_source(parts.source.encoder, text, parts.settings.recipe.data.sequence_length)
+    return {"input_ids": torch.tensor([source], device=parts.device)}, *_beginning(parts, model)
+
+
+def _beginning(parts: Parts, model: EncoderDecoder) -> tuple[Tensor, int | None]:
+    """What the decoder begins with (1, ids), and the id that ends a target."""
+    opening, _, closing = parts.source.encoder.target("")
     begun = model.begin(torch.tensor([[*opening, *closing] or [0]]))
     tokens = torch.cat([begun, torch.tensor([opening], dtype=torch.int64)], dim=1).to(parts.device)
-    return {"input_ids": torch.tensor([source], device=parts.device)}, tokens, closing[0] if closing else None
+    return tokens, closing[0] if closing else None
