@@ -23,6 +23,8 @@ PURE = (
     "trainkit.architectures",
     "trainkit.recipe",
     "trainkit.flags",
+    "trainkit.hub.names",
+    "trainkit.hub.cache",
     "trainkit.machine.facts",
     "trainkit.machine.selection",
     "trainkit.machine.versions",
@@ -140,7 +142,7 @@ def test_planning_loads_no_training_library_and_no_terminal_library() -> None:
 FLOORS = (
     ("decode", "errors", "files", "text", "lazy", "optimizers", "architectures", "refusals", "stamps"),
     ("recipe",),
-    ("machine", "flags"),
+    ("machine", "flags", "hub"),
     ("plan",),
     ("frameworks", "schedulers"),
     ("planner",),

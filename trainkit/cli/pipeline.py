@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import typer
 
     from trainkit.errors import Diagnostic
+    from trainkit.hub.cache import Copy
     from trainkit.machine.facts import Facts
     from trainkit.plan.model import Planned
     from trainkit.planner.resume import SavedCheckpoint
@@ -141,7 +142,25 @@ def plan_recipe(resolved: Resolved, facts: Facts | None = None, run: RunLayout |
         from trainkit.runner.rundir.checkpoints import own_checkpoints
 
         own = own_checkpoints(run, recipe.program.kind)
-    return build_plan(resolved, facts or probe(), earlier, own)
+    return build_plan(resolved, facts or probe(), earlier, own, on_hub(resolved))
+
+
+def on_hub(resolved: Resolved) -> tuple[Copy, ...]:
+    """What of the repositories that a recipe names is on this disk, and what the Hub says of the rest.
+
+    Raises RecipeError for what it does not have.
+    """
+    from trainkit.hub.names import named_by
+
+    named = named_by(resolved.recipe, resolved.absent)
+    if not named:
+        return ()
+    from trainkit.hub.lookup import look_up
+
+    try:
+        return tuple(map(look_up, named))
+    except UsageError as error:
+        raise RecipeError([resolved.error(each.key, each.what, each.hint) for each in error.diagnostics]) from error
 
 
 def cluster_facts(resolved: Resolved) -> Facts:
@@ -160,9 +179,11 @@ def run_request(
     planned: Planned, resolved: Resolved, again: Callable[[], RunRequest], node_rank: int | None = None
 ) -> RunRequest:
     """What the runner executes. again: plans once more when another run has taken a card; node_rank: as given."""
+    from trainkit.hub.names import pinned
     from trainkit.plan.render import shell
     from trainkit.recipe.yaml.writer import resolved_yaml
     from trainkit.runner.execute import RunRequest
 
-    text = resolved_yaml(resolved)
+    # Pinned, so that the run directory's recipe means the same files for ever.
+    text = resolved_yaml(replace(resolved, recipe=pinned(resolved.recipe, planned.plan.repositories)))
     return RunRequest(planned, text, shell.render(planned.plan, text), dict(os.environ), node_rank, again=again)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from trainkit.hub.cache import Copy
 from trainkit.machine.facts import Facts, Gpu
 from trainkit.plan.model import BatchArithmetic, Resume, Topology
 from trainkit.recipe.schema import Recipe
@@ -20,7 +22,7 @@ class Context:
     """All decisions of the plan, taken; what is left is to write them down.
 
     launcher: the chosen kind. cards: the chosen GPUs in rank order, empty off CUDA.
-    dtype: of the forward and backward computation, `auto` resolved.
+    dtype: of the forward and backward computation, `auto` resolved. hub: what the recipe names there.
     """
 
     resolved: Resolved
@@ -32,6 +34,7 @@ class Context:
     dtype: Dtype
     training_digest: str
     resume: Resume
+    hub: Sequence[Copy] = ()
 
     @property
     def recipe(self) -> Recipe:

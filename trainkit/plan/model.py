@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
+from trainkit.hub.names import Named
+
 PLAN_VERSION = 1
 
 
@@ -309,6 +311,7 @@ class Plan:
     batch: BatchArithmetic
     commands: tuple[Command, ...]  # one for each group of the topology
     preparations: tuple[Preparation, ...]
+    repositories: tuple[Named, ...] = ()  # of the Hub, each at its commit
     container: PlannedContainer | None = None
     environment: EnvironmentDiff
     files: tuple[PlannedFile, ...]
@@ -332,8 +335,7 @@ class Plan:
 class Provenance:
     """Which recipe keys, or which rule of trainkit's, made each part of a plan.
 
-    A part is a path: ``commands.0.argv.5`` (as in the plan's JSON), ``environment.OMP_NUM_THREADS``,
-    ``files.deepspeed.json.zero_optimization.stage``.
+    A part is a path: ``commands.0.argv.5`` (as in the plan's JSON), ``files.deepspeed.json.zero_optimization.stage``.
     """
 
     parts: Mapping[str, tuple[str, ...]]  # recipe keys (dotted)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from trainkit.errors import Diagnostic, RecipeError
-from trainkit.frameworks.deepspeed.ops import preparations
+from trainkit.frameworks.deepspeed.ops import preparations as builds
 from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS, choose_launcher
+from trainkit.hub.cache import Copy
 from trainkit.lazy import load
 from trainkit.machine.facts import Facts
 from trainkit.machine.selection import is_made_up
@@ -40,6 +42,9 @@ from trainkit.planner.container import problems as container_problems
 from trainkit.planner.dtype import choose_dtype
 from trainkit.planner.env import check_environment, overwritten, plan_environment
 from trainkit.planner.fingerprint import recipe_digest, training_digest
+from trainkit.planner.hub import preparations as fetches
+from trainkit.planner.hub import problems as hub_problems
+from trainkit.planner.hub import with_repositories
 from trainkit.planner.notices import plan_notices
 from trainkit.planner.numa import core_argv
 from trainkit.planner.placement import Placement, name_cards, place
@@ -68,46 +73,67 @@ STRATEGY_REASON = {
 OWN_ENGINE = "the script configures DeepSpeed's engine in its own code; the plan starts its ranks, and hands it no file"
 
 
-def build_plan(resolved: Resolved, facts: Facts, saved: Checkpoints = (), own: Checkpoints = ()) -> Planned:
+def build_plan(
+    resolved: Resolved, facts: Facts, saved: Checkpoints = (), own: Checkpoints = (), hub: Sequence[Copy] = ()
+) -> Planned:
     """The plan for a recipe on a machine. saved, own: checkpoints of earlier runs and of this one, newest first.
 
+    hub: what of the repositories that it names is on the disk; without it nothing is known of them.
     Raises RecipeError for what is wrong on any machine; what only this machine lacks is a blocker among the notices.
     """
-    context, launcher, device, notices = decide(resolved, facts, saved, own)
-    recipe, program = context.recipe, PROGRAMS[context.recipe.program.kind]
+    context, launcher, device, notices = decide(resolved, facts, saved, own, hub)
+    recipe = context.recipe
     environment, environment_sources = plan_environment(context)
     command, command_sources = _command(context, wrapped(context, environment))
     job = SCHEDULERS[recipe.cluster.kind].job(context) if recipe.cluster.kind in SCHEDULERS else None
-    files = (*LAUNCHERS[context.launcher].files(context), *program.files(context), *expected.files(context))
+    files = _files(context)
     plan = Plan(
         plan_version=PLAN_VERSION,
-        name=recipe.name,
-        recipe_digest=recipe_digest(recipe),
+        **_taken_over(recipe),
         training_digest=context.training_digest,
         strategy=_strategy(recipe, context.topology.device),
         launcher=launcher,
-        program=Choice(recipe.program.kind, program.reason(context)),
+        program=Choice(recipe.program.kind, PROGRAMS[recipe.program.kind].reason(context)),
         device=device,
         topology=context.topology,
-        cards=tuple(Card(gpu.index, "" if is_made_up(gpu) else gpu.uuid, gpu.name) for gpu in context.cards),
-        shares_cards=recipe.devices.when_busy == "warn",
+        cards=_cards(context),
         batch=context.batch,
         commands=(command,),
-        preparations=prepared(context, environment, preparations(context)),
+        preparations=prepared(context, environment, (*fetches(context), *builds(context))),
+        repositories=tuple(each.named for each in hub),
         container=planned(context, environment),
         environment=environment,
-        files=tuple(PlannedFile(file.path, file.content) for file in sorted(files, key=lambda file: file.path)),
+        files=tuple(PlannedFile(file.path, file.content) for file in files),
         resume=context.resume,
-        rendezvous=recipe.nodes.rendezvous,
         job=job.job if job else None,
-        output_root=re.sub("//+", "/", recipe.output.root).rstrip("/") or "/",
-        max_restarts=recipe.launcher.max_restarts,
-        grace_seconds=recipe.launcher.grace_seconds,
         hang=hang.hang_watch(context),
         techniques=_techniques(context),
         notices=notices + plan_notices(context),
     )
     return Planned(plan, _provenance(command_sources, job, environment_sources, files))
+
+
+def _taken_over(recipe: Recipe) -> dict[str, Any]:
+    """What the plan has from the recipe as it is."""
+    return {
+        "name": recipe.name,
+        "recipe_digest": recipe_digest(recipe),
+        "shares_cards": recipe.devices.when_busy == "warn",
+        "rendezvous": recipe.nodes.rendezvous,
+        "output_root": re.sub("//+", "/", recipe.output.root).rstrip("/") or "/",
+        "max_restarts": recipe.launcher.max_restarts,
+        "grace_seconds": recipe.launcher.grace_seconds,
+    }
+
+
+def _files(context: Context) -> list[SourcedFile]:
+    program = PROGRAMS[context.recipe.program.kind]
+    files = (*LAUNCHERS[context.launcher].files(context), *program.files(context), *expected.files(context))
+    return sorted(files, key=lambda file: file.path)
+
+
+def _cards(context: Context) -> tuple[Card, ...]:
+    return tuple(Card(gpu.index, "" if is_made_up(gpu) else gpu.uuid, gpu.name) for gpu in context.cards)
 
 
 def _provenance(
@@ -122,18 +148,20 @@ def _provenance(
 
 
 def decide(
-    resolved: Resolved, facts: Facts, saved: Checkpoints = (), own: Checkpoints = ()
+    resolved: Resolved, facts: Facts, saved: Checkpoints = (), own: Checkpoints = (), hub: Sequence[Copy] = ()
 ) -> tuple[Context, Choice, Choice, tuple[Notice, ...]]:
     """Every decision, the launcher and the device with their reasons, and the notices of placement and resuming.
 
     Raises RecipeError with all that can be known at once.
     """
+    wrong = [*hub_problems(resolved)]
+    resolved = with_repositories(resolved, hub)
     recipe = resolved.recipe
     program = PROGRAMS[recipe.program.kind]
     facts = replace(facts, executable=getattr(recipe.cluster, "python", None) or facts.executable)
     # In the order of dependence: devices decide launcher and format, ranks the batch, and all of it what is resumed.
     # Collected up to the batch, so that one try shows all that has to be mended.
-    problems = [*unreached(resolved, program.REACH, recipe.program.kind), *check_environment(resolved)]
+    problems = [*wrong, *unreached(resolved, program.REACH, recipe.program.kind), *check_environment(resolved)]
     problems += check_container(resolved)
     facts = seen_inside(recipe, facts)
     problems += architecture_problems(resolved, facts.packages.get("transformers"))
@@ -152,7 +180,7 @@ def decide(
     digest = training_digest(recipe, batch, dtype)
     reader = Reader(digest, recipe.strategy.kind, topology.world_size, recipe.program.kind)
     resume, notices = choose_resume(resolved, reader, saved, own)
-    context = Context(resolved, facts, topology, launcher.kind, placement.cards, batch, dtype, digest, resume)
+    context = Context(resolved, facts, topology, launcher.kind, placement.cards, batch, dtype, digest, resume, hub)
     cluster = SCHEDULERS[recipe.cluster.kind].problems(context) if recipe.cluster.kind in SCHEDULERS else ()
     boxed = container_problems(context)
     if found := (*program.problems(context), *cluster, *boxed) or tuple(overwritten(context)):

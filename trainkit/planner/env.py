@@ -148,7 +148,7 @@ def _defaults(context: Context) -> Iterator[SourcedVariable]:
     yield from _allocator(context)
     # The model comes from a folder or from the recipe; `env` may say otherwise for the user's code.
     if recipe.model.kind == "hf":
-        yield variable("HF_HUB_OFFLINE", "1", keys=("model.kind",), rule="nothing is downloaded in silence")
+        yield variable("HF_HUB_OFFLINE", "1", keys=("model.kind",), rule="what is fetched comes before")
 
 
 def _threads(context: Context) -> SourcedVariable:

@@ -23,6 +23,7 @@ from trainkit.planner.container import mapped
 from trainkit.planner.container import notices as container_notices
 from trainkit.planner.dtype import precision_notices
 from trainkit.planner.env import order_notices
+from trainkit.planner.hub import notices as hub_notices
 from trainkit.planner.numa import core_notices
 from trainkit.planner.quantized import kept_inputs
 from trainkit.planner.requirements import doubtful_releases, missing_packages
@@ -37,8 +38,8 @@ PATHS: dict[str, tuple[str, bool]] = {
     "program.args.config": ("check the path behind --config; it starts from the working folder", True),
     "data.path": ("check data.path; it starts from the working folder", True),
     "data.mix": ("check its paths; they start from the working folder", True),
-    "data.tokenizer": ("give a folder as save_pretrained writes it; nothing is downloaded", False),
-    "model.path": ("give a folder as save_pretrained writes it; nothing is downloaded", True),
+    "data.tokenizer": ("give a folder as save_pretrained writes it, or a name of the Hub", False),
+    "model.path": ("give a folder as save_pretrained writes it, or a name of the Hub", True),
     "peft.path": ("give a folder as peft or trainkit export --adapter writes it", True),
 }
 
@@ -198,6 +199,7 @@ SOURCES: tuple[Callable[[Context], Iterable[Notice]], ...] = (
     missing_packages,
     removed_notices,
     _absent_paths,
+    hub_notices,
     container_notices,
     _rendezvous,
     precision_notices,

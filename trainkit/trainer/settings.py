@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from trainkit.errors import TrainingError
 from trainkit.files import parse_json, read_whole
+from trainkit.hub.cache import located
 from trainkit.plan.model import SolvedBatch
 from trainkit.recipe.schema import Recipe
 
@@ -69,7 +70,9 @@ def read_settings(path: Path, resume: Path | None = None) -> Settings:
         batch = {key: value for key, value in data["batch"].items() if key in known}
         return Settings(
             # JSON mode: what the file format cannot express (tuples, int against float) is not held against it
-            recipe=Recipe.model_validate_json(json.dumps(data["recipe"])),
+            recipe=located(
+                Recipe.model_validate_json(json.dumps(data["recipe"])), data.get("repositories", ()), os.environ
+            ),
             batch=SolvedBatch(**{**batch, "search": tuple(batch.get("search", ()))}),
             device=data["device"],
             dtype=data["dtype"],

@@ -16,7 +16,7 @@ from trainkit.recipe.schema.fields import lies_in
 PARTS = (
     "name", "strategy.kind", "launcher.kind", "program.kind", "program.reason", "topology", "batch", "resume",
     "output_root", "rendezvous", "max_restarts", "grace_seconds", "hang",
-    "preparations", "container",
+    "preparations", "repositories", "container",
 )  # fmt: skip
 TRAINING = "The settings that decide training differ: neither resumes from the other's checkpoints on its own."
 

@@ -8,8 +8,11 @@ from trainkit.recipe.schema.base import Count, ImportPath, Section, setting
 from trainkit.recipe.schema.launching import Scalar
 
 _TOKENIZER = (
-    "Folder of a Hugging Face tokenizer, as `save_pretrained` writes it, from the working folder; null makes a token "
-    "of each byte."
+    "Folder of a Hugging Face tokenizer, as `save_pretrained` writes it, from the working folder, or the name of a "
+    "repository of the Hub; null makes a token of each byte."
+)
+_TOKENIZER_REVISION = (
+    "Branch, tag or commit of a `tokenizer` on the Hub; null is `main`, or `model.revision` for that of the model."
 )
 
 
@@ -59,6 +62,7 @@ class TextData(_Loaded):
 
     kind: Literal["text"] = setting("text", "Text files.")
     tokenizer: str | None = setting(None, _TOKENIZER)
+    tokenizer_revision: str | None = setting(None, _TOKENIZER_REVISION, min_length=1)
     path: str | Annotated[list[str], Field(min_length=1)] = setting(
         "python-stdlib",
         "A file, a folder, or a list of them, from the working folder; `python-stdlib` is the running interpreter's "
@@ -131,6 +135,7 @@ class _Rows(_Loaded):
     """Settings of sources whose samples come from rows with named fields."""
 
     tokenizer: str | None = setting(None, _TOKENIZER)
+    tokenizer_revision: str | None = setting(None, _TOKENIZER_REVISION, min_length=1)
     field: str = setting(
         "text",
         "Field of the text; dots lead into mappings (`translation.en`), in every setting of a field.",
@@ -248,14 +253,17 @@ class JsonlData(_Rows):
 
 
 class DatasetData(_Rows):
-    """A Hugging Face data set in a local folder. Held in memory as tokens, unless it is streamed."""
+    """A Hugging Face data set, in a local folder or on the Hub. Held in memory as tokens, unless it is streamed."""
 
     required = ("path", "the folder of the data set")
 
-    kind: Literal["dataset"] = setting("dataset", "A Hugging Face data set in a local folder.")
+    kind: Literal["dataset"] = setting("dataset", "A Hugging Face data set in a local folder, or on the Hub.")
     path: str = setting(
-        "", "The folder, from the working folder: what `save_to_disk` wrote, or parquet files, or JSON lines."
+        "",
+        "The folder, from the working folder: what `save_to_disk` wrote, or parquet files, or JSON lines; or the name "
+        "of a repository of the Hub, where there is no such folder.",
     )
+    revision: str | None = setting(None, "Branch, tag or commit of a `path` on the Hub; null is `main`.", min_length=1)
     split: str | None = setting(None, "Split to train on; null is `train`, or the only one.", min_length=1)
     validation_split: str | None = setting(
         None,

@@ -71,7 +71,7 @@ class GptModel(Section):
 
 
 class HfModel(Section):
-    """A model of transformers, from a local folder or with random weights. Nothing is ever downloaded."""
+    """A model of transformers, from a folder or the Hub, or with random weights."""
 
     kind: Literal["hf"] = setting("hf", "Any architecture of transformers.")
     task: Literal["causal_lm", "seq2seq_lm", "masked_lm", "sequence_classification"] = setting(
@@ -89,8 +89,11 @@ class HfModel(Section):
         None, "Token id that hides others from a masked model; null is the tokenizer's mask token."
     )
     path: str | None = setting(
-        None, "Folder with config.json and weights, as `save_pretrained` writes it, from the working folder."
+        None,
+        "Folder with config.json and weights, as `save_pretrained` writes it, from the working folder; or the name of "
+        "a repository of the Hub, `owner/name`, where there is no such folder.",
     )
+    revision: str | None = setting(None, "Branch, tag or commit of a `path` on the Hub; null is `main`.", min_length=1)
     architecture: str | None = setting(
         None, "Architecture with random weights instead, as transformers calls it (`llama`, `gpt2`)."
     )
@@ -143,8 +146,11 @@ class Peft(Section):
     rslora: bool = setting(False, "Scale by alpha / sqrt(rank) instead, for high ranks (rsLoRA).")
     dora: bool = setting(False, "Learn magnitude and direction apart (DoRA); slower.")
     path: str | None = setting(
-        None, "Folder with adapters to start from, as peft or `trainkit export --adapter` writes it; null for new ones."
+        None,
+        "Adapters to start from: a folder, as peft or `trainkit export --adapter` writes it, or the name of a "
+        "repository of the Hub; null for new ones.",
     )
+    revision: str | None = setting(None, "Branch, tag or commit of a `path` on the Hub; null is `main`.", min_length=1)
 
     @model_validator(mode="after")
     def _means_something(self) -> Self:

@@ -123,6 +123,7 @@ class Relay:
         self._console = console
         self._logs = logs
         self._tails: dict[Stream, Tail] = {}
+        self._preparing: Tail | None = None
         # An earlier attempt has left what it measured.
         self._metrics = Tail(metrics, metrics.stat().st_size if metrics.exists() else 0) if metrics else None
         self._begin = self._said = time.monotonic()
@@ -132,6 +133,10 @@ class Relay:
         """Show the logs of this rank from their beginning."""
         self.shown_rank = rank
         self._tails = {stream: Tail(self._logs.log(rank, stream)) for stream in streams}
+
+    def follow_preparation(self) -> None:
+        """Show what is written by what runs before the ranks, a word at a time."""
+        self._preparing = self._preparing or Tail(self._logs.preparation_output)
 
     def pass_on(self, fd: int) -> int | None:
         """Show what the pseudo-terminal brings; the number of bytes, None when its other side is closed."""
@@ -147,6 +152,7 @@ class Relay:
 
     def turn(self, most: int | None = AT_ONCE) -> None:
         """Show what is new. most: chunks of output, None for all."""
+        self._show_preparation()
         for stream, tail in self._tails.items():
             for data in islice(iter(tail.read, b""), most):
                 self._console.program(stream, data)
@@ -159,6 +165,12 @@ class Relay:
                     self._say_plain(due="evaluation" in line)
         if self.progress.latest is not None:
             self._draw()
+
+    def _show_preparation(self) -> None:
+        lines = self._preparing.read().decode("utf-8", "replace").splitlines() if self._preparing else []
+        if lines and not self._console.live(lambda width: lines[-1][: width - 1]):
+            self._unsaid = lines[-1]
+            self._say_plain(due=False)
 
     def finish(self) -> None:
         """Show the rest."""

@@ -47,8 +47,13 @@ class AttemptLayout:
 
     @property
     def preparation_log(self) -> Path:
-        """Output of what is run before the launcher."""
+        """What goes wrong in what is run before the launcher."""
         return self.logs / (f"node-{self.node}.prepare.err" if self.node else "prepare.err")
+
+    @property
+    def preparation_output(self) -> Path:
+        """What it says of how far it is."""
+        return self.preparation_log.with_suffix(".out")
 
     def log(self, rank: int, stream: str) -> Path:
         """Output of a global rank; stream is ``out`` or ``err``."""

@@ -219,6 +219,7 @@ class Supervisor:
             self._relay.follow_logs(event["rank"], ("out", "err"))
         elif kind == "preparing":
             self._console.say(f"{event['title']} …  (log: {self._attempt.preparation_log})")
+            self._relay.follow_preparation()
         elif kind == "waiting":
             self._console.say(f"{event['title']}: another run is at it; waiting for {event['lock']}")
 

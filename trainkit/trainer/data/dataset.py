@@ -36,7 +36,7 @@ def open_source(recipe: Recipe, run_dir: Path) -> Source:
         return open_stream(recipe)
     path = Path(data.path).absolute()
     if not path.is_dir():
-        raise TrainingError(f"data.path: {path} is no folder", hint="nothing is downloaded: save_to_disk makes it")
+        raise TrainingError(f"data.path: {path} is no folder", hint="take one that save_to_disk makes")
     splits = _splits(path)
     text = None if data.messages_field or data.tokens_field else data.field
     named = (text, data.prompt_field, data.messages_field, data.tokens_field, data.targets_field, data.label_field)

@@ -119,7 +119,7 @@ def open_encoder(folder: str | None) -> Encoder:
     path = Path(folder).absolute()
     if not path.is_dir():
         what = f"data.tokenizer: {path} is no folder"
-        raise TrainingError(what, hint="nothing is downloaded: save_pretrained makes it")
+        raise TrainingError(what, hint="take one that save_pretrained makes")
     refuse_special(str(path), "data.tokenizer")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not outlive the fork of loader processes

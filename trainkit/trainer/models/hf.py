@@ -191,7 +191,7 @@ def attention_width(config: Any) -> int | None:
 
 
 def build_hf(recipe: Recipe, device: str = "cpu") -> Transformer:
-    """The model of a recipe, on the CPU; nothing is ever downloaded. TrainingError when it cannot be built.
+    """The model of a recipe, on the CPU, from a folder or with random weights. TrainingError when it cannot be built.
 
     device: where weights are quantised, and the whole model then is; `meta` for sizes without weights.
     """

@@ -1,0 +1,298 @@
+"""Runs that name a model of the Hub, from an empty cache: fetched once, pinned, and every obstacle said in time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Trainkit, call_trainkit
+from tests.hub_server.server import READER, Hub
+from tests.trainer.tiny_tokenizer import save_tokenizer
+
+pytestmark = pytest.mark.e2e
+
+RECIPE = """
+name: named
+model: {kind: hf, path: owner/small}
+data: {kind: text, path: text.txt, sequence_length: 16}
+train: {steps: 3}
+batch: {micro: 2, accumulation: 1}
+eval: {every_steps: 0}
+"""
+ROWS = """
+name: named
+model: {layers: 1, vocab_size: 512}
+data: {kind: dataset, path: rows, sequence_length: 16, tokenizer: words}
+train: {steps: 3}
+batch: {micro: 2, accumulation: 1}
+eval: {every_steps: 0}
+"""
+WEIGHTS, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a llama of 26 MB in two files."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("models") / "small"
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=50_000, max_position_embeddings=64, **sizes)).save_pretrained(
+        folder, max_shard_size="14MB"
+    )
+    return folder
+
+
+@pytest.fixture
+def named(tmp_path: Path, hub: Hub, model: Path, clean_environment: dict[str, str]) -> Iterator[Trainkit]:
+    """`trainkit` in a folder with a recipe that names the model, with the tests' Hub and an empty cache."""
+    hub.add("owner/small", model)
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    (tmp_path / "text.txt").write_text("It was a bright cold day in April. " * 90)
+    yield call_trainkit(tmp_path, {**clean_environment, **hub.environment, "OMP_NUM_THREADS": "1"})
+
+
+def losses(folder: Path) -> list[list[float]]:
+    """Those of each run, in the order of their start."""
+    files = sorted(folder.glob("runs/named/*/metrics.jsonl"))
+    records = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+    return [[each["loss"] for each in run if "loss" in each] for run in records]
+
+
+def test_a_model_is_fetched_once_for_all_ranks_pinned_and_not_asked_for_again(
+    named: Trainkit, hub: Hub, model: Path, tmp_path: Path
+) -> None:
+    planned = named("plan", "recipe.yaml").stdout
+    commit = hub.repository("owner/small").branches["main"].oid
+    assert f"owner/small on the Hub (main, {commit[:7]})" in " ".join(planned.split())
+    assert hub.downloads("owner/small", WEIGHTS) == 0
+    first = named("run", "recipe.yaml", "--with", "strategy/ddp", "nodes.processes_per_node=2")
+    assert first.returncode == 0, first.stderr
+    assert hub.downloads("owner/small", WEIGHTS) == 1
+    (written,) = tmp_path.glob("runs/named/*/recipe.yaml")
+    assert f"revision: {commit}" in written.read_text()
+    seen = len(hub.requests)
+    hub.repository("owner/small").change({"config.json": b"{}"})  # main is another commit now
+    again = named("run", "recipe.yaml", "--with", "strategy/ddp", "nodes.processes_per_node=2")
+    assert again.returncode == 0, again.stderr
+    assert "fetch owner" not in again.stderr
+    assert len(hub.requests) == seen
+    folder = named("run", "recipe.yaml", f"model.path={model}", "--with", "strategy/ddp", "nodes.processes_per_node=2")
+    assert folder.returncode == 0, folder.stderr
+    runs = losses(tmp_path)
+    assert len(runs) == 3
+    assert runs[0] == runs[1] == runs[2]
+
+
+def test_a_data_set_and_a_tokenizer_by_name_train_as_from_folders(named: Trainkit, hub: Hub, tmp_path: Path) -> None:
+    import datasets
+
+    rows = [{"text": f"{number} bottles of beer on the wall"} for number in range(99)]
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "rows" / "data" / "train-00000-of-00001.parquet")
+    save_tokenizer(tmp_path / "words")
+    hub.add("owner/rows", tmp_path / "rows", kind="dataset")
+    hub.add("owner/words", tmp_path / "words")
+    (tmp_path / "rows.yaml").write_text(ROWS)
+    for kind in (["data.streaming=false"], ["data.streaming=true", "data.validation_rows=9"]):
+        for path, tokenizer in (("owner/rows", "owner/words"), ("rows", "words")):
+            words = [f"data.path={path}", f"data.tokenizer={tokenizer}", *kind]
+            done = named("run", "rows.yaml", *words)
+            assert done.returncode == 0, done.stderr
+    runs = losses(tmp_path)
+    assert runs[0] == runs[1]
+    assert runs[2] == runs[3]
+    assert hub.downloads("owner/rows", "data/train-00000-of-00001.parquet") == 1
+
+
+def test_what_was_fetched_needs_no_network_and_no_library(
+    named: Trainkit, hub: Hub, tmp_path: Path, clean_environment: dict[str, str]
+) -> None:
+    assert named("run", "recipe.yaml").returncode == 0
+    hub.close()
+    offline = named("run", "recipe.yaml", environ={"HF_HUB_OFFLINE": "1"})
+    assert offline.returncode == 0, offline.stderr
+    assert "is in the cache" in " ".join(named("plan", "recipe.yaml").stdout.split())
+    code = "import atexit, sys, runpy; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
+    code += "sys.argv[:] = ['trainkit', 'plan', 'recipe.yaml']; runpy.run_module('trainkit', run_name='__main__')"
+    planned = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**clean_environment, **hub.environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert not {each.partition(".")[0] for each in planned.stderr.split()} & {
+        "huggingface_hub",
+        "transformers",
+        "torch",
+    }
+
+
+REFUSED = (
+    (["model.path=owner/none"], 2, "the Hub has no model of that name"),
+    (["model.path=owner/gated"], 4, "owner/gated is gated"),
+    (["model.revision=v9"], 2, "has no revision 'v9'"),
+    (["model.path=owner/odd"], 2, "has nothing that the trainer reads there"),
+    (["model.path=recipe.yaml", "model.revision=v1"], 2, "and recipe.yaml is none"),
+    (["data.tokenizer=owner/none"], 2, "data.tokenizer: owner/none is no folder here"),
+)
+
+
+def test_what_the_hub_does_not_give_is_said_before_anything_starts(
+    named: Trainkit, hub: Hub, model: Path, tmp_path: Path
+) -> None:
+    hub.add("owner/gated", model, gated=True)
+    hub.add("owner/odd", {"config.json": "{}", "weights.gguf": "x"})
+    for words, code, told in REFUSED:
+        done = named("run", "recipe.yaml", *words)
+        assert done.returncode == code, done.stderr
+        assert told in done.stderr
+        assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_gated_model_opens_to_a_token(named: Trainkit, hub: Hub, model: Path) -> None:
+    hub.add("owner/gated", model, gated=True, readers=("rob",))
+    done = named("run", "recipe.yaml", "model.path=owner/gated", environ={"HF_TOKEN": READER})
+    assert done.returncode == 0, done.stderr
+    assert READER not in done.stdout + done.stderr
+
+
+def test_without_a_network_and_with_nothing_in_the_cache_nothing_starts(named: Trainkit, hub: Hub) -> None:
+    offline = named("run", "recipe.yaml", environ={"HF_HUB_OFFLINE": "1"})
+    hub.close()
+    unreachable = named("run", "recipe.yaml")
+    for done in (offline, unreachable):
+        assert done.returncode == 4
+        assert "owner/small is not whole in the Hub's cache, and the Hub cannot be asked" in done.stderr
+
+
+def test_a_fetch_that_is_cut_off_goes_on_where_it_ended(named: Trainkit, hub: Hub, model: Path) -> None:
+    size = (model / WEIGHTS).stat().st_size
+    hub.fail(f"*/{WEIGHTS}", cut_after=11 << 20)  # huggingface_hub writes ten at a time
+    done = named("run", "recipe.yaml")
+    assert done.returncode == 0, done.stderr
+    assert hub.downloads("owner/small", WEIGHTS) > 1
+    assert hub.sent("owner/small", WEIGHTS) < 1.5 * size
+
+
+def test_a_hub_that_fails_in_the_middle_ends_the_run_before_its_ranks(named: Trainkit, hub: Hub) -> None:
+    assert named("plan", "recipe.yaml").returncode == 0
+    hub.fail("/*/resolve/*", status=403, times=None)
+    done = named("run", "recipe.yaml")
+    assert done.returncode == 4, done.stderr
+    assert "owner/small" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+FULL = """
+mount -t tmpfs -o size=60m tmpfs "$HF_HOME" || exit 77
+"$@" &
+until ls "$HF_HOME"/hub/*/blobs/*.incomplete >&2; do sleep 0.05; done 2>/dev/null
+cat /dev/zero > "$HF_HOME/fill" 2>/dev/null
+wait $!
+code=$?
+find "$HF_HOME" -name "*.incomplete"
+exit $code
+"""
+
+
+def test_a_disk_that_fills_up_meanwhile_ends_the_run_and_keeps_no_parts(
+    named: Trainkit, hub: Hub, tmp_path: Path, clean_environment: dict[str, str]
+) -> None:
+    hub.home.mkdir(exist_ok=True)
+    hub.fail(f"*/{SECOND}", bytes_per_second=4 << 20, times=None)
+    words = ["unshare", "--map-root-user", "--mount", "sh", "-c", FULL, "sh", sys.executable, "-m", "trainkit"]
+    environment = {**clean_environment, **hub.environment}
+    done = subprocess.run(
+        [*words, "run", "recipe.yaml"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if done.returncode == 77 or done.stderr.startswith("unshare: "):
+        pytest.skip(f"this machine grants no mount namespaces: {done.stderr}")
+    assert done.returncode == 4, done.stderr
+    assert f"owner/small: the disk of the Hub's cache {hub.home}/hub is full" in done.stderr
+    assert not done.stdout
+
+
+def test_a_file_with_another_checksum_is_not_kept(named: Trainkit, hub: Hub) -> None:
+    hub.fail(f"*/{SECOND}", corrupt=True)
+    done = named("run", "recipe.yaml")
+    assert done.returncode == 4, done.stderr
+    assert f"owner/small: {SECOND} came with another checksum than the Hub has" in done.stderr
+    assert not list(hub.home.rglob(SECOND))
+    again = named("run", "recipe.yaml")
+    assert again.returncode == 0, again.stderr
+    assert hub.downloads("owner/small", WEIGHTS) == 1
+
+
+def test_a_kill_in_the_middle_of_a_fetch_costs_one_file_and_leaves_nothing(
+    named: Trainkit, hub: Hub, model: Path, tmp_path: Path, clean_environment: dict[str, str]
+) -> None:
+    hub.fail(f"*/{SECOND}", bytes_per_second=1 << 20, times=None)
+    words = [sys.executable, "-m", "trainkit", "run", "recipe.yaml"]
+    environment = {**clean_environment, **hub.environment, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        until(lambda: bool(list(hub.home.rglob(WEIGHTS))))
+        until(lambda: hub.sent("owner/small", SECOND) > 0)
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=60)
+    until(lambda: not fetching(hub.environment))
+    hub.faults.clear()
+    (stored,) = hub.home.rglob("blobs")
+    (stored / "abc.0123.incomplete").write_bytes(b"of a fetch that was killed itself")
+    again = named("run", "recipe.yaml")
+    assert again.returncode == 0, again.stderr
+    assert hub.downloads("owner/small", WEIGHTS) == 1
+    assert not list(hub.home.rglob("*.incomplete"))
+
+
+def test_two_runs_at_once_fetch_once(
+    named: Trainkit, hub: Hub, model: Path, tmp_path: Path, clean_environment: dict[str, str]
+) -> None:
+    size = (model / WEIGHTS).stat().st_size
+    hub.fail("*", bytes_per_second=size // 2, times=None)
+    words = [sys.executable, "-m", "trainkit", "run", "recipe.yaml"]
+    environment = {**clean_environment, **hub.environment, "OMP_NUM_THREADS": "1"}
+    both = [subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [process.communicate(timeout=120)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], told
+    assert hub.sent("owner/small", WEIGHTS) == size
+    assert any("another run is at it" in each for each in told)
+    assert any(" of 24" in each and "MiB" in each for each in told)  # how far it is
+
+
+def until(seen: Callable[[], bool], seconds: float = 60) -> None:
+    give_up = time.monotonic() + seconds
+    while not seen():
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+
+
+def fetching(environment: Mapping[str, str]) -> list[int]:
+    """Processes with this Hub's address that still fetch."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes()
+            mine = f"HF_ENDPOINT={environment['HF_ENDPOINT']}".encode() in (folder / "environ").read_bytes()
+        except OSError:  # it has ended, or is another user's
+            continue
+        if mine and b"trainkit" in words and int(folder.name) != os.getpid():
+            found.append(int(folder.name))
+    return found

@@ -1,0 +1,167 @@
+"""Names of the Hub in recipes, and what of them is in the cache: decided from texts alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from trainkit.hub.cache import cache_root, copy_of, located
+from trainkit.hub.names import Named, has_content, is_name, named_by, pinned, revision_without_name, wanted
+from trainkit.recipe.schema import Recipe
+
+A, B = "a" * 40, "b" * 40
+ROOT = "/cache/hub"
+STORAGE = f"{ROOT}/models--owner--small"
+SNAPSHOT = f"{STORAGE}/snapshots/{A}"
+MODEL = Named("model.path", "model", "owner/small")
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+class Texts:
+    """A disk of a few files."""
+
+    def __init__(self, files: Mapping[str, str]) -> None:
+        self.files = files
+
+    def read(self, path: str) -> bytes:
+        if path not in self.files:
+            raise FileNotFoundError(path)
+        return self.files[path].encode()
+
+    def exists(self, path: str) -> bool:
+        return path in self.files
+
+
+def listing(**sizes: int) -> str:
+    return json.dumps({"format_version": 1, "files": {name: {"size": size} for name, size in sizes.items()}})
+
+
+def recipe(**sections: object) -> Recipe:
+    return Recipe.model_validate(
+        {"model": {"kind": "hf", "path": "owner/small"}, "data": {"kind": "jsonl", "path": "rows.jsonl"}, **sections}
+    )
+
+
+@pytest.mark.parametrize("word", ["gpt2", "owner/name", "meta-llama/Llama-3.1-8B", "a/b_c.d-e", "_x/y"])
+def test_the_form_of_a_name(word: str) -> None:
+    assert is_name(word)
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["", "a/b/c", "./model", "../model", "/models/x", "owner/", "a--b/c", "x..y", "-a/b", "a/b.", "a b", "x.git"],
+)
+def test_what_is_no_name(word: str) -> None:
+    assert not is_name(word)
+    assert not is_name("a" * 97)
+
+
+def test_a_folder_of_that_name_is_meant_first() -> None:
+    assert named_by(recipe(), {}) == ()
+    assert named_by(recipe(), {"model.path": ("owner/small",)}) == (MODEL,)
+    own = recipe(program={"kind": "torch", "script": "train.py"})
+    assert named_by(own, {"model.path": ("owner/small",)}) == ()  # the program reads what it reads
+
+
+def test_a_tokenizer_of_the_models_repository_is_of_the_same_revision() -> None:
+    absent = {"model.path": ("owner/small",), "data.tokenizer": ("owner/small", "other/words")}
+    model = {"kind": "hf", "path": "owner/small", "revision": "v2"}
+    rows = {"kind": "jsonl", "path": "rows.jsonl"}
+    same = named_by(recipe(model=model, data={**rows, "tokenizer": "owner/small"}), absent)
+    assert [(each.key, each.revision) for each in same] == [("model.path", "v2"), ("data.tokenizer", "v2")]
+    other = named_by(recipe(model=model, data={**rows, "tokenizer": "other/words"}), absent)
+    assert other[1].revision == "main"
+    told = {**rows, "tokenizer": "owner/small", "tokenizer_revision": "v3"}
+    assert named_by(recipe(model=model, data=told), absent)[1].revision == "v3"
+
+
+def test_a_revision_of_a_folder_is_noticed() -> None:
+    model = {"kind": "hf", "path": "folder", "revision": "v2"}
+    assert list(revision_without_name(recipe(model=model), ())) == [("model.revision", "folder")]
+    known = named_by(recipe(model={**model, "path": "owner/small"}), {"model.path": ("owner/small",)})
+    assert list(revision_without_name(recipe(model={**model, "path": "owner/small"}), known)) == []
+
+
+def test_a_pinned_recipe_names_the_commit() -> None:
+    assert (
+        pinned(recipe(), [Named("model.path", "model", "owner/small", commit=A)]).model_dump()["model"]["revision"] == A
+    )
+    assert pinned(recipe(), [MODEL]) == recipe()  # nobody knows it
+
+
+def test_of_the_formats_of_a_model_the_safe_one_is_fetched() -> None:
+    every = ["config.json", "model.safetensors", "pytorch_model.bin", "tf_model.h5", "onnx/model.onnx", "README.md"]
+    assert wanted("model.path", every) == ("config.json", "model.safetensors")
+    assert wanted("model.path", every[:1] + every[2:]) == ("config.json", "pytorch_model.bin")
+    sharded = ["config.json", "model.safetensors.index.json", *SHARDS, "original/model-00001-of-00002.safetensors"]
+    assert set(wanted("model.path", sharded)) == set(sharded[:-1])
+    assert wanted("data.tokenizer", ["tokenizer.json", "model.safetensors", "vocab.txt"]) == (
+        "tokenizer.json",
+        "vocab.txt",
+    )
+    assert wanted("peft.path", ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"])[1:] == (
+        "adapter_model.safetensors",
+    )
+    assert not has_content("model.path", ["config.json", "model.gguf"])
+    assert not has_content("data.tokenizer", ["config.json"])
+
+
+def test_where_the_cache_is() -> None:
+    assert cache_root({}, "/home/me") == "/home/me/.cache/huggingface/hub"
+    assert cache_root({"XDG_CACHE_HOME": "/xdg"}, "/home/me") == "/xdg/huggingface/hub"
+    assert cache_root({"HF_HOME": "/big", "XDG_CACHE_HOME": "/xdg"}, "/home/me") == "/big/hub"
+    assert cache_root({"HF_HUB_CACHE": "~/hub", "HF_HOME": "/big"}, "/home/me") == "/home/me/hub"
+
+
+def test_what_was_never_asked_for_is_not_known() -> None:
+    assert copy_of(MODEL, ROOT, Texts({})) is None
+    assert copy_of(MODEL, ROOT, Texts({f"{STORAGE}/refs/main": "no commit"})) is None
+
+
+def test_a_listing_says_what_is_missing() -> None:
+    disk = {
+        f"{STORAGE}/refs/main": A,
+        f"{STORAGE}/trees/{A}.json": listing(**{"config.json": 3, "model.safetensors": 70, "tf_model.h5": 90}),
+        f"{SNAPSHOT}/config.json": "{}",
+    }
+    part = copy_of(MODEL, ROOT, Texts(disk))
+    assert part is not None
+    assert (part.named.commit, part.folder, part.missing) == (A, SNAPSHOT, ("model.safetensors",))
+    assert part.sizes == {"config.json": 3, "model.safetensors": 70}
+    whole = copy_of(MODEL, ROOT, Texts({**disk, f"{SNAPSHOT}/model.safetensors": "x"}))
+    assert whole is not None
+    assert whole.whole
+
+
+def test_a_commit_needs_no_branch() -> None:
+    disk = {f"{STORAGE}/snapshots/{B}/config.json": "{}", f"{STORAGE}/snapshots/{B}/model.safetensors": "x"}
+    found = copy_of(Named("model.path", "model", "owner/small", B), ROOT, Texts(disk))
+    assert found is not None
+    assert found.whole
+
+
+@pytest.mark.parametrize("listed", ["", "[1]", "{", '{"files": {"config.json": {}}}'])
+def test_without_a_sound_listing_the_index_says_which_shards_there_are(listed: str) -> None:
+    index = json.dumps({"weight_map": {"a": SHARDS[0], "b": SHARDS[1]}})
+    disk = {
+        f"{STORAGE}/refs/main": f"{A}\n",
+        f"{STORAGE}/trees/{A}.json": listed,
+        f"{SNAPSHOT}/config.json": "{}",
+        f"{SNAPSHOT}/model.safetensors.index.json": index,
+        f"{SNAPSHOT}/{SHARDS[0]}": "x",
+    }
+    found = copy_of(MODEL, ROOT, Texts(disk))
+    assert found is not None
+    assert found.missing == (SHARDS[1],)
+    unknown = copy_of(MODEL, ROOT, Texts({f"{STORAGE}/refs/main": A, f"{SNAPSHOT}/config.json": "{}"}))
+    assert unknown is not None
+    assert unknown.sizes is None
+    assert not unknown.whole
+
+
+def test_the_trainer_gets_folders() -> None:
+    found = located(recipe(), [("model.path", "model", "owner/small", A)], {"HF_HUB_CACHE": ROOT})
+    assert found.model_dump()["model"]["path"] == SNAPSHOT
+    assert located(recipe(), [], {}) == recipe()

@@ -1,0 +1,122 @@
+"""The Hub's cache on a disk, as huggingface_hub keeps it: which files of a repository are there.
+
+models--owner--name/refs/main             the commit that a branch or tag was when it was last asked for
+models--owner--name/snapshots/<commit>/   the files
+models--owner--name/trees/<commit>.json   all files of the commit with their sizes (from 1.0 on, by snapshots)
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trainkit.hub.names import COMMIT, Named, at, wanted, with_values
+from trainkit.recipe.schema import Recipe
+
+
+class Files(Protocol):
+    """What is read of a disk."""
+
+    def read(self, path: str) -> bytes:
+        """The file's bytes. Raises OSError."""
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file at the path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """What of a repository is on this disk. sizes: of all files that the run needs, in bytes; missing: which are not.
+
+    Without sizes nobody knows what the repository holds, and so what is missing; obstacle says why, and remedy what to
+    do about it.
+    """
+
+    named: Named
+    folder: str = ""
+    sizes: Mapping[str, int] | None = None
+    missing: tuple[str, ...] = ()
+    obstacle: str = ""
+    remedy: str = ""
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything that the run needs is here."""
+        return self.sizes is not None and not self.missing
+
+
+def cache_root(environ: Mapping[str, str], home: str) -> str:
+    """The folder of the cache (huggingface_hub.constants)."""
+    above = environ.get("HF_HOME") or posixpath.join(
+        environ.get("XDG_CACHE_HOME") or posixpath.join(home, ".cache"), "huggingface"
+    )
+    found = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or posixpath.join(above, "hub")
+    return posixpath.join(home, found[2:]) if found.startswith("~/") else found
+
+
+def snapshot(root: str, named: Named) -> str:
+    """The folder of a repository's files at its commit."""
+    return posixpath.join(root, named.folder, "snapshots", named.commit)
+
+
+def located(recipe: Recipe, repositories: Iterable[tuple[str, str, str, str]], environ: Mapping[str, str]) -> Recipe:
+    """The recipe with folders of the cache in the place of names. repositories: setting, kind, name and commit of each.
+
+    environ: of the process, which says where its cache is.
+    """
+    root = cache_root(environ, environ.get("HOME", ""))
+    every = (Named(key, kind, name, commit, commit) for key, kind, name, commit in repositories)  # type: ignore[arg-type]
+    return with_values(recipe, {each.key: snapshot(root, each) for each in every})
+
+
+def copy_of(named: Named, root: str, files: Files, sizes: Mapping[str, int] | None = None) -> Copy | None:
+    """What is on this disk of a repository; None where it was never asked for. sizes: of its files, where known."""
+    storage = posixpath.join(root, named.folder)
+    commit = named.commit or (named.revision if COMMIT.fullmatch(named.revision) else "")
+    commit = commit or _text(files, posixpath.join(storage, "refs", named.revision)).strip()
+    if not COMMIT.fullmatch(commit):
+        return None
+    here = at(named, commit)
+    folder = snapshot(root, here)
+    listed = (
+        sizes or _listed(files, posixpath.join(storage, "trees", f"{commit}.json")) or _indexed(here, folder, files)
+    )
+    if listed is None:
+        return Copy(here, folder)
+    needed = {name: listed[name] for name in wanted(named.key, listed)}
+    missing = tuple(name for name in needed if not files.exists(posixpath.join(folder, name)))
+    return Copy(here, folder, needed, missing)
+
+
+def _text(files: Files, path: str) -> str:
+    try:
+        return files.read(path).decode("utf-8", "replace")
+    except OSError:  # it is not there
+        return ""
+
+
+def _listed(files: Files, path: str) -> dict[str, int] | None:
+    """The sizes in a listing of the cache's own."""
+    try:
+        found: Any = json.loads(_text(files, path))
+        return {str(name): int(entry["size"]) for name, entry in found["files"].items()}
+    except (ValueError, LookupError, TypeError, AttributeError):  # none, or of another format
+        return None
+
+
+def _indexed(named: Named, folder: str, files: Files) -> dict[str, int] | None:
+    """The files of a model that an older release has fetched, as far as they name one another; sizes are not known."""
+    if named.key != "model.path" or not files.exists(posixpath.join(folder, "config.json")):
+        return None
+    for single in ("model.safetensors", "pytorch_model.bin"):
+        if files.exists(posixpath.join(folder, single)):
+            return {"config.json": 0, single: 0}
+        try:
+            index: Any = json.loads(_text(files, posixpath.join(folder, f"{single}.index.json")))
+            return dict.fromkeys(["config.json", f"{single}.index.json", *index["weight_map"].values()], 0)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            continue
+    return None

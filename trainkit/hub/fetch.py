@@ -1,0 +1,191 @@
+"""Bring a repository of the Hub into its cache: ``python -m trainkit.hub.fetch model.path model owner/name COMMIT``.
+
+Quiet and quick where everything is there. A connection that breaks is taken up again where it broke, and a fetch that
+was killed goes on with the files that are not there yet: huggingface_hub's affair, as are sizes. Checksums are compared
+here, for it names files in its cache by them and looks no further.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import hashlib
+import os
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from trainkit.errors import MachineError, TrainkitError, in_words
+from trainkit.hub.cache import Copy
+from trainkit.hub.lookup import look_up, own_root
+from trainkit.hub.names import DESCRIPTION, Named
+from trainkit.text import format_size
+
+_PART = ".incomplete"  # end of the name of a file that huggingface_hub has a part of
+_ALGORITHMS = {64: "sha256", 40: "sha1"}  # by the length of the name
+_HEX = re.compile("[0-9a-f]+")
+_READERS, _PIECE = 4, 1 << 22  # threads, bytes
+EVERY = 1.0  # seconds from one word on the progress to the next
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Fetch what is missing. Exit code 4 where the Hub or this machine does not let it, 2 for what is not there."""
+    parser = argparse.ArgumentParser(prog="python -m trainkit.hub.fetch", description=__doc__)
+    parser.add_argument("key", choices=DESCRIPTION, help="the setting that names it")
+    parser.add_argument("kind", choices=("model", "dataset"))
+    parser.add_argument("name", help="of the repository, owner/name")
+    parser.add_argument("commit", help="of its files")
+    asked = parser.parse_args(argv)
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # ours is told in lines
+    signal.signal(signal.SIGTERM, _end)
+    os.environ.pop("HF_HUB_OFFLINE", None)  # set for the ranks; where the caller's is, planning has found it
+    try:
+        fetch(Named(asked.key, asked.kind, asked.name, asked.commit, asked.commit))
+    except TrainkitError as error:
+        sys.stderr.write(in_words(error))
+        return int(error.exit_code)
+    return 0
+
+
+def _end(number: int, _frame: object) -> NoReturn:
+    """At once: the threads of huggingface_hub would first fetch what they are at to its end."""
+    for path in _opened("self"):
+        if path.endswith(_PART):
+            Path(path).unlink(missing_ok=True)
+    os._exit(128 + number)
+
+
+def fetch(named: Named) -> None:
+    """Bring what the run needs of a repository into the cache. MachineError where that does not work."""
+    root, copy = own_root(), look_up(named)
+    if copy.whole:
+        return
+    if copy.sizes is None:
+        raise MachineError(copy.obstacle, hint=copy.remedy)
+    _remove_leftovers(Path(root, copy.named.folder, "blobs"))
+    _refuse_too_large(copy, root)
+    done = threading.Event()
+    watcher = threading.Thread(target=_tell, args=(copy, root, done), daemon=True)
+    watcher.start()
+    try:
+        _download(copy, root)
+    finally:
+        done.set()
+        watcher.join()
+    _refuse_damaged(copy)
+    left = look_up(named)
+    if not left.whole:
+        names = ", ".join(left.missing[:3])
+        raise MachineError(f"{named.name}: {names} did not come", hint="start the run again: files that are there stay")
+
+
+def _remove_leftovers(blobs: Path) -> None:
+    """Files of fetches that were killed: huggingface_hub begins each file anew, under a name of its own."""
+    left = {str(each.resolve()) for each in blobs.glob(f"*{_PART}")}
+    if left and Path("/proc/self/fd").exists():  # elsewhere nobody can say whether somebody else is at them
+        for each in left - set(_opened("[0-9]*")):
+            Path(each).unlink(missing_ok=True)
+
+
+def _opened(processes: str) -> Iterator[str]:
+    """The files that processes of this user have open."""
+    for link in Path("/proc").glob(f"{processes}/fd/*"):
+        with suppress(OSError):  # the process has ended
+            yield str(link.readlink())
+
+
+def _download(copy: Copy, root: str) -> None:
+    from huggingface_hub import snapshot_download
+
+    named = copy.named
+    try:
+        snapshot_download(
+            named.name, repo_type=named.kind, revision=named.commit, cache_dir=root, library_name="trainkit",
+            allow_patterns=[_literally(name) for name in copy.sizes or ()],
+        )  # fmt: skip
+    except Exception as error:  # the library, its HTTP library and the Rust of its transfers raise anything
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            what = f"{named.name}: the disk of the Hub's cache {root} is full"
+            raise MachineError(what, hint="make room, or set HF_HOME to a folder on another disk") from error
+        reason = str(error).strip().partition("\n")[0][:300] or type(error).__name__
+        what = f"{named.name} cannot be fetched from the Hub: {reason}"
+        raise MachineError(what, hint="start the run again: files that are there stay") from error
+
+
+def _refuse_damaged(copy: Copy) -> None:
+    """Remove what came with other bytes than the Hub has, and raise MachineError."""
+    came = [path for name in copy.missing if (path := Path(copy.folder, name)).exists()]
+    with ThreadPoolExecutor(_READERS) as readers:
+        sound = list(readers.map(_is_sound, came))
+    damaged = [path for path, good in zip(came, sound, strict=True) if not good]
+    for path in damaged:
+        path.resolve().unlink()
+        path.unlink(missing_ok=True)
+    if damaged:
+        names = ", ".join(path.name for path in damaged)
+        what = f"{copy.named.name}: {names} came with another checksum than the Hub has, and is removed"
+        raise MachineError(what, hint="start the run again; if it comes so again, something on its way changes files")
+
+
+def _is_sound(path: Path) -> bool:
+    """Whether a file has the checksum that its name in the cache is: SHA-256, or of small files that of git (SHA-1)."""
+    stored = path.resolve()
+    if len(stored.name) not in _ALGORITHMS or not _HEX.fullmatch(stored.name):
+        return True  # a cache without links: the files have their own names
+    made = hashlib.new(_ALGORITHMS[len(stored.name)], usedforsecurity=False)
+    if made.name == "sha1":
+        made.update(b"blob %d\0" % stored.stat().st_size)
+    with stored.open("rb") as file:
+        while piece := file.read(_PIECE):
+            made.update(piece)
+    return made.hexdigest() == stored.name
+
+
+def _literally(name: str) -> str:
+    """A pattern that this name alone matches."""
+    return "".join(f"[{each}]" if each in "*?[" else each for each in name)
+
+
+def _refuse_too_large(copy: Copy, root: str) -> None:
+    """MachineError where the disk has no room for what is missing."""
+    needed = sum((copy.sizes or {})[name] for name in copy.missing)
+    folder = Path(root)
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        room = f"in the Hub's cache {root}, where {format_size(free)} are free"
+        what = f"{copy.named.name} needs {format_size(needed)} more {room}"
+        raise MachineError(what, hint="make room, or set HF_HOME to a folder on another disk")
+
+
+def _arrived(copy: Copy, root: str) -> int:
+    """Bytes of the missing files that are on the disk: whole ones, and parts of others."""
+    blobs = Path(root, copy.named.folder, "blobs")
+    parts = sum(each.stat().st_size for each in blobs.glob(f"*{_PART}") if each.exists())
+    whole = (name for name in copy.missing if Path(copy.folder, name).exists())
+    return parts + sum((copy.sizes or {})[name] for name in whole)
+
+
+def _tell(copy: Copy, root: str, done: threading.Event) -> None:
+    """How far it is, a line each second."""
+    total = sum((copy.sizes or {})[name] for name in copy.missing)
+    began, first = time.monotonic(), _arrived(copy, root)
+    while not done.wait(EVERY):
+        here = _arrived(copy, root)
+        pace = (here - first) / (time.monotonic() - began)
+        left = f", {(total - here) / pace:.0f} s left" if pace > 0 else ""
+        sys.stdout.write(f"{copy.named.name}: {format_size(here)} of {format_size(total)}{left}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""Repositories of the Hub in a plan: pinned to a commit, fetched before the ranks start, told of in notices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from trainkit.errors import Diagnostic
+from trainkit.hub.cache import Copy
+from trainkit.hub.names import named_by, pinned, revision_without_name
+from trainkit.plan.context import Context
+from trainkit.plan.model import Notice, Preparation, text
+from trainkit.plan.provenance import module, texts
+from trainkit.recipe.resolved import Resolved
+from trainkit.recipe.schema import NoContainer
+from trainkit.text import format_size
+
+_SHOWN = 7  # digits of a commit, as git shows them
+
+
+def with_repositories(resolved: Resolved, hub: Sequence[Copy]) -> Resolved:
+    """The recipe with the commits of what it names on the Hub, where these are known; those are no absent folders."""
+    named = named_by(resolved.recipe, resolved.absent)
+    keys = {each.key for each in named}
+    absent = {key: paths for key, paths in resolved.absent.items() if key not in keys}
+    return replace(resolved, recipe=pinned(resolved.recipe, (each.named for each in hub)), absent=absent)
+
+
+def problems(resolved: Resolved) -> Iterator[Diagnostic]:
+    """Revisions of what is no name of the Hub."""
+    for key, path in revision_without_name(resolved.recipe, named_by(resolved.recipe, resolved.absent)):
+        what = f"{key} is of a repository of the Hub, and {path or 'nothing'} is none"
+        yield resolved.error(key, what, "leave it out, or name a repository where no folder has that name")
+
+
+def preparations(context: Context) -> tuple[Preparation, ...]:
+    """What fetches them on each node. Nothing where this one alone runs, and has them."""
+    apart = context.topology.nodes > 1 or not isinstance(context.recipe.container, NoContainer)
+    return tuple(_fetching(context, each) for each in context.hub if each.named.commit and (apart or not each.whole))
+
+
+def _fetching(context: Context, copy: Copy) -> Preparation:
+    named = copy.named
+    words = map(text, (named.key, named.kind, named.name, named.commit))
+    argv = (*texts(module(context, "trainkit.hub.fetch", keys=(named.key,))), *words)
+    return Preparation(f"fetch {named.name} from the Hub", argv, f"hub-{named.folder}")
+
+
+def notices(context: Context) -> Iterator[Notice]:
+    """What is in the cache, what is fetched, and what is in the way."""
+    for copy in context.hub:
+        named = copy.named
+        head = f"{named.key}: {named.name} on the Hub"
+        if copy.sizes is None:
+            yield Notice("blocker", f"{named.key}: {copy.obstacle}", copy.remedy)
+            continue
+        at = named.commit[:_SHOWN] if named.revision == named.commit else f"{named.revision}, {named.commit[:_SHOWN]}"
+        if copy.whole:
+            yield Notice("note", f"{head} ({at}) is in the cache: {copy.folder}")
+        elif copy.obstacle:
+            yield Notice("blocker", f"{named.key}: {copy.obstacle}", copy.remedy)
+        else:
+            total, missing = sum(copy.sizes.values()), sum(copy.sizes[name] for name in copy.missing)
+            part = "" if missing == total else f" of {format_size(total)}"
+            where = (
+                "each node fetches what it lacks" if context.topology.nodes > 1 else "fetched before the ranks start"
+            )
+            yield Notice("note", f"{head} ({at}): {format_size(missing)}{part} {where}, into {copy.folder}")
