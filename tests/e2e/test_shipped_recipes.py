@@ -30,7 +30,8 @@ class Expected:
     """What a recipe's plan is to say on a machine (`trainkit ls machines`).
 
     batch: global, micro, accumulation, ranks. changes: words on the command line. trainer: settings that the trainer is
-    to get, by their keys. techniques: which the plan lists, with the value of each.
+    to get, by their keys. techniques: which the plan lists, with the value of each. fetched: repositories of the Hub
+    that the ranks wait for.
     """
 
     machine: str
@@ -41,7 +42,46 @@ class Expected:
     dtype: str = "bf16"
     trainer: Mapping[str, Any] = field(default_factory=dict)
     techniques: Mapping[str, str] = field(default_factory=dict)
+    fetched: tuple[str, ...] = ()
 
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+}
+LARGE_LLAMA = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
+OLMOE = {"hidden_size": 2048, "intermediate_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 16}
+# Repositories of the Hub that the recipes name -> their config.json, with the real sizes.
+REPOSITORIES: Mapping[str, Mapping[str, Any]] = {
+    "meta-llama/Llama-3.1-8B-Instruct": LLAMA,
+    "meta-llama/Llama-3.3-70B-Instruct": {**LLAMA, **LARGE_LLAMA},
+    "allenai/OLMoE-1B-7B-0924-Instruct": {
+        **OLMOE,
+        "architectures": ["OlmoeForCausalLM"],
+        "model_type": "olmoe",
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "num_key_value_heads": 16,
+        "vocab_size": 50304,
+        "max_position_embeddings": 4096,
+    },
+}
+SMALL, LARGE, EXPERTS = ((name,) for name in REPOSITORIES)
+CHATS: dict[str, Any] = {
+    "data.messages_field": "messages",
+    "efficiency.gradient_checkpointing.every": True,
+    "optimizer.weight_decay": 0.0,
+}
+WHOLE = {**CHATS, "peft.kind": "none", "precision.weights": "fp32", "strategy.sharding": "full_shard"}
+QLORA = ("model.quantize=4", "precision.weights=fp32", "optimizer.name=adamw_torch")
+OFFLOAD = ("--with", "strategy/fsdp-offload", "devices.select=2")
 
 EXPECTED: Mapping[str, tuple[Expected, ...]] = {
     "gpt-124m": (
@@ -53,15 +93,68 @@ EXPECTED: Mapping[str, tuple[Expected, ...]] = {
         Expected("8xh100", "ddp", "torchrun", (512, 8, 8, 8), trainer={"schedule.warmup_steps": 358}),
         Expected("4xa100-40gb", "ddp", "torchrun", (512, 2, 64, 4), ("batch.micro=2",)),
     ),
+    "llama-8b-full": (
+        Expected("8xa100-80gb", "fsdp", "torchrun", (128, 2, 8, 8), trainer=WHOLE, fetched=SMALL),
+        Expected("4xa100-40gb", "fsdp", "torchrun", (128, 1, 32, 4), ("batch.micro=1",), trainer=WHOLE, fetched=SMALL),
+        Expected("8xh100", "fsdp", "torchrun", (128, 2, 32, 2), OFFLOAD, fetched=SMALL),
+    ),
+    "llama-8b-lora": (
+        Expected(
+            "1x4090",
+            "single",
+            "python",
+            (16, 1, 16, 1),
+            trainer={**CHATS, "peft.kind": "lora", "precision.weights": "bf16", "model.quantize.bits": 0},
+            techniques={"precision.weights": "bf16", "peft.kind": "lora"},
+            fetched=SMALL,
+        ),
+        Expected(
+            "1x4090",
+            "single",
+            "python",
+            (16, 1, 16, 1),
+            QLORA,
+            trainer={"precision.weights": "fp32"},
+            techniques={"model.quantize.bits": "4"},
+            fetched=SMALL,
+        ),
+    ),
+    "llama-70b-qlora": tuple(
+        Expected(
+            "8xa100-80gb",
+            strategy,
+            "torchrun" if cards > 1 else "python",
+            (16, 1, 16 // cards, cards),
+            (f"devices.select={cards}", *changes),
+            trainer={**CHATS, "model.quantize.bits": 4, "precision.weights": "fp32"},
+            techniques={"model.quantize.bits": "4", "peft.kind": "lora"},
+            fetched=LARGE,
+        )
+        for strategy, cards, changes in (("ddp", 2, ()), ("ddp", 1, ()), ("fsdp", 2, ("--with", "strategy/fsdp")))
+    ),
+    "olmoe-full": (
+        Expected(
+            "8xh100",
+            "fsdp",
+            "torchrun",
+            (128, 2, 8, 8),
+            trainer={**WHOLE, "model.config": {"output_router_logits": True}},
+            fetched=EXPERTS,
+        ),
+    ),
 }
-CASES = [
-    pytest.param(name, each, id=f"{name}-{each.machine}") for name, several in EXPECTED.items() for each in several
-]
+CASES = [(name, each) for name, several in EXPECTED.items() for each in several]
+TITLES = [" ".join((name, each.machine, *each.changes)) for name, each in CASES]
 
 
-@pytest.mark.parametrize(("name", "expected"), CASES)
-def test_a_recipe_is_planned_for_the_machine_that_it_names(name: str, expected: Expected, trainkit: Trainkit) -> None:
-    done = trainkit("plan", name, "--on", expected.machine, *expected.changes, "--json")
+@pytest.mark.parametrize(("name", "expected"), CASES, ids=TITLES)
+def test_a_recipe_is_planned_for_the_machine_that_it_names(
+    name: str, expected: Expected, trainkit: Trainkit, hub: Hub
+) -> None:
+    for repository in expected.fetched:
+        described = {"config.json": json.dumps(REPOSITORIES[repository]), "tokenizer_config.json": "{}"}
+        hub.add(repository, {**described, "tokenizer.json": "{}", "model.safetensors": b"weights"})
+    done = trainkit("plan", name, "--on", expected.machine, *expected.changes, "--json", environ=hub.environment)
     assert done.returncode == 0, done.stderr
     assert not done.stderr
     plan = json.loads(done.stdout)
@@ -76,6 +169,8 @@ def test_a_recipe_is_planned_for_the_machine_that_it_names(name: str, expected: 
     settings = json.loads(plan["files"]["trainer.json"])
     assert (settings["device"], settings["dtype"]) == ("cuda", expected.dtype)
     assert {key: at(settings["recipe"], key) for key in expected.trainer} == expected.trainer
+    fetched = [each["title"] for each in plan["preparations"]]
+    assert {*fetched} == {f"fetch {each} from the Hub" for each in expected.fetched}
     listed = {each["key"]: each["value"] for each in plan["techniques"]}
     assert {key: listed.get(key) for key in expected.techniques} == expected.techniques
 
