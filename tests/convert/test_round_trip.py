@@ -43,6 +43,7 @@ OWN: dict[str, str] = {
     "adagrad": GLUE + "optimizer: {name: adagrad, eps: 1.0e-6, args: {lr_decay: 0.5}}\n",
     "the best": GLUE + "eval: {every_steps: 5}\ncheckpoint: {keep_best: true, keep: 3}\n",
     "from a folder": GLUE + "checkpoint: {every_steps: 7, resume: out/checkpoint-14}\n",
+    "uploads": GLUE + "checkpoint: {push_to_hub: {repo: ada/glue, strategy: all, private: true}}\n",
     "chosen cards": GLUE + "devices: {select: [1, 0], order: fastest}\nstrategy: {kind: ddp, bucket_mb: 12.0}\n",
     "accelerate's launcher": GLUE + "launcher: {kind: accelerate, max_restarts: 2}\nstrategy: {kind: ddp}\n",
     "deepspeed's launcher": GLUE + "launcher: {kind: deepspeed}\ndevices: {select: [0, 1]}\nstrategy: {kind: zero2}\n",

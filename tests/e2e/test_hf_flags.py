@@ -94,6 +94,15 @@ OPTIONS: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]] = (
     ),
     ({"checkpoint": {"resume": "/old/checkpoint-40"}}, {"resume_from_checkpoint": "/old/checkpoint-40"}),
     (
+        {"checkpoint": {"push_to_hub": {"repo": "ada/glue", "strategy": "all", "private": True}}},
+        {
+            "push_to_hub": True,
+            "hub_model_id": "ada/glue",
+            "hub_strategy": "all_checkpoints",
+            "hub_private_repo": True,
+        },
+    ),
+    (
         {"data": {"workers": 2, "pin_memory": False, "prefetch_factor": 4, "persistent_workers": True}},
         {
             "dataloader_num_workers": 2,

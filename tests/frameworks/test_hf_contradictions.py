@@ -221,6 +221,9 @@ def test_a_hub_strategy_that_cannot_be_resumed_from_and_names_that_are_gone_are_
 
     assert "no optimizer state" in warned({"push_to_hub": True})[0]
     assert warned({"push_to_hub": True, "hub_strategy": "checkpoint"}) == []
+    (said,) = blockers(plan(CPU, {"checkpoint": {"push_to_hub": {"repo": "ada/glue"}}}), "warning")
+    assert "hub_strategy every_save pushes no optimizer state" in said.what
+    assert said.hint.startswith("set checkpoint.push_to_hub.strategy to checkpoint ")
     assert "no longer have" in warned(["--logging_dir", "logs"])[0]
     assert warned(["--logging_dir", "logs"], transformers="4.57.6") == []
 

@@ -21,6 +21,7 @@ from trainkit.plan.provenance import chosen_at_start
 from trainkit.recipe.layers.merge import value_at
 
 OUTPUT = "output"  # folder in the run directory
+PUSH = "checkpoint.push_to_hub"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,15 @@ def _save_strategy(context: Context) -> Any:
     return "best" if checkpoint.keep_best else "steps" if checkpoint.every_steps else "no"
 
 
+def _pushed(context: Context) -> Any:
+    return True if chosen(context, f"{PUSH}.repo") else UNSET
+
+
+def _push_strategy(context: Context) -> Any:
+    asked = chosen(context, f"{PUSH}.strategy")
+    return "all_checkpoints" if asked == "all" else asked
+
+
 def _of_the_best(name: str, value: Any) -> Argument:
     key = "checkpoint.keep_best"
     return plain(name, key, encode=lambda context: value if chosen(context, key) else UNSET)
@@ -259,6 +269,12 @@ FIELDS: tuple[Argument, ...] = (
         encode=_named_checkpoint,
         owned="plan",
     ),
+    switch(
+        "push_to_hub", f"{PUSH}.repo", encode=_pushed, decode=lambda on: Unsupported("which repository is not said")
+    ),
+    plain("hub_model_id", f"{PUSH}.repo"),
+    plain("hub_strategy", f"{PUSH}.strategy", "every_save", encode=_push_strategy),
+    switch("hub_private_repo", f"{PUSH}.private", None),
     plain("dataloader_num_workers", "data.workers", 0),
     switch("dataloader_persistent_workers", "data.persistent_workers"),
     switch("dataloader_pin_memory", "data.pin_memory", True),

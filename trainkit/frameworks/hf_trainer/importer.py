@@ -23,6 +23,7 @@ from trainkit.frameworks.hf_trainer.gone import BY_GONE_NAME, GONE, remark
 from trainkit.optimizers import MOMENTS
 from trainkit.recipe.layers.assignment import Assignment, read_value
 from trainkit.recipe.layers.paths import absolute, named_config
+from trainkit.recipe.repository import has_owner
 from trainkit.recipe.yaml.reader import compose_bytes
 
 NO_SHARD = "FSDP without sharding (no_shard) is plain data parallelism"
@@ -30,9 +31,11 @@ NOT_READ = (
     "Trainer does not read fsdp_offload_params in --fsdp_config (its name there is cpu_offload); the recipe means it."
 )
 STRATEGIES = tuple(BY_NAME[f"{what}_strategy"] for what in ("eval", "save", "logging"))
+OF_PUSH = ("hub_model_id", "hub_strategy", "hub_private_repo")  # which do nothing alone
 # Fields whose value means something only beside others: read by functions of their own.
 TOGETHER = {
     *("fsdp", "lr_scheduler_kwargs", "metric_for_best_model", "greater_is_better"),
+    *("push_to_hub", *OF_PUSH),
     *(each.name for each in STRATEGIES),
 }
 UNREADABLE = Unsupported("", "write what transformers documents for it")
@@ -86,6 +89,7 @@ def read_program(draft: Draft, context: ImportContext, argv: Sequence[str]) -> l
     for strategy in STRATEGIES:
         _strategy(reading, strategy)
     _best(reading)
+    _push(reading)
     # `--bf16 False` and `--fp16 False` say that neither is used.
     denied = [name for name in ("bf16", "fp16") if name in reading.flags and reading.flags[name].switch is False]
     if denied and draft.get("precision.dtype") is None:
@@ -296,6 +300,17 @@ def _strategy(reading: Reading, argument: Argument) -> None:
         if every.isdecimal() and int(every):
             reason = "Trainer evaluates as often as it logs where --eval_steps is missing"
             reading.take(name, {key: int(every)}, reason)
+
+
+def _push(reading: Reading) -> None:
+    """Uploads, where they are on and the repository has its owner: else Trainer finds out a name of its own."""
+    flags = reading.flags
+    on = "push_to_hub" in flags and flags["push_to_hub"].switch
+    if not on or not has_owner(reading.value("hub_model_id") or ""):
+        return
+    reading.take("push_to_hub", {})
+    for name in (each for each in OF_PUSH if each in flags):
+        _by_field(reading, BY_NAME[name])
 
 
 def _best(reading: Reading) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from trainkit.frameworks.base import own_scripts
-from trainkit.frameworks.base.fields import said_below
+from trainkit.frameworks.base.fields import said, said_below
 from trainkit.frameworks.base.fsdp_settings import wrapping_notices
 from trainkit.frameworks.base.interface import Detection
 from trainkit.frameworks.deepspeed.fields import FILE as DEEPSPEED
@@ -19,7 +19,7 @@ from trainkit.frameworks.hf_trainer.argv_reader import (
     says,
     written,
 )
-from trainkit.frameworks.hf_trainer.fields import FIELDS, OUTPUT, Argument
+from trainkit.frameworks.hf_trainer.fields import FIELDS, OUTPUT, PUSH, Argument
 from trainkit.frameworks.hf_trainer.script_source import resumes
 from trainkit.frameworks.hf_trainer.support import REACH, given_fields, problems
 from trainkit.frameworks.hf_trainer.versions import BEYOND, OLDEST, UNTIL, can, version
@@ -81,11 +81,7 @@ def notices(context: Context) -> Iterator[Notice]:
         what = f"transformers {installed} is newer than trainkit knows: its settings may have other names"
         yield Notice("blocker", what, f"pip install 'transformers<{BEYOND}'")
     yield from gone.notices(context)
-    push, pushed = own.get("push_to_hub"), own.get("hub_strategy")
-    chosen = pushed.values[0] if pushed and pushed.values else "every_save"
-    if push and push.switch is not False and chosen not in RESUMABLE:
-        what = f"hub_strategy {chosen} pushes no optimizer state: training cannot be resumed from the hub"
-        yield Notice("warning", what, "set hub_strategy to checkpoint in program.args to push a last-checkpoint too")
+    yield from _pushing(context)
     if folder := own.get("output_dir"):
         what = f"{says(folder)}: the program's files lie there and not in the run directory"
         yield Notice("note", what, "checkpoint.resume auto does not look there")
@@ -109,6 +105,21 @@ def notices(context: Context) -> Iterator[Notice]:
     yield from deepspeed.notices(context)
     if on_xla(context) and fsdp_config.is_chosen(context):
         yield from _of_xla(context)
+
+
+def _pushing(context: Context) -> Iterator[Notice]:
+    """What goes to the Hub cannot be resumed from by default."""
+    own, asked = own_flags(context.resolved), context.recipe.checkpoint.push_to_hub
+    push, pushed = own.get("push_to_hub"), own.get("hub_strategy")
+    by_recipe = asked.repo is not None
+    chosen = pushed.values[0] if pushed and pushed.values else "every_save"
+    if by_recipe and said(context, f"{PUSH}.strategy"):
+        chosen = asked.strategy if asked.strategy != "all" else "all_checkpoints"
+    if (by_recipe or (push and push.switch is not False)) and chosen not in RESUMABLE:
+        what = f"hub_strategy {chosen} pushes no optimizer state: training cannot be resumed from the hub"
+        where = f"{PUSH}.strategy" if by_recipe else "hub_strategy"
+        place = "" if by_recipe else " in program.args"
+        yield Notice("warning", what, f"set {where} to checkpoint{place} to push a last-checkpoint too")
 
 
 def _of_xla(context: Context) -> Iterator[Notice]:
