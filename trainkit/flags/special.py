@@ -16,6 +16,7 @@ from trainkit.recipe.schema.launching import Reporter
 
 ONLY_AT_THE_END = 1_000_000_000  # eval.every_steps evaluates at the end in any case
 _PROCESSES = "nodes.processes_per_node"
+_PUSH = "checkpoint.push_to_hub"
 _REPORTERS = get_args(Reporter)
 # What knows the words of --fsdp and the files of --fsdp_config and --deepspeed; imported for them alone.
 _STRATEGY = "trainkit.frameworks.hf_trainer.strategy_flags"
@@ -33,6 +34,7 @@ HF_VALUES: Mapping[str, Callable[[Any], Mapping[str, Any]]] = {
         "optimizer.name": next((name for name, each in OPTIMIZERS.items() if value in each.hf_aliases), value)
     },
     "report_to": _reporters,
+    "hub_strategy": lambda value: {f"{_PUSH}.strategy": "all" if value == "all_checkpoints" else value},
     "resume_from_checkpoint": lambda value: {
         "checkpoint.resume": {"true": "auto", "false": "never"}.get(str(value).lower(), value)
     },
@@ -99,6 +101,12 @@ SPECIAL = [
         "true: the newest complete checkpoint of an earlier run of this name; false: none; or a path.",
         _by_value("checkpoint.resume"),
     ),
+    Flag(
+        "--hub_strategy end|every_save|checkpoint|all",
+        (f"{_PUSH}.strategy",),
+        "What is uploaded to the Hub, and when, as checkpoint.push_to_hub.strategy says; all_checkpoints is all.",
+        _by_value(f"{_PUSH}.strategy"),
+    ),
 ]
 
 
@@ -151,6 +159,17 @@ def _report_to(use: Use) -> Outcome:
         hint = f"write {', '.join(_REPORTERS)} or none; metrics.jsonl is always written, for any other tool to read"
         return [], [use.error(f"--report_to does not know {unknown[0]!r}", hint, key="logging.report_to")]
     return assignments, found
+
+
+@_flag("--push_to_hub", f"{_PUSH}.repo")
+def _push_to_hub(use: Use) -> Outcome:
+    """Upload to the repository of --hub_model_id, or of the recipe; `false` uploads nothing."""
+    key = f"{_PUSH}.repo"
+    if not use.on:
+        return [use.assign(key, None)], []
+    if "hub_model_id" in use.given or use.current(key):
+        return [], []
+    return [], [use.error("--push_to_hub names no repository", "add --hub_model_id owner/name", key=key)]
 
 
 @_flag("--nproc_per_node N|auto|gpu|cpu", _PROCESSES)

@@ -32,7 +32,7 @@ from trainkit.plan.model import (
 )
 from trainkit.plan.provenance import Source, SourcedFile, SourcedJob, Token, module, texts, token
 from trainkit.plan.support import unreached
-from trainkit.planner import expected, hang
+from trainkit.planner import expected, hang, pushing
 from trainkit.planner.architectures import architecture_problems
 from trainkit.planner.batch import solve_batch
 from trainkit.planner.compatibility import unsupported
@@ -99,7 +99,9 @@ def build_plan(
         cards=_cards(context),
         batch=context.batch,
         commands=(command,),
-        preparations=prepared(context, environment, (*fetches(context), *builds(context))),
+        preparations=prepared(
+            context, environment, (*pushing.preparations(context), *fetches(context), *builds(context))
+        ),
         repositories=tuple(each.named for each in hub),
         container=planned(context, environment),
         environment=environment,

@@ -147,7 +147,7 @@ def _defaults(context: Context) -> Iterator[SourcedVariable]:
         yield variable("CUBLAS_WORKSPACE_CONFIG", ":4096:8", keys=("train.deterministic",), rule=rule)
     yield from _allocator(context)
     # The model comes from a folder or from the recipe; `env` may say otherwise for the user's code.
-    if recipe.model.kind == "hf":
+    if recipe.model.kind == "hf" and recipe.checkpoint.push_to_hub.repo is None:
         yield variable("HF_HUB_OFFLINE", "1", keys=("model.kind",), rule="what is fetched comes before")
 
 

@@ -25,6 +25,7 @@ from trainkit.planner.dtype import precision_notices
 from trainkit.planner.env import order_notices
 from trainkit.planner.hub import notices as hub_notices
 from trainkit.planner.numa import core_notices
+from trainkit.planner.pushing import notices as push_notices
 from trainkit.planner.quantized import kept_inputs
 from trainkit.planner.requirements import doubtful_releases, missing_packages
 from trainkit.recipe.schema import DatasetData, HfModel, JsonlData, Slurm
@@ -222,5 +223,6 @@ SOURCES: tuple[Callable[[Context], Iterable[Notice]], ...] = (
     _cores,
     _dropped,
     _batch,
+    push_notices,
     lambda context: PROGRAMS[context.recipe.program.kind].notices(context),
 )

@@ -95,6 +95,7 @@ def train_and_report(
     settings: Settings, world: World, device: torch.device, requests: Requests, stamps: Stamps | None = None
 ) -> int:
     """Assemble, resume, train, write the result; the exit code is 0, or 128 + the signal that stopped the run."""
+    from trainkit.trainer.checkpoint.pushing import finish_pushes
     from trainkit.trainer.checkpoint.resuming import resume
     from trainkit.trainer.data.loader import slow_data_warning
     from trainkit.trainer.loop import train
@@ -121,11 +122,10 @@ def train_and_report(
         slow = slow_data_warning(outcome["data_wait_share"], outcome["train_seconds"], settings.recipe.data.workers)
         if slow:
             log.warning("warning: %s", slow)
-    if progress.stopped_by:
-        return 128 + progress.stopped_by
-    if settings.recipe.predict.split != "none":
+    if settings.recipe.predict.split != "none" and not progress.stopped_by:
         predict(parts)
-    return 0
+    stopped_by = finish_pushes(parts, progress, requests)
+    return 128 + stopped_by if stopped_by else 0
 
 
 def remove_folder_of_torch() -> None:

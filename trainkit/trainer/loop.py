@@ -80,6 +80,8 @@ def follow_up(
     progress.stopped_by, save = settle()
     stopped = progress.stopped_by is not None
     ends = saves_at_end(recipe, stopped=stopped, early=progress.stopped_early)
+    # What goes to the Hub at the end is a checkpoint.
+    ends = ends or (recipe.checkpoint.push_to_hub.repo is not None and progress.step == progress.steps)
     best = progress.lowest and recipe.checkpoint.keep_best
     if save or best or ends or progress.is_due(recipe.checkpoint.every_steps):
         save_checkpoint(parts, progress, loss, norm)
@@ -88,7 +90,10 @@ def follow_up(
 
 def saves_at_end(recipe: Recipe, *, stopped: bool, early: bool) -> bool:
     """Whether a run saves where it ends before its last step; a job that is queued again goes on from there."""
-    return (stopped and recipe.cluster.kind != "none") or ((stopped or early) and recipe.checkpoint.every_steps > 0)
+    checkpoint = recipe.checkpoint
+    if early and checkpoint.push_to_hub.repo is not None:
+        return True
+    return (stopped and recipe.cluster.kind != "none") or ((stopped or early) and checkpoint.every_steps > 0)
 
 
 def batches(parts: Parts, first: int) -> Iterator[Batch]:

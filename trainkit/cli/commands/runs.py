@@ -20,6 +20,7 @@ from trainkit.cli.options import Command, CommandGroup, Json, Root, Run
 from trainkit.errors import UsageError
 from trainkit.files import is_there
 from trainkit.recipe.layers.secrets import mask_words
+from trainkit.recipe.repository import has_owner
 from trainkit.text import counted, listed, table
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _LAST = 10  # lines of a log
 _WIDEST = 32  # characters of a program's name in a list
 EXPORTER = ("-P", "-m", "trainkit.trainer.checkpoint.export")
+PUSHER = ("-P", "-m", "trainkit.hub.push")
 app = typer.Typer(
     name="runs",
     cls=CommandGroup,
@@ -223,26 +225,49 @@ def export(  # noqa: PLR0917 - a command's options
         bool,
         Option("--adapter", help="The LoRA adapters alone, as peft reads them, not merged into the weights."),
     ] = False,
+    push: Annotated[
+        str | None,
+        Option("--push", metavar="OWNER/NAME", help="Upload it to this model repository of the Hub, too."),
+    ] = None,
+    private: Annotated[
+        bool, Option("--private", help="With --push: only its owner sees the repository; a new one is made so.")
+    ] = False,
     trust_code: TrustCode = False,
     root: Root = "runs",
 ) -> None:
     """Write a checkpoint's weights, of whatever strategy, as model.safetensors with a config.json beside it.
 
-    Adapters (LoRA) are merged into the weights, unless --adapter asks for them alone.
+    Adapters (LoRA) are merged into the weights, unless --adapter asks for them alone. With --push a model card and the
+    run's tokenizer are added, and all is uploaded, with the token of HF_TOKEN or of `hf auth login`.
 
     Example: trainkit export quickstart weights/
     """
+    if private and push is None:
+        raise UsageError("--private is about a repository, and there is no --push", hint="add --push OWNER/NAME")
     checkpoint = find_checkpoint(source, root, best=best)
     beside = checkpoint.parents[1] / "exports" / (checkpoint.name + ("-adapter" if adapter else ""))
     target = Path(destination) if destination else beside
     if is_there(target):
         raise UsageError(f"{target} exists", hint="give another destination, or remove it")
+    if push is not None:
+        if not has_owner(push):
+            raise UsageError(f"{push} cannot be the name of a repository of the Hub", hint="write it as owner/name")
+        run_module(pushing := [*PUSHER, push, *(["--private", "yes"] if private else [])])
     # torch is imported by a process of its own: this one starts fast, and never needs it.
     argv = [*EXPORTER, "--checkpoint", str(checkpoint), "--destination", str(target.absolute())]
-    argv += [option for option, given in (("--adapter", adapter), ("--trust-code", trust_code)) if given]
+    options = (("--adapter", adapter), ("--trust-code", trust_code), ("--for-hub", push is not None))
+    run_module([*argv, *(option for option, given in options if given)])
+    write_text(f"{target}\n")
+    if push is not None:
+        run_module(
+            [*pushing, "--folder", str(target), "--message", f"{checkpoint.name} of {checkpoint.parents[2].name}"]
+        )
+
+
+def run_module(argv: Sequence[str]) -> None:
+    """Run one of trainkit's modules in a process of its own, and end with its exit code where it fails."""
     if code := subprocess.run([sys.executable, *argv], check=False).returncode:
         raise typer.Exit(code if code > 0 else 128 - code)
-    write_text(f"{target}\n")
 
 
 def find_checkpoint(word: str, root: str, *, best: bool) -> Path:

@@ -227,6 +227,30 @@ class Predict(Section):
     )
 
 
+class PushToHub(Section):
+    """Upload to the Hugging Face Hub. `push_to_hub: owner/name` is short for `push_to_hub: {repo: owner/name}`."""
+
+    short_form: ClassVar[str] = "repo"
+
+    repo: str | None = setting(
+        None,
+        "Model repository `owner/name` that the run uploads to, and makes where it does not exist; null uploads "
+        "nothing. The token is that of HF_TOKEN, or of `hf auth login`.",
+        flag="hub_model_id",
+    )
+    strategy: Literal["end", "every_save", "checkpoint", "all"] = setting(
+        "end",
+        "`end`: the weights that the run ends with; `every_save`: the weights of each checkpoint; `checkpoint`: and "
+        "the newest checkpoint, to resume from, as last-checkpoint; `all`: and every checkpoint.",
+        flag="hub_strategy",
+    )
+    private: bool | None = setting(
+        None,
+        "Whether only its owner sees the repository; null is what its owner makes by default.",
+        flag="hub_private_repo",
+    )
+
+
 class Checkpoint(Section):
     """Saving and resuming."""
 
@@ -254,6 +278,7 @@ class Checkpoint(Section):
         flag="resume_from_checkpoint",
         min_length=1,
     )
+    push_to_hub: PushToHub = section(PushToHub, "Upload to the Hugging Face Hub, beside the training.")
 
 
 class Profile(Section):

@@ -10,6 +10,7 @@ from trainkit.errors import Diagnostic
 from trainkit.recipe.layers.layer import Layer, secret_keys
 from trainkit.recipe.layers.merge import Merge, value_at
 from trainkit.recipe.layers.secrets import public_names
+from trainkit.recipe.repository import has_owner
 from trainkit.recipe.validation.pairs import TASK, check_pairs, check_written
 from trainkit.recipe.validation.rule_context import Context
 from trainkit.recipe.validation.type_errors import refused
@@ -287,6 +288,22 @@ def _streaming(context: Context) -> Iterator[Diagnostic]:
         yield context.error("predict.split", what, "set predict.split: validation")
 
 
+def _pushing(context: Context) -> Iterator[Diagnostic]:
+    section = "checkpoint.push_to_hub"
+    repo, offline = context.get(f"{section}.repo"), str(context.get("env.HF_HUB_OFFLINE"))
+    if repo is None and not context.incomplete:
+        for key in (f"{section}.strategy", f"{section}.private"):
+            if value_at(context.tree, key) is not None:
+                hint = f"set {section}.repo: owner/name, or remove it"
+                yield context.error(key, f"{key} is about a repository, and {section}.repo names none", hint)
+    elif isinstance(repo, str) and not has_owner(repo):
+        hint = "write it as owner/name, in letters, digits and single `-`, `_` or `.` between them"
+        yield context.error(f"{section}.repo", f"{repo} cannot be the name of a repository of the Hub", hint)
+    elif repo is not None and offline.upper() in ("1", "ON", "YES", "TRUE"):  # as huggingface_hub reads it
+        what = f"{section} uploads to the Hub, and env.HF_HUB_OFFLINE keeps away from it"
+        yield context.error("env.HF_HUB_OFFLINE", what, "remove one of the two; `trainkit export --push` uploads later")
+
+
 RULES: tuple[Callable[[Context], Iterator[Diagnostic]], ...] = (
     _program,
     _no_text,
@@ -308,4 +325,5 @@ RULES: tuple[Callable[[Context], Iterator[Diagnostic]], ...] = (
     check_written,
     _own_loss,
     _sample,
+    _pushing,
 )

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from trainkit.errors import TrainingError, TrainkitError, in_words
 from trainkit.recipe.schema import Recipe, TargetModel
 from trainkit.recipe.schema.model import quantized_bits
+from trainkit.trainer.checkpoint.hub_layout import complete_for_hub
 from trainkit.trainer.checkpoint.manifest import read_manifest, reason, refuse_damaged, refuse_other_base
 from trainkit.trainer.checkpoint.safe_loading import StateReader, only_data
 from trainkit.trainer.models import MODELS, skeleton
@@ -55,12 +56,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--checkpoint", type=Path, required=True, help="<run>/checkpoints/step-<8 digits>")
     parser.add_argument("--destination", type=Path, required=True, help="folder to make; it must not exist")
     parser.add_argument("--adapter", action="store_true", help="the adapters alone, as peft reads them")
+    parser.add_argument("--for-hub", action="store_true", help="with a model card and the run's tokenizer")
     parser.add_argument("--trust-code", action="store_true", help="import and call what the run names as its model")
     given = parser.parse_args(argv)
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # transformers imports DeepSpeed, which would guess aloud
     try:
         write = export_adapters if given.adapter else export
         write(given.checkpoint, given.destination, trusted=given.trust_code)
+        if given.for_hub:
+            _complete(given.checkpoint, given.destination)
     except TrainkitError as error:
         sys.stderr.write(in_words(error))
         return int(error.exit_code)
@@ -111,6 +115,15 @@ def export_adapters(checkpoint: Path, destination: Path, *, trusted: bool = Fals
         write_adapters(model, recipe, folder, manifest["step"])
         if recipe.model.kind != "hf":  # peft names a model's folder, which ours has not
             _write_config(recipe, manifest, folder)
+
+
+def _complete(checkpoint: Path, folder: Path) -> None:
+    """Add what a repository of the Hub has besides; the folder is gone where that does not work."""
+    try:
+        complete_for_hub(folder, _recipe(checkpoint), read_manifest(checkpoint))
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
 
 
 def trained_model(

@@ -32,6 +32,7 @@ from trainkit.trainer.checkpoint.manifest import (
     generators_file,
     reason,
 )
+from trainkit.trainer.checkpoint.pushing import Pushes
 from trainkit.trainer.distributed import TIMEOUT, barrier, gather_from_ranks
 from trainkit.trainer.parallel import Strategy
 from trainkit.trainer.randomness import generator_states
@@ -90,6 +91,8 @@ class Checkpoints:
         self._world, self._later = world, asked.asynchronous
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._on_its_way: Future[object] | None = None
+        repo = asked.push_to_hub.repo
+        self.pushes = Pushes(settings, repo) if repo is not None and world.rank == 0 else None
 
     def save(
         self,
@@ -136,6 +139,8 @@ class Checkpoints:
                 self.wait()
             except Exception as error:  # noqa: BLE001 - the run has failed of something else
                 log.warning("the checkpoint on its way is lost too: %s", error)
+            if self.pushes is not None:
+                self.pushes.abandon()
             raise
 
     def _write(self, step: int, put: Callable[[Path], None], generators: bytes) -> bool:
@@ -167,6 +172,8 @@ class Checkpoints:
             if world.rank == 0:
                 self._publish(self._scratch(step), {**content, "files": files}, spared)
             barrier(world)
+        if self.pushes is not None and self.root is not None:
+            self.pushes.saved(step_folder(self.root, step))
 
     def _scratch(self, step: int) -> Path:
         """Where a checkpoint is made."""

@@ -139,7 +139,12 @@ def open_encoder(folder: str | None) -> Encoder:
 def fingerprint(folder: Path) -> str:
     """SHA-256, shortened, over the names and contents of the files that decide how text is cut."""
     found = hashlib.sha256()
-    for file in sorted({file for pattern in _FILES for file in folder.glob(pattern) if file.is_file()}):
+    for file in tokenizer_files(folder):
         found.update(f"{file.name}\0{file.stat().st_size}\0".encode("utf-8", "surrogateescape"))
         found.update(file.read_bytes())
     return found.hexdigest()[:16]
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """The files of a folder that decide how text is cut, by name."""
+    return sorted({file for pattern in _FILES for file in folder.glob(pattern) if file.is_file()})

@@ -1,0 +1,21 @@
+"""The names of repositories of the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import re
+
+# huggingface_hub, utils/_validators.py: validate_repo_id
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
+_FORM = re.compile(rf"(?:{_PART}/)?{_PART}")
+_LONGEST = 96  # characters
+
+
+def is_repository(name: str) -> bool:
+    """Whether a text has the form of a repository's name: `name`, or `owner/name`."""
+    odd = "--" in name or ".." in name or name.endswith(".git")
+    return len(name) <= _LONGEST and not odd and bool(_FORM.fullmatch(name))
+
+
+def has_owner(name: str) -> bool:
+    """Whether it is one with its owner, as an upload needs it."""
+    return is_repository(name) and "/" in name

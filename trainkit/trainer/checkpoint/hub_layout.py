@@ -1,0 +1,53 @@
+"""What a repository of the Hub has beside weights and config: a model card, the tokenizer, no paths of this machine."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from trainkit.recipe.schema import HfModel, Recipe
+from trainkit.text import counted
+from trainkit.trainer.data.encoding import tokenizer_files
+
+CARD, ADAPTERS = "README.md", "adapter_config.json"
+# A repository's folder in the Hub's cache (huggingface_hub: repo_folder_name), which a run reads by its path.
+_CACHED = re.compile(r"/models--(?P<name>[^/]+)/snapshots/[0-9a-f]{40}/?$")
+
+
+def complete_for_hub(folder: Path, recipe: Recipe, manifest: dict[str, Any]) -> None:
+    """Add to a folder of exported weights, or adapters, what their readers look for on the Hub."""
+    base = recipe.model.path if isinstance(recipe.model, HfModel) else None
+    adapters = folder / ADAPTERS
+    if adapters.exists():
+        config = json.loads(adapters.read_text())
+        config["base_model_name_or_path"] = public_name(base) if base else None
+        adapters.write_text(json.dumps(config, indent=2) + "\n")
+    tokenizer = getattr(recipe.data, "tokenizer", None)
+    for path in tokenizer_files(Path(tokenizer)) if tokenizer else ():
+        shutil.copyfile(path, folder / path.name)
+    (folder / CARD).write_text(card(recipe, manifest, public_name(base) if base else "", adapters=adapters.exists()))
+
+
+def public_name(path: str) -> str:
+    """What others know a model's folder by: its name on the Hub where it came from there, else the folder's own."""
+    found = _CACHED.search(path)
+    return found["name"].replace("--", "/", 1) if found else Path(path).name
+
+
+def card(recipe: Recipe, manifest: dict[str, Any], base: str, *, adapters: bool) -> str:
+    """The model card: metadata of the Hub's in front (hub docs, model cards), then what was trained, and how long."""
+    library = "peft" if adapters else "transformers" if recipe.model.kind == "hf" else ""
+    metadata = {"library_name": library, "base_model": base if "/" in base else ""}
+    head = "".join(f"{name}: {value}\n" for name, value in metadata.items() if value)
+    best = manifest.get("best") or {}
+    loss = f", evaluation loss {best['loss']:.4f} at step {best['step']}" if best.get("loss") is not None else ""
+    what = f"{recipe.model.kind}, adapters of {base or 'a seeded model'}" if adapters else recipe.model.kind
+    if base and not adapters:
+        what += f", from {base}"
+    return (
+        f"---\n{head}tags:\n- trainkit\n---\n\n# {recipe.name}\n\n"
+        f"Trained with trainkit ({what}): {counted(manifest['step'], 'step')}{loss}.\n"
+    )
