@@ -91,6 +91,8 @@ def commands() -> Iterator[tuple[str, list[str]]]:
         if number % 3 == 2:  # DeepSpeed has a list of the optimizers that it takes without being asked
             names = [name for name in names if name != "optim"]
         given = [(name, choose.choice(WORDS[name])) for name in names]
+        if ("lr_scheduler_type", "constant") in given:
+            given = [(name, value) for name, value in given if not name.startswith("warmup")]
         typed = [word for name, value in given for word in (f"--{name}", *([value] if value else []))]
         newest = [
             word

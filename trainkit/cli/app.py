@@ -36,7 +36,7 @@ COMMANDS: Mapping[str, tuple[str, type[Command | CommandGroup], str]] = {
     "config": ("config:config", Command, ""),
     "schema": ("recipes:schema", Command, ""),
     "doctor": ("doctor:doctor", RecipeCommand, "[RECIPE] [OVERRIDE]... | PROGRAM [WORDS]..."),
-    "export": ("runs:export", Command, ""),
+    "export": ("export:export", Command, ""),
     "import": ("import_:import_", ImportCommand, "FILE [-- SCRIPT WORDS...] | COMMAND..."),
     "dump": ("dump:dump", Command, ""),
     "runs": ("runs:app", CommandGroup, ""),

@@ -10,12 +10,13 @@ import argparse
 import inspect
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainkit.errors import MachineError, TrainkitError, in_words
+from trainkit.errors import ExitCode, MachineError, TrainkitError, in_words
 from trainkit.recipe.layers.secrets import MASK
 
 Given = TypeVar("Given")
@@ -33,11 +34,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--private", choices=("yes", "no"), help="whether only its owner is to see the repository")
     parser.add_argument("--folder", type=Path, help="what to upload")
     parser.add_argument("--message", default="Upload", help="of the commit")
+    parser.add_argument("--tied", action="store_true", help="end when the standard input does, with who holds it")
     parser.add_argument("--replace", help="pattern of files that go from the repository where the folder has them not")
     asked = parser.parse_args(argv)
     if asked.node:
         return 0
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    if asked.tied:
+        threading.Thread(target=_end_with_input, daemon=True).start()
     try:
         api = ready(asked.repo, None if asked.private is None else asked.private == "yes")
         if asked.folder is not None:
@@ -46,6 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(in_words(error))
         return int(error.exit_code)
     return 0
+
+
+def _end_with_input() -> None:
+    """At once: of what is uploaded so far nothing is in the repository before its commit."""
+    while os.read(0, 1024):  # not by sys.stdin, whose lock would be in the way of this process's own end
+        pass
+    os._exit(int(ExitCode.FAILED))
 
 
 def ready(repo: str, private: bool | None) -> Any:

@@ -95,8 +95,8 @@ def train_and_report(
     settings: Settings, world: World, device: torch.device, requests: Requests, stamps: Stamps | None = None
 ) -> int:
     """Assemble, resume, train, write the result; the exit code is 0, or 128 + the signal that stopped the run."""
-    from trainkit.trainer.checkpoint.pushing import finish_pushes
     from trainkit.trainer.checkpoint.resuming import resume
+    from trainkit.trainer.checkpoint.uploading import finish_pushes
     from trainkit.trainer.data.loader import slow_data_warning
     from trainkit.trainer.loop import train
     from trainkit.trainer.metrics.predictions import predict
@@ -123,7 +123,8 @@ def train_and_report(
         if slow:
             log.warning("warning: %s", slow)
     if settings.recipe.predict.split != "none" and not progress.stopped_by:
-        predict(parts)
+        with parts.checkpoints.outlasting_failure():
+            predict(parts)
     stopped_by = finish_pushes(parts, progress, requests)
     return 128 + stopped_by if stopped_by else 0
 

@@ -52,6 +52,7 @@ def terms(settings: Settings, source: Source, steps: int) -> Terms:
         "evaluation": f"{_words(recipe.eval)} eval_micro={batch.eval_micro} {settings.eval_dtype}",
         "logging.every_steps": recipe.logging.every_steps,
         "checkpoint": _words(recipe.checkpoint, "every_steps", "keep_best", "asynchronous"),
+        "checkpoint.push_to_hub": _words(recipe.checkpoint.push_to_hub),
         "checkpoint to resume": str(settings.resume),
         "predict": _words(recipe.predict),
         "sample": _words(recipe.sample),
@@ -66,11 +67,11 @@ def checkpoint_folder(settings: Settings, world: World) -> Path | None:
     if all(seen):
         return folder / "checkpoints"
     # Without checkpoints to write, a run needs no shared folder.
-    if settings.recipe.checkpoint.every_steps:
+    if settings.recipe.checkpoint.every_steps or settings.recipe.checkpoint.push_to_hub.repo is not None:
         blind = [rank for rank, sees in enumerate(seen) if not sees]
         raise TrainingError(
             f"checkpoints go to the run directory of rank 0, {folder}, and {_named(blind)} cannot see it",
-            hint="set output.root to a folder that all nodes share, or checkpoint.every_steps to 0",
+            hint="set output.root to a folder that all nodes share, or checkpoint.every_steps to 0 without push_to_hub",
         )
     return None
 

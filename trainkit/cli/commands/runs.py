@@ -1,11 +1,10 @@
-"""`trainkit runs` and `trainkit export`: run directories listed, shown and pruned; weights of their checkpoints."""
+"""`trainkit runs`: run directories listed, shown and pruned."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -18,9 +17,7 @@ from typer import Argument, Option
 from trainkit.cli.diagnostics import one_line, write_text
 from trainkit.cli.options import Command, CommandGroup, Json, Root, Run
 from trainkit.errors import UsageError
-from trainkit.files import is_there
 from trainkit.recipe.layers.secrets import mask_words
-from trainkit.recipe.repository import has_owner
 from trainkit.text import counted, listed, table
 
 if TYPE_CHECKING:
@@ -28,8 +25,6 @@ if TYPE_CHECKING:
 
 _LAST = 10  # lines of a log
 _WIDEST = 32  # characters of a program's name in a list
-EXPORTER = ("-P", "-m", "trainkit.trainer.checkpoint.export")
-PUSHER = ("-P", "-m", "trainkit.hub.push")
 app = typer.Typer(
     name="runs",
     cls=CommandGroup,
@@ -200,99 +195,3 @@ def as_data(run: RunInfo) -> dict[str, Any]:
         "argv": mask_words(run.argv),
         "summary": dict(run.summary),
     }
-
-
-TrustCode = Annotated[
-    bool, Option("--trust-code", help="Import and call what the run names as its model (model.target).")
-]
-
-
-def export(  # noqa: PLR0917 - a command's options
-    source: Annotated[
-        str,
-        Argument(
-            metavar="RUN_OR_CHECKPOINT",
-            help="A run directory, a run's id or name (its newest checkpoint), or a checkpoint folder.",
-        ),
-    ],
-    destination: Annotated[
-        str, Argument(metavar="[DEST]", help="Folder to make; default: <run>/exports/step-<8 digits>[-adapter].")
-    ] = "",
-    best: Annotated[
-        bool, Option("--best", help="The run's checkpoint of the lowest evaluation loss, not the newest.")
-    ] = False,
-    adapter: Annotated[
-        bool,
-        Option("--adapter", help="The LoRA adapters alone, as peft reads them, not merged into the weights."),
-    ] = False,
-    push: Annotated[
-        str | None,
-        Option("--push", metavar="OWNER/NAME", help="Upload it to this model repository of the Hub, too."),
-    ] = None,
-    private: Annotated[
-        bool, Option("--private", help="With --push: only its owner sees the repository; a new one is made so.")
-    ] = False,
-    trust_code: TrustCode = False,
-    root: Root = "runs",
-) -> None:
-    """Write a checkpoint's weights, of whatever strategy, as model.safetensors with a config.json beside it.
-
-    Adapters (LoRA) are merged into the weights, unless --adapter asks for them alone. With --push a model card and the
-    run's tokenizer are added, and all is uploaded, with the token of HF_TOKEN or of `hf auth login`.
-
-    Example: trainkit export quickstart weights/
-    """
-    if private and push is None:
-        raise UsageError("--private is about a repository, and there is no --push", hint="add --push OWNER/NAME")
-    checkpoint = find_checkpoint(source, root, best=best)
-    beside = checkpoint.parents[1] / "exports" / (checkpoint.name + ("-adapter" if adapter else ""))
-    target = Path(destination) if destination else beside
-    if is_there(target):
-        raise UsageError(f"{target} exists", hint="give another destination, or remove it")
-    if push is not None:
-        if not has_owner(push):
-            raise UsageError(f"{push} cannot be the name of a repository of the Hub", hint="write it as owner/name")
-        run_module(pushing := [*PUSHER, push, *(["--private", "yes"] if private else [])])
-    # torch is imported by a process of its own: this one starts fast, and never needs it.
-    argv = [*EXPORTER, "--checkpoint", str(checkpoint), "--destination", str(target.absolute())]
-    options = (("--adapter", adapter), ("--trust-code", trust_code), ("--for-hub", push is not None))
-    run_module([*argv, *(option for option, given in options if given)])
-    write_text(f"{target}\n")
-    if push is not None:
-        run_module(
-            [*pushing, "--folder", str(target), "--message", f"{checkpoint.name} of {checkpoint.parents[2].name}"]
-        )
-
-
-def run_module(argv: Sequence[str]) -> None:
-    """Run one of trainkit's modules in a process of its own, and end with its exit code where it fails."""
-    if code := subprocess.run([sys.executable, *argv], check=False).returncode:
-        raise typer.Exit(code if code > 0 else 128 - code)
-
-
-def find_checkpoint(word: str, root: str, *, best: bool) -> Path:
-    """The checkpoint folder that a word means; of a run, the newest or the best one. UsageError where there is none.
-
-    A name means its newest run that has some: one that only evaluates another's weights saves none.
-    """
-    from trainkit.runner.rundir.checkpoints import checkpoints_of, named_checkpoint, saved_checkpoints
-
-    if named_checkpoint(word):
-        if best:
-            raise UsageError(f"--best chooses among the checkpoints of a run, and {word} is one", hint="name the run")
-        return Path(word).absolute()
-    layout = find_run(word, root).layout
-    run, saved = layout.root, checkpoints_of(layout)
-    if not saved and word == layout.name and (earlier := saved_checkpoints(root, word)):
-        run, saved = Path(earlier[0].path).parents[1], [each for each in earlier if each.run == earlier[0].run]
-        sys.stderr.write(one_line(f"{layout.root} has no complete checkpoint: exporting from {run}") + "\n")
-    if not saved:
-        hint = "checkpoint.every_steps saves some; SIGUSR1 to a running one saves now"
-        raise UsageError(f"{run} has no complete checkpoint", hint=hint)
-    step = saved[0].best_step if best else saved[0].step  # the newest checkpoint knows the best one
-    found = next((Path(each.path) for each in saved if each.step == step), None)
-    if found is None:
-        lost = "nothing was evaluated" if step is None else f"that of step {step} is no longer there"
-        hint = "checkpoint.keep_best keeps the one of the lowest evaluation loss"
-        raise UsageError(f"{run} has no best checkpoint: {lost}", hint=hint)
-    return found

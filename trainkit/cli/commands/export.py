@@ -1,0 +1,141 @@
+"""`trainkit export`: the weights of a checkpoint as others read them, and on the Hub."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from trainkit.cli.commands.runs import find_run
+from trainkit.cli.diagnostics import one_line, write_text
+from trainkit.cli.options import Root
+from trainkit.errors import UsageError
+from trainkit.files import is_there
+from trainkit.recipe.repository import has_owner
+
+EXPORTER = ("-P", "-m", "trainkit.trainer.checkpoint.export")
+PUSHER = ("-P", "-m", "trainkit.hub.push")
+TrustCode = Annotated[
+    bool, Option("--trust-code", help="Import and call what the run names as its model (model.target).")
+]
+Adapter = Annotated[
+    bool, Option("--adapter", help="The LoRA adapters alone, as peft reads them, not merged into the weights.")
+]
+Push = Annotated[
+    str | None, Option("--push", metavar="OWNER/NAME", help="Upload it to this model repository of the Hub, too.")
+]
+Private = Annotated[
+    bool, Option("--private", help="With --push: only its owner sees the repository; a new one is made so.")
+]
+
+
+def export(  # noqa: PLR0917 - a command's options
+    source: Annotated[
+        str,
+        Argument(
+            metavar="RUN_OR_CHECKPOINT",
+            help="A run directory, a run's id or name (its newest checkpoint), or a checkpoint folder.",
+        ),
+    ],
+    destination: Annotated[
+        str, Argument(metavar="[DEST]", help="Folder to make; default: <run>/exports/step-<8 digits>[-adapter].")
+    ] = "",
+    best: Annotated[
+        bool, Option("--best", help="The run's checkpoint of the lowest evaluation loss, not the newest.")
+    ] = False,
+    adapter: Adapter = False,
+    push: Push = None,
+    private: Private = False,
+    trust_code: TrustCode = False,
+    root: Root = "runs",
+) -> None:
+    """Write a checkpoint's weights, of whatever strategy, as model.safetensors with a config.json beside it.
+
+    Adapters (LoRA) are merged into the weights, unless --adapter asks for them alone. With --push a model card and the
+    run's tokenizer are added, and all is uploaded, with the token of HF_TOKEN or of `hf auth login`.
+
+    Example: trainkit export quickstart weights/
+    """
+    if private and push is None:
+        raise UsageError("--private is about a repository, and there is no --push", hint="add --push OWNER/NAME")
+    checkpoint = find_checkpoint(source, root, best=best)
+    target = new_folder(destination, checkpoint, "-adapter" if adapter else "")
+    if push is not None:
+        make_ready(push, private)
+    # torch is imported by a process of its own: this one starts fast, and never needs it.
+    argv = [*EXPORTER, "--checkpoint", str(checkpoint), "--destination", str(target.absolute())]
+    options = (("--adapter", adapter), ("--trust-code", trust_code), ("--for-hub", push is not None))
+    end_with(run_module([*argv, *(option for option, given in options if given)]))
+    write_text(f"{target}\n")
+    if push is not None:
+        upload(target, push, f"{checkpoint.name} of {checkpoint.parents[2].name}")
+
+
+def new_folder(destination: str, checkpoint: Path, kind: str) -> Path:
+    """Where to write; by default beside the run's checkpoints. UsageError where something is."""
+    beside = checkpoint.parents[1] / "exports" / f"{checkpoint.name}{kind}"
+    target = Path(destination) if destination else beside
+    if is_there(target):
+        raise UsageError(f"{target} exists", hint="give another destination, or remove it")
+    return target
+
+
+def make_ready(repo: str, private: bool) -> None:
+    """Have a repository that can be uploaded to. UsageError for what is no name of one."""
+    if not has_owner(repo):
+        raise UsageError(f"{repo} cannot be the name of a repository of the Hub", hint="write it as owner/name")
+    end_with(run_module([*PUSHER, repo, *(["--private", "yes"] if private else [])]))
+
+
+def upload(folder: Path, repo: str, message: str) -> None:
+    """Commit a folder to a repository; where that fails, say what tries again."""
+    if code := run_module([*PUSHER, repo, "--folder", str(folder), "--message", message]):
+        again = f"hf upload {repo} {shlex.quote(str(folder))} ."
+        sys.stderr.write(f"The weights are in {folder}: `{again}` uploads them later.\n")
+        end_with(code)
+
+
+def run_module(argv: Sequence[str]) -> int:
+    """Run one of trainkit's modules in a process of its own; its exit code."""
+    code = subprocess.run([sys.executable, *argv], check=False).returncode
+    return code if code >= 0 else 128 - code
+
+
+def end_with(code: int) -> None:
+    """End the command, unless all went well."""
+    if code:
+        raise typer.Exit(code)
+
+
+def find_checkpoint(word: str, root: str, *, best: bool) -> Path:
+    """The checkpoint folder that a word means; of a run, the newest or the best one. UsageError where there is none.
+
+    A name means its newest run that has some: one that only evaluates another's weights saves none.
+    """
+    from trainkit.runner.rundir.checkpoints import checkpoints_of, named_checkpoint, saved_checkpoints
+
+    if named_checkpoint(word):
+        if best:
+            raise UsageError(f"--best chooses among the checkpoints of a run, and {word} is one", hint="name the run")
+        return Path(word).absolute()
+    layout = find_run(word, root).layout
+    run, saved = layout.root, checkpoints_of(layout)
+    if not saved and word == layout.name and (earlier := saved_checkpoints(root, word)):
+        run, saved = Path(earlier[0].path).parents[1], [each for each in earlier if each.run == earlier[0].run]
+        sys.stderr.write(one_line(f"{layout.root} has no complete checkpoint: exporting from {run}") + "\n")
+    if not saved:
+        hint = "checkpoint.every_steps saves some; SIGUSR1 to a running one saves now"
+        raise UsageError(f"{run} has no complete checkpoint", hint=hint)
+    step = saved[0].best_step if best else saved[0].step  # the newest checkpoint knows the best one
+    found = next((Path(each.path) for each in saved if each.step == step), None)
+    if found is None:
+        lost = "nothing was evaluated" if step is None else f"that of step {step} is no longer there"
+        hint = "checkpoint.keep_best keeps the one of the lowest evaluation loss"
+        raise UsageError(f"{run} has no best checkpoint: {lost}", hint=hint)
+    return found

@@ -1,0 +1,53 @@
+"""The end of a run waits until what is to be on the Hub is there."""
+
+from __future__ import annotations
+
+import logging
+import time
+from signal import Signals
+
+from trainkit.errors import TrainingError
+from trainkit.stamps import CHECKPOINT
+from trainkit.trainer.callbacks import Progress
+from trainkit.trainer.checkpoint.manifest import newest
+from trainkit.trainer.checkpoint.pushing import Pushes
+from trainkit.trainer.distributed import sum_over_ranks
+from trainkit.trainer.setup import Parts
+from trainkit.trainer.signals import Requests
+
+log = logging.getLogger("trainkit.trainer")
+POLL = 0.2  # seconds
+
+
+def finish_pushes(parts: Parts, progress: Progress, requests: Requests) -> Signals | None:
+    """Wait on all ranks until rank 0 has uploaded what the recipe asks for; the signal that ended the run or this.
+
+    TrainingError for what could not be uploaded.
+    """
+    pushes, stop = parts.checkpoints.pushes, progress.stopped_by
+    if parts.settings.recipe.checkpoint.push_to_hub.repo is None:
+        return stop
+    if pushes is not None and stop is None:
+        _finish(pushes, parts, progress)
+    while stop is None:
+        # In short steps: a collective that waits has an end, and signals are seen by all ranks.
+        busy, *votes = sum_over_ranks([int(pushes is not None and pushes.is_busy()), *requests.votes()], parts.world)
+        if not busy:
+            break
+        stop, _ = requests.settle(votes)
+        parts.stamps.enter(CHECKPOINT)
+        time.sleep(POLL)
+    if pushes is not None:
+        pushes.close() if stop is None else pushes.abandon()
+    return stop
+
+
+def _finish(pushes: Pushes, parts: Parts, progress: Progress) -> None:
+    root = parts.checkpoints.root
+    last = newest(root) if root is not None else None
+    if last is not None:
+        pushes.finish(last)
+    elif progress.step > progress.first:
+        raise TrainingError(f"nothing can be uploaded to {pushes.repo}: the run has saved no checkpoint")
+    else:
+        log.warning("warning: nothing is uploaded to %s: the run has trained nothing", pushes.repo)
