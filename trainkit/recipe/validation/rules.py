@@ -293,7 +293,7 @@ def _pushing(context: Context) -> Iterator[Diagnostic]:
     repo, offline = context.get(f"{section}.repo"), str(context.get("env.HF_HUB_OFFLINE"))
     if repo is None and not context.incomplete:
         for key in (f"{section}.strategy", f"{section}.private"):
-            if value_at(context.tree, key) is not None:
+            if context.get(key) != value_at(context.defaults, key):  # a run's own recipe.yaml has every setting
                 hint = f"set {section}.repo: owner/name, or remove it"
                 yield context.error(key, f"{key} is about a repository, and {section}.repo names none", hint)
     elif isinstance(repo, str) and not has_owner(repo):
