@@ -161,6 +161,15 @@ def test_what_the_hub_does_not_give_is_said_before_anything_starts(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_model_that_its_task_cannot_train_is_refused_by_its_name(named: Trainkit, hub: Hub) -> None:
+    hub.add("owner/t5", {"config.json": '{"model_type": "t5"}', "model.safetensors": "x"})
+    done = named("plan", "recipe.yaml", "model.path=owner/t5")
+    assert done.returncode == 2
+    assert "t5 is an encoder-decoder" in done.stderr
+    assert "set model.task: seq2seq_lm" in done.stderr
+    assert not hub.downloads("owner/t5", "model.safetensors")
+
+
 def test_a_gated_model_opens_to_a_token(named: Trainkit, hub: Hub, model: Path) -> None:
     hub.add("owner/gated", model, gated=True, readers=("rob",))
     done = named("run", "recipe.yaml", "model.path=owner/gated", environ={"HF_TOKEN": READER})

@@ -142,7 +142,8 @@ def plan_recipe(resolved: Resolved, facts: Facts | None = None, run: RunLayout |
         from trainkit.runner.rundir.checkpoints import own_checkpoints
 
         own = own_checkpoints(run, recipe.program.kind)
-    return build_plan(resolved, facts or probe(), earlier, own, on_hub(resolved))
+    hub = on_hub(resolved)
+    return build_plan(with_model_config(resolved, hub), facts or probe(), earlier, own, hub)
 
 
 def on_hub(resolved: Resolved) -> tuple[Copy, ...]:
@@ -161,6 +162,17 @@ def on_hub(resolved: Resolved) -> tuple[Copy, ...]:
         return tuple(map(look_up, named))
     except UsageError as error:
         raise RecipeError([resolved.error(each.key, each.what, each.hint) for each in error.diagnostics]) from error
+
+
+def with_model_config(resolved: Resolved, hub: Sequence[Copy]) -> Resolved:
+    """The recipe with what the config.json of a model of the Hub says, which was fetched to look it up."""
+    folder = next((each.folder for each in hub if each.named.key == "model.path"), "")
+    if not folder:
+        return resolved
+    from trainkit.hub.lookup import CacheDisk
+    from trainkit.recipe.layers.paths import config_of
+
+    return replace(resolved, model_config=config_of(folder, CacheDisk().read))
 
 
 def cluster_facts(resolved: Resolved) -> Facts:

@@ -162,8 +162,13 @@ def model_config(recipe: Recipe, files: Files, absolute: Callable[[str], str]) -
     folder = recipe.model.path if isinstance(recipe.model, HfModel) else None
     if folder is None or recipe.program.kind != "builtin":
         return {}
+    return config_of(absolute(folder), files.read)
+
+
+def config_of(folder: str, read: Callable[[str], bytes]) -> Mapping[str, Any]:
+    """The same of a folder. read: gives a file's bytes, or raises OSError."""
     try:
-        found = json.loads(files.read(absolute(posixpath.join(folder, "config.json"))))
+        found = json.loads(read(posixpath.join(folder, "config.json")))
     except (OSError, ValueError, RecursionError):  # the trainer says what is wrong with it
         return {}
     return found if isinstance(found, dict) else {}
