@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import pickle
 import random
@@ -22,7 +23,10 @@ from trainkit.recipe.schema import Recipe
 from trainkit.trainer.data import SOURCES
 from trainkit.trainer.data.loader import training_batches
 from trainkit.trainer.data.sampler import Order
+from trainkit.trainer.data.shards import files_by_split
 from trainkit.trainer.data.source import Batch, Source
+from trainkit.trainer.data.vocabulary import fitting_source
+from trainkit.trainer.models.gpt import build_gpt
 from trainkit.trainer.settings import Settings
 
 MakeSettings = Callable[..., Settings]
@@ -335,6 +339,12 @@ def parquet_as_lines(tmp_path: Path) -> dict[str, Any]:
     return {"path": parquet(tmp_path / "a.parquet", texts(9)).rename(tmp_path / "a.jsonl")}
 
 
+def compressed(tmp_path: Path) -> dict[str, Any]:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"text": "abc"}'))
+    return {"path": path}
+
+
 def folder_as_lines(tmp_path: Path) -> dict[str, Any]:
     return {"path": tmp_path}
 
@@ -361,6 +371,7 @@ def second_source_missing(tmp_path: Path) -> dict[str, Any]:
         (damaged_page, r"data/2\.parquet: row \d+ cannot be read"),
         (without_column, r"data/1\.parquet has no column 'text'.*did you mean texts\?"),
         (parquet_as_lines, r"a\.jsonl is a parquet file and no JSON lines"),
+        (compressed, r"a\.jsonl\.gz is compressed \(gzip\) and no JSON lines"),
         (folder_as_lines, r"is a folder"),
         (unknown_split, r"data.split: .*/data has no split 'tran'"),
         (second_source_missing, r"b\.jsonl cannot be read: No such file"),
@@ -374,6 +385,30 @@ def test_bad_input_is_one_message_that_names_file_and_row(
         steps(opened(**settings), range(200))
     whole = f"{caught.value} {caught.value.diagnostics[0].hint}" if "did you" in message else str(caught.value)
     assert re.search(message, whole), whole
+
+
+@pytest.mark.parametrize(("packing", "row"), [(True, 9), (False, 10)])  # packed, the sample begins in the row before
+def test_a_token_that_the_model_does_not_know_is_named_by_its_row(packing: bool, row: int, tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", [*[{"text": "a" * 40}] * 9, {"text": "z" * 40}, {"text": "a" * 40}])
+    recipe = Recipe.model_validate({"model": {"kind": "gpt", "vocab_size": 120, "layers": 1}})
+    source = opened("jsonl", path, packing=packing, validation_rows=2, shuffle_buffer=0)
+    fitting = fitting_source(source, build_gpt(recipe), recipe)
+    with pytest.raises(TrainingError, match=rf"sample \d+, from .*a\.jsonl:{row} on, has tokens of 122"):
+        steps(fitting, range(3))
+
+
+def test_a_folder_may_be_named_for_a_split(tmp_path: Path) -> None:
+    names = ("train/0.jsonl", "validation/0.jsonl", "test/train-0.jsonl", "more.jsonl", "dev-0.jsonl")
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        lines(tmp_path / name, texts(1))
+    found = {
+        split: [str(file.relative_to(tmp_path)) for file in files] for split, files in files_by_split(tmp_path).items()
+    }
+    assert found == {
+        "train": ["more.jsonl", "test/train-0.jsonl", "train/0.jsonl"],
+        "validation": ["dev-0.jsonl", "validation/0.jsonl"],
+    }
 
 
 _READ_THROUGH = """

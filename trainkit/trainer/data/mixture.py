@@ -103,6 +103,11 @@ class RowStream:
         found = [self._sources[source][place] for source, place in (places[index] for index in indices)]
         return self._form.batch(found)._replace(bookmark=bookmark)
 
+    def place(self, number: int) -> str:
+        """Where a sample begins: file and row, for messages."""
+        source = int(self._picked(number, number + 1)[0])
+        return self._sources[source][int(self._counts_before(number)[source])].place
+
     def _bookmark(self, number: int, counts: NDArray[np.int64]) -> str:
         windows = [list(source.cursor) for source in self._sources]
         found = {"format": _FORMAT, "stream": self._identity, "number": number}

@@ -15,10 +15,19 @@ from trainkit.recipe.validation.suggestions import nearest
 from trainkit.trainer.data.source import reading
 from trainkit.trainer.user_code import first_line
 
-# Which split a file of a plain folder belongs to: train-00000-of-00002.parquet, dev.jsonl
+# Which split a file of a plain folder belongs to: train-00000-of-00002.parquet, dev.jsonl, validation/0000.parquet
 _SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation"}
 _SPLITS |= {"dev": "validation", "test": "test"}
 _SUFFIXES = (".parquet", ".jsonl")
+# How files begin that are no JSON lines, whatever their names: what they are, and what to do.
+_NO_LINES = {
+    b"PAR1": ("a parquet file", "give it a name that ends in .parquet, under data.kind: dataset"),
+    b"\x1f\x8b": ("compressed (gzip)", "unpack it with gunzip: what is compressed cannot be read from the middle"),
+    b"\x28\xb5\x2f\xfd": (
+        "compressed (zstd)",
+        "unpack it with unzstd: what is compressed cannot be read from the middle",
+    ),
+}
 _READ = 128  # rows at a time: they are held whole, whatever their columns
 
 
@@ -126,8 +135,9 @@ def files_by_split(path: Path) -> dict[str, list[Path]]:
     for suffix in _SUFFIXES:
         files: dict[str, list[Path]] = {}
         for file in sorted(path.rglob(f"*{suffix}")):
-            word = re.split(r"[-_.]", file.name.lower())[0]
-            files.setdefault(_SPLITS.get(word, "train"), []).append(file)
+            names = (re.split(r"[-_.]", part.lower())[0] for part in reversed(file.relative_to(path).parts))
+            split = next((_SPLITS[name] for name in names if name in _SPLITS), "train")
+            files.setdefault(split, []).append(file)
         if files:
             return files
     return {}
@@ -188,9 +198,10 @@ def check_shard(path: Path, columns: Sequence[str]) -> tuple[int, dict[str, tupl
         size = path.stat().st_size
         if path.suffix not in (".parquet", ".arrow"):
             with path.open("rb") as file:
-                if file.read(4) == b"PAR1":
-                    hint = "give it a name that ends in .parquet, under data.kind: dataset"
-                    raise TrainingError(f"data.path: {path} is a parquet file and no JSON lines", hint=hint)
+                head = file.read(4)
+            for beginning, (kind, hint) in _NO_LINES.items():
+                if head.startswith(beginning):
+                    raise TrainingError(f"data.path: {path} is {kind} and no JSON lines", hint=hint)
             return size, {}
     with _table_file(path) as file:
         schema = file.schema_arrow if path.suffix == ".parquet" else file.schema

@@ -70,6 +70,9 @@ class Stream(Protocol):
     def go_on(self, bookmark: str, number: int) -> bool:
         """Begin where a batch's bookmark says; False where that is past sample `number`, or of another stream."""
 
+    def place(self, number: int) -> str:
+        """Where a sample begins: file and row, for messages."""
+
 
 @dataclass(frozen=True, slots=True)
 class Source:

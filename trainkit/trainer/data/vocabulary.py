@@ -14,7 +14,7 @@ from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe
 from trainkit.trainer.data.mlm_masking import masked
 from trainkit.trainer.data.pairs import is_writing
-from trainkit.trainer.data.source import NO_LABEL, Batch, Samples, Source
+from trainkit.trainer.data.source import NO_LABEL, Batch, Samples, Source, Stream
 from trainkit.trainer.models.base import Model
 
 _NONE = torch.zeros(0)
@@ -55,10 +55,10 @@ def checked(source: Source, vocabulary: int | None, labels: int | None) -> Sourc
     limits = {"labels": labels} if labels is not None else {}
     if vocabulary is not None and source.highest < 0:
         limits |= {"tokens": vocabulary, "input_ids": vocabulary}
-    return source.with_batches(partial(_checked_batch, limits)) if limits else source
+    return source.with_batches(partial(_checked_batch, limits, source.stream)) if limits else source
 
 
-def _checked_batch(limits: Mapping[str, int], samples: Samples, indices: Sequence[int]) -> Batch:
+def _checked_batch(limits: Mapping[str, int], stream: Stream | None, samples: Samples, indices: Sequence[int]) -> Batch:
     """limits: values by the name of an input lie below its limit."""
     batch = samples[indices]
     for name, limit in limits.items():
@@ -69,8 +69,10 @@ def _checked_batch(limits: Mapping[str, int], samples: Samples, indices: Sequenc
         if outside.any():
             row = int(outside.nonzero()[0][0])
             what = "labels" if name == "labels" else "token ids"
+            # The samples of a stream have numbers that nobody knows.
+            which = f", from {stream.place(indices[row])} on," if stream and len(samples) == 0 else ""
             raise TrainingError(
-                f"data: sample {indices[row]} has {name} of {int(values[outside][0])}, and the model knows "
+                f"data: sample {indices[row]}{which} has {name} of {int(values[outside][0])}, and the model knows "
                 f"{what} from 0 to {limit - 1}",
                 hint="fix the data, or make the model larger",
             )

@@ -29,10 +29,14 @@ _UNSHUFFLED = 64  # samples of a window whose order stays
 
 
 class Sample(NamedTuple):
-    """Token ids and which of them are predicted, and the row of one that is a row of its own."""
+    """Token ids and which of them are predicted, and the row of one that is a row of its own.
+
+    place: of the row that it begins in, for messages.
+    """
 
     ids: Ids
     predicted: NDArray[np.bool_]
+    place: str
     row: Row | None = None
 
 
@@ -187,7 +191,9 @@ def sample_of(raw: RawRow, cut: Cut) -> Sample:
     """A row as a sample of its own. TrainingError names the row where it cannot be one."""
     row, most = raw.row(), cut.length + cut.ahead
     tokens, predicted = cut.reading.tokens(row)
-    return Sample(np.array(tokens[:most], dtype=np.uint32), np.frombuffer(predicted[:most], dtype=np.bool_), row)
+    return Sample(
+        np.array(tokens[:most], dtype=np.uint32), np.frombuffer(predicted[:most], dtype=np.bool_), row.place, row
+    )
 
 
 def samples_of(rows: Iterable[RawRow], cut: Cut) -> list[Sample]:
@@ -208,13 +214,13 @@ class _Tokens:
         self._reading = reading
         self.ids, self._answers = array(reading.kind), bytearray()
         self.starts: list[int] = []
-        self._places: list[Place] = []
+        self._places: list[tuple[Place, str]] = []
 
     def add(self, place: Place, raw: RawRow, skip: int) -> None:
         """One more text, without its first `skip` tokens."""
         found, predicted = self._reading.tokens(raw.row())
         self.starts.append(len(self.ids) - skip)
-        self._places.append(place)
+        self._places.append((place, raw.place))
         self.ids.extend(found[skip:])
         self._answers += (b"\0" + predicted[1:])[skip:]  # the first token follows from nothing
 
@@ -224,7 +230,7 @@ class _Tokens:
         rest = _Tokens(self._reading)
         rest.ids, rest._answers = self.ids[place:], self._answers[place:]
         rest.starts, rest._places = [self.starts[text] - place], [self._places[text]]
-        return rest, (self._places[text], place - self.starts[text])
+        return rest, (self._places[text][0], place - self.starts[text])
 
     def samples(self, count: int, cut: Cut) -> list[Sample]:
         """The first samples, fewer where some are left out."""
@@ -234,4 +240,5 @@ class _Tokens:
         spans = [slice(start, min(start + cut.length + cut.ahead, len(ids))) for start in starts]
         # As in data that is not streamed: what a prompt fills has nothing to predict, and is left out.
         kept = [span for span in spans if not cut.ahead or predicted[span][1:].any()]
-        return [Sample(ids[span], predicted[span]) for span in kept]
+        places = (self._places[bisect_right(self.starts, span.start) - 1][1] for span in kept)
+        return [Sample(ids[span], predicted[span], place) for span, place in zip(kept, places, strict=True)]
