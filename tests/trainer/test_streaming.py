@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,12 @@ def lines(path: Path, rows: Sequence[object]) -> Path:
     return path
 
 
-def parquet(path: Path, rows: Sequence[Mapping[str, Any]], group: int = 20) -> Path:
+def parquet(path: Path, rows: Sequence[Mapping[str, Any]], group: int = 20, **options: Any) -> Path:
     arrow = pytest.importorskip("pyarrow")
     path.parent.mkdir(exist_ok=True)
-    pytest.importorskip("pyarrow.parquet").write_table(arrow.Table.from_pylist(list(rows)), path, row_group_size=group)
+    pytest.importorskip("pyarrow.parquet").write_table(
+        arrow.Table.from_pylist(list(rows)), path, row_group_size=group, **options
+    )
     return path
 
 
@@ -164,14 +167,18 @@ def test_files_come_in_an_order_of_their_own_in_each_epoch(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("packing", [True, False])
 def test_the_same_samples_come_on_any_number_of_ranks_and_loader_processes(packing: bool, tmp_path: Path) -> None:
-    sources = [(lines(tmp_path / f"{name}.jsonl", texts(70, name)), weight) for name, weight in (("a", 3), ("b", 1))]
-    settings: dict[str, Any] = {"packing": packing, "shuffle_buffer": 20}
-    whole = steps(mixed(*sources, **settings), range(20))
+    parquet(tmp_path / "a" / "0.parquet", texts(70, "a"))
+    mix = [
+        {"path": str(tmp_path / "a"), "weight": 3.0},
+        {"path": str(lines(tmp_path / "b.jsonl", texts(70, "b"))), "weight": 1.0},
+    ]
+    settings: dict[str, Any] = {"mix": mix, "packing": packing, "shuffle_buffer": 20, "validation_rows": 3}
+    whole = steps(opened("dataset", **settings), range(20))
     for ranks, workers in ((1, 2), (2, 0), (4, 1)):
         batch = SolvedBatch(GLOBAL, 4, GLOBAL // 4 // ranks, ranks, 4)
         shares = []
         for rank in range(ranks):
-            source = mixed(*sources, **settings, workers=workers)
+            source = opened("dataset", **settings, workers=workers)
             data = Recipe.model_validate({"data": {"kind": "text", "workers": workers}}).data
             shares.append(
                 list(training_batches(source.train, STREAMED, batch, rank, steps=range(20), data=data, pin=False))
@@ -417,25 +424,31 @@ from pathlib import Path
 from trainkit.recipe.schema import Recipe
 from trainkit.trainer.data import SOURCES
 from trainkit.trainer.metrics.memory_breakdown import status_bytes
-data = json.loads(sys.argv[1])
-recipe = Recipe.model_validate({"data": data})
-most = status_bytes("VmData")["VmData"] + int(sys.argv[2])
-resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-source = SOURCES[data["kind"]](recipe, Path())
-number = 0
-while number < int(sys.argv[3]):
+data, room, samples = json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+if data["kind"] == "jsonl":
+    most = status_bytes("VmData")["VmData"] + room
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+source = SOURCES[data["kind"]](Recipe.model_validate({"data": data}), Path())
+source.train[range(16)]
+Path("/proc/self/clear_refs").write_text("5")  # libraries are there: from here on is the peak
+before = status_bytes("VmHWM")["VmHWM"]
+for number in range(0, samples, 16):
     source.train[range(number, number + 16)]
-    number += 16
-print("read", json.loads(source.train[[number]].bookmark)["windows"][0][0], "epochs")
+windows = json.loads(source.train[[samples]].bookmark)["windows"]
+print(windows[0][0], status_bytes("VmHWM")["VmHWM"] - before < room)
 """
 
 
-def test_a_stream_much_larger_than_the_memory_is_read_in_it(tmp_path: Path) -> None:
-    text = {"text": "some words that are said again and again " * 100}
-    path = lines(tmp_path / "a.jsonl", [text] * 7_500)  # 31 MB
-    size, room, length = path.stat().st_size, 14_000_000, 4096
+# Arrow's allocator takes address space far ahead of what it uses, so that its peak is measured and not limited.
+@pytest.mark.parametrize("kind", ["jsonl", "dataset"])
+def test_a_stream_much_larger_than_the_memory_is_read_in_it(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    rows = [{"text": f"{number} are said again and again " * 150} for number in range(7_000)]
+    write = lines if kind == "jsonl" else partial(parquet, group=len(rows), compression="none", use_dictionary=False)
+    path = write(tmp_path / ("a.jsonl" if kind == "jsonl" else "a.parquet"), rows)
+    size, room, length = path.stat().st_size, 15_000_000, 4096
     assert size > 2 * room
-    data = {"kind": "jsonl", "path": str(path), "sequence_length": length}
+    data = {"kind": kind, "path": str(path), "sequence_length": length}
 
     def read(**settings: Any) -> subprocess.CompletedProcess[str]:
         words = [json.dumps({**data, **settings}), str(room), str(size // length)]
@@ -444,8 +457,9 @@ def test_a_stream_much_larger_than_the_memory_is_read_in_it(tmp_path: Path) -> N
         )
 
     streamed = read(streaming=True, shuffle_buffer=100)
-    assert streamed.stdout == "read 1 epochs\n", streamed.stderr
-    assert "MemoryError" in read().stderr
+    assert streamed.stdout.endswith(" True\n"), (streamed.stdout, streamed.stderr)
+    if kind == "jsonl":
+        assert "MemoryError" in read().stderr, "what is held in memory does not fit"
 
 
 def test_a_run_of_several_sources_says_them_and_saves_its_place(make_settings: MakeSettings, tmp_path: Path) -> None:
