@@ -16,6 +16,7 @@ from trainkit.trainer.checkpoint.export import export, export_adapters
 from trainkit.trainer.data import SOURCES
 from trainkit.trainer.loop import batches, split_micro, train
 from trainkit.trainer.metrics.writers import Metrics
+from trainkit.trainer.models.adapters import write_adapters
 from trainkit.trainer.rank_agreement import terms
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import Parts, assemble, prepared_model
@@ -50,6 +51,15 @@ def trained(settings: Settings) -> Parts:
 
 def saved(settings: Settings) -> Path:
     return settings.run_dir / "checkpoints/step-00000002"
+
+
+def test_a_base_from_the_hub_is_known_by_its_name_there(make_settings: MakeSettings, tmp_path: Path) -> None:
+    folder = tmp_path / "hub/models--ada--tiny-2/snapshots" / ("a" * 40)
+    prepared_model(make_settings(model=GPT2)).inner.save_pretrained(folder)  # type: ignore[operator, union-attr]
+    settings = make_settings(model={"kind": "hf", "path": str(folder)}, peft=LORA)
+    write_adapters(prepared_model(settings), settings.recipe, tmp_path, step=1)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert (config["base_model_name_or_path"], config["revision"]) == ("ada/tiny-2", "a" * 40)
 
 
 @OLD_NAME

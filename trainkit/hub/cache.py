@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import posixpath
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -60,6 +61,12 @@ def cache_root(environ: Mapping[str, str], home: str) -> str:
 def snapshot(root: str, named: Named) -> str:
     """The folder of a repository's files at its commit."""
     return posixpath.join(root, named.folder, "snapshots", named.commit)
+
+
+def name_of(folder: str) -> tuple[str, str] | None:
+    """The model and the commit whose files a folder of the cache holds; None for any other folder."""
+    match = re.search(r"/models--([^/]+)/snapshots/([0-9a-f]{40})/?$", folder)
+    return (match[1].replace("--", "/"), match[2]) if match else None
 
 
 def located(recipe: Recipe, repositories: Iterable[tuple[str, str, str, str]], environ: Mapping[str, str]) -> Recipe:

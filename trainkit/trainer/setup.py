@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Fsdp, Recipe
@@ -32,7 +31,7 @@ from trainkit.trainer.metrics.memory_breakdown import MemoryBreakdown
 from trainkit.trainer.metrics.mfu import Work, work_of
 from trainkit.trainer.models import MODELS
 from trainkit.trainer.models.adapters import add_adapters, base_fingerprint, load_adapters
-from trainkit.trainer.models.base import Model, Parameters, cast_weights
+from trainkit.trainer.models.base import Model, Parameters
 from trainkit.trainer.models.quantized import compute_in
 from trainkit.trainer.models.target import loss_function
 from trainkit.trainer.optim.mixed_precision import DTYPES, autocast, check_precision, set_tf32
@@ -165,8 +164,8 @@ def prepared_model(settings: Settings) -> Model:
     # Weights are quantised on the device: on a CPU it takes a minute for 10^9 of them.
     where = {"device": settings.device} if bits else {}
     model = MODELS[recipe.model.kind](recipe, **where)
-    cast = cast_weights if recipe.model.kind == "hf" else nn.Module.to
-    cast(model, DTYPES[recipe.precision.weights])
+    if recipe.model.kind != "hf":  # which is read in that format
+        model.to(DTYPES[recipe.precision.weights])
     model.loss_function, model.custom_loss = loss_function(recipe), recipe.train.loss is not None
     require_blocks(model, recipe)
     if recipe.peft.kind == "lora":

@@ -157,9 +157,11 @@ def trained_model(
 
 
 def _untrained(recipe: Recipe) -> Model:
-    """The model as adapters were put beside it, or to be filled from a checkpoint."""
+    """The model as adapters were put beside it, or to be filled from a checkpoint; in 32 bits."""
     seed_generators(recipe.train.seed)
     model = MODELS[recipe.model.kind](recipe)
+    if recipe.model.kind == "hf":  # in the format of precision.weights
+        return model.float()
     return model.to(DTYPES[recipe.precision.weights]).float() if recipe.peft.kind == "lora" else model
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from trainkit.errors import TrainingError
 from trainkit.files import parse_json
+from trainkit.hub.cache import name_of
 from trainkit.recipe.schema import HfModel, Peft, Recipe
 from trainkit.text import listed
 from trainkit.trainer.models.base import Model, is_linear
@@ -111,7 +112,9 @@ def write_adapters(model: Model, recipe: Recipe, folder: Path, step: int) -> Non
     config = copy.copy(cast("Any", model).peft_config["default"])
     asked = recipe.model
     if isinstance(asked, HfModel):
-        config.base_model_name_or_path = str(Path(asked.path).absolute()) if asked.path else None
+        base = str(Path(asked.path).absolute()) if asked.path else None
+        # By the name on the Hub, which others know it by, too.
+        config.base_model_name_or_path, config.revision = name_of(base or "") or (base, None)
         config.task_type = _TASKS.get(asked.task)
     config.target_modules = sorted(name.removeprefix(_OWN) for name in config.target_modules)
     config.exclude_modules = sorted(name.removeprefix(_OWN) for name in config.exclude_modules or ()) or None

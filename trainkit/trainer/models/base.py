@@ -117,13 +117,13 @@ class Wrapped(Model):
 def cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
     """Cast what is saved of a model of transformers to a format, as its `from_pretrained` with a `dtype` does.
 
-    What it computes at the start stays in fp32: rotary frequencies in 16 bits would turn late positions anywhere.
+    What it computes at the start is in fp32: rotary frequencies in 16 bits would turn late positions anywhere.
     """
     computed = [(each, name) for each in model.modules() for name in each._non_persistent_buffers_set]
     before = [each._buffers[name] for each, name in computed]
     model.to(dtype)
     for (each, name), buffer in zip(computed, before, strict=True):
-        each._buffers[name] = buffer
+        each._buffers[name] = buffer.float() if buffer is not None and buffer.is_floating_point() else buffer
 
 
 def blocks_of(inner: Any) -> tuple[nn.Module, ...]:

@@ -17,10 +17,11 @@ from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.recipe.validation.suggestions import did_you_mean
 from trainkit.text import listed
 from trainkit.trainer.data.source import IGNORED, NO_LABEL
-from trainkit.trainer.models.base import Remarks, Wrapped, blocks_of
+from trainkit.trainer.models.base import Remarks, Wrapped, blocks_of, cast_weights
 from trainkit.trainer.models.hf_head import OutputLayer, output_layer
 from trainkit.trainer.models.moe import routers_loss, routers_of
 from trainkit.trainer.models.quantized import as_plain, quantize_in_place, reading_options, refuse_quantized, tell_peft
+from trainkit.trainer.optim.mixed_precision import DTYPES
 from trainkit.trainer.user_code import first_line, refuse_special
 
 _CHANCES = ("drop", "jitter", "noise")  # parts of settings' names, by which training draws random numbers
@@ -30,7 +31,7 @@ class Transformer(Wrapped):
     """A model of transformers, which gives the loss summed over targets from its logits."""
 
     def __init__(self, inner: Any) -> None:
-        super().__init__(inner.float())  # weights are fp32 whatever the folder holds them in
+        super().__init__(inner)
         settings = inner.config.to_dict()
         drawing = [value for name, value in settings.items() if any(part in name for part in _CHANCES)]
         self.stochastic = any(isinstance(value, float) and value > 0 for value in drawing)
@@ -191,9 +192,10 @@ def attention_width(config: Any) -> int | None:
 
 
 def build_hf(recipe: Recipe, device: str = "cpu") -> Transformer:
-    """The model of a recipe, on the CPU, from a folder or with random weights. TrainingError when it cannot be built.
+    """The model of a recipe, on the CPU, in `precision.weights`, from a folder or with random weights.
 
-    device: where weights are quantised, and the whole model then is; `meta` for sizes without weights.
+    device: where weights are quantised, and the whole model then is; `meta` for sizes without weights. TrainingError
+    when it cannot be built.
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported
     import transformers
@@ -214,6 +216,8 @@ def build_hf(recipe: Recipe, device: str = "cpu") -> Transformer:
     except Exception as error:  # transformers and the Rust below it raise anything
         folder = f" from {asked.path}" if asked.path else ""
         raise TrainingError(f"model: transformers cannot build it{folder}: {first_line(error)}") from error
+    # Whatever format the folder holds them in, and not by way of a wider one, which would take twice the memory.
+    cast_weights(inner, DTYPES[recipe.precision.weights])
     model = wrapper(inner)
     tell_peft(model, asked.quantize.bits)
     model.remarks = (*model.remarks, *remarks)
