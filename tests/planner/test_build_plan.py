@@ -147,6 +147,30 @@ def test_the_training_digest_stands_for_what_decides_training_and_for_nothing_el
     assert len({base.training_digest, *digests}) == 1 + len(OTHER_TRAINING)
 
 
+ROWS: dict[str, Any] = {"kind": "jsonl", "path": "rows.jsonl", "tokenizer": "llama"}
+BERT: dict[str, Any] = {"kind": "hf", "architecture": "bert", "task": "masked_lm"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "digest"),
+    [
+        ({}, "2566c0d6b4a9e148279e94a47ec2fb1cf762ee4bbbbe790c540d1a699d43c117"),
+        (
+            {"model": {"kind": "hf", "path": "llama"}, "peft": {"kind": "lora"}, "data": ROWS},
+            "9aee4b74ecdddc546b6644a5d376331d1344bd8c3f3e8dd02f1798dfa5816707",
+        ),
+        (
+            {"model": BERT, "data": {"kind": "dataset", "path": "rows"}},
+            "1b2c036d6f67e091d64a34d3daf0476bdc1e2e26222ea9d3e0d320d5bacb4683",
+        ),
+    ],
+)
+def test_a_run_goes_on_from_checkpoints_of_releases_that_lack_newer_settings(
+    recipe: dict[str, Any], digest: str, layered: Layered, machine: Machine
+) -> None:
+    assert build_plan(layered(BASE, recipe), machine()).plan.training_digest == digest
+
+
 def test_auto_resumes_from_the_newest_checkpoint_of_the_same_training(layered: Layered, machine: Machine) -> None:
     resolved = layered(BASE, {"checkpoint": {"resume": "auto"}})
     digest = build_plan(resolved, machine()).plan.training_digest

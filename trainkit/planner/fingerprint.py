@@ -9,7 +9,6 @@ from typing import Any
 from trainkit.plan.model import BatchArithmetic
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.schema.launching import OWN_DEFAULTS
-from trainkit.recipe.schema.model import quantized_bits
 
 # What makes two runs the same training, so that one may resume from the other's checkpoint. Left out on purpose:
 # strategy, launcher, devices and ranks (how the work is spread), micro batch and accumulation (the global batch stands
@@ -29,6 +28,15 @@ TRAINING: dict[str, tuple[str, ...]] = {
 _LEFT_OUT = frozenset(
     {"data.workers", "data.prefetch_factor", "data.pin_memory", "data.persistent_workers", "data.cache"}
 )
+# Settings that checkpoints of before them know nothing of: as long as they say nothing, they are no part of it.
+_LATER: dict[str, tuple[str, ...]] = {
+    "model": ("quantize", "revision"),
+    "peft": ("revision",),
+    "data": (
+        *("revision", "tokenizer_revision", "streaming", "mix", "shuffle_buffer", "shuffle_files", "validation_rows"),
+        *("prompt_prefix", "target_length", "padding"),
+    ),
+}
 
 
 def recipe_digest(recipe: Recipe) -> str:
@@ -46,11 +54,19 @@ def training_digest(recipe: Recipe, batch: BatchArithmetic, dtype: str) -> str:
     for section, names in TRAINING.items():
         inside = settings.get(section, {})
         for name in inside if names == ("*",) else names:
-            if f"{section}.{name}" not in _LEFT_OUT and name in inside:
-                chosen[f"{section}.{name}"] = inside[name]
-    if not quantized_bits(recipe):  # a setting that checkpoints of before know nothing of
-        chosen.pop("model.quantize", None)
+            key = f"{section}.{name}"
+            if key not in _LEFT_OUT and name in inside and not _says_nothing_new(recipe, section, name):
+                chosen[key] = inside[name]
     return _sha256(chosen)
+
+
+def _says_nothing_new(recipe: Recipe, section: str, name: str) -> bool:
+    """Whether it is a setting of _LATER with its default."""
+    settings = getattr(recipe, section)
+    if name not in _LATER.get(section, ()):
+        return False
+    default = type(settings).model_fields[name].get_default(call_default_factory=True)
+    return bool(getattr(settings, name) == default)
 
 
 # What the memory of a step does not depend on.
