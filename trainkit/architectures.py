@@ -166,3 +166,9 @@ LOOKING_AHEAD: Mapping[str, str | None] = {
 # Trained in bfloat16, with activations beyond the largest number of float16
 # (https://github.com/google-research/text-to-text-transfer-transformer/issues/539; transformers clamps them).
 OVERFLOWING = frozenset({"longt5", "mt5", "t5", "umt5"})
+
+
+def quantized_already(folder: str) -> tuple[str, str]:
+    """What is in the way where a model's config.json has a `quantization_config`, and what to do about it."""
+    what = f"model.path: the weights in {folder} are quantised already"
+    return what, "name the model in 16 or 32 bits; model.quantize: 4 quantises it"

@@ -49,6 +49,15 @@ def test_t5_as_a_causal_model_is_refused_with_the_task_that_trains_it(
     assert found.key == "model.architecture", "nobody has written a task"
 
 
+@pytest.mark.parametrize("more", ["", "  quantize: 4\npeft: {kind: lora}\n"])
+def test_weights_that_are_quantised_already_are_refused_before_they_are_fetched(
+    more: str, solve: Solve, machine: Callable[..., Facts]
+) -> None:
+    settings = {"model_type": "llama", "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    found = refused(of_folder(solve, settings, "causal_lm", more), machine)[0]
+    assert (found.key, found.what) == ("model.path", "model.path: the weights in /models/it are quantised already")
+
+
 @pytest.mark.parametrize(
     ("architecture", "task", "what", "hint"),
     [

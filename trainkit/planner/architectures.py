@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainkit.architectures import LOOKING_AHEAD, OVERFLOWING, TASKS_OF, TRANSFORMERS
+from trainkit.architectures import LOOKING_AHEAD, OVERFLOWING, TASKS_OF, TRANSFORMERS, quantized_already
 from trainkit.errors import Diagnostic
 from trainkit.machine.versions import release
 from trainkit.plan.context import Context
@@ -23,12 +23,15 @@ CLASSES = {
 
 
 def architecture_problems(resolved: Resolved, version: str | None) -> Iterator[Diagnostic]:
-    """An error where the model is known not to be trained by its task; nothing about a model that is not known.
+    """An error where the model is known not to be trained (by its task); nothing about a model that is not known.
 
     version: of the transformers that will run it, None where nobody knows. One that is newer than the table may have
     learned more: then nothing is refused.
     """
-    if not _newer(version):
+    model = resolved.recipe.model
+    if isinstance(model, HfModel) and resolved.model_config.get("quantization_config") is not None:
+        yield resolved.error("model.path", *quantized_already(str(model.path)))
+    elif not _newer(version):
         yield from _problems(resolved)
 
 

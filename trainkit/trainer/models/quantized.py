@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from trainkit.architectures import quantized_already
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Quantize
 from trainkit.trainer.models.base import blocks_of, is_linear
@@ -64,10 +65,8 @@ def reading_options(inner: nn.Module, asked: Quantize, device: str) -> dict[str,
 def refuse_quantized(config: Any, folder: str) -> None:
     """TrainingError for a folder whose weights are quantised already: transformers takes those as they are."""
     if getattr(config, "quantization_config", None) is not None:
-        raise TrainingError(
-            f"model.path: the weights in {folder} are quantised already",
-            hint="name the folder of the model in 16 or 32 bits; model.quantize: 4 quantises it",
-        )
+        what, hint = quantized_already(folder)
+        raise TrainingError(what, hint=hint)
 
 
 def as_plain(inner: Any) -> None:
