@@ -30,10 +30,20 @@ eval: {every_steps: 0}
 ROWS = """
 name: named
 model: {layers: 1, vocab_size: 512}
-data: {kind: dataset, path: rows, sequence_length: 16, tokenizer: words}
+data: {kind: dataset, sequence_length: 16, tokenizer: words}
 train: {steps: 3}
 batch: {micro: 2, accumulation: 1}
 eval: {every_steps: 0}
+"""
+SUBSETS = """---
+configs:
+- config_name: default
+  data_files: data/*.parquet
+- config_name: beer
+  data_files:
+  - {split: train, path: data/train-*}
+  - {split: test, path: data/test-*}
+---
 """
 WEIGHTS, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
@@ -96,20 +106,33 @@ def test_a_data_set_and_a_tokenizer_by_name_train_as_from_folders(named: Trainki
     import datasets
 
     rows = [{"text": f"{number} bottles of beer on the wall"} for number in range(99)]
-    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "rows" / "data" / "train-00000-of-00001.parquet")
+    for file in ("train-00000-of-00001", "test-00000-of-00001", "other"):
+        datasets.Dataset.from_list(rows).to_parquet(tmp_path / "rows" / "data" / f"{file}.parquet")
+    (tmp_path / "rows" / "README.md").write_text(SUBSETS)
     save_tokenizer(tmp_path / "words")
     hub.add("owner/rows", tmp_path / "rows", kind="dataset")
     hub.add("owner/words", tmp_path / "words")
     (tmp_path / "rows.yaml").write_text(ROWS)
-    for kind in (["data.streaming=false"], ["data.streaming=true", "data.validation_rows=9"]):
+    stream, mixed = ["data.streaming=true", "data.validation_rows=9"], "data.mix=[{{path: {}, subset: beer}}]"
+    for way in (["data.path={}", "data.subset=beer"], [mixed, *stream]):
         for path, tokenizer in (("owner/rows", "owner/words"), ("rows", "words")):
-            words = [f"data.path={path}", f"data.tokenizer={tokenizer}", *kind]
-            done = named("run", "rows.yaml", *words)
+            done = named("run", "rows.yaml", way[0].format(path), f"data.tokenizer={tokenizer}", *way[1:])
             assert done.returncode == 0, done.stderr
     runs = losses(tmp_path)
     assert runs[0] == runs[1]
     assert runs[2] == runs[3]
     assert hub.downloads("owner/rows", "data/train-00000-of-00001.parquet") == 1
+    assert not hub.downloads("owner/rows", "data/test-00000-of-00001.parquet")
+    assert not hub.downloads("owner/rows", "data/other.parquet")
+    for words, told in (
+        (["data.path=owner/rows", "data.split=tset"], "data.split: owner/rows on the Hub has no split 'tset'"),
+        (["data.path=owner/rows", "data.subset=bear"], "data.subset: owner/rows on the Hub has no subset 'bear'"),
+        (["data.mix=[{path: owner/none}]", "data.streaming=true"], "owner/none is no folder here"),
+        (["data.mix=[{path: owner/rows, split: b}]", "data.streaming=true"], "data.mix.0.split: owner/rows on the Hub"),
+    ):
+        refused = named("plan", "rows.yaml", *words)
+        assert refused.returncode == 2, refused.stderr
+        assert told in refused.stderr
 
 
 def test_what_was_fetched_needs_no_network_and_no_library(

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import pytest
 
 from trainkit.hub.cache import cache_root, copy_of, located
-from trainkit.hub.names import Named, has_content, is_name, named_by, pinned, revision_without_name, wanted
+from trainkit.hub.names import Named, at, has_content, is_name, named_by, pinned, revision_without_name, wanted
+from trainkit.hub.splits import Asked
 from trainkit.recipe.schema import Recipe
 
 A, B = "a" * 40, "b" * 40
@@ -16,6 +17,8 @@ ROOT = "/cache/hub"
 STORAGE = f"{ROOT}/models--owner--small"
 SNAPSHOT = f"{STORAGE}/snapshots/{A}"
 MODEL = Named("model.path", "model", "owner/small")
+TOKENIZER = Named("data.tokenizer", "model", "owner/words")
+ADAPTERS = Named("peft.path", "model", "owner/small-lora")
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 
 
@@ -77,6 +80,38 @@ def test_a_tokenizer_of_the_models_repository_is_of_the_same_revision() -> None:
     assert named_by(recipe(model=model, data=told), absent)[1].revision == "v3"
 
 
+def test_each_source_of_a_mixture_may_be_named() -> None:
+    sources = [
+        {"path": "owner/a", "revision": "v1", "subset": "en", "split": "test"},
+        {"path": ["folder", "owner/b"]},  # several: a revision would be of which?
+        {"path": ["owner/c"]},
+    ]
+    mixed = recipe(data={"kind": "dataset", "streaming": True, "mix": sources, "validation_split": "dev"})
+    found = named_by(mixed, {"data.mix": ("owner/a", "owner/b", "owner/c")})
+    assert [(each.key, each.name, each.revision) for each in found] == [
+        ("data.mix.0.path", "owner/a", "v1"),
+        ("data.mix.2.path", "owner/c", "main"),
+    ]
+    assert found[0].rows == Asked("en", "test", "dev")
+    with_commits = pinned(mixed, [at(each, A) for each in found]).model_dump()["data"]["mix"]
+    assert [each["revision"] for each in with_commits] == [A, None, A]
+    folders = located(mixed, [(each.key, each.kind, each.name, B) for each in found], {"HF_HUB_CACHE": ROOT})
+    assert folders.model_dump()["data"]["mix"][0]["path"] == f"{ROOT}/datasets--owner--a/snapshots/{B}"
+
+
+def test_the_readme_of_a_data_set_says_what_is_missing() -> None:
+    rows = Named("data.path", "dataset", "owner/rows", A)
+    storage = f"{ROOT}/datasets--owner--rows"
+    disk = {f"{storage}/trees/{A}.json": listing(**{"README.md": 3, "a.parquet": 70, "b.parquet": 90})}
+    part = copy_of(rows, ROOT, Texts(disk))
+    assert part is not None
+    assert part.missing == ("README.md",)
+    readme = "---\nconfigs:\n- data_files: b.parquet\n---\n"
+    known = copy_of(rows, ROOT, Texts({**disk, f"{storage}/snapshots/{A}/README.md": readme}))
+    assert known is not None
+    assert known.missing == ("b.parquet",)
+
+
 def test_a_revision_of_a_folder_is_noticed() -> None:
     model = {"kind": "hf", "path": "folder", "revision": "v2"}
     assert list(revision_without_name(recipe(model=model), ())) == [("model.revision", "folder")]
@@ -93,19 +128,19 @@ def test_a_pinned_recipe_names_the_commit() -> None:
 
 def test_of_the_formats_of_a_model_the_safe_one_is_fetched() -> None:
     every = ["config.json", "model.safetensors", "pytorch_model.bin", "tf_model.h5", "onnx/model.onnx", "README.md"]
-    assert wanted("model.path", every) == ("config.json", "model.safetensors")
-    assert wanted("model.path", every[:1] + every[2:]) == ("config.json", "pytorch_model.bin")
+    assert wanted(MODEL, every) == ("config.json", "model.safetensors")
+    assert wanted(MODEL, every[:1] + every[2:]) == ("config.json", "pytorch_model.bin")
     sharded = ["config.json", "model.safetensors.index.json", *SHARDS, "original/model-00001-of-00002.safetensors"]
-    assert set(wanted("model.path", sharded)) == set(sharded[:-1])
-    assert wanted("data.tokenizer", ["tokenizer.json", "model.safetensors", "vocab.txt"]) == (
+    assert set(wanted(MODEL, sharded)) == set(sharded[:-1])
+    assert wanted(TOKENIZER, ["tokenizer.json", "model.safetensors", "vocab.txt"]) == (
         "tokenizer.json",
         "vocab.txt",
     )
-    assert wanted("peft.path", ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"])[1:] == (
+    assert wanted(ADAPTERS, ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"])[1:] == (
         "adapter_model.safetensors",
     )
-    assert not has_content("model.path", ["config.json", "model.gguf"])
-    assert not has_content("data.tokenizer", ["config.json"])
+    assert not has_content(MODEL, ["config.json", "model.gguf"])
+    assert not has_content(TOKENIZER, ["config.json"])
 
 
 def test_where_the_cache_is() -> None:

@@ -175,6 +175,7 @@ def test_the_table_of_the_schema_knows_its_special_places() -> None:
         "precision": "dtype",
         "efficiency.compile": "enabled",
         "efficiency.gradient_checkpointing": "every",
+        "checkpoint.push_to_hub": "repo",
         "model.moe": "experts",
         "model.quantize": "bits",
         "predict": "split",

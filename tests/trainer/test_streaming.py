@@ -24,7 +24,7 @@ from trainkit.recipe.schema import Recipe
 from trainkit.trainer.data import SOURCES
 from trainkit.trainer.data.loader import training_batches
 from trainkit.trainer.data.sampler import Order
-from trainkit.trainer.data.shards import files_by_split
+from trainkit.trainer.data.shards import split_files
 from trainkit.trainer.data.source import Batch, Source
 from trainkit.trainer.data.vocabulary import fitting_source
 from trainkit.trainer.models.gpt import build_gpt
@@ -410,7 +410,7 @@ def test_a_folder_may_be_named_for_a_split(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         lines(tmp_path / name, texts(1))
     found = {
-        split: [str(file.relative_to(tmp_path)) for file in files] for split, files in files_by_split(tmp_path).items()
+        split: [str(file.relative_to(tmp_path)) for file in files] for split, files in split_files(tmp_path).items()
     }
     assert found == {
         "train": ["more.jsonl", "test/train-0.jsonl", "train/0.jsonl"],

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trainkit.hub.names import COMMIT, Named, at, wanted, with_values
+from trainkit.hub.splits import README
 from trainkit.recipe.schema import Recipe
 
 
@@ -80,7 +81,10 @@ def located(recipe: Recipe, repositories: Iterable[tuple[str, str, str, str]], e
 
 
 def copy_of(named: Named, root: str, files: Files, sizes: Mapping[str, int] | None = None) -> Copy | None:
-    """What is on this disk of a repository; None where it was never asked for. sizes: of its files, where known."""
+    """What is on this disk of a repository; None where it was never asked for. sizes: of its files, where known.
+
+    Raises NoSuchPartError for a subset or a split that a data set does not have.
+    """
     storage = posixpath.join(root, named.folder)
     commit = named.commit or (named.revision if COMMIT.fullmatch(named.revision) else "")
     commit = commit or _text(files, posixpath.join(storage, "refs", named.revision)).strip()
@@ -93,7 +97,12 @@ def copy_of(named: Named, root: str, files: Files, sizes: Mapping[str, int] | No
     )
     if listed is None:
         return Copy(here, folder)
-    needed = {name: listed[name] for name in wanted(named.key, listed)}
+    readme = ""
+    if named.role == "data.path" and README in listed:
+        if not files.exists(posixpath.join(folder, README)):  # it says which files there are to fetch
+            return Copy(here, folder, {README: listed[README]}, (README,))
+        readme = _text(files, posixpath.join(folder, README))
+    needed = {name: listed[name] for name in wanted(named, listed, readme)}
     missing = tuple(name for name in needed if not files.exists(posixpath.join(folder, name)))
     return Copy(here, folder, needed, missing)
 
@@ -116,7 +125,7 @@ def _listed(files: Files, path: str) -> dict[str, int] | None:
 
 def _indexed(named: Named, folder: str, files: Files) -> dict[str, int] | None:
     """The files of a model that an older release has fetched, as far as they name one another; sizes are not known."""
-    if named.key != "model.path" or not files.exists(posixpath.join(folder, "config.json")):
+    if named.role != "model.path" or not files.exists(posixpath.join(folder, "config.json")):
         return None
     for single in ("model.safetensors", "pytorch_model.bin"):
         if files.exists(posixpath.join(folder, single)):

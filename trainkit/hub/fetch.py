@@ -26,7 +26,8 @@ from typing import NoReturn
 from trainkit.errors import MachineError, TrainkitError, in_words
 from trainkit.hub.cache import Copy
 from trainkit.hub.lookup import look_up, own_root
-from trainkit.hub.names import DESCRIPTION, Named
+from trainkit.hub.names import Named
+from trainkit.hub.splits import Asked
 from trainkit.text import format_size
 
 _PART = ".incomplete"  # end of the name of a file that huggingface_hub has a part of
@@ -39,16 +40,19 @@ EVERY = 1.0  # seconds from one word on the progress to the next
 def main(argv: Sequence[str] | None = None) -> int:
     """Fetch what is missing. Exit code 4 where the Hub or this machine does not let it, 2 for what is not there."""
     parser = argparse.ArgumentParser(prog="python -m trainkit.hub.fetch", description=__doc__)
-    parser.add_argument("key", choices=DESCRIPTION, help="the setting that names it")
+    parser.add_argument("key", help="the setting that names it")
     parser.add_argument("kind", choices=("model", "dataset"))
     parser.add_argument("name", help="of the repository, owner/name")
     parser.add_argument("commit", help="of its files")
+    for name in ("subset", "split", "validation-split"):
+        parser.add_argument(f"--{name}", help="of a data set; without it the usual one")
     asked = parser.parse_args(argv)
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # ours is told in lines
     signal.signal(signal.SIGTERM, _end)
     os.environ.pop("HF_HUB_OFFLINE", None)  # set for the ranks; where the caller's is, planning has found it
     try:
-        fetch(Named(asked.key, asked.kind, asked.name, asked.commit, asked.commit))
+        rows = Asked(asked.subset, asked.split, asked.validation_split)
+        fetch(Named(asked.key, asked.kind, asked.name, asked.commit, asked.commit, rows))
     except TrainkitError as error:
         sys.stderr.write(in_words(error))
         return int(error.exit_code)

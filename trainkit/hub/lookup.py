@@ -11,7 +11,8 @@ from typing import Any
 from trainkit.errors import Diagnostic, UsageError
 from trainkit.files import read_whole
 from trainkit.hub.cache import Copy, cache_root, copy_of
-from trainkit.hub.names import DESCRIPTION, REVISIONS, Named, at, has_content
+from trainkit.hub.names import DESCRIPTION, Named, at, has_content
+from trainkit.hub.splits import CONVERTED, README, NoSuchPartError
 
 LARGEST_LISTING = 1 << 26  # bytes; that of a repository with a hundred thousand files takes a third
 PATIENCE = 10.0  # seconds for an answer
@@ -42,25 +43,42 @@ def look_up(named: Named) -> Copy:
     Asks the Hub only where the cache does not know all of it, and then fetches the small file that describes it.
     Raises UsageError for a name or a revision that the Hub does not have, and for one without what is looked for.
     """
-    root, files = own_root(), CacheDisk()
+    try:
+        return _looked_up(named, own_root(), CacheDisk())
+    except NoSuchPartError as error:
+        key = named.beside(error.key)
+        what = f"{key}: {named.name} on the Hub {error.what}"
+        raise UsageError(Diagnostic("error", what, key, hint=error.hint)) from error
+
+
+def _looked_up(named: Named, root: str, files: CacheDisk) -> Copy:
     known = copy_of(named, root, files)
     if known is not None and known.whole:
         return known
     try:
         commit, sizes = _asked(named)
         found = at(named, commit)
-        if not has_content(named.key, sizes):
-            shown = ", ".join(sorted(sizes)[:6])
-            what = f"{named.key}: {named.name} on the Hub has nothing that the trainer reads there"
-            raise UsageError(Diagnostic("error", what, named.key, hint=f"it has {shown}"))
-        _fetch_description(named, sizes, root)
+        description = _fetch_description(named, sizes, root)
     except _obstacles() as error:
         obstacle, remedy = _in_words(named, error)
         # What an older fetch has left may be all there is to it.
         return replace(known or Copy(named), obstacle=obstacle, remedy=remedy)
+    readme = files.read(description).decode("utf-8", "replace") if Path(description).name == README else ""
+    if not has_content(named, sizes, readme):
+        what = f"{named.key}: {named.name} on the Hub has nothing that the trainer reads there"
+        raise UsageError(
+            Diagnostic("error", what, named.key, hint=f"it has {', '.join(sorted(sizes)[:6])}{_converted(named)}")
+        )
     copy = copy_of(found, root, files, sizes)
     assert copy is not None, "its commit is known"
     return copy
+
+
+def _converted(named: Named) -> str:
+    """Where rows in other formats may be had."""
+    if named.role != "data.path" or named.revision == CONVERTED:
+        return ""
+    return f"; what the Hub has made parquet of is its branch {CONVERTED}: set {named.revision_key} to it"
 
 
 def _asked(named: Named) -> tuple[str, Mapping[str, int]]:
@@ -73,15 +91,16 @@ def _asked(named: Named) -> tuple[str, Mapping[str, int]]:
     return str(info.sha), {each.rfilename: each.size or 0 for each in info.siblings or ()}
 
 
-def _fetch_description(named: Named, sizes: Mapping[str, int], root: str) -> None:
-    """The file that says what it is, or else the smallest: with it the cache learns what the revision is now."""
+def _fetch_description(named: Named, sizes: Mapping[str, int], root: str) -> str:
+    """The path of the file that says what it is, or else of the smallest: with it the cache learns of the revision."""
     from huggingface_hub import hf_hub_download
 
-    usual = DESCRIPTION[named.key]
+    usual = DESCRIPTION[named.role]
     file = usual if usual in sizes else min(sizes, key=lambda name: sizes[name])
-    hf_hub_download(
+    path = hf_hub_download(
         named.name, file, repo_type=named.kind, revision=named.revision, cache_dir=root, library_name="trainkit"
     )
+    return str(path)
 
 
 def _obstacles() -> tuple[type[Exception], ...]:
@@ -112,9 +131,9 @@ def _in_words(named: Named, error: Exception) -> tuple[str, str]:
         what = f"{named.name} is gated, and the Hub does not give it to this token, or to nobody without one"
         return what, f"ask for access on its page ({page}{named.name}), then give a token: {ALLOWED_BY}"
     if isinstance(error, RevisionNotFoundError):
-        what = f"{REVISIONS[named.key]}: {named.name} on the Hub has no revision {named.revision!r}"
+        what = f"{named.revision_key}: {named.name} on the Hub has no revision {named.revision!r}"
         hint = "name a branch, a tag or a whole commit of it"
-        raise UsageError(Diagnostic("error", what, REVISIONS[named.key], hint=hint)) from error
+        raise UsageError(Diagnostic("error", what, named.revision_key, hint=hint)) from error
     if isinstance(error, RepositoryNotFoundError):
         what = f"{named.key}: {named.name} is no folder here, and the Hub has no {named.kind} of that name"
         hint = f"check the name; where it is private, give a token that may read it: {ALLOWED_BY}"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from typing import Any, Literal
 
+from trainkit.hub.splits import README, Asked, chosen, files_by_split
 from trainkit.recipe.schema import DatasetData, HfModel, Recipe
 
 MAIN = "main"
@@ -22,7 +23,7 @@ _LONGEST = 96
 class Named:
     """A repository that a setting names. revision: a branch, a tag or a commit, as the recipe has it.
 
-    commit: what that is, once it is known.
+    commit: what that is, once it is known. rows: what is asked of a data set.
     """
 
     key: str
@@ -30,6 +31,21 @@ class Named:
     name: str
     revision: str = MAIN
     commit: str = ""
+    rows: Asked = field(default_factory=Asked)
+
+    @property
+    def role(self) -> str:
+        """What the repository is for: the setting, or that which a part of `data.mix` stands for."""
+        return "data.path" if self.key.startswith("data.mix.") else self.key
+
+    @property
+    def revision_key(self) -> str:
+        """The setting of its revision."""
+        return REVISIONS[self.key] if self.key in REVISIONS else self.beside("revision")
+
+    def beside(self, name: str) -> str:
+        """A setting of the same section."""
+        return f"{self.key.rpartition('.')[0]}.{name}"
 
     @property
     def folder(self) -> str:
@@ -60,17 +76,18 @@ _WANTED: Mapping[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = {
     ),
     "peft.path": (("adapter_config.json",), (("adapter_model.safetensors",), ("adapter_model.bin",))),
     "data.tokenizer": (_TOKENIZER, ()),
-    "data.path": (
-        ("README.md", "dataset_info.json", "dataset_dict.json", "state.json", "*/dataset_info.json", "*/state.json"),
-        (("*.parquet",), ("*.jsonl", "*.json"), ("*.arrow",)),
-    ),
 }
+# What `save_to_disk` of datasets writes, and one of its files at the top.
+_SAVED, _SAVED_HERE = (
+    ("dataset_info.json", "dataset_dict.json", "state.json", "*.arrow"),
+    {"dataset_dict.json", "state.json"},
+)
 # Setting -> the file that says what a repository is, which is read while planning.
 DESCRIPTION: Mapping[str, str] = {
     "model.path": "config.json",
     "peft.path": "adapter_config.json",
     "data.tokenizer": "tokenizer_config.json",
-    "data.path": "README.md",
+    "data.path": README,
 }
 
 
@@ -87,13 +104,15 @@ def named_by(recipe: Recipe, absent: Mapping[str, Sequence[str]]) -> tuple[Named
     """
     if recipe.program.kind != "builtin":
         return ()
-    return tuple(each for each in _named(recipe) if is_name(each.name) and each.name in absent.get(each.key, ()))
+    missing = {**absent, **{key: absent.get("data.mix", ()) for key in _mixed_keys(recipe)}}
+    return tuple(each for each in _named(recipe) if is_name(each.name) and each.name in missing.get(each.key, ()))
 
 
 def revision_without_name(recipe: Recipe, named: Iterable[Named]) -> Iterator[tuple[str, str]]:
     """Settings of revisions, each with what it is of, that no name of the Hub goes with."""
     known = {each.key for each in named}
-    for key, revision in REVISIONS.items():
+    mixed = {key: f"{key.removesuffix('path')}revision" for key in _mixed_keys(recipe)}
+    for key, revision in {**REVISIONS, **mixed}.items():
         if recipe.program.kind == "builtin" and key not in known and _value(recipe, revision) is not None:
             yield revision, str(_value(recipe, key))
 
@@ -109,28 +128,46 @@ def _named(recipe: Recipe) -> Iterator[Named]:
         same = model is not None and model.path == tokenizer
         revision = _value(recipe, "data.tokenizer_revision") or (model.revision if model and same else None)
         yield Named("data.tokenizer", "model", tokenizer, revision or MAIN)
-    if isinstance(recipe.data, DatasetData):
-        yield Named("data.path", "dataset", recipe.data.path, recipe.data.revision or MAIN)
+    data = recipe.data
+    if isinstance(data, DatasetData):
+        rows = Asked(data.subset, data.split, data.validation_split)
+        yield Named("data.path", "dataset", data.path, data.revision or MAIN, rows=rows)
+        for key, each in zip(_mixed_keys(recipe), data.mix, strict=True):
+            paths = [each.path] if isinstance(each.path, str) else each.path
+            if len(paths) == 1:  # a revision is of one repository
+                rows = Asked(each.subset, each.split, data.validation_split)
+                yield Named(key, "dataset", paths[0], each.revision or MAIN, rows=rows)
+
+
+def _mixed_keys(recipe: Recipe) -> list[str]:
+    return [f"data.mix.{number}.path" for number in range(len(getattr(recipe.data, "mix", ())))]
 
 
 def _value(recipe: Recipe, key: str) -> Any:
-    section, _, name = key.partition(".")
-    return getattr(getattr(recipe, section), name, None)
+    found: Any = recipe
+    for name in key.split("."):
+        found = found[int(name)] if isinstance(found, list) else getattr(found, name, None)
+    return found
 
 
 def with_values(recipe: Recipe, values: Mapping[str, str]) -> Recipe:
     """The recipe with other values of settings by dotted key."""
-    sections: dict[str, dict[str, str]] = {}
     for key, value in values.items():
-        section, _, name = key.partition(".")
-        sections.setdefault(section, {})[name] = value
-    changed = {name: getattr(recipe, name).model_copy(update=each) for name, each in sections.items()}
-    return recipe.model_copy(update=changed)
+        recipe = _with_value(recipe, key.split("."), value)
+    return recipe
+
+
+def _with_value(node: Any, names: Sequence[str], value: str) -> Any:
+    """A section, or a list of them, with another value below it."""
+    first, *rest = names
+    if isinstance(node, list):
+        return [_with_value(each, rest, value) if str(at) == first else each for at, each in enumerate(node)]
+    return node.model_copy(update={first: _with_value(getattr(node, first), rest, value) if rest else value})
 
 
 def pinned(recipe: Recipe, named: Iterable[Named]) -> Recipe:
     """The recipe with the commits of what it names, so that the same again is the same."""
-    return with_values(recipe, {REVISIONS[each.key]: each.commit for each in named if each.commit})
+    return with_values(recipe, {each.revision_key: each.commit for each in named if each.commit})
 
 
 def at(named: Named, commit: str) -> Named:
@@ -138,27 +175,36 @@ def at(named: Named, commit: str) -> Named:
     return replace(named, commit=commit)
 
 
-def wanted(key: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Those of a repository's files that a run needs for a setting."""
+def wanted(named: Named, names: Iterable[str], readme: str = "") -> tuple[str, ...]:
+    """Those of a repository's files that a run needs. readme: the text of a data set's. Raises NoSuchPartError."""
     every = sorted(names)
-    always, alternatives = _WANTED[key]
-    chosen = next((found for each in alternatives if (found := _matching(key, each, every))), [])
-    return tuple(dict.fromkeys([*_matching(key, always, every), *chosen]))
+    if named.role == "data.path":
+        return _wanted_rows(named.rows, every, readme)
+    always, alternatives = _WANTED[named.role]
+    found = next((found for each in alternatives if (found := _matching(each, every))), [])
+    return tuple(dict.fromkeys([*_matching(always, every), *found]))
 
 
-def has_content(key: str, names: Iterable[str]) -> bool:
-    """Whether a repository has what the setting is for: weights, rows, or a tokenizer."""
+def _wanted_rows(asked: Asked, every: Sequence[str], readme: str) -> tuple[str, ...]:
+    if _SAVED_HERE & set(every):
+        return tuple(name for name in every if any(fnmatch(name.rpartition("/")[2], each) for each in _SAVED))
+    splits = files_by_split(every, readme, asked.subset)
+    files = [name for split in chosen(splits, asked) if split for name in splits[split]] if splits else []
+    return tuple(dict.fromkeys([*(name for name in every if name == README), *files]))
+
+
+def has_content(named: Named, names: Iterable[str], readme: str = "") -> bool:
+    """Whether a repository has what the setting is for: weights, rows, or a tokenizer. Raises NoSuchPartError."""
     every = list(names)
-    alternatives = _WANTED[key][1] or (tuple(each for each in _TOKENIZER if each != "config.json"),)
-    return any(_matching(key, each, every) for each in alternatives)
+    if named.role == "data.path":
+        return bool(set(wanted(named, every, readme)) - {README})
+    alternatives = _WANTED[named.role][1] or (tuple(each for each in _TOKENIZER if each != "config.json"),)
+    return any(_matching(each, every) for each in alternatives)
 
 
-def _matching(key: str, patterns: Iterable[str], names: Iterable[str]) -> list[str]:
-    # Of models only what is at the top: folders below hold other formats. A data set has its files anywhere.
-    deep = key == "data.path"
+def _matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Files at the top, or of a folder that a pattern names: the others hold other formats."""
     listed = tuple(patterns)
     return [
-        name
-        for name in names
-        if any(fnmatch(name, each) and (deep or name.count("/") == each.count("/")) for each in listed)
+        name for name in names if any(fnmatch(name, each) and name.count("/") == each.count("/") for each in listed)
     ]

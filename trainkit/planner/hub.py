@@ -20,9 +20,10 @@ _SHOWN = 7  # digits of a commit, as git shows them
 
 def with_repositories(resolved: Resolved, hub: Sequence[Copy]) -> Resolved:
     """The recipe with the commits of what it names on the Hub, where these are known; those are no absent folders."""
-    named = named_by(resolved.recipe, resolved.absent)
-    keys = {each.key for each in named}
-    absent = {key: paths for key, paths in resolved.absent.items() if key not in keys}
+    named = {(each.key, each.name) for each in named_by(resolved.recipe, resolved.absent)}
+    named |= {("data.mix", name) for key, name in named if key.startswith("data.mix.")}
+    left = {key: tuple(path for path in paths if (key, path) not in named) for key, paths in resolved.absent.items()}
+    absent = {key: paths for key, paths in left.items() if paths}
     return replace(resolved, recipe=pinned(resolved.recipe, (each.named for each in hub)), absent=absent)
 
 
@@ -41,7 +42,13 @@ def preparations(context: Context) -> tuple[Preparation, ...]:
 
 def _fetching(context: Context, copy: Copy) -> Preparation:
     named = copy.named
-    words = map(text, (named.key, named.kind, named.name, named.commit))
+    asked = {
+        "--subset": named.rows.subset,
+        "--split": named.rows.split,
+        "--validation-split": named.rows.validation_split,
+    }
+    options = [word for option, value in asked.items() if value for word in (option, value)]
+    words = map(text, (named.key, named.kind, named.name, named.commit, *options))
     argv = (*texts(module(context, "trainkit.hub.fetch", keys=(named.key,))), *words)
     return Preparation(f"fetch {named.name} from the Hub", argv, f"hub-{named.folder}")
 

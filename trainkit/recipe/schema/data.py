@@ -123,6 +123,8 @@ class Mixed(Section):
     weight: float = setting(1.0, "Its share of the samples, as a part of the sum of all weights.", ge=0)
     split: str | None = setting(None, "Split to train on; null is `train`, or the only one.", min_length=1)
     field: str | None = setting(None, "Field of the text in this source; null is `data.field`.", min_length=1)
+    revision: str | None = setting(None, "As `data.revision`, for a `path` on the Hub.", min_length=1)
+    subset: str | None = setting(None, "As `data.subset`.", min_length=1)
 
     @model_validator(mode="after")
     def _is_named(self) -> Self:
@@ -247,8 +249,9 @@ class JsonlData(_Rows):
 
     @model_validator(mode="after")
     def _files_have_no_splits(self) -> Self:
-        if any(each.split for each in self.mix):
-            raise ValueError("split in mix is for kind: dataset, and files of JSON lines have none")
+        for name in ("split", "subset", "revision"):
+            if any(getattr(each, name) for each in self.mix):
+                raise ValueError(f"{name} in mix is for kind: dataset, and files of JSON lines have none")
         return self
 
 
@@ -264,6 +267,9 @@ class DatasetData(_Rows):
         "of a repository of the Hub, where there is no such folder.",
     )
     revision: str | None = setting(None, "Branch, tag or commit of a `path` on the Hub; null is `main`.", min_length=1)
+    subset: str | None = setting(
+        None, "Subset (config) of a data set that has several, by its README.md; null is the default one.", min_length=1
+    )
     split: str | None = setting(None, "Split to train on; null is `train`, or the only one.", min_length=1)
     validation_split: str | None = setting(
         None,
@@ -271,6 +277,13 @@ class DatasetData(_Rows):
         "its first rows.",
         min_length=1,
     )
+
+    @model_validator(mode="after")
+    def _sources_have_their_own(self) -> Self:
+        for name in ("split", "subset", "revision"):
+            if self.mix and getattr(self, name):
+                raise ValueError(f"{name} is each source's own in mix: set it there")
+        return self
 
 
 class TargetData(_Loaded):

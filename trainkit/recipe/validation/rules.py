@@ -272,7 +272,7 @@ def _streaming(context: Context) -> Iterator[Diagnostic]:
         return
     if context.get("data.streaming") is not True:
         for key in ("data.shuffle_buffer", "data.shuffle_files", "data.validation_rows"):
-            if value_at(context.tree, key) is not None:
+            if _changed(context, key):
                 yield context.error(key, f"{key} requires data.streaming: true", "set it, or remove this line")
         return
     why = "how many samples a stream has is not known before its end"
@@ -280,12 +280,17 @@ def _streaming(context: Context) -> Iterator[Diagnostic]:
         key = "data.streaming" if context.get("train.epochs") is None else "train.epochs"
         hint = "set train.steps; a source that ends before begins again"
         yield context.error(key, "data.streaming requires train.steps", hint, why=why)
-    if value_at(context.tree, "data.validation_fraction") is not None:
+    if _changed(context, "data.validation_fraction"):
         what, hint = "data.validation_fraction is a share of data whose size is known", "set data.validation_rows"
         yield context.error("data.validation_fraction", what, hint, why=why)
     if context.get("predict.split") in ("train", "all"):
         what = f"predict.split {context.get('predict.split')} is for every training sample, and a stream has no end"
         yield context.error("predict.split", what, "set predict.split: validation")
+
+
+def _changed(context: Context, key: str) -> bool:
+    """Whether a layer gives it another value than its default; a recipe that was written out gives every one."""
+    return value_at(context.tree, key) not in (None, value_at(context.defaults, key))
 
 
 def _pushing(context: Context) -> Iterator[Diagnostic]:

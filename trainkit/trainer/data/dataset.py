@@ -9,10 +9,20 @@ from pathlib import Path
 from typing import Any, cast
 
 from trainkit.errors import TrainingError
+from trainkit.hub.splits import Asked, chosen
 from trainkit.recipe.schema import DatasetData, JsonlData, Recipe
 from trainkit.recipe.validation.suggestions import nearest
 from trainkit.trainer.data.rows import source_of_rows
-from trainkit.trainer.data.shards import Row, files_by_split, holding, is_saved, json_lines, lacking, listed_mappings
+from trainkit.trainer.data.shards import (
+    Row,
+    explained,
+    holding,
+    is_saved,
+    json_lines,
+    lacking,
+    listed_mappings,
+    split_files,
+)
 from trainkit.trainer.data.source import Source
 from trainkit.trainer.data.stream import open_stream
 from trainkit.trainer.user_code import first_line
@@ -37,15 +47,14 @@ def open_source(recipe: Recipe, run_dir: Path) -> Source:
     path = Path(data.path).absolute()
     if not path.is_dir():
         raise TrainingError(f"data.path: {path} is no folder", hint="take one that save_to_disk makes")
-    splits = _splits(path)
+    splits = _splits(path, data.subset)
     text = None if data.messages_field or data.tokens_field else data.field
     named = (text, data.prompt_field, data.messages_field, data.tokens_field, data.targets_field, data.label_field)
     columns = [name for name in named if name]
-    only = next(iter(splits)) if len(splits) == 1 else ""
-    first = data.split or ("train" if "train" in splits else only)
-    train = _chosen(splits, first, "data.split", path, columns)
-    second = data.validation_split or ("validation" if "validation" in splits and first != "validation" else "")
-    held_out = _chosen(splits, second, "data.validation_split", path, columns) if second else None
+    with explained(path):
+        first, second = chosen(splits, Asked(data.subset, data.split, data.validation_split))
+    train = _with_columns(splits, first, path, columns)
+    held_out = _with_columns(splits, second, path, columns) if second else None
     names = train.names(data.label_field) if data.label_field else ()
     return source_of_rows(recipe, train.rows(columns), held_out.rows(columns) if held_out else None, names)
 
@@ -59,11 +68,8 @@ def open_json_lines(recipe: Recipe, run_dir: Path) -> Source:
     return source_of_rows(recipe, json_lines([Path(path).absolute() for path in paths]))
 
 
-def _chosen(splits: Mapping[str, Split], name: str, key: str, path: Path, columns: list[str]) -> Split:
+def _with_columns(splits: Mapping[str, Split], name: str, path: Path, columns: list[str]) -> Split:
     """A split that has these columns."""
-    if name not in splits:
-        lacks = f"has no split {name!r}" if name else "has several splits, and none is train"
-        raise TrainingError(f"{key}: {path} {lacks}", hint=f"it has {', '.join(splits)}")
     if (known := splits[name].columns) is not None:
         for column in lacking(columns, known):
             close = nearest(column, known)
@@ -72,7 +78,7 @@ def _chosen(splits: Mapping[str, Split], name: str, key: str, path: Path, column
     return splits[name]
 
 
-def _splits(path: Path) -> dict[str, Split]:
+def _splits(path: Path, subset: str | None) -> dict[str, Split]:
     if is_saved(path):
         datasets = _library()
         try:
@@ -82,7 +88,7 @@ def _splits(path: Path) -> dict[str, Split]:
         if hasattr(saved, "items"):
             return {name: _of_table(each, f"{path} [{name}]") for name, each in saved.items()}
         return {"train": _of_table(saved, str(path))}
-    if files := files_by_split(path):
+    if files := split_files(path, subset):
         return {name: _of_files(found) for name, found in files.items()}
     raise TrainingError(f"data.path: {path} holds no data set: nothing of save_to_disk, no *.parquet and no *.jsonl")
 

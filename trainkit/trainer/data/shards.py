@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,14 +10,11 @@ from typing import Any, NamedTuple, cast
 
 from trainkit.errors import TrainingError
 from trainkit.files import parse_json
+from trainkit.hub.splits import READ, README, NoSuchPartError, files_by_split
 from trainkit.recipe.validation.suggestions import nearest
 from trainkit.trainer.data.source import reading
 from trainkit.trainer.user_code import first_line
 
-# Which split a file of a plain folder belongs to: train-00000-of-00002.parquet, dev.jsonl, validation/0000.parquet
-_SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation"}
-_SPLITS |= {"dev": "validation", "test": "test"}
-_SUFFIXES = (".parquet", ".jsonl")
 # How files begin that are no JSON lines, whatever their names: what they are, and what to do.
 _NO_LINES = {
     b"PAR1": ("a parquet file", "give it a name that ends in .parquet, under data.kind: dataset"),
@@ -130,20 +126,25 @@ class RawRow(NamedTuple):
         return json_row(self.content, self.place) if isinstance(self.content, bytes) else Row(self.place, self.content)
 
 
-def files_by_split(path: Path) -> dict[str, list[Path]]:
-    """The parquet files of a plain folder, or else its JSON lines, in order of their names; {} where it has neither."""
-    for suffix in _SUFFIXES:
-        files: dict[str, list[Path]] = {}
-        for file in sorted(path.rglob(f"*{suffix}")):
-            names = (re.split(r"[-_.]", part.lower())[0] for part in reversed(file.relative_to(path).parts))
-            split = next((_SPLITS[name] for name in names if name in _SPLITS), "train")
-            files.setdefault(split, []).append(file)
-        if files:
-            return files
-    return {}
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """TrainingError where a data set has no such subset or split."""
+    try:
+        yield
+    except NoSuchPartError as error:
+        raise TrainingError(f"data.{error.key}: {path} {error.what}", hint=error.hint) from error
 
 
-def shards_by_split(path: Path) -> dict[str, list[Path]]:
+def split_files(path: Path, subset: str | None = None) -> dict[str, list[Path]]:
+    """The parquet files of a folder, or else its JSON lines, by split; {} where it has neither."""
+    names = [file.relative_to(path).as_posix() for suffix in READ for file in path.rglob(f"*{suffix}")]
+    with explained(path), reading(path):
+        readme = (path / README).read_text("utf-8", "replace") if (path / README).is_file() else ""
+        found = files_by_split(names, readme, subset)
+    return {split: [path / name for name in files] for split, files in found.items()}
+
+
+def shards_by_split(path: Path, subset: str | None = None) -> dict[str, list[Path]]:
     """The files of what a recipe names, by split: a file, a plain folder, or what `save_to_disk` wrote.
 
     TrainingError where there is no such data.
@@ -152,7 +153,7 @@ def shards_by_split(path: Path) -> dict[str, list[Path]]:
         raise TrainingError(f"data.path: {path} does not exist", hint="check the path; it starts at the working folder")
     if path.is_file():
         return {"train": [path]}
-    found = _saved(path) or files_by_split(path)
+    found = _saved(path) or split_files(path, subset)
     if not found:
         raise TrainingError(
             f"data.path: {path} holds no data set: nothing of save_to_disk, no *.parquet and no *.jsonl"

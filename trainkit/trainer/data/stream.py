@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import cast
 
 from trainkit.errors import TrainingError
+from trainkit.hub.splits import Asked, chosen
 from trainkit.recipe.schema import DatasetData, HfModel, Recipe
 from trainkit.recipe.schema.data import Mixed
 from trainkit.text import counted, listed
@@ -18,7 +19,7 @@ from trainkit.trainer.data.encoding import Encoder, open_encoder
 from trainkit.trainer.data.mixture import Form, RowStream
 from trainkit.trainer.data.pairs import Lengths, is_writing
 from trainkit.trainer.data.rows import APART, Reading, Rows
-from trainkit.trainer.data.shards import Mark, RawRow, check_shard, rows_of, shards_by_split
+from trainkit.trainer.data.shards import Mark, RawRow, check_shard, explained, rows_of, shards_by_split
 from trainkit.trainer.data.source import Batch, Labels, Samples, Source
 from trainkit.trainer.data.windows import Cut, Files, Place, Sample, Windows, samples_of
 from trainkit.trainer.randomness import derived_seed
@@ -96,7 +97,8 @@ def _all_opened(data: Rows, seed: int) -> list[Opened]:
     """Every source that has a weight, each with a seed of its own."""
     asked = [each for each in data.mix if each.weight]
     if not data.mix:  # alone it has the seed of data that is not streamed
-        return [_opened(Mixed(path=data.path, split=getattr(data, "split", None)), data, seed)]
+        alone = Mixed(path=data.path, split=getattr(data, "split", None), subset=getattr(data, "subset", None))
+        return [_opened(alone, data, seed)]
     return [_opened(each, data, derived_seed(seed, "source", number)) for number, each in enumerate(asked)]
 
 
@@ -108,7 +110,7 @@ def _opened(asked: Mixed, data: Rows, seed: int) -> Opened:
     columns = [name for name in named if name]
     files, held_out_files = paths, list[Path]()
     if isinstance(data, DatasetData):
-        files, held_out_files = _of_split(paths, asked.split, data.validation_split)
+        files, held_out_files = _of_split(paths, asked, data.validation_split)
     looked_at = [check_shard(path, columns) for path in (*files, *held_out_files)]
     names = {names[data.label_field] for _, names in looked_at if data.label_field and data.label_field in names}
     if len(names) > 1:
@@ -123,18 +125,14 @@ def _opened(asked: Mixed, data: Rows, seed: int) -> Opened:
     return Opened(asked, seed, found, rows, sum(size for size, _ in looked_at), next(iter(names), ()))
 
 
-def _of_split(paths: Sequence[Path], split: str | None, second: str | None) -> tuple[list[Path], list[Path]]:
+def _of_split(paths: Sequence[Path], asked: Mixed, second: str | None) -> tuple[list[Path], list[Path]]:
     """The files to train on, and those to evaluate on, which may be none. TrainingError for a missing split."""
     files: list[Path] = []
     held_out: list[Path] = []
     for path in paths:
-        splits = shards_by_split(path)
-        first = split or ("train" if "train" in splits else next(iter(splits)) if len(splits) == 1 else "")
-        other = second or ("validation" if "validation" in splits and first != "validation" else "")
-        for key, name in (("data.split", first), ("data.validation_split", other or first)):
-            if name not in splits:
-                lacks = f"has no split {name!r}" if name else "has several splits, and none is train"
-                raise TrainingError(f"{key}: {path} {lacks}", hint=f"it has {', '.join(splits)}")
+        splits = shards_by_split(path, asked.subset)
+        with explained(path):
+            first, other = chosen(splits, Asked(asked.subset, asked.split, second))
         files += splits[first]
         held_out += splits[other] if other else []
     return files, held_out

@@ -1,0 +1,127 @@
+"""Which files of a data set hold which split of which subset."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainkit.hub.names import Named, has_content, wanted
+from trainkit.hub.splits import Asked, NoSuchPartError, chosen, files_by_split
+
+SUBSETS = """---
+license: odc-by
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: data/*/*
+- config_name: sample-10BT
+  data_files:
+  - split: train
+    path: sample/10BT/*
+  - split: test
+    path: ["held/out-[0-9]*.parquet", "held/more/**"]
+- config_name: code
+  data_dir: code
+---
+# A data set
+---
+"""
+FILES = [
+    "README.md",
+    "code/dev.jsonl",
+    "code/train.jsonl",
+    "data/2019/000.parquet",
+    "data/2020/000.parquet",
+    "held/more/x/deep.parquet",
+    "held/out-1.parquet",
+    "held/out-a.parquet",
+    "sample/100BT/0.parquet",
+    "sample/10BT/0.parquet",
+    "sample/10BT/notes.txt",
+]
+CONVERTED = ["default/train/0000.parquet", "en/partial-train/0000.parquet", "en/test/0000.parquet"]
+
+
+def head(configs: str) -> str:
+    return f"---\nconfigs:\n{configs}\n---\n"
+
+
+def test_a_readme_lists_subsets_by_patterns() -> None:
+    assert files_by_split(FILES, SUBSETS) == {"train": ("data/2019/000.parquet", "data/2020/000.parquet")}
+    assert files_by_split(FILES, SUBSETS, "sample-10BT") == {
+        "train": ("sample/10BT/0.parquet",),
+        "test": ("held/more/x/deep.parquet", "held/out-1.parquet"),
+    }
+    assert files_by_split(FILES, SUBSETS, "code") == {"train": ("code/train.jsonl",), "validation": ("code/dev.jsonl",)}
+
+
+@pytest.mark.parametrize(
+    ("configs", "found"),
+    [
+        ("- config_name: a\n  data_files: one.jsonl", {"train": ("one.jsonl",)}),
+        ("- data_files: [one.jsonl, two.jsonl]", {"train": ("one.jsonl", "two.jsonl")}),
+        ("- data_files: {test: two.jsonl}", {"test": ("two.jsonl",)}),
+        ("- {config_name: a, data_files: one.jsonl}\n- {config_name: b, data_files: two.jsonl, default: true}",
+         {"train": ("two.jsonl",)}),
+        ("- {config_name: a, data_files: './t?o.jsonl'}", {"train": ("two.jsonl",)}),
+    ],
+)  # fmt: skip
+def test_the_forms_in_which_a_readme_lists_files(configs: str, found: dict[str, tuple[str, ...]]) -> None:
+    assert files_by_split(["one.jsonl", "two.jsonl"], head(configs)) == found
+
+
+@pytest.mark.parametrize("readme", ["", "# Rows", "---\nconfigs: {\n---\n", "---\nlicense: mit\n---\n", "---\n[]\n---"])
+def test_without_a_list_names_and_folders_tell(readme: str) -> None:
+    names = ["README.md", "a/train-00000-of-00002.parquet", "dev.parquet", "test/x.parquet", "x.parquet", "y.jsonl"]
+    assert files_by_split(names, readme) == {
+        "train": ("a/train-00000-of-00002.parquet", "x.parquet"),
+        "validation": ("dev.parquet",),
+        "test": ("test/x.parquet",),
+    }
+
+
+def test_the_hubs_own_conversion_has_folders_of_subsets() -> None:
+    assert files_by_split(CONVERTED) == {"train": ("default/train/0000.parquet",)}
+    assert files_by_split(CONVERTED, subset="en").keys() == {"partial-train", "test"}
+    assert files_by_split(CONVERTED[1:]).keys() == {"partial-train", "test"}  # the only one
+    with pytest.raises(NoSuchPartError, match="several subsets, and none is the default"):
+        files_by_split([*CONVERTED[1:], "de/train/0000.parquet"])
+
+
+@pytest.mark.parametrize(
+    ("readme", "subset", "told"),
+    [
+        (SUBSETS, "sample-11BT", "default, sample-10BT, code"),
+        (head("- {config_name: a, data_files: x.jsonl}\n- {config_name: b, data_files: y.jsonl}"), None, "a, b"),
+        ("", "a", "leave data.subset out"),
+    ],
+)
+def test_a_subset_that_is_not_there(readme: str, subset: str | None, told: str) -> None:
+    with pytest.raises(NoSuchPartError, match="subset") as caught:
+        files_by_split(FILES, readme, subset)
+    assert (caught.value.key, told in caught.value.hint) == ("subset", True)
+
+
+def test_the_splits_that_a_run_reads() -> None:
+    assert chosen(["train", "validation", "test"], Asked()) == ("train", "validation")
+    assert chosen(["train", "test"], Asked()) == ("train", "")
+    assert chosen(["all"], Asked()) == ("all", "")
+    assert chosen(["train", "test"], Asked(validation_split="test")) == ("train", "test")
+    for splits, asked, key in (
+        (["a", "b"], Asked(), "split"),
+        (["train"], Asked(split="tran"), "split"),
+        (["train"], Asked(validation_split="dev"), "validation_split"),
+    ):
+        with pytest.raises(NoSuchPartError) as caught:
+            chosen(splits, asked)
+        assert caught.value.key == key
+
+
+def test_only_what_a_run_reads_is_fetched() -> None:
+    rows = Named("data.path", "dataset", "owner/rows", rows=Asked("sample-10BT"))
+    assert wanted(rows, FILES, SUBSETS) == ("README.md", "sample/10BT/0.parquet")
+    mixed = Named("data.mix.1.path", "dataset", "owner/rows", rows=Asked("code", validation_split="validation"))
+    assert wanted(mixed, FILES, SUBSETS) == ("README.md", "code/train.jsonl", "code/dev.jsonl")
+    saved = ["dataset_dict.json", "train/state.json", "train/data-00000-of-00001.arrow", "README.md"]
+    assert set(wanted(rows, saved)) == set(saved[:3])
+    assert not has_content(Named("data.path", "dataset", "owner/rows"), ["README.md", "rows.csv", "rows.json.gz"])

@@ -1,0 +1,177 @@
+"""Which files of a data set hold which split of which subset: from its files' names, and what its README.md says.
+
+As `datasets` reads them (hub docs, "Manual configuration"): the head of README.md lists subsets under `configs`, each
+with `data_files` by split; without such a list names and folders tell the split. The branch that the Hub converts data
+sets into, `refs/convert/parquet`, has `<subset>/<split>/0000.parquet`.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+README = "README.md"
+CONVERTED = "refs/convert/parquet"
+READ = (".parquet", ".jsonl")  # of a data set that has several formats the first alone is read
+# Which split a file belongs to: train-00000-of-00002.parquet, dev.jsonl, validation/0000.parquet
+_SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation"}
+_SPLITS |= {"dev": "validation", "test": "test"}
+_HEAD = re.compile(r"\A---\r?\n(.*?)\r?\n---\s*?$", re.DOTALL | re.MULTILINE)
+_SPECIAL = {"**/": "(?:.*/)?", "/**": "(?:/.*)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+_TOKENS = re.compile(r"\*\*/|/\*\*$|\*\*|\*|\?|\[[^\]]+\]")
+
+
+class NoSuchPartError(Exception):
+    """A data set has no such subset, or split. key: what asks for it, `subset`, `split` or `validation_split`."""
+
+    def __init__(self, key: str, what: str, hint: str) -> None:
+        super().__init__(what)
+        self.key, self.what, self.hint = key, what, hint
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked of a data set; None follows from what it has."""
+
+    subset: str | None = None
+    split: str | None = None
+    validation_split: str | None = None
+
+
+def files_by_split(names: Iterable[str], readme: str = "", subset: str | None = None) -> dict[str, tuple[str, ...]]:
+    """The files of a subset by split, in order of their names; {} where nothing of it can be read.
+
+    names: all files, from the data set's own folder. subset: None takes the default one. Raises NoSuchPartError.
+    """
+    every = sorted(names)
+    if configs := dict(_configs(readme)):
+        return _listed(every, configs, subset)
+    found = _readable(every)
+    if found and all(_converted(name) for name in found):
+        return _of_converted(found, subset)
+    if subset is not None:
+        raise NoSuchPartError("subset", f"has no subset {subset!r}", f"its {README} lists none: leave data.subset out")
+    return _by_names(found)
+
+
+def chosen(splits: Collection[str], asked: Asked) -> tuple[str, str]:
+    """The split to train on, and the one to evaluate on; the latter empty where it is part of the former.
+
+    Raises NoSuchPartError.
+    """
+    only = next(iter(splits)) if len(splits) == 1 else ""
+    first = asked.split or ("train" if "train" in splits else only)
+    second = asked.validation_split or ("validation" if "validation" in splits and first != "validation" else "")
+    for key, name in (("split", first), ("validation_split", second or first)):
+        if name not in splits:
+            lacks = f"has no split {name!r}" if name else "has several splits, and none is train"
+            raise NoSuchPartError(key, lacks, f"it has {', '.join(splits)}")
+    return first, second
+
+
+def _configs(readme: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The subsets that a README.md lists, by name."""
+    head = _HEAD.search(readme)
+    try:
+        found = yaml.safe_load(head[1]) if head else None
+    except yaml.YAMLError:  # the Hub takes none of these; of a folder it is a text like any other
+        return
+    configs = found.get("configs") if isinstance(found, dict) else None
+    for each in configs if isinstance(configs, list) else ():
+        if isinstance(each, dict) and ("data_files" in each or "data_dir" in each):
+            yield str(each.get("config_name", "default")), each
+
+
+def _listed(
+    every: list[str], configs: Mapping[str, Mapping[str, Any]], subset: str | None
+) -> dict[str, tuple[str, ...]]:
+    chosen_name = subset or _default(configs)
+    if chosen_name not in configs:
+        raise NoSuchPartError("subset", f"has no subset {subset!r}", f"it has {', '.join(configs)}")
+    config = configs[chosen_name]
+    below = posixpath.normpath(str(config.get("data_dir") or "."))
+    inside = [name for name in every if below == "." or name.startswith(f"{below}/")]
+    if "data_files" not in config:
+        return _by_names(_readable(inside))
+    found: dict[str, tuple[str, ...]] = {}
+    for split, patterns in _patterns(config["data_files"]):
+        forms = [_as_regex(posixpath.normpath(posixpath.join(below, each))) for each in patterns]
+        files = _readable([name for name in inside if any(form.fullmatch(name) for form in forms)])
+        if files:
+            found[split] = tuple(files)
+    return found
+
+
+def _default(configs: Mapping[str, Mapping[str, Any]]) -> str:
+    """The subset that is meant where none is named (datasets: MetadataConfigs.get_default_config_name)."""
+    marked = [name for name, each in configs.items() if each.get("default") is True]
+    found = [*marked, *(name for name in configs if name == "default" or len(configs) == 1)]
+    if not found:
+        raise NoSuchPartError("subset", "has several subsets, and none is the default", f"it has {', '.join(configs)}")
+    return found[0]
+
+
+def _patterns(data_files: Any) -> Iterator[tuple[str, list[str]]]:
+    """Split and patterns; without a split they are of `train`."""
+    entries: list[tuple[str, Any]] = []
+    if isinstance(data_files, Mapping):
+        entries = [(str(split), path) for split, path in data_files.items()]
+    elif isinstance(data_files, list) and data_files and all(isinstance(each, Mapping) for each in data_files):
+        entries = [(str(each.get("split", "train")), each.get("path")) for each in data_files]
+    else:
+        entries = [("train", data_files)]
+    for split, path in entries:
+        yield split, [str(each) for each in (path if isinstance(path, list) else [path])]
+
+
+def _as_regex(pattern: str) -> re.Pattern[str]:
+    """A pattern of files: `*` stays within a folder, `**` does not."""
+    made, last = "", 0
+    for token in _TOKENS.finditer(pattern):
+        special = _SPECIAL.get(token[0]) or "[" + token[0][1:-1].replace("!", "^", 1).replace("\\", r"\\") + "]"
+        made += re.escape(pattern[last : token.start()]) + special
+        last = token.end()
+    try:
+        return re.compile(made + re.escape(pattern[last:]))
+    except re.error:  # [z-a]
+        return re.compile(re.escape(pattern))
+
+
+def _readable(names: Iterable[str]) -> list[str]:
+    """Those of the first format of which there are any."""
+    every = list(names)
+    return next((found for suffix in READ if (found := [name for name in every if name.endswith(suffix)])), [])
+
+
+def _by_names(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, list[str]] = {}
+    for name in names:
+        words = (re.split(r"[-_.]", part.lower())[0] for part in reversed(name.split("/")))
+        found.setdefault(next((_SPLITS[word] for word in words if word in _SPLITS), "train"), []).append(name)
+    return {split: tuple(files) for split, files in found.items()}
+
+
+def _converted(name: str) -> bool:
+    """Whether a file lies where the Hub converts data sets to: <subset>/<split>/<number>.parquet."""
+    parts = name.split("/")
+    return len(parts) == 3 and re.fullmatch(r"\d{4,}\.parquet", parts[2]) is not None
+
+
+def _of_converted(names: Iterable[str], subset: str | None) -> dict[str, tuple[str, ...]]:
+    every = list(names)
+    subsets = list(dict.fromkeys(name.partition("/")[0] for name in every))
+    chosen_name = subset or ("default" if "default" in subsets or len(subsets) > 1 else subsets[0])
+    if chosen_name not in subsets:
+        lacks = f"has no subset {subset!r}" if subset else "has several subsets, and none is the default"
+        raise NoSuchPartError("subset", lacks, f"it has {', '.join(subsets)}")
+    found: dict[str, list[str]] = {}
+    for name in every:
+        owner, split, _ = name.split("/")
+        if owner == chosen_name:  # a part of a split has a name of its own: nothing is left out unsaid
+            found.setdefault(split, []).append(name)
+    return {split: tuple(files) for split, files in found.items()}
