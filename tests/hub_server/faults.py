@@ -15,13 +15,14 @@ class Fault:
     method: str = "*"
     times: int | None = 1
     status: int | None = None  # answered in place of anything else: 429, 500, 503
+    hangs: bool = False  # no answer comes before the Hub is closed
     cut_after: int | None = None  # bytes of a content, after which the connection closes
     corrupt: bool = False  # a content of the right size that does not fit its checksum
     bytes_per_second: int | None = None
 
     def of_content(self) -> bool:
-        """Whether it needs a content to spoil; a `status` needs none."""
-        return self.status is None
+        """Whether it needs a content to spoil; a `status` needs none, or no answer."""
+        return self.status is None and not self.hangs
 
 
 @dataclass

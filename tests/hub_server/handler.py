@@ -63,6 +63,9 @@ class HubHandler(BaseHTTPRequestHandler):
 
     def route(self, path: str) -> None:
         if fault := self.hub.faults.take(self.command, path, of_content=False):
+            if fault.hangs:
+                self.hub.closing.wait()
+                raise ConnectionResetError
             assert fault.status is not None
             raise Refusal(fault.status, "Too many requests" if fault.status == 429 else "Something went wrong")
         self.user = self.authenticated()

@@ -9,7 +9,10 @@ from __future__ import annotations
 import argparse
 import inspect
 import os
+import re
+import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +26,11 @@ Given = TypeVar("Given")
 CARD = "README.md"
 PAUSES = (2.0, 10.0)  # seconds between one try and the next, where the Hub fails
 HOW_TO_LOG_IN = "export HF_TOKEN=… and list it under env_from, or log in with `hf auth login`"
+# A card as trainkit/trainer/checkpoint/hub_layout.py writes it, and nobody has changed it.
+_OURS = re.compile(
+    r"---\n(?:library_name: \S+\n)?(?:base_model: \S+\n)?tags:\n- trainkit\n---\n\n"
+    r"# [^\n]*\n\nTrained with trainkit \([^\n]*\.\n"
+)
 LONGEST = 400  # characters of the library's reason
 
 
@@ -40,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if asked.node:
         return 0
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once: the library's threads would first send what they have
     if asked.tied:
         threading.Thread(target=_end_with_input, daemon=True).start()
     try:
@@ -87,26 +96,35 @@ def ready(repo: str, private: bool | None) -> Any:
 
     found = patiently(repo, made)
     if private is not None and found.private is not private:
-        what = f"{repo} is there already and {'public' if private else 'private'}, which the recipe does not want"
+        what = f"{repo} is there already and {'public' if private else 'private'}, which it is not to be"
         raise MachineError(what, hint="change that on its page of settings, or name another repository")
     return api
 
 
 def upload(api: Any, repo: str, folder: Path, message: str, replace: str | None = None) -> str:
-    """Commit a folder's files; the address of the commit. A model card that the repository has stays.
+    """Commit a folder's files; the address of the commit. A model card that somebody has written stays.
 
     replace: pattern of files that are removed where the folder has them not. MachineError where the Hub does not take
     them, after a few tries.
     """
 
     def commit() -> str:
-        leave = [CARD] if api.file_exists(repo, CARD) else []
+        leave = [CARD] if has_card_of_others(api, repo) else []
         done = api.upload_folder(
             repo_id=repo, folder_path=folder, commit_message=message, ignore_patterns=leave, delete_patterns=replace
         )
         return str(done.commit_url)
 
     return patiently(repo, commit)
+
+
+def has_card_of_others(api: Any, repo: str) -> bool:
+    """Whether the repository has a model card that trainkit has not written."""
+    if not api.file_exists(repo, CARD):
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(api.hf_hub_download(repo, CARD, local_dir=folder))
+        return not _OURS.fullmatch(found.read_text(errors="replace"))
 
 
 def patiently(repo: str, act: Callable[[], Given]) -> Given:

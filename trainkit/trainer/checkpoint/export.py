@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -72,6 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         reason = getattr(error, "strerror", None) or error
         sys.stderr.write(f"error: {given.destination} cannot be written: {reason}\n")
         return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     return 0
 
 

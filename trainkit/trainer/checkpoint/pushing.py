@@ -33,7 +33,7 @@ PATIENCE = 10.0  # seconds for the removal of what an upload was to take
 class Pushes:
     """The uploads of a run, on rank 0: one at a time, of the newest checkpoint unless the recipe asks for all.
 
-    What fails is tried again with the next checkpoint, and at the end.
+    What fails is tried again at the end.
     """
 
     def __init__(self, settings: Settings, repo: str) -> None:
@@ -46,7 +46,8 @@ class Pushes:
         self._failures: dict[str, str] = {}  # reasons
         self._done: set[str] = set()
         self._current = ""  # the one that is being uploaded
-        self._ended = False
+        self._finishing = self._ended = False
+        self._is_started_again = self._recipe.launcher.max_restarts > 0 or self._recipe.cluster.kind != "none"
         self._take_over()
 
     def saved(self, checkpoint: Path) -> None:
@@ -56,6 +57,7 @@ class Pushes:
 
     def finish(self, newest: Path) -> None:
         """The last checkpoint is saved: see that it is uploaded, and what has failed so far."""
+        self._finishing = self._strategy != "end"  # which has tried nothing yet
         if newest.name in self._done:
             self._start()
         else:
@@ -90,8 +92,8 @@ class Pushes:
         if last is not None and last.name not in self._done:
             left.add(last.name)
         if left:
-            what = "warning: %s is not uploaded to %s, for the run ends before its time; later: %s"
-            log.warning(what, listed(sorted(left)), self.repo, self._later(max(left)))
+            what = "warning: not uploaded to %s, for the run ends before its time: %s; later: %s"
+            log.warning(what, self.repo, listed(sorted(left)), self._later(max(left)))
         self._tidy()
 
     def _take_over(self) -> None:
@@ -110,8 +112,9 @@ class Pushes:
 
     def _tidy(self) -> None:
         """Leave only what is kept nowhere else, or what a run that is started again goes on with."""
+        goes_on = self._strategy == "all" and self._is_started_again
         for name, kept in self._waiting.items():
-            if self._strategy != "all" and (self._run / "checkpoints" / name).exists():
+            if not goes_on and (self._run / "checkpoints" / name).exists():
                 remove(kept)
         with suppress(OSError):  # there is none, or something is in it
             (self._run / FOLDER).rmdir()
@@ -126,6 +129,7 @@ class Pushes:
                 if name not in self._waiting:
                     keep(checkpoint, kept)
                 self._waiting[name] = kept
+                self._failures.pop(name, None)
             except OSError as error:
                 self._failures[name] = f"its files cannot be kept for that: {error.strerror or error}"
                 return
@@ -138,9 +142,7 @@ class Pushes:
                 remove(kept)
 
     def _start(self) -> None:
-        """Upload what waits, also what has failed before."""
         with self._lock:
-            self._failures = {name: why for name, why in self._failures.items() if name not in self._waiting}
             if self._thread is None and self._waiting:
                 self._thread = threading.Thread(target=self._work, name="push", daemon=True)
                 self._thread.start()
@@ -148,6 +150,9 @@ class Pushes:
     def _work(self) -> None:
         while True:
             with self._lock:
+                if self._finishing and not self._waiting.keys() - self._failures.keys():
+                    self._finishing = False
+                    self._failures = {name: why for name, why in self._failures.items() if name not in self._waiting}
                 self._current = min(self._waiting.keys() - self._failures.keys(), default="")
                 if self._ended or not self._current:
                     self._thread, self._current = None, ""
