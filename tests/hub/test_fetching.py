@@ -135,6 +135,14 @@ def test_a_data_set_and_a_tokenizer_by_name_train_as_from_folders(named: Trainki
         assert told in refused.stderr
 
 
+def test_the_recipe_says_where_the_hub_and_its_cache_are(named: Trainkit, hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(f"{RECIPE}env: {{HF_ENDPOINT: '{hub.url}', HF_HOME: '{tmp_path}/mine'}}\n")
+    done = named("run", "recipe.yaml", environ={"HF_ENDPOINT": "http://127.0.0.1:9"})
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "mine").rglob(WEIGHTS))
+    assert not list(hub.home.rglob(WEIGHTS))
+
+
 def test_what_was_fetched_needs_no_network_and_no_library(
     named: Trainkit, hub: Hub, tmp_path: Path, clean_environment: dict[str, str]
 ) -> None:

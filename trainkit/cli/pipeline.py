@@ -156,10 +156,12 @@ def on_hub(resolved: Resolved) -> tuple[Copy, ...]:
     named = named_by(resolved.recipe, resolved.absent)
     if not named:
         return ()
-    from trainkit.hub.lookup import look_up
+    from trainkit.hub.lookup import Way, look_up
 
+    env, kept = resolved.recipe.env, resolved.recipe.env_from
+    of_run = {**os.environ, **{name: str(value) for name, value in env.items() if name not in kept}}
     try:
-        return tuple(map(look_up, named))
+        return tuple(look_up(each, Way.of(of_run)) for each in named)
     except UsageError as error:
         raise RecipeError([resolved.error(each.key, each.what, each.hint) for each in error.diagnostics]) from error
 

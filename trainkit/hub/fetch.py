@@ -25,7 +25,7 @@ from typing import NoReturn
 
 from trainkit.errors import MachineError, TrainkitError, in_words
 from trainkit.hub.cache import Copy
-from trainkit.hub.lookup import look_up, own_root
+from trainkit.hub.lookup import Way, look_up
 from trainkit.hub.names import Named
 from trainkit.hub.splits import Asked
 from trainkit.text import format_size
@@ -69,7 +69,8 @@ def _end(number: int, _frame: object) -> NoReturn:
 
 def fetch(named: Named) -> None:
     """Bring what the run needs of a repository into the cache. MachineError where that does not work."""
-    root, copy = own_root(), look_up(named)
+    way = Way.of(os.environ)
+    root, copy = way.root, look_up(named, way)
     if copy.whole:
         return
     if copy.sizes is None:
@@ -85,7 +86,7 @@ def fetch(named: Named) -> None:
         done.set()
         watcher.join()
     _refuse_damaged(copy)
-    left = look_up(named)
+    left = look_up(named, way)
     if not left.whole:
         names = ", ".join(left.missing[:3])
         raise MachineError(f"{named.name}: {names} did not come", hint="start the run again: files that are there stay")

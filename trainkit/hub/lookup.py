@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,33 +31,41 @@ class CacheDisk:
         return Path(path).exists()
 
 
-def own_root() -> str:
-    """The folder of the cache for this process."""
-    return cache_root(os.environ, str(Path.home()))
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Where the cache is, and where the Hub; endpoint: None is the library's own, by its environment."""
+
+    root: str
+    endpoint: str | None = None
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Way:
+        """Of processes with this environment."""
+        return cls(cache_root(environ, str(Path.home())), environ.get("HF_ENDPOINT") or None)
 
 
-def look_up(named: Named) -> Copy:
+def look_up(named: Named, way: Way) -> Copy:
     """What of a repository is in the cache, and what there is to fetch.
 
     Asks the Hub only where the cache does not know all of it, and then fetches the small file that describes it.
     Raises UsageError for a name or a revision that the Hub does not have, and for one without what is looked for.
     """
     try:
-        return _looked_up(named, own_root(), CacheDisk())
+        return _looked_up(named, way, CacheDisk())
     except NoSuchPartError as error:
         key = named.beside(error.key)
         what = f"{key}: {named.name} on the Hub {error.what}"
         raise UsageError(Diagnostic("error", what, key, hint=error.hint)) from error
 
 
-def _looked_up(named: Named, root: str, files: CacheDisk) -> Copy:
-    known = copy_of(named, root, files)
+def _looked_up(named: Named, way: Way, files: CacheDisk) -> Copy:
+    known = copy_of(named, way.root, files)
     if known is not None and known.whole:
         return known
     try:
-        commit, sizes = _asked(named)
+        commit, sizes = _asked(named, way)
         found = at(named, commit)
-        description = _fetch_description(named, sizes, root)
+        description = _fetch_description(named, sizes, way)
     except _obstacles() as error:
         obstacle, remedy = _in_words(named, error)
         # What an older fetch has left may be all there is to it.
@@ -69,7 +76,7 @@ def _looked_up(named: Named, root: str, files: CacheDisk) -> Copy:
         raise UsageError(
             Diagnostic("error", what, named.key, hint=f"it has {', '.join(sorted(sizes)[:6])}{_converted(named)}")
         )
-    copy = copy_of(found, root, files, sizes)
+    copy = copy_of(found, way.root, files, sizes)
     assert copy is not None, "its commit is known"
     return copy
 
@@ -81,25 +88,26 @@ def _converted(named: Named) -> str:
     return f"; what the Hub has made parquet of is its branch {CONVERTED}: set {named.revision_key} to it"
 
 
-def _asked(named: Named) -> tuple[str, Mapping[str, int]]:
+def _asked(named: Named, way: Way) -> tuple[str, Mapping[str, int]]:
     """The commit of a revision, and the sizes of its files."""
     from huggingface_hub import HfApi
 
-    info: Any = HfApi(library_name="trainkit").repo_info(
+    info: Any = HfApi(way.endpoint, library_name="trainkit").repo_info(
         named.name, repo_type=named.kind, revision=named.revision, files_metadata=True, timeout=PATIENCE
     )
     return str(info.sha), {each.rfilename: each.size or 0 for each in info.siblings or ()}
 
 
-def _fetch_description(named: Named, sizes: Mapping[str, int], root: str) -> str:
+def _fetch_description(named: Named, sizes: Mapping[str, int], way: Way) -> str:
     """The path of the file that says what it is, or else of the smallest: with it the cache learns of the revision."""
     from huggingface_hub import hf_hub_download
 
     usual = DESCRIPTION[named.role]
     file = usual if usual in sizes else min(sizes, key=lambda name: sizes[name])
     path = hf_hub_download(
-        named.name, file, repo_type=named.kind, revision=named.revision, cache_dir=root, library_name="trainkit"
-    )
+        named.name, file, repo_type=named.kind, revision=named.revision, cache_dir=way.root, endpoint=way.endpoint,
+        library_name="trainkit",
+    )  # fmt: skip
     return str(path)
 
 

@@ -35,9 +35,21 @@ def problems(resolved: Resolved) -> Iterator[Diagnostic]:
 
 
 def preparations(context: Context) -> tuple[Preparation, ...]:
-    """What fetches them on each node. Nothing where this one alone runs, and has them."""
-    apart = context.topology.nodes > 1 or not isinstance(context.recipe.container, NoContainer)
-    return tuple(_fetching(context, each) for each in context.hub if each.named.commit and (apart or not each.whole))
+    """What fetches them on each node. Nothing where this machine alone runs, and has them."""
+    return tuple(
+        _fetching(context, each)
+        for each in context.hub
+        if each.named.commit and (_elsewhere(context) or not each.whole)
+    )
+
+
+def _elsewhere(context: Context) -> str:
+    """Where ranks have another cache than this process; empty where it is the same."""
+    if not isinstance(context.recipe.container, NoContainer):
+        return "the container's cache"
+    if context.topology.nodes > 1 or context.recipe.cluster.kind != "none":
+        return "the cache of each node"
+    return ""
 
 
 def _fetching(context: Context, copy: Copy) -> Preparation:
@@ -62,14 +74,15 @@ def notices(context: Context) -> Iterator[Notice]:
             yield Notice("blocker", f"{named.key}: {copy.obstacle}", copy.remedy)
             continue
         at = named.commit[:_SHOWN] if named.revision == named.commit else f"{named.revision}, {named.commit[:_SHOWN]}"
-        if copy.whole:
-            yield Notice("note", f"{head} ({at}) is in the cache: {copy.folder}")
-        elif copy.obstacle:
+        total, missing = sum(copy.sizes.values()), sum(copy.sizes[name] for name in copy.missing)
+        if copy.obstacle:
             yield Notice("blocker", f"{named.key}: {copy.obstacle}", copy.remedy)
+        elif place := _elsewhere(context):
+            what = f"{format_size(total)}, of which {place} gets what it lacks before the ranks start"
+            yield Notice("note", f"{head} ({at}): {what}")
+        elif copy.whole:
+            yield Notice("note", f"{head} ({at}) is in the cache: {copy.folder}")
         else:
-            total, missing = sum(copy.sizes.values()), sum(copy.sizes[name] for name in copy.missing)
             part = "" if missing == total else f" of {format_size(total)}"
-            where = (
-                "each node fetches what it lacks" if context.topology.nodes > 1 else "fetched before the ranks start"
-            )
-            yield Notice("note", f"{head} ({at}): {format_size(missing)}{part} {where}, into {copy.folder}")
+            what = f"{format_size(missing)}{part} fetched before the ranks start, into {copy.folder}"
+            yield Notice("note", f"{head} ({at}): {what}")

@@ -1,0 +1,58 @@
+"""What a plan says of repositories of the Hub, by what is known of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from trainkit.hub.cache import Copy
+from trainkit.hub.names import Named
+from trainkit.hub.splits import Asked
+from trainkit.machine.facts import Facts
+from trainkit.planner.build import build_plan
+from trainkit.recipe.resolved import Resolved
+
+Layered = Callable[..., Resolved]
+Machine = Callable[..., Facts]
+COMMIT = "c" * 40
+NAMED = Named("data.path", "dataset", "owner/rows", "main", COMMIT, Asked("en", "test"))
+FOLDER = f"/cache/datasets--owner--rows/snapshots/{COMMIT}"
+PART = Copy(NAMED, FOLDER, {"a.parquet": 3 << 20, "b.parquet": 1 << 20}, ("a.parquet",))
+WHOLE = replace(PART, missing=())
+FETCH = ["data.path", "dataset", "owner/rows", COMMIT, "--subset", "en", "--split", "test"]
+RECIPE: dict[str, Any] = {"data": {"kind": "dataset", "path": "owner/rows", "subset": "en", "split": "test"}}
+CONTAINER = {"container": {"kind": "podman", "image": "i", "packages": {"torch": "2.13.0"}}}
+NODES = {"nodes": {"count": 2, "processes_per_node": 1, "rendezvous": "n0:29500"}, "strategy": {"kind": "ddp"}}
+
+
+@pytest.mark.parametrize(
+    ("more", "copy", "fetches", "told"),
+    [
+        ({}, WHOLE, False, f"data.path: owner/rows on the Hub (main, ccccccc) is in the cache: {FOLDER}"),
+        ({}, PART, True, f"3 MiB of 4 MiB fetched before the ranks start, into {FOLDER}"),
+        (CONTAINER, WHOLE, True, "4 MiB, of which the container's cache gets what it lacks"),
+        (NODES, WHOLE, True, "4 MiB, of which the cache of each node gets what it lacks"),
+    ],
+)
+def test_what_is_fetched_and_where(
+    more: dict[str, Any], copy: Copy, fetches: bool, told: str, layered: Layered, machine: Machine
+) -> None:
+    resolved = replace(layered(RECIPE, more), absent={"data.path": ("owner/rows",)})
+    plan = build_plan(resolved, machine(), hub=(copy,)).plan
+    assert told in " ".join(each.what for each in plan.notices)
+    assert not [each for each in plan.notices if each.severity == "blocker" and "data.path" in each.what]
+    words = [[str(word) for word in each.argv] for each in plan.preparations if each.title.startswith("fetch")]
+    assert [each[-len(FETCH) :] for each in words] == ([FETCH] if fetches else [])
+    assert plan.repositories == (NAMED,)
+
+
+def test_what_is_in_the_way_blocks(layered: Layered, machine: Machine) -> None:
+    resolved = replace(layered(RECIPE), absent={"data.path": ("owner/rows",)})
+    for copy in (replace(PART, obstacle="no network", remedy="bring it up"), Copy(NAMED, obstacle="no network")):
+        (blocker,) = [
+            each for each in build_plan(resolved, machine(), hub=(copy,)).plan.notices if "no net" in each.what
+        ]
+        assert blocker.severity == "blocker"
