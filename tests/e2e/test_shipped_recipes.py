@@ -31,7 +31,7 @@ class Expected:
 
     batch: global, micro, accumulation, ranks. changes: words on the command line. trainer: settings that the trainer is
     to get, by their keys. techniques: which the plan lists, with the value of each. fetched: repositories of the Hub
-    that the ranks wait for.
+    that the ranks wait for. warned: how the plan's warnings end.
     """
 
     machine: str
@@ -43,6 +43,7 @@ class Expected:
     trainer: Mapping[str, Any] = field(default_factory=dict)
     techniques: Mapping[str, str] = field(default_factory=dict)
     fetched: tuple[str, ...] = ()
+    warned: tuple[str, ...] = ()
 
 
 LLAMA: dict[str, Any] = {
@@ -72,8 +73,34 @@ REPOSITORIES: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 50304,
         "max_position_embeddings": 4096,
     },
+    "google-bert/bert-large-uncased": {
+        "architectures": ["BertForMaskedLM"],
+        "model_type": "bert",
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+    },
+    "google-t5/t5-large": {
+        "architectures": ["T5WithLMHeadModel"],
+        "model_type": "t5",
+        "is_encoder_decoder": True,
+        "d_model": 1024,
+        "num_layers": 24,
+        "task_specific_params": {"summarization": {"prefix": "summarize: "}},
+    },
 }
-SMALL, LARGE, EXPERTS = ((name,) for name in REPOSITORIES)
+# Data sets of the Hub that they name -> their subsets, with the splits of each.
+DATA_SETS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "stanfordnlp/imdb": {"plain_text": ("train", "test", "unsupervised")},
+    "abisee/cnn_dailymail": dict.fromkeys(("1.0.0", "2.0.0", "3.0.0"), ("train", "validation", "test")),
+}
+SMALL, LARGE, EXPERTS, *_ = ((name,) for name in REPOSITORIES)
+REVIEWS = ("google-bert/bert-large-uncased", "stanfordnlp/imdb")
+NEWS = ("google-t5/t5-large", "abisee/cnn_dailymail")
+PAIRS = {"model.task": "seq2seq_lm", "data.prompt_field": "article", "data.field": "highlights", "data.subset": "3.0.0"}
+DDP = ("--with", "strategy/ddp", "devices.select=all")
+MASK = ("takes an attention mask, and with a mask sdpa does not use its flash kernel",)
+EIGHT_BITS = ("efficiency.gradient_checkpointing=true", "optimizer.name=adamw_bnb_8bit")
 CHATS: dict[str, Any] = {
     "data.messages_field": "messages",
     "efficiency.gradient_checkpointing.every": True,
@@ -132,6 +159,26 @@ EXPECTED: Mapping[str, tuple[Expected, ...]] = {
         )
         for strategy, cards, changes in (("ddp", 2, ()), ("ddp", 1, ()), ("fsdp", 2, ("--with", "strategy/fsdp")))
     ),
+    "bert-classifier": (
+        Expected(
+            "1x4090",
+            "single",
+            "python",
+            (32, 16, 2, 1),
+            trainer={"model.task": "sequence_classification", "data.label_field": "label"},
+            fetched=REVIEWS,
+            warned=MASK,
+        ),
+        Expected(
+            "4xa100-40gb", "ddp", "torchrun", (32, 8, 1, 4), (*DDP, "batch.micro=8"), fetched=REVIEWS, warned=MASK
+        ),
+    ),
+    "t5-summarization": (
+        Expected("1x4090", "single", "python", (128, 4, 32, 1), trainer=PAIRS, fetched=NEWS),
+        Expected("8xh100", "single", "python", (128, 32, 4, 1), ("batch.micro=32",), fetched=NEWS),
+        Expected("4xa100-40gb", "ddp", "torchrun", (128, 4, 8, 4), DDP, fetched=NEWS),
+        Expected("1x4090", "single", "python", (128, 4, 32, 1), EIGHT_BITS, trainer=PAIRS, fetched=NEWS),
+    ),
     "olmoe-full": (
         Expected(
             "8xh100",
@@ -152,13 +199,14 @@ def test_a_recipe_is_planned_for_the_machine_that_it_names(
     name: str, expected: Expected, trainkit: Trainkit, hub: Hub
 ) -> None:
     for repository in expected.fetched:
-        described = {"config.json": json.dumps(REPOSITORIES[repository]), "tokenizer_config.json": "{}"}
-        hub.add(repository, {**described, "tokenizer.json": "{}", "model.safetensors": b"weights"})
+        add(hub, repository)
     done = trainkit("plan", name, "--on", expected.machine, *expected.changes, "--json", environ=hub.environment)
     assert done.returncode == 0, done.stderr
     assert not done.stderr
     plan = json.loads(done.stdout)
-    assert [each for each in plan["notices"] if each["severity"] != "note"] == []
+    warnings = [each["what"] for each in plan["notices"] if each["severity"] != "note"]
+    assert len(warnings) == len(expected.warned), warnings
+    assert all(what.endswith(end) for what, end in zip(warnings, expected.warned, strict=True))
     batch = plan["batch"]
     assert (plan["strategy"]["kind"], plan["launcher"]["kind"]) == (expected.strategy, expected.launcher)
     assert (batch["global"], batch["micro"], batch["accumulation"], batch["ranks"]) == expected.batch
@@ -173,6 +221,21 @@ def test_a_recipe_is_planned_for_the_machine_that_it_names(
     assert {*fetched} == {f"fetch {each} from the Hub" for each in expected.fetched}
     listed = {each["key"]: each["value"] for each in plan["techniques"]}
     assert {key: listed.get(key) for key in expected.techniques} == expected.techniques
+
+
+def add(hub: Hub, repository: str) -> None:
+    """Files of a repository, as small as may be; of a data set all rows of a split in one file, as the README says."""
+    if repository in REPOSITORIES:
+        described = {"config.json": json.dumps(REPOSITORIES[repository]), "tokenizer_config.json": "{}"}
+        hub.add(repository, {**described, "tokenizer.json": "{}", "model.safetensors": b"weights"})
+        return
+    subsets = DATA_SETS[repository]
+    configs = [
+        {"config_name": name, "data_files": [{"split": each, "path": f"{name}/{each}-*"} for each in splits]}
+        for name, splits in subsets.items()
+    ]
+    files = {f"{name}/{each}-00000-of-00001.parquet": b"rows" for name, splits in subsets.items() for each in splits}
+    hub.add(repository, {"README.md": f"---\n{yaml.safe_dump({'configs': configs})}---\n", **files}, kind="dataset")
 
 
 def at(tree: Any, key: str) -> Any:
