@@ -80,6 +80,15 @@ def test_without_a_list_names_and_folders_tell(readme: str) -> None:
     }
 
 
+def test_shards_of_another_name_beside_known_splits_are_a_split_of_their_own() -> None:
+    names = [f"plain_text/{each}-00000-of-00001.parquet" for each in ("test", "train", "unsupervised")]
+    assert files_by_split(names) == dict(
+        zip(("test", "train", "unsupervised"), [(each,) for each in names], strict=True)
+    )
+    parts = [f"part-{number:05}-of-00002.parquet" for number in range(2)]
+    assert files_by_split(parts) == {"train": tuple(parts)}
+
+
 def test_the_hubs_own_conversion_has_folders_of_subsets() -> None:
     assert files_by_split(CONVERTED) == {"train": ("default/train/0000.parquet",)}
     assert files_by_split(CONVERTED, subset="en").keys() == {"partial-train", "test"}

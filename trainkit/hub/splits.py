@@ -21,6 +21,7 @@ READ = (".parquet", ".jsonl")  # of a data set that has several formats the firs
 # Which split a file belongs to: train-00000-of-00002.parquet, dev.jsonl, validation/0000.parquet
 _SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation"}
 _SPLITS |= {"dev": "validation", "test": "test"}
+_SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}\.")
 _HEAD = re.compile(r"\A---\r?\n(.*?)\r?\n---\s*?$", re.DOTALL | re.MULTILINE)
 _SPECIAL = {"**/": "(?:.*/)?", "/**": "(?:/.*)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 _TOKENS = re.compile(r"\*\*/|/\*\*$|\*\*|\*|\?|\[[^\]]+\]")
@@ -149,11 +150,21 @@ def _readable(names: Iterable[str]) -> list[str]:
 
 
 def _by_names(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, list[str]] = {}
-    for name in names:
-        words = (re.split(r"[-_.]", part.lower())[0] for part in reversed(name.split("/")))
-        found.setdefault(next((_SPLITS[word] for word in words if word in _SPLITS), "train"), []).append(name)
+    """By what names of files and folders tell; what tells nothing is of train.
+
+    Beside files of known splits the shards of another name are a split of that name.
+    """
+    told = {name: next(_splits_in(name), "") for name in names}
+    several, found = any(told.values()), dict[str, list[str]]()
+    for name, split in told.items():
+        shard = _SHARD.match(posixpath.basename(name)) if several else None
+        found.setdefault(split or (shard[1] if shard else "train"), []).append(name)
     return {split: tuple(files) for split, files in found.items()}
+
+
+def _splits_in(name: str) -> Iterator[str]:
+    words = (re.split(r"[-_.]", part.lower())[0] for part in reversed(name.split("/")))
+    return (_SPLITS[word] for word in words if word in _SPLITS)
 
 
 def _converted(name: str) -> bool:
