@@ -93,7 +93,8 @@ def test_a_model_is_fetched_once_for_all_ranks_pinned_and_not_asked_for_again(
     hub.repository("owner/small").change({"config.json": b"{}"})  # main is another commit now
     again = named("run", "recipe.yaml", "--with", "strategy/ddp", "nodes.processes_per_node=2")
     assert again.returncode == 0, again.stderr
-    assert "fetch owner" not in again.stderr
+    assert "fetch the model owner/small from the Hub" in first.stderr
+    assert "from the Hub" not in again.stderr
     assert len(hub.requests) == seen
     folder = named("run", "recipe.yaml", f"model.path={model}", "--with", "strategy/ddp", "nodes.processes_per_node=2")
     assert folder.returncode == 0, folder.stderr
@@ -175,6 +176,7 @@ REFUSED = (
     (["model.revision=v9"], 2, "has no revision 'v9'"),
     (["model.path=owner/odd"], 2, "has nothing that the trainer reads there"),
     (["model.path=recipe.yaml", "model.revision=v1"], 2, "and recipe.yaml is none"),
+    (["peft.kind=lora", "peft.path=owner/small"], 2, "peft.path: owner/small on the Hub has nothing that"),
     (["data.tokenizer=owner/none"], 2, "data.tokenizer: owner/none is no folder here"),
 )
 

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import pytest
 
 from trainkit.hub.cache import cache_root, copy_of, located
-from trainkit.hub.names import Named, at, has_content, is_name, named_by, pinned, revision_without_name, wanted
+from trainkit.hub.names import Named, at, has_content, named_by, pinned, revision_without_name, wanted
 from trainkit.hub.splits import Asked
+from trainkit.recipe.repository import is_repository
 from trainkit.recipe.schema import Recipe
 
 A, B = "a" * 40, "b" * 40
@@ -49,7 +50,7 @@ def recipe(**sections: object) -> Recipe:
 
 @pytest.mark.parametrize("word", ["gpt2", "owner/name", "meta-llama/Llama-3.1-8B", "a/b_c.d-e", "_x/y"])
 def test_the_form_of_a_name(word: str) -> None:
-    assert is_name(word)
+    assert is_repository(word)
 
 
 @pytest.mark.parametrize(
@@ -57,8 +58,8 @@ def test_the_form_of_a_name(word: str) -> None:
     ["", "a/b/c", "./model", "../model", "/models/x", "owner/", "a--b/c", "x..y", "-a/b", "a/b.", "a b", "x.git"],
 )
 def test_what_is_no_name(word: str) -> None:
-    assert not is_name(word)
-    assert not is_name("a" * 97)
+    assert not is_repository(word)
+    assert not is_repository("a" * 97)
 
 
 def test_a_folder_of_that_name_is_meant_first() -> None:

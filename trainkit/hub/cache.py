@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trainkit.hub.names import COMMIT, Named, at, wanted, with_values
+from trainkit.hub.names import COMMIT, Named, at, has_content, wanted, with_values
 from trainkit.hub.splits import README
 from trainkit.recipe.schema import Recipe
 
@@ -102,6 +102,8 @@ def copy_of(named: Named, root: str, files: Files, sizes: Mapping[str, int] | No
         if not files.exists(posixpath.join(folder, README)):  # it says which files there are to fetch
             return Copy(here, folder, {README: listed[README]}, (README,))
         readme = _text(files, posixpath.join(folder, README))
+    if not has_content(named, listed, readme):  # the Hub is to say so
+        return Copy(here, folder)
     needed = {name: listed[name] for name in wanted(named, listed, readme)}
     missing = tuple(name for name in needed if not files.exists(posixpath.join(folder, name)))
     return Copy(here, folder, needed, missing)

@@ -16,7 +16,9 @@ from trainkit.hub.splits import CONVERTED, README, NoSuchPartError
 LARGEST_LISTING = 1 << 26  # bytes; that of a repository with a hundred thousand files takes a third
 PATIENCE = 10.0  # seconds for an answer
 ALLOWED_BY = "env_from: [HF_TOKEN] and the variable, or `hf auth login`"
-OFFLINE = "bring the network up, or fetch it elsewhere into this cache (`hf download`)"
+OFFLINE = (
+    "check the path, if a folder is meant; else bring the network up, or the files into this cache (`hf download`)"
+)
 
 
 class CacheDisk:
@@ -147,4 +149,5 @@ def _in_words(named: Named, error: Exception) -> tuple[str, str]:
         hint = f"check the name; where it is private, give a token that may read it: {ALLOWED_BY}"
         raise UsageError(Diagnostic("error", what, named.key, hint=hint)) from error
     reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
-    return f"{named.name} is not whole in the Hub's cache, and the Hub cannot be asked: {reason}", OFFLINE
+    what = f"no folder of that name is here, {named.name} is not whole in the Hub's cache, and the Hub cannot be asked"
+    return f"{what}: {reason}", OFFLINE

@@ -9,14 +9,11 @@ from fnmatch import fnmatch
 from typing import Any, Literal
 
 from trainkit.hub.splits import README, Asked, chosen, files_by_split
+from trainkit.recipe.repository import is_repository
 from trainkit.recipe.schema import DatasetData, HfModel, Recipe
 
 MAIN = "main"
 COMMIT = re.compile(r"[0-9a-f]{40}")
-# `name` or `owner/name` (huggingface_hub: validate_repo_id).
-_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
-_FORM = re.compile(rf"(?:{_PART}/)?{_PART}")
-_LONGEST = 96
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +88,6 @@ DESCRIPTION: Mapping[str, str] = {
 }
 
 
-def is_name(value: str) -> bool:
-    """Whether a text has the form of a repository's name."""
-    odd = "--" in value or ".." in value or value.endswith(".git")
-    return len(value) <= _LONGEST and not odd and bool(_FORM.fullmatch(value))
-
-
 def named_by(recipe: Recipe, absent: Mapping[str, Sequence[str]]) -> tuple[Named, ...]:
     """What the built-in trainer will read from the Hub: names where nothing of that name is on this disk.
 
@@ -105,7 +96,7 @@ def named_by(recipe: Recipe, absent: Mapping[str, Sequence[str]]) -> tuple[Named
     if recipe.program.kind != "builtin":
         return ()
     missing = {**absent, **{key: absent.get("data.mix", ()) for key in _mixed_keys(recipe)}}
-    return tuple(each for each in _named(recipe) if is_name(each.name) and each.name in missing.get(each.key, ()))
+    return tuple(each for each in _named(recipe) if is_repository(each.name) and each.name in missing.get(each.key, ()))
 
 
 def revision_without_name(recipe: Recipe, named: Iterable[Named]) -> Iterator[tuple[str, str]]:

@@ -15,6 +15,7 @@ from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import NoContainer
 from trainkit.text import format_size
 
+_ROLES = {"model.path": "model", "peft.path": "adapters", "data.tokenizer": "tokenizer", "data.path": "data set"}
 _SHOWN = 7  # digits of a commit, as git shows them
 
 
@@ -62,7 +63,7 @@ def _fetching(context: Context, copy: Copy) -> Preparation:
     options = [word for option, value in asked.items() if value for word in (option, value)]
     words = map(text, (named.key, named.kind, named.name, named.commit, *options))
     argv = (*texts(module(context, "trainkit.hub.fetch", keys=(named.key,))), *words)
-    return Preparation(f"fetch {named.name} from the Hub", argv, f"hub-{named.folder}")
+    return Preparation(f"fetch the {_ROLES[named.role]} {named.name} from the Hub", argv, f"hub-{named.folder}")
 
 
 def notices(context: Context) -> Iterator[Notice]:

@@ -37,7 +37,7 @@ from trainkit.text import counted
 PATHS: dict[str, tuple[str, bool]] = {
     "program.script": ("put your copy into the working folder, or name it: program.script=PATH", False),
     "program.args.config": ("check the path behind --config; it starts from the working folder", True),
-    "data.path": ("check data.path; it starts from the working folder", True),
+    "data.path": ("check data.path, from the working folder; names of the Hub are for data.kind: dataset", True),
     "data.mix": ("check its paths; they start from the working folder", True),
     "data.tokenizer": ("give a folder as save_pretrained writes it, or a name of the Hub", False),
     "model.path": ("give a folder as save_pretrained writes it, or a name of the Hub", True),
