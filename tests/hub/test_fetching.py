@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -283,15 +284,16 @@ def test_a_file_with_another_checksum_is_not_kept(named: Trainkit, hub: Hub) -> 
     assert hub.downloads("owner/small", WEIGHTS) == 1
 
 
-def test_a_kill_in_the_middle_of_a_fetch_costs_one_file_and_leaves_nothing(
+def test_a_fetch_that_was_killed_goes_on_where_it_was(
     named: Trainkit, hub: Hub, model: Path, tmp_path: Path, clean_environment: dict[str, str]
 ) -> None:
-    hub.fail(f"*/{SECOND}", bytes_per_second=1 << 20, times=None)
+    chunk = 10_000_000  # bytes, about what huggingface_hub writes at once
+    hub.fail(f"*/{SECOND}", bytes_per_second=4 << 20, times=None)
     words = [sys.executable, "-m", "trainkit", "run", "recipe.yaml"]
     environment = {**clean_environment, **hub.environment, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
         until(lambda: bool(list(hub.home.rglob(WEIGHTS))))
-        until(lambda: hub.sent("owner/small", SECOND) > 0)
+        until(lambda: any(part.stat().st_size >= chunk for part in hub.home.rglob("*.incomplete")))
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=60)
     until(lambda: not fetching(hub.environment))
@@ -301,6 +303,19 @@ def test_a_kill_in_the_middle_of_a_fetch_costs_one_file_and_leaves_nothing(
     again = named("run", "recipe.yaml")
     assert again.returncode == 0, again.stderr
     assert hub.downloads("owner/small", WEIGHTS) == 1
+    begins = [each.range for each in hub.contents("owner/small", SECOND)]
+    assert begins[0] is None
+    assert int(str(begins[1]).removeprefix("bytes=").removesuffix("-")) >= chunk
+    assert not list(hub.home.rglob("*.incomplete"))
+
+
+def test_a_part_with_other_bytes_is_not_taken(named: Trainkit, hub: Hub, model: Path) -> None:
+    assert named("plan", "recipe.yaml").returncode == 0  # the cache has the repository's folder now
+    (stored,) = hub.home.rglob("blobs")
+    checksum = hashlib.sha256((model / SECOND).read_bytes()).hexdigest()
+    (stored / f"{checksum}.01234567.incomplete").write_bytes(bytes(1000))
+    done = named("run", "recipe.yaml")
+    assert done.returncode == 0, done.stderr
     assert not list(hub.home.rglob("*.incomplete"))
 
 

@@ -1,25 +1,22 @@
 """Bring a repository of the Hub into its cache: ``python -m trainkit.hub.fetch model.path model owner/name COMMIT``.
 
-Quiet and quick where everything is there. A connection that breaks is taken up again where it broke, and a fetch that
-was killed goes on with the files that are not there yet: huggingface_hub's affair, as are sizes. Checksums are compared
-here, for it names files in its cache by them and looks no further.
+Quiet and quick where everything is there. A connection that breaks is taken up again where it broke, which is
+huggingface_hub's affair, as are sizes. A fetch that was killed goes on where it was, and checksums are compared here:
+huggingface_hub names files in its cache by them and looks no further.
 """
 
 from __future__ import annotations
 
 import argparse
 import errno
-import hashlib
 import os
-import re
 import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,13 +24,11 @@ from trainkit.errors import MachineError, TrainkitError, in_words
 from trainkit.hub.cache import Copy
 from trainkit.hub.lookup import Way, look_up
 from trainkit.hub.names import Named
+from trainkit.hub.parts import END, finish_parts, is_sound
 from trainkit.hub.splits import Asked
 from trainkit.text import format_size
 
-_PART = ".incomplete"  # end of the name of a file that huggingface_hub has a part of
-_ALGORITHMS = {64: "sha256", 40: "sha1"}  # by the length of the name
-_HEX = re.compile("[0-9a-f]+")
-_READERS, _PIECE = 4, 1 << 22  # threads, bytes
+_READERS = 4  # threads that compute checksums
 EVERY = 1.0  # seconds from one word on the progress to the next
 
 
@@ -61,9 +56,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _end(number: int, _frame: object) -> NoReturn:
     """At once: the threads of huggingface_hub would first fetch what they are at to its end."""
-    for path in _opened("self"):
-        if path.endswith(_PART):
-            Path(path).unlink(missing_ok=True)
     os._exit(128 + number)
 
 
@@ -75,13 +67,12 @@ def fetch(named: Named) -> None:
         return
     if copy.sizes is None:
         raise MachineError(copy.obstacle, hint=copy.remedy)
-    _remove_leftovers(Path(root, copy.named.folder, "blobs"))
     _refuse_too_large(copy, root)
     done = threading.Event()
     watcher = threading.Thread(target=_tell, args=(copy, root, done), daemon=True)
     watcher.start()
     try:
-        _download(copy, root)
+        _download(copy, way)
     finally:
         done.set()
         watcher.join()
@@ -92,26 +83,12 @@ def fetch(named: Named) -> None:
         raise MachineError(f"{named.name}: {names} did not come", hint="start the run again: files that are there stay")
 
 
-def _remove_leftovers(blobs: Path) -> None:
-    """Files of fetches that were killed: huggingface_hub begins each file anew, under a name of its own."""
-    left = {str(each.resolve()) for each in blobs.glob(f"*{_PART}")}
-    if left and Path("/proc/self/fd").exists():  # elsewhere nobody can say whether somebody else is at them
-        for each in left - set(_opened("[0-9]*")):
-            Path(each).unlink(missing_ok=True)
-
-
-def _opened(processes: str) -> Iterator[str]:
-    """The files that processes of this user have open."""
-    for link in Path("/proc").glob(f"{processes}/fd/*"):
-        with suppress(OSError):  # the process has ended
-            yield str(link.readlink())
-
-
-def _download(copy: Copy, root: str) -> None:
+def _download(copy: Copy, way: Way) -> None:
     from huggingface_hub import snapshot_download
 
-    named = copy.named
+    named, root = copy.named, way.root
     try:
+        finish_parts(copy, way)
         snapshot_download(
             named.name, repo_type=named.kind, revision=named.commit, cache_dir=root, library_name="trainkit",
             allow_patterns=[_literally(name) for name in copy.sizes or ()],
@@ -129,7 +106,7 @@ def _refuse_damaged(copy: Copy) -> None:
     """Remove what came with other bytes than the Hub has, and raise MachineError."""
     came = [path for name in copy.missing if (path := Path(copy.folder, name)).exists()]
     with ThreadPoolExecutor(_READERS) as readers:
-        sound = list(readers.map(_is_sound, came))
+        sound = list(readers.map(is_sound, came))
     damaged = [path for path, good in zip(came, sound, strict=True) if not good]
     for path in damaged:
         path.resolve().unlink()
@@ -138,20 +115,6 @@ def _refuse_damaged(copy: Copy) -> None:
         names = ", ".join(path.name for path in damaged)
         what = f"{copy.named.name}: {names} came with another checksum than the Hub has, and is removed"
         raise MachineError(what, hint="start the run again; if it comes so again, something on its way changes files")
-
-
-def _is_sound(path: Path) -> bool:
-    """Whether a file has the checksum that its name in the cache is: SHA-256, or of small files that of git (SHA-1)."""
-    stored = path.resolve()
-    if len(stored.name) not in _ALGORITHMS or not _HEX.fullmatch(stored.name):
-        return True  # a cache without links: the files have their own names
-    made = hashlib.new(_ALGORITHMS[len(stored.name)], usedforsecurity=False)
-    if made.name == "sha1":
-        made.update(b"blob %d\0" % stored.stat().st_size)
-    with stored.open("rb") as file:
-        while piece := file.read(_PIECE):
-            made.update(piece)
-    return made.hexdigest() == stored.name
 
 
 def _literally(name: str) -> str:
@@ -175,7 +138,7 @@ def _refuse_too_large(copy: Copy, root: str) -> None:
 def _arrived(copy: Copy, root: str) -> int:
     """Bytes of the missing files that are on the disk: whole ones, and parts of others."""
     blobs = Path(root, copy.named.folder, "blobs")
-    parts = sum(each.stat().st_size for each in blobs.glob(f"*{_PART}") if each.exists())
+    parts = sum(each.stat().st_size for each in blobs.glob(f"*{END}") if each.exists())
     whole = (name for name in copy.missing if Path(copy.folder, name).exists())
     return parts + sum((copy.sizes or {})[name] for name in whole)
 
