@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import pickle
 import random
 import re
@@ -223,8 +224,8 @@ def test_what_is_before_a_bookmark_is_not_read_again(packing: bool, tmp_path: Pa
     content = path.read_bytes()
     kept = sum(map(len, content.splitlines(keepends=True)[:2]))  # held out
     assert offset > kept + 1000
-    path.write_bytes(content[:kept] + b"x" * (offset - kept) + content[offset:])
     source = opened("jsonl", path, **settings)
+    path.write_bytes(content[:kept] + b"x" * (offset - kept) + content[offset:])
     assert source.stream is not None
     assert source.stream.go_on(whole[10].bookmark, 11 * GLOBAL)
     assert same(steps(source, range(11, 20)), whole[11:])
@@ -250,8 +251,10 @@ def test_a_bookmark_of_another_stream_or_of_later_samples_is_not_taken(tmp_path:
     for key, value in (("counts", [1, 2]), ("windows", [[0] * 6 + [-1]]), ("counts", [1.5])):
         with pytest.raises(TrainingError, match="place in the stream of data is damaged"):
             taken(99, json.dumps({**damaged, key: value}))
-    with path.open("a") as file:
-        file.write('{"text": "more"}\n')
+    content = path.read_bytes()
+    path.write_bytes(b"".join(reversed(content.splitlines(keepends=True))))
+    assert not taken(99), "written anew, and as long as before"
+    path.write_bytes(content + b'{"text": "more"}\n')
     assert not taken(99)
 
 
@@ -356,6 +359,11 @@ def folder_as_lines(tmp_path: Path) -> dict[str, Any]:
     return {"path": tmp_path}
 
 
+def pipe(tmp_path: Path) -> dict[str, Any]:
+    os.mkfifo(tmp_path / "a.jsonl")
+    return {"path": tmp_path / "a.jsonl"}
+
+
 def unknown_split(tmp_path: Path) -> dict[str, Any]:
     parquet(tmp_path / "data" / "train.parquet", texts(9))
     return {"kind": "dataset", "path": tmp_path / "data", "split": "tran"}
@@ -380,6 +388,7 @@ def second_source_missing(tmp_path: Path) -> dict[str, Any]:
         (parquet_as_lines, r"a\.jsonl is a parquet file and no JSON lines"),
         (compressed, r"a\.jsonl\.gz is compressed \(gzip\) and no JSON lines"),
         (folder_as_lines, r"is a folder"),
+        (pipe, r"a\.jsonl is a device or a pipe"),
         (unknown_split, r"data.split: .*/data has no split 'tran'"),
         (second_source_missing, r"b\.jsonl cannot be read: No such file"),
     ],

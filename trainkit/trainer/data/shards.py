@@ -195,6 +195,9 @@ def check_shard(path: Path, columns: Sequence[str]) -> tuple[int, dict[str, tupl
     """
     if path.is_dir():
         raise TrainingError(f"data.path: {path} is a folder", hint="data.kind: dataset reads folders")
+    if path.exists() and not path.is_file():
+        what = f"data.path: {path} is a device or a pipe, which cannot be read from the middle"
+        raise TrainingError(what, hint="write its rows into a file")
     with reading(path):
         size = path.stat().st_size
         if path.suffix not in (".parquet", ".arrow"):
