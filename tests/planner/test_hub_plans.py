@@ -49,6 +49,14 @@ def test_what_is_fetched_and_where(
     assert plan.repositories == (NAMED,)
 
 
+def test_a_repository_that_is_named_twice_is_in_the_way_once(layered: Layered, machine: Machine) -> None:
+    model = {"model": {"kind": "hf", "path": "owner/m"}, "data": {"kind": "jsonl", "path": "r", "tokenizer": "owner/m"}}
+    resolved = replace(layered(model), absent=dict.fromkeys(("model.path", "data.tokenizer"), ("owner/m",)))
+    hub = [Copy(Named(key, "model", "owner/m"), obstacle="owner/m is gated") for key in resolved.absent]
+    blockers = [each.what for each in build_plan(resolved, machine(), hub=hub).plan.notices if "gated" in each.what]
+    assert blockers == ["model.path, data.tokenizer: owner/m is gated"]
+
+
 def test_what_is_in_the_way_blocks(layered: Layered, machine: Machine) -> None:
     resolved = replace(layered(RECIPE), absent={"data.path": ("owner/rows",)})
     for copy in (replace(PART, obstacle="no network", remedy="bring it up"), Copy(NAMED, obstacle="no network")):

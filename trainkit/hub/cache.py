@@ -65,9 +65,15 @@ def snapshot(root: str, named: Named) -> str:
 
 
 def name_of(folder: str) -> tuple[str, str] | None:
-    """The model and the commit whose files a folder of the cache holds; None for any other folder."""
-    match = re.search(r"/models--([^/]+)/snapshots/([0-9a-f]{40})/?$", folder)
+    """The repository and the commit whose files a folder of the cache holds; None for any other folder."""
+    match = re.search(r"/(?:model|dataset)s--([^/]+)/snapshots/([0-9a-f]{40})/?$", folder)
     return (match[1].replace("--", "/"), match[2]) if match else None
+
+
+def public_name(path: str) -> str:
+    """What others know a folder by: its name on the Hub where it came from there, else its own."""
+    found = name_of(path)
+    return found[0] if found else posixpath.basename(posixpath.normpath(path))
 
 
 def located(recipe: Recipe, repositories: Iterable[tuple[str, str, str, str]], environ: Mapping[str, str]) -> Recipe:

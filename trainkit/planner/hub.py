@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from trainkit.errors import Diagnostic
@@ -67,23 +67,25 @@ def _fetching(context: Context, copy: Copy) -> Preparation:
 
 
 def notices(context: Context) -> Iterator[Notice]:
-    """What is in the cache, what is fetched, and what is in the way."""
+    """What is in the cache, what is fetched, and what is in the way: of a repository once, for all that name it."""
+    obstacles: dict[tuple[str, str], list[str]] = {}
     for copy in context.hub:
-        named = copy.named
-        head = f"{named.key}: {named.name} on the Hub"
-        if copy.sizes is None:
-            yield Notice("blocker", f"{named.key}: {copy.obstacle}", copy.remedy)
-            continue
-        at = named.commit[:_SHOWN] if named.revision == named.commit else f"{named.revision}, {named.commit[:_SHOWN]}"
-        total, missing = sum(copy.sizes.values()), sum(copy.sizes[name] for name in copy.missing)
-        if copy.obstacle:
-            yield Notice("blocker", f"{named.key}: {copy.obstacle}", copy.remedy)
-        elif place := _elsewhere(context):
-            what = f"{format_size(total)}, of which {place} gets what it lacks before the ranks start"
-            yield Notice("note", f"{head} ({at}): {what}")
-        elif copy.whole:
-            yield Notice("note", f"{head} ({at}) is in the cache: {copy.folder}")
+        if copy.obstacle or copy.sizes is None:
+            obstacles.setdefault((copy.obstacle, copy.remedy), []).append(copy.named.key)
         else:
-            part = "" if missing == total else f" of {format_size(total)}"
-            what = f"{format_size(missing)}{part} fetched before the ranks start, into {copy.folder}"
-            yield Notice("note", f"{head} ({at}): {what}")
+            yield Notice("note", _told(context, copy, copy.sizes))
+    for (obstacle, remedy), keys in obstacles.items():
+        yield Notice("blocker", f"{', '.join(keys)}: {obstacle}", remedy)
+
+
+def _told(context: Context, copy: Copy, sizes: Mapping[str, int]) -> str:
+    named = copy.named
+    at = named.commit[:_SHOWN] if named.revision == named.commit else f"{named.revision}, {named.commit[:_SHOWN]}"
+    head = f"{named.key}: {named.name} on the Hub ({at})"
+    total, missing = sum(sizes.values()), sum(sizes[name] for name in copy.missing)
+    if place := _elsewhere(context):
+        return f"{head}: {format_size(total)}, of which {place} gets what it lacks before the ranks start"
+    if copy.whole:
+        return f"{head} is in the cache: {copy.folder}"
+    part = "" if missing == total else f" of {format_size(total)}"
+    return f"{head}: {format_size(missing)}{part} fetched before the ranks start, into {copy.folder}"

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
 
+from trainkit.hub.cache import public_name
 from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.text import counted
 from trainkit.trainer.data.encoding import tokenizer_files
 
 CARD, ADAPTERS = "README.md", "adapter_config.json"
-# A repository's folder in the Hub's cache (huggingface_hub: repo_folder_name), which a run reads by its path.
-_CACHED = re.compile(r"/models--(?P<name>[^/]+)/snapshots/[0-9a-f]{40}/?$")
 
 
 def complete_for_hub(folder: Path, recipe: Recipe, manifest: dict[str, Any]) -> None:
@@ -29,12 +27,6 @@ def complete_for_hub(folder: Path, recipe: Recipe, manifest: dict[str, Any]) -> 
     for path in tokenizer_files(Path(tokenizer)) if tokenizer else ():
         shutil.copyfile(path, folder / path.name)
     (folder / CARD).write_text(card(recipe, manifest, public_name(base) if base else "", adapters=adapters.exists()))
-
-
-def public_name(path: str) -> str:
-    """What others know a model's folder by: its name on the Hub where it came from there, else the folder's own."""
-    found = _CACHED.search(path)
-    return found["name"].replace("--", "/", 1) if found else Path(path).name
 
 
 def card(recipe: Recipe, manifest: dict[str, Any], base: str, *, adapters: bool) -> str:

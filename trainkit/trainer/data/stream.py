@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import cast
 
 from trainkit.errors import TrainingError
+from trainkit.hub.cache import public_name
 from trainkit.hub.splits import Asked, chosen
 from trainkit.recipe.schema import DatasetData, HfModel, Recipe
 from trainkit.recipe.schema.data import Mixed
@@ -193,5 +194,5 @@ def _described(opened: Sequence[Opened]) -> str:
     for each in opened:
         share = f"{each.asked.weight / total:.1%} " if len(opened) > 1 else ""
         name = each.asked.path if isinstance(each.asked.path, str) else each.asked.path[0]
-        parts.append(f"{share}{Path(name).name} ({counted(len(each.files.paths), 'file')}, {each.size:,} bytes)")
+        parts.append(f"{share}{public_name(name)} ({counted(len(each.files.paths), 'file')}, {each.size:,} bytes)")
     return ", ".join(parts)
