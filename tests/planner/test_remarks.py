@@ -38,6 +38,7 @@ def test_settings_that_went_with_their_strategy_are_named(machine: Machine) -> N
         ({"strategy": {"kind": "fsdp", "offload": True}}, 0, {}, "note", "strategy.offload moves nothing on a CPU"),
         ({"precision": {"dtype": "fp16"}}, 0, {}, "warning", "fp16 on a CPU is slower"),
         ({"precision": {"tf32": True}}, 0, {}, "warning", "precision.tf32 does nothing on cpu"),
+        ({"train": {"steps": 9, "epochs": 2}}, 0, {}, "note", "train.epochs 2 does nothing beside train.steps 9"),
         (
             {"program": {"kind": "hf", "script": "t.py"}, "strategy": {"kind": "zero2"}, **CPU},
             0,

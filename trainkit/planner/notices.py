@@ -80,6 +80,13 @@ def _rendezvous(context: Context) -> Iterator[Notice]:
         yield Notice("note", what, "elsewhere set nodes.rendezvous to host:port of node 0")
 
 
+def _length(context: Context) -> Iterator[Notice]:
+    steps, epochs = context.recipe.train.steps, context.recipe.train.epochs
+    if steps is not None and epochs is not None:
+        what = f"train.epochs {epochs:g} does nothing beside train.steps {steps}"
+        yield Notice("note", what, "set train.steps=null for passes over the data")
+
+
 def _dropped(context: Context) -> Iterator[Notice]:
     """Settings of a kind that a stronger layer changed: they were meant for something, and now do nothing."""
     keys_by_note: dict[str, list[str]] = {}
@@ -203,6 +210,7 @@ SOURCES: tuple[Callable[[Context], Iterable[Notice]], ...] = (
     hub_notices,
     container_notices,
     _rendezvous,
+    _length,
     precision_notices,
     kernel_notices,
     doubtful_releases,
