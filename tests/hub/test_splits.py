@@ -131,6 +131,9 @@ def test_only_what_a_run_reads_is_fetched() -> None:
     assert wanted(rows, FILES, SUBSETS) == ("README.md", "sample/10BT/0.parquet")
     mixed = Named("data.mix.1.path", "dataset", "owner/rows", rows=Asked("code", validation_split="validation"))
     assert wanted(mixed, FILES, SUBSETS) == ("README.md", "code/train.jsonl", "code/dev.jsonl")
+    rows = Named("data.path", "dataset", "owner/rows")
     saved = ["dataset_dict.json", "train/state.json", "train/data-00000-of-00001.arrow", "README.md"]
     assert set(wanted(rows, saved)) == set(saved[:3])
+    with pytest.raises(NoSuchPartError, match="has no subset 'en'"):
+        wanted(Named("data.path", "dataset", "owner/rows", rows=Asked("en")), saved)
     assert not has_content(Named("data.path", "dataset", "owner/rows"), ["README.md", "rows.csv", "rows.json.gz"])

@@ -135,6 +135,7 @@ def test_chats_and_ready_tokens_of_a_data_set_are_read(make_tokenizer: Callable[
     [
         ({"field": "txt"}, r"set \[train\] has no column 'txt'", "did you mean text? it has text, ids, mood"),
         ({"field": "nothing"}, r"set \[train\] has no column 'nothing'", "it has text, ids, mood"),
+        ({"subset": "en"}, r"data.subset: .*set has no subset 'en'", "leave data.subset out"),
         ({"split": "test"}, r"data.split: .*set has no split 'test'", "it has train"),
         ({"validation_split": "dev"}, r"data.validation_split: .*set has no split 'dev'", "it has train"),
         ({"field": "ids"}, r"set: row 0: field 'ids' is no text", ""),

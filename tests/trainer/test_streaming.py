@@ -23,9 +23,9 @@ from trainkit.errors import TrainingError
 from trainkit.plan.model import SolvedBatch
 from trainkit.recipe.schema import Recipe
 from trainkit.trainer.data import SOURCES
+from trainkit.trainer.data.folders import split_files
 from trainkit.trainer.data.loader import training_batches
 from trainkit.trainer.data.sampler import Order
-from trainkit.trainer.data.shards import split_files
 from trainkit.trainer.data.source import Batch, Source
 from trainkit.trainer.data.vocabulary import fitting_source
 from trainkit.trainer.models.gpt import build_gpt
@@ -369,6 +369,11 @@ def unknown_split(tmp_path: Path) -> dict[str, Any]:
     return {"kind": "dataset", "path": tmp_path / "data", "split": "tran"}
 
 
+def subset_of_a_file(tmp_path: Path) -> dict[str, Any]:
+    parquet(tmp_path / "train.parquet", texts(9))
+    return {"kind": "dataset", "path": tmp_path / "train.parquet", "subset": "en"}
+
+
 def second_source_missing(tmp_path: Path) -> dict[str, Any]:
     first = lines(tmp_path / "a.jsonl", texts(9))
     return {"path": None, "mix": [{"path": str(first)}, {"path": str(tmp_path / "b.jsonl")}], "validation_rows": 1}
@@ -390,6 +395,7 @@ def second_source_missing(tmp_path: Path) -> dict[str, Any]:
         (folder_as_lines, r"is a folder"),
         (pipe, r"a\.jsonl is a device or a pipe"),
         (unknown_split, r"data.split: .*/data has no split 'tran'"),
+        (subset_of_a_file, r"data.subset: .*/train.parquet has no subset 'en'"),
         (second_source_missing, r"b\.jsonl cannot be read: No such file"),
     ],
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from typing import Any, Literal
 
-from trainkit.hub.splits import README, Asked, chosen, files_by_split
+from trainkit.hub.splits import README, Asked, NoSuchPartError, chosen, files_by_split
 from trainkit.recipe.repository import is_repository
 from trainkit.recipe.schema import DatasetData, HfModel, Recipe
 
@@ -178,6 +178,8 @@ def wanted(named: Named, names: Iterable[str], readme: str = "") -> tuple[str, .
 
 def _wanted_rows(asked: Asked, every: Sequence[str], readme: str) -> tuple[str, ...]:
     if _SAVED_HERE & set(every):
+        if asked.subset is not None:
+            raise NoSuchPartError("subset", f"has no subset {asked.subset!r}", "leave data.subset out")
         return tuple(name for name in every if any(fnmatch(name.rpartition("/")[2], each) for each in _SAVED))
     splits = files_by_split(every, readme, asked.subset)
     files = [name for split in chosen(splits, asked) if split for name in splits[split]] if splits else []

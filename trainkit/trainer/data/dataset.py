@@ -12,17 +12,9 @@ from trainkit.errors import TrainingError
 from trainkit.hub.splits import Asked, chosen
 from trainkit.recipe.schema import DatasetData, JsonlData, Recipe
 from trainkit.recipe.validation.suggestions import nearest
+from trainkit.trainer.data.folders import explained, is_saved, refuse_subset, split_files
 from trainkit.trainer.data.rows import source_of_rows
-from trainkit.trainer.data.shards import (
-    Row,
-    explained,
-    holding,
-    is_saved,
-    json_lines,
-    lacking,
-    listed_mappings,
-    split_files,
-)
+from trainkit.trainer.data.shards import Row, holding, json_lines, lacking, listed_mappings
 from trainkit.trainer.data.source import Source
 from trainkit.trainer.data.stream import open_stream
 from trainkit.trainer.user_code import first_line
@@ -80,6 +72,7 @@ def _with_columns(splits: Mapping[str, Split], name: str, path: Path, columns: l
 
 def _splits(path: Path, subset: str | None) -> dict[str, Split]:
     if is_saved(path):
+        refuse_subset(path, subset)
         datasets = _library()
         try:
             saved = datasets.load_from_disk(str(path))

@@ -17,10 +17,11 @@ from trainkit.recipe.schema import DatasetData, HfModel, Recipe
 from trainkit.recipe.schema.data import Mixed
 from trainkit.text import counted, listed
 from trainkit.trainer.data.encoding import Encoder, open_encoder
+from trainkit.trainer.data.folders import explained, shards_by_split
 from trainkit.trainer.data.mixture import Form, RowStream
 from trainkit.trainer.data.pairs import Lengths, is_writing
 from trainkit.trainer.data.rows import APART, Reading, Rows
-from trainkit.trainer.data.shards import Mark, RawRow, check_shard, explained, rows_of, shards_by_split
+from trainkit.trainer.data.shards import Mark, RawRow, check_shard, rows_of
 from trainkit.trainer.data.source import Batch, Labels, Samples, Source, reading
 from trainkit.trainer.data.windows import Cut, Files, Place, Sample, Windows, samples_of
 from trainkit.trainer.randomness import derived_seed
