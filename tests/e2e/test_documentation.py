@@ -107,8 +107,8 @@ def test_every_command_runs_as_printed_and_in_this_order(trainkit: Trainkit, tmp
         if words[0] in ELSEWHERE:
             continue
         assert words[0] == "trainkit", f"no test runs {line!r}"
-        # the built-in trainer's own models; that of lora is another kind, and small
-        is_big = words[1] in TRAINING and words[2] != "lora" and "train.py" not in words
+        # the built-in trainer's own models; others are of another kind, and small
+        is_big = words[1] in TRAINING and not {"lora", "tiny", "train.py"} & {*words}
         done = trainkit(*words[1:], environ=SMALL if is_big else {}, timeout=200)
         # the machine of the test may have a problem, and lacks the scripts of other libraries
         fine = (0, 4) if words[1] == "doctor" or {"hf-glue-mrpc", "accelerate-nlp-example"} & {*words} else (0,)
