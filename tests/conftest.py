@@ -50,18 +50,19 @@ def extension_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+# What variables begin with that change a launch, or what the libraries of models and data do.
+CHANGING = (
+    *("TRAINKIT", "PET_", "ACCELERATE_", "XDG_", "CUDA_", "OMP_", "COV_", "NO_COLOR", "COLUMNS"),
+    *("HF_", "TRANSFORMERS_"),
+)
+
+
 @pytest.fixture
 def clean_environment(tmp_path: Path, extension_cache: Path) -> dict[str, str]:
     """The caller's environment with an empty home and without anything that would change a launch."""
     home = tmp_path / "home"
     home.mkdir(exist_ok=True)
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(
-            ("TRAINKIT", "PET_", "ACCELERATE_", "XDG_", "CUDA_", "OMP_", "COV_", "NO_COLOR", "COLUMNS")
-        )
-    }
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(CHANGING)}
     return kept | {
         "HOME": str(home),
         "PYTHONPATH": str(ROOT),

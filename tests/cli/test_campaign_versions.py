@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 from tests.conftest import Trainkit
 from tests.tiers import lacks
@@ -54,9 +55,12 @@ def test_the_minimum_of_every_dependency_is_read(versions: Any) -> None:
         *(each for extra in table["optional-dependencies"].values() for each in extra),
     ]
     declared = versions.declared(ROOT)
-    wanted = {each.name.lower(): minimum(each) for each in map(Requirement, everything)}
-    assert declared == wanted
-    assert len(declared) == len(everything) > 30
+    wanted: dict[str, list[str]] = {}
+    for each in map(Requirement, everything):
+        wanted.setdefault(each.name.lower(), []).append(minimum(each))
+    assert declared == {name: min(several, key=Version) for name, several in wanted.items()}
+    assert declared["transformers"] == "4.50"  # and 5 for quantised weights
+    assert len(declared) > 30
 
 
 def test_a_dependency_without_a_minimum_is_an_error(versions: Any, tmp_path: Path) -> None:

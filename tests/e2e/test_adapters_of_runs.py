@@ -91,6 +91,6 @@ def test_adapters_are_exported_and_started_from_on_the_command_line(
     assert again.returncode == 0, again.stderr
     onward = max((tmp_path / "runs/tiny").iterdir())
     assert json.loads((onward / "summary.json").read_text())["eval_loss"] == summary["eval_loss"]
-    gone = trainkit("run", str(tiny_recipe), *lora, "peft.path=gone")
+    gone = trainkit("run", str(tiny_recipe), *lora, "peft.path=./gone")
     assert gone.returncode == 4
-    assert "peft.path gone does not exist on this machine" in gone.stderr
+    assert "peft.path ./gone does not exist on this machine" in gone.stderr

@@ -58,6 +58,16 @@ USES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     ),
     "gradient_accumulation_steps": (("--gradient_accumulation_steps", "4"), {"batch.accumulation": 4}),
     "gradient_checkpointing": (("--gradient-checkpointing",), {"efficiency.gradient_checkpointing.every": True}),
+    "hub_model_id": (("--hub_model_id", "ada/tiny"), {"checkpoint.push_to_hub.repo": "ada/tiny"}),
+    "hub_private_repo": (
+        ("--hub_private_repo", "--hub_model_id", "ada/tiny"),
+        {"checkpoint.push_to_hub.private": True},
+    ),
+    "hub_strategy": (
+        ("--hub_strategy", "every_save", "--hub_model_id", "ada/tiny"),
+        {"checkpoint.push_to_hub.strategy": "every_save"},
+    ),
+    "push_to_hub": (("--push_to_hub", "--hub_model_id", "ada/tiny"), {"checkpoint.push_to_hub.repo": "ada/tiny"}),
     "learning_rate": (("--learning_rate", "3e-5"), {"optimizer.lr": 3e-5}),
     "log_level": (("--log_level", "debug"), {"logging.level": "debug"}),
     "log_level_replica": (("--log_level_replica", "error"), {"logging.replica_level": "error"}),
