@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.hub_server.server import TOKEN, Hub
+
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / ".github").glob("*.md"))]
@@ -100,7 +102,10 @@ def test_the_pages_have_commands_for_all_that_trainkit_does() -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
 @pytest.mark.timeout(600)
-def test_every_command_runs_as_printed_and_in_this_order(trainkit: Trainkit, tmp_path: Path, page: Path) -> None:
+def test_every_command_runs_as_printed_and_in_this_order(
+    trainkit: Trainkit, tmp_path: Path, page: Path, hub: Hub
+) -> None:
+    reader = {**hub.environment, "HF_TOKEN": TOKEN}  # who is logged in to a Hub
     (tmp_path / "train.py").write_text("import sys; assert sys.argv[1:] == ['--lr', '0.1', 'two words'], sys.argv\n")
     for line in commands(page):
         words = shlex.split(line, comments=True)
@@ -109,7 +114,7 @@ def test_every_command_runs_as_printed_and_in_this_order(trainkit: Trainkit, tmp
         assert words[0] == "trainkit", f"no test runs {line!r}"
         # the built-in trainer's own models; others are of another kind, and small
         is_big = words[1] in TRAINING and not {"lora", "tiny", "train.py"} & {*words}
-        done = trainkit(*words[1:], environ=SMALL if is_big else {}, timeout=200)
+        done = trainkit(*words[1:], environ={**reader, **(SMALL if is_big else {})}, timeout=200)
         # the machine of the test may have a problem, and lacks the scripts of other libraries
         fine = (0, 4) if words[1] == "doctor" or {"hf-glue-mrpc", "accelerate-nlp-example"} & {*words} else (0,)
         assert done.returncode in fine, f"{line}\n{done.stdout}\n{done.stderr}"
