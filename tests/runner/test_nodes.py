@@ -209,6 +209,7 @@ def test_a_node_that_joins_late_hears_what_it_has_missed() -> None:
     second.wait(0)
     first.wait(0.2)
     second.until(lambda: second.control.order)
+    assert second.control.order == "trainkit received SIGTERM"
 
 
 def test_a_node_that_stood_still_itself_has_lost_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
