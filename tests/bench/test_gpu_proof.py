@@ -34,6 +34,7 @@ from trainkit.cli.pipeline import plan_recipe, resolve_request
 from trainkit.errors import RecipeError
 from trainkit.machine.facts import GpuProcess
 
+pytestmark = pytest.mark.e2e  # what the kit measures with imports torch, accelerate and transformers
 GPU = Path(__file__).resolve().parents[2] / "scripts" / "gpu"
 PROVE = GPU / "prove"
 HERE = [case for case in CASES if case.on_cpu]
@@ -103,7 +104,6 @@ def whole(folder: Path) -> subprocess.CompletedProcess[str]:
     return prove(folder, "--minutes", "8", "--output", "out", program=("-c", PLANTED, str(GPU)))
 
 
-@pytest.mark.e2e
 def test_every_case_of_a_cpu_is_right_and_what_is_planted_is_wrong(
     folder: Path, whole: subprocess.CompletedProcess[str]
 ) -> None:
@@ -115,7 +115,6 @@ def test_every_case_of_a_cpu_is_right_and_what_is_planted_is_wrong(
     assert left_in(folder) == []
 
 
-@pytest.mark.e2e
 def test_a_wrong_case_says_what_is_wrong_and_keeps_its_log(
     folder: Path, whole: subprocess.CompletedProcess[str]
 ) -> None:
@@ -129,7 +128,6 @@ def test_a_wrong_case_says_what_is_wrong_and_keeps_its_log(
     assert "FAILED   planted/other data" in log and "12 steps of 4 samples" in log
 
 
-@pytest.mark.e2e
 def test_a_second_call_goes_on_with_what_was_not_right(folder: Path, whole: subprocess.CompletedProcess[str]) -> None:
     earlier = found_in(folder / "out")
     for case in earlier["cases"]:
@@ -145,7 +143,6 @@ def test_a_second_call_goes_on_with_what_was_not_right(folder: Path, whole: subp
     assert found.keys() >= {case.title for case in HERE} and set(found.values()) == {True}
 
 
-@pytest.mark.e2e
 def test_results_of_another_card_are_not_gone_on_with(folder: Path, whole: subprocess.CompletedProcess[str]) -> None:
     (folder / "other.json").write_text(json.dumps({**found_in(folder / "out"), "card": "NVIDIA H200"}))
     done = prove(folder, "--after", "other.json", "--output", "other")
@@ -154,7 +151,6 @@ def test_results_of_another_card_are_not_gone_on_with(folder: Path, whole: subpr
     assert not (folder / "other").exists()
 
 
-@pytest.mark.e2e
 def test_a_call_that_is_ended_leaves_its_results_and_nothing_else(folder: Path) -> None:
     argv = [sys.executable, str(PROVE), "--device", "cpu", "--tiny", "--only", "strategy,facts", "--output", "ended"]
     process = subprocess.Popen(argv, cwd=folder, env=environment(folder), stdout=subprocess.PIPE, text=True)
@@ -221,7 +217,6 @@ CARD = "GPU-12345678-1111-2222-3333-444444444444"
 
 
 @pytest.mark.parametrize("case", TRAINED, ids=lambda case: case.title)
-@pytest.mark.unit
 def test_the_words_of_every_case_plan_on_a_card(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     _, recipe, *words = command(case, Place(tmp_path, "cuda", tiny=False), tmp_path / "runs")
@@ -233,7 +228,6 @@ def test_the_words_of_every_case_plan_on_a_card(case: Case, tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("case", NAMING, ids=lambda case: case.title)
-@pytest.mark.unit
 def test_every_way_to_name_a_card_plans(case: Case, tmp_path: Path) -> None:
     (_, recipe, *words), environ = program_command(case, Place(tmp_path, "cuda", tiny=False, card=CARD), tmp_path)
     plan = planned(recipe, words, busy=case.phase == 2, visible_devices=environ.get("CUDA_VISIBLE_DEVICES"))
