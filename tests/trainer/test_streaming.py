@@ -284,6 +284,42 @@ def test_the_first_rows_are_held_out_and_never_trained_on(tmp_path: Path) -> Non
     assert sorted(names[:8]) == sorted("bbcccddd")
 
 
+def test_no_row_that_is_held_out_is_trained_on_where_its_file_is_named_again(tmp_path: Path) -> None:
+    a, b = (
+        str(lines(tmp_path / f"{name}.jsonl", [{"text": f"{name}{number}."} for number in range(6)])) for name in "ab"
+    )
+    for mix, names in ([{"path": [a, a]}], "a"), ([{"path": [b, a]}, {"path": a}], "ab"):
+        found = opened("jsonl", mix=mix, packing=False, validation_rows=2)
+        held_out = {row[:2] for row in shown(found.validation[range(len(found.validation))])}
+        trained = {row[:2] for batch in steps(found, range(9)) for row in shown(batch)}
+        assert held_out == {f"{name}{number}" for name in names for number in range(2)}
+        assert not trained & held_out
+        assert {f"a{number}" for number in range(2, 6)} <= trained
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_token_ids_lie_in_a_mapping_of_lists(streaming: bool, tmp_path: Path) -> None:
+    rows = [{"made": {"ids": [97, 98, 99], "kinds": [0] * number}} for number in range(1, 9)]
+    parquet(tmp_path / "data" / "a.parquet", rows)
+    settings: dict[str, Any] = {"validation_rows": 1} if streaming else {}
+    found = opened(
+        "dataset", tmp_path / "data", tokens_field="made.ids", packing=False, streaming=streaming, **settings
+    )
+    assert found.train[[0]].inputs["targets"][0, :3].tolist() == [98, 99, -1]
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_text_that_gives_no_token_is_named(streaming: bool, tmp_path: Path) -> None:
+    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=inner).save_pretrained(tmp_path / "words")
+    path = lines(tmp_path / "a.jsonl", [*[{"text": "a b a b"}] * 4, {"text": " "}])
+    settings: dict[str, Any] = {"validation_rows": 1} if streaming else {}
+    with pytest.raises(TrainingError, match=r"a\.jsonl:5: field 'text' gives no token"):
+        steps(opened("jsonl", path, tokenizer=str(tmp_path / "words"), streaming=streaming, **settings), range(1))
+
+
 def test_labels_of_a_stream_are_numbers_or_named_in_the_recipe(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", [{"text": "abc", "mood": mood} for mood in ("good", "bad", "bad")])
     found = opened("jsonl", path, BERT, label_field="mood", labels=["bad", "good"], validation_rows=1)
@@ -355,6 +391,44 @@ def compressed(tmp_path: Path) -> dict[str, Any]:
     return {"path": path}
 
 
+def filled_by_prompts(tmp_path: Path) -> dict[str, Any]:
+    path = lines(tmp_path / "a.jsonl", [{"ask": "a" * (LENGTH + 1), "text": "b"}] * 9)
+    return {"path": path, "prompt_field": "ask", "packing": False}
+
+
+def nothing_to_evaluate_on(tmp_path: Path) -> dict[str, Any]:
+    (tmp_path / "data").mkdir()
+    lines(tmp_path / "data" / "validation.jsonl", [])
+    lines(tmp_path / "data" / "train.jsonl", texts(9))
+    return {"kind": "dataset", "path": tmp_path / "data"}
+
+
+def array_of_rows(tmp_path: Path) -> dict[str, Any]:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(texts(9)))
+    return {"path": path}
+
+
+def no_rows_at_all(tmp_path: Path) -> dict[str, Any]:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\x90\x91")
+    return {"path": path}
+
+
+def no_utf8(tmp_path: Path) -> dict[str, Any]:
+    arrow = pytest.importorskip("pyarrow")
+    found = arrow.array([b"abc"] * 25 + [b"\xff"] + [b"abc"] * 9, arrow.binary())
+    column = arrow.StringArray.from_buffers(len(found), *found.buffers()[1:])
+    (tmp_path / "data").mkdir()
+    pytest.importorskip("pyarrow.parquet").write_table(arrow.table({"text": column}), tmp_path / "data/0.parquet")
+    return {"kind": "dataset", "path": tmp_path / "data"}
+
+
+def null_among_ids(tmp_path: Path) -> dict[str, Any]:
+    parquet(tmp_path / "data" / "0.parquet", [*[{"ids": [7, 8]}] * 6, {"ids": [7, None, 8]}])
+    return {"kind": "dataset", "path": tmp_path / "data", "tokens_field": "ids"}
+
+
 def folder_as_lines(tmp_path: Path) -> dict[str, Any]:
     return {"path": tmp_path}
 
@@ -392,6 +466,12 @@ def second_source_missing(tmp_path: Path) -> dict[str, Any]:
         (without_column, r"data/1\.parquet has no column 'text'.*did you mean texts\?"),
         (parquet_as_lines, r"a\.jsonl is a parquet file and no JSON lines"),
         (compressed, r"a\.jsonl\.gz is compressed \(gzip\) and no JSON lines"),
+        (filled_by_prompts, r"3 rows held out of .*: nothing of them is to be predicted within 16 tokens"),
+        (nothing_to_evaluate_on, r"data \(1 file, .* has no row to evaluate on"),
+        (array_of_rows, r"a\.jsonl is a JSON array and no JSON lines"),
+        (no_rows_at_all, r"a\.jsonl:1 is not JSON"),
+        (no_utf8, r"data/0\.parquet: row 25 cannot be read: 'utf-8'"),
+        (null_among_ids, r"data/0\.parquet: row 6: field 'ids' holds None: expected whole numbers"),
         (folder_as_lines, r"is a folder"),
         (pipe, r"a\.jsonl is a device or a pipe"),
         (unknown_split, r"data.split: .*/data has no split 'tran'"),

@@ -14,7 +14,7 @@ from trainkit.recipe.schema import DatasetData, JsonlData, Recipe
 from trainkit.recipe.validation.suggestions import nearest
 from trainkit.trainer.data.folders import explained, is_saved, refuse_subset, split_files
 from trainkit.trainer.data.rows import source_of_rows
-from trainkit.trainer.data.shards import Row, holding, json_lines, lacking, listed_mappings
+from trainkit.trainer.data.shards import Row, holding, json_lines, lacking
 from trainkit.trainer.data.source import Source
 from trainkit.trainer.data.stream import open_stream
 from trainkit.trainer.user_code import first_line
@@ -130,7 +130,7 @@ def _of_table(table: Any, where: str) -> Split:
         try:
             for batch in table.with_format(None).select_columns(columns).iter(batch_size=_READ):
                 for values in zip(*(batch[name] for name in columns), strict=True):
-                    yield Row(f"{where}: row {number}", dict(zip(columns, map(listed_mappings, values), strict=True)))
+                    yield Row(f"{where}: row {number}", dict(zip(columns, values, strict=True)))
                     number += 1
         except (OSError, ArithmeticError, ValueError) as error:  # Arrow's own errors are ValueErrors or OSErrors
             raise TrainingError(f"data.path: {where}: row {number} cannot be read: {first_line(error)}") from error

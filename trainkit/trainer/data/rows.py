@@ -94,6 +94,8 @@ class Reading:
         if self.limit is not None:
             text = text[: max(0, self.limit - len(opening) - len(closing))]
         before = [*opening, *prompt]
+        if not before and not text and not closing:
+            raise row.wrong(f"field {data.field!r} gives no token")
         return [*before, *text, *closing], bytes(len(before)) + b"\1" * (len(text) + len(closing))
 
     def _prompt(self, row: Row) -> str:

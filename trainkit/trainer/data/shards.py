@@ -16,11 +16,13 @@ from trainkit.trainer.user_code import first_line
 # How files begin that are no JSON lines, whatever their names: what they are, and what to do.
 _NO_LINES = {
     b"PAR1": ("a parquet file", "give it a name that ends in .parquet, under data.kind: dataset"),
-    b"\x1f\x8b": ("compressed (gzip)", "unpack it with gunzip: what is compressed cannot be read from the middle"),
-    b"\x28\xb5\x2f\xfd": (
-        "compressed (zstd)",
-        "unpack it with unzstd: what is compressed cannot be read from the middle",
-    ),
+    b"\x1f\x8b": ("compressed (gzip)", "unpack it with gunzip"),
+    b"\x28\xb5\x2f\xfd": ("compressed (zstd)", "unpack it with unzstd"),
+    b"BZh": ("compressed (bzip2)", "unpack it with bunzip2"),
+    b"\xfd7zX": ("compressed (xz)", "unpack it with unxz"),
+    b"PK\x03\x04": ("a zip archive", "unpack it with unzip"),
+    b"\xff\xfe": ("text in UTF-16", "write it in UTF-8: iconv -f UTF-16 -t UTF-8"),
+    b"[": ("a JSON array", "write each of its objects into a line of its own: jq -c '.[]'"),
 }
 _READ = 128  # rows at a time: they are held whole, whatever their columns
 
@@ -56,9 +58,9 @@ class Row(NamedTuple):
     def ids(self, field: str) -> Sequence[int]:
         """The whole numbers in a field. TrainingError when there is anything else."""
         found = self.items(field)
-        odd = next((each for each in found if not isinstance(each, int) or isinstance(each, bool)), None)
-        if odd is not None:
-            raise self.wrong(f"field {field!r} holds {odd!r}: expected whole numbers")
+        odd = [each for each in found if not isinstance(each, int) or isinstance(each, bool)]
+        if odd:
+            raise self.wrong(f"field {field!r} holds {odd[0]!r}: expected whole numbers")
         return found
 
     def _given(self, field: str, kind: type, term: str = "") -> Any:
@@ -68,24 +70,43 @@ class Row(NamedTuple):
             if not isinstance(found, dict) or name not in found:
                 raise self.wrong(f"field {field!r} is missing")
             found = found[name]
+        found = _listed_mappings(found) if kind is list else found
         if kind is not object and not (isinstance(found, kind) and found):
             raise self.wrong(f"field {field!r} is {'empty' if found == kind() else f'no {term} but {_kind(found)}'}")
         return found
 
 
 def _kind(value: Any) -> str:
-    """What a value is, in JSON's terms."""
+    """What a value is, in JSON's terms where it has them."""
     kinds = ((bool, "true or false"), (int | float, "a number"), (str, "a text"), (list, "a list"), (dict, "an object"))
-    return next((term for kind, term in kinds if isinstance(value, kind)), "null")
+    other = "null" if value is None else type(value).__name__
+    return next((term for kind, term in kinds if isinstance(value, kind)), other)
+
+
+def _listed_mappings(value: Any) -> Any:
+    """A list of mappings where an older data set holds a mapping of lists."""
+    if isinstance(value, dict) and value and all(isinstance(each, list) for each in value.values()):
+        lengths = {len(each) for each in value.values()}
+        if len(lengths) == 1:
+            return [dict(zip(value, each, strict=True)) for each in zip(*value.values(), strict=True)]
+    return value
 
 
 def json_lines(paths: Sequence[Path]) -> Iterator[Row]:
     """The objects in the lines of some files; blank lines are skipped. TrainingError for a line that is none."""
     for path in paths:
         with reading(path), path.open("rb") as lines:
+            _refuse_others(path, lines.peek(4))
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield json_row(line, f"{path}:{number}")
+
+
+def _refuse_others(path: Path, head: bytes) -> None:
+    """TrainingError where a file's first bytes are those of another format."""
+    for beginning, (kind, hint) in _NO_LINES.items():
+        if head.startswith(beginning):
+            raise TrainingError(f"data.path: {path} is {kind} and no JSON lines", hint=hint)
 
 
 def json_row(line: bytes, place: str) -> Row:
@@ -97,13 +118,6 @@ def json_row(line: bytes, place: str) -> Row:
     if not isinstance(found, dict):
         raise TrainingError(f"data.path: {place} is not an object in braces")
     return Row(place, found)
-
-
-def listed_mappings(value: Any) -> Any:
-    """A list of mappings where an older data set holds a mapping of lists."""
-    if isinstance(value, dict) and value and all(isinstance(each, list) for each in value.values()):
-        return [dict(zip(value, each, strict=True)) for each in zip(*value.values(), strict=True)]
-    return value
 
 
 class Mark(NamedTuple):
@@ -138,10 +152,7 @@ def check_shard(path: Path, columns: Sequence[str]) -> tuple[int, dict[str, tupl
         size = path.stat().st_size
         if path.suffix not in (".parquet", ".arrow"):
             with path.open("rb") as file:
-                head = file.read(4)
-            for beginning, (kind, hint) in _NO_LINES.items():
-                if head.startswith(beginning):
-                    raise TrainingError(f"data.path: {path} is {kind} and no JSON lines", hint=hint)
+                _refuse_others(path, file.peek(4))
             return size, {}
     with _table_file(path) as file:
         schema = file.schema_arrow if path.suffix == ".parquet" else file.schema
@@ -206,15 +217,31 @@ def _of_batches(path: Path, batches: Iterator[Any], row: int, start: int) -> Ite
     while True:
         try:
             batch = next(batches, None)
-            if batch is None:
-                return
-            skipped, row = min(batch.num_rows, max(0, start - row)), row + batch.num_rows
-            values = batch.slice(skipped).to_pylist()
-        except (OSError, ArithmeticError, ValueError) as error:  # Arrow's own errors are ValueErrors or OSErrors
-            raise TrainingError(f"data.path: {path}: row {row} cannot be read: {first_line(error)}") from error
-        for number, fields in enumerate(values, start=row - len(values)):
-            found = {name: listed_mappings(value) for name, value in fields.items()}
-            yield Mark(number), RawRow(f"{path}: row {number}", found)
+        except Exception as error:  # Arrow raises anything over what is damaged
+            raise _unreadable(path, row, error) from error
+        if batch is None:
+            return
+        for first in range(min(batch.num_rows, max(0, start - row)), batch.num_rows, _READ):
+            yield from _values(path, batch.slice(first, _READ), row + first)
+        row += batch.num_rows
+
+
+def _values(path: Path, batch: Any, row: int) -> Iterator[tuple[Mark, RawRow]]:
+    """Rows of a record batch whose first row is `row`. TrainingError names the one that holds what is no value."""
+    try:
+        values = batch.to_pylist()
+    except Exception as error:  # text that is no UTF-8, times outside the calendar
+        if batch.num_rows == 1:
+            raise _unreadable(path, row, error) from error
+        values = ()
+        for place in range(batch.num_rows):
+            yield from _values(path, batch.slice(place, 1), row + place)
+    for number, fields in enumerate(values, start=row):
+        yield Mark(number), RawRow(f"{path}: row {number}", fields)
+
+
+def _unreadable(path: Path, row: int, error: Exception) -> TrainingError:
+    return TrainingError(f"data.path: {path}: row {row} cannot be read: {first_line(error)}")
 
 
 @contextmanager
@@ -229,10 +256,11 @@ def _table_file(path: Path) -> Iterator[Any]:
     try:
         if path.suffix == ".parquet":
             # Buffered: a row group, which may be of gigabytes, is never read at once.
-            file = pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
+            sparing = {"pre_buffer": False, "buffer_size": 1 << 20}
+            file = pyarrow.parquet.ParquetFile(path, **sparing, page_checksum_verification=True)
         else:
             file = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
-    except (OSError, ValueError) as error:
+    except Exception as error:  # Arrow raises anything over what is damaged
         kind = "parquet" if path.suffix == ".parquet" else "Arrow"
         raise TrainingError(f"data.path: {path} is no sound {kind} file: {first_line(error)}") from error
     with file:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -34,12 +34,16 @@ _APART = {"path", "tokenizer", "mix", "workers", "persistent_workers", "prefetch
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """One source, looked at: its files, the rows that are held out, and the names of labels that it knows."""
+    """One source, looked at: its files, the rows that are held out, and the names of labels that it knows.
+
+    begins: where the rows behind those do, in the files that have them; None where there are no others.
+    """
 
     asked: Mixed
     seed: int
     files: Files
     held_out: Sequence[RawRow]
+    begins: Mapping[Path, Mark | None]
     size: int  # bytes
     names: tuple[str, ...]
 
@@ -66,8 +70,7 @@ def open_stream(recipe: Recipe) -> Source:
     names = _label_names(data, opened)
     form = Form(length, encoder.padding, whole, data.label_field, names, pairs)
     if not held_out:
-        what = f"data.path: the rows held out of {_described(opened)} fill no sample of {data.sequence_length} tokens"
-        raise TrainingError(what, hint="raise data.validation_rows, or lower data.sequence_length")
+        raise _nothing_to_evaluate(data, opened)
     facts = _facts(recipe, opened, encoder)
     stream = RowStream(windows, [each.asked.weight for each in opened], form, seed, str(facts["stream"]))
     return Source(
@@ -80,6 +83,17 @@ def open_stream(recipe: Recipe) -> Source:
         padding=encoder.padding if whole else None,
         stream=stream,
     )
+
+
+def _nothing_to_evaluate(data: Rows, opened: Sequence[Opened]) -> TrainingError:
+    """Why no sample comes of the rows that are held out."""
+    rows = sum(len(each.held_out) for each in opened)
+    if not rows:
+        hint = "see whether its files are whole, or set data.validation_split"
+        return TrainingError(f"data.path: {_described(opened)} has no row to evaluate on", hint=hint)
+    what = f"data.path: {counted(rows, 'row')} held out of {_described(opened)}: nothing of them is to be predicted"
+    hint = "raise data.validation_rows, or data.sequence_length where prompts are longer"
+    return TrainingError(f"{what} within {data.sequence_length} tokens", hint=hint)
 
 
 def _facts(recipe: Recipe, opened: Sequence[Opened], encoder: Encoder) -> dict[str, int | float | str]:
@@ -97,16 +111,37 @@ def _of_held_out(form: Form, samples: Sequence[Sample], indices: Sequence[int]) 
 
 
 def _all_opened(data: Rows, seed: int) -> list[Opened]:
-    """Every source that has a weight, each with a seed of its own."""
+    """Every source that has a weight, each with a seed of its own. TrainingError for one without rows to train on."""
     asked = [each for each in data.mix if each.weight]
-    if not data.mix:  # alone it has the seed of data that is not streamed
+    if data.mix:
+        found = [_opened(each, data, derived_seed(seed, "source", number)) for number, each in enumerate(asked)]
+    else:  # alone it has the seed of data that is not streamed
         alone = Mixed(path=data.path, split=getattr(data, "split", None), subset=getattr(data, "subset", None))
-        return [_opened(alone, data, seed)]
-    return [_opened(each, data, derived_seed(seed, "source", number)) for number, each in enumerate(asked)]
+        found = [_opened(alone, data, seed)]
+    # What one source holds out of a file is not trained on by another, or where the file is named again.
+    begins: dict[Path, Mark | None] = {}
+    for path, begin in (pair for each in found for pair in each.begins.items()):
+        known = begins.get(path, Mark())
+        begins[path] = None if begin is None or known is None else max(begin, known)
+    return [_behind_held_out(each, begins) for each in found]
+
+
+def _behind_held_out(opened: Opened, begins: Mapping[Path, Mark | None]) -> Opened:
+    """The same, whose rows to train on begin here. TrainingError where there are none."""
+    paths = opened.files.paths
+    files = replace(opened.files, begins=[begins.get(path.resolve(), Mark()) for path in paths])
+    if next(files.rows(0, Place()), None) is None:
+        for raw in opened.held_out:  # what is no row at all is named first
+            raw.row()
+        rows = len(opened.held_out) if opened.begins else 0
+        held = f" beside the {counted(rows, 'row')} held out for evaluation" if rows else ""
+        what = f"data.path: {listed([str(path) for path in paths])} has no row to train on{held}"
+        raise TrainingError(what, hint="set data.validation_rows lower" if held else "see whether the files are whole")
+    return replace(opened, files=files)
 
 
 def _opened(asked: Mixed, data: Rows, seed: int) -> Opened:
-    """The files of a source, each looked at. TrainingError names a file or a column, or what leaves no row to train."""
+    """The files of a source, each looked at. TrainingError names a file or a column."""
     paths = [Path(each).absolute() for each in ([asked.path] if isinstance(asked.path, str) else asked.path)]
     text = None if data.messages_field or data.tokens_field else asked.field or data.field
     named = (text, data.prompt_field, data.messages_field, data.tokens_field, data.targets_field, data.label_field)
@@ -120,12 +155,9 @@ def _opened(asked: Mixed, data: Rows, seed: int) -> Opened:
         raise TrainingError(f"data.path: the files of {paths[0]} give labels different names", hint="set data.labels")
     rows, begins = _held_out(held_out_files or files, columns, data.validation_rows)
     order = seed if data.shuffle_files and len(files) > 1 else None
-    found = Files(files, columns, [Mark()] * len(files) if held_out_files else begins, order)
-    if next(found.rows(0, Place()), None) is None:
-        held = f" beside the {counted(len(rows), 'row')} held out for evaluation" if rows and not held_out_files else ""
-        what = f"data.path: {listed([str(path) for path in paths])} has no row to train on{held}"
-        raise TrainingError(what, hint="set data.validation_rows lower" if held else "see whether the files are whole")
-    return Opened(asked, seed, found, rows, sum(size for size, _ in looked_at), next(iter(names), ()))
+    found = Files(files, columns, [Mark()] * len(files), order)
+    size, known = sum(size for size, _ in looked_at), next(iter(names), ())
+    return Opened(asked, seed, found, rows, {} if held_out_files else begins, size, known)
 
 
 def _of_split(paths: Sequence[Path], asked: Mixed, second: str | None) -> tuple[list[Path], list[Path]]:
@@ -141,18 +173,20 @@ def _of_split(paths: Sequence[Path], asked: Mixed, second: str | None) -> tuple[
     return files, held_out
 
 
-def _held_out(files: Sequence[Path], columns: Sequence[str], most: int) -> tuple[list[RawRow], list[Mark | None]]:
-    """The first rows of a source, and where in each file the others begin; None in a file without others."""
+def _held_out(files: Sequence[Path], columns: Sequence[str], most: int) -> tuple[list[RawRow], dict[Path, Mark | None]]:
+    """The first rows of a source, and where in each of their files the others begin; None in one without others."""
     rows: list[RawRow] = []
-    begins: list[Mark | None] = []
+    begins: dict[Path, Mark | None] = {}
     for file in files:
-        begins.append(None if len(rows) < most else Mark())
-        if len(rows) < most:
-            for mark, raw in rows_of(file, columns, Mark()):
-                if len(rows) == most:
-                    begins[-1] = mark
-                    break
-                rows.append(raw)
+        known = file.resolve()
+        if len(rows) == most or known in begins:
+            continue
+        begins[known] = None
+        for mark, raw in rows_of(file, columns, Mark()):
+            if len(rows) == most:
+                begins[known] = mark
+                break
+            rows.append(raw)
     return rows, begins
 
 

@@ -146,7 +146,7 @@ class Windows:
             if not self._size and not cursor.window:
                 raise TrainingError(
                     f"data.path: the rows from {self._files.paths[0]} on fill no sample of {self._cut.length} tokens",
-                    hint="lower data.sequence_length, or bring more text",
+                    hint="bring more text, or raise data.sequence_length where prompts are longer",
                 )
             self._next = Cursor(cursor.epoch + 1, 0, cursor.first + self._size)
         else:
