@@ -168,6 +168,21 @@ LOOKING_AHEAD: Mapping[str, str | None] = {
 OVERFLOWING = frozenset({"longt5", "mt5", "t5", "umt5"})
 
 
+# Blocks with less than 90 % of their weights in linear layers, which are all that bitsandbytes quantises, by
+# trainer/models/quantized.py on models of the releases' own sizes: experts of a block lie in one tensor.
+_MIXTURES = """
+    afmoe aria_text axk1 axk2 bailing_hybrid beam cohere2_moe dbrx deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4
+    dots1 dots3_note dots3_note_text ernie4_5_moe exaone_moe flex_olmo flint glm4_moe glm4_moe_lite glm_moe_dsa gpt_oss
+    granitemoe granitemoe_swa granitemoehybrid granitemoeshared hunyuan_v1_moe hy_v3 hy_v4 inkling2_text inkling_text
+    jamba jetmoe kimi_linear kolibri1 laguna lfm2_moe llama4 llama4_text longcat_flash mellum mimo_v2_flash minimax
+    minimax_m2 minimax_m3_vl_text mistral4 mixtral olmoe phimoe qwen2_moe qwen3_5_moe qwen3_5_moe_text qwen3_moe
+    qwen3_next solar_open zaya
+"""
+MIXTURES = frozenset(_MIXTURES.split())
+# Settings that say how many experts there are: with one or none, a model is dense.
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
 def quantized_already(folder: str) -> tuple[str, str]:
     """What is in the way where a model's config.json has a `quantization_config`, and what to do about it."""
     what = f"model.path: the weights in {folder} are quantised already"

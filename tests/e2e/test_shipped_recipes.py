@@ -226,7 +226,10 @@ def test_a_recipe_is_planned_for_the_machine_that_it_names(
 def add(hub: Hub, repository: str) -> None:
     """Files of a repository, as small as may be; of a data set all rows of a split in one file, as the README says."""
     if repository in REPOSITORIES:
-        described = {"config.json": json.dumps(REPOSITORIES[repository]), "tokenizer_config.json": "{}"}
+        described = {
+            "config.json": json.dumps(REPOSITORIES[repository]),
+            "tokenizer_config.json": '{"chat_template": "{{ messages }}"}',
+        }
         hub.add(repository, {**described, "tokenizer.json": "{}", "model.safetensors": b"weights"})
         return
     subsets = DATA_SETS[repository]

@@ -204,6 +204,22 @@ def test_a_model_that_its_task_cannot_train_is_refused_by_its_name(named: Traink
     assert not hub.downloads("owner/t5", "model.safetensors")
 
 
+def test_chats_for_a_tokenizer_without_a_template_are_refused_by_its_name(
+    named: Trainkit, hub: Hub, tmp_path: Path
+) -> None:
+    hub.add("owner/base", {"tokenizer_config.json": "{}", "tokenizer.json": "{}"})
+    hub.add("owner/chat", {"tokenizer_config.json": "{}", "tokenizer.json": "{}", "chat_template.jinja": "x"})
+    (tmp_path / "chats.jsonl").write_text('{"messages": []}\n')
+    data = ["data.kind=jsonl", "data.path=chats.jsonl", "data.messages_field=messages", "data.tokenizer=owner/base"]
+    done = named("plan", "recipe.yaml", *data)
+    assert done.returncode == 2
+    assert "data.messages_field: the tokenizer owner/base has no chat template" in done.stderr
+    assert not hub.downloads("owner/base", "tokenizer.json")
+    done = named("plan", "recipe.yaml", *data, "data.tokenizer=owner/chat")
+    assert done.returncode == 0, done.stderr
+    assert not hub.downloads("owner/chat", "chat_template.jinja")
+
+
 def test_a_gated_model_opens_to_a_token(named: Trainkit, hub: Hub, model: Path) -> None:
     hub.add("owner/gated", model, gated=True, readers=("rob",))
     done = named("run", "recipe.yaml", "model.path=owner/gated", environ={"HF_TOKEN": READER})

@@ -90,11 +90,8 @@ def test_other_misfits_say_what_the_model_is_for(
         ({"model_type": "t5"}, "seq2seq_lm"),
         ({"model_type": "bart"}, "causal_lm"),  # its decoder alone
         ({"model_type": "bert", "is_decoder": True}, "causal_lm"),
-        ({"model_type": "a-model-of-tomorrow"}, "causal_lm"),
-        ({"model_type": "t5", "auto_map": {"AutoModelForCausalLM": "modeling.Mine"}}, "causal_lm"),
+        ({"model_type": "llama", "auto_map": {"AutoModelForCausalLM": "modeling.Mine"}}, "causal_lm"),
         ({}, "seq2seq_lm"),
-        ("no JSON", "seq2seq_lm"),
-        ("[1]", "seq2seq_lm"),
     ],
 )
 def test_what_may_be_trained_or_is_not_known_is_not_refused(
@@ -103,6 +100,74 @@ def test_what_may_be_trained_or_is_not_known_is_not_refused(
     resolved = of_folder(solve, settings, task)
     assert list(architecture_problems(resolved, "5.23.0")) == []
     build_plan(resolved, machine(0))
+
+
+OWN_CODE = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "version", "what", "why"),
+    [
+        ("no JSON", None, "/models/it/config.json is no JSON: Expecting value", ""),
+        ("[1]", None, "/models/it/config.json is no JSON object", ""),
+        ({"model_type": "a-model-of-tomorrow"}, "5.23.0", "a-model-of-tomorrow is no model of transformers 5.23", ""),
+        ({"hidden_size": 8}, "5.23.0", "the config.json of /models/it has no model_type", ""),
+        (OWN_CODE, "5.23.0", "mine is no model of transformers", "code that lies beside weights is not run"),
+        ({**OWN_CODE, "model_type": "t5"}, "5.23.0", "t5 is an encoder-decoder", "transformers 5.23 does not have it"),
+    ],
+)
+def test_what_transformers_would_refuse_after_seconds_is_refused_in_the_plan(
+    settings: dict[str, Any] | str, version: str | None, what: str, why: str, solve: Solve
+) -> None:
+    (found,) = architecture_problems(of_folder(solve, settings, "causal_lm"), version)
+    assert (what in found.what, why in found.why, bool(found.hint)) == (True, True, True)
+
+
+@pytest.mark.parametrize("version", ["4.57.6", "5.24.0", None])
+def test_what_another_release_may_know_is_not_refused(version: str | None, solve: Solve) -> None:
+    for settings in ({"model_type": "a-model-of-tomorrow"}, {"hidden_size": 8}, OWN_CODE):
+        assert list(architecture_problems(of_folder(solve, settings, "causal_lm"), version)) == []
+
+
+def test_a_folder_without_a_model_says_what_it_holds(solve: Solve) -> None:
+    recipe = f"{HEAD}model: {{kind: hf, path: /models/it}}\n"
+    (found,) = architecture_problems(solve({"r.yaml": recipe, "/models/it": ""}), None)
+    assert found.what == "model.path: there is no /models/it/config.json, which says what the model is"
+    adapters = json.dumps({"peft_type": "LORA", "base_model_name_or_path": "ada/base"})
+    files = {"r.yaml": recipe, "/models/it": "", "/models/it/adapter_config.json": adapters}
+    (found,) = architecture_problems(solve(files), None)
+    assert found.what == "model.path: /models/it holds adapters, and no model"
+    assert found.hint == ("set model.path to the model that they belong to (ada/base), and peft.path to this folder")
+    assert list(architecture_problems(solve({"r.yaml": recipe}), "5.23.0")) == [], "another machine may have it"
+
+
+def test_a_name_that_transformers_does_not_have_is_refused(solve: Solve) -> None:
+    (found,) = architecture_problems(solve(f"{HEAD}model: {{kind: hf, architecture: lama}}\n"), "5.23.0")
+    assert found.what == "model.architecture: lama is no model of transformers 5.23"
+    assert "did you mean llama?" in found.hint
+
+
+QUANTISED = "  quantize: 4\npeft: {kind: lora}\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "refuses"),
+    [
+        ({"model_type": "mixtral"}, True),
+        ({"model_type": "qwen3_moe", "num_experts": 128}, True),
+        ({"model_type": "granitemoehybrid", "num_local_experts": 0}, False),
+        ({"model_type": "llama"}, False),
+        ({"model_type": "switch_transformers"}, False),
+    ],
+)
+def test_a_mixture_of_experts_is_not_quantised(settings: dict[str, Any], refuses: bool, solve: Solve) -> None:
+    task = "seq2seq_lm" if settings["model_type"] == "switch_transformers" else "causal_lm"
+    resolved = of_folder(solve, settings, task, QUANTISED)
+    found = list(architecture_problems(resolved, "5.23.0"))
+    assert [each.key for each in found] == ["model.quantize"] * refuses
+    assert all("in one tensor" in each.why for each in found)
+    assert list(architecture_problems(resolved, "5.22.0")) == [], "whose experts nobody has looked at"
+    assert list(architecture_problems(of_folder(solve, settings, task), "5.23.0")) == []
 
 
 def test_a_newer_transformers_may_have_learned_it_so_that_the_plan_only_warns(

@@ -15,6 +15,7 @@ import torch
 
 from tests.trainer.tiny_tokenizer import CHATML
 from trainkit.errors import TrainingError
+from trainkit.recipe.layers.described import has_template
 from trainkit.recipe.schema import Recipe
 from trainkit.trainer.checkpoint.resuming import load
 from trainkit.trainer.data import text
@@ -119,6 +120,25 @@ def test_a_chat_whose_answers_cannot_be_told_is_refused_with_its_line(
     path = written(tmp_path / "a.jsonl", {"messages": chat})
     with pytest.raises(TrainingError, match=rf"a\.jsonl:1: field 'messages'.*{message}"):
         source(path, make_tokenizer(template=template), messages_field="messages")
+
+
+@pytest.mark.parametrize("form", ["jinja", "settings", "several", "none"])
+def test_the_plan_knows_of_a_template_where_transformers_finds_one(
+    form: str, make_tokenizer: MakeTokenizer, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(make_tokenizer(template=None if form == "none" else CHATML))
+    if form == "several":
+        tokenizer.chat_template = {"default": CHATML, "tool_use": CHATML}
+    tokenizer.save_pretrained(tmp_path / "saved", save_jinja_files=form != "settings")
+    names = {each.name for each in (tmp_path / "saved").iterdir()}
+    assert ("chat_template.jinja" in names) == (form in ("jinja", "several"))
+    found = has_template(
+        str(tmp_path / "saved"), lambda path: Path(path).read_bytes(), lambda path: Path(path).exists()
+    )
+    read = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert found == (read.chat_template is not None) == (form != "none")
 
 
 def test_text_files_are_cut_once_and_again_when_the_tokenizer_changes(

@@ -143,7 +143,7 @@ def plan_recipe(resolved: Resolved, facts: Facts | None = None, run: RunLayout |
 
         own = own_checkpoints(run, recipe.program.kind)
     hub = on_hub(resolved)
-    return build_plan(with_model_config(resolved, hub), facts or probe(), earlier, own, hub)
+    return build_plan(with_described(resolved, hub), facts or probe(), earlier, own, hub)
 
 
 def on_hub(resolved: Resolved) -> tuple[Copy, ...]:
@@ -166,15 +166,21 @@ def on_hub(resolved: Resolved) -> tuple[Copy, ...]:
         raise RecipeError([resolved.error(each.key, each.what, each.hint) for each in error.diagnostics]) from error
 
 
-def with_model_config(resolved: Resolved, hub: Sequence[Copy]) -> Resolved:
-    """The recipe with what the config.json of a model of the Hub says, which was fetched to look it up."""
-    folder = next((each.folder for each in hub if each.named.key == "model.path"), "")
-    if not folder:
-        return resolved
+def with_described(resolved: Resolved, hub: Sequence[Copy]) -> Resolved:
+    """The recipe with what the small files of the Hub's model and tokenizer say, which were fetched to look them up."""
     from trainkit.hub.lookup import CacheDisk
-    from trainkit.recipe.layers.paths import config_of
+    from trainkit.recipe.layers.described import CONFIG, has_template, read_config
 
-    return replace(resolved, model_config=config_of(folder, CacheDisk().read))
+    described, disk = resolved.described, CacheDisk()
+    for copy in hub:
+        listed = None if copy.obstacle else copy.sizes
+        if copy.named.key == "model.path" and copy.folder:
+            model, fault = read_config(copy.folder, disk.read)
+            described = replace(described, model=model, fault=None if listed is None or CONFIG in listed else fault)
+        if copy.named.key == "data.tokenizer" and listed is not None:
+            there = {f"{copy.folder}/{part}" for name in listed for part in (name, name.partition("/")[0])}
+            described = replace(described, chats=has_template(copy.folder, disk.read, there.__contains__))
+    return replace(resolved, described=described)
 
 
 def cluster_facts(resolved: Resolved) -> Facts:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainkit.architectures import LOOKING_AHEAD, OVERFLOWING, TASKS_OF, TRANSFORMERS, quantized_already
+from trainkit.architectures import (
+    EXPERTS,
+    LOOKING_AHEAD,
+    MIXTURES,
+    OVERFLOWING,
+    TASKS_OF,
+    TRANSFORMERS,
+    quantized_already,
+)
 from trainkit.errors import Diagnostic
 from trainkit.machine.versions import release
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import HfModel
+from trainkit.recipe.schema.model import quantized_bits
+from trainkit.recipe.validation.suggestions import did_you_mean
 
 WRITING = "seq2seq_lm"
 # Task -> transformers' class, and what it is for.
@@ -26,23 +36,31 @@ def architecture_problems(resolved: Resolved, version: str | None) -> Iterator[D
     """An error where the model is known not to be trained (by its task); nothing about a model that is not known.
 
     version: of the transformers that will run it, None where nobody knows. One that is newer than the table may have
-    learned more: then nothing is refused.
+    learned more: then nothing is refused. What it has not, or cannot quantise, is known of the table's own release.
     """
-    model = resolved.recipe.model
-    if isinstance(model, HfModel) and resolved.model_config.get("quantization_config") is not None:
+    model, described = resolved.recipe.model, resolved.described
+    if not isinstance(model, HfModel) or resolved.recipe.program.kind != "builtin":
+        return
+    if described.fault is not None:
+        what, hint = described.fault
+        yield resolved.error("model.path", f"model.path: {what}", hint)
+    elif described.model.get("quantization_config") is not None:
         yield resolved.error("model.path", *quantized_already(str(model.path)))
     elif not _newer(version):
         yield from _problems(resolved)
+        if version is not None and release(version)[:2] == release(TRANSFORMERS):
+            yield from _unknown(resolved)
+            yield from _not_quantised(resolved)
 
 
 def architecture_notices(context: Context) -> Iterator[Notice]:
     """The same as warnings, where transformers is newer than what is known of it, and what is hardly meant."""
     version, resolved = context.facts.packages.get("transformers"), context.resolved
-    model, name = resolved.recipe.model, _name(resolved)
+    model, name, known = resolved.recipe.model, _name(resolved), resolved.described.model
     if not isinstance(model, HfModel) or resolved.recipe.program.kind != "builtin":
         return
     halved = model.task == "causal_lm" and WRITING in TASKS_OF.get(name, ()) and "causal_lm" in TASKS_OF[name]
-    if halved and not resolved.given("model.task") and resolved.model_config.get("is_encoder_decoder", True):
+    if halved and not resolved.given("model.task") and known.get("is_encoder_decoder", True):
         what = (
             f"{name} is an encoder-decoder, and as causal_lm, the default of model.task, its decoder alone is trained"
         )
@@ -58,7 +76,7 @@ def architecture_notices(context: Context) -> Iterator[Notice]:
 
 def _name(resolved: Resolved) -> str:
     """The `model_type`; empty where it is not known."""
-    found = getattr(resolved.recipe.model, "architecture", None) or resolved.model_config.get("model_type")
+    found = getattr(resolved.recipe.model, "architecture", None) or resolved.described.model.get("model_type")
     return found if isinstance(found, str) else ""
 
 
@@ -70,10 +88,8 @@ def _problems(resolved: Resolved) -> Iterator[Diagnostic]:
     model = resolved.recipe.model
     if resolved.recipe.program.kind != "builtin" or not isinstance(model, HfModel):
         return
-    settings = resolved.model_config
-    name = _name(resolved)
-    foreign = CLASSES[model.task] in (settings.get("auto_map") or {})  # code beside the weights, which is not run
-    if name not in TASKS_OF or foreign:
+    settings, name = resolved.described.model, _name(resolved)
+    if name not in TASKS_OF:
         return
     key = "model.task" if resolved.given("model.task") else "model.architecture" if model.architecture else "model.path"
     tasks = TASKS_OF[name]
@@ -87,6 +103,36 @@ def _problems(resolved: Resolved) -> Iterator[Diagnostic]:
         return
     why = f"{CLASSES[model.task]} of transformers {TRANSFORMERS} does not have it"
     yield resolved.error(key, f"model.task {model.task}: {_what(name, model.task)}", _hint(name), why=why)
+
+
+def _unknown(resolved: Resolved) -> Iterator[Diagnostic]:
+    """Of a type that transformers does not have, or of a config.json that says none."""
+    settings, name, model = resolved.described.model, _name(resolved), resolved.recipe.model
+    path = getattr(model, "path", None)
+    if name in TASKS_OF or (path is not None and not settings):  # which is not known
+        return
+    key = "model.path" if path is not None else "model.architecture"
+    if not name:
+        what, why = f"the config.json of {path} has no model_type, which says what the model is", ""
+    else:
+        what, why = (
+            f"{name} is no model of transformers {TRANSFORMERS}",
+            "model_type in its config.json" if path else "",
+        )
+    hint = did_you_mean(name, TASKS_OF, "choose a model of transformers")
+    if settings.get("auto_map"):
+        why = "code that lies beside weights is not run"
+        hint = "import it as your own module, with model.kind: target, or choose a model of transformers"
+    yield resolved.error(key, f"{key}: {what}", hint, why=why)
+
+
+def _not_quantised(resolved: Resolved) -> Iterator[Diagnostic]:
+    name, settings = _name(resolved), {**resolved.described.model, **getattr(resolved.recipe.model, "config", {})}
+    few = any(isinstance(settings.get(each), int) and settings[each] <= 1 for each in EXPERTS)
+    if quantized_bits(resolved.recipe) and name in MIXTURES and not few:
+        why = f"the experts of a block of {name} lie in one tensor, and bitsandbytes quantises linear layers alone"
+        what = f"model.quantize: {name} is a mixture of experts"
+        yield resolved.error("model.quantize", what, "leave model.quantize out, or take a dense model", why=why)
 
 
 def _what(name: str, task: str) -> str:

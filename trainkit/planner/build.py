@@ -35,6 +35,7 @@ from trainkit.plan.support import unreached
 from trainkit.planner import expected, hang, pushing
 from trainkit.planner.architectures import architecture_problems
 from trainkit.planner.batch import solve_batch
+from trainkit.planner.chats import chat_problems
 from trainkit.planner.compatibility import unsupported
 from trainkit.planner.container import check_container, planned, seen_inside, wrapped
 from trainkit.planner.container import preparations as prepared
@@ -166,7 +167,7 @@ def decide(
     problems = [*wrong, *unreached(resolved, program.REACH, recipe.program.kind), *check_environment(resolved)]
     problems += check_container(resolved)
     facts = seen_inside(recipe, facts)
-    problems += architecture_problems(resolved, facts.packages.get("transformers"))
+    problems += [*architecture_problems(resolved, facts.packages.get("transformers")), *chat_problems(resolved)]
     try:
         placement = place(resolved, facts)
     except RecipeError as error:  # nothing else can be known without it

@@ -7,12 +7,13 @@ from dataclasses import replace
 from functools import partial
 
 from trainkit.errors import Diagnostic, Origin, RecipeError
+from trainkit.recipe.layers.described import described
 from trainkit.recipe.layers.environment import environment_layer
 from trainkit.recipe.layers.extends import Sources
 from trainkit.recipe.layers.interpolation import interpolate, interpolated
 from trainkit.recipe.layers.layer import Layer, place_of
 from trainkit.recipe.layers.merge import Merge, merge
-from trainkit.recipe.layers.paths import Files, absent_inputs, absolute, attach, model_config, script_source
+from trainkit.recipe.layers.paths import Files, absent_inputs, absolute, attach, script_source
 from trainkit.recipe.resolved import MadeRecipe, Request, Resolved
 from trainkit.recipe.schema.fields import defaults, schema, tagged_sections
 from trainkit.recipe.validation.batch_conflicts import contradictions
@@ -70,7 +71,7 @@ def resolve_with(arguments: Arguments, request: Request, files: Files, kind_of: 
     history = {key: tuple(entries) for key, entries in state.history.items()}
     absent, script = absent_inputs(recipe, files, on_disk), script_source(recipe, files, on_disk)
     more = (tuple(found), state.places, absent, sources.descriptions(), script, request.cwd)
-    return Resolved(recipe, state.tree, history, attachments, *more, model_config(recipe, files, on_disk))
+    return Resolved(recipe, state.tree, history, attachments, *more, described(recipe, files, on_disk))
 
 
 def _layers(arguments: Arguments, request: Request, files: Files) -> tuple[list[Layer], list[Diagnostic], Sources]:

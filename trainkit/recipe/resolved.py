@@ -66,6 +66,19 @@ class Attachment:
     origins: Mapping[str, Origin]
 
 
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What is known, without the libraries that will load them, of the model and the tokenizer that a recipe names.
+
+    model: the model's config.json; empty where it is not known. fault: why there is none, with a remedy; None where
+    there is one, or nobody knows. chats: whether the tokenizer has a chat template; None where that is not known.
+    """
+
+    model: Mapping[str, Any] = field(default_factory=dict)
+    fault: tuple[str, str] | None = None
+    chats: bool | None = None
+
+
 @dataclass(frozen=True)
 class Resolved:
     """A recipe with everything that is known of where it came from.
@@ -77,7 +90,7 @@ class Resolved:
     variants: the variants that the recipe has, in its order, each with its description.
     script: the text of the program's script; empty where it is not known.
     folder: the caller's working folder.
-    model_config: what the config.json of the model's folder says; empty where it is not known.
+    described: what small files say of the model and the tokenizer.
     absent: by key, the paths without a file that the run will read; another machine may have them.
     """
 
@@ -91,7 +104,7 @@ class Resolved:
     variants: Mapping[str, str] = field(default_factory=dict)
     script: str = ""
     folder: str = ""
-    model_config: Mapping[str, Any] = field(default_factory=dict)
+    described: Described = field(default_factory=Described)
 
     def given(self, key: str) -> Origin | None:
         """Where the key's value came from; None where no layer gives it and it is a default."""

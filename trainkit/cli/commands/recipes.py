@@ -132,7 +132,7 @@ def judge(
     for variant in variants:  # which grows: the recipe without a variant names them
         try:
             resolved = resolve_request(recipe, overrides, presets, variant=variant)
-            found += (*resolved.warnings, *(refused := refused_models(resolved)))
+            found += (*resolved.warnings, *(refused := refused_inputs(resolved)))
             valid = valid and not refused
             if variant is None:
                 variants += resolved.variants
@@ -144,14 +144,17 @@ def judge(
     return list(reversed(unique.values())), valid
 
 
-def refused_models(resolved: Resolved) -> list[Diagnostic]:
-    """What a plan on this machine would say of a model that its task cannot train."""
+def refused_inputs(resolved: Resolved) -> list[Diagnostic]:
+    """What a plan on this machine would say of a model that its task cannot train, or of a tokenizer."""
+    from trainkit.planner.chats import chat_problems
+
+    found = list(chat_problems(resolved))
     if resolved.recipe.model.kind != "hf":
-        return []
+        return found
     from trainkit.machine.probes.packages import probe
     from trainkit.planner.architectures import architecture_problems
 
-    return list(architecture_problems(resolved, probe()["packages"].get("transformers")))
+    return [*architecture_problems(resolved, probe()["packages"].get("transformers")), *found]
 
 
 def explain(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -155,23 +154,6 @@ def script_source(recipe: Recipe, files: Files, absolute: Callable[[str], str]) 
         return files.read(absolute(script)).decode("utf-8", "replace")
     except OSError:  # what is not there is reported as absent
         return ""
-
-
-def model_config(recipe: Recipe, files: Files, absolute: Callable[[str], str]) -> Mapping[str, Any]:
-    """What the config.json of the model's folder says; empty where there is none that can be read."""
-    folder = recipe.model.path if isinstance(recipe.model, HfModel) else None
-    if folder is None or recipe.program.kind != "builtin":
-        return {}
-    return config_of(absolute(folder), files.read)
-
-
-def config_of(folder: str, read: Callable[[str], bytes]) -> Mapping[str, Any]:
-    """The same of a folder. read: gives a file's bytes, or raises OSError."""
-    try:
-        found = json.loads(read(posixpath.join(folder, "config.json")))
-    except (OSError, ValueError, RecursionError):  # the trainer says what is wrong with it
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def absent_inputs(recipe: Recipe, files: Files, absolute: Callable[[str], str]) -> dict[str, tuple[str, ...]]:
