@@ -42,7 +42,19 @@ OF_FOLDER = {
 }
 # What a tier is about; where one of these is missing its tests skip, and say which.
 LIBRARIES = {"torch": ("torch",), "cluster": ("torch",), "e2e": ("torch", "accelerate", "deepspeed", "transformers")}
-HEAVY = ("torch", "transformers", "accelerate", "deepspeed", "bitsandbytes", "peft", "datasets")
+HEAVY = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "deepspeed",
+    "bitsandbytes",
+    "peft",
+    "datasets",
+    "numpy",
+    "pyarrow",
+    "safetensors",
+    "huggingface_hub",
+)
 _MARK = re.compile(rf"^pytestmark = \[?\s*pytest\.mark\.({'|'.join(TIERS)})\b", re.MULTILINE)
 _ANY_MARK = re.compile(rf"@pytest\.mark\.({'|'.join(TIERS)})\b")
 TESTS = Path(__file__).parent

@@ -1,0 +1,63 @@
+"""`scripts/test --fast` answers in an environment that has what trainkit and its tests require, and nothing more."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+COLLECT = """
+import sys
+import pytest
+
+absent = set(sys.argv.pop().split(","))
+
+class Others:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def find_spec(self, name, *where):
+        return None if name in absent else self.finder.find_spec(name, *where)
+
+class Absent:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_load_initial_conftests(self):  # other plugins are there, no file of the tests is yet
+        sys.meta_path[:] = map(Others, sys.meta_path)
+
+words = ["-q", "--collect-only", "--tier", "unit", "-p", "no:cacheprovider"]
+sys.exit(pytest.main(words, plugins=[Absent()]))
+"""
+
+
+def plain(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+def required(distribution: str, extras: Iterable[str], found: set[tuple[str, frozenset[str]]]) -> None:
+    """Collect what a distribution requires with the extras, and what that requires in its turn."""
+    for requirement in map(Requirement, metadata.requires(distribution) or ()):
+        marker = requirement.marker
+        if marker and not any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+            continue
+        one = plain(requirement.name), frozenset(requirement.extras)
+        if one not in found:
+            found.add(one)
+            required(requirement.name, requirement.extras, found)
+
+
+def test_the_unit_tier_is_collected_without_a_training_library() -> None:
+    found: set[tuple[str, frozenset[str]]] = set()
+    required("trainkit", ["test"], found)
+    kept = {"trainkit", *(name for name, _ in found)}
+    modules = metadata.packages_distributions().items()
+    others = [module for module, of in modules if not kept & {plain(name) for name in of}]
+    assert {"torch", "numpy", "huggingface_hub", "pyarrow"} <= set(others)
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECT, ",".join(others)], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
