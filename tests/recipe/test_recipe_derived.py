@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,7 @@ RECIPES = [
 ]
 
 
+@functools.cache
 def validator() -> jsonschema.Draft202012Validator:
     document = json_schema()
     jsonschema.Draft202012Validator.check_schema(document)

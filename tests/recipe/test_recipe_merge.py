@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import UserDict
+from collections.abc import Callable, ItemsView
 from typing import Any
 
 import pytest
 
-from trainkit.errors import Diagnostic
+from trainkit.errors import Diagnostic, Origin
+from trainkit.recipe.layers.layer import Layer
+from trainkit.recipe.layers.merge import merge
 from trainkit.recipe.resolved import Resolved
 
 Solve = Callable[..., Resolved]
@@ -37,6 +40,21 @@ def test_plus_appends_to_a_list_and_keeps_each_elements_place(solve: Solve) -> N
     assert "appended ['B', 'C']" in resolved.history["env_from"][-1].note
     places = [resolved.origin(f"env_from.{index}") for index in range(3)]
     assert [each.place if each else "" for each in places] == ["weak.yaml:1:12", "r.yaml:3:13", "r.yaml:3:16"]
+
+
+def test_places_in_a_list_of_mappings_are_told_in_one_pass() -> None:
+    class Counted(UserDict[str, Origin]):
+        passes = 0
+
+        def items(self) -> ItemsView[str, Origin]:
+            self.passes += 1
+            return super().items()
+
+    mix = [{"path": f"part-{number}"} for number in range(50)]
+    places = Counted({f"data.mix.{number}.path": Origin("r.yaml", 1, f"r.yaml:{number}:1") for number in range(50)})
+    state = merge([Layer("r.yaml", 1, "/", {"data": {"mix": mix}}, places)])
+    assert state.places["data.mix.49.path"].place == "r.yaml:49:1"
+    assert places.passes == 1
 
 
 def test_plus_appends_a_single_value_and_starts_a_list(solve: Solve) -> None:

@@ -111,6 +111,8 @@ Places = Callable[..., list[tuple[str, str]]]
             "",
         ),
         ("bacth: {micro: 1}", 1, "there is no section or setting 'bacth'", "did you mean batch?"),
+        ("devices: {count: 2}", 11, "devices has no setting 'count'", "did you mean devices.select?"),
+        ("strategy: {kind: ddp, processes: 2}", 23, "no setting 'processes'", "did you mean nodes.processes_per_node?"),
         ("micro_batch: 4", 1, "there is no section or setting 'micro_batch'", "did you mean batch.micro?"),
         ("lr: 1e-3", 1, "there is no section or setting 'lr'", "did you mean optimizer.lr?"),
         (

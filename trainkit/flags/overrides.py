@@ -155,6 +155,8 @@ def _next(flag: Flag, remaining: list[str]) -> str | None:
 
 
 def _unknown_flag(name: str) -> tuple[str, str]:
+    if name in ("set", "override", "overrides"):
+        return f"unknown flag --{name}", "settings are given as they are, without a flag: train.steps=100"
     hint = did_you_mean(name, flags(), "", "--")
     if not hint and (key := nearest_key(name)) in schema().settings:
         hint = f"did you mean {key}=…?"

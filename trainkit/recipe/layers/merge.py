@@ -83,10 +83,16 @@ class Merge:
             for position in range(len(entry.value) - skip):
                 place = layer.values.get(f"{key}.{position}", entry.origin)
                 self.places[f"{key}.{position + skip}"] = place
-                inside = f"{key}.{position}."  # of an element that is a mapping
-                below = {name: at for name, at in layer.values.items() if name.startswith(inside)}
-                for name, at in below.items():
-                    self.places[f"{key}.{position + skip}.{name.removeprefix(inside)}"] = at
+            if any(isinstance(each, Mapping) for each in entry.value):
+                self._place_mappings(layer, f"{key}.", skip)
+
+    def _place_mappings(self, layer: Layer, list_prefix: str, skip: int) -> None:
+        """Where the settings of a list's elements that are mappings were given, by `list.position.setting`."""
+        for name, origin in layer.values.items():
+            if name.startswith(list_prefix):
+                position, dot, setting = name.removeprefix(list_prefix).partition(".")
+                if dot and position.isdecimal():
+                    self.places[f"{list_prefix}{int(position) + skip}.{setting}"] = origin
 
     def _drop(self, prefix: str, note: str, keep: str = "") -> None:
         """Mark every entry at the prefix as without effect. A prefix with a final dot means what lies below it."""

@@ -17,11 +17,14 @@ _FAMILIAR = {
     "num_epochs": "train.epochs",
     "dtype": "precision.dtype",
     "mixed_precision": "precision.dtype",
+    "devices.count": "devices.select",
+    "devices.ids": "devices.select",
     "gpus": "devices.select",
     "num_gpus": "devices.select",
     "num_nodes": "nodes.count",
     "nproc_per_node": "nodes.processes_per_node",
     "num_processes": "nodes.processes_per_node",
+    "processes": "nodes.processes_per_node",
     "num_workers": "data.workers",
     "seq_length": "data.sequence_length",
     "seq_len": "data.sequence_length",
@@ -50,6 +53,8 @@ def nearest_key(key: str) -> str | None:
     """The recipe key that an unknown dotted key most likely means: in the same section first, then anywhere."""
     # Stricter than difflib by default: a wrong suggestion costs more than none.
     section, _, name = key.rpartition(".")
+    if key.lower() in _FAMILIAR:
+        return _FAMILIAR[key.lower()]
     table = schema()
     known = (*table.keys, *([] if section else ["extends", "variants"]))
     siblings = {each.rpartition(".")[2]: each for each in known if each.rpartition(".")[0] == section}
