@@ -57,7 +57,6 @@ def test_the_unit_tier_is_collected_without_a_training_library() -> None:
     modules = metadata.packages_distributions().items()
     others = [module for module, of in modules if not kept & {plain(name) for name in of}]
     assert {"torch", "numpy", "huggingface_hub", "pyarrow"} <= set(others)
-    done = subprocess.run(
-        [sys.executable, "-c", COLLECT, ",".join(others)], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
+    words = [sys.executable, "-c", COLLECT, ",".join(others)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
