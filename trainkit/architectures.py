@@ -163,6 +163,14 @@ LOOKING_AHEAD: Mapping[str, str | None] = {
     "xlnet": None,  # there is no such setting
 }
 
+# Their configurations have no padding token by themselves, and a classifier reads the last token before the padding.
+_UNPADDED = """
+    arcee axk1 axk2 bloom ctrl deepseek_v2 deepseek_v3 diffllama doge exaone4 falcon gpt-sw3 gpt2 gpt_bigcode
+    gpt_neo gpt_neox gpt_oss gptj jetmoe llama minicpm3 minimax ministral mistral mixtral mpt nemotron openai-gpt
+    persimmon phi phimoe qwen2 qwen2_moe qwen3 qwen3_5_text qwen3_moe qwen3_next stablelm starcoder2
+"""
+UNPADDED = frozenset(_UNPADDED.split())
+
 # Trained in bfloat16, with activations beyond the largest number of float16
 # (https://github.com/google-research/text-to-text-transfer-transformer/issues/539; transformers clamps them).
 OVERFLOWING = frozenset({"longt5", "mt5", "t5", "umt5"})

@@ -170,6 +170,28 @@ def test_a_mixture_of_experts_is_not_quantised(settings: dict[str, Any], refuses
     assert list(architecture_problems(of_folder(solve, settings, task), "5.23.0")) == []
 
 
+@pytest.mark.parametrize(
+    ("settings", "more", "refuses"),
+    [
+        ({"model_type": "llama"}, "", True),
+        ({"model_type": "llama", "pad_token_id": None}, "", True),
+        ({"model_type": "llama", "pad_token_id": 0}, "", False),
+        ({"model_type": "llama"}, "  config: {pad_token_id: 0}\n", False),
+        ({"model_type": "bert"}, "", False),
+        ({"model_type": "bert", "pad_token_id": None}, "", True),
+    ],
+)
+def test_a_classifier_without_a_padding_token_is_refused(
+    settings: dict[str, Any], more: str, refuses: bool, solve: Solve
+) -> None:
+    found = list(architecture_problems(of_folder(solve, settings, "sequence_classification", more), "5.23.0"))
+    assert ["has no padding token" in each.what for each in found] == [True] * refuses
+    assert (
+        list(architecture_problems(of_folder(solve, settings, "causal_lm", "  config: {is_decoder: true}\n"), None))
+        == []
+    )
+
+
 def test_a_newer_transformers_may_have_learned_it_so_that_the_plan_only_warns(
     solve: Solve, machine: Callable[..., Facts]
 ) -> None:

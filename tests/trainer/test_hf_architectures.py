@@ -7,10 +7,12 @@ import inspect
 import pytest
 import torch
 
-from trainkit.architectures import LOOKING_AHEAD, TASKS_OF, TRANSFORMERS
+from trainkit.architectures import LOOKING_AHEAD, MIXTURES, TASKS_OF, TRANSFORMERS, UNPADDED
+from trainkit.errors import TrainingError
 from trainkit.machine.versions import release
 from trainkit.planner.architectures import CLASSES, WRITING
 from trainkit.trainer.models.hf import TASKS
+from trainkit.trainer.models.quantized import quantizable
 
 transformers = pytest.importorskip("transformers")
 MAPPINGS = {
@@ -64,3 +66,23 @@ def test_what_looks_ahead_does_so_until_its_setting_is_true(architecture: str) -
                 model(input_ids=each).logits[0, 0] for each in (tokens, tokens.index_fill(1, torch.tensor(7), 50))
             )
         assert torch.equal(first, second) == bool(setting)
+
+
+def test_what_has_no_padding_token_by_itself_has_none_in_transformers() -> None:
+    if release(transformers.__version__)[:2] != release(TRANSFORMERS):
+        pytest.skip("the table is of another release")
+    assert {name: transformers.AutoConfig.for_model(name).pad_token_id for name in UNPADDED} == dict.fromkeys(UNPADDED)
+
+
+@pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe", "granitemoe", "llama"])
+def test_the_experts_of_the_table_are_none_that_bitsandbytes_quantises(architecture: str) -> None:
+    if release(transformers.__version__)[:2] != release(TRANSFORMERS):
+        pytest.skip("the table is of another release")
+    config = transformers.AutoConfig.for_model(architecture, num_hidden_layers=1)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    if architecture in MIXTURES:
+        with pytest.raises(TrainingError, match="in linear layers"):
+            quantizable(model)
+    else:
+        assert quantizable(model)

@@ -11,6 +11,7 @@ from trainkit.architectures import (
     OVERFLOWING,
     TASKS_OF,
     TRANSFORMERS,
+    UNPADDED,
     quantized_already,
 )
 from trainkit.errors import Diagnostic
@@ -100,9 +101,23 @@ def _problems(resolved: Resolved) -> Iterator[Diagnostic]:
             hint = f"set model.task: {'masked_lm' if 'masked_lm' in tasks else 'sequence_classification'}"
             hint += f", or model.config.{switch}: true, with which it looks back alone" if switch else ""
             yield resolved.error(key, what, hint, why="it was made to fill in tokens with those on both sides in view")
+        yield from _without_padding(resolved)
         return
     why = f"{CLASSES[model.task]} of transformers {TRANSFORMERS} does not have it"
     yield resolved.error(key, f"model.task {model.task}: {_what(name, model.task)}", _hint(name), why=why)
+
+
+def _without_padding(resolved: Resolved) -> Iterator[Diagnostic]:
+    """Of a classifier that cannot tell where a text ends."""
+    model, settings = resolved.recipe.model, resolved.described.model
+    if not isinstance(model, HfModel) or model.task != "sequence_classification" or (model.path and not settings):
+        return
+    known = {**settings, **model.config}
+    if known.get("pad_token_id") is None and ("pad_token_id" in known or _name(resolved) in UNPADDED):
+        what = f"model.config.pad_token_id: {_name(resolved)} has no padding token"
+        hint = "set it to that of the tokenizer, or to its end of text where it has none; for bytes to 0"
+        why = "a classifier reads the last token of a text, and cannot tell where it ends"
+        yield resolved.error("model.config", what, hint, why=why)
 
 
 def _unknown(resolved: Resolved) -> Iterator[Diagnostic]:
