@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from proof import Case
-from proof_checks import CALLER, measured, out_of_memory, resumed, searched, shown_card, two_runs
+from proof_checks import CALLER, measured, out_of_memory, peak_below, resumed, searched, shown_card, two_runs
 from proof_runs import SHIPPED, run_and_compare
 
 EXACT, NEAR, ROUGH = 1e-4, 1e-3, 6e-2
@@ -64,7 +64,17 @@ def rows(group: str, table: Mapping[str, Row], **more: Any) -> list[Case]:
 def needed(words: tuple[str, ...]) -> tuple[str, ...]:
     """Packages of other people that these words use."""
     text = " ".join(words)
-    marks = {"zero": "deepspeed", "deepspeed": "deepspeed", "bnb": "bitsandbytes", "lora": "peft"}
+    marks = {
+        "zero": "deepspeed",
+        "deepspeed": "deepspeed",
+        "bnb": "bitsandbytes",
+        "qlora": "bitsandbytes",
+        "lora": "peft",
+        "efficiency-table": "transformers",
+        "llama": "transformers",
+        "olmoe": "transformers",
+        "t5": "transformers",
+    }
     return tuple(dict.fromkeys(package for mark, package in marks.items() if mark in text))
 
 
@@ -149,12 +159,39 @@ REFUSED: dict[str, Row] = {
     "graphs fsdp": (preset("fsdp", *GRAPHS, "batch.micro=16"), "", 0.0),
 }
 
+TINY_ON_CARD = ("--variant", "tiny", "devices.type=cuda", "nodes.processes_per_node=1")
+QLORA, QLORA_4_BITS = (f"{SHIPPED}llama-70b-qlora", *TINY_ON_CARD), "model/qlora 4 bits"
+MODELS: dict[str, Row] = {  # shipped recipes with random weights
+    "qlora fp4": ((*QLORA, "model.quantize.quant_type=fp4"), "", 0.0),
+    "qlora fsdp": ((*QLORA, *preset("fsdp")), QLORA_4_BITS, ROUGH),
+    "qlora zero3": ((*QLORA, *preset("zero3")), QLORA_4_BITS, ROUGH),
+    "qlora 8 bits": ((*QLORA, "model.quantize!=8"), "", 0.0),
+    "lora, weights in bf16": ((f"{SHIPPED}llama-8b-lora", *TINY_ON_CARD), "", 0.0),
+    "seq2seq": ((f"{SHIPPED}t5-summarization", *TINY_ON_CARD), "", 0.0),
+    "olmoe": ((f"{SHIPPED}olmoe-full", *TINY_ON_CARD), "", 0.0),
+}
+# A model of 8 billion parameters with random weights, as in the head of the recipe: 24 GiB are to be enough.
+LLAMA_8B = (
+    "hidden_size: 4096, intermediate_size: 14336, num_hidden_layers: 32, num_attention_heads: 32, "
+    "num_key_value_heads: 8, vocab_size: 128256, max_position_embeddings: 8192"
+)
+LARGE = (
+    f"{SHIPPED}llama-8b-lora",
+    f"model!={{kind: hf, architecture: llama, config: {{{LLAMA_8B}}}}}",
+    "data!={kind: random, samples: 256, low: 0, high: 128256, sequence_length: 2048}",
+    "train!={steps: 4}",
+    "schedule.warmup_steps=1",
+    "eval.every_steps=0",
+    "checkpoint.every_steps=0",
+)
+
 RESUMED: dict[str, tuple[str, ...]] = {
     "deterministic single": (*BF16, *DETERMINISTIC, "model.dropout=0.1"),
     "deterministic fsdp": preset("fsdp", *BF16, *DETERMINISTIC),
     "deterministic zero2": preset("zero2", *BF16, *DETERMINISTIC),
     "deterministic fp16": (*FP16, *DETERMINISTIC),
     "not deterministic": BF16,
+    "deterministic qlora": (*QLORA, *DETERMINISTIC, "train.steps=12"),
     "asynchronous single": ASYNCHRONOUS,
     "asynchronous ddp": preset("ddp", *ASYNCHRONOUS),
     "asynchronous fsdp": preset("fsdp", *ASYNCHRONOUS),
@@ -203,6 +240,8 @@ CASES: tuple[Case, ...] = (
         for name, words in RESUMED.items()
     ),
     *rows("technique", TECHNIQUES, turn=3, expected=FINITE),
+    *rows("model", {"qlora 4 bits": (QLORA, "", 0.0)}, turn=3, seconds=30, expected=FINITE),
+    *rows("model", MODELS, turn=4, seconds=30, expected=FINITE),
     *rows("compile", REFUSED, turn=4, seconds=5, expected="refused, with the reason", exit_code=USAGE),
     *rows("compile", COMPILING, turn=4, seconds=60, expected="losses and gradient norms of the uncompiled run"),
     # Into the compile cache for what is timed: few at once, for they share the card's memory.
@@ -211,6 +250,8 @@ CASES: tuple[Case, ...] = (
         for number, size in enumerate(SPEEDS)
     ),
     Case(3, "memory", "out of memory", out_of_memory, 25, "exit code 1, a hint, memory given back", 1, words=TOO_LARGE),
+    Case(3, "memory", "8 billion on 24 GiB", peak_below(24), 150, "what the recipe says that it takes", 2, words=LARGE,
+         memory=30, needs=needed(LARGE)),
     Case(3, "memory", "micro auto", searched, 40, "the largest that fits, then remembered", 2, words=SEARCHED,
          memory=12),
     Case(3, "sharing", "two runs", two_runs, 60, "refused, or side by side, as asked", 3, words=BF16),

@@ -81,6 +81,22 @@ def out_of_memory(case: Case, place: Place, limit: float) -> Outcome:
     return case.outcome(not problems, said, run.log if problems else "", still_taken=taken)
 
 
+def peak_below(gib: float) -> Check:
+    """A run's memory on the card, with what CUDA takes for itself, is below that of the card that a recipe names."""
+
+    def check(case: Case, place: Place, limit: float) -> Outcome:
+        run = launch(case, place, limit)
+        if run.code:
+            return case.outcome(False, f"exit code {run.code}", run.log)
+        told = figures(run)
+        taken = told["nvml"] or 0
+        said = f"{taken / 2**30:.1f} GiB of {gib} taken"
+        ok = 0 < taken < gib * 2**30
+        return case.outcome(ok, said, "" if ok else run.log, **told)
+
+    return check
+
+
 def searched(case: Case, place: Place, limit: float) -> Outcome:
     """`batch.micro: auto` finds a size whose training stays below the limit, and remembers it."""
     until = time.monotonic() + limit
