@@ -86,16 +86,18 @@ def test_each_source_of_a_mixture_may_be_named() -> None:
         {"path": "owner/a", "revision": "v1", "subset": "en", "split": "test"},
         {"path": ["folder", "owner/b"]},  # several: a revision would be of which?
         {"path": ["owner/c"]},
+        {"path": "owner/d", "weight": 0, "revision": "v1"},  # left out
     ]
     mixed = recipe(data={"kind": "dataset", "streaming": True, "mix": sources, "validation_split": "dev"})
-    found = named_by(mixed, {"data.mix": ("owner/a", "owner/b", "owner/c")})
+    found = named_by(mixed, {"data.mix": ("owner/a", "owner/b", "owner/c", "owner/d")})
     assert [(each.key, each.name, each.revision) for each in found] == [
         ("data.mix.0.path", "owner/a", "v1"),
         ("data.mix.2.path", "owner/c", "main"),
     ]
     assert found[0].rows == Asked("en", "test", "dev")
     with_commits = pinned(mixed, [at(each, A) for each in found]).model_dump()["data"]["mix"]
-    assert [each["revision"] for each in with_commits] == [A, None, A]
+    assert [each["revision"] for each in with_commits] == [A, None, A, "v1"]
+    assert not list(revision_without_name(mixed, found))
     folders = located(mixed, [(each.key, each.kind, each.name, B) for each in found], {"HF_HUB_CACHE": ROOT})
     assert folders.model_dump()["data"]["mix"][0]["path"] == f"{ROOT}/datasets--owner--a/snapshots/{B}"
 

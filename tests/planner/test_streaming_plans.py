@@ -23,7 +23,8 @@ def said(layered: Layered, facts: Facts, data: dict[str, Any], **more: Any) -> l
 
 
 def test_the_sources_and_their_shares_are_in_the_plan(layered: Layered, machine: Machine) -> None:
-    assert "samples are drawn from web (75.0%), code/0.parquet (25.0%)" in said(layered, machine(), DATA)
+    data = {**DATA, "mix": [*MIX, {"path": "books", "weight": 0}]}
+    assert "samples are drawn from web (75.0%), code/0.parquet (25.0%)" in said(layered, machine(), data)
     alone = {**DATA, "mix": [], "path": "web"}
     assert not [each for each in said(layered, machine(), alone) if "drawn" in each]
 

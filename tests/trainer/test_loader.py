@@ -139,6 +139,8 @@ def test_waiting_is_complained_of_with_figures_where_it_matters() -> None:
         "35% of the training went by waiting for data (7.0 s of 20.0 s); set data.workers to 2 or more"
     )
     assert "prefetch_factor" in slow_data_warning(0.35, 20.0, workers=2)
+    assert slow_data_warning(0.35, 20.0, workers=0, packed=True).endswith("set data.workers to 1")
+    assert "data.tokens_field" in slow_data_warning(0.35, 20.0, workers=1, packed=True)
     assert slow_data_warning(0.35, 2.0, workers=0) == ""
     assert slow_data_warning(0.15, 100.0, workers=0) == ""
 

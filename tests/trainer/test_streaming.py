@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import os
@@ -22,6 +23,7 @@ from tests.trainer.test_loop import losses, parts_of, run
 from trainkit.errors import TrainingError
 from trainkit.plan.model import SolvedBatch
 from trainkit.recipe.schema import Recipe
+from trainkit.trainer.checkpoint.resuming import resume
 from trainkit.trainer.data import SOURCES
 from trainkit.trainer.data.folders import split_files
 from trainkit.trainer.data.loader import training_batches
@@ -555,6 +557,44 @@ def test_a_stream_much_larger_than_the_memory_is_read_in_it(kind: str, tmp_path:
     assert streamed.stdout.endswith(" True\n"), (streamed.stdout, streamed.stderr)
     if kind == "jsonl":
         assert "MemoryError" in read().stderr, "what is held in memory does not fit"
+
+
+def test_another_foot_of_a_parquet_file_is_another_stream(tmp_path: Path) -> None:
+    rows = [{"text": f"{number % 1000:03}" * 30} for number in range(20_000)]
+    (tmp_path / "data").mkdir()
+    path, settings = tmp_path / "data" / "a.parquet", {"compression": "none", "use_dictionary": False}
+    parquet(path, rows, 200, **settings)
+    before, size = opened("dataset", path.parent).facts["stream"], path.stat().st_size
+    rows[5000]["text"] = "999" * 30  # the highest of its group
+    parquet(path, rows, 200, **settings)
+    assert path.stat().st_size == size
+    assert opened("dataset", path.parent).facts["stream"] != before
+
+
+def test_a_resumed_run_says_which_files_are_newer_than_its_checkpoint(
+    make_settings: MakeSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = lines(tmp_path / "a.jsonl", texts(60))
+    data = {"kind": "jsonl", "streaming": True, "sequence_length": 16, "path": str(path), "validation_rows": 5}
+    settings = make_settings(data=data, train={"steps": 2}, checkpoint={"every_steps": 2})
+    run(settings)
+    again = dataclasses.replace(settings, resume=settings.run_dir / "checkpoints/step-00000002")
+    assert resume(parts_of(again), restarted=False) == 2
+    assert "written after" not in caplog.text
+    os.utime(path, (2**32, 2**32))
+    assert resume(parts_of(again), restarted=False) == 2
+    assert f"{path} was written after the checkpoint" in caplog.text
+
+
+def test_samples_of_which_nothing_is_predicted_are_told_of(
+    make_settings: MakeSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    short, long = {"ask": "2+2=", "text": "4"}, {"ask": "a" * 40, "text": "4"}
+    path = lines(tmp_path / "a.jsonl", [short, short, long, *[short] * 14])
+    data = {"kind": "jsonl", "path": str(path), "prompt_field": "ask", "packing": False, "sequence_length": 16}
+    run(make_settings(data={**data, "streaming": True, "validation_rows": 1}, train={"steps": 3}))
+    assert "of 1 sample of step 1 nothing is predicted" in caplog.text
+    assert "of 3 of 48 samples nothing was predicted: set data.sequence_length higher" in caplog.text
 
 
 def test_a_run_of_several_sources_says_them_and_saves_its_place(make_settings: MakeSettings, tmp_path: Path) -> None:

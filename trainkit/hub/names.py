@@ -123,7 +123,8 @@ def _named(recipe: Recipe) -> Iterator[Named]:
     if isinstance(data, DatasetData):
         rows = Asked(data.subset, data.split, data.validation_split)
         yield Named("data.path", "dataset", data.path, data.revision or MAIN, rows=rows)
-        for key, each in zip(_mixed_keys(recipe), data.mix, strict=True):
+        mix = (each for each in data.mix if each.weight)
+        for key, each in zip(_mixed_keys(recipe), mix, strict=True):
             paths = [each.path] if isinstance(each.path, str) else each.path
             if len(paths) == 1:  # a revision is of one repository
                 rows = Asked(each.subset, each.split, data.validation_split)
@@ -131,7 +132,9 @@ def _named(recipe: Recipe) -> Iterator[Named]:
 
 
 def _mixed_keys(recipe: Recipe) -> list[str]:
-    return [f"data.mix.{number}.path" for number in range(len(getattr(recipe.data, "mix", ())))]
+    """Of the sources that are not left out."""
+    mix = enumerate(getattr(recipe.data, "mix", ()))
+    return [f"data.mix.{number}.path" for number, each in mix if each.weight]
 
 
 def _value(recipe: Recipe, key: str) -> Any:

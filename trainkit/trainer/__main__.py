@@ -95,6 +95,7 @@ def train_and_report(
     settings: Settings, world: World, device: torch.device, requests: Requests, stamps: Stamps | None = None
 ) -> int:
     """Assemble, resume, train, write the result; the exit code is 0, or 128 + the signal that stopped the run."""
+    from trainkit.planner.advice.streaming import is_packed_stream
     from trainkit.trainer.checkpoint.resuming import resume
     from trainkit.trainer.checkpoint.uploading import finish_pushes
     from trainkit.trainer.data.loader import slow_data_warning
@@ -119,7 +120,8 @@ def train_and_report(
     outcome = result(parts, progress)
     if world.rank == 0:
         write_result(settings.run_dir / "result.json", outcome)
-        slow = slow_data_warning(outcome["data_wait_share"], outcome["train_seconds"], settings.recipe.data.workers)
+        waited, workers = (outcome["data_wait_share"], outcome["train_seconds"]), settings.recipe.data.workers
+        slow = slow_data_warning(*waited, workers, packed=is_packed_stream(settings.recipe))
         if slow:
             log.warning("warning: %s", slow)
     if settings.recipe.predict.split != "none" and not progress.stopped_by:

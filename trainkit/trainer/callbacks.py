@@ -17,6 +17,7 @@ from torch import Tensor
 
 from trainkit.errors import TrainingError
 from trainkit.stamps import CHECKPOINT, EVALUATION
+from trainkit.text import counted
 from trainkit.trainer.distributed import sum_over_ranks, wait_for
 from trainkit.trainer.metrics.memory_breakdown import memory_now
 from trainkit.trainer.metrics.mfu import Work
@@ -39,6 +40,7 @@ class Progress:
         self.steps = steps
         self.step_tokens = 0  # of the latest step
         self.bookmark = ""  # of its batch
+        self.idle = 0  # samples so far of which nothing was predicted
         self.loss: float | None = None
         self.eval_loss: float | None = None
         self.lowest = False  # whether the latest step was evaluated, and better than all before
@@ -130,6 +132,22 @@ def report_step(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor | f
     progress.skipped.note(progress.step, record.get("skipped_steps", 0))
     log.debug("step %d loss %.4f", progress.step, progress.loss)
     refuse_lost_run(parts, progress.step, progress.loss, norm)
+
+
+def note_idle(parts: Parts, progress: Progress, idle: int) -> None:
+    """Count the samples of a step of which nothing is predicted, and tell of the first ones."""
+    if idle and not progress.idle and parts.world.rank == 0:
+        why = "its prompt fills data.sequence_length, or it is one token"
+        log.warning("warning: of %s of step %d nothing is predicted: %s", counted(idle, "sample"), progress.step, why)
+    progress.idle += idle
+
+
+def tell_idle(parts: Parts, progress: Progress) -> None:
+    """Say how many samples of a run nothing was predicted of: without packing a stream leaves them in."""
+    if progress.idle and parts.world.rank == 0:
+        samples = (progress.step - progress.first) * parts.settings.batch.global_
+        what = "warning: of %d of %d samples nothing was predicted: set data.sequence_length higher"
+        log.warning(what, progress.idle, samples)
 
 
 def expert_use(model: Model, world: World) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trainkit.recipe.schema import Recipe
 from trainkit.stamps import BACKWARD, CHECKPOINT, EXCHANGE, FORWARD, OPTIMIZER
-from trainkit.trainer.callbacks import Progress, evaluate, report_step, save_checkpoint
+from trainkit.trainer.callbacks import Progress, evaluate, note_idle, report_step, save_checkpoint, tell_idle
 from trainkit.trainer.data.loader import timed, training_batches
 from trainkit.trainer.data.source import Batch, bounds_of_micro
 from trainkit.trainer.distributed import sum_over_ranks
@@ -32,6 +32,7 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Pro
     with parts.checkpoints.outlasting_failure():
         take_steps(parts, progress, metrics, requests)
         progress.finish()
+        tell_idle(parts, progress)
         parts.stamps.enter(CHECKPOINT)  # one may still be written in the background
         parts.profiler.finish()
         if parts.steps == 0:  # a run that only evaluates
@@ -49,9 +50,10 @@ def take_steps(parts: Parts, progress: Progress, metrics: Metrics, requests: Req
         for batch in timed(batches(parts, progress.first), progress.waiting):
             parts.stamps.enter(EXCHANGE)
             # One collective, on the host: the tokens of the global batch, and the signals that any rank has seen.
-            counted, *votes = sum_over_ranks([batch.counted, *requests.votes()], parts.world)
+            counted, idle, *votes = sum_over_ranks([batch.counted, batch.idle, *requests.votes()], parts.world)
             made = optimizer_step(parts, progress.step, batch, counted)
             progress.advance(counted, tokens_in(batch) * parts.world.size, batch.bookmark)
+            note_idle(parts, progress, idle)
             parts.stamps.step_done(progress.step)
             parts.profiler.step_done()
             collect(progress.step)

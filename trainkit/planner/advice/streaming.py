@@ -6,25 +6,29 @@ from collections.abc import Iterator
 
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
-from trainkit.recipe.schema import DatasetData, HfModel, JsonlData
+from trainkit.recipe.schema import DatasetData, HfModel, JsonlData, Recipe
 from trainkit.text import listed
+
+
+def is_packed_stream(recipe: Recipe) -> bool:
+    """Whether every process that reads has to turn all rows into tokens, to know where its samples begin."""
+    data, model = recipe.data, recipe.model
+    apart = isinstance(model, HfModel) and model.task in ("sequence_classification", "seq2seq_lm")
+    return isinstance(data, JsonlData | DatasetData) and data.streaming and data.packing and not apart
 
 
 def streaming_notices(context: Context) -> Iterator[Notice]:
     """The sources of a stream with their shares; and that packing has every process read all of it."""
-    data, model = context.recipe.data, context.recipe.model
+    data = context.recipe.data
     if context.recipe.program.kind != "builtin" or not isinstance(data, JsonlData | DatasetData) or not data.streaming:
         return
     if data.mix:
-        total = sum(each.weight for each in data.mix)
-        names = ((each.weight / total, each.path if isinstance(each.path, str) else each.path[0]) for each in data.mix)
+        mix = [each for each in data.mix if each.weight]
+        total = sum(each.weight for each in mix)
+        names = ((each.weight / total, each.path if isinstance(each.path, str) else each.path[0]) for each in mix)
         yield Notice("note", f"samples are drawn from {listed([f'{path} ({share:.1%})' for share, path in names])}")
     processes = context.processes * max(1, data.workers)
-    if (
-        processes > 1
-        and data.packing
-        and not (isinstance(model, HfModel) and model.task in ("sequence_classification", "seq2seq_lm"))
-    ):
+    if processes > 1 and is_packed_stream(context.recipe):
         what = (
             "where a packed sample begins depends on all texts before, so that each of the "
             f"{processes} processes that read turns the whole stream into tokens"

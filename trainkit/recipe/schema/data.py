@@ -312,8 +312,8 @@ class TargetData(_Loaded):
 
 
 def mixed_paths(data: Section) -> list[str]:
-    """The paths of the sources in `data.mix`, where a kind of data has it."""
-    paths = (each.path for each in getattr(data, "mix", ()))
+    """The paths of the sources in `data.mix` that have a weight, where a kind of data has it."""
+    paths = (each.path for each in getattr(data, "mix", ()) if each.weight)
     return [path for each in paths for path in ([each] if isinstance(each, str) else each)]
 
 

@@ -13,6 +13,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from trainkit.errors import TrainingError
 from trainkit.files import read_whole
 from trainkit.planner.resume import spread, unreadable
+from trainkit.runner.rundir.layout import MANIFEST
+from trainkit.text import listed
 from trainkit.trainer.checkpoint.manifest import (
     Identity,
     generators_file,
@@ -44,7 +46,7 @@ def resume(parts: Parts, *, restarted: bool) -> int:
     manifest = load(folder, parts.checkpoints.identity, parts.strategy, parts.world)
     parts.best.restore(manifest.get("best", {}))
     step, steps = int(manifest["step"]), parts.steps
-    _find_place(parts, manifest.get("stream", ""), step)
+    _find_place(parts, manifest.get("stream", ""), step, (folder / MANIFEST).stat().st_mtime)
     saved_by = spread(manifest["strategy"], manifest["world_size"])
     log.info("resumed from %s after step %d, saved by %s", folder, step, saved_by)
     if step >= steps > 0:
@@ -52,10 +54,20 @@ def resume(parts: Parts, *, restarted: bool) -> int:
     return step
 
 
-def _find_place(parts: Parts, bookmark: str, step: int) -> None:
-    """Have a stream begin near the first sample after a step. TrainingError where the checkpoint's place is damaged."""
+def _find_place(parts: Parts, bookmark: str, step: int, saved: float) -> None:
+    """Have a stream begin near the first sample after a step. TrainingError where the checkpoint's place is damaged.
+
+    saved: when the checkpoint was written, in seconds since the epoch.
+    """
     stream = parts.source.stream
-    if stream is None or (bookmark and stream.go_on(bookmark, step * parts.settings.batch.global_)):
+    if stream is None:
+        return
+    if bookmark and stream.go_on(bookmark, step * parts.settings.batch.global_):
+        newer = stream.written_after(saved) if parts.world.rank == 0 else ()
+        if newer:
+            which, were = listed([str(path) for path in newer]), "were" if len(newer) > 1 else "was"
+            why = "head, middle and end are as before, and no more is looked at: other rows are other samples"
+            log.warning("%s %s written after the checkpoint: %s", which, were, why)
         return
     if parts.world.rank == 0:
         why = "is of other data, or of another batch" if bookmark else "has no place in streamed data"

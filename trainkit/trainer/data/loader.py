@@ -116,10 +116,16 @@ def timed(items: Iterator[Item], waiting: Waiting) -> Iterator[Item]:
         yield item
 
 
-def slow_data_warning(share: float, seconds: float, workers: int) -> str:
-    """A sentence with figures and the remedy, where waiting took long; else "". share: of `seconds` of training."""
+def slow_data_warning(share: float, seconds: float, workers: int, *, packed: bool = False) -> str:
+    """A sentence with figures and the remedy, where waiting took long; else "". share: of `seconds` of training.
+
+    packed: every process turns a whole stream into tokens, so that a second one does not help.
+    """
     waited = share * seconds
     if share <= _SHARE or waited < _SECONDS:
         return ""
     remedy = "set data.workers to 2 or more" if not workers else "set data.workers or data.prefetch_factor higher"
+    if packed:
+        ready = "let rows hold token ids (data.tokens_field), or set data.packing: false"
+        remedy = ready if workers else "set data.workers to 1"
     return f"{share:.0%} of the training went by waiting for data ({waited:.1f} s of {seconds:.1f} s); {remedy}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from trainkit.errors import TrainingError
 from trainkit.trainer.data.pairs import Lengths, pair_batch
 from trainkit.trainer.data.rows import whole_batch
-from trainkit.trainer.data.source import Batch, next_token_batch
+from trainkit.trainer.data.source import Batch, next_token_batch, reading
 from trainkit.trainer.data.windows import Cursor, Sample, Windows
 from trainkit.trainer.randomness import derived_seed
 
@@ -38,7 +39,8 @@ class Form:
         """A batch of samples. TrainingError names the row of a label that has no number."""
         if not self.whole:
             pairs = ((sample.ids, sample.predicted[1:]) for sample in samples)
-            return next_token_batch(pairs, len(samples), self.length, self.padding)
+            idle = sum(not sample.predicted[1:].any() for sample in samples)
+            return next_token_batch(pairs, len(samples), self.length, self.padding)._replace(idle=idle)
         if self.pairs:
             both = ((sample.ids[~sample.predicted], sample.ids[sample.predicted]) for sample in samples)
             return pair_batch(both, self.pairs, self.padding)
@@ -107,6 +109,15 @@ class RowStream:
         """Where a sample begins: file and row, for messages."""
         source = int(self._picked(number, number + 1)[0])
         return self._sources[source][int(self._counts_before(number)[source])].place
+
+    def written_after(self, time: float) -> Sequence[Path]:
+        """The files of the stream that were changed after a time. TrainingError for one that is gone."""
+        found = []
+        for path in dict.fromkeys(path for source in self._sources for path in source.paths):
+            with reading(path):
+                if path.stat().st_mtime > time:
+                    found.append(path)
+        return found
 
     def _bookmark(self, number: int, counts: NDArray[np.int64]) -> str:
         windows = [list(source.cursor) for source in self._sources]

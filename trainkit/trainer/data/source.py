@@ -35,6 +35,7 @@ class Batch(NamedTuple):
     counted: int  # targets that are predicted: the model's loss is a sum over them
     written: int = 0  # tokens that go through a decoder beside those of the inputs, padding too
     bookmark: str = ""  # of a stream: where a run goes on that has all samples before these
+    idle: int = 0  # samples of a stream of which nothing is predicted
 
     def on(self, device: torch.device) -> dict[str, Tensor]:
         """The inputs on a device."""
@@ -72,6 +73,9 @@ class Stream(Protocol):
 
     def place(self, number: int) -> str:
         """Where a sample begins: file and row, for messages."""
+
+    def written_after(self, time: float) -> Sequence[Path]:
+        """The files of the stream that were changed after a time, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from trainkit.trainer.data.windows import Cut, Files, Place, Sample, Windows, sa
 from trainkit.trainer.randomness import derived_seed
 
 _LOOK = 4096  # bytes
+_TAIL = 8  # bytes that end a parquet file: the size of the metadata before them, and PAR1
 _FORMAT = 1  # of what is told apart by `_identity`: another order of samples is another number
 # Settings that decide no sample's number; files and tokenizers count with their content.
 _APART = {"path", "tokenizer", "mix", "workers", "persistent_workers", "prefetch_factor", "pin_memory"}
@@ -213,12 +214,19 @@ def _identity(recipe: Recipe, opened: Sequence[Opened], tokenizer: str) -> str:
 
 
 def _look_at(file: Path) -> tuple[int, str]:
-    """Size in bytes, and a digest of some of the content: a file that was written anew may be as long as before."""
-    size, found = file.stat().st_size, hashlib.sha256()
+    """Size in bytes, and a digest of some of the content: a file that was written anew may be as long as before.
+
+    Of parquet the whole foot is looked at: the place, size, lowest and highest value of each part of a column.
+    """
+    size, found, foot = file.stat().st_size, hashlib.sha256(), 0
     with reading(file), file.open("rb") as content:
-        for place in (0, size // 2, max(0, size - _LOOK)):
+        if file.suffix == ".parquet":
+            content.seek(size - _TAIL)
+            foot = int.from_bytes(content.read(4), "little") + _TAIL
+        end = max(0, size - max(_LOOK, foot))
+        for place, length in ((0, _LOOK), (size // 2, _LOOK), (end, size - end)):
             content.seek(place)
-            found.update(content.read(_LOOK))
+            found.update(content.read(length))
     return size, found.hexdigest()[:16]
 
 

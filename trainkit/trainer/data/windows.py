@@ -109,6 +109,11 @@ class Windows:
         self._files, self._cut = state["files"], state["cut"]
         self.go_on(state["begin"])
 
+    @property
+    def paths(self) -> Sequence[Path]:
+        """The files."""
+        return self._files.paths
+
     def go_on(self, begin: Cursor) -> None:
         """Begin at a window that :attr:`cursor` was once at; what is before it is read again when it is asked for."""
         self._begin = self.cursor = begin
