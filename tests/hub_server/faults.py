@@ -16,7 +16,7 @@ class Fault:
     times: int | None = 1
     status: int | None = None  # answered in place of anything else: 429, 500, 503
     hangs: bool = False  # no answer comes before the Hub is closed
-    cut_after: int | None = None  # bytes of a content, after which the connection closes
+    cut_after: int | None = None  # bytes of a content, sent or (PUT, POST) received, after which the connection closes
     corrupt: bool = False  # a content of the right size that does not fit its checksum
     bytes_per_second: int | None = None
 

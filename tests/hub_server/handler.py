@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -44,15 +44,13 @@ class HubHandler(BaseHTTPRequestHandler):
 
     def answer(self) -> None:
         """Answer one request, of any method."""
-        length = int(self.headers.get("Content-Length") or 0)
-        chunked = self.headers.get("Transfer-Encoding") == "chunked"
-        self.body = self.chunks() if chunked else self.rfile.read(length)
         self.query = parse_qs(urlsplit(self.path).query)
         path = urlsplit(self.path).path
         self.request_kept = Request(self.command, path, user=None, range=self.headers.get("Range"))
         with self.hub.lock:
             self.hub.requests.append(self.request_kept)
         try:
+            self.body = self.received(path)
             self.route(path)
         except Refusal as no:
             self.send_json({"error": no.message}, no.status, no.headers)
@@ -88,14 +86,31 @@ class HubHandler(BaseHTTPRequestHandler):
             raise Refusal(401, "Invalid credentials in Authorization header")
         return user
 
-    def chunks(self) -> bytes:
-        """A body of unknown length, as httpx sends files that it reads."""
-        body = b""
-        while size := int(self.rfile.readline(), 16):
-            body += self.rfile.read(size)
+    def received(self, path: str) -> bytes:
+        """The request's body, with the faults that are in force."""
+        uploads = self.command in ("POST", "PUT")
+        fault = (self.hub.faults.take(self.command, path, of_content=True) if uploads else None) or Fault("")
+        body = bytearray()
+        for piece in self.pieces():
+            body += piece
+            if fault.cut_after is not None and len(body) >= fault.cut_after:
+                self.close_connection = True
+                raise ConnectionResetError
+            if fault.bytes_per_second and self.hub.closing.wait(len(piece) / fault.bytes_per_second):
+                raise ConnectionResetError
+        return bytes(body)
+
+    def pieces(self) -> Iterator[bytes]:
+        """What the body brings; without a length when httpx sends a file that it reads."""
+        chunked = self.headers.get("Transfer-Encoding") == "chunked"
+        while size := int(self.rfile.readline(), 16) if chunked else int(self.headers.get("Content-Length") or 0):
+            for at in range(0, size, PIECE):
+                yield self.rfile.read(min(PIECE, size - at))
+            if not chunked:
+                return
             self.rfile.readline()
-        self.rfile.readline()
-        return body
+        if chunked:
+            self.rfile.readline()
 
     def json(self) -> Any:
         return json.loads(self.body)
