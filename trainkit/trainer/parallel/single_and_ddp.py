@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
+from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     get_state_dict,
@@ -180,10 +181,17 @@ def averaged(bucket: Any, dtype: torch.dtype, ranks: int) -> Any:
 
 
 def _write(state: dict[str, Any], folder: Path, group: Any = None) -> None:
-    writer = FileSystemWriter(folder / STATE)
+    writer = _Writer(folder / STATE)
     writer.fs = _Folder()
     with quiet():
         state_dict_saver.save(state, storage_writer=writer, process_group=group)
+
+
+class _Writer(FileSystemWriter):
+    """torch's, which would name the folder of this machine in what it writes: a checkpoint may go to the Hub."""
+
+    def storage_meta(self) -> StorageMeta:
+        return StorageMeta(save_id=self.save_id)
 
 
 class _Folder(FileSystem):
