@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from trainkit.cli.diagnostics import show_diagnostics
+from trainkit.cli.diagnostics import one_line, show_diagnostics
 from trainkit.cli.line import own_program, split_line
 from trainkit.cli.options import Json, Presets
 from trainkit.cli.pipeline import no_recipe, plan_recipe, resolve_request, run_request, show_warnings
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 # A variant that went on from another's checkpoint would measure nothing.
 AFRESH = "checkpoint.resume=never"
+NO_UPLOAD = "checkpoint.push_to_hub!={}"  # nor is what it has trained for others
 
 
 Only = Annotated[str | None, Option("--only", metavar="NAME,NAME", help="Run only these variants, and the base.")]
@@ -91,8 +92,8 @@ def prepare(
     recipes, overrides = split_line(context.args, most=1, what="one recipe")
     if not recipes:
         raise no_recipe("bench RECIPE")
-    resolve = partial(resolve_request, recipes[0], (AFRESH, *overrides), presets, context.obj)
-    base = show_warnings(resolve())
+    resolve = partial(_without_upload, recipes[0], (AFRESH, *overrides), presets, context, set[str]())
+    base = show_warnings(resolve(None))
     resolved = {BASE: base} if with_base else {}
     resolved |= {name: resolve(name) for name in chosen(only, base.variants)}
     # The base's warnings have been shown; each variant repeats them.
@@ -106,6 +107,25 @@ def prepare(
     memory: MemoryKind = "gpu" if plan and plan.topology.device == "cuda" else "rss"
     setup = Setup(base.recipe.name, machine(plan), memory, BASE, candidates, repeat)
     return setup, Path(base.recipe.output.root, base.recipe.name)
+
+
+def _without_upload(  # noqa: PLR0917 - of resolve_request
+    recipe: str,
+    overrides: Sequence[str],
+    presets: Sequence[str] | None,
+    context: typer.Context,
+    said: set[str],
+    variant: str | None,
+) -> Resolved:
+    """A recipe or variant that uploads nothing, which is said of each repository that it would have gone to."""
+    found = resolve_request(recipe, overrides, presets, context.obj, variant)
+    repo = found.recipe.checkpoint.push_to_hub.repo
+    if repo is None:
+        return found
+    if repo not in said:
+        sys.stderr.write(one_line(f"note: a bench uploads nothing to {repo}") + "\n")
+        said.add(repo)
+    return resolve_request(recipe, (*overrides, NO_UPLOAD), presets, context.obj, variant)
 
 
 def chosen(only: str | None, variants: Mapping[str, str]) -> list[str]:
