@@ -28,6 +28,7 @@ from trainkit.runner.report.summary import build_summary, render_summary
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import hold
 from trainkit.runner.rundir.making import create_run_dir, write_attempt, write_plan
+from trainkit.runner.rundir.uploads import clear_uploads
 from trainkit.runner.supervisor.channel import Spec
 from trainkit.runner.supervisor.parent import Supervisor
 from trainkit.runner.supervisor.processes import PASSED_ON, STOP, handled
@@ -269,6 +270,7 @@ def _follow(spec: Spec, begun: _Begun, plan: Plan, console: Terminal, locks: Seq
         watch.close()
     if begun.node:  # the account is node 0's
         return Ended(verdict, layout, {})
+    clear_uploads(layout)
     seconds = time.monotonic() - begin
     summary: dict[str, Any] = {}
     try:  # folders that the program has closed must not change the exit code

@@ -73,6 +73,7 @@ class RunLayout:
     metrics = Inside("metrics.jsonl")  # one object per logged step; append-only
     cards = Inside("cards.jsonl")  # one object per sample of the run's cards; append-only
     checkpoints = Inside("checkpoints")
+    pushes = Inside("pushes")  # checkpoints whose upload is not over, by hard links, and what is made to be uploaded
     result = Inside("result.json")  # what the built-in trainer measured
     summary = Inside("summary.json")  # the account of the whole run
     status = Inside("status.json")  # starting, running, or who ended it and why
