@@ -12,7 +12,6 @@ import os
 import re
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +24,9 @@ from trainkit.recipe.layers.secrets import MASK
 Given = TypeVar("Given")
 CARD = "README.md"
 PAUSES = (2.0, 10.0)  # seconds between one try and the next, where the Hub fails
+SILENCE = 120.0  # seconds without a byte to or from the Hub, by which the library alone would wait for ever
+WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json")  # of which one set is read
+HOLDS = {"weights": "model.safetensors", "adapters": "adapter_config.json"}  # and the file that tells
 HOW_TO_LOG_IN = "export HF_TOKEN=… and list it under env_from, or log in with `hf auth login`"
 # A card as trainkit/trainer/checkpoint/hub_layout.py writes it, and nobody has changed it.
 _OURS = re.compile(
@@ -40,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("repo", help="owner/name")
     parser.add_argument("--node", type=int, default=0, help="this node's number: the first one alone uploads")
     parser.add_argument("--private", choices=("yes", "no"), help="whether only its owner is to see the repository")
+    parser.add_argument("--holds", choices=tuple(HOLDS), help="what is to be read there, not beside the other")
     parser.add_argument("--folder", type=Path, help="what to upload")
     parser.add_argument("--message", default="Upload", help="of the commit")
     parser.add_argument("--tied", action="store_true", help="end when the standard input does, with who holds it")
@@ -52,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if asked.tied:
         threading.Thread(target=_end_with_input, daemon=True).start()
     try:
-        api = ready(asked.repo, None if asked.private is None else asked.private == "yes")
+        api = ready(asked.repo, None if asked.private is None else asked.private == "yes", asked.holds)
         if asked.folder is not None:
             sys.stdout.write(upload(api, asked.repo, asked.folder, asked.message, asked.replace) + "\n")
     except TrainkitError as error:
@@ -68,11 +71,11 @@ def _end_with_input() -> None:
     os._exit(int(ExitCode.FAILED))
 
 
-def ready(repo: str, private: bool | None) -> Any:
+def ready(repo: str, private: bool | None, holds: str | None = None) -> Any:
     """The library's HfApi, once the token may write to the repository.
 
-    private: whether a new one is, and one that is there must be; None takes what there is. MachineError where the
-    token may not write, or nobody answers.
+    private: whether a new one is, and one that is there must be; None takes what there is. holds: of HOLDS, what is to
+    be read there. MachineError where the token may not write, nobody answers, or readers would take something else.
     """
     try:
         from huggingface_hub import HfApi, get_token
@@ -85,6 +88,7 @@ def ready(repo: str, private: bool | None) -> Any:
         raise MachineError(what, hint="unset it; `trainkit export --push` uploads later")
     if get_token() is None:
         raise MachineError(f"nothing can be uploaded to {repo}: there is no token for the Hub", hint=HOW_TO_LOG_IN)
+    end_silence()
     api: Any = HfApi(library_name="trainkit")
 
     def made() -> Any:
@@ -98,20 +102,43 @@ def ready(repo: str, private: bool | None) -> Any:
     if private is not None and found.private is not private:
         what = f"{repo} is there already and {'public' if private else 'private'}, which it is not to be"
         raise MachineError(what, hint="change that on its page of settings, or name another repository")
+    names = {each.rfilename for each in found.siblings or ()}
+    for other, file in HOLDS.items():
+        if holds not in (None, other) and file in names:
+            what = f"{repo} holds {other} ({file}), and some readers would take them for these {holds}, or add them"
+            raise MachineError(what, hint=f"name another repository, or remove the {other} there")
     return api
+
+
+def end_silence() -> None:
+    """Have the library give up on a Hub that is reached and says nothing (huggingface_hub's client waits for ever)."""
+    try:
+        from huggingface_hub import set_client_factory
+        from huggingface_hub.utils._http import default_client_factory
+    except ImportError:  # before 1.0, which sends by another HTTP library
+        return
+
+    def client() -> Any:
+        made = default_client_factory()
+        made.timeout = SILENCE
+        return made
+
+    set_client_factory(client)
 
 
 def upload(api: Any, repo: str, folder: Path, message: str, replace: str | None = None) -> str:
     """Commit a folder's files; the address of the commit. A model card that somebody has written stays.
 
-    replace: pattern of files that are removed where the folder has them not. MachineError where the Hub does not take
-    them, after a few tries.
+    Weights in other files, which readers would prefer, go. replace: pattern of more files that are removed where the
+    folder has them not. MachineError where the Hub does not take them, after a few tries.
     """
+    goes = [replace] if replace else []
+    goes += WEIGHTS if any(path for pattern in WEIGHTS for path in folder.glob(pattern)) else ()
 
     def commit() -> str:
         leave = [CARD] if has_card_of_others(api, repo) else []
         done = api.upload_folder(
-            repo_id=repo, folder_path=folder, commit_message=message, ignore_patterns=leave, delete_patterns=replace
+            repo_id=repo, folder_path=folder, commit_message=message, ignore_patterns=leave, delete_patterns=goes
         )
         return str(done.commit_url)
 
@@ -120,11 +147,16 @@ def upload(api: Any, repo: str, folder: Path, message: str, replace: str | None 
 
 def has_card_of_others(api: Any, repo: str) -> bool:
     """Whether the repository has a model card that trainkit has not written."""
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.utils import build_hf_headers, get_session
+
     if not api.file_exists(repo, CARD):
         return False
-    with tempfile.TemporaryDirectory() as folder:
-        found = Path(api.hf_hub_download(repo, CARD, local_dir=folder))
-        return not _OURS.fullmatch(found.read_text(errors="replace"))
+    # By no file of the library's: a process that ends at once would leave it.
+    headers = build_hf_headers(token=api.token)
+    answer = get_session().get(hf_hub_url(repo, CARD, endpoint=api.endpoint), headers=headers)
+    answer.raise_for_status()
+    return not _OURS.fullmatch(answer.text)
 
 
 def patiently(repo: str, act: Callable[[], Given]) -> Given:
@@ -158,11 +190,18 @@ def is_passing(error: BaseException) -> bool:
     return status in (408, 409, 412, 429) or status is None or status >= 500
 
 
+def reason_of(error: BaseException) -> str:
+    """What the Hub said, or else the library, in one line."""
+    found = underlying(error)
+    said, status = getattr(found, "server_message", None), status_of(error)
+    return " ".join(f"{status}: {said}".split() if said else str(found).split())
+
+
 def refused(repo: str, error: BaseException) -> MachineError:
     """The library's reason in one line, without the token."""
     from huggingface_hub import get_token
 
-    status, reason = status_of(error), " ".join(str(underlying(error)).split())
+    status, reason = status_of(error), reason_of(error)
     if token := get_token():
         reason = reason.replace(token, MASK)
     reason = reason[:LONGEST] or type(error).__name__

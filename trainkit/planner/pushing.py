@@ -25,6 +25,7 @@ def preparations(context: Context) -> tuple[Preparation, ...]:
     words = [text(asked.repo)]
     if context.topology.nodes > 1:
         words += [text("--node"), text(Variable.NODE_RANK)]
+    words += [text("--holds"), text("adapters" if context.recipe.peft.kind == "lora" else "weights")]
     if asked.private is not None:
         words += [text("--private"), text("yes" if asked.private else "no")]
     argv = (*texts(module(context, "trainkit.hub.push", keys=(f"{_KEY}.repo",))), *words)
@@ -45,7 +46,8 @@ def notices(context: Context) -> Iterator[Notice]:
         "checkpoint": f"{weights} of each checkpoint ({saves}), and the newest one whole as last-checkpoint",
         "all": f"{weights} of each checkpoint ({saves}), and each checkpoint whole",
     }[asked.strategy]
-    page = f"{asked.repo} on the Hub, with config and model card, in the background of the training"
+    seen = {None: "", True: " (private)", False: " (public)"}[asked.private]
+    page = f"{asked.repo}{seen} on the Hub, with config and model card, in the background of the training"
     yield Notice("note", f"{_KEY}: {what}: to {page}; the end of the run waits for it")
     apart = not isinstance(recipe.container, NoContainer) or recipe.cluster.kind == "kubernetes"
     if apart and "HF_TOKEN" not in recipe.env_from:

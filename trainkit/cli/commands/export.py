@@ -67,7 +67,7 @@ def export(  # noqa: PLR0917 - a command's options
     checkpoint = find_checkpoint(source, root, best=best)
     target = new_folder(destination, checkpoint, "-adapter" if adapter else "")
     if push is not None:
-        make_ready(push, private)
+        make_ready(push, private, "adapters" if adapter else "weights")
     # torch is imported by a process of its own: this one starts fast, and never needs it.
     argv = [*EXPORTER, "--checkpoint", str(checkpoint), "--destination", str(target.absolute())]
     options = (("--adapter", adapter), ("--trust-code", trust_code), ("--for-hub", push is not None))
@@ -86,11 +86,11 @@ def new_folder(destination: str, checkpoint: Path, kind: str) -> Path:
     return target
 
 
-def make_ready(repo: str, private: bool) -> None:
-    """Have a repository that can be uploaded to. UsageError for what is no name of one."""
+def make_ready(repo: str, private: bool, holds: str) -> None:
+    """Have a repository that weights, or adapters, can be uploaded to. UsageError for what is no name of one."""
     if not has_owner(repo):
         raise UsageError(f"{repo} cannot be the name of a repository of the Hub", hint="write it as owner/name")
-    end_with(run_module([*PUSHER, repo, *(["--private", "yes"] if private else [])]))
+    end_with(run_module([*PUSHER, repo, "--holds", holds, *(["--private", "yes"] if private else [])]))
 
 
 def upload(folder: Path, repo: str, message: str) -> None:

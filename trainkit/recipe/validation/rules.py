@@ -295,7 +295,9 @@ def _changed(context: Context, key: str) -> bool:
 
 def _pushing(context: Context) -> Iterator[Diagnostic]:
     section = "checkpoint.push_to_hub"
-    repo, offline = context.get(f"{section}.repo"), str(context.get("env.HF_HUB_OFFLINE"))
+    repo = context.get(f"{section}.repo")
+    switches = ("env.HF_HUB_OFFLINE", "env.TRANSFORMERS_OFFLINE")  # the second counts where the first is not set
+    offline = next((key for key in switches if context.get(key) not in (None, "")), switches[0])
     if repo is None and not context.incomplete:
         for key in (f"{section}.strategy", f"{section}.private"):
             if context.get(key) != value_at(context.defaults, key):  # a run's own recipe.yaml has every setting
@@ -304,9 +306,14 @@ def _pushing(context: Context) -> Iterator[Diagnostic]:
     elif isinstance(repo, str) and not has_owner(repo):
         hint = "write it as owner/name, in letters, digits and single `-`, `_` or `.` between them"
         yield context.error(f"{section}.repo", f"{repo} cannot be the name of a repository of the Hub", hint)
-    elif repo is not None and offline.upper() in ("1", "ON", "YES", "TRUE"):  # as huggingface_hub reads it
-        what = f"{section} uploads to the Hub, and env.HF_HUB_OFFLINE keeps away from it"
-        yield context.error("env.HF_HUB_OFFLINE", what, "remove one of the two; `trainkit export --push` uploads later")
+    elif repo is not None and str(context.get(offline)).upper() in (
+        "1",
+        "ON",
+        "YES",
+        "TRUE",
+    ):  # as huggingface_hub does
+        what = f"{section} uploads to the Hub, and {offline} keeps away from it"
+        yield context.error(offline, what, "remove one of the two; `trainkit export --push` uploads later")
 
 
 RULES: tuple[Callable[[Context], Iterator[Diagnostic]], ...] = (

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from trainkit.hub.cache import public_name
+from trainkit.hub.cache import name_of, public_name
 from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.text import counted
 from trainkit.trainer.data.encoding import tokenizer_files
@@ -26,19 +26,24 @@ def complete_for_hub(folder: Path, recipe: Recipe, manifest: dict[str, Any]) -> 
     tokenizer = getattr(recipe.data, "tokenizer", None)
     for path in tokenizer_files(Path(tokenizer)) if tokenizer else ():
         shutil.copyfile(path, folder / path.name)
-    (folder / CARD).write_text(card(recipe, manifest, public_name(base) if base else "", adapters=adapters.exists()))
+    (folder / CARD).write_text(card(recipe, manifest, base, adapters=adapters.exists()))
 
 
-def card(recipe: Recipe, manifest: dict[str, Any], base: str, *, adapters: bool) -> str:
-    """The model card: metadata of the Hub's in front (hub docs, model cards), then what was trained, and how long."""
+def card(recipe: Recipe, manifest: dict[str, Any], path: str | None, *, adapters: bool) -> str:
+    """The model card: metadata of the Hub's in front (hub docs, model cards), then what was trained, and how long.
+
+    path: the folder of the base model, if there is one.
+    """
+    base, named = public_name(path) if path else "", name_of(path or "")
+    exactly = f"{base} at {named[1]}" if named else base
     library = "peft" if adapters else "transformers" if recipe.model.kind == "hf" else ""
     metadata = {"library_name": library, "base_model": base if "/" in base else ""}
     head = "".join(f"{name}: {value}\n" for name, value in metadata.items() if value)
     best = manifest.get("best") or {}
     loss = f", evaluation loss {best['loss']:.4f} at step {best['step']}" if best.get("loss") is not None else ""
-    what = f"{recipe.model.kind}, adapters of {base or 'a seeded model'}" if adapters else recipe.model.kind
+    what = f"{recipe.model.kind}, adapters of {exactly or 'a seeded model'}" if adapters else recipe.model.kind
     if base and not adapters:
-        what += f", from {base}"
+        what += f", from {exactly}"
     return (
         f"---\n{head}tags:\n- trainkit\n---\n\n# {recipe.name}\n\n"
         f"Trained with trainkit ({what}): {counted(manifest['step'], 'step')}{loss}.\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,18 +15,19 @@ from contextlib import suppress
 from pathlib import Path
 
 from trainkit.errors import TrainingError
+from trainkit.recipe.schema import TargetModel
+from trainkit.runner.rundir.layout import RunLayout
+from trainkit.runner.rundir.uploads import EXPORT_SUFFIX
 from trainkit.text import listed
 from trainkit.trainer.checkpoint.manifest import newest
 from trainkit.trainer.settings import Settings
 
 log = logging.getLogger("trainkit.trainer")
-FOLDER = "pushes"  # in the run directory: checkpoints whose upload is not over, by hard links
 EXPORT, UPLOAD = "trainkit.trainer.checkpoint.export", "trainkit.hub.push"
 # A rank's own, which is none of these processes'. Offline is what the ranks' libraries are, for nothing is downloaded
 # in silence; where the caller was, the run would not have begun.
 NOT_HANDED_ON = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 WHOLE = {"checkpoint": "last-checkpoint", "all": "checkpoints"}  # folder of the repository with checkpoints as they are
-EXPORTED = ".export"  # end of the name of a folder that is made to be uploaded
 NICE = 10  # the ranks come first
 PATIENCE = 10.0  # seconds for the removal of what an upload was to take
 
@@ -39,14 +41,15 @@ class Pushes:
     def __init__(self, settings: Settings, repo: str) -> None:
         self._recipe, self._run, self.repo = settings.recipe, settings.run_dir, repo
         self._strategy = settings.recipe.checkpoint.push_to_hub.strategy
+        self._sources: dict[str, Path] = {}  # the checkpoints by their names, which sort as the steps do
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._child: subprocess.Popen[str] | None = None
-        self._waiting: dict[str, Path] = {}  # by the checkpoint's name, which sorts as the steps do
+        self._waiting: dict[str, Path] = {}  # what is kept of them
         self._failures: dict[str, str] = {}  # reasons
         self._done: set[str] = set()
         self._current = ""  # the one that is being uploaded
-        self._finishing = self._ended = False
+        self._finishing = self._is_last_try = self._ended = False
         self._is_started_again = self._recipe.launcher.max_restarts > 0 or self._recipe.cluster.kind != "none"
         self._take_over()
 
@@ -58,6 +61,7 @@ class Pushes:
     def finish(self, newest: Path) -> None:
         """The last checkpoint is saved: see that it is uploaded, and what has failed so far."""
         self._finishing = self._strategy != "end"  # which has tried nothing yet
+        self._is_last_try = not self._finishing
         if newest.name in self._done:
             self._start()
         else:
@@ -67,15 +71,20 @@ class Pushes:
         """Whether something is being uploaded, or about to be."""
         return self._thread is not None
 
+    def unfinished(self) -> list[str]:
+        """The checkpoints that are being uploaded, or wait for that."""
+        with self._lock:
+            return sorted(self._waiting)
+
     def close(self) -> None:
         """Account for what was to be uploaded. TrainingError for what was not, which stays on the disk."""
         failures = dict(self._failures)
         self._tidy()
         if failures:
-            name, reason = next(reversed(failures.items()))
+            reason = list(failures.values())[-1]
             raise TrainingError(
-                f"the training is over, and {listed(sorted(failures))} could not be uploaded: {reason}",
-                hint=f"it is on the disk: {self._later(name)}",
+                f"the training is over, and {listed(sorted(failures))} could not be uploaded to {self.repo}: {reason}",
+                hint=f"on the disk, and later: {self._later(failures)}",
             )
 
     def abandon(self) -> None:
@@ -93,36 +102,49 @@ class Pushes:
             left.add(last.name)
         if left:
             what = "warning: not uploaded to %s, for the run ends before its time: %s; later: %s"
-            log.warning(what, self.repo, listed(sorted(left)), self._later(max(left)))
+            log.warning(what, self.repo, listed(sorted(left)), self._later(left))
         self._tidy()
 
     def _take_over(self) -> None:
         """Go on with what an attempt before this one has left, where every checkpoint is to be uploaded."""
-        for path in sorted((self._run / FOLDER).glob("*")):
-            if self._strategy == "all" and path.name.startswith("step-") and path.suffix != EXPORTED:
+        for path in sorted(RunLayout(self._run).pushes.glob("*")):
+            if self._strategy == "all" and path.name.startswith("step-") and path.suffix != EXPORT_SUFFIX:
                 self._waiting[path.name] = path
             else:
                 remove(path)
 
-    def _later(self, name: str) -> str:
-        """What uploads a checkpoint by hand."""
-        there = self._run / "checkpoints" / name
-        folder = there if there.exists() else self._waiting.get(name, there)
-        return f"trainkit export {folder} --push {self.repo}"
+    def _later(self, names: Iterable[str]) -> str:
+        """What uploads checkpoints by hand: the weights of the newest, and each whole where that is asked for."""
+        folders = {name: self._source(name) for name in sorted(names)}
+        folders = {name: there if there.exists() else self._waiting.get(name, there) for name, there in folders.items()}
+        newest = max(folders)
+        words = ["trainkit", "export", str(folders[newest])]
+        words += ["--adapter"] if self._recipe.peft.kind == "lora" else []
+        words += ["--trust-code"] if isinstance(self._recipe.model, TargetModel) else []
+        words += ["--push", self.repo, *(["--private"] if self._recipe.checkpoint.push_to_hub.private else [])]
+        commands = [shlex.join(words)]
+        if whole := WHOLE.get(self._strategy):
+            kept = folders if self._strategy == "all" else {newest: folders[newest]}
+            commands += [shlex.join(("hf", "upload", self.repo, str(kept[name]), f"{whole}/{name}")) for name in kept]
+        return "; ".join(commands)
+
+    def _source(self, name: str) -> Path:
+        return self._sources.get(name, self._run / "checkpoints" / name)
 
     def _tidy(self) -> None:
         """Leave only what is kept nowhere else, or what a run that is started again goes on with."""
         goes_on = self._strategy == "all" and self._is_started_again
         for name, kept in self._waiting.items():
-            if not goes_on and (self._run / "checkpoints" / name).exists():
+            if not goes_on and self._source(name).exists():
                 remove(kept)
         with suppress(OSError):  # there is none, or something is in it
-            (self._run / FOLDER).rmdir()
+            RunLayout(self._run).pushes.rmdir()
 
     def _take(self, checkpoint: Path) -> None:
         """Keep a checkpoint's files until they are uploaded, whatever becomes of its folder."""
-        name, kept = checkpoint.name, self._run / FOLDER / checkpoint.name
+        name, kept = checkpoint.name, RunLayout(self._run).pushes / checkpoint.name
         with self._lock:
+            self._sources[name] = checkpoint
             if self._strategy != "all":  # what is older is not asked for any more
                 self._forget({*self._waiting, *self._failures} - {self._current, name})
             try:
@@ -151,7 +173,7 @@ class Pushes:
         while True:
             with self._lock:
                 if self._finishing and not self._waiting.keys() - self._failures.keys():
-                    self._finishing = False
+                    self._finishing, self._is_last_try = False, True
                     self._failures = {name: why for name, why in self._failures.items() if name not in self._waiting}
                 self._current = min(self._waiting.keys() - self._failures.keys(), default="")
                 if self._ended or not self._current:
@@ -172,11 +194,11 @@ class Pushes:
 
     def _push(self, name: str, kept: Path) -> str | None:
         """Export and upload one checkpoint; what went wrong, None if nothing did."""
-        folder, whole = kept.with_name(name + EXPORTED), WHOLE.get(self._strategy)
+        folder, whole = kept.with_name(name + EXPORT_SUFFIX), WHOLE.get(self._strategy)
         upload: list[str | Path] = [UPLOAD, self.repo, "--folder", folder, "--tied"]
         upload += ["--message", f"{self._recipe.name}: {name}"]
-        if self._strategy == "checkpoint":
-            upload += ["--replace", f"{whole}/*"]
+        if whole:  # another run may have left a checkpoint of the same name, of more ranks
+            upload += ["--replace", f"{whole}/*" if self._strategy == "checkpoint" else f"{whole}/{name}/*"]
         try:
             remove(folder)  # of an attempt before
             if not any(each > name for each in self._done):  # newer weights stay
@@ -187,7 +209,7 @@ class Pushes:
                 link_tree(kept, folder / whole / name)
             commit = self._run_module(upload).strip().rpartition("\n")[2]
         except Exception as error:  # noqa: BLE001 - nobody else would hear of it, and the end waits for this thread
-            if not self._ended:
+            if not (self._ended or self._is_last_try):  # of that `close` tells
                 log.warning("warning: %s is not uploaded to %s: %s", name, self.repo, error)
             return str(error)
         finally:
@@ -217,9 +239,17 @@ class Pushes:
             os.close(reading)
             os.close(writing)
         if child.returncode:
-            said = [line for line in err.splitlines() if line.startswith("error: ")] or err.splitlines() or [""]
-            raise TrainingError(said[-1].removeprefix("error: ") or f"{words[0]} ended with {child.returncode}")
+            raise TrainingError(self._reason(words[0], child.returncode, err))
         return out
+
+    def _reason(self, module: str | Path, code: int, err: str) -> str:
+        """Why a process has failed, by the last that it says."""
+        if code < 0:
+            killed = "; most likely by the kernel, for want of memory" if -code == signal.SIGKILL else ""
+            return f"{module} was ended by {signal.Signals(-code).name}{killed}"
+        said = [line for line in err.splitlines() if line.startswith("error: ")] or err.splitlines() or [""]
+        words = said[-1].removeprefix("error: ").removeprefix(f"nothing can be uploaded to {self.repo}: ")
+        return words or f"{module} ended with {code}"
 
 
 def remove(folder: Path) -> None:

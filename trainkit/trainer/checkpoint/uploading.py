@@ -8,6 +8,7 @@ from signal import Signals
 
 from trainkit.errors import TrainingError
 from trainkit.stamps import CHECKPOINT
+from trainkit.text import listed
 from trainkit.trainer.callbacks import Progress
 from trainkit.trainer.checkpoint.manifest import newest
 from trainkit.trainer.checkpoint.pushing import Pushes
@@ -29,6 +30,8 @@ def finish_pushes(parts: Parts, progress: Progress, requests: Requests) -> Signa
         return stop
     if pushes is not None and stop is None:
         _finish(pushes, parts, progress)
+        if waiting := pushes.unfinished():
+            log.info("the end waits for the upload of %s to %s", listed(waiting), pushes.repo)
     while stop is None:
         # In short steps: a collective that waits has an end, and signals are seen by all ranks.
         busy, *votes = sum_over_ranks([int(pushes is not None and pushes.is_busy()), *requests.votes()], parts.world)
@@ -45,6 +48,9 @@ def finish_pushes(parts: Parts, progress: Progress, requests: Requests) -> Signa
 def _finish(pushes: Pushes, parts: Parts, progress: Progress) -> None:
     root = parts.checkpoints.root
     last = newest(root) if root is not None else None
+    resumed = parts.settings.resume
+    if last is None and resumed is not None and 0 < parts.steps <= progress.first:
+        last = resumed  # of another run, whose upload may have failed: nothing is left to train
     if last is not None:
         pushes.finish(last)
     elif progress.step > progress.first:
