@@ -21,6 +21,7 @@ PURE = (
     "trainkit.text",
     "trainkit.optimizers",
     "trainkit.architectures",
+    "trainkit.lora",
     "trainkit.recipe",
     "trainkit.flags",
     "trainkit.hub.names",
@@ -140,7 +141,7 @@ def test_planning_loads_no_training_library_and_no_terminal_library() -> None:
 
 # The rooms of the house from the ground up; each uses only those below it, imports for type checkers included.
 FLOORS = (
-    ("decode", "errors", "files", "text", "lazy", "optimizers", "architectures", "refusals", "stamps"),
+    ("decode", "errors", "files", "text", "lazy", "optimizers", "architectures", "lora", "refusals", "stamps"),
     ("recipe",),
     ("machine", "flags", "hub"),
     ("plan",),

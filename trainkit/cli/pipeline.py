@@ -169,7 +169,7 @@ def on_hub(resolved: Resolved) -> tuple[Copy, ...]:
 def with_described(resolved: Resolved, hub: Sequence[Copy]) -> Resolved:
     """The recipe with what the small files of the Hub's model and tokenizer say, which were fetched to look them up."""
     from trainkit.hub.lookup import CacheDisk
-    from trainkit.recipe.layers.described import CONFIG, has_template, read_config
+    from trainkit.recipe.layers.described import CONFIG, has_template, read_adapters, read_config
 
     described, disk = resolved.described, CacheDisk()
     for copy in hub:
@@ -177,6 +177,9 @@ def with_described(resolved: Resolved, hub: Sequence[Copy]) -> Resolved:
         if copy.named.key == "model.path" and copy.folder:
             model, fault = read_config(copy.folder, disk.read)
             described = replace(described, model=model, fault=None if listed is None or CONFIG in listed else fault)
+        if copy.named.key == "peft.path" and listed is not None:
+            found, misfit = read_adapters(copy.folder, disk.read)
+            described = replace(described, adapters=found, misfit=misfit)
         if copy.named.key == "data.tokenizer" and listed is not None:
             there = {f"{copy.folder}/{part}" for name in listed for part in (name, name.partition("/")[0])}
             described = replace(described, chats=has_template(copy.folder, disk.read, there.__contains__))

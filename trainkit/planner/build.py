@@ -50,6 +50,7 @@ from trainkit.planner.notices import plan_notices
 from trainkit.planner.numa import core_argv
 from trainkit.planner.placement import Placement, name_cards, place
 from trainkit.planner.resume import Reader, SavedCheckpoint, choose_resume
+from trainkit.planner.starting import adapter_problems
 from trainkit.planner.technique import value_of
 from trainkit.planner.techniques import TECHNIQUES
 from trainkit.recipe.resolved import Resolved
@@ -168,6 +169,7 @@ def decide(
     problems += check_container(resolved)
     facts = seen_inside(recipe, facts)
     problems += [*architecture_problems(resolved, facts.packages.get("transformers")), *chat_problems(resolved)]
+    problems += adapter_problems(resolved)
     try:
         placement = place(resolved, facts)
     except RecipeError as error:  # nothing else can be known without it

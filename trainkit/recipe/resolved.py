@@ -72,11 +72,14 @@ class Described:
 
     model: the model's config.json; empty where it is not known. fault: why there is none, with a remedy; None where
     there is one, or nobody knows. chats: whether the tokenizer has a chat template; None where that is not known.
+    adapters, misfit: the same of the adapter_config.json of `peft.path`.
     """
 
     model: Mapping[str, Any] = field(default_factory=dict)
     fault: tuple[str, str] | None = None
     chats: bool | None = None
+    adapters: Mapping[str, Any] = field(default_factory=dict)
+    misfit: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)

@@ -145,10 +145,11 @@ def judge(
 
 
 def refused_inputs(resolved: Resolved) -> list[Diagnostic]:
-    """What a plan on this machine would say of a model that its task cannot train, or of a tokenizer."""
+    """What a plan on this machine would say of a model that its task cannot train, of a tokenizer or of adapters."""
     from trainkit.planner.chats import chat_problems
+    from trainkit.planner.starting import adapter_problems
 
-    found = list(chat_problems(resolved))
+    found = [*chat_problems(resolved), *adapter_problems(resolved)]
     if resolved.recipe.model.kind != "hf":
         return found
     from trainkit.machine.probes.packages import probe

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import posixpath
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+from trainkit import lora
 from trainkit.recipe.layers.paths import Files
 from trainkit.recipe.resolved import Described
 from trainkit.recipe.schema import HfModel, Recipe
 
 Read = Callable[[str], bytes]  # the bytes of a file; raises OSError
+Settings = tuple[Mapping[str, Any], tuple[str, str] | None]  # a file's, or what is wrong, with a remedy
 CONFIG, TOKENIZER, TEMPLATE, OTHERS = (
     *("config.json", "tokenizer_config.json"),
     *("chat_template.jinja", "additional_chat_templates"),
@@ -22,24 +25,39 @@ def described(recipe: Recipe, files: Files, absolute: Callable[[str], str]) -> D
     """Of the folders that a recipe names. absolute: from the working folder."""
     if recipe.program.kind != "builtin":
         return Described()
-    folder = recipe.model.path if isinstance(recipe.model, HfModel) else None
-    named: str | None = getattr(recipe.data, "tokenizer", None)
-    there = folder is not None and files.exists(absolute(folder))
-    model, fault = read_config(absolute(folder), files.read) if folder and there else ({}, None)
-    chats = None
+    found = Described()
+    model, named = (recipe.model.path if isinstance(recipe.model, HfModel) else None), recipe.peft.path
+    if model and files.exists(absolute(model)):
+        settings, fault = read_config(absolute(model), files.read)
+        found = replace(found, model=settings, fault=fault)
     if named and files.exists(absolute(named)):
-        chats = has_template(absolute(named), files.read, files.exists)
-    return Described(model, fault, chats)
+        settings, misfit = read_adapters(absolute(named), files.read)
+        found = replace(found, adapters=settings, misfit=misfit)
+    tokenizer: str | None = getattr(recipe.data, "tokenizer", None)
+    if tokenizer and files.exists(absolute(tokenizer)):
+        found = replace(found, chats=has_template(absolute(tokenizer), files.read, files.exists))
+    return found
 
 
-def read_config(folder: str, read: Read) -> tuple[Mapping[str, Any], tuple[str, str] | None]:
+def read_config(folder: str, read: Read) -> Settings:
     """The config.json of a model's folder, or why there is none, with a remedy."""
-    path = posixpath.join(folder, CONFIG)
     remedy = "name a folder as save_pretrained of transformers writes it, or a repository of the Hub"
+    found, fault = _object(posixpath.join(folder, CONFIG), read, "which says what the model is", remedy)
+    return found, (_adapters(folder, read) or fault) if fault else None
+
+
+def read_adapters(folder: str, read: Read) -> Settings:
+    """The same of adapters: their adapter_config.json."""
+    remedy = "name a folder as peft or trainkit export --adapter writes it, or a repository of the Hub"
+    return _object(posixpath.join(folder, lora.CONFIG), read, "which says what adapters these are", remedy)
+
+
+def _object(path: str, read: Read, role: str, remedy: str) -> Settings:
+    """The JSON object in a file."""
     try:
         found = json.loads(read(path))
     except (FileNotFoundError, NotADirectoryError):
-        return {}, _adapters(folder, read) or (f"there is no {path}, which says what the model is", remedy)
+        return {}, (f"there is no {path}, {role}", remedy)
     except OSError as error:
         return {}, (f"{path} cannot be read: {error.strerror or error}", "make it readable")
     except (ValueError, RecursionError) as error:
@@ -51,10 +69,10 @@ def read_config(folder: str, read: Read) -> tuple[Mapping[str, Any], tuple[str, 
 
 def _adapters(folder: str, read: Read) -> tuple[str, str] | None:
     """What there is to say of a folder that holds adapters in place of a model."""
-    try:
-        base = json.loads(read(posixpath.join(folder, "adapter_config.json"))).get("base_model_name_or_path")
-    except (OSError, ValueError, RecursionError, AttributeError):
+    settings, fault = read_adapters(folder, read)
+    if fault is not None:
         return None
+    base = settings.get("base_model_name_or_path")
     named = f" ({base})" if base else ""
     hint = f"set model.path to the model that they belong to{named}, and peft.path to this folder"
     return f"{folder} holds adapters, and no model", hint

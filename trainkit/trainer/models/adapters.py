@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from trainkit.errors import TrainingError
 from trainkit.files import parse_json
 from trainkit.hub.cache import name_of
+from trainkit.lora import AGREED, CONFIG, NO_LORA, SAME, WEIGHTS, differing, numbers
 from trainkit.recipe.schema import HfModel, Peft, Recipe
 from trainkit.text import listed
 from trainkit.trainer.models.base import Model, is_linear
@@ -83,13 +84,10 @@ def merge_adapters(model: nn.Module) -> None:
         model.set_submodule(name, module.get_base_layer())
 
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX, _OWN = "base_model.model.", "inner."  # peft's name for the model, and ours for one that we wrap
 # peft has no class for masked models
 _TASKS = {"causal_lm": "CAUSAL_LM", "seq2seq_lm": "SEQ_2_SEQ_LM", "sequence_classification": "SEQ_CLS"}
 
-# Key of the recipe -> peft's name, of what the recipe and the folder must agree on.
-_AGREED = {"peft.rank": "r", "peft.alpha": "lora_alpha", "peft.rslora": "use_rslora", "peft.dora": "use_dora"}
 # What else a folder may set: it is checked against the tensors, or does nothing to a model whose weights are given.
 _ALLOWED = frozenset(
     (
@@ -222,27 +220,19 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise TrainingError(f"peft.path: {path} {fault}: {error}", hint=again) from error
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         what = f"peft.path: {folder / CONFIG} does not describe LoRA adapters"
-        raise TrainingError(what, hint="its peft_type must be LORA")
+        raise TrainingError(what, hint=NO_LORA)
     return config, tensors
 
 
 def _check_config(saved: Mapping[str, Any], own: Mapping[str, Any], folder: Path) -> None:
     """TrainingError if the folder's adapters are others than the recipe's, or of a kind that no recipe can express."""
-    numbers = {name: value for name, value in saved.items() if isinstance(value, int | float) and abs(value) < 1e18}
-    lacking = [name for name in ("r", "lora_alpha") if name not in numbers]
+    lacking = [name for name in ("r", "lora_alpha") if name not in numbers(saved)]
     if lacking:
         raise TrainingError(f"peft.path: {folder / CONFIG} does not say {' and '.join(lacking)}")
-    differing = [
-        f"{key} is {own[name]:g} in the recipe and {numbers[name]:g} there"
-        for key, name in _AGREED.items()
-        if numbers.get(name, own[name]) != own[name]
-    ]
-    if differing:
-        raise TrainingError(
-            f"peft.path: the adapters in {folder} are others than the recipe's: {'; '.join(differing)}",
-            hint="set the recipe's to those of the folder",
-        )
-    known = {*_ALLOWED, *_AGREED.values(), "init_lora_weights"}
+    if others := differing(saved, own):
+        what = f"peft.path: the adapters in {folder} are others than the recipe's: {'; '.join(others)}"
+        raise TrainingError(what, hint=SAME)
+    known = {*_ALLOWED, *AGREED.values(), "init_lora_weights"}
     foreign = [name for name, value in saved.items() if name not in known and value and value != own.get(name)]
     if saved.get("init_lora_weights", True) not in _STARTS:
         foreign.append("init_lora_weights")
