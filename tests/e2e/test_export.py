@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from strategy_runs import CASES, write_corpus, write_settings
+from supervised_run import wait_for
 
 from tests.warm_ranks import run_case
 from trainkit.trainer.checkpoint.export import trained_model
@@ -94,6 +98,28 @@ def test_a_run_is_exported_by_its_name_and_never_over_what_is_there(
     assert damaged.returncode == 1
     assert "is damaged: state/" in damaged.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupt_while_torch_is_imported_leaves_no_trace(
+    corpus: Path, tmp_path: Path, clean_environment: dict[str, str]
+) -> None:
+    run_case(tmp_path / "run", CASES["single"].changed(train={"steps": 1}, checkpoint={"every_steps": 1}), corpus)
+    call = [sys.executable, "-m", "trainkit", "export", str(tmp_path / "run/checkpoints/step-00000001"), "out"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(call, cwd=tmp_path, env=clean_environment, start_new_session=True, **pipes) as exporting:
+        children = Path(f"/proc/{exporting.pid}/task/{exporting.pid}/children")
+        wait_for("torch", lambda: any("libtorch" in maps_of(pid) for pid in children.read_text().split()))
+        os.killpg(exporting.pid, signal.SIGINT)
+        told = exporting.communicate(timeout=30)[0]
+    assert (exporting.returncode, told) == (130, "")
+    assert not (tmp_path / "out").exists()
+
+
+def maps_of(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/maps").read_text()
+    except OSError:  # it has ended
+        return ""
 
 
 def test_a_name_means_its_newest_run_that_has_a_checkpoint(

@@ -145,7 +145,7 @@ def test_two_ranks_swap_all_to_files_that_are_gone_afterwards_and_resume_bit_equ
 
 def _exported_weights_are_those_of_the_run(folder: Path, corpus: Path, whole: Curve) -> None:
     """A single process that starts from the exported weights has the loss with which the run ended."""
-    command = [sys.executable, "-m", "trainkit.trainer.checkpoint.export"]
+    command = [sys.executable, "-m", "trainkit.trainer.checkpoint"]
     words = ["--checkpoint", str(folder / "whole/checkpoints/step-00000004"), "--destination", str(folder / "out")]
     subprocess.run([*command, *words], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=120)
     settings = write_settings(folder / "read", Case({"kind": "single"}, 1).changed(**WIDE), corpus)

@@ -158,6 +158,9 @@ def test_an_upload_that_fails_ends_the_run_with_an_error_and_leaves_the_weights(
     written = load_file(tmp_path / "run/exports/step-00000002/model.safetensors")
     assert load(hub.repository("ada/tiny").files()["model.safetensors"]).keys() == written.keys()
     assert titles(hub, "ada/tiny")[-1] == f"step-00000002 of {tmp_path.name}"
+    again = trainkit(*remedy.split()[1:], environ=logged_in)
+    assert again.returncode == 2, again.stderr
+    assert f"`hf upload ada/tiny {tmp_path / 'run/exports/step-00000002'} .` uploads it as it is" in again.stderr
 
 
 STRANGER = """

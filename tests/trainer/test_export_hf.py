@@ -54,7 +54,7 @@ def test_nothing_but_a_failure_is_said_and_a_full_disk_leaves_nothing(make_setti
     def exported(limit: int) -> tuple[int, str, str]:
         words = ["--checkpoint", str(settings.run_dir / "checkpoints/step-00000001"), "--destination", str(out)]
         done = subprocess.run(
-            [sys.executable, "-m", "trainkit.trainer.checkpoint.export", *words],
+            [sys.executable, "-m", "trainkit.trainer.checkpoint", *words],
             env={**free, "PYTHONPATH": str(Path(__file__).parents[2])},
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
             capture_output=True,

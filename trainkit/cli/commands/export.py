@@ -19,7 +19,7 @@ from trainkit.errors import UsageError
 from trainkit.files import is_there
 from trainkit.recipe.repository import has_owner
 
-EXPORTER = ("-P", "-m", "trainkit.trainer.checkpoint.export")
+EXPORTER = ("-P", "-m", "trainkit.trainer.checkpoint")
 PUSHER = ("-P", "-m", "trainkit.hub.push")
 TrustCode = Annotated[
     bool, Option("--trust-code", help="Import and call what the run names as its model (model.target).")
@@ -65,7 +65,7 @@ def export(  # noqa: PLR0917 - a command's options
     if private and push is None:
         raise UsageError("--private is about a repository, and there is no --push", hint="add --push OWNER/NAME")
     checkpoint = find_checkpoint(source, root, best=best)
-    target = new_folder(destination, checkpoint, "-adapter" if adapter else "")
+    target = new_folder(destination, checkpoint, "-adapter" if adapter else "", push)
     if push is not None:
         make_ready(push, private, "adapters" if adapter else "weights")
     # torch is imported by a process of its own: this one starts fast, and never needs it.
@@ -77,12 +77,13 @@ def export(  # noqa: PLR0917 - a command's options
         upload(target, push, f"{checkpoint.name} of {checkpoint.parents[2].name}")
 
 
-def new_folder(destination: str, checkpoint: Path, kind: str) -> Path:
-    """Where to write; by default beside the run's checkpoints. UsageError where something is."""
+def new_folder(destination: str, checkpoint: Path, kind: str, repo: str | None) -> Path:
+    """Where to write; by default beside the run's checkpoints. UsageError where something is. repo: to upload it to."""
     beside = checkpoint.parents[1] / "exports" / f"{checkpoint.name}{kind}"
     target = Path(destination) if destination else beside
     if is_there(target):
-        raise UsageError(f"{target} exists", hint="give another destination, or remove it")
+        as_it_is = f"; `{by_hand(target, repo)}` uploads it as it is" if repo else ""
+        raise UsageError(f"{target} exists", hint=f"give another destination, or remove it{as_it_is}")
     return target
 
 
@@ -94,11 +95,19 @@ def make_ready(repo: str, private: bool, holds: str) -> None:
 
 
 def upload(folder: Path, repo: str, message: str) -> None:
-    """Commit a folder to a repository; where that fails, say what tries again."""
-    if code := run_module([*PUSHER, repo, "--folder", str(folder), "--message", message]):
-        again = f"hf upload {repo} {shlex.quote(str(folder))} ."
-        sys.stderr.write(f"The weights are in {folder}: `{again}` uploads them later.\n")
-        end_with(code)
+    """Commit a folder to a repository; where that fails, or is interrupted, say what tries again."""
+    code = -1
+    try:
+        code = run_module([*PUSHER, repo, "--folder", str(folder), "--message", message])
+    finally:
+        if code != 0:
+            sys.stderr.write(f"The weights are in {folder}: `{by_hand(folder, repo)}` uploads them later.\n")
+    end_with(code)
+
+
+def by_hand(folder: Path, repo: str) -> str:
+    """The command of huggingface_hub that uploads a folder."""
+    return shlex.join(("hf", "upload", repo, str(folder), "."))
 
 
 def run_module(argv: Sequence[str]) -> int:

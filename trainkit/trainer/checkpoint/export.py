@@ -1,4 +1,4 @@
-"""Write a checkpoint's weights as safetensors: ``python -m trainkit.trainer.checkpoint.export``."""
+"""Write a checkpoint's weights as safetensors: ``python -m trainkit.trainer.checkpoint``."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _SHARD = re.compile(r"zero_pp_rank_(\d+)_")  # DeepSpeed's file of a rank
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Export one checkpoint, on the CPU and without a process group. Failures are one line and exit code 1."""
-    parser = argparse.ArgumentParser(prog="python -m trainkit.trainer.checkpoint.export", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m trainkit.trainer.checkpoint", description=__doc__)
     parser.add_argument("--checkpoint", type=Path, required=True, help="<run>/checkpoints/step-<8 digits>")
     parser.add_argument("--destination", type=Path, required=True, help="folder to make; it must not exist")
     parser.add_argument("--adapter", action="store_true", help="the adapters alone, as peft reads them")
@@ -254,7 +254,3 @@ def _joined(saved: list[Mapping[str, Any]], module: Mapping[str, Any]) -> Mappin
     for twin, name in module["shared_params"].items():
         weights[twin] = weights[name]
     return weights
-
-
-if __name__ == "__main__":
-    sys.exit(main())

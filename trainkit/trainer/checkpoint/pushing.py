@@ -23,7 +23,7 @@ from trainkit.trainer.checkpoint.manifest import newest
 from trainkit.trainer.settings import Settings
 
 log = logging.getLogger("trainkit.trainer")
-EXPORT, UPLOAD = "trainkit.trainer.checkpoint.export", "trainkit.hub.push"
+EXPORT, UPLOAD = "trainkit.trainer.checkpoint", "trainkit.hub.push"
 # A rank's own, which is none of these processes'. Offline is what the ranks' libraries are, for nothing is downloaded
 # in silence; where the caller was, the run would not have begun.
 NOT_HANDED_ON = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
