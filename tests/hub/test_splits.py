@@ -111,6 +111,14 @@ def test_a_subset_that_is_not_there(readme: str, subset: str | None, told: str) 
     assert (caught.value.key, told in caught.value.hint) == ("subset", True)
 
 
+def test_hidden_files_are_of_a_data_set_only_where_they_are_named() -> None:
+    names = ["a.jsonl", ".checkpoints/a.jsonl", "x/__more/b.jsonl", "._a.jsonl"]
+    assert files_by_split(names) == {"train": ("a.jsonl",)}
+    for pattern, found in (("**", "a.jsonl"), (".check*/*", ".checkpoints/a.jsonl"), ("x/__*/*", "x/__more/b.jsonl")):
+        assert files_by_split(names, head(f"- {{data_files: '{pattern}'}}")) == {"train": (found,)}
+    assert files_by_split(names, head("- {config_name: more, data_dir: x/__more}")) == {"train": ("x/__more/b.jsonl",)}
+
+
 def test_the_splits_that_a_run_reads() -> None:
     assert chosen(["train", "validation", "test"], Asked()) == ("train", "validation")
     assert chosen(["train", "test"], Asked()) == ("train", "")

@@ -515,6 +515,17 @@ def test_a_folder_may_be_named_for_a_split(tmp_path: Path) -> None:
     }
 
 
+def test_folders_behind_links_are_read_and_hidden_files_are_not(tmp_path: Path) -> None:
+    for name in ("there/0.jsonl", "data/.ipynb_checkpoints/train-checkpoint.jsonl", "data/__MACOSX/a.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        lines(tmp_path / name, texts(1))
+    lines(tmp_path / "data" / "._train.jsonl", texts(1))
+    (tmp_path / "data" / "train").symlink_to(tmp_path / "there")
+    (tmp_path / "there" / "round").symlink_to(tmp_path / "there")
+    (tmp_path / "data" / "again").symlink_to(tmp_path / "data")
+    assert split_files(tmp_path / "data") == {"train": [tmp_path / "data" / "train" / "0.jsonl"]}
+
+
 _READ_THROUGH = """
 import json, resource, sys
 from pathlib import Path

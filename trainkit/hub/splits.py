@@ -50,9 +50,10 @@ def files_by_split(names: Iterable[str], readme: str = "", subset: str | None = 
     names: all files, from the data set's own folder. subset: None takes the default one. Raises NoSuchPartError.
     """
     every = sorted(names)
+    shown = [name for name in every if not _hidden(name)]
     if configs := dict(_configs(readme)):
         return _listed(every, configs, subset)
-    found = _readable(every)
+    found = _readable(shown)
     if found and all(_converted(name) for name in found):
         return _of_converted(found, subset)
     if subset is not None:
@@ -98,11 +99,12 @@ def _listed(
     below = posixpath.normpath(str(config.get("data_dir") or "."))
     inside = [name for name in every if below == "." or name.startswith(f"{below}/")]
     if "data_files" not in config:
-        return _by_names(_readable(inside))
+        return _by_names(_readable([name for name in inside if _hidden(name) == _hidden(f"{below}/")]))
     found: dict[str, tuple[str, ...]] = {}
     for split, patterns in _patterns(config["data_files"]):
-        forms = [_as_regex(posixpath.normpath(posixpath.join(below, each))) for each in patterns]
-        files = _readable([name for name in inside if any(form.fullmatch(name) for form in forms)])
+        meant = [posixpath.normpath(posixpath.join(below, each)) for each in patterns]
+        forms = [(_as_regex(each), _hidden(each)) for each in meant]
+        files = _readable([name for name in inside if any(_is_meant(name, *form) for form in forms)])
         if files:
             found[split] = tuple(files)
     return found
@@ -128,6 +130,19 @@ def _patterns(data_files: Any) -> Iterator[tuple[str, list[str]]]:
         entries = [("train", data_files)]
     for split, path in entries:
         yield split, [str(each) for each in (path if isinstance(path, list) else [path])]
+
+
+def _is_meant(name: str, form: re.Pattern[str], hidden: int) -> bool:
+    return form.fullmatch(name) is not None and _hidden(name) == hidden
+
+
+def _hidden(name: str) -> int:
+    """How many parts of a file's name, or of a pattern, hide it from patterns that do not name them.
+
+    As for `datasets`: .ipynb_checkpoints/a.jsonl, __MACOSX/a.jsonl, ._a.jsonl (datasets.data_files).
+    """
+    *folders, file = name.split("/")
+    return sum(part.startswith((".", "__")) and part != "." for part in folders) + file.startswith(".")
 
 
 def _as_regex(pattern: str) -> re.Pattern[str]:

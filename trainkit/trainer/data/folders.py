@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,11 +26,24 @@ def explained(path: Path) -> Iterator[None]:
 
 def split_files(path: Path, subset: str | None = None) -> dict[str, list[Path]]:
     """The parquet files of a folder, or else its JSON lines, by split; {} where it has neither."""
-    names = [file.relative_to(path).as_posix() for suffix in READ for file in path.rglob(f"*{suffix}")]
     with explained(path), reading(path):
+        names = [name for name in _below(path) if name.endswith(READ)]
         readme = (path / README).read_text("utf-8", "replace") if (path / README).is_file() else ""
         found = files_by_split(names, readme, subset)
     return {split: [path / name for name in files] for split, files in found.items()}
+
+
+def _below(path: Path) -> Iterator[str]:
+    """The files below a folder, also behind links, from there. OSError for one that cannot be looked into."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for found, folders, files in os.walk(path, onerror=refuse, followlinks=True):
+        real = Path(found).resolve()
+        # A link to a folder that it lies in would lead on for ever.
+        folders[:] = [each for each in folders if Path(found, each).resolve() not in (real, *real.parents)]
+        yield from ((Path(found) / name).relative_to(path).as_posix() for name in files)
 
 
 def shards_by_split(path: Path, subset: str | None = None) -> dict[str, list[Path]]:
