@@ -171,6 +171,9 @@ _UNPADDED = """
 """
 UNPADDED = frozenset(_UNPADDED.split())
 
+# Their classifiers read the label at the token that ends a text, and refuse texts without it.
+ENDED = frozenset({"bart", "bigbird_pegasus", "mbart", "mt5", "mvp", "plbart", "t5", "umt5"})
+
 # Trained in bfloat16, with activations beyond the largest number of float16
 # (https://github.com/google-research/text-to-text-transfer-transformer/issues/539; transformers clamps them).
 OVERFLOWING = frozenset({"longt5", "mt5", "t5", "umt5"})

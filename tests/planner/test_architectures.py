@@ -171,6 +171,22 @@ def test_a_mixture_of_experts_is_not_quantised(settings: dict[str, Any], refuses
 
 
 @pytest.mark.parametrize(
+    ("name", "data", "refuses"),
+    [
+        ("t5", "kind: random", True),
+        ("bart", "kind: jsonl, path: r, label_field: l", True),
+        ("t5", "kind: jsonl, path: r, label_field: l, tokenizer: t", False),
+        ("t5", "kind: target, target: a:b", False),
+        ("bert", "kind: random", False),
+    ],
+)
+def test_a_label_that_is_read_at_the_end_of_a_text_wants_one(name: str, data: str, refuses: bool, solve: Solve) -> None:
+    model = f"model: {{kind: hf, architecture: {name}, task: sequence_classification}}"
+    found = list(architecture_problems(solve(f"version: 1\ntrain: {{steps: 1}}\ndata: {{{data}}}\n{model}\n"), None))
+    assert ["reads the label at the token that ends a text" in each.what for each in found] == [True] * refuses
+
+
+@pytest.mark.parametrize(
     ("settings", "more", "refuses"),
     [
         ({"model_type": "llama"}, "", True),

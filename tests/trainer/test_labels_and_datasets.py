@@ -17,7 +17,7 @@ from trainkit.recipe.schema import Recipe
 from trainkit.trainer.data import SOURCES
 from trainkit.trainer.data.source import Source
 from trainkit.trainer.settings import Settings, World
-from trainkit.trainer.setup import assemble
+from trainkit.trainer.setup import assemble, prepared_model
 
 TINY = {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 8, "intermediate_size": 8, "vocab_size": 256}
 BERT: dict[str, Any] = {"kind": "hf", "architecture": "bert", "task": "sequence_classification", "config": TINY}
@@ -174,3 +174,17 @@ def test_a_folder_that_is_no_data_set_is_named(tmp_path: Path) -> None:
     (tmp_path / "nothing" / "train.jsonl").touch()
     with pytest.raises(TrainingError, match="fills 0 samples"):
         opened("dataset", tmp_path / "nothing")
+
+
+def test_a_text_without_the_token_at_which_its_label_is_read_is_an_error(
+    make_settings: Callable[..., Settings],
+) -> None:
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 32}
+    asked = {"kind": "hf", "architecture": "t5", "task": "sequence_classification", "config": sizes}
+    model = prepared_model(make_settings(model=asked))
+    tokens, labels = torch.full((2, 4), 5), torch.zeros(2, dtype=torch.long)
+    with pytest.raises(TrainingError, match=r"t5 reads the label at token 1 \(model.config.eos_token_id\)"):
+        model(tokens, labels)
+    tokens[:, -1] = 1
+    assert model(tokens, labels).isfinite()
+    assert any("decoders begin with the padding token" in text for _, text in model.remarks)

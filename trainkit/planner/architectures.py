@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainkit.architectures import (
+    ENDED,
     EXPERTS,
     LOOKING_AHEAD,
     MIXTURES,
@@ -102,9 +103,21 @@ def _problems(resolved: Resolved) -> Iterator[Diagnostic]:
             hint += f", or model.config.{switch}: true, with which it looks back alone" if switch else ""
             yield resolved.error(key, what, hint, why="it was made to fill in tokens with those on both sides in view")
         yield from _without_padding(resolved)
+        if name in ENDED and model.task == "sequence_classification" and _endless(resolved):
+            what = f"model.task sequence_classification: {name} reads the label at the token that ends a text"
+            hint = (
+                "name the model's tokenizer in data.tokenizer, which ends texts with it, or take a model such as bert"
+            )
+            yield resolved.error(key, what, hint, why="random samples and bytes have no such token")
         return
     why = f"{CLASSES[model.task]} of transformers {TRANSFORMERS} does not have it"
     yield resolved.error(key, f"model.task {model.task}: {_what(name, model.task)}", _hint(name), why=why)
+
+
+def _endless(resolved: Resolved) -> bool:
+    """Whether the recipe's texts have no token at their end."""
+    data = resolved.recipe.data
+    return data.kind == "random" or (data.kind in ("jsonl", "dataset") and getattr(data, "tokenizer", None) is None)
 
 
 def _without_padding(resolved: Resolved) -> Iterator[Diagnostic]:

@@ -95,6 +95,11 @@ class Labelled(Transformer):
         return self._judged(known, labels, NO_LABEL, {"input_ids": input_ids, "labels": labels, **more})[1]
 
 
+def _begun_with(padding: int | None) -> Remarks:
+    what = "model.config.decoder_start_token_id is not set: decoders begin with the padding token, as T5's do"
+    return ((logging.INFO, f"{what} ({padding})"),)
+
+
 class Classifier(Labelled):
     """One label a sample."""
 
@@ -102,6 +107,26 @@ class Classifier(Labelled):
         super().__init__(inner)
         self.labels, self.told_padding = int(inner.config.num_labels), True
         self.routers, self.routing = None, (0, 0)
+        config = inner.config
+        if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
+            config.decoder_start_token_id = self.padding
+            self.remarks = _begun_with(self.padding)
+
+    def forward(  # type: ignore[override]
+        self, input_ids: Tensor, labels: Tensor | None = None, **more: Tensor
+    ) -> Tensor:
+        """As of :class:`Labelled`. TrainingError for a text without the token at which the model reads its label."""
+        try:
+            return super().forward(input_ids, labels, **more)
+        except ValueError as error:
+            if "<eos>" not in str(error):  # transformers names it so, whatever it is
+                raise
+            config = self.inner.config
+            raise TrainingError(
+                f"data: {config.model_type} reads the label at token {config.eos_token_id} "
+                "(model.config.eos_token_id), which is not once in each text",
+                hint="name the model's own tokenizer in data.tokenizer, which ends texts with it",
+            ) from error
 
     def join_loss(self) -> None:  # the few logits of a classifier are no burden
         pass
@@ -134,8 +159,7 @@ class EncoderDecoder(Labelled):
             self._shifted(torch.full((1, 1), self.padding + 1))
         except (AttributeError, TypeError, ValueError):  # nothing says what the decoder begins with
             config.decoder_start_token_id = self.padding
-            what = "model.config.decoder_start_token_id is not set: decoders begin with the padding token, as T5's do"
-            self.remarks = ((logging.INFO, f"{what} ({self.padding})"),)
+            self.remarks = _begun_with(self.padding)
 
     def forward(  # type: ignore[override]
         self, input_ids: Tensor, labels: Tensor | None = None, decoder_input_ids: Tensor | None = None, **more: Tensor
