@@ -88,3 +88,15 @@ def test_variants_that_ask_for_different_jobs_are_no_array(cluster: Cluster) -> 
     assert "cluster.time differs between the variants small and wide" in done.stderr
     assert "r.yaml:13:" in done.stderr
     assert not cluster.runs()
+
+
+def test_variants_that_upload_to_one_repository_are_no_array(cluster: Cluster) -> None:
+    recipe = RECIPE.replace("{kind: torch, script: program.py, args: [say]}", "{kind: builtin}").partition("  small")[0]
+    asked = "train: {steps: 3}\ncheckpoint: {push_to_hub: ada/r}\nvariants:"
+    rates = "  slow: {optimizer: {lr: 1.0e-4}}\n  fast: {optimizer: {lr: 1.0e-3}}\n"
+    write(cluster, recipe.replace("variants:", asked) + rates)
+    done = cluster.trainkit("submit", "r.yaml", "--variant", "all")
+    assert done.returncode == 2, done.stderr
+    assert "the variants slow, fast upload to ada/r, one over another" in done.stderr
+    assert "r.yaml:11:" in done.stderr
+    assert not cluster.runs()

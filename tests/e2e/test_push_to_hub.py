@@ -21,9 +21,12 @@ from supervised_run import wait_for
 from tests.hub_server.server import READER, TOKEN, Hub
 from tests.trainer.tiny_tokenizer import save_tokenizer
 from tests.warm_ranks import start_ranks
+from trainkit.recipe.schema import Recipe
+from trainkit.recipe.validation.validate import with_kinds
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.uploads import clear_uploads
 from trainkit.trainer.checkpoint.export import export
+from trainkit.trainer.checkpoint.hub_layout import card
 from trainkit.trainer.checkpoint.pushing import Pushes
 from trainkit.trainer.settings import read_settings
 
@@ -202,6 +205,13 @@ def test_a_stranger_reads_adapters_beside_the_revision_of_their_base(
     assert (read.returncode, read.stdout) == (0, "True\nTrue\n"), read.stderr
 
 
+def test_a_card_says_in_how_many_bits_the_base_was() -> None:
+    model = {"kind": "hf", "path": "/models/small", "quantize": {"bits": 4}}
+    recipe = Recipe.model_validate(with_kinds({"name": "q", "model": model, "peft": {"kind": "lora"}}))
+    written = card(recipe, {"step": 1}, "/models/small", adapters=True)
+    assert written.endswith("# q\n\nTrained with trainkit (hf, adapters of small, which was in 4 bits): 1 step.\n")
+
+
 def test_a_run_that_trains_nothing_says_that_nothing_is_uploaded(
     tmp_path: Path, hub: Hub, logged_in: dict[str, str]
 ) -> None:
@@ -329,8 +339,8 @@ def test_a_model_card_that_somebody_has_changed_stays(
     environ = {**clean_environment, **hub.environment, "HF_TOKEN": TOKEN}
     (tmp_path / "folder").mkdir()
     written = {"old": CARD.format("tiny", "1 step"), "changed": CARD.format("tiny", "1 step") + "Do not use it.\n"}
-    for name, card in written.items():
-        hub.add(f"ada/{name}", {"README.md": card})
+    for name, text in written.items():
+        hub.add(f"ada/{name}", {"README.md": text})
         (tmp_path / "folder/README.md").write_text(CARD.format("tiny", "2 steps"))
         done = pushed(f"ada/{name}", environ, "--folder", str(tmp_path / "folder"))
         assert done.returncode == 0, done.stderr

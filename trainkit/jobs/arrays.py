@@ -18,6 +18,7 @@ from trainkit.runner.rundir.making import create_run_dirs
 from trainkit.schedulers import slurm
 from trainkit.schedulers.client import answer_or, ask
 from trainkit.schedulers.interface import RefusedError
+from trainkit.text import listed
 
 _DIRECTORY = "\0"  # stands for the run directory in the lines of a job, until these are written
 ONE_JOB = "the tasks of an array have one job script"
@@ -59,6 +60,19 @@ def differences(tasks: Sequence[Task]) -> Iterator[Diagnostic]:
         if first.plan.output_root != other.plan.output_root and "output.root" not in told:
             shown = f"{first.plan.output_root} and {other.plan.output_root}"
             yield _difference(first, other, "output.root", shown)
+
+
+def same_uploads(tasks: Sequence[Task]) -> Iterator[Diagnostic]:
+    """What keeps variants from running at a time: a repository of the Hub that several of them upload to."""
+    key, by_repo = "checkpoint.push_to_hub.repo", dict[str, list[Task]]()
+    for task in tasks:
+        if (repo := task.resolved.recipe.checkpoint.push_to_hub.repo) is not None:
+            by_repo.setdefault(repo, []).append(task)
+    for repo, those in by_repo.items():
+        if len(those) > 1:
+            named = listed([task.variant for task in those])
+            hint = "give each variant a repository of its own, or submit them one by one"
+            yield those[0].resolved.error(key, f"the variants {named} upload to {repo}, one over another", hint)
 
 
 def _differs(first: Task, other: Task, key: str) -> bool:

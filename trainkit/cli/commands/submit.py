@@ -82,7 +82,7 @@ def planned_job(resolved: Resolved) -> Planned:
 
 def submit_all(context: typer.Context, presets: Presets, at_most: int | None, *, dry_run: bool, wait: bool) -> None:
     """Submit each variant of a recipe as a task of one array job."""
-    from trainkit.jobs.arrays import Task, array_script, differences, submit_array
+    from trainkit.jobs.arrays import Task, array_script, differences, same_uploads, submit_array
     from trainkit.jobs.submitting import undisturbed
 
     base = resolve_line(context, presets, None)
@@ -96,7 +96,7 @@ def submit_all(context: typer.Context, presets: Presets, at_most: int | None, *,
         if resolved.recipe.cluster.kind != "slurm":
             what = f"an array is Slurm's, and cluster.kind is {resolved.recipe.cluster.kind}"
             raise UsageError(what, hint=f"submit them one by one: --variant {name}")
-    if found := [*differences(tasks)]:
+    if found := [*differences(tasks), *same_uploads(tasks)]:
         raise RecipeError(found)
     first = tasks[0]
     script = array_script(first.job, SHOWN, len(tasks), at_most)

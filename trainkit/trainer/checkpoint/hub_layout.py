@@ -9,6 +9,7 @@ from typing import Any
 
 from trainkit.hub.cache import name_of, public_name
 from trainkit.recipe.schema import HfModel, Recipe
+from trainkit.recipe.schema.model import quantized_bits
 from trainkit.text import counted
 from trainkit.trainer.data.encoding import tokenizer_files
 
@@ -36,6 +37,8 @@ def card(recipe: Recipe, manifest: dict[str, Any], path: str | None, *, adapters
     """
     base, named = public_name(path) if path else "", name_of(path or "")
     exactly = f"{base} at {named[1]}" if named else base
+    if bits := quantized_bits(recipe):
+        exactly += f", which was in {bits} bits"
     library = "peft" if adapters else "transformers" if recipe.model.kind == "hf" else ""
     metadata = {"library_name": library, "base_model": base if "/" in base else ""}
     head = "".join(f"{name}: {value}\n" for name, value in metadata.items() if value)
