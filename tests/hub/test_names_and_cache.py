@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import pytest
 
 from trainkit.hub.cache import cache_root, copy_of, located
-from trainkit.hub.names import Named, at, has_content, named_by, pinned, revision_without_name, wanted
+from trainkit.hub.names import Named, at, named_by, pinned, revision_without_name
 from trainkit.hub.splits import Asked
+from trainkit.hub.wanted import guide, lack, wanted
 from trainkit.recipe.repository import is_repository
 from trainkit.recipe.schema import Recipe
 
@@ -21,6 +22,7 @@ MODEL = Named("model.path", "model", "owner/small")
 TOKENIZER = Named("data.tokenizer", "model", "owner/words")
 ADAPTERS = Named("peft.path", "model", "owner/small-lora")
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+INDEX = json.dumps({"weight_map": {"a": SHARDS[0], "b": SHARDS[1], "c": SHARDS[0]}})
 
 
 class Texts:
@@ -98,7 +100,7 @@ def test_each_source_of_a_mixture_may_be_named() -> None:
     with_commits = pinned(mixed, [at(each, A) for each in found]).model_dump()["data"]["mix"]
     assert [each["revision"] for each in with_commits] == [A, None, A, "v1"]
     assert not list(revision_without_name(mixed, found))
-    folders = located(mixed, [(each.key, each.kind, each.name, B) for each in found], {"HF_HUB_CACHE": ROOT})
+    folders = located(mixed, [(each.key, each.kind, each.name, B) for each in found], ROOT)
     assert folders.model_dump()["data"]["mix"][0]["path"] == f"{ROOT}/datasets--owner--a/snapshots/{B}"
 
 
@@ -134,7 +136,9 @@ def test_of_the_formats_of_a_model_the_safe_one_is_fetched() -> None:
     assert wanted(MODEL, every) == ("config.json", "model.safetensors")
     assert wanted(MODEL, every[:1] + every[2:]) == ("config.json", "pytorch_model.bin")
     sharded = ["config.json", "model.safetensors.index.json", *SHARDS, "original/model-00001-of-00002.safetensors"]
-    assert set(wanted(MODEL, sharded)) == set(sharded[:-1])
+    assert guide(MODEL, sharded) == sharded[1]
+    assert wanted(MODEL, sharded, INDEX) == tuple(sharded[:-1])
+    assert wanted(MODEL, [*sharded, "model.safetensors"], INDEX) == ("config.json", "model.safetensors")
     assert wanted(TOKENIZER, ["tokenizer.json", "model.safetensors", "vocab.txt"]) == (
         "tokenizer.json",
         "vocab.txt",
@@ -142,8 +146,30 @@ def test_of_the_formats_of_a_model_the_safe_one_is_fetched() -> None:
     assert wanted(ADAPTERS, ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"])[1:] == (
         "adapter_model.safetensors",
     )
-    assert not has_content(MODEL, ["config.json", "model.gguf"])
-    assert not has_content(TOKENIZER, ["config.json"])
+
+
+@pytest.mark.parametrize(
+    ("named", "names", "told"),
+    [
+        (MODEL, [], "no weights"),
+        (MODEL, ["config.json", "model.gguf"], "no weights"),
+        (MODEL, ["model.safetensors"], "lacks config.json"),
+        (MODEL, ["config.json", *SHARDS], "no weights"),  # nothing says what is in them
+        (MODEL, ["config.json", "model.safetensors.index.json", SHARDS[0]], f"lacks {SHARDS[1]}"),
+        (MODEL, ["config.json", "model.safetensors.index.json", *SHARDS], ""),
+        (TOKENIZER, ["config.json"], "no tokenizer"),
+        (ADAPTERS, ["adapter_config.json", "adapter_model.bin"], "no adapters"),  # a pickle
+        (ADAPTERS, ["adapter_model.safetensors"], "lacks adapter_config.json"),
+    ],
+)
+def test_what_a_repository_lacks_is_named(named: Named, names: list[str], told: str) -> None:
+    assert told in lack(named, names, INDEX)
+    assert told or not lack(named, names, INDEX)
+
+
+def test_an_index_that_names_nothing_is_no_guide() -> None:
+    for index in ("", "{}", "[1]", '{"weight_map": 3}', '{"weight_map": {}}'):
+        assert "names no files" in lack(MODEL, ["config.json", "model.safetensors.index.json", *SHARDS], index)
 
 
 def test_where_the_cache_is() -> None:
@@ -151,6 +177,8 @@ def test_where_the_cache_is() -> None:
     assert cache_root({"XDG_CACHE_HOME": "/xdg"}, "/home/me") == "/xdg/huggingface/hub"
     assert cache_root({"HF_HOME": "/big", "XDG_CACHE_HOME": "/xdg"}, "/home/me") == "/big/hub"
     assert cache_root({"HF_HUB_CACHE": "~/hub", "HF_HOME": "/big"}, "/home/me") == "/home/me/hub"
+    scratch = {"HF_HOME": "$SCRATCH/${USER}/hf$UNKNOWN", "SCRATCH": "/scratch", "USER": "me"}
+    assert cache_root(scratch, "/home/me") == "/scratch/me/hf$UNKNOWN/hub"
 
 
 def test_what_was_never_asked_for_is_not_known() -> None:
@@ -200,6 +228,6 @@ def test_without_a_sound_listing_the_index_says_which_shards_there_are(listed: s
 
 
 def test_the_trainer_gets_folders() -> None:
-    found = located(recipe(), [("model.path", "model", "owner/small", A)], {"HF_HUB_CACHE": ROOT})
+    found = located(recipe(), [("model.path", "model", "owner/small", A)], ROOT)
     assert found.model_dump()["model"]["path"] == SNAPSHOT
-    assert located(recipe(), [], {}) == recipe()
+    assert located(recipe(), [], ROOT) == recipe()

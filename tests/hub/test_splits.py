@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from trainkit.hub.names import Named, has_content, wanted
+from trainkit.hub.names import Named
 from trainkit.hub.splits import Asked, NoSuchPartError, chosen, files_by_split
+from trainkit.hub.wanted import lack, wanted
 
 SUBSETS = """---
 license: odc-by
@@ -144,4 +145,4 @@ def test_only_what_a_run_reads_is_fetched() -> None:
     assert set(wanted(rows, saved)) == set(saved[:3])
     with pytest.raises(NoSuchPartError, match="has no subset 'en'"):
         wanted(Named("data.path", "dataset", "owner/rows", rows=Asked("en")), saved)
-    assert not has_content(Named("data.path", "dataset", "owner/rows"), ["README.md", "rows.csv", "rows.json.gz"])
+    assert "no parquet" in lack(Named("data.path", "dataset", "owner/rows"), ["README.md", "rows.csv", "rows.json.gz"])

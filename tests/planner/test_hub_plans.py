@@ -12,6 +12,8 @@ from trainkit.hub.cache import Copy
 from trainkit.hub.names import Named
 from trainkit.hub.splits import Asked
 from trainkit.machine.facts import Facts
+from trainkit.plan.model import Download
+from trainkit.plan.serialize import plan_from_json, plan_to_json
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Resolved
 
@@ -47,6 +49,9 @@ def test_what_is_fetched_and_where(
     words = [[str(word) for word in each.argv] for each in plan.preparations if each.title.startswith("fetch")]
     assert [each[-len(FETCH) :] for each in words] == ([FETCH] if fetches else [])
     assert plan.repositories == (NAMED,)
+    missing = None if more else sum((copy.sizes or {})[name] for name in copy.missing)
+    assert plan.downloads == (Download("data.path", "owner/rows", 4 << 20, missing),)
+    assert plan_from_json(plan_to_json(plan)) == plan
 
 
 def test_a_repository_that_is_named_twice_is_in_the_way_once(layered: Layered, machine: Machine) -> None:

@@ -160,10 +160,21 @@ def on_hub(resolved: Resolved) -> tuple[Copy, ...]:
 
     env, kept = resolved.recipe.env, resolved.recipe.env_from
     of_run = {**os.environ, **{name: str(value) for name, value in env.items() if name not in kept}}
-    try:
-        return tuple(look_up(each, Way.of(of_run)) for each in named)
-    except UsageError as error:
-        raise RecipeError([resolved.error(each.key, each.what, each.hint) for each in error.diagnostics]) from error
+    way = Way.of(of_run)
+    found: list[Copy] = []
+    wrong: list[Diagnostic] = []
+    commits: dict[tuple[str, str, str], str] = {}  # of a repository that is named twice, the same for both
+    for each in named:
+        same = (each.kind, each.name, each.revision)
+        try:
+            found.append(look_up(replace(each, commit=commits.get(same, "")), way))
+        except UsageError as error:
+            wrong += [resolved.error(each.key, each.what, each.hint) for each in error.diagnostics]
+        else:
+            commits.setdefault(same, found[-1].named.commit)
+    if wrong:
+        raise RecipeError(wrong)
+    return tuple(found)
 
 
 def with_described(resolved: Resolved, hub: Sequence[Copy]) -> Resolved:

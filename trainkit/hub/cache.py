@@ -14,9 +14,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trainkit.hub.names import COMMIT, Named, at, has_content, wanted, with_values
-from trainkit.hub.splits import README
+from trainkit.hub.names import COMMIT, Named, at, with_values
+from trainkit.hub.wanted import guide, lack, wanted
 from trainkit.recipe.schema import Recipe
+
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)  # as os.path.expandvars takes them
 
 
 class Files(Protocol):
@@ -51,12 +53,13 @@ class Copy:
 
 
 def cache_root(environ: Mapping[str, str], home: str) -> str:
-    """The folder of the cache (huggingface_hub.constants)."""
+    """The folder of the cache (huggingface_hub.constants). home: of the user, where ~ is."""
     above = environ.get("HF_HOME") or posixpath.join(
         environ.get("XDG_CACHE_HOME") or posixpath.join(home, ".cache"), "huggingface"
     )
     found = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or posixpath.join(above, "hub")
-    return posixpath.join(home, found[2:]) if found.startswith("~/") else found
+    found = posixpath.join(home, found[2:]) if found.startswith("~/") else found
+    return _VARIABLE.sub(lambda each: environ.get(each[1] or each[2], each[0]), found)
 
 
 def snapshot(root: str, named: Named) -> str:
@@ -76,12 +79,11 @@ def public_name(path: str) -> str:
     return found[0] if found else posixpath.basename(posixpath.normpath(path))
 
 
-def located(recipe: Recipe, repositories: Iterable[tuple[str, str, str, str]], environ: Mapping[str, str]) -> Recipe:
+def located(recipe: Recipe, repositories: Iterable[tuple[str, str, str, str]], root: str) -> Recipe:
     """The recipe with folders of the cache in the place of names. repositories: setting, kind, name and commit of each.
 
-    environ: of the process, which says where its cache is.
+    root: the folder of the cache.
     """
-    root = cache_root(environ, environ.get("HOME", ""))
     every = (Named(key, kind, name, commit, commit) for key, kind, name, commit in repositories)  # type: ignore[arg-type]
     return with_values(recipe, {each.key: snapshot(root, each) for each in every})
 
@@ -103,14 +105,14 @@ def copy_of(named: Named, root: str, files: Files, sizes: Mapping[str, int] | No
     )
     if listed is None:
         return Copy(here, folder)
-    readme = ""
-    if named.role == "data.path" and README in listed:
-        if not files.exists(posixpath.join(folder, README)):  # it says which files there are to fetch
-            return Copy(here, folder, {README: listed[README]}, (README,))
-        readme = _text(files, posixpath.join(folder, README))
-    if not has_content(named, listed, readme):  # the Hub is to say so
+    guided, guiding = guide(here, listed), ""
+    if guided:
+        if not files.exists(posixpath.join(folder, guided)):  # it says which files there are to fetch
+            return Copy(here, folder, {guided: listed[guided]}, (guided,))
+        guiding = _text(files, posixpath.join(folder, guided))
+    if lack(here, listed, guiding):  # the Hub is to say so
         return Copy(here, folder)
-    needed = {name: listed[name] for name in wanted(named, listed, readme)}
+    needed = {name: listed[name] for name in wanted(here, listed, guiding)}
     missing = tuple(name for name in needed if not files.exists(posixpath.join(folder, name)))
     return Copy(here, folder, needed, missing)
 

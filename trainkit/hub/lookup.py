@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,15 +12,14 @@ from typing import Any
 from trainkit.errors import Diagnostic, UsageError
 from trainkit.files import read_whole
 from trainkit.hub.cache import Copy, cache_root, copy_of
-from trainkit.hub.names import DESCRIPTION, Named, at, has_content
-from trainkit.hub.splits import CONVERTED, README, NoSuchPartError
+from trainkit.hub.names import Named, at
+from trainkit.hub.obstacles import OTHERWISE, UNREACHABLE, in_words, obstacles
+from trainkit.hub.splits import CONVERTED, NoSuchPartError
+from trainkit.hub.wanted import DESCRIPTION, guide, lack
 
 LARGEST_LISTING = 1 << 26  # bytes; that of a repository with a hundred thousand files takes a third
 PATIENCE = 10.0  # seconds for an answer
-ALLOWED_BY = "env_from: [HF_TOKEN] and the variable, or `hf auth login`"
-OFFLINE = (
-    "check the path, if a folder is meant; else bring the network up, or the files into this cache (`hf download`)"
-)
+_TRUE = ("1", "ON", "YES", "TRUE")  # huggingface_hub.constants
 
 
 class CacheDisk:
@@ -35,21 +36,30 @@ class CacheDisk:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Where the cache is, and where the Hub; endpoint: None is the library's own, by its environment."""
+    """Where the cache is, and where the Hub; endpoint: None is the library's own, by its environment.
+
+    environ: the variables of the processes that fetch, by which the library finds the token, too.
+    """
 
     root: str
-    endpoint: str | None = None
+    endpoint: str | None
+    environ: Mapping[str, str]
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Way:
         """Of processes with this environment."""
-        return cls(cache_root(environ, str(Path.home())), environ.get("HF_ENDPOINT") or None)
+        return cls(cache_root(environ, str(Path.home())), environ.get("HF_ENDPOINT") or None, dict(environ))
+
+    def forbidden_by(self, kind: str) -> str:
+        """The variable that keeps from asking the Hub for a repository; empty where none does."""
+        names = ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", *(["HF_DATASETS_OFFLINE"] if kind == "dataset" else [])]
+        return next((name for name in names if self.environ.get(name, "").upper() in _TRUE), "")
 
 
 def look_up(named: Named, way: Way) -> Copy:
     """What of a repository is in the cache, and what there is to fetch.
 
-    Asks the Hub only where the cache does not know all of it, and then fetches the small file that describes it.
+    Asks the Hub only where the cache does not know all of it, and then fetches the small files that describe it.
     Raises UsageError for a name or a revision that the Hub does not have, and for one without what is looked for.
     """
     try:
@@ -64,27 +74,53 @@ def _looked_up(named: Named, way: Way, files: CacheDisk) -> Copy:
     known = copy_of(named, way.root, files)
     if known is not None and known.whole:
         return known
-    try:
-        commit, sizes = _asked(named, way)
-        found = at(named, commit)
-        description = _fetch_description(named, sizes, way)
-    except _obstacles() as error:
-        obstacle, remedy = _in_words(named, error)
-        # What an older fetch has left may be all there is to it.
-        return replace(known or Copy(named), obstacle=obstacle, remedy=remedy)
-    readme = files.read(description).decode("utf-8", "replace") if Path(description).name == README else ""
-    if not has_content(named, sizes, readme):
-        what = f"{named.key}: {named.name} on the Hub has nothing that the trainer reads there"
-        raise UsageError(
-            Diagnostic("error", what, named.key, hint=f"it has {', '.join(sorted(sizes)[:6])}{_converted(named)}")
-        )
-    copy = copy_of(found, way.root, files, sizes)
+    # What an older fetch has left may be all there is to it.
+    left = known or Copy(named)
+    if forbidden := way.forbidden_by(named.kind):
+        obstacle = f"{UNREACHABLE.format(named.name)}: {forbidden} is set"
+        return replace(left, obstacle=obstacle, remedy=OTHERWISE.format(f"unset {forbidden}"))
+    with _environment(way.environ):
+        try:
+            commit, sizes = _asked(named, way)
+            guided = guide(named, sizes)
+            if not guided:
+                _refuse_without_content(named, sizes)
+            _fetch(named, _description(named, sizes), way)
+            guiding = _fetch(named, guided, way).decode("utf-8", "replace") if guided else ""
+        except obstacles() as error:
+            obstacle, remedy = in_words(named, error, way.root)
+            return replace(left, obstacle=obstacle, remedy=remedy)
+    _refuse_without_content(named, sizes, guiding)
+    copy = copy_of(at(named, commit), way.root, files, sizes)
     assert copy is not None, "its commit is known"
     return copy
 
 
-def _converted(named: Named) -> str:
-    """Where rows in other formats may be had."""
+@contextmanager
+def _environment(environ: Mapping[str, str]) -> Iterator[None]:
+    """This process with other variables: the library reads them when it is imported, and asked for a token."""
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _refuse_without_content(named: Named, sizes: Mapping[str, int], guiding: str = "") -> None:
+    """UsageError where a repository does not have what it is named for."""
+    if lacking := lack(named, sizes, guiding):
+        what = f"{named.key}: {named.name} on the Hub {lacking}"
+        has = f"it has {', '.join(sorted(sizes)[:6])}" if sizes else "it is empty"
+        raise UsageError(Diagnostic("error", what, named.key, hint=f"{has}{_elsewhere(named, sizes)}"))
+
+
+def _elsewhere(named: Named, sizes: Mapping[str, int]) -> str:
+    """What such a repository may be for, or where its rows may be had in a format that is read."""
+    if named.role == "model.path" and DESCRIPTION["peft.path"] in sizes:
+        return "; these are adapters: name them in peft.path, and their base model here"
     if named.role != "data.path" or named.revision == CONVERTED:
         return ""
     return f"; what the Hub has made parquet of is its branch {CONVERTED}: set {named.revision_key} to it"
@@ -94,60 +130,31 @@ def _asked(named: Named, way: Way) -> tuple[str, Mapping[str, int]]:
     """The commit of a revision, and the sizes of its files."""
     from huggingface_hub import HfApi
 
-    info: Any = HfApi(way.endpoint, library_name="trainkit").repo_info(
-        named.name, repo_type=named.kind, revision=named.revision, files_metadata=True, timeout=PATIENCE
+    hub = HfApi(way.endpoint, library_name="trainkit")
+    info: Any = hub.repo_info(
+        named.name, repo_type=named.kind, revision=_revision(named), files_metadata=True, timeout=PATIENCE
     )
+    if info.gated:  # all may know of its files
+        hub.auth_check(named.name, repo_type=named.kind)
     return str(info.sha), {each.rfilename: each.size or 0 for each in info.siblings or ()}
 
 
-def _fetch_description(named: Named, sizes: Mapping[str, int], way: Way) -> str:
-    """The path of the file that says what it is, or else of the smallest: with it the cache learns of the revision."""
+def _revision(named: Named) -> str:
+    return named.commit or named.revision
+
+
+def _description(named: Named, sizes: Mapping[str, int]) -> str:
+    """The file that says what it is, or else the smallest: with it the cache learns of the revision."""
+    usual = DESCRIPTION[named.role]
+    return usual if usual in sizes else min(sizes, key=lambda name: sizes[name])
+
+
+def _fetch(named: Named, file: str, way: Way) -> bytes:
+    """The content of a small file, which is in the cache then."""
     from huggingface_hub import hf_hub_download
 
-    usual = DESCRIPTION[named.role]
-    file = usual if usual in sizes else min(sizes, key=lambda name: sizes[name])
     path = hf_hub_download(
-        named.name, file, repo_type=named.kind, revision=named.revision, cache_dir=way.root, endpoint=way.endpoint,
+        named.name, file, repo_type=named.kind, revision=_revision(named), cache_dir=way.root, endpoint=way.endpoint,
         library_name="trainkit",
     )  # fmt: skip
-    return str(path)
-
-
-def _obstacles() -> tuple[type[Exception], ...]:
-    """What the library raises, and the HTTP library below it, where something is in the way."""
-    try:
-        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
-    except ImportError:
-        return (ImportError,)
-    return (ImportError, HfHubHTTPError, EntryNotFoundError, OSError, *_of_http())
-
-
-def _of_http() -> tuple[type[Exception], ...]:
-    """Of the HTTP library that huggingface_hub has taken: connections and time-outs are no OSError there."""
-    import huggingface_hub.errors
-
-    base = huggingface_hub.errors.HfHubHTTPError.__mro__
-    return tuple(kind for kind in base if kind.__name__ in ("HTTPError", "RequestException"))
-
-
-def _in_words(named: Named, error: Exception) -> tuple[str, str]:
-    """What is in the way, and the remedy. Raises UsageError for what no waiting mends."""
-    if isinstance(error, ImportError):
-        return f"huggingface_hub is not installed, which fetches {named.name}", "pip install 'trainkit[hf]'"
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
-
-    page = f"{named.kind}s/" if named.kind != "model" else ""
-    if isinstance(error, GatedRepoError):
-        what = f"{named.name} is gated, and the Hub does not give it to this token, or to nobody without one"
-        return what, f"ask for access on its page ({page}{named.name}), then give a token: {ALLOWED_BY}"
-    if isinstance(error, RevisionNotFoundError):
-        what = f"{named.revision_key}: {named.name} on the Hub has no revision {named.revision!r}"
-        hint = "name a branch, a tag or a whole commit of it"
-        raise UsageError(Diagnostic("error", what, named.revision_key, hint=hint)) from error
-    if isinstance(error, RepositoryNotFoundError):
-        what = f"{named.key}: {named.name} is no folder here, and the Hub has no {named.kind} of that name"
-        hint = f"check the name; where it is private, give a token that may read it: {ALLOWED_BY}"
-        raise UsageError(Diagnostic("error", what, named.key, hint=hint)) from error
-    reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
-    what = f"no folder of that name is here, {named.name} is not whole in the Hub's cache, and the Hub cannot be asked"
-    return f"{what}: {reason}", OFFLINE
+    return Path(path).read_bytes()

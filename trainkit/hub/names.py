@@ -1,14 +1,13 @@
-"""Which settings of a recipe name repositories of the Hub, and which files of one a run needs."""
+"""Which settings of a recipe name repositories of the Hub."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatch
 from typing import Any, Literal
 
-from trainkit.hub.splits import README, Asked, NoSuchPartError, chosen, files_by_split
+from trainkit.hub.splits import Asked
 from trainkit.recipe.repository import is_repository
 from trainkit.recipe.schema import DatasetData, HfModel, Recipe
 
@@ -56,35 +55,6 @@ REVISIONS: Mapping[str, str] = {
     "peft.path": "peft.revision",
     "data.tokenizer": "data.tokenizer_revision",
     "data.path": "data.revision",
-}
-
-_TOKENIZER = (
-    "config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model",
-    "*.tiktoken", "chat_template.*", "additional_chat_templates/*.jinja",
-)  # fmt: skip
-# Setting -> its files, by patterns; of the alternatives the first that is there.
-_WANTED: Mapping[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = {
-    "model.path": (
-        ("config.json", "generation_config.json"),
-        (
-            ("model.safetensors", "model-[0-9]*-of-[0-9]*.safetensors", "model.safetensors.index.json"),
-            ("pytorch_model.bin", "pytorch_model-[0-9]*-of-[0-9]*.bin", "pytorch_model.bin.index.json"),
-        ),
-    ),
-    "peft.path": (("adapter_config.json",), (("adapter_model.safetensors",), ("adapter_model.bin",))),
-    "data.tokenizer": (_TOKENIZER, ()),
-}
-# What `save_to_disk` of datasets writes, and one of its files at the top.
-_SAVED, _SAVED_HERE = (
-    ("dataset_info.json", "dataset_dict.json", "state.json", "*.arrow"),
-    {"dataset_dict.json", "state.json"},
-)
-# Setting -> the file that says what a repository is, which is read while planning.
-DESCRIPTION: Mapping[str, str] = {
-    "model.path": "config.json",
-    "peft.path": "adapter_config.json",
-    "data.tokenizer": "tokenizer_config.json",
-    "data.path": README,
 }
 
 
@@ -167,40 +137,3 @@ def pinned(recipe: Recipe, named: Iterable[Named]) -> Recipe:
 def at(named: Named, commit: str) -> Named:
     """The repository at a commit."""
     return replace(named, commit=commit)
-
-
-def wanted(named: Named, names: Iterable[str], readme: str = "") -> tuple[str, ...]:
-    """Those of a repository's files that a run needs. readme: the text of a data set's. Raises NoSuchPartError."""
-    every = sorted(names)
-    if named.role == "data.path":
-        return _wanted_rows(named.rows, every, readme)
-    always, alternatives = _WANTED[named.role]
-    found = next((found for each in alternatives if (found := _matching(each, every))), [])
-    return tuple(dict.fromkeys([*_matching(always, every), *found]))
-
-
-def _wanted_rows(asked: Asked, every: Sequence[str], readme: str) -> tuple[str, ...]:
-    if _SAVED_HERE & set(every):
-        if asked.subset is not None:
-            raise NoSuchPartError("subset", f"has no subset {asked.subset!r}", "leave data.subset out")
-        return tuple(name for name in every if any(fnmatch(name.rpartition("/")[2], each) for each in _SAVED))
-    splits = files_by_split(every, readme, asked.subset)
-    files = [name for split in chosen(splits, asked) if split for name in splits[split]] if splits else []
-    return tuple(dict.fromkeys([*(name for name in every if name == README), *files]))
-
-
-def has_content(named: Named, names: Iterable[str], readme: str = "") -> bool:
-    """Whether a repository has what the setting is for: weights, rows, or a tokenizer. Raises NoSuchPartError."""
-    every = list(names)
-    if named.role == "data.path":
-        return bool(set(wanted(named, every, readme)) - {README})
-    alternatives = _WANTED[named.role][1] or (tuple(each for each in _TOKENIZER if each != "config.json"),)
-    return any(_matching(each, every) for each in alternatives)
-
-
-def _matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Files at the top, or of a folder that a pattern names: the others hold other formats."""
-    listed = tuple(patterns)
-    return [
-        name for name in names if any(fnmatch(name, each) and name.count("/") == each.count("/") for each in listed)
-    ]

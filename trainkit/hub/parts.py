@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -35,13 +35,40 @@ def finish_parts(copy: Copy, way: Way) -> None:
     wanted = _checksums(copy, way)
     for part in parts:
         checksum = part.name.partition(".")[0]
-        name = wanted.get(checksum)
-        if name is None or (blobs / checksum).exists() or not _finished(part, name, copy, way):
-            part.unlink(missing_ok=True)
-        elif _has(part, checksum):
-            part.rename(blobs / checksum)
-        else:
-            part.unlink()
+        with _locked(Path(way.root, ".locks", copy.named.folder, f"{checksum}.lock")) as mine:
+            if mine:
+                _finish(part, checksum, wanted.get(checksum), copy, way)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """The lock under which huggingface_hub writes a file: others may share the cache. False: somebody else has it."""
+    from filelock import FileLock, Timeout
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path, mode=0o664)  # as the library makes it
+    try:
+        lock.acquire(timeout=0)
+    except (Timeout, NotImplementedError):  # somebody is at it, or nobody can tell
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
+
+
+def _finish(part: Path, checksum: str, name: str | None, copy: Copy, way: Way) -> None:
+    """Make a part the whole file, or remove it."""
+    whole = part.with_name(checksum)
+    if not part.exists():  # who had the lock before has finished it
+        return
+    if name is None or whole.exists() or not _finished(part, name, copy, way):
+        part.unlink(missing_ok=True)
+    elif _has(part, checksum):
+        part.rename(whole)
+    else:
+        part.unlink()
 
 
 def _left(blobs: Path) -> list[Path]:

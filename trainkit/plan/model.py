@@ -185,6 +185,19 @@ class Preparation:
 
 
 @dataclass(frozen=True, slots=True)
+class Download:
+    """What a run needs of a repository of the Hub. key: the setting that names it.
+
+    bytes: of all its files that are read; missing: of those that the cache lacks, None where ranks have another cache.
+    """
+
+    key: str
+    name: str
+    bytes: int
+    missing: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class EnvironmentDiff:
     """How the ranks' environment differs from the caller's. Sorted by name.
 
@@ -312,6 +325,7 @@ class Plan:
     commands: tuple[Command, ...]  # one for each group of the topology
     preparations: tuple[Preparation, ...]
     repositories: tuple[Named, ...] = ()  # of the Hub, each at its commit
+    downloads: tuple[Download, ...] = ()  # of those of which it is known
     container: PlannedContainer | None = None
     environment: EnvironmentDiff
     files: tuple[PlannedFile, ...]

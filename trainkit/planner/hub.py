@@ -9,7 +9,7 @@ from trainkit.errors import Diagnostic
 from trainkit.hub.cache import Copy
 from trainkit.hub.names import named_by, pinned, revision_without_name
 from trainkit.plan.context import Context
-from trainkit.plan.model import Notice, Preparation, text
+from trainkit.plan.model import Download, Notice, Preparation, text
 from trainkit.plan.provenance import module, texts
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import NoContainer
@@ -42,6 +42,21 @@ def preparations(context: Context) -> tuple[Preparation, ...]:
         for each in context.hub
         if each.named.commit and (_elsewhere(context) or not each.whole)
     )
+
+
+def downloads(context: Context) -> tuple[Download, ...]:
+    """How large they are, and how much of it is still to come."""
+    apart = bool(_elsewhere(context))
+    return tuple(
+        Download(each.named.key, each.named.name, sum(each.sizes.values()), None if apart else _missing(each))
+        for each in context.hub
+        if each.sizes is not None
+    )
+
+
+def _missing(copy: Copy) -> int:
+    """Bytes that are not in the cache."""
+    return sum((copy.sizes or {})[name] for name in copy.missing)
 
 
 def _elsewhere(context: Context) -> str:
@@ -82,10 +97,11 @@ def _told(context: Context, copy: Copy, sizes: Mapping[str, int]) -> str:
     named = copy.named
     at = named.commit[:_SHOWN] if named.revision == named.commit else f"{named.revision}, {named.commit[:_SHOWN]}"
     head = f"{named.key}: {named.name} on the Hub ({at})"
-    total, missing = sum(sizes.values()), sum(sizes[name] for name in copy.missing)
+    total = sum(sizes.values())
     if place := _elsewhere(context):
         return f"{head}: {format_size(total)}, of which {place} gets what it lacks before the ranks start"
     if copy.whole:
         return f"{head} is in the cache: {copy.folder}"
-    part = "" if missing == total else f" of {format_size(total)}"
-    return f"{head}: {format_size(missing)}{part} fetched before the ranks start, into {copy.folder}"
+    part, whole = format_size(_missing(copy)), format_size(total)
+    size = part if part == whole else f"{part} of {whole}"
+    return f"{head}: {size} fetched before the ranks start, into {copy.folder}"

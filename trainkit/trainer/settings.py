@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from trainkit.errors import TrainingError
 from trainkit.files import parse_json, read_whole
-from trainkit.hub.cache import located
+from trainkit.hub.cache import cache_root, located
 from trainkit.plan.model import SolvedBatch
 from trainkit.recipe.schema import Recipe
 
@@ -70,9 +70,7 @@ def read_settings(path: Path, resume: Path | None = None) -> Settings:
         batch = {key: value for key, value in data["batch"].items() if key in known}
         return Settings(
             # JSON mode: what the file format cannot express (tuples, int against float) is not held against it
-            recipe=located(
-                Recipe.model_validate_json(json.dumps(data["recipe"])), data.get("repositories", ()), os.environ
-            ),
+            recipe=_in_the_cache(Recipe.model_validate_json(json.dumps(data["recipe"])), data.get("repositories", ())),
             batch=SolvedBatch(**{**batch, "search": tuple(batch.get("search", ()))}),
             device=data["device"],
             dtype=data["dtype"],
@@ -85,3 +83,8 @@ def read_settings(path: Path, resume: Path | None = None) -> Settings:
         raise TrainingError(f"the settings file {path} cannot be read: {error.strerror}") from error
     except (ValueError, LookupError, TypeError, AttributeError, ValidationError) as error:
         raise TrainingError(f"the settings file {path} is not a trainer.json as trainkit writes it: {error}") from error
+
+
+def _in_the_cache(recipe: Recipe, repositories: Sequence[tuple[str, str, str, str]]) -> Recipe:
+    """The recipe with folders of this process's cache in the place of names of the Hub."""
+    return located(recipe, repositories, cache_root(os.environ, str(Path.home()))) if repositories else recipe

@@ -33,7 +33,7 @@ LATER_SECONDS = 15.0  # that others wait beyond node 0, which knows who is missi
 UNFIT_SECONDS = 20.0  # that node 0, where it cannot run the plan, waits to tell the others
 SPAN = 15_000  # ports from the lowest one on, all below those of outgoing connections
 # What a machine decides for itself, and may be different on each node.
-OWN_PARTS = ("cards", "notices", "resume.reason", "environment.set.OMP_NUM_THREADS")
+OWN_PARTS = ("cards", "downloads", "notices", "resume.reason", "environment.set.OMP_NUM_THREADS")
 
 
 @dataclass(frozen=True, slots=True)
