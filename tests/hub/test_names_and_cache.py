@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from trainkit.hub.cache import cache_root, copy_of, located
+from trainkit.hub.cache import cache_root, copy_of, located, shown
 from trainkit.hub.names import Named, at, named_by, pinned, revision_without_name
 from trainkit.hub.splits import Asked
 from trainkit.hub.wanted import guide, lack, wanted
-from trainkit.recipe.repository import is_repository
+from trainkit.recipe.repository import is_repository, meant
 from trainkit.recipe.schema import Recipe
 
 A, B = "a" * 40, "b" * 40
@@ -62,6 +62,24 @@ def test_the_form_of_a_name(word: str) -> None:
 def test_what_is_no_name(word: str) -> None:
     assert not is_repository(word)
     assert not is_repository("a" * 97)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("https://huggingface.co/owner/small", "owner/small"),
+        ("https://huggingface.co/datasets/owner/rows/tree/main/data?x", "owner/rows"),
+        ("hf://datasets/owner/rows@v1/a.parquet", "owner/rows"),
+        ("owner/small@v1.0", "owner/small"),
+        ("owner/small/", "owner/small"),
+        ("owner/small", ""),
+        ("./owner/small", ""),
+        ("models/llama/8b", ""),
+        ("https://huggingface.co/owner", ""),
+    ],
+)
+def test_an_address_is_of_a_repository(path: str, name: str) -> None:
+    assert meant(path) == name
 
 
 def test_a_folder_of_that_name_is_meant_first() -> None:
@@ -231,3 +249,5 @@ def test_the_trainer_gets_folders() -> None:
     found = located(recipe(), [("model.path", "model", "owner/small", A)], ROOT)
     assert found.model_dump()["model"]["path"] == SNAPSHOT
     assert located(recipe(), [], ROOT) == recipe()
+    assert shown(SNAPSHOT) == "owner/small on the Hub"
+    assert shown("/models/small") == "/models/small"

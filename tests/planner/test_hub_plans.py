@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from trainkit.hub.cache import Copy
-from trainkit.hub.names import Named
+from trainkit.hub.names import Download, Named
 from trainkit.hub.splits import Asked
 from trainkit.machine.facts import Facts
-from trainkit.plan.model import Download
 from trainkit.plan.serialize import plan_from_json, plan_to_json
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Resolved
@@ -69,3 +68,17 @@ def test_what_is_in_the_way_blocks(layered: Layered, machine: Machine) -> None:
             each for each in build_plan(resolved, machine(), hub=(copy,)).plan.notices if "no net" in each.what
         ]
         assert blocker.severity == "blocker"
+
+
+def test_on_another_machine_its_own_cache_counts(layered: Layered, machine: Machine) -> None:
+    resolved = replace(layered(RECIPE), absent={"data.path": ("owner/rows",)})
+    plan = build_plan(resolved, replace(machine(), origin="facts.json"), hub=(WHOLE,)).plan
+    assert "4 MiB, of which that machine's cache gets what it lacks" in " ".join(each.what for each in plan.notices)
+    assert [each.missing for each in plan.downloads] == [None]
+
+
+def test_an_address_is_no_folder_and_its_name_is_told(layered: Layered, machine: Machine) -> None:
+    path = "https://huggingface.co/datasets/owner/rows"
+    resolved = replace(layered(RECIPE), absent={"data.path": (path,)})
+    (blocker,) = [each for each in build_plan(resolved, machine()).plan.notices if path in each.what]
+    assert "write owner/rows" in blocker.hint

@@ -79,6 +79,12 @@ def public_name(path: str) -> str:
     return found[0] if found else posixpath.basename(posixpath.normpath(path))
 
 
+def shown(path: str) -> str:
+    """A path as people know it: a folder of the cache by its name on the Hub."""
+    found = name_of(path)
+    return f"{found[0]} on the Hub" if found else path
+
+
 def located(recipe: Recipe, repositories: Iterable[tuple[str, str, str, str]], root: str) -> Recipe:
     """The recipe with folders of the cache in the place of names. repositories: setting, kind, name and commit of each.
 

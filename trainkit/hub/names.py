@@ -49,6 +49,19 @@ class Named:
         return f"{self.kind}s--{self.name.replace('/', '--')}"
 
 
+@dataclass(frozen=True, slots=True)
+class Download:
+    """What a run needs of a repository of the Hub. key: the setting that names it.
+
+    bytes: of all its files that are read; missing: of those that the cache lacks, None where ranks have another cache.
+    """
+
+    key: str
+    name: str
+    bytes: int
+    missing: int | None
+
+
 # Setting -> the one of its revision.
 REVISIONS: Mapping[str, str] = {
     "model.path": "model.revision",

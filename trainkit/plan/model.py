@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
-from trainkit.hub.names import Named
+from trainkit.hub.names import Download, Named
 
 PLAN_VERSION = 1
 
@@ -47,9 +47,8 @@ class Text:
 
     def to_json(self) -> str | list[str | dict[str, str]]:
         """A plain string where there is no variable, else the list of parts."""
-        if all(isinstance(part, str) for part in self.parts):
-            return "".join(part for part in self.parts if isinstance(part, str))
-        return [part if isinstance(part, str) else {"variable": part.value} for part in self.parts]
+        parts = [part if isinstance(part, str) else {"variable": part.value} for part in self.parts]
+        return parts if any(isinstance(part, Variable) for part in self.parts) else str(self)
 
     @classmethod
     def from_json(cls, data: str | list[str | dict[str, str]]) -> Text:
@@ -182,19 +181,6 @@ class Preparation:
     title: str
     argv: tuple[Text, ...]
     lock: str = ""  # by which two runs never prepare the same thing at once; empty where they may
-
-
-@dataclass(frozen=True, slots=True)
-class Download:
-    """What a run needs of a repository of the Hub. key: the setting that names it.
-
-    bytes: of all its files that are read; missing: of those that the cache lacks, None where ranks have another cache.
-    """
-
-    key: str
-    name: str
-    bytes: int
-    missing: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,9 @@ from trainkit.planner.container import problems as container_problems
 from trainkit.planner.dtype import choose_dtype
 from trainkit.planner.env import check_environment, overwritten, plan_environment
 from trainkit.planner.fingerprint import recipe_digest, training_digest
-from trainkit.planner.hub import downloads, with_repositories
 from trainkit.planner.hub import preparations as fetches
 from trainkit.planner.hub import problems as hub_problems
+from trainkit.planner.hub import repositories, with_repositories
 from trainkit.planner.notices import plan_notices
 from trainkit.planner.numa import core_argv
 from trainkit.planner.placement import Placement, name_cards, place
@@ -104,8 +104,7 @@ def build_plan(
         preparations=prepared(
             context, environment, (*pushing.preparations(context), *fetches(context), *builds(context))
         ),
-        repositories=tuple(each.named for each in hub),
-        downloads=downloads(context),
+        **repositories(context),
         container=planned(context, environment),
         environment=environment,
         files=tuple(PlannedFile(file.path, file.content) for file in files),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from trainkit.errors import Diagnostic
 from trainkit.hub.cache import Copy
-from trainkit.hub.names import named_by, pinned, revision_without_name
+from trainkit.hub.names import Download, named_by, pinned, revision_without_name
 from trainkit.plan.context import Context
-from trainkit.plan.model import Download, Notice, Preparation, text
+from trainkit.plan.model import Notice, Preparation, text
 from trainkit.plan.provenance import module, texts
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import NoContainer
@@ -44,14 +45,15 @@ def preparations(context: Context) -> tuple[Preparation, ...]:
     )
 
 
-def downloads(context: Context) -> tuple[Download, ...]:
-    """How large they are, and how much of it is still to come."""
+def repositories(context: Context) -> dict[str, Any]:
+    """The plan's parts about them: what they are, how large, and how much of it is still to come."""
     apart = bool(_elsewhere(context))
-    return tuple(
+    downloads = (
         Download(each.named.key, each.named.name, sum(each.sizes.values()), None if apart else _missing(each))
         for each in context.hub
         if each.sizes is not None
     )
+    return {"repositories": tuple(each.named for each in context.hub), "downloads": tuple(downloads)}
 
 
 def _missing(copy: Copy) -> int:
@@ -65,7 +67,7 @@ def _elsewhere(context: Context) -> str:
         return "the container's cache"
     if context.topology.nodes > 1 or context.recipe.cluster.kind != "none":
         return "the cache of each node"
-    return ""
+    return "that machine's cache" if context.facts.origin else ""
 
 
 def _fetching(context: Context, copy: Copy) -> Preparation:

@@ -28,6 +28,7 @@ from trainkit.planner.numa import core_notices
 from trainkit.planner.pushing import notices as push_notices
 from trainkit.planner.quantized import kept_inputs
 from trainkit.planner.requirements import doubtful_releases, missing_packages
+from trainkit.recipe.repository import meant
 from trainkit.recipe.schema import DatasetData, HfModel, JsonlData, Slurm
 from trainkit.recipe.schema.fields import tagged_sections
 from trainkit.schedulers.registry import cores_of_node
@@ -38,11 +39,16 @@ PATHS: dict[str, tuple[str, bool]] = {
     "program.script": ("put your copy into the working folder, or name it: program.script=PATH", False),
     "program.args.config": ("check the path behind --config; it starts from the working folder", True),
     "data.path": ("check data.path, from the working folder; names of the Hub are for data.kind: dataset", True),
-    "data.mix": ("check its paths; they start from the working folder", True),
+    "data.mix": (
+        "check its paths, from the working folder; names of the Hub are for data.kind: dataset, one in each path",
+        True,
+    ),
     "data.tokenizer": ("give a folder as save_pretrained writes it, or a name of the Hub", False),
     "model.path": ("give a folder as save_pretrained writes it, or a name of the Hub", True),
-    "peft.path": ("give a folder as peft or trainkit export --adapter writes it", True),
+    "peft.path": ("give a folder as peft or trainkit export --adapter writes it, or a name of the Hub", True),
 }
+
+NAMED = ("data.path", "data.mix", "data.tokenizer", "model.path", "peft.path")  # which may name repositories of the Hub
 
 # torch's flash kernel takes no mask, so that scaled_dot_product_attention falls back to another one
 # (torch.nn.functional.scaled_dot_product_attention); it computes in 16 bits only, and other formats have none to lose.
@@ -70,7 +76,9 @@ def _absent_paths(context: Context) -> Iterator[Notice]:
             for path in context.resolved.absent.get(key, ()):
                 if mapped(context, path):
                     continue
-                yield Notice("blocker", f"{key} {path} does not exist on this machine", hint)
+                named = meant(path) if key in NAMED else ""
+                write = f"for the repository of the Hub write {named}; a revision has a setting of its own"
+                yield Notice("blocker", f"{key} {path} does not exist on this machine", write if named else hint)
 
 
 def _rendezvous(context: Context) -> Iterator[Notice]:

@@ -19,3 +19,13 @@ def is_repository(name: str) -> bool:
 def has_owner(name: str) -> bool:
     """Whether it is one with its owner, as an upload needs it."""
     return is_repository(name) and "/" in name
+
+
+_ADDRESS = re.compile(rf"(?:https?://[^/]+/|hf://)(?:(?:datasets|models)/)?({_PART}/{_PART})(?:[/@?#].*)?")
+_AT = re.compile(rf"({_PART}/{_PART})(?:/|@[^/]+)")
+
+
+def meant(path: str) -> str:
+    """The repository that an address of the Hub is of, or `owner/name/`, or `owner/name@revision`; empty for none."""
+    found = _ADDRESS.fullmatch(path) or _AT.fullmatch(path)
+    return found[1] if found and is_repository(found[1]) else ""

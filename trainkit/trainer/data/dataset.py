@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from trainkit.errors import TrainingError
+from trainkit.hub.cache import shown
 from trainkit.hub.splits import Asked, chosen
 from trainkit.recipe.schema import DatasetData, JsonlData, Recipe
 from trainkit.recipe.validation.suggestions import nearest
@@ -66,7 +67,7 @@ def _with_columns(splits: Mapping[str, Split], name: str, path: Path, columns: l
         for column in lacking(columns, known):
             close = nearest(column, known)
             hint = f"did you mean {close}? it has {', '.join(known)}" if close else f"it has {', '.join(known)}"
-            raise TrainingError(f"data.path: {path} [{name}] has no column {column!r}", hint=hint)
+            raise TrainingError(f"data.path: {shown(str(path))} [{name}] has no column {column!r}", hint=hint)
     return splits[name]
 
 
@@ -77,7 +78,7 @@ def _splits(path: Path, subset: str | None) -> dict[str, Split]:
         try:
             saved = datasets.load_from_disk(str(path))
         except Exception as error:  # Arrow, JSON and the file system raise anything
-            raise TrainingError(f"data.path: {path} is no sound data set: {first_line(error)}") from error
+            raise TrainingError(f"data.path: {shown(str(path))} is no sound data set: {first_line(error)}") from error
         if hasattr(saved, "items"):
             return {name: _of_table(each, f"{path} [{name}]") for name, each in saved.items()}
         return {"train": _of_table(saved, str(path))}
