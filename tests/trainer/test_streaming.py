@@ -387,6 +387,10 @@ def parquet_as_lines(tmp_path: Path) -> dict[str, Any]:
     return {"path": parquet(tmp_path / "a.parquet", texts(9)).rename(tmp_path / "a.jsonl")}
 
 
+def tables_as_lines(tmp_path: Path) -> dict[str, Any]:
+    return {"path": parquet(tmp_path / "a.parquet", texts(9))}
+
+
 def compressed(tmp_path: Path) -> dict[str, Any]:
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"text": "abc"}'))
@@ -466,6 +470,7 @@ def second_source_missing(tmp_path: Path) -> dict[str, Any]:
         (damaged_foot, r"data/2\.parquet is no sound parquet file"),
         (damaged_page, r"data/2\.parquet: row \d+ cannot be read"),
         (without_column, r"data/1\.parquet has no column 'text'.*did you mean texts\?"),
+        (tables_as_lines, r"a\.parquet is no file of JSON lines"),
         (parquet_as_lines, r"a\.jsonl is a parquet file and no JSON lines"),
         (compressed, r"a\.jsonl\.gz is compressed \(gzip\) and no JSON lines"),
         (filled_by_prompts, r"3 rows held out of .*: nothing of them is to be predicted within 16 tokens"),

@@ -24,6 +24,7 @@ _NO_LINES = {
     b"\xff\xfe": ("text in UTF-16", "write it in UTF-8: iconv -f UTF-16 -t UTF-8"),
     b"[": ("a JSON array", "write each of its objects into a line of its own: jq -c '.[]'"),
 }
+TABLES = (".parquet", ".arrow")  # how the names of files end that are no JSON lines
 _READ = 128  # rows at a time: they are held whole, whatever their columns
 
 
@@ -150,7 +151,7 @@ def check_shard(path: Path, columns: Sequence[str]) -> tuple[int, dict[str, tupl
         raise TrainingError(what, hint="write its rows into a file")
     with reading(path):
         size = path.stat().st_size
-        if path.suffix not in (".parquet", ".arrow"):
+        if path.suffix not in TABLES:
             with path.open("rb") as file:
                 _refuse_others(path, file.peek(4))
             return size, {}

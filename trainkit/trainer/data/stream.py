@@ -13,7 +13,7 @@ from typing import cast
 from trainkit.errors import TrainingError
 from trainkit.hub.cache import public_name
 from trainkit.hub.splits import Asked, chosen
-from trainkit.recipe.schema import DatasetData, HfModel, Recipe
+from trainkit.recipe.schema import DatasetData, HfModel, JsonlData, Recipe
 from trainkit.recipe.schema.data import Mixed
 from trainkit.text import counted, listed
 from trainkit.trainer.data.encoding import Encoder, open_encoder
@@ -21,7 +21,7 @@ from trainkit.trainer.data.folders import explained, shards_by_split
 from trainkit.trainer.data.mixture import Form, RowStream
 from trainkit.trainer.data.pairs import Lengths, is_writing
 from trainkit.trainer.data.rows import APART, Reading, Rows
-from trainkit.trainer.data.shards import Mark, RawRow, check_shard, rows_of
+from trainkit.trainer.data.shards import TABLES, Mark, RawRow, check_shard, rows_of
 from trainkit.trainer.data.source import Batch, Labels, Samples, Source, reading
 from trainkit.trainer.data.windows import Cut, Files, Place, Sample, Windows, samples_of
 from trainkit.trainer.randomness import derived_seed
@@ -148,6 +148,8 @@ def _opened(asked: Mixed, data: Rows, seed: int) -> Opened:
     named = (text, data.prompt_field, data.messages_field, data.tokens_field, data.targets_field, data.label_field)
     columns = [name for name in named if name]
     files, held_out_files = paths, list[Path]()
+    if odd := [path for path in paths if isinstance(data, JsonlData) and path.suffix in TABLES]:
+        raise TrainingError(f"data.path: {odd[0]} is no file of JSON lines", hint="data.kind: dataset reads it")
     if isinstance(data, DatasetData):
         files, held_out_files = _of_split(paths, asked, data.validation_split)
     looked_at = [check_shard(path, columns) for path in (*files, *held_out_files)]
