@@ -116,6 +116,14 @@ def test_loss_and_gradients_are_those_of_a_plain_forward_of_transformers(
         torch.testing.assert_close(ours[name], each.grad, rtol=1e-5, atol=1e-8)
 
 
+def test_compiled_it_has_the_losses_that_it_has_uncompiled(rows: dict[str, Any], make_settings: MakeSettings) -> None:
+    torch.compiler.reset()  # of how often other tests have compiled
+    run: dict[str, Any] = {"model": T5, "data": rows, "train": {"steps": 2}, "eval": {"every_steps": 2, "batches": 1}}
+    compiled = {"compile": {"enabled": True, "backend": "aot_eager"}}
+    found = losses(make_settings(**run, efficiency=compiled))
+    assert found == pytest.approx(losses(make_settings(**run)), rel=2e-6)
+
+
 def test_micro_batches_padding_and_recomputing_change_no_loss(
     rows: dict[str, Any], make_settings: MakeSettings
 ) -> None:
