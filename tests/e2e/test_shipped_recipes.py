@@ -145,6 +145,7 @@ EXPECTED: Mapping[str, tuple[Expected, ...]] = {
             techniques={"model.quantize.bits": "4"},
             fetched=SMALL,
         ),
+        Expected("1x4090", "single", "python", (16, 1, 16, 1), (*QLORA, "precision.dtype=fp16"), "fp16", fetched=SMALL),
     ),
     "llama-70b-qlora": tuple(
         Expected(
