@@ -13,6 +13,7 @@ import pytest
 from tests.hub_server.server import READER, Hub
 from trainkit.errors import RecipeError, UsageError
 from trainkit.hub.cache import Copy
+from trainkit.hub.fetch import fetch
 from trainkit.hub.lookup import Way, look_up
 from trainkit.hub.names import Named
 from trainkit.hub.parts import finish_parts
@@ -151,3 +152,21 @@ def test_a_part_that_another_node_is_at_is_left_to_it(hub: Hub) -> None:
     assert (blobs / held.sha256).read_bytes() == weights
     assert not part.exists()
     assert hub.sent("owner/small", "model.safetensors") == len(weights) - 1000
+
+
+def test_a_hub_that_falls_silent_is_asked_anew(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    http = pytest.importorskip("huggingface_hub.utils._http", reason="huggingface_hub 1.0")
+    for name, value in hub.environment.items():
+        monkeypatch.setenv(name, value)
+    for name, seconds in (("SILENCE", 0.4), ("EVERY", 0.1), ("QUIET", 0.2)):
+        monkeypatch.setattr(f"trainkit.hub.fetch.{name}", seconds)
+    commit = hub.add("owner/small", FILES).branches["main"].oid
+    hub.fail("/api/models/owner/small/tree/*", hangs=True)
+    try:
+        fetch(Named("model.path", "model", "owner/small", commit, commit))
+    finally:
+        http.set_client_factory(http.default_client_factory)
+    assert hub.downloads("owner/small", "model.safetensors") == 1
+    assert "nothing has come for" in capsys.readouterr().out

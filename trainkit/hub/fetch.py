@@ -25,11 +25,14 @@ from trainkit.hub.cache import Copy
 from trainkit.hub.lookup import Way, look_up
 from trainkit.hub.names import Named
 from trainkit.hub.parts import END, finish_parts, is_sound
+from trainkit.hub.push import end_silence
 from trainkit.hub.splits import Asked
-from trainkit.text import format_size
+from trainkit.text import format_duration, format_size
 
 _READERS = 4  # threads that compute checksums
 EVERY = 1.0  # seconds from one word on the progress to the next
+SILENCE = 30.0  # seconds without a byte from the Hub, after which it is asked anew, a few times
+QUIET = 5.0  # seconds without a byte, after which that is said
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,10 +90,12 @@ def _download(copy: Copy, way: Way) -> None:
     from huggingface_hub import snapshot_download
 
     named, root = copy.named, way.root
+    end_silence(SILENCE)
     try:
         finish_parts(copy, way)
         snapshot_download(
-            named.name, repo_type=named.kind, revision=named.commit, cache_dir=root, library_name="trainkit",
+            named.name, repo_type=named.kind, revision=named.commit, cache_dir=root, endpoint=way.endpoint,
+            library_name="trainkit",
             allow_patterns=[_literally(name) for name in copy.sizes or ()],
         )  # fmt: skip
     except Exception as error:  # the library, its HTTP library and the Rust of its transfers raise anything
@@ -147,10 +152,15 @@ def _tell(copy: Copy, root: str, done: threading.Event) -> None:
     """How far it is, a line each second."""
     total = sum((copy.sizes or {})[name] for name in copy.missing)
     began, first = time.monotonic(), _arrived(copy, root)
+    before, moved = first, began
     while not done.wait(EVERY):
-        here = _arrived(copy, root)
-        pace = (here - first) / (time.monotonic() - began)
-        left = f", {(total - here) / pace:.0f} s left" if pace > 0 else ""
+        here, now = _arrived(copy, root), time.monotonic()
+        if here != before:
+            before, moved = here, now
+        pace = (here - first) / (now - began)
+        left = f", {format_duration((total - here) / pace)} left" if pace > 0 else ""
+        if now - moved > QUIET:
+            left = f", nothing has come for {format_duration(now - moved)}"
         sys.stdout.write(f"{copy.named.name}: {format_size(here)} of {format_size(total)}{left}\n")
         sys.stdout.flush()
 

@@ -24,6 +24,7 @@ from trainkit.recipe.layers.secrets import MASK
 Given = TypeVar("Given")
 CARD = "README.md"
 PAUSES = (2.0, 10.0)  # seconds between one try and the next, where the Hub fails
+_LIMITED = ("connect", "read", "write", "pool")  # what httpx waits for
 SILENCE = 120.0  # seconds without a byte to or from the Hub, by which the library alone would wait for ever
 WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json")  # of which one set is read
 HOLDS = {"weights": "model.safetensors", "adapters": "adapter_config.json"}  # and the file that tells
@@ -88,7 +89,7 @@ def ready(repo: str, private: bool | None, holds: str | None = None) -> Any:
         raise MachineError(what, hint="unset it; `trainkit export --push` uploads later")
     if get_token() is None:
         raise MachineError(f"nothing can be uploaded to {repo}: there is no token for the Hub", hint=HOW_TO_LOG_IN)
-    end_silence()
+    end_silence(SILENCE)
     api: Any = HfApi(library_name="trainkit")
 
     def made() -> Any:
@@ -110,7 +111,7 @@ def ready(repo: str, private: bool | None, holds: str | None = None) -> Any:
     return api
 
 
-def end_silence() -> None:
+def end_silence(seconds: float) -> None:
     """Have the library give up on a Hub that is reached and says nothing (huggingface_hub's client waits for ever)."""
     try:
         from huggingface_hub import set_client_factory
@@ -118,9 +119,14 @@ def end_silence() -> None:
     except ImportError:  # before 1.0, which sends by another HTTP library
         return
 
+    def bound(request: Any) -> None:  # listings ask for no limit of their own, which would win over the client's
+        limits = request.extensions.get("timeout", {})
+        request.extensions["timeout"] = {name: limits.get(name) or seconds for name in _LIMITED}
+
     def client() -> Any:
         made = default_client_factory()
-        made.timeout = SILENCE
+        hooks = made.event_hooks
+        made.event_hooks = {**hooks, "request": [*hooks["request"], bound]}
         return made
 
     set_client_factory(client)
