@@ -231,7 +231,7 @@ _IN_A_CHECKPOINT: tuple[Callable[[random.Random, Path, Path], str], ...] = (
 
 
 def _exported(folder: Path) -> int:
-    from trainkit.trainer.checkpoint.export import main
+    from trainkit.trainer.checkpoint.__main__ import main
 
     checkpoint = next(folder.glob("work/runs/given/*/checkpoints/step-*"))
     return main(["--checkpoint", str(checkpoint), "--destination", str(folder / "work/weights")])

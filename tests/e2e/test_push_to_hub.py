@@ -365,4 +365,8 @@ def test_an_upload_ends_with_the_rank_that_has_started_it(
         assert process.wait(10) == 1
         assert process.stderr is not None
         assert process.stderr.read() == b""
+        export = ["trainkit.trainer.checkpoint", "--checkpoint", str(tmp_path), "--destination", "out", "--tied"]
+        call = [sys.executable, "-P", "-m", *export]  # it would say that there is no checkpoint
+        done = subprocess.run(call, env=environ, stdin=reading, capture_output=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (1, b"")
     os.close(reading)

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once: the library's threads would first send what they have
     if asked.tied:
-        threading.Thread(target=_end_with_input, daemon=True).start()
+        threading.Thread(target=end_with_input, daemon=True).start()
     try:
         api = ready(asked.repo, None if asked.private is None else asked.private == "yes", asked.holds)
         if asked.folder is not None:
@@ -65,8 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _end_with_input() -> None:
-    """At once: of what is uploaded so far nothing is in the repository before its commit."""
+def end_with_input() -> None:
+    """End this process when its standard input does, at once: of an upload nothing counts before its commit."""
     while os.read(0, 1024):  # not by sys.stdin, whose lock would be in the way of this process's own end
         pass
     os._exit(int(ExitCode.FAILED))

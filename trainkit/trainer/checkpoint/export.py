@@ -1,32 +1,27 @@
-"""Write a checkpoint's weights as safetensors: ``python -m trainkit.trainer.checkpoint``."""
+"""A checkpoint's weights, of whatever strategy, as safetensors."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
-import os
 import re
 import shutil
-import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.api import CheckpointException
 
-from trainkit.errors import TrainingError, TrainkitError, in_words
+from trainkit.errors import TrainingError, TrainkitError
 from trainkit.recipe.schema import Recipe, TargetModel
 from trainkit.recipe.schema.model import quantized_bits
-from trainkit.trainer.checkpoint.hub_layout import complete_for_hub
 from trainkit.trainer.checkpoint.manifest import read_manifest, reason, refuse_damaged, refuse_other_base
 from trainkit.trainer.checkpoint.safe_loading import StateReader, only_data
 from trainkit.trainer.models import MODELS, skeleton
@@ -49,33 +44,6 @@ from trainkit.trainer.settings import World, read_settings
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 MASTER = "single_partition_of_fp32_groups"  # DeepSpeed's 32-bit weights at stages 1 and 2
 _SHARD = re.compile(r"zero_pp_rank_(\d+)_")  # DeepSpeed's file of a rank
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Export one checkpoint, on the CPU and without a process group. Failures are one line and exit code 1."""
-    parser = argparse.ArgumentParser(prog="python -m trainkit.trainer.checkpoint", description=__doc__)
-    parser.add_argument("--checkpoint", type=Path, required=True, help="<run>/checkpoints/step-<8 digits>")
-    parser.add_argument("--destination", type=Path, required=True, help="folder to make; it must not exist")
-    parser.add_argument("--adapter", action="store_true", help="the adapters alone, as peft reads them")
-    parser.add_argument("--for-hub", action="store_true", help="with a model card and the run's tokenizer")
-    parser.add_argument("--trust-code", action="store_true", help="import and call what the run names as its model")
-    given = parser.parse_args(argv)
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # transformers imports DeepSpeed, which would guess aloud
-    try:
-        write = export_adapters if given.adapter else export
-        write(given.checkpoint, given.destination, trusted=given.trust_code)
-        if given.for_hub:
-            _complete(given.checkpoint, given.destination)
-    except TrainkitError as error:
-        sys.stderr.write(in_words(error))
-        return int(error.exit_code)
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        sys.stderr.write(f"error: {given.destination} cannot be written: {reason}\n")
-        return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    return 0
 
 
 def export(checkpoint: Path, destination: Path, *, trusted: bool = False) -> None:
@@ -118,15 +86,6 @@ def export_adapters(checkpoint: Path, destination: Path, *, trusted: bool = Fals
         write_adapters(model, recipe, folder, manifest["step"])
         if recipe.model.kind != "hf":  # peft names a model's folder, which ours has not
             _write_config(recipe, manifest, folder)
-
-
-def _complete(checkpoint: Path, folder: Path) -> None:
-    """Add what a repository of the Hub has besides; the folder is gone where that does not work."""
-    try:
-        complete_for_hub(folder, _recipe(checkpoint), read_manifest(checkpoint))
-    except BaseException:
-        shutil.rmtree(folder)
-        raise
 
 
 def trained_model(

@@ -195,7 +195,7 @@ class Pushes:
     def _push(self, name: str, kept: Path) -> str | None:
         """Export and upload one checkpoint; what went wrong, None if nothing did."""
         folder, whole = kept.with_name(name + EXPORT_SUFFIX), WHOLE.get(self._strategy)
-        upload: list[str | Path] = [UPLOAD, self.repo, "--folder", folder, "--tied"]
+        upload: list[str | Path] = [UPLOAD, self.repo, "--folder", folder]
         upload += ["--message", f"{self._recipe.name}: {name}"]
         if whole:  # another run may have left a checkpoint of the same name, of more ranks
             upload += ["--replace", f"{whole}/*" if self._strategy == "checkpoint" else f"{whole}/{name}/*"]
@@ -227,7 +227,7 @@ class Pushes:
                 if self._ended:
                     raise TrainingError("the run ends")
                 child = self._child = subprocess.Popen(
-                    [sys.executable, "-P", "-m", *map(str, words)],
+                    [sys.executable, "-P", "-m", *map(str, words), "--tied"],
                     env=environ, stdin=reading, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                     text=True, errors="replace", start_new_session=True,
                 )  # fmt: skip
