@@ -179,6 +179,8 @@ def on_hub(resolved: Resolved) -> tuple[Copy, ...]:
 
 def with_described(resolved: Resolved, hub: Sequence[Copy]) -> Resolved:
     """The recipe with what the small files of the Hub's model and tokenizer say, which were fetched to look them up."""
+    if not hub:
+        return resolved
     from trainkit.hub.lookup import CacheDisk
     from trainkit.recipe.layers.described import CONFIG, has_template, read_adapters, read_config
 
