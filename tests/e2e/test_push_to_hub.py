@@ -205,6 +205,22 @@ def test_a_stranger_reads_adapters_beside_the_revision_of_their_base(
     assert (read.returncode, read.stdout) == (0, "True\nTrue\n"), read.stderr
 
 
+def test_a_run_whose_rank_is_killed_leaves_nothing_that_was_made_to_be_uploaded(
+    tmp_path: Path, trainkit: Trainkit
+) -> None:
+    (tmp_path / "killed.py").write_text(
+        "import os, pathlib\n"
+        "run = pathlib.Path(os.environ['TRAINKIT_RECIPE']).parent\n"
+        "(run / 'pushes/step-00000001.export').mkdir(parents=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    (tmp_path / "r.yaml").write_text("version: 1\nname: k\nprogram: {kind: torch, script: killed.py}\n")
+    done = trainkit("run", "r.yaml", "devices.type=cpu")
+    assert done.returncode == 137, done.stderr
+    (run,) = (tmp_path / "runs/k").iterdir()
+    assert not (run / "pushes").exists()
+
+
 def test_a_card_says_in_how_many_bits_the_base_was() -> None:
     model = {"kind": "hf", "path": "/models/small", "quantize": {"bits": 4}}
     recipe = Recipe.model_validate(with_kinds({"name": "q", "model": model, "peft": {"kind": "lora"}}))
