@@ -146,7 +146,7 @@ def test_the_recipe_says_where_the_hub_and_its_cache_are(named: Trainkit, hub: H
 
 
 def test_what_was_fetched_needs_no_network_and_no_library(
-    named: Trainkit, hub: Hub, tmp_path: Path, clean_environment: dict[str, str]
+    named: Trainkit, hub: Hub, model: Path, tmp_path: Path, clean_environment: dict[str, str]
 ) -> None:
     assert named("run", "recipe.yaml").returncode == 0
     hub.close()
@@ -154,21 +154,20 @@ def test_what_was_fetched_needs_no_network_and_no_library(
     assert offline.returncode == 0, offline.stderr
     assert "is in the cache" in " ".join(named("plan", "recipe.yaml").stdout.split())
     code = "import atexit, sys, runpy; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
-    code += "sys.argv[:] = ['trainkit', 'plan', 'recipe.yaml']; runpy.run_module('trainkit', run_name='__main__')"
-    planned = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={**clean_environment, **hub.environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert not {each.partition(".")[0] for each in planned.stderr.split()} & {
-        "huggingface_hub",
-        "transformers",
-        "torch",
-    }
+    code += "sys.argv[:] = ['trainkit', 'plan', 'recipe.yaml', *sys.argv[1:]]; "
+    code += "runpy.run_module('trainkit', run_name='__main__')"
+
+    def imported(*words: str) -> set[str]:
+        environ = {**clean_environment, **hub.environment}
+        command = [sys.executable, "-c", code, *words]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=True
+        )
+        return set(done.stderr.split())
+
+    by_name = imported()
+    assert not {each.partition(".")[0] for each in by_name} & {"huggingface_hub", "transformers", "torch"}
+    assert not by_name - imported(f"model.path={model}"), "it would take longer than on a folder"
 
 
 REFUSED = (

@@ -30,7 +30,8 @@ from trainkit.hub.splits import Asked
 from trainkit.text import format_duration, format_size
 
 _READERS = 4  # threads that compute checksums
-EVERY = 1.0  # seconds from one word on the progress to the next
+EVERY = 1.0  # seconds from one word on the progress to the next, at first
+LATER = 30.0  # seconds, after which they are ten times as far apart
 SILENCE = 30.0  # seconds without a byte from the Hub, after which it is asked anew, a few times
 QUIET = 5.0  # seconds without a byte, after which that is said
 
@@ -149,11 +150,11 @@ def _arrived(copy: Copy, root: str) -> int:
 
 
 def _tell(copy: Copy, root: str, done: threading.Event) -> None:
-    """How far it is, a line each second."""
+    """How far it is, in a line now and then."""
     total = sum((copy.sizes or {})[name] for name in copy.missing)
     began, first = time.monotonic(), _arrived(copy, root)
     before, moved = first, began
-    while not done.wait(EVERY):
+    while not done.wait(EVERY if time.monotonic() - began < LATER else 10 * EVERY):
         here, now = _arrived(copy, root), time.monotonic()
         if here != before:
             before, moved = here, now
