@@ -69,7 +69,9 @@ def test_of_shards_those_are_fetched_that_the_index_names(hub: Hub) -> None:
 
 def test_a_gated_repository_is_refused_also_where_its_description_is_in_the_cache(hub: Hub) -> None:
     hub.add("owner/small", FILES, gated=True, readers=("rob",))
-    assert not looked_up(hub, HF_TOKEN=READER).obstacle
+    allowed = looked_up(hub, HF_TOKEN=READER)
+    assert allowed.closed
+    assert not allowed.obstacle
     found = looked_up(hub)
     assert "owner/small is gated, and the Hub does not give it without a token" in found.obstacle
     assert "HF_TOKEN" in found.remedy

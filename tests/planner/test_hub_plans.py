@@ -82,3 +82,11 @@ def test_an_address_is_no_folder_and_its_name_is_told(layered: Layered, machine:
     resolved = replace(layered(RECIPE), absent={"data.path": (path,)})
     (blocker,) = [each for each in build_plan(resolved, machine()).plan.notices if path in each.what]
     assert "write owner/rows" in blocker.hint
+
+
+def test_a_token_that_a_container_does_not_get_is_warned_of(layered: Layered, machine: Machine) -> None:
+    for closed, passed, warned in ((True, [], True), (True, ["HF_TOKEN"], False), (False, [], False)):
+        resolved = replace(layered(RECIPE, CONTAINER, {"env_from": passed}), absent={"data.path": ("owner/rows",)})
+        plan = build_plan(resolved, machine(), hub=(replace(PART, closed=closed),)).plan
+        told = [each.what for each in plan.notices if each.severity == "warning" and "your token" in each.what]
+        assert bool(told) == warned

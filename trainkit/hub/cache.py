@@ -35,6 +35,7 @@ class Files(Protocol):
 class Copy:
     """What of a repository is on this disk. sizes: of all files that the run needs, in bytes; missing: which are not.
 
+    closed: whether the Hub gives it to those alone who have a token, where it was asked.
     Without sizes nobody knows what the repository holds, and so what is missing; obstacle says why, and remedy what to
     do about it.
     """
@@ -45,6 +46,7 @@ class Copy:
     missing: tuple[str, ...] = ()
     obstacle: str = ""
     remedy: str = ""
+    closed: bool = False
 
     @property
     def whole(self) -> bool:

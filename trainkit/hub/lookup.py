@@ -81,7 +81,7 @@ def _looked_up(named: Named, way: Way, files: CacheDisk) -> Copy:
         return replace(left, obstacle=obstacle, remedy=OTHERWISE.format(f"unset {forbidden}"))
     with _environment(way.environ):
         try:
-            commit, sizes = _asked(named, way)
+            commit, sizes, closed = _asked(named, way)
             guided = guide(named, sizes)
             if not guided:
                 _refuse_without_content(named, sizes)
@@ -93,7 +93,7 @@ def _looked_up(named: Named, way: Way, files: CacheDisk) -> Copy:
     _refuse_without_content(named, sizes, guiding)
     copy = copy_of(at(named, commit), way.root, files, sizes)
     assert copy is not None, "its commit is known"
-    return copy
+    return replace(copy, closed=closed)
 
 
 @contextmanager
@@ -126,8 +126,8 @@ def _elsewhere(named: Named, sizes: Mapping[str, int]) -> str:
     return f"; what the Hub has made parquet of is its branch {CONVERTED}: set {named.revision_key} to it"
 
 
-def _asked(named: Named, way: Way) -> tuple[str, Mapping[str, int]]:
-    """The commit of a revision, and the sizes of its files."""
+def _asked(named: Named, way: Way) -> tuple[str, Mapping[str, int], bool]:
+    """The commit of a revision, the sizes of its files, and whether it takes a token to have them."""
     from huggingface_hub import HfApi
 
     hub = HfApi(way.endpoint, library_name="trainkit")
@@ -136,7 +136,8 @@ def _asked(named: Named, way: Way) -> tuple[str, Mapping[str, int]]:
     )
     if info.gated:  # all may know of its files
         hub.auth_check(named.name, repo_type=named.kind)
-    return str(info.sha), {each.rfilename: each.size or 0 for each in info.siblings or ()}
+    sizes = {each.rfilename: each.size or 0 for each in info.siblings or ()}
+    return str(info.sha), sizes, bool(info.gated or info.private)
 
 
 def _revision(named: Named) -> str:

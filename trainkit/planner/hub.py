@@ -91,8 +91,20 @@ def notices(context: Context) -> Iterator[Notice]:
             obstacles.setdefault((copy.obstacle, copy.remedy), []).append(copy.named.key)
         else:
             yield Notice("note", _told(context, copy, copy.sizes))
+            if copy.closed:
+                yield from without_token(context, copy.named.key)
     for (obstacle, remedy), keys in obstacles.items():
         yield Notice("blocker", f"{', '.join(keys)}: {obstacle}", remedy)
+
+
+def without_token(context: Context, key: str) -> Iterator[Notice]:
+    """A warning where the ranks' place does not get the token that a setting needs."""
+    pods = context.recipe.cluster.kind == "kubernetes"
+    apart = pods or not isinstance(context.recipe.container, NoContainer)
+    if apart and "HF_TOKEN" not in context.recipe.env_from:
+        hint = "list HF_TOKEN under env_from, unless a mounted home has the file of `hf auth login`"
+        where = "pod" if pods else "container"
+        yield Notice("warning", f"{key}: your token for the Hub does not get into the {where}", hint)
 
 
 def _told(context: Context, copy: Copy, sizes: Mapping[str, int]) -> str:

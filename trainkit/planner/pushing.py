@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice, Preparation, Variable, text
 from trainkit.plan.provenance import module, texts
-from trainkit.recipe.schema import NoContainer
+from trainkit.planner.hub import without_token
 
 _KEY = "checkpoint.push_to_hub"
 
@@ -49,8 +49,4 @@ def notices(context: Context) -> Iterator[Notice]:
     seen = {None: "", True: " (private)", False: " (public)"}[asked.private]
     page = f"{asked.repo}{seen} on the Hub, with config and model card, in the background of the training"
     yield Notice("note", f"{_KEY}: {what}: to {page}; the end of the run waits for it")
-    apart = not isinstance(recipe.container, NoContainer) or recipe.cluster.kind == "kubernetes"
-    if apart and "HF_TOKEN" not in recipe.env_from:
-        where = "container" if recipe.cluster.kind != "kubernetes" else "pod"
-        hint = "list HF_TOKEN under env_from, unless a mounted home has the file of `hf auth login`"
-        yield Notice("warning", f"{_KEY}: your token for the Hub does not get into the {where}", hint)
+    yield from without_token(context, _KEY)
