@@ -230,3 +230,18 @@ def test_a_folder_of_quantised_weights_is_refused(
     for bits in (0, 4):
         with pytest.raises(TrainingError, match="are quantised already"):
             prepared_model(make_settings(model={"kind": "hf", "path": folder, "quantize": bits}))
+
+
+def test_nobody_is_asked_to_run_code_that_lies_beside_weights(
+    make_settings: MakeSettings, make_folder: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", asked.append)
+    folder = make_folder("gpt2")
+    config = json.loads((Path(folder) / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForMaskedLM": "mine.Model"}
+    (Path(folder) / "config.json").write_text(json.dumps(config))
+    for bits in (0, 4):
+        with pytest.raises(TrainingError, match="custom code"):
+            prepared_model(make_settings(model={"kind": "hf", "path": folder, "task": "masked_lm", "quantize": bits}))
+    assert asked == []

@@ -267,7 +267,9 @@ def _made(maker: Any, asked: HfModel, config: Any, attention: str | None, device
     if not asked.quantize.bits:
         return read_weights(maker, asked.path, config, attention, {})
     with torch.device("meta"):
-        options = reading_options(maker.from_config(copy.deepcopy(config)), asked.quantize, device)
+        # trust_remote_code: not given, it would ask on the terminal
+        plain = maker.from_config(copy.deepcopy(config), trust_remote_code=False)
+        options = reading_options(plain, asked.quantize, device)
     read, remarks = read_weights(maker, asked.path, config, attention, options)
     as_plain(read)
     return read, remarks
