@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from trainkit.errors import RecipeError
 from trainkit.hub.cache import Copy
 from trainkit.hub.names import Download, Named
 from trainkit.hub.splits import Asked
@@ -90,3 +91,12 @@ def test_a_token_that_a_container_does_not_get_is_warned_of(layered: Layered, ma
         plan = build_plan(resolved, machine(), hub=(replace(PART, closed=closed),)).plan
         told = [each.what for each in plan.notices if each.severity == "warning" and "your token" in each.what]
         assert bool(told) == warned
+
+
+def test_a_folder_that_hides_a_repository_is_said_to(layered: Layered, machine: Machine) -> None:
+    for path, hides in (("owner/m", True), ("./m", False)):
+        resolved = layered({"model": {"kind": "hf", "path": path}})
+        described = replace(resolved.described, fault=("there is no config.json", "name one"))
+        with pytest.raises(RecipeError) as caught:
+            build_plan(replace(resolved, described=described), machine())
+        assert ("for owner/m of the Hub move the folder" in caught.value.diagnostics[0].hint) == hides

@@ -19,6 +19,7 @@ from trainkit.errors import Diagnostic
 from trainkit.machine.versions import release
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
+from trainkit.recipe.repository import is_repository
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import HfModel
 from trainkit.recipe.schema.model import quantized_bits
@@ -45,6 +46,8 @@ def architecture_problems(resolved: Resolved, version: str | None) -> Iterator[D
         return
     if described.fault is not None:
         what, hint = described.fault
+        if model.path and is_repository(model.path) and model.revision is None:  # else it is one, at its commit
+            hint += f"; for {model.path} of the Hub move the folder of that name away"
         yield resolved.error("model.path", f"model.path: {what}", hint)
     elif described.model.get("quantization_config") is not None:
         yield resolved.error("model.path", *quantized_already(str(model.path)))
