@@ -156,6 +156,17 @@ def test_a_part_that_another_node_is_at_is_left_to_it(hub: Hub) -> None:
     assert hub.sent("owner/small", "model.safetensors") == len(weights) - 1000
 
 
+def test_a_list_that_does_not_come_is_asked_for_anew(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    http = pytest.importorskip("huggingface_hub.utils._http", reason="huggingface_hub 1.0")
+    hub.add("owner/rows", {"a.jsonl": "{}"}, kind="dataset")
+    monkeypatch.setattr("trainkit.hub.lookup.PATIENCE", 0.4)
+    hub.fail("/api/datasets/owner/rows/tree/*", hangs=True)
+    try:
+        assert looked_up(hub, Named("data.path", "dataset", "owner/rows")).whole
+    finally:
+        http.set_client_factory(http.default_client_factory)
+
+
 def test_a_hub_that_falls_silent_is_asked_anew(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -243,6 +244,25 @@ def test_without_a_sound_listing_the_index_says_which_shards_there_are(listed: s
     assert unknown is not None
     assert unknown.sizes is None
     assert not unknown.whole
+
+
+def test_what_transformers_has_fetched_one_by_one_tells_where_it_is_all() -> None:
+    absent = f"{STORAGE}/.no_exist/{A}"
+    there = {f"{SNAPSHOT}/{name}": "x" for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")}
+    asked = {f"{absent}/{name}": "" for name in ("special_tokens_map.json", "added_tokens.json")}
+    here = replace(TOKENIZER, name="owner/small", commit=A)
+    found = copy_of(here, ROOT, Texts({**there, **asked}))
+    assert found is not None
+    assert found.whole
+    for missing in (*there, *asked):  # nobody knows whether the commit has it
+        left = copy_of(here, ROOT, Texts({name: text for name, text in {**there, **asked}.items() if name != missing}))
+        assert left is not None
+        assert left.sizes is None
+    adapters = {f"{SNAPSHOT}/adapter_config.json": "{}", f"{SNAPSHOT}/adapter_model.safetensors": "x"}
+    for disk, whole in ((adapters, True), ({f"{SNAPSHOT}/adapter_config.json": "{}"}, False)):
+        known = copy_of(replace(ADAPTERS, name="owner/small", commit=A), ROOT, Texts(disk))
+        assert known is not None
+        assert known.whole == whole
 
 
 def test_the_trainer_gets_folders() -> None:

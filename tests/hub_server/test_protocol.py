@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.hub_server.server import READER, TOKEN, Hub
+from tests.trainer.tiny_tokenizer import save_tokenizer
+from trainkit.hub.lookup import Way, look_up
+from trainkit.hub.names import Named
 
 pytestmark = pytest.mark.torch
 hub_library = pytest.importorskip("huggingface_hub")
@@ -236,6 +239,7 @@ assert found["text"] == ["one", "two", "three"], found["text"]
 streamed = datasets.load_dataset("ada/data", split="train", streaming=True)
 assert [row["text"] for row in streamed] == ["one", "two", "three"]
 assert transformers.AutoConfig.from_pretrained("ada/tiny", revision="v1").model_type == "gpt2"
+transformers.AutoTokenizer.from_pretrained("ada/words")
 """
 
 
@@ -247,8 +251,19 @@ def test_datasets_and_transformers_load_by_name(hub: Hub, tmp_path: Path, clean_
     hub.add("ada/data", {"data/train-00000-of-00001.parquet": table.getvalue()}, kind="dataset")
     repository = hub.add("ada/tiny", FILES)
     repository.tags["v1"] = repository.branches["main"]
+    save_tokenizer(tmp_path / "words")
+    hub.add("ada/words", tmp_path / "words")
     environment = {**clean_environment, **hub.environment}
     call = [sys.executable, "-c", LIBRARIES]
     done = subprocess.run(call, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert (hub.home / "hub" / "models--ada--tiny").is_dir(), "the cache is the test's own"
+    online = Way.of(environment)
+    offline = Way.of({**environment, "HF_HUB_OFFLINE": "1"})
+    words, data = Named("data.tokenizer", "model", "ada/words"), Named("data.path", "dataset", "ada/data")
+    assert look_up(words, offline).whole, "what transformers has fetched tells that it is all"
+    assert not look_up(data, offline).whole
+    assert look_up(data, online).whole
+    asked = len(hub.requests)
+    assert look_up(data, offline) == look_up(data, online)
+    assert len(hub.requests) == asked, "the cache knows it now"

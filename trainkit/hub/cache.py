@@ -3,6 +3,7 @@
 models--owner--name/refs/main             the commit that a branch or tag was when it was last asked for
 models--owner--name/snapshots/<commit>/   the files
 models--owner--name/trees/<commit>.json   all files of the commit with their sizes (from 1.0 on, by snapshots)
+models--owner--name/.no_exist/<commit>/   files that were asked for and that the commit does not have
 """
 
 from __future__ import annotations
@@ -18,6 +19,16 @@ from trainkit.hub.names import COMMIT, Named, at, with_values
 from trainkit.hub.wanted import guide, lack, wanted
 from trainkit.recipe.schema import Recipe
 
+_WORDS = "tokenizer.json"
+# Setting -> the files that transformers and peft ask for, one by one. Of a data set nothing says which they are.
+_SINGLY: Mapping[str, tuple[str, ...]] = {
+    "model.path": ("config.json",),
+    "peft.path": ("adapter_config.json", "adapter_model.safetensors"),
+    "data.tokenizer": (
+        _WORDS, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    ),
+    "data.path": (),
+}  # fmt: skip
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)  # as os.path.expandvars takes them
 
 
@@ -109,7 +120,9 @@ def copy_of(named: Named, root: str, files: Files, sizes: Mapping[str, int] | No
     here = at(named, commit)
     folder = snapshot(root, here)
     listed = (
-        sizes or _listed(files, posixpath.join(storage, "trees", f"{commit}.json")) or _indexed(here, folder, files)
+        sizes
+        or _listed(files, posixpath.join(storage, "trees", f"{commit}.json"))
+        or _fetched_singly(here, folder, posixpath.join(storage, ".no_exist", commit), files)
     )
     if listed is None:
         return Copy(here, folder)
@@ -141,10 +154,22 @@ def _listed(files: Files, path: str) -> dict[str, int] | None:
         return None
 
 
-def _indexed(named: Named, folder: str, files: Files) -> dict[str, int] | None:
-    """The files of a model that an older release has fetched, as far as they name one another; sizes are not known."""
-    if named.role != "model.path" or not files.exists(posixpath.join(folder, "config.json")):
-        return None
+def _fetched_singly(named: Named, folder: str, absent: str, files: Files) -> dict[str, int] | None:
+    """The files that a library has fetched one by one, as transformers does, where they tell that they are all.
+
+    Their sizes are not known. absent: the folder of the names that the commit does not have.
+    """
+    here = [name for name in _SINGLY[named.role] if files.exists(posixpath.join(folder, name))]
+    if named.role == "model.path":
+        return _model(folder, files) if here else None
+    if named.role == "data.tokenizer":
+        told = all(name in here or files.exists(posixpath.join(absent, name)) for name in _SINGLY[named.role])
+        return dict.fromkeys(here, 0) if told and _WORDS in here else None
+    return dict.fromkeys(here, 0) if here and here == [*_SINGLY[named.role]] else None
+
+
+def _model(folder: str, files: Files) -> dict[str, int] | None:
+    """A model's description and weights, in one file or in the shards that their index names."""
     for single in ("model.safetensors", "pytorch_model.bin"):
         if files.exists(posixpath.join(folder, single)):
             return {"config.json": 0, single: 0}

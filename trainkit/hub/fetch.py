@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import glob
 import os
 import shutil
 import signal
@@ -25,7 +26,7 @@ from trainkit.hub.cache import Copy
 from trainkit.hub.lookup import Way, look_up
 from trainkit.hub.names import Named
 from trainkit.hub.parts import END, finish_parts, is_sound
-from trainkit.hub.push import end_silence
+from trainkit.hub.silence import end_silence
 from trainkit.hub.splits import Asked
 from trainkit.text import format_duration, format_size
 
@@ -97,7 +98,7 @@ def _download(copy: Copy, way: Way) -> None:
         snapshot_download(
             named.name, repo_type=named.kind, revision=named.commit, cache_dir=root, endpoint=way.endpoint,
             library_name="trainkit",
-            allow_patterns=[_literally(name) for name in copy.sizes or ()],
+            allow_patterns=[glob.escape(name) for name in copy.sizes or ()],
         )  # fmt: skip
     except Exception as error:  # the library, its HTTP library and the Rust of its transfers raise anything
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -121,11 +122,6 @@ def _refuse_damaged(copy: Copy) -> None:
         names = ", ".join(path.name for path in damaged)
         what = f"{copy.named.name}: {names} came with another checksum than the Hub has, and is removed"
         raise MachineError(what, hint="start the run again; if it comes so again, something on its way changes files")
-
-
-def _literally(name: str) -> str:
-    """A pattern that this name alone matches."""
-    return "".join(f"[{each}]" if each in "*?[" else each for each in name)
 
 
 def _refuse_too_large(copy: Copy, root: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -93,6 +94,9 @@ def _looked_up(named: Named, way: Way, files: CacheDisk) -> Copy:
     _refuse_without_content(named, sizes, guiding)
     copy = copy_of(at(named, commit), way.root, files, sizes)
     assert copy is not None, "its commit is known"
+    if copy.whole:  # no fetch comes, which would keep it
+        with _environment(way.environ):
+            _keep_listing(copy.named, sizes, way)
     return replace(copy, closed=closed)
 
 
@@ -159,3 +163,19 @@ def _fetch(named: Named, file: str, way: Way) -> bytes:
         library_name="trainkit",
     )  # fmt: skip
     return Path(path).read_bytes()
+
+
+def _keep_listing(named: Named, sizes: Mapping[str, int], way: Way) -> None:
+    """Have the library keep the list of a commit's files, by which the cache alone tells next time what is there."""
+    storage = Path(way.root, named.folder)
+    if (storage / "trees" / f"{named.commit}.json").exists() or not os.access(storage, os.W_OK):
+        return
+    from huggingface_hub import snapshot_download
+
+    from trainkit.hub.silence import end_silence
+
+    end_silence(PATIENCE)
+    snapshot_download(
+        named.name, repo_type=named.kind, revision=named.commit, cache_dir=way.root, endpoint=way.endpoint,
+        library_name="trainkit", allow_patterns=[glob.escape(_description(named, sizes))],
+    )  # fmt: skip

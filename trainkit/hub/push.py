@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainkit.errors import ExitCode, MachineError, TrainkitError, in_words
+from trainkit.hub.silence import end_silence
 from trainkit.recipe.layers.secrets import MASK
 
 Given = TypeVar("Given")
 CARD = "README.md"
 PAUSES = (2.0, 10.0)  # seconds between one try and the next, where the Hub fails
-_LIMITED = ("connect", "read", "write", "pool")  # what httpx waits for
 SILENCE = 120.0  # seconds without a byte to or from the Hub, by which the library alone would wait for ever
 WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json")  # of which one set is read
 HOLDS = {"weights": "model.safetensors", "adapters": "adapter_config.json"}  # and the file that tells
@@ -109,27 +109,6 @@ def ready(repo: str, private: bool | None, holds: str | None = None) -> Any:
             what = f"{repo} holds {other} ({file}), and some readers would take them for these {holds}, or add them"
             raise MachineError(what, hint=f"name another repository, or remove the {other} there")
     return api
-
-
-def end_silence(seconds: float) -> None:
-    """Have the library give up on a Hub that is reached and says nothing (huggingface_hub's client waits for ever)."""
-    try:
-        from huggingface_hub import set_client_factory
-        from huggingface_hub.utils._http import default_client_factory
-    except ImportError:  # before 1.0, which sends by another HTTP library
-        return
-
-    def bound(request: Any) -> None:  # listings ask for no limit of their own, which would win over the client's
-        limits = request.extensions.get("timeout", {})
-        request.extensions["timeout"] = {name: limits.get(name) or seconds for name in _LIMITED}
-
-    def client() -> Any:
-        made = default_client_factory()
-        hooks = made.event_hooks
-        made.event_hooks = {**hooks, "request": [*hooks["request"], bound]}
-        return made
-
-    set_client_factory(client)
 
 
 def upload(api: Any, repo: str, folder: Path, message: str, replace: str | None = None) -> str:
