@@ -82,6 +82,16 @@ def test_a_sample_that_its_prompt_fills_is_left_out_and_said(tmp_path: Path) -> 
     assert "samples_left_out" not in roomy.facts
 
 
+def test_rows_of_which_a_part_is_empty_are_passed_over_where_the_recipe_says_so(tmp_path: Path) -> None:
+    rows = [{"ask": "2+2=", "say": "4 ok"}, {"ask": "", "say": "yes"}, {"ask": "1+1=", "say": None}]
+    path = written(tmp_path / "a.jsonl", *rows, {"ask": "0+0=", "say": "0 ok"})
+    found = source(path, field="say", prompt_field="ask", packing=False, sequence_length=8, skip_empty=True)
+    assert found.facts["rows_passed_over"] == found.facts["texts"] == 2
+    nested = written(tmp_path / "b.jsonl", {"en": {"text": ""}}, {"en": {}}, {"en": {"text": "abc"}})
+    with pytest.raises(TrainingError, match=r"b\.jsonl:2: field 'en.text' is missing"):
+        source(nested, field="en.text", skip_empty=True)
+
+
 def test_several_files_are_read_in_order(tmp_path: Path) -> None:
     written(tmp_path / "a.jsonl", {"text": "abcdef"})
     (tmp_path / "b.jsonl").write_text('\n{"text": "uvwxyz"}')

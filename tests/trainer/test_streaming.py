@@ -218,6 +218,40 @@ def test_from_any_bookmark_the_stream_goes_on_bit_equal(packing: bool, tmp_path:
 
 
 @pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_empty_rows_are_passed_over_where_the_recipe_says_so(form: str, packing: bool, tmp_path: Path) -> None:
+    write = parquet if form == "parquet" else lines
+    filled = texts(90)
+    empty = [{"text": text, "mood": 0} for text in ("", None)]
+    both = [row for number, each in enumerate(filled) for row in ([*empty, each] if number % 4 == 0 else [each])]
+    for name, rows in (("clean", filled), ("with", [*both, *empty])):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / f"train.{form}", rows)
+    streamed: dict[str, Any] = {"packing": packing, "shuffle_buffer": 13, "validation_rows": 5}
+
+    def fresh() -> Source:
+        return opened("dataset", tmp_path / "with", skip_empty=True, **streamed)
+
+    clean = steps(opened("dataset", tmp_path / "clean", **streamed), range(20))
+    whole = steps(fresh(), range(20))
+    assert same(whole, clean)
+    source = fresh()
+    assert source.stream is not None
+    assert source.stream.go_on(whole[8].bookmark, GLOBAL * 9)
+    assert same(steps(source, range(9, 20)), whole[9:])
+    one = opened("dataset", tmp_path / "clean", packing=packing, streaming=False)
+    other = opened("dataset", tmp_path / "with", packing=packing, streaming=False, skip_empty=True)
+    assert "(48 empty rows passed over)" in other.description
+    assert other.facts == {**one.facts, "rows_passed_over": 48}
+    indices = range(len(one.train))
+    assert same([other.train[list(indices)]], [one.train[list(indices)]])
+    for kept in ({"streaming": False, "packing": packing}, streamed):
+        with pytest.raises(TrainingError, match="field 'text' is empty") as caught:
+            steps(opened("dataset", tmp_path / "with", **kept), range(20))
+        assert caught.value.diagnostics[0].hint == "data.skip_empty=true passes over such rows"
+
+
+@pytest.mark.parametrize("packing", [True, False])
 def test_what_is_before_a_bookmark_is_not_read_again(packing: bool, tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", texts(400))
     settings: dict[str, Any] = {"packing": packing, "shuffle_buffer": 20, "validation_rows": 2}

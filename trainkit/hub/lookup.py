@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -170,6 +169,8 @@ def _keep_listing(named: Named, sizes: Mapping[str, int], way: Way) -> None:
     storage = Path(way.root, named.folder)
     if (storage / "trees" / f"{named.commit}.json").exists() or not os.access(storage, os.W_OK):
         return
+    from glob import escape
+
     from huggingface_hub import snapshot_download
 
     from trainkit.hub.silence import end_silence
@@ -177,5 +178,5 @@ def _keep_listing(named: Named, sizes: Mapping[str, int], way: Way) -> None:
     end_silence(PATIENCE)
     snapshot_download(
         named.name, repo_type=named.kind, revision=named.commit, cache_dir=way.root, endpoint=way.endpoint,
-        library_name="trainkit", allow_patterns=[glob.escape(_description(named, sizes))],
+        library_name="trainkit", allow_patterns=[escape(_description(named, sizes))],
     )  # fmt: skip

@@ -174,6 +174,10 @@ class _Rows(_Loaded):
         min_length=1,
     )
     labels: list[str] = setting([], "Names of the labels, from 0 on; empty puts those in the data in order.")
+    skip_empty: bool = setting(
+        False,
+        "Pass over rows whose text, prompt, chat or token ids are empty or null; `false` ends the run at the first.",
+    )
     packing: bool = setting(
         True,
         "Fill samples with texts end to end, without waste: attention sees the texts before in its sample. `false` "

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import DatasetData, HfModel, JsonlData, Recipe
-from trainkit.text import listed
+from trainkit.text import counted, listed
 from trainkit.trainer.data.chat_template import ChatError
 from trainkit.trainer.data.encoding import Encoder, open_encoder
 from trainkit.trainer.data.pairs import Lengths, cut_pairs, encoded_pair, is_writing
@@ -36,7 +36,15 @@ class Texts:
     highest: int  # token id; -1 without any
     where: str  # the place of the highest
     cut: int = 0  # sources and targets that were too long
+    passed_over: int = 0  # rows
     labels: Sequence[tuple[int | str, str]] = ()  # of each text, with its place, where they are labelled
+
+
+def content_fields(data: Rows) -> tuple[str, ...]:
+    """The fields that hold what is trained on."""
+    if whole := data.messages_field or data.tokens_field:
+        return (whole,)
+    return (data.prompt_field, data.field) if data.prompt_field else (data.field,)
 
 
 @dataclass(slots=True)
@@ -66,7 +74,11 @@ class Reading:
         self.cut = 0
         highest, where = -1, ""
         labels: list[tuple[int | str, str]] = []
+        passed_over = 0
         for row in rows:
+            if self.data.skip_empty and row.blank(content_fields(self.data)):
+                passed_over += 1
+                continue
             found, predicted = self.tokens(row)
             if max(found) > highest:
                 highest, where = max(found), row.place
@@ -77,7 +89,8 @@ class Reading:
                 labels.append((row.label(self.data.label_field), row.place))
         mask = np.frombuffer(bytes(answers), dtype=np.bool_)
         kind = np.uint8 if self.kind == "B" else np.uint32
-        return Texts(np.frombuffer(ids.tobytes(), dtype=kind), mask, np.array(ends), highest, where, self.cut, labels)
+        tokens: NDArray[np.integer[Any]] = np.frombuffer(ids.tobytes(), dtype=kind)
+        return Texts(tokens, mask, np.array(ends), highest, where, self.cut, passed_over, labels)
 
     def tokens(self, row: Row) -> tuple[Sequence[int], bytes]:
         """Ids, and a byte for each: 1 where it is predicted. TrainingError as of :meth:`texts`."""
@@ -288,6 +301,9 @@ def _summary(
     if cut := sum(each.cut for each in parts):
         description += f" ({cut:,} sources and targets cut)"
         facts["cut"] = cut
+    if passed_over := sum(each.passed_over for each in parts):
+        description += f" ({counted(passed_over, 'empty row')} passed over)"
+        facts["rows_passed_over"] = passed_over
     if left_out:
         facts["samples_left_out"] = left_out
     if encoder.unit != "bytes":

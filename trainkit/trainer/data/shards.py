@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -25,6 +25,8 @@ _NO_LINES = {
     b"[": ("a JSON array", "write each of its objects into a line of its own: jq -c '.[]'"),
 }
 TABLES = (".parquet", ".arrow")  # how the names of files end that are no JSON lines
+_MISSING = object()
+_NOTHING: tuple[Any, ...] = (None, "", [])
 _READ = 128  # rows at a time: they are held whole, whatever their columns
 
 
@@ -34,10 +36,14 @@ class Row(NamedTuple):
     place: str
     fields: dict[str, Any]
 
-    def wrong(self, what: str) -> TrainingError:
-        """An error that names this row and the fields that it has."""
+    def wrong(self, what: str, hint: str = "") -> TrainingError:
+        """An error that names this row; without another hint, with the fields that it has."""
         names = ", ".join(self.fields) or "no field"
-        return TrainingError(f"data.path: {self.place}: {what}", hint=f"the row has {names}")
+        return TrainingError(f"data.path: {self.place}: {what}", hint=hint or f"the row has {names}")
+
+    def blank(self, fields: Iterable[str]) -> bool:
+        """Whether one of these fields is null, or a text or a list without anything."""
+        return any(_listed_mappings(self._found(field)) in _NOTHING for field in fields)
 
     def text(self, field: str) -> str:
         """The text of a field. TrainingError when there is none."""
@@ -66,14 +72,23 @@ class Row(NamedTuple):
 
     def _given(self, field: str, kind: type, term: str = "") -> Any:
         """What a field holds, of this kind and not empty."""
+        found = self._found(field)
+        if found is _MISSING:
+            raise self.wrong(f"field {field!r} is missing")
+        found = _listed_mappings(found) if kind is list else found
+        if kind is not object and not (isinstance(found, kind) and found):
+            hint = "data.skip_empty=true passes over such rows" if found in _NOTHING else ""
+            what = "empty" if found == kind() else f"no {term} but {_kind(found)}"
+            raise self.wrong(f"field {field!r} is {what}", hint)
+        return found
+
+    def _found(self, field: str) -> Any:
+        """What a field holds, where it is there."""
         found: Any = self.fields
         for name in (field,) if field in self.fields else field.split("."):
             if not isinstance(found, dict) or name not in found:
-                raise self.wrong(f"field {field!r} is missing")
+                return _MISSING
             found = found[name]
-        found = _listed_mappings(found) if kind is list else found
-        if kind is not object and not (isinstance(found, kind) and found):
-            raise self.wrong(f"field {field!r} is {'empty' if found == kind() else f'no {term} but {_kind(found)}'}")
         return found
 
 

@@ -20,7 +20,7 @@ from trainkit.trainer.data.encoding import Encoder, open_encoder
 from trainkit.trainer.data.folders import explained, shards_by_split
 from trainkit.trainer.data.mixture import Form, RowStream
 from trainkit.trainer.data.pairs import Lengths, is_writing
-from trainkit.trainer.data.rows import APART, Reading, Rows
+from trainkit.trainer.data.rows import APART, Reading, Rows, content_fields
 from trainkit.trainer.data.shards import TABLES, Mark, RawRow, check_shard, rows_of
 from trainkit.trainer.data.source import Batch, Labels, Samples, Source, reading
 from trainkit.trainer.data.windows import Cut, Files, Place, Sample, Windows, samples_of
@@ -62,7 +62,7 @@ def open_stream(recipe: Recipe) -> Source:
     windows: list[Windows] = []
     held_out: list[Sample] = []
     for each in opened:
-        fields = data.model_copy(update={"field": each.asked.field or data.field})
+        fields = _of_source(data, each.asked)
         limit = data.sequence_length if whole and not packing else None
         reading = Reading(fields, encoder, final=not whole, limit=limit, pairs=pairs)
         cut = Cut(reading, length, int(not whole), packing, data.shuffle_buffer, each.seed)
@@ -84,6 +84,11 @@ def open_stream(recipe: Recipe) -> Source:
         padding=encoder.padding if whole else None,
         stream=stream,
     )
+
+
+def _of_source(data: Rows, asked: Mixed) -> Rows:
+    """How the rows of one source are read."""
+    return data.model_copy(update={"field": asked.field or data.field})
 
 
 def _nothing_to_evaluate(data: Rows, opened: Sequence[Opened]) -> TrainingError:
@@ -156,9 +161,10 @@ def _opened(asked: Mixed, data: Rows, seed: int) -> Opened:
     names = {names[data.label_field] for _, names in looked_at if data.label_field and data.label_field in names}
     if len(names) > 1:
         raise TrainingError(f"data.path: the files of {paths[0]} give labels different names", hint="set data.labels")
-    rows, begins = _held_out(held_out_files or files, columns, data.validation_rows)
+    filled = content_fields(_of_source(data, asked)) if data.skip_empty else ()
+    rows, begins = _held_out(held_out_files or files, columns, filled, data.validation_rows)
     order = seed if data.shuffle_files and len(files) > 1 else None
-    found = Files(files, columns, [Mark()] * len(files), order)
+    found = Files(files, columns, [Mark()] * len(files), order, filled)
     size, known = sum(size for size, _ in looked_at), next(iter(names), ())
     return Opened(asked, seed, found, rows, {} if held_out_files else begins, size, known)
 
@@ -176,7 +182,9 @@ def _of_split(paths: Sequence[Path], asked: Mixed, second: str | None) -> tuple[
     return files, held_out
 
 
-def _held_out(files: Sequence[Path], columns: Sequence[str], most: int) -> tuple[list[RawRow], dict[Path, Mark | None]]:
+def _held_out(
+    files: Sequence[Path], columns: Sequence[str], filled: Sequence[str], most: int
+) -> tuple[list[RawRow], dict[Path, Mark | None]]:
     """The first rows of a source, and where in each of their files the others begin; None in one without others."""
     rows: list[RawRow] = []
     begins: dict[Path, Mark | None] = {}
@@ -189,7 +197,8 @@ def _held_out(files: Sequence[Path], columns: Sequence[str], most: int) -> tuple
             if len(rows) == most:
                 begins[known] = mark
                 break
-            rows.append(raw)
+            if not (filled and raw.row().blank(filled)):
+                rows.append(raw)
     return rows, begins
 
 

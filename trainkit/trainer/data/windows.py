@@ -68,6 +68,7 @@ class Files:
     columns: Sequence[str]
     begins: Sequence[Mark | None]
     seed: int | None  # of their order, which every epoch has one of its own of; None leaves them as they are
+    filled: Sequence[str] = ()  # rows in which one of these fields is empty are passed over
 
     def rows(self, epoch: int, start: Place) -> Iterator[tuple[Place, RawRow]]:
         """The rows of an epoch from a place on. TrainingError names the file and row of one that cannot be read."""
@@ -79,7 +80,8 @@ class Files:
                 continue
             mark = max(begin, Mark(start.row, start.offset)) if position == start.file else begin
             for found, raw in rows_of(self.paths[order[position]], self.columns, mark):
-                yield Place(position, *found), raw
+                if not (self.filled and raw.row().blank(self.filled)):
+                    yield Place(position, *found), raw
 
 
 @dataclass(frozen=True, slots=True)
