@@ -16,19 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trainkit.hub.names import COMMIT, Named, at, with_values
-from trainkit.hub.wanted import guide, lack, wanted
+from trainkit.hub.wanted import fetched_singly, guide, lack, wanted
 from trainkit.recipe.schema import Recipe
 
-_WORDS = "tokenizer.json"
-# Setting -> the files that transformers and peft ask for, one by one. Of a data set nothing says which they are.
-_SINGLY: Mapping[str, tuple[str, ...]] = {
-    "model.path": ("config.json",),
-    "peft.path": ("adapter_config.json", "adapter_model.safetensors"),
-    "data.tokenizer": (
-        _WORDS, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
-    ),
-    "data.path": (),
-}  # fmt: skip
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)  # as os.path.expandvars takes them
 
 
@@ -155,27 +145,14 @@ def _listed(files: Files, path: str) -> dict[str, int] | None:
 
 
 def _fetched_singly(named: Named, folder: str, absent: str, files: Files) -> dict[str, int] | None:
-    """The files that a library has fetched one by one, as transformers does, where they tell that they are all.
+    """Files that came one by one, as transformers fetches them, where they are known to be all; not their sizes.
 
-    Their sizes are not known. absent: the folder of the names that the commit does not have.
+    absent: the folder of the names that the commit does not have.
     """
-    here = [name for name in _SINGLY[named.role] if files.exists(posixpath.join(folder, name))]
-    if named.role == "model.path":
-        return _model(folder, files) if here else None
-    if named.role == "data.tokenizer":
-        told = all(name in here or files.exists(posixpath.join(absent, name)) for name in _SINGLY[named.role])
-        return dict.fromkeys(here, 0) if told and _WORDS in here else None
-    return dict.fromkeys(here, 0) if here and here == [*_SINGLY[named.role]] else None
-
-
-def _model(folder: str, files: Files) -> dict[str, int] | None:
-    """A model's description and weights, in one file or in the shards that their index names."""
-    for single in ("model.safetensors", "pytorch_model.bin"):
-        if files.exists(posixpath.join(folder, single)):
-            return {"config.json": 0, single: 0}
-        try:
-            index: Any = json.loads(_text(files, posixpath.join(folder, f"{single}.index.json")))
-            return dict.fromkeys(["config.json", f"{single}.index.json", *index["weight_map"].values()], 0)
-        except (ValueError, LookupError, TypeError, AttributeError):
-            continue
-    return None
+    found = fetched_singly(
+        named,
+        lambda name: _text(files, posixpath.join(folder, name)),
+        lambda name: files.exists(posixpath.join(folder, name)),
+        lambda name: files.exists(posixpath.join(absent, name)),
+    )
+    return dict.fromkeys(found, 0) or None

@@ -16,10 +16,10 @@ from trainkit.hub.names import Named, at
 from trainkit.hub.obstacles import OTHERWISE, UNREACHABLE, in_words, obstacles
 from trainkit.hub.splits import CONVERTED, NoSuchPartError
 from trainkit.hub.wanted import DESCRIPTION, guide, lack
+from trainkit.recipe.repository import is_on
 
 LARGEST_LISTING = 1 << 26  # bytes; that of a repository with a hundred thousand files takes a third
 PATIENCE = 10.0  # seconds for an answer
-_TRUE = ("1", "ON", "YES", "TRUE")  # huggingface_hub.constants
 
 
 class CacheDisk:
@@ -53,7 +53,7 @@ class Way:
     def forbidden_by(self, kind: str) -> str:
         """The variable that keeps from asking the Hub for a repository; empty where none does."""
         names = ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", *(["HF_DATASETS_OFFLINE"] if kind == "dataset" else [])]
-        return next((name for name in names if self.environ.get(name, "").upper() in _TRUE), "")
+        return next((name for name in names if is_on(self.environ.get(name, ""))), "")
 
 
 def look_up(named: Named, way: Way) -> Copy:

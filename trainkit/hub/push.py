@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from trainkit import lora
 from trainkit.errors import ExitCode, MachineError, TrainkitError, in_words
 from trainkit.hub.silence import end_silence
 from trainkit.recipe.layers.secrets import MASK
@@ -27,7 +28,7 @@ CARD = "README.md"
 PAUSES = (2.0, 10.0)  # seconds between one try and the next, where the Hub fails
 SILENCE = 120.0  # seconds without a byte to or from the Hub, by which the library alone would wait for ever
 WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json")  # of which one set is read
-HOLDS = {"weights": "model.safetensors", "adapters": "adapter_config.json"}  # and the file that tells
+HOLDS = {"weights": "model.safetensors", "adapters": lora.CONFIG}  # and the file that tells
 HOW_TO_LOG_IN = "export HF_TOKEN=… and list it under env_from, or log in with `hf auth login`"
 # A card as trainkit/trainer/checkpoint/hub_layout.py writes it, and nobody has changed it.
 _OURS = re.compile(

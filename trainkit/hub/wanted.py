@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 
+from trainkit import lora
 from trainkit.hub.names import Named
 from trainkit.hub.splits import README, Asked, NoSuchPartError, chosen, files_by_split
+from trainkit.recipe.layers.described import CONFIG, TEMPLATE, TOKENIZER
 
 _TOKENIZER = (
-    "config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model",
+    CONFIG, "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model",
     "*.tiktoken", "chat_template.*", "additional_chat_templates/*.jinja",
 )  # fmt: skip
 # Setting -> its files, by patterns.
 _WANTED: Mapping[str, tuple[str, ...]] = {
-    "model.path": ("config.json", "generation_config.json"),
-    "peft.path": ("adapter_config.json", "adapter_model.safetensors"),
+    "model.path": (CONFIG, "generation_config.json"),
+    "peft.path": (lora.CONFIG, lora.WEIGHTS),
     "data.tokenizer": _TOKENIZER,
 }
 # A model's weights in one file, in the order in which transformers looks; `.index.json` behind it names shards.
@@ -28,11 +30,18 @@ _SAVED, _SAVED_HERE = (
 )
 # Setting -> the file that says what a repository is, which is read while planning.
 DESCRIPTION: Mapping[str, str] = {
-    "model.path": "config.json",
-    "peft.path": "adapter_config.json",
-    "data.tokenizer": "tokenizer_config.json",
+    "model.path": CONFIG,
+    "peft.path": lora.CONFIG,
+    "data.tokenizer": TOKENIZER,
     "data.path": README,
 }
+# Setting -> the files that transformers and peft ask for by themselves, one by one, whatever they find.
+_ASKED_SINGLY: Mapping[str, tuple[str, ...]] = {
+    "peft.path": _WANTED["peft.path"],
+    "data.tokenizer": (
+        "tokenizer.json", TOKENIZER, "special_tokens_map.json", "added_tokens.json", TEMPLATE,
+    ),
+}  # fmt: skip
 _NAMED = 3  # files that a message names
 _NOTHING = "has nothing that the trainer reads there"
 
@@ -50,6 +59,28 @@ def guide(named: Named, names: Collection[str]) -> str:
         if (index := _index(whole)) in names:
             return index
     return ""
+
+
+def fetched_singly(
+    named: Named, read: Callable[[str], str], has: Callable[[str], bool], lacks: Callable[[str], bool]
+) -> tuple[str, ...]:
+    """The files of a commit that a library has fetched one by one, where these tell that they are all; else none.
+
+    read: the text of a file that is here, empty without one; has: whether one is here; lacks: whether it is known that
+    the commit has none of that name.
+    """
+    asked = _ASKED_SINGLY.get(named.role, ())
+    here = tuple(name for name in asked if has(name))
+    if named.role == "data.tokenizer":
+        return here if asked[0] in here and all(name in here or lacks(name) for name in asked) else ()
+    if named.role != "model.path":
+        return here if here == asked else ()
+    for whole in _WEIGHTS if has(CONFIG) else ():
+        if has(whole):
+            return (CONFIG, whole)
+        if shards := _shards(read(_index(whole))):
+            return (CONFIG, _index(whole), *shards)
+    return ()
 
 
 def wanted(named: Named, names: Iterable[str], guiding: str = "") -> tuple[str, ...]:
@@ -75,7 +106,7 @@ def lack(named: Named, names: Iterable[str], guiding: str = "") -> str:
         return "" if words else f"{_NOTHING}: no tokenizer"
     weights = _weights(named, every, guiding)
     if not every & set(weights):
-        sought = "no adapters (adapter_model.safetensors)"
+        sought = f"no adapters ({lora.WEIGHTS})"
         if named.role == "model.path":
             sought = f"no weights ({' or '.join(_WEIGHTS)}, whole or in shards with an index)"
         return f"{_NOTHING}: {sought}"
@@ -89,7 +120,7 @@ def lack(named: Named, names: Iterable[str], guiding: str = "") -> str:
 def _weights(named: Named, every: Collection[str], guiding: str) -> tuple[str, ...]:
     """The files that hold a model's weights, or those of adapters, whether they are there or not."""
     if named.role == "peft.path":
-        return ("adapter_model.safetensors",)
+        return (lora.WEIGHTS,)
     if index := guide(named, every):
         return (index, *_shards(guiding))
     return tuple(each for each in _WEIGHTS if each in every)[:1] if named.role == "model.path" else ()

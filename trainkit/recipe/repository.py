@@ -16,6 +16,11 @@ def is_repository(name: str) -> bool:
     return len(name) <= _LONGEST and not odd and bool(_FORM.fullmatch(name))
 
 
+def is_on(switch: str) -> bool:
+    """Whether huggingface_hub takes a variable's value (HF_HUB_OFFLINE) for true (huggingface_hub.constants)."""
+    return switch.upper() in ("1", "ON", "YES", "TRUE")
+
+
 def has_owner(name: str) -> bool:
     """Whether it is one with its owner, as an upload needs it."""
     return is_repository(name) and "/" in name

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
-from trainkit.recipe.schema import DatasetData, HfModel, JsonlData, Recipe
+from trainkit.recipe.schema import DatasetData, JsonlData, Recipe
+from trainkit.recipe.schema.model import is_packed
 from trainkit.text import listed
 
 
 def is_packed_stream(recipe: Recipe) -> bool:
     """Whether every process that reads has to turn all rows into tokens, to know where its samples begin."""
-    data, model = recipe.data, recipe.model
-    apart = isinstance(model, HfModel) and model.task in ("sequence_classification", "seq2seq_lm")
-    return isinstance(data, JsonlData | DatasetData) and data.streaming and data.packing and not apart
+    data = recipe.data
+    return isinstance(data, JsonlData | DatasetData) and data.streaming and is_packed(recipe)
 
 
 def streaming_notices(context: Context) -> Iterator[Notice]:

@@ -162,6 +162,12 @@ class Peft(Section):
 Model = Annotated[GptModel | HfModel | TargetModel, Field(discriminator="kind")]
 
 
+def is_packed(recipe: Any) -> bool:
+    """Whether texts fill samples end to end: some tasks make a sample of each row, whatever `data.packing` says."""
+    apart = isinstance(recipe.model, HfModel) and recipe.model.task in ("sequence_classification", "seq2seq_lm")
+    return bool(recipe.data.packing) and not apart
+
+
 def quantized_bits(recipe: Any) -> int:
     """Bits of the frozen weights that a recipe asks for; 0 where they stay as they are."""
     return recipe.model.quantize.bits if isinstance(recipe.model, HfModel) else 0

@@ -10,7 +10,7 @@ from trainkit.errors import Diagnostic
 from trainkit.recipe.layers.layer import Layer, secret_keys
 from trainkit.recipe.layers.merge import Merge, value_at
 from trainkit.recipe.layers.secrets import public_names
-from trainkit.recipe.repository import has_owner
+from trainkit.recipe.repository import has_owner, is_on
 from trainkit.recipe.validation.pairs import TASK, check_pairs, check_written
 from trainkit.recipe.validation.rule_context import Context
 from trainkit.recipe.validation.type_errors import refused
@@ -306,12 +306,7 @@ def _pushing(context: Context) -> Iterator[Diagnostic]:
     elif isinstance(repo, str) and not has_owner(repo):
         hint = "write it as owner/name, in letters, digits and single `-`, `_` or `.` between them"
         yield context.error(f"{section}.repo", f"{repo} cannot be the name of a repository of the Hub", hint)
-    elif repo is not None and str(context.get(offline)).upper() in (
-        "1",
-        "ON",
-        "YES",
-        "TRUE",
-    ):  # as huggingface_hub does
+    elif repo is not None and is_on(str(context.get(offline))):
         what = f"{section} uploads to the Hub, and {offline} keeps away from it"
         yield context.error(offline, what, "remove one of the two; `trainkit export --push` uploads later")
 

@@ -7,19 +7,20 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from trainkit import lora
 from trainkit.hub.cache import name_of, public_name
 from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.recipe.schema.model import quantized_bits
 from trainkit.text import counted
 from trainkit.trainer.data.encoding import tokenizer_files
 
-CARD, ADAPTERS = "README.md", "adapter_config.json"
+CARD = "README.md"
 
 
 def complete_for_hub(folder: Path, recipe: Recipe, manifest: dict[str, Any]) -> None:
     """Add to a folder of exported weights, or adapters, what their readers look for on the Hub."""
     base = recipe.model.path if isinstance(recipe.model, HfModel) else None
-    adapters = folder / ADAPTERS
+    adapters = folder / lora.CONFIG
     if adapters.exists():
         config = json.loads(adapters.read_text())
         config["base_model_name_or_path"] = public_name(base) if base else None

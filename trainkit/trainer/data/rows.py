@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import DatasetData, HfModel, JsonlData, Recipe
+from trainkit.recipe.schema.model import is_packed
 from trainkit.text import counted, listed
 from trainkit.trainer.data.chat_template import ChatError
 from trainkit.trainer.data.encoding import Encoder, open_encoder
@@ -23,7 +24,6 @@ from trainkit.trainer.data.shards import Row
 from trainkit.trainer.data.source import NO_LABEL, Batch, Ids, Labels, Samples, Source, next_token_batch
 
 Rows = JsonlData | DatasetData  # the sections whose samples come from rows
-APART = ("sequence_classification", "seq2seq_lm")  # tasks whose rows are a sample each, whatever `data.packing` says
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def source_of_rows(
     task = recipe.model.task if isinstance(recipe.model, HfModel) else "causal_lm"
     whole = task != "causal_lm"
     pairs = Lengths.of(data) if is_writing(recipe) else None
-    packing = data.packing and task not in APART
+    packing = is_packed(recipe)
     encoder = open_encoder(data.tokenizer)
     limit = data.sequence_length if whole and not packing else None
     reading = Reading(data, encoder, final=not whole, limit=limit, pairs=pairs)

@@ -15,12 +15,13 @@ from trainkit.hub.cache import public_name
 from trainkit.hub.splits import Asked, chosen
 from trainkit.recipe.schema import DatasetData, HfModel, JsonlData, Recipe
 from trainkit.recipe.schema.data import Mixed
+from trainkit.recipe.schema.model import is_packed
 from trainkit.text import counted, listed
 from trainkit.trainer.data.encoding import Encoder, open_encoder
 from trainkit.trainer.data.folders import explained, shards_by_split
 from trainkit.trainer.data.mixture import Form, RowStream
 from trainkit.trainer.data.pairs import Lengths, is_writing
-from trainkit.trainer.data.rows import APART, Reading, Rows, content_fields
+from trainkit.trainer.data.rows import Reading, Rows, content_fields
 from trainkit.trainer.data.shards import TABLES, Mark, RawRow, check_shard, rows_of
 from trainkit.trainer.data.source import Batch, Labels, Samples, Source, reading
 from trainkit.trainer.data.windows import Cut, Files, Place, Sample, Windows, samples_of
@@ -55,7 +56,7 @@ def open_stream(recipe: Recipe) -> Source:
     task = recipe.model.task if isinstance(recipe.model, HfModel) else "causal_lm"
     whole = task != "causal_lm"
     pairs = Lengths.of(data) if is_writing(recipe) else None
-    packing = data.packing and task not in APART
+    packing = is_packed(recipe)
     length = pairs.source + pairs.target if pairs else data.sequence_length
     encoder = open_encoder(data.tokenizer)
     opened = _all_opened(data, seed)
