@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +13,8 @@ import pytest
 
 from trainkit.files import (
     cache_folder,
+    hold_lock,
+    is_locked,
     is_there,
     open_regular,
     parse_json,
@@ -19,11 +22,14 @@ from trainkit.files import (
     publish_or_overwrite,
     read_json,
     read_json_lines,
+    read_record,
     read_whole,
     refuse_links,
     remove_tree,
+    try_lock,
     write_json,
 )
+from trainkit.runner.rundir.records import Status
 
 Write = Callable[[Path, str], None]
 WRITES = [publish, partial(publish, flush=True)]
@@ -68,6 +74,40 @@ def test_a_link_planted_under_the_temporary_name_is_not_followed(
     assert planted.is_symlink()
 
 
+def test_what_is_to_outlive_a_power_cut_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[str, int]] = []
+    sync, replace = os.fsync, os.replace
+
+    def noted_sync(fd: int) -> None:
+        done.append(("flush", os.fstat(fd).st_size))
+        sync(fd)
+
+    def noted_replace(*names: object, **options: object) -> None:
+        done.append(("rename", 0))
+        replace(*names, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "fsync", noted_sync)
+    monkeypatch.setattr(os, "replace", noted_replace)
+    publish(tmp_path / "status.json", "text", flush=True)
+    assert done == [("flush", 4), ("rename", 0)]
+
+
+def test_a_lock_is_one_holders_alone(tmp_path: Path) -> None:
+    first = hold_lock(tmp_path / "lock")
+    second = os.open(tmp_path / "lock", os.O_RDWR)
+    assert is_locked(tmp_path / "lock")
+    assert not try_lock(second)
+    os.close(first)
+    assert not is_locked(tmp_path / "lock")
+    assert try_lock(second)
+    third = os.open(tmp_path / "lock", os.O_RDWR)
+    assert not try_lock(third)
+    os.close(second)
+    os.close(third)
+
+
 def test_what_cannot_be_put_in_place_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(OSError, match="folder"):
@@ -78,7 +118,7 @@ def test_what_cannot_be_put_in_place_leaves_nothing_behind(tmp_path: Path) -> No
 def test_on_a_full_disk_a_file_is_rewritten_in_its_place_but_never_through_a_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "replace", full)
@@ -178,10 +218,23 @@ def test_a_file_of_any_size_is_read_to_a_limit_alone(tmp_path: Path) -> None:
     assert (read_json(tmp_path / "plan.json"), list(read_json_lines(tmp_path / "plan.json"))) == ({}, [])
 
 
-@pytest.mark.parametrize("content", ["[" * 10**6, '{"a":' * 10**5])
+@pytest.mark.parametrize(
+    "content", ["[" * 10**6, '{"a":' * 10**5, "[" * 65 + "]" * 65, '{"a":' * 970 + "1" + "}" * 970]
+)
 def test_json_of_any_depth_is_an_error_like_any_other(content: str) -> None:
     with pytest.raises(ValueError, match="too deeply"):
         parse_json(content)
+
+
+def test_brackets_in_a_text_are_no_depth() -> None:
+    assert parse_json(json.dumps({"a": '[{\\"' * 500})) == {"a": '[{\\"' * 500}
+    assert parse_json("[" * 64 + "]" * 64) == parse_json(("[" * 64 + "]" * 64).encode("utf-16"))
+
+
+def test_a_record_whose_values_are_nested_is_read_as_damaged_at_any_depth(tmp_path: Path) -> None:
+    for depth in range(50, 1100):
+        (tmp_path / "status.json").write_text(f'{{"pids": {{"ranks": {{"0": {"[" * depth}{"]" * depth}}}}}}}')
+        assert read_record(tmp_path / "status.json", Status, below=tmp_path) is None, depth
 
 
 def test_what_is_in_the_place_of_a_folder_is_removed_itself(tmp_path: Path) -> None:

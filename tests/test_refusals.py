@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 
 import pytest
 
@@ -45,3 +46,11 @@ def test_what_libraries_make_of_it_is_recognised(error: Exception, says: str, hi
 )  # fmt: skip
 def test_anything_else_is_not(error: Exception) -> None:
     assert refusal(error) is None
+
+
+def test_an_error_of_pythons_own_is_one_of_memory_where_that_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = SystemError("error return without exception set")
+    for limit, what in ((600 << 20, f"memory cannot be allocated ({error})"), (resource.RLIM_INFINITY, None)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
+        found = refusal(error)
+        assert (found and found[0]) == what

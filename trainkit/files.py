@@ -1,4 +1,7 @@
-"""Files whole or not at all, locks, and this user's cache folders. Standard library only: every rank uses it."""
+"""Files whole or not at all, locks, and this user's cache folders. Standard library only: every rank uses it.
+
+The hook in a user's program loads this file by its place, where no trainkit need be importable.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +13,69 @@ import os
 import stat
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 _SOCKET = "/pymp-12345678/listener-12345678"  # what multiprocessing makes below the temporary folder
 PathLike = str | os.PathLike[str]
 LARGEST = 1 << 25  # bytes of a file that is read whole; the plan or manifest of thousands of ranks takes a tenth
+RECORD = 1 << 22  # bytes of a record or a plan: of ten thousand ranks it takes a tenth, and more is slow to parse
 _LONGEST = 1 << 22  # bytes of a line
+_DEEPEST = 64  # levels of lists and mappings: a recipe has 32 at most, and a plan of it a few more
+Record = TypeVar("Record")
 
 
-def open_regular(path: PathLike, flags: int = os.O_RDONLY, mode: int = 0o666, *, links: bool = False) -> int:
+@contextlib.contextmanager
+def _folder_of(path: PathLike, below: PathLike | None) -> Iterator[tuple[int | None, str]]:
+    """The folder of a path as a descriptor, and the name in it; without `below` none, and the path as it is.
+
+    below: a folder above it. Neither that nor a folder on the way down may be a link, which whoever may write there
+    can make at any time: OSError.
+    """
+    if below is None:
+        yield None, os.fspath(path)
+        return
+    way, name = os.path.split(os.path.relpath(path, below))
+    fd = _open_folder(below)
+    try:
+        for part in filter(None, way.split(os.sep)):
+            if part == os.pardir:
+                raise OSError(errno.EPERM, "the path leads out of the folder of the run", os.fspath(path))
+            deeper = _open_folder(part, fd)
+            os.close(fd)
+            fd = deeper
+        yield fd, name
+    except OSError as error:
+        error.filename = os.fspath(path)  # nobody knows where a name in a folder is
+        raise
+    finally:
+        os.close(fd)
+
+
+def _open_folder(name: PathLike, parent: int | None = None) -> int:
+    """A folder as a descriptor. Raises OSError, also for a link to one."""
+    try:
+        return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    except NotADirectoryError:
+        if stat.S_ISLNK(os.lstat(name, dir_fd=parent).st_mode):
+            raise OSError(errno.ELOOP, "a link is in the place of a folder of the run", os.fspath(name)) from None
+        raise
+
+
+def open_regular(
+    path: PathLike, flags: int = os.O_RDONLY, mode: int = 0o666, *, links: bool = False, below: PathLike | None = None
+) -> int:
     """Open a file that somebody else may have put there. Raises OSError for what is none: a FIFO, a socket, a device.
 
     links: whether the path may be a link, as one may be that a person named. For writing also for a file with a second
-    name: what is written must reach no other file.
+    name: what is written must reach no other file. below: a folder below which no folder may be a link.
     """
     writes = flags & (os.O_WRONLY | os.O_RDWR)
-    # Looked at first: opening alone makes some devices act. O_NONBLOCK: a FIFO would wait for its other end.
-    with contextlib.suppress(FileNotFoundError):
-        _refuse_special(os.stat(path, follow_symlinks=links), path)
-    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW), mode)
+    with _folder_of(path, below) as (folder, name):
+        # Looked at first: opening alone makes some devices act. O_NONBLOCK: a FIFO would wait for its other end.
+        with contextlib.suppress(FileNotFoundError):
+            _refuse_special(os.stat(name, dir_fd=folder, follow_symlinks=links), path)
+        flags |= os.O_CLOEXEC | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW)
+        fd = os.open(name, flags, mode, dir_fd=folder)
     try:
         found = os.fstat(fd)
         _refuse_special(found, path)
@@ -56,12 +103,20 @@ def _refuse_special(found: os.stat_result, path: PathLike) -> None:
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EPERM, "not a regular file", os.fspath(path))
+        raise OSError(errno.ENXIO, "not a regular file", os.fspath(path))
 
 
-def read_whole(path: PathLike, most: int = LARGEST, *, links: bool = False) -> bytes:
-    """A regular file's bytes. Raises OSError, also for one of more than `most` bytes, and for a link but with links."""
-    with os.fdopen(open_regular(path, links=links), "rb") as file:
+def read_whole(
+    path: PathLike, most: int = LARGEST, *, links: bool = False, own: bool = False, below: PathLike | None = None
+) -> bytes:
+    """A regular file's bytes. Raises OSError, also for one of more than `most` bytes, and for a link but with links.
+
+    own: the content decides what is done, so that PermissionError is raised for a file of another user; not for root.
+    below: as for :func:`open_regular`.
+    """
+    with os.fdopen(open_regular(path, links=links, below=below), "rb") as file:
+        if own and os.geteuid() not in (0, os.fstat(file.fileno()).st_uid):
+            raise PermissionError(errno.EPERM, "the file is another user's", os.fspath(path))
         content = file.read(most + 1)
     if len(content) > most:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), os.fspath(path))
@@ -69,49 +124,86 @@ def read_whole(path: PathLike, most: int = LARGEST, *, links: bool = False) -> b
 
 
 def parse_json(content: str | bytes) -> Any:
-    """What JSON says. Raises ValueError, also for what is nested too deeply to be anything of trainkit's."""
+    """What JSON says. Raises ValueError, also for what is nested too deeply to be anything of trainkit's.
+
+    Whatever goes down into a value by calling itself, as repr does, has room for the rest.
+    """
     try:
-        return json.loads(content)
+        found = json.loads(content)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    level = [found]
+    for _ in range(_DEEPEST):
+        inside = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        if not (level := [value for values in inside for value in values]):
+            return found
+    raise ValueError("nested too deeply")
 
 
-def publish(path: PathLike, content: str | bytes, *, flush: bool = False, mode: int = 0o666) -> None:
+def publish(
+    path: PathLike, content: str | bytes, *, flush: bool = False, mode: int = 0o666, below: PathLike | None = None
+) -> None:
     """Write beside the target, rename over it: readers see the old file or the new one.
 
     flush: wait for the disk, so that a power cut leaves one of them too. mode: of which the umask takes away.
+    below: as for :func:`open_regular`.
     """
-    folder, name = os.path.split(os.fspath(path))
-    # In a folder that others may write to, a guessable name could be planted as a link to a file of ours.
-    scratch = os.path.join(folder, f".{name}.{os.urandom(8).hex()}")
-    fd = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content)
-            if flush:
-                # Before the rename: a file system may write the new name to disk before the content (fsync(2)).
-                file.flush()
-                os.fsync(fd)
-        os.replace(scratch, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(scratch)
-        raise
+    with _folder_of(path, below) as (folder, target):
+        way, name = os.path.split(target)
+        # In a folder that others may write to, a guessable name could be planted as a link to a file of ours.
+        scratch = os.path.join(way, f".{name}.{os.urandom(8).hex()}")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(scratch, flags, mode, dir_fd=folder)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content)
+                if flush:
+                    # Before the rename: a file system may write the new name to disk before the content (fsync(2)).
+                    file.flush()
+                    os.fsync(fd)
+            os.replace(scratch, target, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(scratch, dir_fd=folder)
+            raise
 
 
-def publish_or_overwrite(path: PathLike, content: str, *, flush: bool = False) -> None:
+def publish_or_overwrite(path: PathLike, content: str, *, flush: bool = False, below: PathLike | None = None) -> None:
     """The same for a small file, also on a full disk: there it is rewritten in its own place, which takes no room.
 
     Readers may then see it torn. OSError where there is no such file yet.
     """
     try:
-        publish(path, content, flush=flush)
+        publish(path, content, flush=flush, below=below)
     except OSError:
-        fd = open_regular(path, os.O_WRONLY)
+        fd = open_regular(path, os.O_WRONLY, below=below)
         try:
             os.ftruncate(fd, os.pwrite(fd, content.encode("utf-8", "surrogateescape"), 0))
         finally:
             os.close(fd)
+
+
+def make_folder(path: PathLike, *, below: PathLike) -> bool:
+    """Make a folder below another one; whether it was not there. OSError for something else there, or a link."""
+    with _folder_of(path, below) as (parent, name):
+        try:
+            os.mkdir(name, dir_fd=parent)
+        except FileExistsError:
+            os.close(_open_folder(name, parent))
+            return False
+    return True
+
+
+def names_in(path: PathLike, *, below: PathLike) -> list[str]:
+    """What a folder holds, in order. Raises OSError, also for a link in its place or on the way."""
+    with _folder_of(os.path.join(path, "any"), below) as (folder, _):
+        return sorted(os.listdir(folder))
+
+
+def remove_file(path: PathLike, *, below: PathLike) -> None:
+    """Remove a file below a folder, unless it is gone. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError), _folder_of(path, below) as (folder, name):
+        os.unlink(name, dir_fd=folder)
 
 
 def refuse_links(*folders: PathLike) -> None:
@@ -121,31 +213,57 @@ def refuse_links(*folders: PathLike) -> None:
             raise OSError(errno.ELOOP, "a link is in the place of a folder of the run", os.fspath(folder))
 
 
-def remove_tree(path: PathLike) -> None:
+def remove_tree(path: PathLike, *, below: PathLike | None = None) -> None:
     """Remove a folder with all that is in it; anything else in its place goes itself. Raises OSError.
 
     shutil.rmtree opens what it is given before it looks: a FIFO would hold it for ever, and a link leads elsewhere.
+    below: as for :func:`open_regular`.
     """
     import shutil
 
-    if stat.S_ISDIR(os.lstat(path).st_mode):
-        shutil.rmtree(path)
-    else:
-        os.unlink(path)
+    with _folder_of(path, below) as (folder, name):
+        if stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
+            shutil.rmtree(name, dir_fd=folder)
+        else:
+            os.unlink(name, dir_fd=folder)
 
 
-def write_json(path: PathLike, content: object, *, indent: int | None = 2) -> None:
+def write_json(path: PathLike, content: object, *, indent: int | None = 2, below: PathLike | None = None) -> None:
     """A JSON file, written atomically; NaN and infinity as Python writes them."""
-    publish(path, json.dumps(content, indent=indent) + "\n", flush=True)
+    publish(path, json.dumps(content, indent=indent) + "\n", flush=True, below=below)
 
 
-def read_json(path: PathLike) -> dict[str, Any]:
-    """The JSON object in a file; empty where the file is missing, damaged, or holds something else."""
+def read_json(
+    path: PathLike, most: int = RECORD, *, own: bool = False, below: PathLike | None = None
+) -> dict[str, Any]:
+    """The JSON object in a file; empty where it is missing, damaged, of more bytes than most, or something else.
+
+    own, below: as for :func:`read_whole`.
+    """
     try:
-        content = parse_json(read_whole(path))
+        content = parse_json(read_whole(path, most, own=own, below=below))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def load_record(path: PathLike, kind: type[Record], *, own: bool = False, below: PathLike | None = None) -> Record:
+    """A file as the named tuple that it holds (trainkit/decode.py). Raises OSError, and ValueError where it is damaged.
+
+    own, below: as for :func:`read_whole`.
+    """
+    from trainkit.decode import decode
+
+    found: Record = decode(kind, parse_json(read_whole(path, RECORD, own=own, below=below)))
+    return found
+
+
+def read_record(path: PathLike, kind: type[Record], *, below: PathLike | None = None) -> Record | None:
+    """The same; None where the file is missing, damaged, or holds something else."""
+    try:
+        return load_record(path, kind, below=below)
+    except (OSError, ValueError):
+        return None
 
 
 def read_json_lines(path: PathLike) -> Iterator[dict[str, Any]]:
@@ -179,16 +297,27 @@ def hold_lock(path: PathLike) -> int:
     return fd
 
 
-def is_locked(path: PathLike) -> bool:
-    """Whether a process of this machine holds a file's lock; False where there is no such file."""
+def is_locked(path: PathLike) -> bool | None:
+    """Whether a process of this machine holds a file's lock; None where that cannot be told.
+
+    False where there is no such file. Reading it is enough: another user's, or one on a read-only disk.
+    """
     try:
-        fd = open_regular(path, os.O_RDWR)
-    except OSError:
+        fd = open_regular(path)
+    except FileNotFoundError:
         return False
+    except OSError:
+        return None
     try:
-        return not try_lock(fd)
+        # Shared, so that two who only look do not take each other for a holder.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return None
     finally:
         os.close(fd)
+    return False
 
 
 def room_for_sockets(temporary: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import resource
 from collections.abc import Iterable
 
 _ROOM = "make room, or write to another place"
@@ -50,6 +51,9 @@ def refusal(error: BaseException) -> tuple[str, str] | None:
     """What the system refused, with the path where it is known, and a hint; None for any other error."""
     if isinstance(error, MemoryError):
         return "memory cannot be allocated", MEMORY
+    # What Python says where it can allocate nothing, not even its own error.
+    if isinstance(error, SystemError) and resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        return f"memory cannot be allocated ({error})", MEMORY
     if isinstance(error, OSError) and error.errno in HINTS:
         path = f": {error.filename}" if error.filename else ""
         return f"the system refuses: {error.strerror}{path}", HINTS[error.errno]

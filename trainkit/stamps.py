@@ -16,6 +16,7 @@ import signal
 import struct
 import sys
 import time
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 VARIABLE = "TRAINKIT_STAMPS"  # path of the page, and that of the pipe for orders
@@ -26,17 +27,21 @@ START, DATA, EXCHANGE, FORWARD, BACKWARD, OPTIMIZER, CHECKPOINT, EVALUATION, STE
 # MAGIC, pid of the program, steps done, phase, and when that was written (seconds of the system's monotonic clock).
 HEAD, LONGEST, PACE = struct.Struct("<IIQQd"), struct.Struct("<d"), struct.Struct("<ff")
 LONGEST_AT, PACES_AT, PACES = 64, 256, 256  # the longest that each phase took; seconds and own seconds of late steps
+JOINED, JOINED_AT = struct.Struct("<Q"), 144  # collectives that the program has joined, as it said last
 KEPT = 16  # collectives of a group, the earliest, that a rank is said to wait in
 # One that neither people nor libraries send; C libraries keep the first two or three of these for themselves.
 ASK = signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else None
 
 
 class Stamps:
-    """The writer, in the program. Without a page that anybody reads it costs the same and does nothing."""
+    """The writer, in the program. Without a page that anybody reads it costs the same and does nothing.
 
-    def __init__(self, page: Any = None, orders: str = "") -> None:
+    orders: path of a pipe; publish: that of trainkit/files.py, which writes what they ask for.
+    """
+
+    def __init__(self, page: Any = None, orders: str = "", publish: Callable[..., None] | None = None) -> None:
         self._page: Any = page if page is not None else bytearray(PAGE)
-        self._orders = orders
+        self._orders, self._publish = orders, publish
         whole = memoryview(self._page)
         self._whole_numbers, self._numbers = whole.cast("Q"), whole.cast("d")  # faster than to pack
         self._own: tuple[int, ...] = (DATA, FORWARD)
@@ -110,19 +115,33 @@ class Stamps:
                 self._note_pace()
             self._began, self._spent = self._at, 0.0
 
-    def listen(self) -> None:
-        """Be ready for orders to write down what the flight recorder of torch has. Once, where there are others."""
-        if self._orders and os.environ.get("WORLD_SIZE", "1") != "1":
+    def note_collectives(self) -> None:
+        """Say how many collectives this process has joined, in all its groups, as far as torch's recorder knows."""
+        with contextlib.suppress(Exception):  # of a torch that nobody has seen; the program must not notice
+            found = [each for dump in _dumps(includeCollectives=False) for each in dump.get("pg_status", {}).values()]
+            self._whole_numbers[JOINED_AT // 8] = sum(max(0, each["last_enqueued_collective"]) for each in found)
+
+    def listen(self, *, counts: bool = False) -> None:
+        """Be ready for orders to write down what the flight recorder of torch has. Once, where there are others.
+
+        counts: whether to say when asked how many collectives were joined, of a program that tells no phases.
+        """
+        if self._publish and self._orders and os.environ.get("WORLD_SIZE", "1") != "1":
             import threading
 
             place, self._orders = self._orders, ""
             with contextlib.suppress(OSError, RuntimeError):  # no thread can be started: there is no such account
                 orders = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
-                threading.Thread(target=_obey, args=(orders,), name="trainkit", daemon=True).start()
+                count = self.note_collectives if counts else lambda: None
+                given = (orders, count, self._publish)
+                threading.Thread(target=_obey, args=given, name="trainkit", daemon=True).start()
 
 
-def attach() -> Stamps:
-    """The page that the rank's wrapper has made, as the environment says; taken out of it, for processes below."""
+def attach(publish: Callable[..., None]) -> Stamps:
+    """The page that the rank's wrapper has made, as the environment says; taken out of it, for processes below.
+
+    publish: as for `Stamps`.
+    """
     import faulthandler
     import mmap
 
@@ -138,41 +157,41 @@ def attach() -> Stamps:
         os.lseek(fd, 0, os.SEEK_END)
         if ASK is not None and signal.getsignal(ASK) == signal.SIG_DFL:
             faulthandler.register(ASK, file=fd, all_threads=True)
-    return Stamps(page, orders)
+    return Stamps(page, orders, publish)
 
 
-def _obey(orders: int) -> None:
-    """Until the wrapper has ended: each line is the path of a file to write."""
+def _obey(orders: int, count: Callable[[], None], publish: Callable[..., None]) -> None:
+    """Until the wrapper has ended: each line is the path of a file to write, an empty one asks for the number."""
     mine = os.fstat(orders).st_ino
     with contextlib.suppress(OSError):
         # A program that has closed all descriptors may have given this one's number to something else.
         while os.fstat(orders).st_ino == mine and (line := os.read(orders, PAGE)):
             for path in line.decode("utf-8", "surrogateescape").splitlines():
-                write_flight(path)
+                write_flight(path, publish) if path else count()
 
 
-def write_flight(path: str) -> None:
-    """Put there what the flight recorder has: an empty object where this torch has none."""
+def write_flight(path: str, publish: Callable[..., None]) -> None:
+    """Put there what the flight recorder has: an empty object where this torch has none. path: in a run's attempt."""
     try:
         content = json.dumps({"groups": groups_of(_entries())})
     except Exception as error:  # noqa: BLE001 - of a torch that nobody has seen; the program must not notice
         content = json.dumps({"groups": {}, "error": f"{type(error).__name__}: {error}"})
     with contextlib.suppress(OSError):
-        with open(f"{path}.part", "w", encoding="utf-8") as file:
-            file.write(content)
-        os.replace(f"{path}.part", path)
+        publish(path, content, below=path.rpartition("/attempts/")[0])
 
 
 def _entries() -> list[dict[str, Any]]:
+    return [entry for dump in _dumps() for entry in dump.get("entries", [])]
+
+
+def _dumps(**which: bool) -> list[dict[str, Any]]:
+    """What torch's recorders have. which: of it; without includeCollectives it takes a tenth of a millisecond."""
     import pickle
 
     c10d = sys.modules.get("torch._C._distributed_c10d")
     dumps = [getattr(c10d, name, None) for name in ("_dump_fr_trace", "_dump_nccl_trace")]
-    found: list[dict[str, Any]] = []
-    for dump in dumps:
-        if dump is not None:
-            found += pickle.loads(dump()).get("entries", [])  # noqa: S301 - what torch has just made in this process
-    return found
+    # What torch has just made in this process.
+    return [pickle.loads(dump(**which)) for dump in dumps if dump is not None]  # noqa: S301
 
 
 class Collective(NamedTuple):
@@ -182,6 +201,19 @@ class Collective(NamedTuple):
     operation: str
     seconds: float
     place: str
+
+
+class Group(NamedTuple):
+    """What a rank has joined in a process group: the number of its last collective, and those that it waits in."""
+
+    last: int = 0
+    waiting: tuple[Collective, ...] = ()
+
+
+class Flight(NamedTuple):
+    """What `write_flight` leaves. groups: by name and backend."""
+
+    groups: Mapping[str, Group] = {}
 
 
 def groups_of(entries: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -217,6 +249,7 @@ class Page(NamedTuple):
     phase: int
     at: float  # of the last stamp, on this host's monotonic clock
     longest: tuple[float, ...]  # seconds that each phase has taken at most; 0 for one that was never left
+    joined: int = 0  # collectives, as it said when it was asked last
 
 
 def read_page(data: bytes) -> Page | None:
@@ -227,7 +260,7 @@ def read_page(data: bytes) -> Page | None:
     if magic != MAGIC or phase >= len(PHASES):
         return None
     longest = tuple(LONGEST.unpack_from(data, LONGEST_AT + 8 * each)[0] for each in range(len(PHASES)))
-    return Page(pid, step, phase, at, longest)
+    return Page(pid, step, phase, at, longest, JOINED.unpack_from(data, JOINED_AT)[0])
 
 
 def read_paces(data: bytes) -> list[tuple[float, float]]:

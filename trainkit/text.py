@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import textwrap
 from collections.abc import Iterable, Sequence
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
+# Control characters but for line ends and tabs, what turns the direction of a text, and bytes that are no UTF-8.
+_OBEYED = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\udc80-\udcff]+")
 
 
 def harmless(text: str) -> str:
@@ -14,6 +18,31 @@ def harmless(text: str) -> str:
     Names of files, values of recipes and records of runs come from others, and may hold escape sequences.
     """
     return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
+
+
+def script_word(text: str) -> str:
+    """A word of a POSIX script. What a terminal would obey is made by printf, so that the script may be shown."""
+
+    def made(match: re.Match[str]) -> str:
+        octal = "".join(f"\\{byte:03o}" for byte in match[0].encode("utf-8", "surrogateescape"))
+        return f"'\"$(printf '{octal}')\"'"
+
+    return _OBEYED.sub(made, shlex.quote(text))  # each of these is within single quotes
+
+
+def shown_word(text: str) -> str:
+    """A word as a person can read it and bash takes it, line ends and control characters as escapes: `$'a\\nb'`."""
+    if text.isprintable():
+        return shlex.quote(text)
+    return "$'" + "".join(map(_escape, text)) + "'"
+
+
+def _escape(char: str) -> str:
+    if "\udc80" <= char <= "\udcff":  # a byte of a file's name that is not UTF-8, as Python keeps it
+        return f"\\x{ord(char) - 0xDC00:02x}"
+    if char.isprintable():
+        return f"\\{char}" if char in "\\'" else char
+    return char.encode("unicode_escape").decode("ascii")
 
 
 def counted(number: int, word: str, plural: str = "s") -> str:

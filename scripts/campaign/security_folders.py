@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -16,8 +13,7 @@ from pathlib import Path
 import security_content as hostile
 import security_surfaces as attacks
 from security_judge import Attack
-from security_recipes import MACHINE, hostile_text
-from security_surfaces import SURFACES, command
+from security_surfaces import SURFACES
 
 _RECORDS = (
     "status.json",
@@ -40,72 +36,6 @@ _RECORDS = (
     "checkpoints/step-00000003",
     "checkpoints",
 )
-
-
-def _run_directory(draw: random.Random) -> Attack:
-    run = attacks.LAB.runs["single"]
-    words, seed = draw.choice(_commands_on(f"runs/mine/{run.name}", hostile_text(draw))), draw.random()
-
-    def prepare(folder: Path) -> None:
-        inner, work = random.Random(seed), folder / "work"
-        names = ["mine", inner.choice(("theirs", "\x1b[2J", "a\u202eb", "-rf", "$(touch PWNED)", "a b'c"))]
-        for name in names:
-            shutil.copytree(run, work / "runs" / name / run.name)
-        shutil.copytree(run, folder / "outside/runs/victim" / run.name)
-        for _ in range(inner.randrange(1, 4)):
-            path = work / "runs" / inner.choice(names) / run.name / inner.choice(_RECORDS)
-            what = inner.random()
-            if what < 0.35:
-                hostile.plant(inner, path, folder / "outside")
-            elif what < 0.5:
-                _lead_out(inner, work / "runs", folder / "outside/runs", run.name)
-            elif path.is_file() and not path.is_symlink() and path.stat().st_size < 10**8:
-                _forge(inner, path)
-
-    return Attack("", shlex.join(words)[:300], prepare, command(*words))
-
-
-def _commands_on(mine: str, odd: str) -> tuple[list[str], ...]:
-    """Every command that reads run directories."""
-    return (
-        ["runs", "list"],
-        ["runs", "list", "--json"],
-        ["runs", "show"],
-        ["runs", "show", mine],
-        ["runs", "show", "mine", "--json"],
-        ["runs", "prune", "--yes", "--keep", "0"],
-        ["runs", "prune", "--yes", "--keep", "1"],
-        ["plan", "quickstart", "checkpoint.resume=auto", "name=mine", *MACHINE],
-        ["plan", "quickstart", f"checkpoint.resume={mine}/checkpoints/step-00000003", *MACHINE],
-        ["plan", "quickstart", "--diff", mine, *MACHINE],
-        ["check", mine],
-        ["plan", mine, *MACHINE],
-        ["explain", mine, "name", *MACHINE],
-        ["runs", "show", odd],
-        ["runs", "list", "--root", odd],
-    )
-
-
-def _forge(draw: random.Random, path: Path) -> None:
-    content = path.read_bytes()
-    try:
-        path.write_bytes(hostile.dumped(draw, json.loads(content)))
-    except (ValueError, RecursionError):
-        odd = draw.choice(("\x1b]52;c;eA==\x07", "\u202e", "\x9b2J", "x" * 10**6, "\0")).encode()
-        path.write_bytes(draw.choice((hostile.flipped(draw, content), content + odd + b"\n", odd)))
-
-
-def _lead_out(draw: random.Random, runs: Path, victims: Path, name: str) -> None:
-    """Links in the folder of runs that lead to another's."""
-    link, target = draw.choice(
-        (
-            (runs / "linked", victims / "victim"),
-            (runs / "mine" / "20990101-000000-abcdef", victims / "victim" / name),
-            (runs / "mine/20990101-000000-abcdef", victims),
-        )
-    )
-    if not link.exists() and link.parent.is_dir():
-        link.symlink_to(target)
 
 
 def _shared(draw: random.Random) -> Attack:
@@ -241,4 +171,4 @@ def _plant_meanwhile(draw: random.Random, folder: Path) -> None:
         time.sleep(0.02)
 
 
-SURFACES |= {"run directories": _run_directory, "shared folders": _shared, "races": _race}
+SURFACES |= {"shared folders": _shared, "races": _race}

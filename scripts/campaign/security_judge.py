@@ -6,9 +6,10 @@ import importlib
 import os
 import re
 import resource
+import select
 import signal
 import sys
-import time
+import tempfile
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -74,7 +75,9 @@ class Attack:
     """folder: made before; call: in a child, in folder/work, its exit code. title: what was done, for people.
 
     starts: whether it may start processes (a run); raw: whether its output is another program's. named: whether
-    a file that is named may be a link to another.
+    a file that is named may be a link to another. acts: whether it may ask schedulers (their stand-ins) and start
+    trainkit's own processes, and signal its children. codes: exit codes that are fine besides. wall: seconds.
+    after: what else is wrong, once it has ended.
     """
 
     surface: str
@@ -85,6 +88,10 @@ class Attack:
     starts: bool = False
     raw: bool = False
     named: bool = False
+    acts: bool = False
+    codes: tuple[int, ...] = ()
+    wall: float = 0
+    after: Callable[[Path], str] = lambda _: ""
 
 
 def outcome_of(attack: Attack, folder: Path) -> tuple[str, str]:
@@ -102,15 +109,18 @@ def outcome_of(attack: Attack, folder: Path) -> tuple[str, str]:
             _child(attack, folder)
         finally:
             os._exit(71)  # the attack itself could not be set up
-    status, used = _awaited(pid)
+    status, used = _awaited(pid, attack.wall or WALL)
     said = (folder / "said").read_text(errors="replace") if (folder / "said").exists() else ""
     began = folder / "resident"
     resident = int(began.read_text()) if began.exists() else 0
     found = _found(os.waitstatus_to_exitcode(status), said.replace(str(folder), ""), attack)
+    wrong = attack.after(folder)
     if any(folder.rglob(f"{WROTE}*")):
         found = "the payload ran"
-    elif found == "held" and _state_of(outside) != before:
-        found = "changed what lies outside"
+    elif wrong:
+        found = wrong if found == "held" else f"{found}; {wrong}"[:160]
+    elif _state_of(outside) != before:
+        found = "changed what lies outside" + (f"; {found}" if found != "held" else "")
     elif found == "held" and used.ru_maxrss * 1024 - resident > BYTES:
         found = "too large"
     return found, said
@@ -121,17 +131,15 @@ def _pages(field: int) -> int:
     return int(Path("/proc/self/statm").read_text().split()[field]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _awaited(pid: int) -> tuple[int, Any]:
-    end = time.monotonic() + WALL
-    while time.monotonic() < end:
-        ended, status, used = os.wait4(pid, os.WNOHANG)
-        if ended:
-            return status, used
-        time.sleep(0.005)
-    os.kill(pid, signal.SIGALRM)
-    os.kill(pid, signal.SIGKILL)
-    _, _, used = os.wait4(pid, 0)
-    return signal.SIGALRM, used
+def _awaited(pid: int, seconds: float) -> tuple[int, Any]:
+    waiting = select.poll()
+    waiting.register(fd := os.pidfd_open(pid), select.POLLIN)
+    ended = waiting.poll(seconds * 1000)
+    os.close(fd)
+    if not ended:
+        os.kill(pid, signal.SIGKILL)
+    _, status, used = os.wait4(pid, 0)
+    return status if ended else signal.SIGALRM, used
 
 
 def _found(code: int, said: str, attack: Attack) -> str:
@@ -141,7 +149,7 @@ def _found(code: int, said: str, attack: Attack) -> str:
     if code in (-signal.SIGXCPU, -signal.SIGALRM):
         return "too slow"
     killed = attack.starts and code in (137, 143)  # a run whose records are gone is ended
-    if not (code in FINE or killed) or "Traceback" in said or "bug in trainkit" in said:
+    if not (code in (*FINE, *attack.codes) or killed) or "Traceback" in said or "bug in trainkit" in said:
         bug = next((line for line in said.splitlines() if "bug in trainkit" in line), "")
         last = said.strip().rpartition("\n")[2] if "Traceback" in said else ""
         return f"exit code {code} {bug or last}"[:160]
@@ -171,6 +179,7 @@ def _child(attack: Attack, folder: Path) -> None:
         os.dup2(out, fd)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(folder / "work")
+    tempfile.tempdir = None  # which the campaign's own process has found by now
     os.environ.clear()
     surroundings = {
         "PATH": "/usr/bin:/bin",
@@ -178,15 +187,17 @@ def _child(attack: Attack, folder: Path) -> None:
         "TMPDIR": str(folder / "tmp"),
         "COLUMNS": "100",
     }
-    os.environ.update({**surroundings, "AWS_SECRET_ACCESS_KEY": SECRET, "HF_TOKEN": SECRET, **attack.environ})
+    os.environ.update({**surroundings, "AWS_SECRET_ACCESS_KEY": SECRET, "HF_TOKEN": SECRET})
+    os.environ.update({name: value.replace("{folder}", str(folder)) for name, value in attack.environ.items()})
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
     size = _pages(0)
     resource.setrlimit(resource.RLIMIT_DATA, (size + 4 * BYTES, size + 4 * BYTES))  # what it maps of files is free
-    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    for number in (signal.SIGXCPU, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
     (folder / "resident").write_text(str(_pages(1)))
     code = 70
     try:
-        sys.addaudithook(Hook(folder, starts=attack.starts, named=attack.named))
+        sys.addaudithook(Hook(folder, starts=attack.starts, named=attack.named, acts=attack.acts))
         code = attack.call(folder)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -197,10 +208,48 @@ def _child(attack: Attack, folder: Path) -> None:
         os._exit(code)
 
 
+def _kills(_: str, args: tuple[Any, ...]) -> str:
+    """A signal to what is neither this process nor a child of it. 0 only asks whether it is there."""
+    pid, number = args[:2]
+    if not number or pid == os.getpid():
+        return ""
+    try:
+        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, ValueError):
+        parent = 0
+    return "" if pid > 1 and parent == os.getpid() else f"signals {pid}: {number}"
+
+
+def _starts(folder: str, args: tuple[Any, ...]) -> str:
+    """A program that is neither a scheduler's (its stand-in), nor Python, nor git, on PATH."""
+    words = [os.fsdecode(each) for each in (args[1] or [args[0]])]
+    program = os.fsdecode(args[0])
+    known = program == sys.executable or "/" not in program or program.startswith(f"{folder}/bin/")
+    known = known or (os.path.dirname(program) in ("/bin", "/usr/bin", "/usr/local/bin"))  # noqa: PTH120
+    name = os.path.basename(program)  # noqa: PTH119
+    fine = program == sys.executable or (known and (os.path.lexists(f"{folder}/bin/{name}") or name in QUIET))
+    return "" if fine else f"starts {shown(words)}"
+
+
+def shown(words: list[str]) -> str:
+    """The beginning of a command."""
+    return " ".join(words)[:80]
+
+
+QUIET = ("git", "nvidia-smi", "ldconfig", "lscpu", "gcc", "uname")  # that facts about this machine come from
+ACTING: dict[str, Callable[[str, tuple[Any, ...]], str]] = {
+    "os.kill": _kills,
+    "os.killpg": _kills,
+    "subprocess.Popen": _starts,
+    "os.exec": _starts,
+    "os.posix_spawn": _starts,
+}
+
+
 class Hook:
     """Ends the process when it does what reading never does. folder: the attack's; only `work` and `tmp` may change."""
 
-    def __init__(self, folder: Path, *, starts: bool, named: bool) -> None:
+    def __init__(self, folder: Path, *, starts: bool, named: bool, acts: bool = False) -> None:
         self.folder, self.outside = str(folder), f"{folder}/outside"
         self.mine = (
             f"{folder}/work",
@@ -212,7 +261,7 @@ class Hook:
             "/dev/shm/",
         )
         self.events = frozenset() if starts else EVENTS
-        self.busy, self.named = False, named
+        self.busy, self.named, self.acts = False, named, acts
 
     def __call__(self, event: str, args: tuple[Any, ...]) -> None:
         if self.busy:
@@ -228,7 +277,9 @@ class Hook:
     def _wrong(self, event: str, args: tuple[Any, ...]) -> str:
         if event == "ctypes.call_function" and args[0] == CAST:
             return ""
-        if event in self.events:
+        if self.acts and event in ACTING:
+            return ACTING[event](self.folder, args)
+        if event in self.events and not (self.acts and event.startswith(("socket.", "ctypes.", "os.fork", "signal."))):
             return f"{event} {args!r}"[:120]
         if event == "open" and isinstance(args[0], str | bytes):
             flags = args[2] if isinstance(args[2], int) else 0

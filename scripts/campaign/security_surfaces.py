@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,3 +55,4 @@ def answered(call: Callable[[Path], object]) -> Callable[[Path], int]:
 
 
 SURFACES: dict[str, Callable[[random.Random], Attack]] = {}
+GRIDS: dict[str, Callable[[], Iterator[Attack]]] = {}  # numbered cases, in order

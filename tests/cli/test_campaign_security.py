@@ -7,7 +7,7 @@ import pickle
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -21,11 +21,40 @@ CAMPAIGN = Path(__file__).parents[2] / "scripts" / "campaign"
 @pytest.mark.torch
 def test_what_strangers_give_is_data(tmp_path: Path) -> None:
     argv = [sys.executable, str(CAMPAIGN / "security"), "--seed", "501", "--cases", "24", "--strategies", "single"]
-    argv += ["--only", "pickles,checkpoints,recipes,imports,run directories,shared folders,hub"]
+    argv += ["--only", "pickles,checkpoints,recipes,imports,shared folders,hub"]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "24 attacks" in done.stdout and "0 failed" in done.stdout
     assert list(tmp_path.iterdir()) == []  # nothing was found to keep
+
+
+# What was once believed of a run directory, each with commands that acted on it or broke.
+BELIEVED = (
+    r"job (-1|0|x) of ssh: (cancel|checkpoint)",
+    r"job (--user=root|77,78): (cancel --now|status)",
+    r"a job of somebody else: cancel",
+    r"(a (command line|program) in the place of ssh.*|an option of ssh .*): attach",
+    r"(held by a process|a submitter) of the same user: (cancel|checkpoint)",
+    r"a rank with folders: logs --all",
+    r"(orders to a file|a wrapper of another user): (dump|cancel)",
+    r"a (FIFO|link to a device) in ranks/: (dump|logs --all)",
+    r"({}|null|10+) in attempts/2/ranks/rank-1.json: logs --all",
+    r"null as plan.json of local: (logs|job node)",
+    r"job (default/x/mine|default/jobset/-A) of Kubernetes: (status --json|cancel)",
+    r"nobody holds it: ssh: cancel",
+)
+COMES_UP = ("all of this: ends (told|dumped)", "orders of rank 0 to a file: ends dumped")
+
+
+@pytest.mark.usefixtures("namespace")
+def test_run_directories_reach_nothing_but_themselves(tmp_path: Path) -> None:
+    match = f"^({'|'.join((*BELIEVED, *COMES_UP))})$"
+    argv = [sys.executable, str(CAMPAIGN / "security"), "--seed", "2611", "--cases", "12", "--match", match]
+    argv += ["--only", "forged records,living runs,run directories"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    counts = {line[8:].strip(): int(line[:7]) for line in done.stdout.splitlines() if line.endswith(" held")}
+    assert [*counts.values()] == [37, 3, 12], done.stdout
 
 
 @pytest.fixture
@@ -154,3 +183,164 @@ def test_a_reader_that_executes_pickles_is_found_by_the_campaigns_own_attacks(
 
         found.add(judged.outcome_of(judged.Attack("any", "any", lambda folder: None, call), tmp_path / f"{seed}")[0])
     assert len(found - {"held"}) >= 5, found
+
+
+def test_a_signal_to_a_stranger_is_found_before_it_is_sent(judged: Any, tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "100"]) as stranger:
+        for send in (lambda: os.kill(stranger.pid, 15), lambda: os.killpg(stranger.pid, 15)):
+            attack = judged.Attack("any", "any", lambda folder: None, lambda folder, send=send: send() or 0, acts=True)
+            found, _ = judged.outcome_of(attack, tmp_path / str(id(send)))
+            assert found == f"forbidden: signals {stranger.pid}: 15"
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+def _stops_its_own(folder: Path) -> int:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        os.kill(child.pid, 0)
+        child.send_signal(9)
+    return 0
+
+
+def _starts(*words: str) -> Callable[[Path], int]:
+    return lambda folder: subprocess.run(words, check=False).returncode
+
+
+@pytest.mark.parametrize(
+    ("call", "outcome"),
+    [
+        (_stops_its_own, "held"),
+        (_starts("scancel", "101"), "held"),
+        (_starts("sh", "-c", "exit 0"), "forbidden: starts sh -c exit 0"),
+        (_starts("/bin/true"), "forbidden: starts /bin/true"),
+        (_marks, "the payload ran"),
+        (_changes, "forbidden: os.remove /outside/secret.txt"),
+    ],
+)
+def test_a_command_that_acts_may_ask_schedulers_and_start_no_other_program(
+    judged: Any, tmp_path: Path, call: Callable[[Path], int], outcome: str
+) -> None:
+    import security_strangers as around
+
+    def prepare(folder: Path) -> None:
+        around.put_stand_ins(folder / "bin", {})
+
+    environ = {"PATH": "{folder}/bin:/usr/bin:/bin"}
+    found, said = judged.outcome_of(judged.Attack("any", "any", prepare, call, environ, acts=True), tmp_path / "attack")
+    assert found == outcome, said
+
+
+def test_what_trainkit_asks_of_schedulers_has_the_shapes_that_the_campaign_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(CAMPAIGN))
+    import security_strangers as around
+
+    from trainkit.schedulers import kubectl, slurm, ssh
+    from trainkit.schedulers.interface import Query
+
+    workload = "default/jobset/mine-20261125-194728-d13cd6"
+    for number in ("101", "77_2"):
+        asked: list[Query[Any]] = [
+            slurm.state(number),
+            slurm.cancel(number),
+            slurm.requeue(number),
+            slurm.number(number),
+        ]
+        asked += [slurm.send(number, "TERM", script=True), slurm.exclude(number, ["tk1"]), slurm.steps(number)]
+        asked += [slurm.configuration(), slurm.partition(""), slurm.partition("gpu")]
+        asked += [
+            kubectl.state(workload),
+            kubectl.cancel(workload),
+            kubectl.save(workload, "mine-0", "/usr/bin/python3"),
+        ]
+        calls = [each.argv for each in asked]
+        calls += [slurm.attach("101", "tk1", ["words"], terminal=True), kubectl.logs(workload, 1, follow=True)]
+        calls += [kubectl.attach(workload, "mine-0", ["words", "x"], terminal=False)]
+        calls += [ssh.attach(["ssh", "-T", "-oBatchMode=yes"], "me@gpu1", ["words"], terminal=False)]
+        for argv in calls:
+            assert _unfit(around, tmp_path, argv) == "", argv
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "scancel -1",
+        "scancel 0",
+        "scancel --user=root",
+        "scancel -uroot",
+        "scancel 77,78",
+        "scancel 77_[1-9]",
+        "scancel 101 102",
+        "scontrol show job -o --all",
+        "scontrol update JobId=101,102 ExcNodeList=tk1",
+        "kubectl delete jobs,pods --all",
+        "kubectl get pods -n --all-namespaces -l trainkit/run=mine -o json",
+        "ssh -T -oProxyCommand=x -- gpu1 words",
+        "ssh -T -- -oProxyCommand=x words",
+        "srun --jobid=101 --overlap --nodes=1 --ntasks=1 --nodelist=--uid=0 words",
+    ],
+)
+def test_other_questions_to_schedulers_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    monkeypatch.syspath_prepend(str(CAMPAIGN))
+    import security_strangers as around
+
+    assert _unfit(around, tmp_path, line.split()).startswith("calls ")
+
+
+def _unfit(around: Any, folder: Path, argv: Sequence[str]) -> str:
+    """What is wrong with one call of a stand-in, by the stand-in's own account of it."""
+    if not (folder / "bin").exists():
+        around.put_stand_ins(folder / "bin", {})
+    (folder / "bin/calls").write_text("")
+    subprocess.run([folder / "bin" / argv[0], *argv[1:]], check=True)
+    assert [*around.calls_in(folder / "bin")] == [[*argv]]
+    return str(around.unfit_call(folder / "bin"))
+
+
+STRANGERS = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import security_strangers as around
+from pathlib import Path
+strangers = around.Strangers(Path(sys.argv[2], "strangers"))
+print(repr(strangers.harmed()))
+for name, number in zip(strangers.pids, (signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP, signal.SIGUSR1)):
+    signal.pidfd_send_signal(os.pidfd_open(strangers.pids[name]), number)
+    while strangers.pids and not (found := strangers.harmed()):
+        pass
+    print(found)
+os.kill(1, signal.SIGTERM)
+print(strangers.harmed())
+if os.fork() == 0:
+    os.setsid()
+    signal.pause()
+strangers.sweep()
+left = {int(each.name) for each in Path("/proc").iterdir() if each.name.isdecimal()}
+print(left == {1, *strangers.pids.values()}, repr(strangers.harmed()))
+"""
+
+
+@pytest.fixture
+def namespace(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The words that start a command in namespaces of its own; skips where there are none."""
+    monkeypatch.syspath_prepend(str(CAMPAIGN))
+    import security_strangers as around
+
+    if why := around.why_no_namespace():
+        pytest.skip(why)
+    return ["unshare", *around.SPACES]
+
+
+def test_any_signal_to_a_stranger_is_noticed_and_nothing_is_left(namespace: list[str], tmp_path: Path) -> None:
+    argv = [*namespace, sys.executable, "-c", STRANGERS, str(CAMPAIGN), str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.splitlines() == [
+        "''",
+        "signals a process of the same user: SIGTERM",
+        "signals a process of another user: SIGKILL",
+        "signals a process of another session: SIGSTOP",
+        "signals a process of another trainkit: SIGUSR1",
+        "signals the first process: SIGTERM",
+        "True ''",
+    ], done.stderr

@@ -119,3 +119,78 @@ def test_a_run_that_is_not_as_promised_is_a_failure(kill: Any, left_alone: Any) 
     assert kill.damaged_checkpoints(left_alone.directory()) == []
     max(left_alone.directory().glob("checkpoints/step-*/*"), key=lambda path: path.stat().st_size).write_bytes(b"")
     assert kill.damaged_checkpoints(left_alone.directory()) != []
+
+
+def test_planted_bugs_are_caught(tmp_path: Path) -> None:
+    if why := module_of("security_strangers.py").why_no_namespace():
+        pytest.skip(why)
+    done = campaign("mutants", "--only", "a hang has the exit code", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 bugs, 0 survived, 0 errors" in done.stdout
+    assert list(tmp_path.iterdir()) == []  # nothing was found to keep
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "test", "outcome"),
+    [
+        ("1", "2", "test_sum.py::test_sum", "caught"),
+        ("1", "2", "test_sum.py::test_nothing", "survived"),
+        ("1", "(", "test_sum.py::test_sum", "error"),  # it cannot be imported: no test has looked at what it does
+        ("3", "2", "test_sum.py::test_sum", "error"),
+        ("1", "2", "test_sum.py::test_absent", "error"),
+    ],
+)
+def test_a_bug_that_survives_is_told_from_one_that_is_caught_or_cannot_be_tried(
+    tmp_path: Path, old: str, new: str, test: str, outcome: str
+) -> None:
+    mutants = module_of("mutants")
+    for name, text in (("trainkit/own_sum.py", "ONE = 1\n"), ("tests/test_sum.py", SUM)):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+    (tmp_path / "trainkit/__init__.py").touch()
+    bug = mutants.Bug("any", "own_sum.py", test, old, new)
+    assert mutants.outcome_of(bug, tmp_path)[0] == outcome
+    assert (tmp_path / "trainkit/own_sum.py").read_text() == "ONE = 1\n"
+
+
+SUM = """\
+from trainkit.own_sum import ONE
+
+def test_sum():
+    assert ONE + ONE == 2
+
+def test_nothing():
+    assert ONE
+"""
+FICKLE = """\
+from pathlib import Path
+
+def test_steady(tmp_path):
+    (tmp_path / "left").touch()
+
+def test_fickle(tmp_path):
+    (tmp_path / "seen").touch()
+    rounds = Path(__file__).with_name("rounds")
+    rounds.write_text(rounds.read_text() + "." if rounds.exists() else ".")
+    assert rounds.read_text() != "..", "it was the second time"
+"""
+
+
+def test_a_test_that_fails_once_of_many_times_is_named_and_its_failure_kept(tmp_path: Path) -> None:
+    (tmp_path / "test_rounds.py").write_text(FICKLE)
+    words = ("--times", "2", "--loops", "1", "--writers", "1", "--keep", "kept", str(tmp_path / "test_rounds.py"))
+    done = campaign("repeat", *words, "--", "-p", "no:xdist", folder=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "2 runs,   1 failed  test_rounds::test_fickle" in done.stdout
+    assert "2 runs,   0 failed  test_rounds::test_steady" in done.stdout
+    assert "2 tests, 4 runs beside 1 loops and 1 writers, 1 failed" in done.stdout
+    (report,) = (tmp_path / "kept").glob("*.txt")
+    assert report.name == "round-2-test_rounds-test_fickle.txt" and "it was the second time" in report.read_text()
+    assert list((tmp_path / "kept").glob("round-2/*/seen")) and not list((tmp_path / "kept").glob("round-*/*/left"))
+
+
+def test_a_round_in_which_nothing_ran_is_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "test_rounds.py").write_text("import nothing_of_this_name\n")
+    done = campaign("repeat", "--times", "1", "--loops", "0", str(tmp_path / "test_rounds.py"), folder=tmp_path)
+    assert done.returncode == 1
+    assert "nothing_of_this_name" in "".join(path.read_text() for path in (tmp_path / "found").glob("*.txt"))

@@ -95,6 +95,13 @@ def test_input_that_reaches_no_rank_is_said_to(trainkit: Trainkit, tmp_path: Pat
     assert "standard input" not in trainkit(*words, cwd=tmp_path).stderr
 
 
+def test_a_device_in_the_place_of_a_recipe_is_said_to_be_no_file(trainkit: Trainkit, tmp_path: Path) -> None:
+    done = trainkit("plan", "/dev/zero", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "/dev/zero cannot be read: not a regular file" in done.stderr
+    assert "permissions" not in done.stderr
+
+
 def test_a_plan_folds_to_the_terminal(clean_environment: dict[str, str], tmp_path: Path) -> None:
     argv = ["-m", "trainkit", "plan", "ddp", "--on", "8xh100"]
     environ = {**clean_environment, "TERM": "xterm"}
@@ -514,7 +521,7 @@ def test_runs_are_listed_shown_pruned_and_run_again(trainkit: Trainkit, tiny_rec
         done = trainkit("run", "tiny.yaml")
         assert done.returncode == 0, done.stderr
     listed = json.loads(trainkit("runs", "list", "--json").stdout)
-    assert [run["state"] for run in listed] == ["ended", "ended"]
+    assert [run["state"] for run in listed] == ["done", "done"]
     assert [run["summary"]["steps"] for run in listed] == [3, 3]
     shown = trainkit("runs", "show", listed[0]["path"])
     assert shown.returncode == 0
@@ -529,7 +536,7 @@ def test_runs_are_listed_shown_pruned_and_run_again(trainkit: Trainkit, tiny_rec
     assert difference.returncode == 0
     assert "->" not in difference.stdout
 
-    assert trainkit("runs", "show", "tiny").stdout.startswith("ended, exit code 0\n")
+    assert trainkit("runs", "show", "tiny").stdout.startswith("done, exit code 0\n")
     assert listed[0]["path"] in trainkit("runs", "show", Path(listed[0]["path"]).name).stdout
     assert "nothing removed" in trainkit("runs", "prune", "--keep", "1", stdin="n\n").stdout
     unanswered = trainkit("runs", "prune", "--keep", "1")

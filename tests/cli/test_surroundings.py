@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -145,6 +146,20 @@ def test_a_path_that_the_system_refuses_is_a_usage_error(
     assert done.returncode == 2
     assert "File name too long" in done.stderr
     assert "next: name another path" in done.stderr
+    assert not list(tmp_path.glob("trainkit-bug-*"))
+
+
+@pytest.mark.parametrize("number", [errno.EISDIR, errno.ENOTDIR])
+def test_what_is_put_in_the_place_of_a_file_or_a_folder_is_no_bug(
+    trainkit: Trainkit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int
+) -> None:
+    def refused(_: object) -> int:
+        raise OSError(number, os.strerror(number), "runs/x/status.json")
+
+    monkeypatch.setattr("trainkit.cli.app.invoke", refused)
+    done = trainkit("status", "x")
+    assert done.returncode == 2
+    assert f"the system refuses: {os.strerror(number)}: runs/x/status.json" in done.stderr
     assert not list(tmp_path.glob("trainkit-bug-*"))
 
 

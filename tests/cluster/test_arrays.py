@@ -59,7 +59,7 @@ def test_a_task_that_is_queued_again_starts_again_alone(cluster: Cluster) -> Non
     array = small.number.partition("_")[0]
     whole = cluster.trainkit("status", array, "--json")
     assert [each["job"] for each in json.loads(whole.stdout)] == numbers, whole.stderr
-    one = cluster.trainkit("cancel", array)
+    one = cluster.trainkit("checkpoint", array)
     assert (one.returncode, f"name one: {', '.join(numbers)}" in one.stderr) == (2, True), one.stderr
     attached = cluster.trainkit("attach", large.number, "--", "printenv", "SLURM_JOB_ID")
     assert attached.stdout == f"{large.field('JobId')}\n", attached.stderr
@@ -69,14 +69,20 @@ def test_a_task_that_is_queued_again_starts_again_alone(cluster: Cluster) -> Non
     assert large.end() == 0
     small.start_now()
     small.until(lambda: (cluster.folder / "here-small").read_text() == "here here ", "the second start", 30)
-    cancelled = cluster.trainkit("cancel", wide.number)
-    assert cancelled.returncode == 0, cancelled.stderr
-    assert wide.end() == 143
     (cluster.folder / "go-small").touch()
     assert (small.end(), small.code()) == (0, 0)
+    cancelled = cluster.trainkit("cancel", array)  # of which two have ended
+    assert cancelled.returncode == 0, cancelled.stderr
+    assert cancelled.stdout.count("\n") == 1
+    assert wide.end() == 143
+    assert cluster.trainkit("cancel", array).returncode == 2
     found = [json.loads((folder / "status.json").read_text()) for folder in folders]
     assert [(each["outcome"], each["attempt"]) for each in found] == [("done", 2), ("done", 1), ("cancelled", 1)]
     assert cluster.trainkit("logs", large.number, "--rank", "0").stdout == "large\n"
+    followed = cluster.trainkit("logs", array, "--rank", "0", "-f")
+    said = zip(folders, ("small\n", "large\n", "wide\n"), strict=True)
+    assert followed.stdout == "".join(f"==> {folder} <==\n{text}" for folder, text in said), followed.stderr
+    assert followed.returncode == 143
     assert "large" in large.said
     assert "small" not in large.said
 

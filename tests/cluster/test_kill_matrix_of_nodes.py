@@ -12,7 +12,8 @@ import pytest
 from kills import NodesRun, shared_memory, wait_for
 from slurm import Slurm
 
-from trainkit.runner.rundir.listing import read_run
+from trainkit.jobs.states import state_of
+from trainkit.runner.rundir.layout import RunLayout
 
 # The grace time of these runs is 2 s: 15 s are given to nodes that are silent, and as many to those that are slow.
 ENDS_SECONDS = 60.0
@@ -92,8 +93,8 @@ def test_a_lost_first_node_is_named_where_runs_are_listed(place: Callable[[str],
     assert wait_for(run.is_over, ENDS_SECONDS), run.living()
     assert run.code() == 137
     assert "node 1 (tk2): node 0 (tk1) was lost" in run.said()
-    found = read_run(run.directory)
-    assert (found.state, found.exit_code) == ("lost", 137)
+    found = state_of(RunLayout(run.directory))
+    assert (found.word, found.exit_code) == ("lost", 137)
     # The guardian may have come to say why before it was killed too.
     assert found.why == "trainkit was killed" or "node 0 (tk1) was lost" in found.why
     assert not shared_memory(run.slurm)
@@ -134,8 +135,8 @@ def test_killing_srun_is_slurms_end_of_the_run(place: Callable[[str], NodesRun])
     run.kill([int(run.living("srun")[0].split()[1])], "tk1")
     assert wait_for(run.is_over, ENDS_SECONDS), run.living()
     assert run.code() == 137
-    known = read_run(run.directory)  # one guardian may have seen another one go, just before its own end
-    assert known.state in ("lost", "unknown") or "was lost" in known.why or "SIGTERM" in known.why, known
+    known = state_of(RunLayout(run.directory))  # one guardian may have seen another one go, just before its own end
+    assert known.word in ("lost", "unknown") or "was lost" in known.why or "SIGTERM" in known.why, known
     for name in ("tk1", "tk2", "tk3"):  # Slurm has killed who would have removed it
         run.slurm.run("sh", "-c", "rm -f /dev/shm/psm_*", on=name)
 
@@ -184,12 +185,13 @@ def test_who_waits_for_a_node_that_never_comes_can_be_ended(place: Callable[[str
     run = place("alone")
     by_hand(run, PORTS["alone"], 0, 1)
     assert wait_for(lambda: "2 of 3 nodes are here; waiting for node 2" in run.said()), run.said()
-    assert not (run.folder / "runs").exists()
+    assert [path.name[:7] for path in (run.folder / "runs").iterdir()] == [".token-"]
     run.kill([int(run.living("python")[0].split()[1])], "tk1", "TERM")
     assert wait_for(run.is_over, ENDS_SECONDS), run.living()
     assert run.processes[0].wait() == 143
     assert run.processes[1].wait() == 4
     assert "node 0 (tk1) has ended before the start" in run.said(1)
+    assert not (run.folder / "runs").exists()
 
 
 def test_what_the_page_on_runs_shows_starts_a_run_on_all_nodes(place: Callable[[str], NodesRun]) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.slurm_jobs import Cluster, losses
 from trainkit.files import read_json
 from trainkit.runner.rundir.checkpoints import checkpoints_of
@@ -25,6 +27,18 @@ elif what == "fail" and rank == "1":
     sys.exit(7)
 elif what == "fail":
     time.sleep(60)
+"""
+# Saves when it is asked to, has a helper that knows nothing of that, and says in the end how the helper is.
+HELPED = """
+import os, signal, subprocess, time
+rank = os.environ["RANK"]
+signal.signal(signal.SIGUSR1, lambda *_: open(f"saved-{rank}", "w").close())
+helper = subprocess.Popen(["sleep", "100"])
+open(f"here-{rank}", "w").close()
+while not os.path.exists("go"):
+    time.sleep(0.05)
+print("helper", helper.poll(), flush=True)
+helper.kill()
 """
 KINDS = ("torchrun", "accelerate")
 RECIPE = """
@@ -134,6 +148,29 @@ def test_a_signal_to_every_process_of_the_job_saves_a_checkpoint_and_training_go
     assert saved
     assert saved[0] < 60
     assert read_json(run / "summary.json")["steps"] == 60
+
+
+# Node 0 is on the host of the batch script; and on another, for a step of one's own has all processors of that one.
+@pytest.mark.parametrize(("before", "nodes"), [("", "-N2"), ("srun -N1 -n1 --nodelist=tk1 sleep 100 & sleep 2", "-N3")])
+def test_a_signal_that_the_batch_script_passes_on_reaches_the_ranks_and_no_helper_of_theirs(
+    cluster: Cluster, before: str, nodes: str
+) -> None:
+    write(cluster.folder, RECIPE.replace("ARG", "x"))
+    (cluster.folder / "program.py").write_text(HELPED)
+    run = f"{sys.executable} -P -m trainkit run r.yaml &\nP=$!\ntrap 'kill -USR1 $P' USR1"
+    job = cluster.submit(f"{before}\n{run}\nwait $P; wait $P; C=$?; kill %1; exit $C", nodes)
+
+    def there(name: str) -> bool:
+        return all((cluster.folder / f"{name}-{rank}").exists() for rank in (0, 1))
+
+    job.until(lambda: there("here"), "both ranks")
+    assert cluster.status()["host"] == ("tk2" if before else "tk1")
+    assert cluster.slurm.run("scancel", "--batch", "--signal=USR1", job.number).returncode == 0
+    job.until(lambda: there("saved"), "what they save")
+    (cluster.folder / "go").touch()
+    assert job.code() == 0, job.said
+    logs = cluster.runs()[-1] / "attempts" / "1" / "logs"
+    assert [(logs / f"rank-{rank}.out").read_text() for rank in (0, 1)] == ["helper None\n", "helper None\n"]
 
 
 def test_a_batch_script_that_is_told_to_end_ends_the_run_with_a_checkpoint(cluster: Cluster) -> None:

@@ -200,7 +200,7 @@ def test_orders_reach_the_ranks_through_the_process_that_holds_the_run(place: Pl
     assert place.trainkit("checkpoint", "r")[0] == 0
     code, out, err = place.trainkit("dump", "r")
     assert code == 0, out + err
-    place.until(lambda: place.there("saved-0"), "a signal to rank 0")
+    place.until(lambda: place.there("saved-0", "saved-1"), "a signal to both ranks")
     os.kill(submitter(place), signal.SIGSTOP)
     code, _, err = place.trainkit("cancel", "r")
     assert (code, "is stopped (Ctrl-Z)" in err) == (4, True), err
@@ -224,7 +224,7 @@ def test_when_the_process_that_holds_it_is_killed_nothing_is_left(place: Place) 
     place.until(lambda: not place.left("tk1", "tk2"), "the end of all", GRACE + 5)
     assert place.there("ended-0", "ended-1")
     shown = place.trainkit("status", "r")[1]
-    assert shown.startswith("cancelled, exit code 143")
+    assert shown.startswith("lost, exit code 143")
     assert "trainkit on tk0, which held the run, is gone" in shown
 
 
@@ -234,6 +234,7 @@ def test_when_the_process_that_holds_it_is_killed_nothing_is_left(place: Place) 
         ("tk1, nowhere", "", "nowhere: ssh: Could not resolve hostname nowhere"),
         ("tk1, tk2", "cluster.options+=[-oUserKnownHostsFile=/dev/null]", "Host key verification failed"),
         ("tk1, tk2", "cluster.python=/nowhere/python", "cluster.python names the interpreter there"),
+        ("tk1, tk2", "'cluster.setup=[cd /, nosuch]'", "cluster.setup line 2 failed with exit code 127: nosuch"),
         ("tk1, tk2", "cluster.workdir=/nowhere", "/nowhere: No such file or directory"),
         ("tk1, tk2, tk1", "", "cluster.hosts names tk1 twice"),
         ("tk1, nobody@tk2", "", "ssh-copy-id nobody@tk2"),

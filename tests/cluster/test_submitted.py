@@ -27,12 +27,22 @@ cluster: {kind: slurm, time: "10:00", requeue: {warn_seconds: 10}}
 """
 # Imports nothing: says where each rank is, and ends, or waits, as it is told.
 PROGRAM = """
-import os, sys, time
+import os, signal, subprocess, sys, time
 rank, what = os.environ["RANK"], sys.argv[1]
 print("rank", rank, "of", os.environ["WORLD_SIZE"], "on", os.uname().nodename, flush=True)
 if what == "wait":
+    asked = []
+    signal.signal(signal.SIGUSR1, lambda *_: asked.append(1))
+    helper = subprocess.Popen(["sleep", "300"])  # a handler is not inherited
+    print("rank", rank, "waits", flush=True)
     while True:
         time.sleep(0.05)
+        if asked:
+            asked.clear()
+            try:
+                print("the helper has ended", helper.wait(1), flush=True)
+            except subprocess.TimeoutExpired:
+                print("rank", rank, "has saved, and its helper lives", flush=True)
 elif what == "fail" and rank == "1":
     sys.exit(7)
 elif what == "fail":
@@ -101,11 +111,31 @@ def test_a_job_whose_time_is_up_goes_on_bit_equal_in_the_same_run_directory(
 
 def test_the_exit_code_of_a_program_is_the_jobs_and_it_is_not_queued_again(cluster: Cluster) -> None:
     write(cluster, RECIPE, "fail")
-    done = cluster.trainkit("submit", "r.yaml", "--wait")
+    (cluster.folder / "my env").symlink_to(sys.prefix)
+    python = f"cluster.python={cluster.folder}/my env/bin/python"
+    done = cluster.trainkit("submit", "r.yaml", "--wait", python)
     assert done.returncode == 7, done.stderr
     shown = json.loads(cluster.trainkit("status", "r", "--json").stdout)
     assert (shown["state"], shown["exit_code"], shown["attempt"]) == ("failed", 7, 1)
     assert shown["why"] == "rank 1 (tk2) exited with code 7"
+    # Until somebody has it queued again: then nobody removes the run.
+    assert cluster.slurm.run("scontrol", "requeue", shown["job"]).returncode == 0
+    shown = json.loads(cluster.trainkit("status", "r", "--json").stdout)
+    assert (shown["state"], shown["exit_code"]) == ("requeued", None)
+    assert cluster.trainkit("runs", "prune", "--keep", "0", "--yes").stdout.endswith("nothing to remove\n")
+    assert cluster.trainkit("cancel", "r").stdout == f"cancelled job {shown['job']}\n"
+    assert cluster.trainkit("runs", "prune", "--keep", "0", "--yes").stdout.endswith("removed 1 of 1 runs\n")
+
+
+def test_a_line_of_setup_that_fails_ends_the_run_by_name(cluster: Cluster) -> None:
+    write(cluster, RECIPE.replace("requeue: {", 'setup: ["cd /", "module load cuda"], requeue: {after: [failure], '))
+    done = cluster.trainkit("submit", "r.yaml", "--wait")
+    assert done.returncode == 4, done.stderr
+    shown = json.loads(cluster.trainkit("status", "r", "--json").stdout)
+    assert (shown["state"], shown["exit_code"]) == ("failed", 4)
+    assert shown["why"] == "cluster.setup line 2 failed with exit code 127: module load cuda"
+    run = cluster.runs()[-1]
+    assert "module: command not found" in (run / "job.out").read_text()
 
 
 def test_a_job_without_progress_is_not_queued_for_ever(cluster: Cluster) -> None:
@@ -123,6 +153,11 @@ def test_a_run_is_cancelled_in_order_or_at_once_and_a_command_can_join_it(cluste
     run.until(lambda: "rank 0 of 2" in run.said, "rank 0")
     joined = cluster.trainkit("attach", "r", "--node", "1", "--", "hostname")
     assert joined.stdout == "tk2\n", joined.stderr
+    everything = "logs", "r", "--all"
+    run.until(lambda: cluster.trainkit(*everything).stdout.count("waits") == 2, "both ranks")
+    assert cluster.trainkit("checkpoint", "r").returncode == 0
+    run.until(lambda: "helper" in cluster.trainkit(*everything).stdout, "the signal")
+    run.until(lambda: cluster.trainkit(*everything).stdout.count("has saved, and its helper lives") == 2, "both", 20)
     assert cluster.trainkit("cancel", "r").returncode == 0
     run.until(lambda: run.field("JobState") == "CANCELLED", "the end", 30)
     assert (run.state("state"), run.state("exit_code")) == ("cancelled", 143)
@@ -131,7 +166,7 @@ def test_a_run_is_cancelled_in_order_or_at_once_and_a_command_can_join_it(cluste
     again.until(lambda: "rank 0 of 2" in again.said, "rank 0")
     assert cluster.trainkit("cancel", again.number, "--now").returncode == 0
     again.until(lambda: cluster.left_on_nodes() == [], "an end of all processes", 15)
-    assert "cancelled" in cluster.trainkit("status", again.number).stdout
+    again.until(lambda: cluster.trainkit("status", again.number).stdout.startswith("cancelled"), "the state", 30)
     assert cluster.trainkit("cancel", again.number).returncode == 2
 
 
@@ -159,9 +194,14 @@ def test_a_run_that_is_cancelled_before_it_began_is_cancelled(cluster: Cluster, 
     assert (run.state("state"), run.state("exit_code")) == ("cancelled", 143), run.state("why")
 
 
-def test_a_cancel_that_did_not_reach_slurm_is_not_taken_up_later(cluster: Cluster) -> None:
+def test_a_cancel_that_did_not_reach_slurm_is_not_taken_up_later(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(cluster, RECIPE, "wait")
+    monkeypatch.setenv("SBATCH_TIMELIMIT", "1")  # sbatch(1): it counts more than a line of the script
+    monkeypatch.setenv("SBATCH_PARTITION", "high")
     run = cluster.trainkit_submit("r.yaml", "cluster.sbatch=[--hold]")
+    assert (run.field("TimeLimit"), run.field("Partition")) == ("00:10:00", "main")
     words = [sys.executable, "-P", "-m", "trainkit", "cancel", "r"]
     environ = {**os.environ, "PATH": str(cluster.folder)}
     failed = subprocess.run(words, cwd=cluster.folder, env=environ, capture_output=True, text=True, check=False)
@@ -185,11 +225,12 @@ def test_a_job_is_written_down_or_taken_back_whatever_comes_between(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(cluster, RECIPE)
-    between(cluster, monkeypatch, "kill -INT $PPID")  # Ctrl-C
+    between(cluster, monkeypatch, "echo 4; kill -INT $PPID")  # a banner, behind which the queue is asked; and Ctrl-C
     done = cluster.trainkit("submit", "r.yaml", "cluster.sbatch=[--hold]")
     assert done.returncode == 130, done.stderr
     (run,) = cluster.runs()
     assert done.stdout == f"run directory: {run}\njob {read_json(run / 'submission.json')['job']}\n"
+    assert f"{run}/job.sh" in cluster.slurm.run("squeue", "-h", "-j", done.stdout.split()[-1], "-o", "%o").stdout
     assert cluster.trainkit("cancel", "r").returncode == 0
     shutil.rmtree(run)
     between(cluster, monkeypatch, 'mkdir "${1%/*}/submission.json"')  # a disk that takes no more

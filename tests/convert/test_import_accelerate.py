@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.convert.reading import checked, comments, imported, settings
+from tests.convert.reading import checked, comments, imported, read, settings
 from tests.made_up_recipes import MemoryFiles
+from trainkit.convert.importing import recipe_text
 from trainkit.errors import RecipeError
-from trainkit.frameworks.base.draft import ImportContext
+from trainkit.frameworks.base.draft import Draft, ImportContext
 
 # (a) to (d) as `accelerate config` wrote them at the time of the guides.
 TWO_MACHINES = """\
@@ -352,3 +353,20 @@ def test_the_default_config_is_read_where_accelerate_reads_it(environ: dict[str,
         assert "default_config.yaml" not in said
         assert read.get("nodes.count") is None
     assert read["nodes.processes_per_node"] == 2  # as own.conf says, whatever its name ends in
+
+
+@pytest.mark.timeout(60)
+def test_a_number_that_no_card_has_is_left_for_the_machine_to_refuse() -> None:
+    text = imported("a.yaml", {"a.yaml": OLDEST + "gpu_ids: 0,99999999999\n"})
+    assert read(text).recipe.devices.select == [0, 99_999_999_999]
+
+
+def test_a_remark_is_noted_in_a_time_that_does_not_grow_with_those_before_it() -> None:
+    class Texts(list[str]):
+        def __contains__(self, _: object) -> bool:
+            raise AssertionError("all remarks are searched")
+
+    draft = Draft(remarks=Texts())
+    for text in ("first", "second", "first"):
+        draft.remark(text)
+    assert [line for line in recipe_text(draft, "/").splitlines() if "- " in line] == ["# - first", "# - second"]

@@ -97,6 +97,31 @@ def test_what_is_wrong_stands_at_its_line(lines: str, said: str) -> None:
     assert (found.origin.source, found.origin.line) == ("job.sh", 2)
 
 
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        (
+            "#!/bin/bash -l",
+            "`#!/bin/bash -l` is left out: trainkit's job.sh is started by /bin/bash without options. It is a",
+        ),
+        ("#!/bin/bash --login", "source them in cluster.setup where the job needs them"),
+        ("#!/usr/bin/zsh", "`#!/usr/bin/zsh` is left out: trainkit's job.sh is started by /bin/bash without options."),
+        ("#!/usr/bin/env bash", ""),
+        ("#! /bin/sh", ""),
+    ],
+)
+def test_the_shell_of_a_script_is_named_where_it_is_another(first: str, said: str) -> None:
+    found = comments(imported("job.sh", {"job.sh": f"{first}\n#SBATCH -t 5\n{TORCHRUN}\n"}))
+    assert said in found if said else "without options" not in found
+
+
+@pytest.mark.parametrize("written", ["$SLURM_ARRAY_TASK_ID", "x-${SLURM_ARRAY_TASK_ID:-0}"])
+def test_a_variable_that_only_the_job_knows_is_named(written: str) -> None:
+    said = "SLURM_ARRAY_TASK_ID is known only in the job, and a plan is made where it is submitted"
+    assert said in comments(job("--array=0-3", f"{TORCHRUN} --seed {written} --tasks $SLURM_NTASKS"))
+    assert said not in comments(job("-t 5", f"{TORCHRUN} --seed $SEED --tasks $SLURM_NTASKS"))
+
+
 def test_one_task_for_each_card_is_a_run_of_as_many_ranks() -> None:
     made = job("-N 2 --ntasks-per-node=4 --gres=gpu:4 -c 8", "srun --mpi=pmix -K1 python -u train.py --n $SLURM_NTASKS")
     recipe = read(made).recipe

@@ -241,6 +241,7 @@ def test_a_folder_that_the_script_goes_to_is_where_its_paths_start() -> None:
         ("accelerate launch --config_file $FILE train.py", "the file is ${oc.env:FILE}, and nothing sets FILE"),
         ("python -c 'print(1)'", "it starts no program"),
         ("# nothing", "it starts no program that can be imported"),
+        ("if x ||]; then\n python train.py\nfi", "it starts no program that can be imported"),
         ("python train.py " + "\0" * 10**6, "a NUL byte is in it"),
         ("python train.py " + "${" * 10**6, "it has more than 262,144 characters"),
         ("# " + "x" * 2**22, "go.sh has more than 4,194,304 bytes"),
@@ -250,7 +251,7 @@ def test_a_folder_that_the_script_goes_to_is_where_its_paths_start() -> None:
         ("python train.py --model <模型>", "<模型> is to be replaced"),
         ("torchrun --nproc_per_node={num_gpus} train.py", "{num_gpus} is to be replaced"),
         ("python tools\\train.py --a 1", "tools\\train.py is a path as Windows writes it"),
-        ("python train.py --dir out/$API_TOKEN", "the name says it is a secret"),
+        ("python train.py --dir out/$API_TOKEN", "it is a secret by its name"),
         ("python train.py \\\n --a 1\n --b 2", "line 3 begins with --b: is a backslash missing at the end"),
     ],
 )

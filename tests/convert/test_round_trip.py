@@ -59,6 +59,7 @@ OWN: dict[str, str] = {
     + """\
 data: {workers: 2, persistent_workers: true, prefetch_factor: 4}
 efficiency: {gradient_checkpointing: true}
+hang: {collective_seconds: 900}
 logging: {level: warning, replica_level: error, each_node: false, every_steps: 3, report_to: [tensorboard, wandb]}
 nodes: {processes_per_node: 2}
 strategy: {kind: ddp, find_unused_parameters: true}

@@ -131,6 +131,28 @@ def test_a_suspended_run_does_not_hang_and_one_whose_trainkit_is_stopped_may(run
     assert [each["ended"] for each in asked["ranks"]] == [False, True]
 
 
+def test_a_program_without_an_optimizer_moves_while_it_joins_collectives(tmp_path: Path) -> None:
+    words = (f"hang.after_seconds={AFTER}", "hang.start_seconds=600")
+    run = HangingRun(tmp_path, "collectives.py", launcher="torchrun", ranks=2, words=words)
+    try:
+        wait_for("collectives", lambda: run.steps > 20)
+        (run.folder / "compute").touch()  # the other one waits for it meanwhile
+        time.sleep(2 * AFTER)
+        (run.folder / "compute").unlink()
+        run.moves()
+        assert "hang" not in run.console()
+
+        (run.folder / "sleep").touch()
+        assert run.hang().startswith(f"hang: {run.name(1)}) has not joined all_reduce ")
+        assert "rank 0 waits there (collectives.py:" in run.hang()
+        assert ". It is at collectives.py:" in run.hang()
+        assert "start-up" not in run.hang()
+        (run.folder / "sleep").unlink()
+        run.goes_on()
+    finally:
+        run.end()
+
+
 def test_a_rank_that_has_ended_on_another_node_is_named_and_the_run_ended_for_it(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -180,11 +202,9 @@ class Rows:
 """
 
 
-def test_the_slow_rank_is_named_in_the_summary_and_not_those_that_wait_for_it(
-    trainkit: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
-    (tmp_path / "slow_rows.py").write_text(ROWS)
-    recipe = {
+def on_two_ranks(folder: Path) -> dict[str, Any]:
+    """A recipe for the built-in trainer on slow_rows.py in a folder."""
+    return {
         "version": 1,
         "name": "r",
         "devices": {"type": "cpu"},
@@ -195,9 +215,29 @@ def test_the_slow_rank_is_named_in_the_summary_and_not_those_that_wait_for_it(
         "data": {"kind": "target", "target": "slow_rows:Rows", "sequence_length": 8},
         "train": {"steps": 30},
         "eval": {"batches": 1},
-        "env": {"PYTHONPATH": str(tmp_path)},
+        "env": {"PYTHONPATH": str(folder)},
     }
-    (tmp_path / "r.yaml").write_text(json.dumps(recipe))
+
+
+def test_a_collective_fails_after_the_recipes_time_and_ends_the_run(
+    trainkit: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "slow_rows.py").write_text(ROWS.replace("time.sleep(0.05)", "time.sleep(120)"))
+    (tmp_path / "r.yaml").write_text(json.dumps(on_two_ranks(tmp_path)))
+    words = ("hang.collective_seconds=4", "launcher.grace_seconds=2", f"output.root={tmp_path}")
+    done = trainkit("run", str(tmp_path / "r.yaml"), *words)
+    assert done.returncode == 1, done.stderr
+    (run,) = tmp_path.glob("r/*")
+    assert json.loads((run / "status.json").read_text())["rank"] == 0  # the other one is asleep
+    said = (run / "attempts" / "1" / "logs" / "rank-0.err").read_text()
+    assert "Timed out waiting 4000ms" in said, said
+
+
+def test_the_slow_rank_is_named_in_the_summary_and_not_those_that_wait_for_it(
+    trainkit: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "slow_rows.py").write_text(ROWS)
+    (tmp_path / "r.yaml").write_text(json.dumps(on_two_ranks(tmp_path)))
     done = trainkit("run", str(tmp_path / "r.yaml"), f"output.root={tmp_path}")
     assert done.returncode == 0, done.stderr
     (summary,) = tmp_path.glob("r/*/summary.json")

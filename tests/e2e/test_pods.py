@@ -58,6 +58,7 @@ def test_both_starts_of_a_jobset_are_attempts_of_one_run(tmp_path: Path, clean_e
     root = volume / "runs" / "demo" / RUN
     status = json.loads((root / "status.json").read_text())
     assert (status["attempt"], status["outcome"], status["job"]) == (2, "done", f"default/jobset/demo-{RUN}")
+    assert json.loads((root / "code.json").read_text())["script"] == str(script)
     logs = [(root / "attempts" / str(number) / "logs" / "rank-1.out").read_text() for number in (1, 2)]
     assert logs == ["rank 1 hf_hidden\n"] * 2
     assert all("hf_hidden" not in path.read_text() for path in (root / "plan.json", root / "env.txt"))

@@ -34,6 +34,7 @@ USES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         ("strategy.kind=ddp", "--ddp_find_unused_parameters", "true"),
         {"strategy.find_unused_parameters": True},
     ),
+    "ddp_timeout": (("--ddp_timeout", "180000000"), {"hang.collective_seconds": 180_000_000}),
     "deepspeed": (
         ("--deepspeed", "ds.json"),
         {"strategy.kind": "zero2", "strategy.config": "/w/ds.json", "strategy.offload_optimizer": "cpu"},

@@ -134,3 +134,42 @@ def test_a_recipe_that_an_older_run_wrote_out_whole_still_plans(layered: Layered
     with pytest.raises(RecipeError) as caught:
         build_plan(layered(whole, {"optimizer": {"lr": 0.5}}), machine(packages=PACKAGES))
     assert [each.key for each in caught.value.diagnostics] == ["optimizer.lr"]
+
+
+COLLECTIVES = "hang.collective_seconds"
+
+
+def of_kind(layered: Layered, kind: str, seconds: int | None, strategy: str = "ddp") -> Resolved:
+    program = {"program": {"kind": kind, "script": "train.py"}, "strategy": {"kind": strategy}}
+    asked = {} if seconds is None else {"hang": {"collective_seconds": seconds}}
+    return layered({**program, "devices": {"type": "cpu"}, "nodes": {"processes_per_node": 2}}, asked)
+
+
+def test_the_time_limit_of_collectives_reaches_trainer_and_deepspeed(layered: Layered, machine: Machine) -> None:
+    facts = machine(packages=PACKAGES)
+    for seconds, words in ((None, 0), (900, 1)):
+        plan = build_plan(of_kind(layered, "hf", seconds), facts).plan
+        argv = [str(word) for command in plan.commands for word in command.argv]
+        assert argv.count("--ddp_timeout=900") + argv.count("--ddp_timeout") == words
+        plan = build_plan(of_kind(layered, "deepspeed", seconds, "zero2"), facts).plan
+        minutes = dict(plan.environment.set).get("DEEPSPEED_TIMEOUT")
+        assert (minutes and minutes.parts) == (("15",) if seconds else None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy", "why"),
+    [
+        ("accelerate", "ddp", "InitProcessGroupKwargs"),
+        ("torch", "ddp", "makes its own process group"),
+        ("deepspeed", "zero2", "whole minutes"),
+    ],
+)
+def test_a_time_limit_of_collectives_that_cannot_reach_the_program_is_an_error(
+    layered: Layered, machine: Machine, kind: str, strategy: str, why: str
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        build_plan(of_kind(layered, kind, 90, strategy), machine(packages=PACKAGES))
+    (found,) = caught.value.diagnostics
+    assert found.key == COLLECTIVES
+    assert why in (found.why or "")
+    assert found.hint

@@ -17,7 +17,7 @@ from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.supervisor.processes import why_told
 
 held.SILENT_SECONDS = float(sys.argv[2])
-signal.signal(signal.SIGTERM, lambda number, _: sys.exit(why_told(number)))
+signal.signal(signal.SIGTERM, lambda number, _: sys.exit(why_told(number)[0]))
 held.hold_input(RunLayout(Path(sys.argv[1])))
 signal.pause()
 """

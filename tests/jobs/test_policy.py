@@ -67,6 +67,15 @@ def test_a_run_without_progress_ends_and_says_so() -> None:
     )
 
 
+def test_preemptions_before_the_first_checkpoint_are_no_lack_of_progress() -> None:
+    taken = AttemptEnd(143, "signal", asked="preemption", steps=(0, 0, 0, 0), preemptions=3)
+    assert decide(taken, AFTER, 3).requeue
+    hung = replace(HUNG, steps=(0, 0, 0, 0))
+    assert decide(replace(hung, preemptions=1), AFTER, 3).requeue
+    assert not decide(hung, AFTER, 3).requeue
+    assert not decide(replace(taken, steps=(10, 10, 10, 10)), AFTER, 3).requeue  # it had the time for one before
+
+
 @pytest.mark.parametrize(
     ("steps", "count"), [((), 0), ((0,), 0), ((0, 0), 1), ((0, 10), 0), ((0, 0, 10), 0), ((0, 10, 10, 10), 2)]
 )

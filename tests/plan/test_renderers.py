@@ -166,6 +166,18 @@ def test_a_comparison_of_commands_shows_the_words_that_change(layered: Layered, 
     assert "--rdzv-backend" not in changed
 
 
+def test_a_value_of_several_lines_stays_on_its_line_of_a_page(layered: Layered, machine: Machine) -> None:
+    program = {"kind": "torch", "script": "train.py", "args": ["--text", "one\n  fake\x1b[31m 'x' \\"]}
+    resolved = layered({"env": {"A": "1"}}, {"program": program, "env": {"A": "one\n  FAKE=1"}})
+    planned, other = build_plan(resolved, machine()), build_plan(layered({"env": {"A": "2"}}), machine())
+    page, changes = table.render(planned.plan), diff.render(other.plan, planned.plan)
+    assert "  A=$'one\\n  FAKE=1'\n" in page
+    assert r"--text $'one\n  fake\x1b[31m \'x\' \\'" in page
+    assert '~ A: 2 -> "one\\n  FAKE=1"' in changes
+    assert r"A=$'one\n  FAKE=1'   in the ranks' environment" in explain.render("A", resolved, planned)
+    assert "\x1b" not in page + changes
+
+
 @pytest.fixture
 def two_layers(layered: Layered) -> Resolved:
     return layered(

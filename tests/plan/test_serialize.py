@@ -134,3 +134,9 @@ def test_a_plan_with_anything_in_the_place_of_a_value_is_read_or_refused(layered
             else:
                 diff.render(other, plan)
     assert refused > 100
+
+
+@pytest.mark.parametrize("data", [None, [], "text", 10**30, True])
+def test_what_is_no_object_is_no_plan(data: object) -> None:
+    with pytest.raises(ValueError, match="a plan is a JSON object"):
+        plan_from_json(data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -28,8 +29,21 @@ name = os.path.join(os.environ["OUT"], os.environ.get("RANK", "0") + ".json")
 with open(name, "w") as out:
     json.dump({"argv": sys.argv[1:], "environ": dict(os.environ)}, out)
 """
-WORDS = ["a b", "it's", "two\nlines", "$HOME", "${local_rank}", "$$", "`id`", "--nnodes", "7", "", "\u2603"]
-ODD = "a $b\n'c' \"d\" \\ `e`"
+WORDS = [
+    "a b",
+    "it's",
+    "two\nlines",
+    "$HOME",
+    "${local_rank}",
+    "$$",
+    "`id`",
+    "--nnodes",
+    "7",
+    "",
+    "\u2603",
+    "\x1b]0;x\x07\r\x85'\u202e",
+]
+ODD = "a $b\n'c' \"d\" \\ `e`\x1b[31m"
 SHELLS = [name for name in ("sh", "dash", "bash") if shutil.which(name)]
 
 
@@ -102,10 +116,12 @@ def test_any_posix_shell_writes_files_and_environment_exactly(
         "no end": "last line without an end, 'quoted' $x\\",
         "empty.txt": "",
         "\u00fcmlaut.txt": "\u2603\n\n",
+        "colour.txt": "\x1b[31m'red'\n",
     }
     files = tuple(PlannedFile(path, content) for path, content in contents.items())
     plan = replace(planned(layered, here, report, "python"), files=files)
     script = shell.render(plan, recipe_yaml="name: demo\n")
+    assert not re.search("[\0-\x08\x0b-\x1f\x7f-\x9f\u202e]", script), "a terminal would obey the script"
     done = execute(script, tmp_path, sh, RUN_DIR="the run")
     assert done.returncode == 0, done.stderr
     for path, content in {**contents, "recipe.yaml": "name: demo\n"}.items():

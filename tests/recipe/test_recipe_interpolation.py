@@ -217,3 +217,17 @@ def test_a_tilde_before_a_path_is_the_home_folder(solve: Solve, text: str, key: 
     for part in key.split("."):
         value = value[part]
     assert value == expected
+
+
+@pytest.mark.parametrize("depth", [30, 32, 60, 98, 900])
+@pytest.mark.parametrize("value", ["${train.steps}", "${gone.name}", "1"])
+@pytest.mark.parametrize(("opens", "closes"), [("{a: ", "}"), ("[", "]")])
+def test_what_is_nested_deeply_is_refused(refuse: Refuse, depth: int, value: str, opens: str, closes: str) -> None:
+    nested = f"{opens * depth}'{value}'{closes * depth}"
+    mixed = f"{'[{a: ' * (depth // 2)}'{value}'{'}]' * (depth // 2)}"
+    key = f"strategy.config.{'.'.join('a' * depth)}"
+    for text in (nested, mixed):
+        errors = refuse(f"train: {{steps: {text}}}\n")
+        assert [each.what for each in errors if "nested more than 32 deep" in each.what] or depth < 32
+        errors = refuse(f"data: {{mix: 1}}\n{SHORT}", overrides=(f"{key}={text if depth < 32 else value}",))
+        assert [each.what for each in errors if "nested more than 32 deep" in each.what] or depth < 32

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from trainkit.cli.diagnostics import render_diagnostics
 from trainkit.errors import Diagnostic, ExitCode, RecipeError
+from trainkit.recipe.resolved import Resolved
 
 Refuse = Callable[..., list[Diagnostic]]
 
@@ -64,8 +67,61 @@ def test_each_is_shown_with_its_line_a_caret_its_layer_and_what_to_do(refuse: Re
 def test_a_nul_byte_is_an_error_wherever_it_is(refuse: Refuse) -> None:
     text = 'train: {steps: 3}\noutput: {root: "a\\0b"}\nenv: {A: "x\\0"}\ndata: {path: ["x", "\\0"]}\n'
     errors = refuse(text)
-    assert sorted(each.key for each in errors) == ["data.path", "env.A", "output.root"]
+    assert sorted(each.key for each in errors) == ["data.path.1", "env.A", "output.root"]
     assert all("holds a NUL byte" in each.what for each in errors)
+
+
+OF_SLURM = ("account", "qos", "partition", "constraint", "reservation", "nodelist", "exclude", "gpu_kind", "python")
+GIVEN = "train: {steps: 3}\n"
+ONE_LINE = {
+    **{f"cluster.{name}": f"cluster: {{kind: slurm, {name}: %s}}\n" for name in OF_SLURM},
+    **{f"cluster.{name}.1": f"cluster: {{kind: slurm, {name}: [-x, %s]}}\n" for name in ("setup", "sbatch", "srun")},
+    "cluster.options.0": "cluster: {kind: ssh, hosts: [a], options: [%s]}\n",
+    "cluster.volumes.0": "cluster: {kind: kubernetes, volumes: [%s]}\n",
+    "container.options.0": "container: {kind: docker, image: i, options: [%s]}\n",
+    "env_from.0": "env_from: [%s]\n",
+    "data.mix.1.path": "data: {kind: dataset, streaming: true, mix: [{path: a}, {path: %s}]}\n",
+    "model.path": "model: {kind: hf, path: %s}\n",
+    "output.root": "output: {root: %s}\n",
+}
+
+
+@pytest.mark.parametrize("key", ONE_LINE)
+@pytest.mark.parametrize("char", ["\\n", "\\e", "\\t", "\\x7f", "\\x85", "\\u2028"])
+def test_what_is_one_line_holds_no_line_end_and_no_other_control_character(refuse: Refuse, key: str, char: str) -> None:
+    (found,) = [each for each in refuse(GIVEN + ONE_LINE[key] % f'"a{char}touch PWNED"') if " holds " in each.what]
+    kind = "a control character" if char in {"\\e", "\\t", "\\x7f"} else "a line end"
+    assert found.what.startswith(f"{key} holds {kind} (U+")
+    assert found.origin is not None
+    assert found.origin.place.startswith("r.yaml:2:")
+    assert found.origin.text[found.origin.column - 1 :].startswith(f'"a{char}')
+    assert found.hint == "remove it"
+
+
+def test_names_of_the_users_own_are_one_line_too(refuse: Refuse) -> None:
+    errors = refuse(GIVEN + 'env: {"A\\nB": 1}\nprogram: {kind: torch, script: /w/r.yaml, args: {"x\\ny": 1}}\n')
+    assert [each.what.partition(" (")[0] for each in errors] == [
+        "env.A\ufffdB holds a line end",
+        "program.args.x\ufffdy holds a line end",
+    ]
+
+
+def test_a_line_end_that_a_reference_or_a_word_brings_is_an_error_too(refuse: Refuse) -> None:
+    errors = refuse(
+        GIVEN + "cluster: {kind: slurm, account: '${oc.env:WHO}'}\n",
+        environ={"WHO": "a\nb", "TRAINKIT__CLUSTER__QOS": '"c\\nd"'},
+        overrides=('cluster.partition="e\\nf"',),
+    )
+    assert sorted(each.key for each in errors) == ["cluster.account", "cluster.partition", "cluster.qos"]
+
+
+def test_texts_of_several_lines_may_have_any_character_but_nul(solve: Callable[..., Resolved]) -> None:
+    text = (
+        'sample: {prompt: "a\\n\\tb"}\ndata: {kind: jsonl, path: /w/r.yaml, prompt_field: p, prompt_prefix: "a\\n"}\n'
+    )
+    text += 'env: {A: "a\\n\\e"}\nprogram: {kind: torch, script: /w/r.yaml, args: ["a\\r\\n\\x01"]}\n'
+    recipe = solve(text).recipe
+    assert (recipe.sample.prompt, recipe.env["A"], recipe.program.args) == ("a\n\tb", "a\n\x1b", ["a\r\n\x01"])
 
 
 def test_bytes_that_are_no_text_are_an_error_wherever_they_come_from(refuse: Refuse) -> None:

@@ -18,8 +18,11 @@ import pytest
 from tests.conftest import Trainkit
 from tests.made_up_cards import GIGABYTE, Cards, card, stand_in
 from trainkit.errors import MachineError
+from trainkit.files import try_lock
+from trainkit.machine import card_locks
 from trainkit.machine.card_locks import Cards as CardLocks
 from trainkit.machine.card_locks import holder, path
+from trainkit.machine.facts import Hold
 from trainkit.plan.model import Card
 from trainkit.runner.report.card_watch import CardWatch
 
@@ -182,14 +185,74 @@ def test_a_lock_says_who_holds_it_and_leaves_nothing_behind(tmp_path: Path) -> N
     held = holder("GPU-a", environ)
     assert held is not None
     assert (held.pid, held.user, held.run) == (os.getpid(), "ada", "/runs/a")
-    assert second.take(["GPU-c", "GPU-b"]) == "GPU-b"
+    assert second.take(["GPU-b", "GPU-0"]) == "GPU-b"  # it has taken GPU-0 by then
     assert second.fds == []
-    assert holder("GPU-c", environ) is None
+    assert holder("GPU-0", environ) is None
     first.release()
     assert holder("GPU-a", environ) is None
     assert list((tmp_path / "locks").iterdir()) == []
     assert second.take(["GPU-b"]) is None
     second.release()
+
+
+@pytest.mark.parametrize(
+    "content", ["", "null", "[]", '{"pid": 1e30, "user": "a", "run": "b"}', '{"pid": 7}', "[" * (1 << 16)]
+)
+def test_a_lock_that_says_nothing_sensible_is_a_holders_all_the_same(tmp_path: Path, content: str) -> None:
+    environ = {"TRAINKIT_CARD_LOCKS": str(tmp_path / "locks")}
+    cards = CardLocks(environ)
+    assert cards.take(["GPU-1"]) is None
+    try:
+        Path(path("GPU-1", environ)).write_text(content)
+        assert holder("GPU-1", environ) == Hold(0, "", "")
+    finally:
+        cards.release()
+
+
+def test_who_only_looks_is_not_taken_for_a_holder(tmp_path: Path) -> None:
+    environ = {"TRAINKIT_CARD_LOCKS": str(tmp_path)}
+    with Path(path("GPU-a", environ)).open("w") as looked_at:
+        fcntl.flock(looked_at, fcntl.LOCK_SH)  # as another `trainkit gpus` does for an instant
+        assert holder("GPU-a", environ) is None
+
+
+def test_the_lock_of_a_file_that_its_holder_has_just_removed_takes_no_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = {"TRAINKIT_CARD_LOCKS": str(tmp_path)}
+    lock, tried = Path(path("GPU-a", environ)), list[int]()
+
+    def released_meanwhile(fd: int) -> bool:
+        if not tried:
+            lock.unlink()
+        tried.append(fd)
+        return try_lock(fd)
+
+    monkeypatch.setattr(card_locks, "try_lock", released_meanwhile)
+    locks = CardLocks(environ)
+    assert locks.take(["GPU-a"]) is None
+    assert os.path.samestat(os.fstat(locks.fds[0]), lock.stat())  # the one at which others look
+    locks.release()
+
+
+def test_all_runs_take_their_cards_in_one_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else of two that want the same ones each may have one, and neither both."""
+    taken: list[str] = []
+    monkeypatch.setattr(CardLocks, "_lock", lambda self, name: not taken.append(Path(name).name))  # type: ignore[func-returns-value]
+    CardLocks({"TRAINKIT_CARD_LOCKS": str(tmp_path)}).take(["GPU-b", "GPU-a", "GPU-c", "GPU-a"])
+    assert taken == ["GPU-a", "GPU-b", "GPU-c"]
+
+
+def test_a_killed_holders_name_does_not_stand_behind_the_new_one(tmp_path: Path) -> None:
+    environ = {"TRAINKIT_CARD_LOCKS": str(tmp_path)}
+    Path(path("GPU-a", environ)).write_text(json.dumps({"pid": 1, "user": "ada", "run": "/a" * 500}))
+    locks = CardLocks(environ)
+    assert locks.take(["GPU-a"]) is None
+    locks.sign("bob", "/b")
+    held = holder("GPU-a", environ)
+    assert held is not None
+    assert (held.user, held.run) == ("bob", "/b")
+    locks.release()
 
 
 def test_the_folder_of_locks_is_for_all_users_and_links_in_it_are_not_followed(tmp_path: Path) -> None:

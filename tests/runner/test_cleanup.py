@@ -133,6 +133,13 @@ def test_shared_memory_that_somebody_still_maps_stays() -> None:
         resource_tracker.ensure_running()
 
 
+def test_what_belongs_to_another_user_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "theirs").touch()
+    monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 4711)
+    assert remove([str(tmp_path / "theirs")]) == []
+    assert (tmp_path / "theirs").exists()
+
+
 def test_deepspeed_buffers_are_named_after_user_address_port_and_rank() -> None:
     assert deepspeed_buffers("127.0.0.1_29500", [0, 1]) == [
         f"/dev/shm/deepspeed_allreduce_buffer_{os.getuid()}_127.0.0.1_29500_{rank}" for rank in (0, 1)

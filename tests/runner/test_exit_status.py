@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainkit.runner.report.exit_status import TRAINKIT_KILLED, Observed, Stop, judge
-from trainkit.runner.rundir.records import RankRecord
+from trainkit.files import read_json
+from trainkit.runner.report.exit_status import TRAINKIT_KILLED, Observed, Stop, Verdict, judge, write_status
+from trainkit.runner.rundir.records import Pids, RankRecord
+from trainkit.runner.supervisor.channel import Spec
 
 
 def rank(number: int, ended: float | None = 1.0, exit_code: int | None = 0, **known: Any) -> RankRecord:
@@ -47,6 +51,9 @@ CASES: dict[str, tuple[Observed, int, str | None, int | None]] = {
     ),
     "a program was killed": (seen(rank(0), KILLED, launcher_exit=1), 137, "program", 1),
     "a wrapper was killed": (seen(TOLD, rank(1, ended=None), launcher_exit=1, vanished={1: 1.0}), 137, "rank", 1),
+    "its submitter is gone": (
+        seen(TOLD, launcher_exit=1, stop=Stop(1.0, "trainkit on tk0 is gone", 15, "submitter")), 143, "submitter", None,
+    ),
     "trainkit received INT": (seen(TOLD, launcher_exit=1, stop=Stop(1.0, "INT", 2)), 130, "signal", None),
     "a rank failed before the signal": (
         seen(TOLD, rank(1, ended=0.5, exit_code=7), launcher_exit=1, stop=Stop(1.0, "TERM", 15)), 7, "program", 1,
@@ -135,3 +142,13 @@ def test_a_container_that_does_not_start_is_what_the_machine_lacks(code: int) ->
         verdict = judge(seen._replace(container="podman"))
         assert verdict.exit_code == 4 and "podman could not start the container" in verdict.why
     assert judge(Observed("torchrun", code)).exit_code == code
+
+
+def test_only_the_end_of_a_run_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fsync", flushed.append)
+    spec = Spec(str(tmp_path), {}, str(tmp_path), 1, (), (), "python", 1.0, 1, 1, 0, False, None, ())
+    write_status(spec, "running", Pids())
+    assert (read_json(tmp_path / "status.json")["state"], len(flushed)) == ("running", 0)
+    write_status(spec, "ended", Pids(), Verdict(7, "program", "rank 0 exited with code 7"))
+    assert (read_json(tmp_path / "status.json")["exit_code"], len(flushed)) == (7, 1)

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import pickle
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from trainkit.decode import decode
+from trainkit.files import publish, read_json
+from trainkit.runner.rundir.records import RankRecord
+from trainkit.runner.watch.activity import State
+from trainkit.runner.watch.dumping import Dump, View, _Asked
 from trainkit.runner.watch.judge import Found, describe, judge, own_place
 from trainkit.runner.watch.pace import Pace, stragglers
+from trainkit.runner.watch.question import FEW, STEADY, Joins, Question
 from trainkit.runner.watch.timing import Limits, Standing, is_sure, stalled
 from trainkit.stamps import (
     BACKWARD,
@@ -22,6 +33,7 @@ from trainkit.stamps import (
     groups_of,
     read_paces,
     read_page,
+    write_flight,
 )
 
 
@@ -44,6 +56,9 @@ QUICK = (0.1,) * 20
         pytest.param(Standing(0, 0, DATA, longest(data=70.0), QUICK), EIGHT, 8, id="the recipe's counts"),
         pytest.param(Standing(0, 0, CHECKPOINT, longest(), QUICK), EIGHT, 1800, id="a first checkpoint"),
         pytest.param(Standing(0, 0, CHECKPOINT, longest(checkpoint=30.0), QUICK), EIGHT, 90, id="a later checkpoint"),
+        pytest.param(Standing(0, 0, START, longest(), pause=2.0), EIGHT, 8, id="collectives without an optimizer"),
+        pytest.param(Standing(0, 0, START, longest(), pause=2.0), AUTO, 120, id="these by themselves"),
+        pytest.param(Standing(0, 0, START, longest(), pause=70.0), AUTO, 210, id="three times their longest pause"),
         pytest.param(Standing(0, 0), AUTO, 1800, id="a program that says nothing"),
         pytest.param(Standing(0, 0), EIGHT, 8, id="a program that says nothing, by the recipe"),
     ],
@@ -71,13 +86,53 @@ def test_of_a_program_that_says_nothing_a_hang_is_never_sure() -> None:
     assert is_sure([Standing(0, 0.0, STEPS, longest(steps=0.1))])
     assert not is_sure([Standing(0, 0.0, STEPS, longest(steps=0.1)), Standing(1, 0.0)])
     assert not is_sure([Standing(0, 0.0, START, longest())])
+    assert not is_sure([Standing(0, 0.0, START, longest(), pause=2.0)])
+    assert is_sure([Standing(0, 0.0, START, longest(), pause=2.0, steady=True)])
+
+
+def joins(*numbers: int) -> Joins:
+    """Of a rank that says these numbers, three seconds apart."""
+    found = Joins()
+    for look, number in enumerate(numbers):
+        found.see(number, 100.0 + 3 * look)
+    return found
+
+
+def test_collectives_count_once_there_are_more_than_a_start_up_has() -> None:
+    assert [joins(0, 0).moved, joins(0, 2, 2, 2).moved, joins(0, 2, 2, 4).moved] == [0.0, 103.0, 109.0]
+    assert [joins(number).pause(8.0) for number in (0, FEW, FEW + 1)] == [0, 0, 2]
+    assert joins(3, 3, 3, 40).pause(8.0) == 9.0
+    steady = joins(*range(1, STEADY + 1))
+    assert (steady.is_steady, steady.pause(None)) == (True, 3.0)
+    assert not joins(*range(1, STEADY), *[STEADY - 1] * 9).is_steady
+
+
+def test_a_program_says_how_many_collectives_it_has_joined_when_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dump(*, includeCollectives: bool) -> bytes:
+        assert not includeCollectives
+        status = {"0": {"last_enqueued_collective": 41}, "1": {"last_enqueued_collective": -1}}
+        return pickle.dumps({"pg_status": {**status, "2": {"last_enqueued_collective": 1}}})
+
+    page = bytearray(PAGE)
+    stamps = Stamps(page)
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", SimpleNamespace(_dump_fr_trace=dump))
+    stamps.note_collectives()
+    seen = read_page(bytes(page))
+    assert seen is not None
+    assert seen.joined == 42
+    assert seen.longest == (0.0,) * len(PHASES)
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", SimpleNamespace(_dump_fr_trace=lambda: b""))
+    stamps.note_collectives()  # of a torch whose recorder takes no such word
+    assert read_page(bytes(page)) == seen
 
 
 def rank(number: int, *, last: int, waits: str = "", place: str = "train.py:69", **other: object) -> Found:
-    waiting = [(last, waits, 60.0, place)] if waits else []
-    known = {"default_pg (gloo)": {"last": last, "waiting": waiting}}
+    waiting = [[last, waits, 60.0, place]] if waits else []
+    known = {"groups": {"default_pg (gloo)": {"last": last, "waiting": waiting}}}
     facts = {"host": f"tk{number + 1}", "pid": 580 + number, "seconds": 62.0, "phase": BACKWARD, "step": 13}
-    return Found(number, **{"groups": known, **facts, **other})  # type: ignore[arg-type]
+    found: Found = decode(Found, {"rank": number, **known, **facts, **other})
+    assert decode(Found, json.loads(json.dumps(found.as_data()))) == found
+    return found
 
 
 def test_a_stopped_rank_is_named_with_what_it_has_not_joined() -> None:
@@ -109,10 +164,10 @@ def test_who_waits_in_another_group_is_not_the_one() -> None:
             name: {"last": last, "waiting": []} for name, last in (("all (nccl)", every), ("pair (nccl)", pair))
         }
         if waits:
-            found[waits]["waiting"] = [(found[waits]["last"], "all_gather", 60.0, "m.py:3")]
+            found[waits]["waiting"] = [[found[waits]["last"], "all_gather", 60.0, "m.py:3"]]
         return found
 
-    first = {"all (nccl)": {"last": 7, "waiting": [(7, "all_reduce", 60.0, "")]}}
+    first = {"all (nccl)": {"last": 7, "waiting": [[7, "all_reduce", 60.0, ""]]}}
     second, third = groups(6, 3, "pair (nccl)"), groups(6, 2)
     ranks = [rank(number, last=0, groups=known) for number, known in enumerate((first, second, third))]
     assert judge(ranks).text.startswith("rank 2 (tk3, pid 582) has not joined all_")
@@ -198,6 +253,50 @@ def test_entries_of_the_flight_recorder_are_read_by_group() -> None:
     ((number, operation, _, place),) = found["default_pg (gloo)"]["waiting"]
     assert (number, operation, place) == (4, "all_reduce", "train.py:6")
     assert found["default_pg (nccl)"] == {"last": 3, "waiting": []}
+
+
+def test_an_answer_is_written_beside_what_has_its_place_and_never_through_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # torch's own recorder has what any test of this process joined before.
+    recorder = SimpleNamespace(_dump_fr_trace=lambda: pickle.dumps({"entries": [ENTRY]}))
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", recorder)
+    (tmp_path / "victim").write_text("precious")
+    dumps = tmp_path / "attempts" / "1" / "dumps"
+    dumps.mkdir(parents=True)
+    for name in ("rank-0.flight.json", "rank-0.flight.json.part"):
+        (dumps / name).symlink_to(tmp_path / "victim")
+    write_flight(str(dumps / "rank-0.flight.json"), publish)
+    assert read_json(dumps / "rank-0.flight.json") == {"groups": {"default_pg (gloo)": {"last": 3, "waiting": []}}}
+    (tmp_path / "attempts" / "2").symlink_to("1")
+    write_flight(str(tmp_path / "attempts" / "2" / ".flight-0.json"), publish)
+    assert [path.name for path in (tmp_path / "attempts" / "1").iterdir()] == ["dumps"]
+    assert (tmp_path / "victim").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        5, [1], {"a": 1}, {"a": [[1]]}, {"a": {"waiting": 5}}, {"a": {"waiting": [[1]]}}, {"a": {"last": "x"}},
+        {"a": {"waiting": [[1, "x", "y", "p"]]}}, {"a": {"waiting": [["x", "y", 1.0, "p"]]}},
+    ],
+)  # fmt: skip
+def test_a_forged_answer_of_a_flight_recorder_is_as_none(tmp_path: Path, groups: object) -> None:
+    path = tmp_path / "attempts" / "1" / ".flight-0.json"
+    path.parent.mkdir(parents=True)
+    question = Question(str(path))
+    assert question.waits("", 0.0, 1e9, 1e10) == 0.0
+    path.write_text(json.dumps({"groups": groups}))
+    assert question.waits("", 1.0, 1e12, 1e10) == 0.0
+    path.write_text(json.dumps({"groups": {"a": {"last": 3, "waiting": [[3, "all_reduce", 60.0, "m.py:3"]]}}}))
+    assert question.waits("", 1.0, 1e12, 1e10) == 60.0
+    assert not path.exists()
+
+    dump = Dump(str(path.parent / "dumps"), [], lambda *_: 0)
+    (path.parent / "dumps" / "rank-0.flight.json").write_text(json.dumps({"groups": groups}))
+    view = View(RankRecord(0, 0, "tk1", 580), alive=False)
+    asked = _Asked(view, None, 0, State(), 0, f"{path.parent}/dumps/rank-0.flight.json", 0)
+    assert dump._found(asked, 1.0).groups == {}
 
 
 STACK = """Thread 0x00007fa4a37fe6c0 (most recent call first):

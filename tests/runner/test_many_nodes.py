@@ -20,6 +20,7 @@ from handmade_plans import make_plan, of_nodes
 
 import trainkit
 from trainkit.files import read_json
+from trainkit.runner.nodes import token
 from trainkit.runner.nodes.agreement import Report, digest_of
 from trainkit.runner.nodes.assembly import comparable
 from trainkit.runner.nodes.line import Line
@@ -29,6 +30,7 @@ from trainkit.runner.report.exit_status import Verdict
 RUN_HANDMADE = Path(__file__).with_name("run_handmade.py")
 NODES, FILES = 600, 512
 SECONDS = 60.0
+NONCE = 64 * "0"
 PROGRAM = ("sh", "-c", "ulimit -n; exec sleep 60")
 FAILED = Verdict(7, "program", "rank 17 exited with code 7", 17)
 
@@ -47,14 +49,24 @@ def many_files() -> Iterator[None]:
 class Others:
     """All nodes but the first."""
 
-    def __init__(self, port: int, digest: str) -> None:
+    def __init__(self, port: int, digest: str, folder: str) -> None:
         self.lines: dict[int, Line] = {}
         self.heard: dict[int, dict[str, Any]] = {}
         self._selector = selectors.DefaultSelector()
         for node in range(1, NODES):
-            line = self.lines[node] = Line(self._connected(port))
+            line = self.lines[node] = self._let_in(Line(self._connected(port)), folder, port)
             self._selector.register(line, selectors.EVENT_READ, node)
             line.send(asdict(Report(node, f"tk{node}", "handmade", trainkit.__version__, digest, str(node))))
+
+    def _let_in(self, line: Line, folder: str, port: int) -> Line:
+        """The line, once it has proved that it has the token."""
+        line.send({"nonce": NONCE})
+        answer = line.next_message(SECONDS)
+        assert answer is not None
+        found = token.read_token(token.token_path(folder, "handmade", ("127.0.0.1", port)))
+        line.send({"proof": token.proof(found, token.OTHER, (answer["nonce"], NONCE))})
+        assert line.next_message(SECONDS) == {"proven": True}
+        return line
 
     def _connected(self, port: int) -> socket.socket:
         until = time.monotonic() + SECONDS
@@ -106,7 +118,7 @@ def test_600_nodes_are_one_run_where_512_files_may_be_open(tmp_path: Path) -> No
     node_zero = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment())
     others = None
     try:
-        others = Others(port + 1, digest_of(comparable(plan)))
+        others = Others(port + 1, digest_of(comparable(plan)), plan.output_root)
         others.until_all("start", {"ready": True})
         others.until_all("go")
         run = next((tmp_path / "runs" / "handmade").iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import selectors
 import signal
@@ -11,13 +12,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from handmade_plans import make_plan
 
 from trainkit.errors import MachineError
+from trainkit.files import publish
 from trainkit.plan.model import NodeGroup, Plan, Topology
-from trainkit.runner.nodes import assembly, control, roll_call
+from trainkit.runner.nodes import assembly, control, joining, roll_call, token
 from trainkit.runner.nodes.agreement import RefusedRunError, Start
 from trainkit.runner.nodes.assembly import Assembly, Meeting, assemble, comparable, report_unfit, where
 from trainkit.runner.nodes.control import Control, Neighbour
@@ -38,9 +41,10 @@ def plan_of(nodes: int, rendezvous: str = "auto") -> Plan:
 
 
 @pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody comes late here."""
+def _soon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nobody comes late here; output.root is a relative folder."""
     monkeypatch.setattr(roll_call, "LATE_SECONDS", 0.5)
+    monkeypatch.chdir(tmp_path)
 
 
 Meet = Callable[..., list[Future[Assembly]]]
@@ -336,3 +340,149 @@ def test_node_0_tells_the_others_that_its_own_machine_cannot_run_the_plan() -> N
         second = pool.submit(assemble, plan, Place(1), lambda start: RunLayout(Path("/nowhere")), said.append, SECONDS)
         errors = [first.exception(SECONDS), second.exception(SECONDS)]
     assert all("node 0 (" in str(each) and "card 3 is missing" in str(each) for each in errors)
+
+
+def addresses(host: str, *ports: int) -> tuple[list[str], str]:
+    """Where node 0 listens, and what it says of that."""
+    said: list[str] = []
+    listeners = assembly.listen(host, ports or (free_port(),), said.append)
+    found = [str(each.getsockname()[0]) for each in listeners]
+    for each in listeners:
+        each.close()
+    return found, " ".join(said)
+
+
+def known_as(monkeypatch: pytest.MonkeyPatch, *known: str) -> None:
+    """Every name means these addresses."""
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", (each, 0)) for each in known])
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", *(["::1"] if socket.has_dualstack_ipv6() else [])])
+def test_node_0_listens_only_where_the_others_look_for_it(host: str) -> None:
+    found, said = addresses(host)
+    assert not said
+    assert {each in ("127.0.0.1", "::1") for each in found} == {True}
+
+
+def test_node_0_listens_on_each_of_its_addresses_that_its_name_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    known_as(monkeypatch, "127.0.0.2", "192.0.2.7", "127.0.0.3")  # one is another machine's (RFC 5737)
+    monkeypatch.setattr(ipaddress, "ip_address", lambda _: SimpleNamespace(is_loopback=False))
+    assert addresses("tk1") == (["127.0.0.2", "127.0.0.3"], "")
+
+
+@pytest.mark.parametrize(
+    ("known", "why"),
+    [
+        (("127.0.1.1",), "tk1 is 127.0.1.1 on it, where no other machine finds it"),
+        (("192.0.2.7",), "tk1 is 192.0.2.7, which is no address of this machine"),
+    ],
+)
+def test_node_0_says_that_it_listens_everywhere_where_its_address_is_not_known(
+    monkeypatch: pytest.MonkeyPatch, known: tuple[str, ...], why: str
+) -> None:
+    known_as(monkeypatch, *known)
+    found, said = addresses("tk1")
+    assert found in (["::"], ["0.0.0.0"])
+    assert said == f"node 0 listens on all addresses of this machine: {why}"
+
+
+def test_a_name_that_node_0_does_not_know_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert "tk1 is not known on it (Name or service not known)" in addresses("tk1")[1]
+
+
+def test_node_0_takes_the_next_port_where_one_is_taken_on_any_of_its_addresses() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        free = free_port()
+        listeners = assembly.listen("127.0.0.1", (other.getsockname()[1], free), lambda _: None)
+        assert [each.getsockname()[1] for each in listeners] == [free]
+        for each in listeners:
+            each.close()
+
+
+def test_the_token_is_the_users_alone_and_gone_when_all_have_met(tmp_path: Path) -> None:
+    path, said = token.token_path(str(tmp_path / "runs"), "demo", ("tk1", 29401)), list[str]()
+    with token.made_token(path, said.append) as made:
+        assert token.read_token(path) == made
+        assert Path(path).stat().st_mode & 0o777 == 0o600
+        assert len({token.token_path("runs", "demo", each) for each in (("tk1", 1), ("tk1", 2), ("tk2", 1))}) == 3
+    assert not Path(path).exists()
+    assert not said
+
+
+def test_a_start_that_is_refused_leaves_no_folder_that_its_token_made(tmp_path: Path) -> None:
+    path = token.token_path(str(tmp_path / "mine" / "runs"), "demo", ("tk1", 29401))
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(KeyboardInterrupt), token.made_token(path, lambda _: None):
+        raise KeyboardInterrupt
+    assert not list((tmp_path / "mine").iterdir())
+    with pytest.raises(KeyboardInterrupt), token.made_token(path, lambda _: None):
+        (tmp_path / "mine" / "runs" / "another").touch()
+        raise KeyboardInterrupt
+    assert [each.name for each in (tmp_path / "mine" / "runs").iterdir()] == ["another"]
+
+
+def test_a_token_that_another_user_may_have_put_there_is_not_read(tmp_path: Path) -> None:
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.write_text("ab" * 32)
+    link.symlink_to(real)
+    with pytest.raises(OSError, match="not a regular file"):
+        token.read_token(str(link))
+    real.write_text("ab" * 31)
+    with pytest.raises(OSError, match="it is no token"):
+        token.read_token(str(real))
+    if os.geteuid():
+        pytest.skip("only root can give a file to another user")
+    real.write_text("ab" * 32)
+    os.chown(real, 12345, -1)
+    with pytest.raises(PermissionError, match="it belongs to another user"):
+        token.read_token(str(real))
+    os.chown(tmp_path, 12345, -1)  # a server that calls everybody so
+    assert token.read_token(str(real)) == bytes.fromhex("ab" * 32)
+
+
+def test_a_folder_that_keeps_nothing_private_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def published(path: str, content: str, *, mode: int) -> None:
+        assert mode == 0o600
+        Path(path).write_text(content)
+        Path(path).chmod(0o777)  # as some file systems show every file
+
+    monkeypatch.setattr(token, "publish", published)
+    said: list[str] = []
+    with token.made_token(str(tmp_path / ".token-1"), said.append):
+        assert "keeps no file private" in said[0]
+
+
+def test_a_token_that_cannot_be_written_is_refused_with_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file")
+    made = token.made_token(str(tmp_path / "runs" / ".token-1"), lambda _: None)
+    with pytest.raises(MachineError, match="the run's token, which lets other nodes in, cannot be written to"), made:
+        pytest.fail("there is a token")
+
+
+def test_nodes_that_do_not_share_a_folder_say_so(meet: Meet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "UNREAD_SECONDS", 0.5)
+    plan = plan_of(2, f"127.0.0.1:{free_port()}")
+    first, second = meet(plan, plan1=replace(plan, output_root=str(tmp_path / "another")), seconds=4)
+    assert "its token cannot be read here" in str(second.exception(SECONDS))
+    assert "waiting for node 1; 127.0.0.1 came without the run's token" in str(first.exception(SECONDS))
+
+
+def test_the_token_stands_in_no_file_and_is_not_left(
+    meet: Meet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def noted(path: str, content: str, *, mode: int) -> None:
+        made.append(content)
+        publish(path, content, mode=mode)
+
+    monkeypatch.setattr(token, "publish", noted)
+    for each in meet(plan_of(2, f"127.0.0.1:{free_port()}")):
+        socket.close(each.result(SECONDS).neighbours[0].fd)
+    assert [len(each) for each in made] == [64]
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in files if made[0] in path.read_text() or path.name.startswith(".token")]

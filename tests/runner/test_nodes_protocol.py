@@ -8,6 +8,7 @@ import json
 import os
 import resource
 import selectors
+import signal
 import socket
 import threading
 import time
@@ -22,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.errors import MachineError
-from trainkit.runner.nodes import control, joining, line, open_files, roll_call
+from trainkit.runner.nodes import control, joining, line, open_files, roll_call, token
 from trainkit.runner.nodes.agreement import SAY_SECONDS, Report, Start, digest_of, say_after
 from trainkit.runner.nodes.control import Control, Neighbour
 from trainkit.runner.nodes.joining import join
@@ -33,6 +34,7 @@ from trainkit.runner.supervisor.processes import spawn
 
 SECONDS = 20.0  # for anything that happens at once
 LEAVES = {"launcher.kind": "torchrun", "seed": 3}
+TOKEN = bytes(range(32))
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
@@ -42,6 +44,10 @@ JSON = st.recursive(
 
 def report(node: int, process: str = "", host: str = "") -> Report:
     return Report(node, host or f"tk{node}", "77.0", "1.0", digest_of(LEAVES), process or f"process-{node}")
+
+
+def own_token(_place: tuple[str, int]) -> bytes:
+    return TOKEN
 
 
 def pair() -> tuple[Line, socket.socket]:
@@ -137,7 +143,7 @@ class Called:
         self.said: list[str] = []
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         self.place = self.listener.getsockname()[:2]
-        self.call = RollCall(self.listener, report(0), LEAVES, nodes, self.said.append)
+        self.call = RollCall([self.listener], TOKEN, report(0), LEAVES, nodes, self.said.append)
         self.pool = ThreadPoolExecutor(nodes + 1)
         self.all_here = self.pool.submit(self.call.wait, seconds)
 
@@ -145,6 +151,17 @@ class Called:
         """Something that comes to the port."""
         end = socket.create_connection(self.place, SECONDS)
         end.sendall(data)
+        return end
+
+    def proven(self, *messages: dict[str, object]) -> socket.socket:
+        """A connection of somebody who has the token, and what he says."""
+        end = self.stranger(b'{"nonce": "' + b"ab" * 32 + b'"}\n')
+        lines = end.makefile("rb")
+        nonces = (json.loads(lines.readline())["nonce"], "ab" * 32)
+        end.sendall(json.dumps({"proof": token.proof(TOKEN, token.OTHER, nonces)}).encode() + b"\n")
+        assert json.loads(lines.readline()) == {"proven": True}
+        for message in messages:
+            end.sendall(json.dumps(message).encode() + b"\n")
         return end
 
     def node(self, number: int, process: str = "") -> Future[tuple[Line, Start]]:
@@ -163,7 +180,7 @@ class Called:
 
     def joined(self, number: int, process: str = "") -> tuple[Line, Start]:
         """What it comes to."""
-        found = join(report(number, process), LEAVES, [self.place], SECONDS, self.said.append)
+        found = join(report(number, process), LEAVES, [self.place], own_token, SECONDS, self.said.append)
         found[0].send({"ready": True})
         assert found[0].next_message(SECONDS) == {"go": True}
         return found
@@ -217,8 +234,10 @@ def test_strangers_hold_up_no_roll_call(called: Callable[..., Called]) -> None:
         call.stranger(b'{"node": [], "host": {}, "start": "77.0", "version": 1}\n'),
         call.stranger(b"\x16\x03\x01" + bytes(range(256))),
         call.stranger(b'{"log": 1}\n{"log": 2}\n'),  # two lines of what is no report
-        call.stranger(2 * (json.dumps(asdict(other)).encode() + b"\n")),
-        call.stranger(json.dumps(asdict(other)).encode() + b"\n"),  # another job's node
+        call.stranger(json.dumps(asdict(report(1))).encode() + b"\n"),  # a report without a proof
+        call.proven({"log": 1}, {"log": 2}),
+        call.proven(asdict(other), asdict(other)),
+        call.proven(asdict(other)),  # another job's node
     ]
     answered = kept[-1].makefile("rb").readline()
     assert json.loads(answered) == {"other": "77.0"}
@@ -246,6 +265,108 @@ def test_who_says_nothing_for_long_is_let_go(called: Callable[..., Called], monk
     assert finish(call, call.node(1))
 
 
+NONCE = b'{"nonce": "' + b"ab" * 32 + b'"}\n'
+
+
+@pytest.mark.parametrize("what", ["another token", "node 0's own proof", "an older proof", "a number", "another nonce"])
+def test_who_does_not_have_the_token_is_not_listened_to_and_said(called: Callable[..., Called], what: str) -> None:
+    call = called(2)
+    with call.stranger(NONCE) as earlier, call.stranger(NONCE) as end:
+        older, answer = (json.loads(each.makefile("rb").readline()) for each in (earlier, end))
+        nonces = (answer["nonce"], "ab" * 32)
+        shown: dict[str, object] = {
+            "another token": token.proof(bytes(32), token.OTHER, nonces),
+            "node 0's own proof": answer["proof"],
+            "an older proof": token.proof(TOKEN, token.OTHER, (older["nonce"], "ab" * 32)),
+            "a number": 10**30,
+            "another nonce": "cd" * 32,
+        }
+        end.sendall(
+            json.dumps({"proof": shown[what]}).encode() + b"\n" + json.dumps(asdict(report(1))).encode() + b"\n"
+        )
+        assert end.recv(4096) == b""  # no word but the end
+    assert "127.0.0.1 came without the run's token" in call.call._present()
+    assert [each.node for each in finish(call, call.node(1))] == [1]
+
+
+def test_a_node_without_the_token_waits_says_so_and_gives_up(
+    called: Callable[..., Called], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(joining, "UNREAD_SECONDS", 0.5)
+    call, missing = called(2), str(tmp_path / ".token-0")
+    with pytest.raises(
+        MachineError, match=r"node 1 \(tk1\) cannot join node 0 at 127\.0\.0\.1.*no such file"
+    ) as refused:
+        join(report(1), LEAVES, [call.place], lambda _: token.read_token(missing), SECONDS, call.said.append)
+    assert missing in str(refused.value)
+    assert "all nodes share" in refused.value.hints[0]
+    assert finish(call, call.node(1))
+
+
+def test_a_node_tells_nothing_to_a_node_0_that_does_not_have_the_token(called: Callable[..., Called]) -> None:
+    call = called(2)
+    with socket.create_server(("127.0.0.1", 0)) as false:
+        places = [false.getsockname()[:2], call.place]
+        found = call.pool.submit(join, report(1), LEAVES, places, own_token, SECONDS, call.said.append)
+        end, _ = false.accept()
+        with end, end.makefile("rb") as lines:
+            nonce = json.loads(lines.readline())["nonce"]
+            forged = token.proof(bytes(32), token.NODE_0, ("cd" * 32, nonce))
+            end.sendall(json.dumps({"nonce": "cd" * 32, "proof": forged}).encode() + b"\n")
+            assert lines.read() == b""
+        assert len(finish(call, found_ready(call, found))) == 1
+
+
+def found_ready(call: Called, found: Future[tuple[Line, Start]]) -> Future[tuple[Line, Start]]:
+    """The node of a bare `join`, once it has said that it is ready."""
+
+    def ready() -> tuple[Line, Start]:
+        found.result(SECONDS)[0].send({"ready": True})
+        return found.result()
+
+    return call.pool.submit(ready)
+
+
+def test_a_thousand_strangers_with_megabytes_keep_no_node_out(called: Callable[..., Called]) -> None:
+    call = called(3)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    kept = []
+    for number in range(min(1000, hard // 2 - 100)):
+        end = call.stranger()
+        end.setblocking(False)
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            end.send([b"", b"x" * (1 << 20), NONCE, NONCE * 2][number % 4])
+        kept.append(end)
+    assert [each.node for each in finish(call, call.node(1), call.node(2))] == [1, 2]
+    for end in kept:
+        end.close()
+
+
+def test_strangers_without_end_do_not_keep_a_roll_call_from_ending(called: Callable[..., Called]) -> None:
+    call, over = called(3, 1.0), threading.Event()
+
+    def come() -> int:
+        count = 0
+        while not over.is_set():
+            with contextlib.suppress(OSError), call.stranger([b"", NONCE, b"{}\n", b"x" * 9999][count % 4]):
+                count += 1
+        return count
+
+    coming = call.pool.submit(come)
+    try:
+        assert "after 1 s 1 of 3 nodes are here" in str(call.all_here.exception(SECONDS))
+    finally:
+        over.set()
+    assert coming.result(SECONDS) > 10
+
+
+def test_more_than_a_proof_takes_is_read_of_nobody_who_has_proved_nothing(called: Callable[..., Called]) -> None:
+    call = called(2)
+    with call.stranger(b'{"nonce": "' + b"a" * token.FIRST_BYTES) as end:
+        assert end.recv(1) == b""
+    assert finish(call, call.node(1))
+
+
 @settings(max_examples=30)
 @given(st.dictionaries(st.sampled_from(["node", "host", "start", "version", "digest", "process"]), JSON))
 def test_a_report_is_read_or_refused_whatever_its_values_are(message: dict[str, object]) -> None:
@@ -257,7 +378,7 @@ def test_a_report_is_read_or_refused_whatever_its_values_are(message: dict[str, 
 
 def test_a_node_that_comes_again_before_the_start_is_the_same_node(called: Callable[..., Called]) -> None:
     call = called(3)
-    first = call.stranger(json.dumps(asdict(report(1, "mine"))).encode() + b"\n")
+    first = call.proven(asdict(report(1, "mine")))
     assert json.loads(first.makefile("rb").readline()) == {"here": True}
     # Its network has dropped the connection without a word: node 0 still has the old one.
     again = call.node(1, "mine")
@@ -268,7 +389,7 @@ def test_a_node_that_comes_again_before_the_start_is_the_same_node(called: Calla
 
 def test_a_node_that_left_may_come_again_as_another_process(called: Callable[..., Called]) -> None:
     call = called(3)
-    with call.stranger(json.dumps(asdict(report(1, "before"))).encode() + b"\n") as first:
+    with call.proven(asdict(report(1, "before"))) as first:
         assert first.recv(64)
     again = call.node(1, "after")
     call.until_here(1, "after")
@@ -292,7 +413,7 @@ def test_a_node_that_comes_when_the_run_has_begun_is_refused_and_told_why(monkey
         closed.bind(("127.0.0.1", 0))  # nobody listens here any more
         meeting = ranks.getsockname()
         with pytest.raises(MachineError, match=r"node 1 \(tk1\) comes too late, or is there twice") as refused:
-            join(report(1), LEAVES, [closed.getsockname()], SECONDS, said.append, meeting)
+            join(report(1), LEAVES, [closed.getsockname()], own_token, SECONDS, said.append, meeting)
     already = f"the ranks of a run meet at 127.0.0.1:{meeting[1]} already"
     assert str(refused.value).endswith(already)
     assert f"(connection refused; {already})" in said[0]
@@ -301,7 +422,7 @@ def test_a_node_that_comes_when_the_run_has_begun_is_refused_and_told_why(monkey
 def test_a_node_tells_its_plan_only_where_it_is_another_one(called: Callable[..., Called]) -> None:
     call, sent = called(2), asdict(report(1))
     assert len(json.dumps(sent)) < 300
-    asked = call.stranger(json.dumps({**sent, "digest": "another"}).encode() + b"\n")
+    asked = call.proven({**sent, "digest": "another"})
     answers = asked.makefile("rb")
     assert json.loads(answers.readline()) == {"leaves": True}
     asked.sendall(json.dumps({"leaves": {**LEAVES, "seed": 4}}).encode() + b"\n")
@@ -312,7 +433,7 @@ def test_a_node_tells_its_plan_only_where_it_is_another_one(called: Callable[...
 
 def test_a_node_that_says_something_else_than_ready_is_named(called: Callable[..., Called]) -> None:
     call = called(4)
-    ends = [call.stranger(json.dumps(asdict(report(node))).encode() + b"\n") for node in (1, 2, 3)]
+    ends = [call.proven(asdict(report(node))) for node in (1, 2, 3)]
     call.all_here.result(SECONDS)
     ends[0].sendall(b'{"why": "does not see /runs/r"}\n')
     ends[1].sendall(b'{"ready": true}\n')
@@ -329,7 +450,7 @@ def test_a_listener_that_never_answers_is_left_for_the_next_port(
     call = called(2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         places = [silent.getsockname()[:2], call.place]
-        found = call.pool.submit(join, report(1), LEAVES, places, SECONDS, call.said.append)
+        found = call.pool.submit(join, report(1), LEAVES, places, own_token, SECONDS, call.said.append)
         call.all_here.result(SECONDS)
     assert isinstance(call.call._here[1].report, Report)
     call.call._here[1].line.send({"refused": "enough", "hint": ""})
@@ -359,7 +480,7 @@ def test_what_answers_and_is_no_node_0_is_left_for_the_next_port(called: Callabl
 
         call.pool.submit(serve)
         places = [wrong.getsockname()[:2], call.place]
-        found = call.pool.submit(join, report(1), LEAVES, places, SECONDS, call.said.append)
+        found = call.pool.submit(join, report(1), LEAVES, places, own_token, SECONDS, call.said.append)
         call.all_here.result(SECONDS)
     call.call._here[1].line.send({"start": asdict(START)})
     assert found.result(SECONDS)[1] == START
@@ -397,12 +518,12 @@ def run_nodes(nodes: int, ends: dict[int, Verdict], clock: Skewed | None = None)
         if clock:
             clock.offset = 86_400.0 * (node % 7 - 3)
         if node == 0:
-            call = RollCall(listener, report(0), LEAVES, nodes, lambda _: None)
+            call = RollCall([listener], TOKEN, report(0), LEAVES, nodes, lambda _: None)
             call.wait(SECONDS)
             call.start(START)
             neighbours = {each.node: each for each in call.neighbours()}
         else:
-            found, _ = join(report(node), LEAVES, [place], SECONDS, lambda _: None)
+            found, _ = join(report(node), LEAVES, [place], own_token, SECONDS, lambda _: None)
             found.send({"ready": True})
             assert found.next_message(SECONDS) == {"go": True}
             neighbours = {0: Neighbour(0, "tk0", found.detach())}
@@ -450,6 +571,7 @@ def test_clocks_that_differ_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         b'{"ended": {"exit_code": "7"}}\n',
         b'{"ended": {"x": 1}}\n',
         b'{"post": 7}\n',
+        b'{"signal": "USR1"}\n',
     ],
 )
 def test_a_node_that_says_garbage_is_lost_and_the_run_ends(said: bytes) -> None:
@@ -462,6 +584,20 @@ def test_a_node_that_says_garbage_is_lost_and_the_run_ends(said: bytes) -> None:
             first.turn()
     assert first.order.startswith("node 1 (tk1) was lost")
     assert first.said == [first.order]
+
+
+def test_a_signal_for_the_ranks_goes_from_node_0_to_the_others_once() -> None:
+    near, far = socket.socketpair()
+    with selectors.DefaultSelector() as selector, selectors.DefaultSelector() as others:
+        first = Control(0, {1: Neighbour(1, "tk1", near.detach())}, selector, grace=1.0)
+        second = Control(1, {0: Neighbour(0, "tk0", far.detach())}, others, grace=1.0)
+        second.pass_on(signal.SIGUSR1)  # one that was sent to every process of the job
+        first.pass_on(signal.SIGUSR1)
+        until = time.monotonic() + SECONDS
+        while not second.passed_on and time.monotonic() < until:
+            second.turn()
+        first.turn()
+    assert (first.passed_on, second.passed_on) == ([], [signal.SIGUSR1])
 
 
 def test_a_node_that_reads_nothing_keeps_the_verdict_from_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,13 @@ from typing import Any
 import pytest
 from handmade_plans import make_plan
 
-from trainkit.plan.model import Choice, Plan, Text, Variable, text
+from trainkit.plan.model import Choice, Plan, PlannedFile, Text, Variable, text
+from trainkit.planner.expected import EXPECTED
+from trainkit.runner.report.card_watch import CardWatch
+from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.own_results import own_results
-from trainkit.runner.report.summary import render_summary
+from trainkit.runner.report.progress import Progress
+from trainkit.runner.report.summary import build_summary, render_summary
 from trainkit.runner.rundir.layout import RunLayout
 
 LOG = [{"loss": 2.5, "step": 2}, {"eval_loss": 1.75, "step": 2}, {"loss": 1.5, "step": 4}, {"train_loss": 2.0}]
@@ -100,6 +104,71 @@ def test_files_of_an_earlier_run_and_damaged_ones_tell_nothing(layout: RunLayout
     write(output, "trainer_state.json", {"global_step": "four", "log_history": [7, {"loss": "low"}, {"loss": True}]})
     write(output, "eval_results.json", ["eval_loss"])
     assert own_results(plan_of("hf"), layout, time.time() - 5) == {}
+
+
+def ended(layout: RunLayout, kind: str = "builtin", *, verified: bool = False) -> dict[str, Any]:
+    """The summary, which can always be written, shown and read again."""
+    plan = plan_of(kind)
+    plan = replace(plan, files=(PlannedFile(EXPECTED, "{}"),)) if verified else plan
+    summary = build_summary(plan, layout, Verdict(0), 9.0, Progress(), CardWatch((), layout.cards))
+    assert "Run directory" in render_summary(json.loads(json.dumps(summary)), layout.root)
+    return summary
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"steps": 5, "memory": 5, "final_loss": [], "profile": 5}, {"steps": "x"}, {"not_finite": 5},
+        {"not_finite": [[]]}, {"memory": [5]}, {"train_seconds": "y"}, [], 10**30,
+    ],
+)  # fmt: skip
+def test_a_damaged_result_is_left_out_and_said(layout: RunLayout, result: object) -> None:
+    layout.result.write_text(json.dumps(result))
+    summary = ended(layout)
+    assert summary["damaged"].startswith("result.json is damaged: ")
+    assert (summary["steps"], summary["memory"], summary["reasons"]["steps"]) == (None, None, summary["damaged"])
+    assert f"Damaged        {summary['damaged']}" in render_summary(summary, layout.root)
+
+
+def test_values_of_a_result_that_nobody_can_show_end_nothing(layout: RunLayout) -> None:
+    layout.result.write_text('{"steps": 5, "mfu": "x", "peak_flops_per_second": [], "corpus": 5, "best_eval_loss": 1}')
+    summary = build_summary(plan_of("builtin"), layout, Verdict(0), 9.0, Progress(), CardWatch((), layout.cards))
+    assert render_summary(summary, layout.root).startswith(f"{layout.summary} is damaged (")
+
+
+@pytest.mark.parametrize(
+    "paces", [{"x": 5}, {"0": 5}, {"0": ["a", 1.0]}, {"0": ["../a", 1.0, 1.0]}, 5, {"9" * 5000: []}]
+)
+def test_damaged_paces_name_no_straggler(layout: RunLayout, paces: object) -> None:
+    write(layout.attempt(1).root, "paces.json", paces)
+    assert ended(layout)["stragglers"] == []
+    write(layout.attempt(1).root, "paces.json", {"0": ["a", 1.0, 0.1], "1": ["b", 1.0, 0.9]})
+    assert [each["rank"] for each in ended(layout)["stragglers"]] == [1]
+
+
+@pytest.mark.parametrize(
+    "account",
+    [
+        {"strategy": 5},
+        {"differences": 5},
+        {"world_size": "x"},
+        {"output_dir": "a\0b"},
+        {"output_dir": "/\ud800"},
+        [],
+        7,
+    ],
+)
+def test_a_damaged_account_of_a_rank_is_said(layout: RunLayout, account: object) -> None:
+    shown = layout.attempt(1).shown
+    write(shown, "rank-0.json", account)
+    summary = ended(layout, "hf", verified=True)
+    assert "In force       not shown: rank-0.json is damaged\n" in render_summary(summary, layout.root)
+    write(shown, "rank-0.json", {"strategy": "ddp", "device": "cpu"})  # what is missing is not known
+    for name in ("rank-x.json", "rank-01.json", "rank-2.json", "rank-99999999999.json"):  # no ranks of this plan
+        write(shown, name, {})
+    summary = ended(layout, "hf", verified=True)
+    assert [*summary["in_force"]] == ["0"]
+    assert "In force       as planned, seen in 1 of 2 ranks: ddp, cpu\n" in render_summary(summary, layout.root)
 
 
 def test_what_is_known_is_shown() -> None:

@@ -296,6 +296,16 @@ def test_a_rank_that_was_not_as_planned_is_not_started_again_when_the_launcher_r
     assert (found["pid"], found["exit_code"], found["not_as_planned"]) == (0, 1, "it is another")
 
 
+@pytest.mark.parametrize("said", ["5", "[1]", '{"a": 1}'])
+def test_a_forged_account_of_a_rank_says_nothing_and_changes_no_exit_code(tmp_path: Path, said: str) -> None:
+    expected, shown = tmp_path / "expected.json", tmp_path / "shown" / "rank-0.json"
+    expected.write_text("{}")
+    leave = f"mkdir -p {shown.parent} && echo '{{\"differences\": {said}}}' > {shown}"
+    wrapper = start(tmp_path, "sh", "-c", f"{leave}; exit 7", words=("--expect", str(expected)))
+    assert wrapper.wait(20) == 7
+    assert (record(tmp_path)["exit_code"], record(tmp_path)["not_as_planned"]) == (7, "")
+
+
 LEFT_BEHIND = """
 import os, signal, socket, sys, time
 folder = sys.argv[1]

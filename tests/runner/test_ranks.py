@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from trainkit.files import publish, read_whole
+from trainkit.files import open_regular, publish, read_record
+from trainkit.runner.nodes.control import Control
 from trainkit.runner.rundir import records
 from trainkit.runner.rundir.records import REMOVED, RankRecord, read_records, unwritten, write_record
+from trainkit.runner.supervisor import processes
 from trainkit.runner.supervisor.ranks import Ranks
+from trainkit.runner.watch.timing import Limits
+from trainkit.runner.watch.watch import Watch
 
 Start = Callable[[str], subprocess.Popen[bytes]]
 
@@ -42,7 +48,8 @@ def start() -> Iterator[Start]:
 
 
 def record(rank: int, pid: int, *, ended: float | None = None, exit_code: int | None = None) -> RankRecord:
-    return RankRecord(rank, rank, os.uname().nodename, pid, pid=pid, ended=ended, exit_code=exit_code)
+    known = RankRecord(rank, rank, os.uname().nodename, pid, pid=pid, ended=ended, exit_code=exit_code)
+    return known._replace(wrapper_started=processes.started(pid))
 
 
 def test_ranks_that_have_ended_do_not_keep_their_watcher_awake(attempt: str, start: Start) -> None:
@@ -59,6 +66,7 @@ def test_ranks_that_have_ended_do_not_keep_their_watcher_awake(attempt: str, sta
     assert ranks.alive() == [1]
     assert not ranks.vanished
     assert selector.select(0) == []
+    assert len(selector.get_map()) == 1  # else a later one that gets the same descriptor could not be watched
 
 
 def test_a_rank_that_was_started_anew_is_watched_in_its_new_process_alone(attempt: str, start: Start) -> None:
@@ -97,17 +105,20 @@ def test_a_rank_that_registers_while_another_vanishes_is_taken_in(attempt: str, 
     assert ranks.alive() == [1]
 
 
-def test_a_node_reads_the_records_of_its_own_ranks_alone(attempt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_reads_the_records_of_its_own_ranks_alone(
+    attempt: str, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrapper = start("60").pid
     guardians = [Ranks(attempt, selectors.DefaultSelector(), node) for node in range(3)]
     for rank in range(6):
-        write_record(attempt, record(rank, os.getpid())._replace(node=rank // 2))
+        write_record(attempt, record(rank, wrapper)._replace(node=rank // 2))
     opened: list[str] = []
 
-    def noted(path: str) -> bytes:
+    def noted(path: str, kind: type[RankRecord], *, below: str) -> RankRecord | None:
         opened.append(Path(path).name)
-        return read_whole(path)
+        return read_record(path, kind, below=below)
 
-    monkeypatch.setattr(records, "read_whole", noted)
+    monkeypatch.setattr(records, "read_record", noted)
     for node, ranks in enumerate(guardians):
         ranks.poll()
         assert [*ranks.records] == [2 * node, 2 * node + 1]
@@ -167,3 +178,66 @@ def test_a_closed_folder_is_not_called_removed(attempt: str, monkeypatch: pytest
         Ranks(attempt, selectors.DefaultSelector()).obstacle()
         == f"{attempt}/ranks cannot be written: Permission denied"
     )
+
+
+def test_a_process_that_is_not_of_this_attempt_is_no_rank(attempt: str, start: Start) -> None:
+    """Nothing is signalled here: a look must not even take it in."""
+    write_record(attempt, record(0, start("60").pid)._replace(wrapper_started="1"))  # its number was given again
+    write_record(attempt, record(1, os.getppid()))  # neither below the guardian nor a wrapper by its words
+    ranks = Ranks(attempt, selectors.DefaultSelector())
+    ranks.poll()
+    assert ranks.alive() == []
+    assert [*ranks.records, *ranks.vanished] == [0, 0]
+
+
+def test_what_was_taken_for_ended_is_never_alive(attempt: str, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(attempt, selectors.DefaultSelector())
+    write_record(attempt, record(0, start("60").pid)._replace(wrapper_started="1"))
+    ranks.poll()
+    monkeypatch.setattr("trainkit.runner.supervisor.ranks.started", lambda _: "1")
+    assert ([*ranks.records], ranks.alive()) == ([0], [])
+
+
+def test_a_process_that_only_a_record_names_is_not_looked_into(
+    attempt: str, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither by a tool nor through its descriptors: the stranger is this process, with a child."""
+    (tool := tmp_path / "py-spy").write_text("")
+    tool.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    opened, spawned = list[str](), list[tuple[str, ...]]()
+
+    def noted(path: str, *args: Any, **options: Any) -> int:
+        opened.append(path)
+        return open_regular(path, *args, **options)
+
+    def spawn(argv: Sequence[str], _: Sequence[int]) -> int:
+        spawned.append(tuple(argv))
+        return 0
+
+    monkeypatch.setattr("trainkit.runner.watch.dumping.open_regular", noted)
+    stranger = RankRecord(0, 0, "tk0", os.getpid(), pid=start("60").pid, wrapper_started="1", stamps=0)
+    selector = selectors.DefaultSelector()
+    write_record(attempt, stranger)
+    (ranks := Ranks(attempt, selector)).poll()
+    (tmp_path / "orders").mkdir()
+    (tmp_path / "orders" / "dump").write_text("77")
+    watch = Watch(Limits(), attempt, Control(0, {}, selector, 1.0), spawn, 0, "torchrun")
+    watch.turn(ranks.records, ranks.alive(), ())
+    assert (tmp_path / "dumps").exists()
+    assert (opened, spawned) == ([], [])
+
+
+def test_a_rank_has_term_once_and_one_that_was_started_since_has_it_too(
+    attempt: str, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(Ranks, "_send", lambda _, pid, number: sent.append((pid, number)))
+    ranks = Ranks(attempt, selectors.DefaultSelector())
+    first, late = start("60").pid, start("60").pid
+    for rank, pid in enumerate((first, late)):
+        write_record(attempt, record(rank, pid))
+        ranks.poll()
+        ranks.stop()
+        ranks.stop()
+    assert sent == [(first, signal.SIGTERM), (late, signal.SIGTERM)]

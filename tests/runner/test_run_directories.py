@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import Trainkit
+from trainkit.cli.commands import runs as runs_commands
+from trainkit.errors import UsageError
+from trainkit.jobs import states
+from trainkit.jobs.records import Submission, write_submission
+from trainkit.jobs.states import prunable, remove_run, state_of
+from trainkit.runner.rundir import listing
 from trainkit.runner.rundir.checkpoints import checksum, saved_checkpoints
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.runner.rundir.listing import hold, is_running, list_runs, prunable, read_run, remove
+from trainkit.runner.rundir.listing import hold, is_running, list_runs
+from trainkit.runner.rundir.making import create_run_dir, note_root, noted_roots
 
 
 def make_run(root: Path, name: str, run_id: str, **status: Any) -> RunLayout:
@@ -41,14 +50,14 @@ def test_runs_are_listed_oldest_first_over_all_names(tmp_path: Path) -> None:
     make_run(tmp_path, "a", "20260101-000000-aa", state="ended", exit_code=0)
     (tmp_path / "a" / "no-run").mkdir()
     assert [run.layout.id[:8] for run in list_runs(str(tmp_path))] == ["20260101", "20260102", "20260103"]
-    assert [run.exit_code for run in list_runs(str(tmp_path), "a")] == [0, 7]
+    assert [state_of(run.layout).exit_code for run in list_runs(str(tmp_path), "a")] == [0, 7]
     assert list_runs(str(tmp_path / "nowhere")) == []
 
 
 def test_a_run_whose_end_nobody_saw_is_lost(tmp_path: Path) -> None:
     layout = make_run(tmp_path, "a", "1", state="running")
-    assert read_run(layout.root).state == "lost"
-    assert read_run(make_run(tmp_path, "a", "2").root).state == "lost"
+    assert state_of(layout).word == "lost"
+    assert state_of(make_run(tmp_path, "a", "2")).word == "lost"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +96,7 @@ def test_a_damaged_status_hides_no_other_run(tmp_path: Path, trainkit: Trainkit,
         "20260103",
     ]
     listed = json.loads(trainkit("runs", "list", "--json").stdout)
-    assert [run["state"] for run in listed if run["path"] != str(damaged.root)] == ["ended", "ended"]
+    assert [run["state"] for run in listed] == ["done", "unknown", "done"]
 
 
 def test_a_run_of_the_first_version_of_plans_is_listed(tmp_path: Path) -> None:
@@ -95,7 +104,8 @@ def test_a_run_of_the_first_version_of_plans_is_listed(tmp_path: Path) -> None:
     layout.plan.write_text(json.dumps({"plan_version": 1, "name": "a"}))
     layout.summary.write_text(json.dumps({"exit_code": 7, "steps": 3, "final_loss": 1.5}))
     (run,) = list_runs(str(tmp_path))
-    assert (run.state, run.exit_code, run.summary["steps"], run.started) == ("ended", 7, 3, None)
+    state = state_of(layout)
+    assert (state.word, state.exit_code, state.step, run.started) == ("failed", 7, 3, None)
 
 
 def plan_of(program: str, *argv: Any) -> str:
@@ -139,7 +149,45 @@ def test_the_newest_run_is_shown_and_without_one_it_is_said(tmp_path: Path, trai
     assert (done.returncode, done.stdout) == (2, "")
     assert "no runs in runs" in done.stderr
     make_run(tmp_path / "runs", "a", "20260101-000000-aa", state="ended", exit_code=0)
-    assert trainkit("runs", "show").stdout == "ended, exit code 0\nprogram: -\n"
+    assert trainkit("runs", "show").stdout == "done, exit code 0\nprogram: -\n"
+
+
+def test_all_runs_of_a_user_are_listed_from_any_folder(
+    tmp_path: Path, trainkit: Trainkit, clean_environment: dict[str, str]
+) -> None:
+    for name in ("one", "two", "one"):
+        note_root(str(tmp_path / name / "runs"), clean_environment)
+    note_root(str(tmp_path / "gone"), clean_environment)
+    for day, name in enumerate(("one", "two"), 1):
+        make_run(tmp_path / name / "runs", "a", f"2026010{day}-000000-aa", state="ended", exit_code=0)
+    assert noted_roots(clean_environment) == [str(tmp_path / name / "runs") for name in ("one", "two")]
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    listed = json.loads(trainkit("runs", "list", "--all", "--json", cwd=elsewhere).stdout)
+    assert [Path(run["path"]).parts[-4] for run in listed] == ["one", "two"]
+    assert json.loads(trainkit("runs", "list", "--json", cwd=elsewhere).stdout) == []
+
+
+def test_the_runs_of_a_job_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    roots, asked = [str(tmp_path / each) for each in ("one", "two")], list[str]()
+    for number, job in enumerate(("101", "4_10", "4_2", "101")):
+        layout = make_run(Path(roots[number % 2]), "a", f"2026010{number + 1}-000000-aa", state="running")
+        write_submission(layout, Submission("slurm", job))
+    monkeypatch.setattr(runs_commands, "known_roots", lambda: roots)
+    monkeypatch.setattr(states, "root_of_job", asked.append)
+    here = str(tmp_path / "here")
+    assert runs_commands.find_run("101", here).layout.id.startswith("20260104")  # the newest: numbers begin again
+    assert runs_commands.find_run("4_2", here).layout.id.startswith("20260103")
+    found, is_array = runs_commands.find_runs("4", here)
+    assert ([each.layout.id[:8] for each in found], is_array) == (["20260103", "20260102"], True)
+    with pytest.raises(UsageError, match="4 is an array job of 2 runs"):
+        runs_commands.find_run("4", here)
+    assert not asked
+    with pytest.raises(UsageError, match="7 is neither"):
+        runs_commands.find_run("7", here)
+    assert asked == ["7"]
+    monkeypatch.setattr(runs_commands, "known_roots", list)
+    monkeypatch.setattr(states, "root_of_job", lambda _: Path(roots[0]))
+    assert runs_commands.find_run("4_2", here).layout.id.startswith("20260103")
 
 
 def test_pruning_keeps_the_newest_of_each_name_and_every_running_run(tmp_path: Path) -> None:
@@ -153,12 +201,12 @@ def test_pruning_keeps_the_newest_of_each_name_and_every_running_run(tmp_path: P
         chosen = [(run.layout.name, run.layout.id[:8]) for run in prunable(runs, keep=1)]
         assert sorted(chosen) == [(name, f"2026010{day}") for name in ("a", "b") for day in (1, 2)]
         assert len(prunable(runs, keep=10)) == 0
-        assert not remove(read_run(alive.root))
+        assert not remove_run(alive)
         assert alive.root.exists()
     finally:
         os.close(lock)
     assert not is_running(alive)
-    assert remove(read_run(alive.root))
+    assert remove_run(alive)
     assert not alive.root.exists()
 
 
@@ -170,9 +218,28 @@ def test_pruning_leaves_what_a_link_leads_to(tmp_path: Path, trainkit: Trainkit)
     (root / "mine" / elsewhere.id).symlink_to(elsewhere.root)
     done = trainkit("runs", "prune", "--keep", "0", "--yes", "--root", str(root))
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "removed 1 of 1 runs")
+    assert "2 older runs stay: " in done.stdout
     assert list((root / "mine").iterdir()) == [root / "mine" / elsewhere.id]
     assert elsewhere.plan.exists()
-    assert not remove(read_run(root / "mine" / elsewhere.id))  # also where the link was made after the question
+    assert not remove_run(RunLayout(root / "mine" / elsewhere.id))  # also where the link was made after the question
+
+
+def test_half_of_a_removed_run_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = make_run(tmp_path, "a", "20260101-000000-aa", state="ended", exit_code=0)
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError("the disk fails")
+
+    monkeypatch.setattr(listing, "remove_tree", fails)
+    with pytest.raises(OSError, match="the disk fails"):
+        remove_run(layout)
+    assert layout.recipe.exists()
+    assert list_runs(str(tmp_path)) == []
+
+
+def test_a_folder_without_a_recipe_is_no_run(tmp_path: Path) -> None:
+    make_run(tmp_path, "a", "20260101-000000-aa").recipe.unlink()
+    assert list_runs(str(tmp_path)) == []
 
 
 def test_only_complete_checkpoints_are_found_newest_first(tmp_path: Path) -> None:
@@ -219,3 +286,13 @@ def test_a_manifest_that_was_changed_is_damaged_itself(tmp_path: Path) -> None:
     assert saved_checkpoints(str(tmp_path), "a") == []
     (found,) = saved_checkpoints(str(tmp_path), "a", damaged=True)
     assert found.damage == "manifest.json is not as it was written"
+
+
+def test_a_run_directory_that_is_there_is_left_alone_for_another_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = iter(["aaaaaa", "aaaaaa", "bbbbbb"])
+    monkeypatch.setattr(time, "strftime", lambda _: "20260101-000000")
+    monkeypatch.setattr(secrets, "token_hex", lambda _: next(names))
+    made = [create_run_dir(str(tmp_path), "a").id for _ in range(2)]
+    assert made == ["20260101-000000-aaaaaa", "20260101-000000-bbbbbb"]

@@ -9,12 +9,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainkit.files import read_json
+from trainkit.cli.commands.dump import dump
+from trainkit.errors import MachineError
+from trainkit.files import read_json, write_json
+from trainkit.runner.rundir.layout import RunLayout
+from trainkit.runner.rundir.records import ORDERS
 from trainkit.runner.watch.activity import Activity, disk_bytes
 
 pytestmark = pytest.mark.cli
@@ -171,8 +176,34 @@ def test_a_program_that_forks_is_dumped_and_nobody_of_it_notices(trainkit: Train
     assert "1 5 []" in out
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"ranks": [{"rank": 0, "seconds": "x"}]}, {"ranks": [{"rank": 0, "phase": 99}]}, {"missing": None}, {"line": 1},
+        {"ranks": [{"rank": 0, "groups": 5}]}, {"ranks": [{"rank": 0, "host": 5}]}, {"missing": 5}, {"ranks": 5},
+    ],
+)  # fmt: skip
+def test_an_answer_that_is_not_the_guardians_is_called_so(tmp_path: Path, said: dict[str, Any]) -> None:
+    layout = RunLayout(tmp_path / "r" / "20260101-000000-aa")
+    dumps, order = layout.attempt(1).root / "dumps", layout.attempt(1).root / ORDERS / "dump"
+    dumps.mkdir(parents=True)
+    layout.plan.write_text("{}")
+    layout.recipe.write_text("version: 1\n")
+    layout.status.write_text(json.dumps({"state": "running", "host": "elsewhere", "attempt": 1}))
+    account = {"line": "", "ranks": [], "missing": [], **said}
+
+    def answer() -> None:
+        wait_for(order.exists)
+        write_json(dumps / "asked.json", {**account, "asked": order.read_text()})
+
+    with ThreadPoolExecutor() as threads:
+        threads.submit(answer)
+        with pytest.raises(MachineError, match="is not the guardian's"):
+            dump(str(layout.root))
+
+
 def test_a_run_that_has_ended_cannot_be_dumped(trainkit: Trainkit, tmp_path: Path) -> None:
     assert trainkit("run", str(write(tmp_path, "print('done')\n"))).returncode == 0
     done = trainkit("dump", "r", "--root", str(tmp_path / "runs"))
     assert done.returncode == 2
-    assert "is not running: it is ended" in done.stderr
+    assert "is not running: it is done" in done.stderr

@@ -58,9 +58,10 @@ def test_standard_output_is_the_programs_alone_and_its_code_is_ours(tmp_path: Pa
 def test_the_run_directory_is_complete(tmp_path: Path) -> None:
     assert run(tmp_path, "true").returncode == 0
     names = {str(path.relative_to(run_dir(tmp_path))) for path in run_dir(tmp_path).rglob("*") if path.is_file()}
-    own = {"recipe.yaml", "plan.json", "command.sh", "env.txt", "summary.json", "status.json", ".lock"}
+    own = {"recipe.yaml", "plan.json", "code.json", "command.sh", "env.txt", "summary.json", "status.json", ".lock"}
     attempt = {"logs/rank-0.out", "logs/rank-0.err", "logs/launcher.log", "ranks/rank-0.json"}
-    assert names == own | {f"attempts/1/{name}" for name in attempt}
+    # The working folder is this checkout: whether there is a diff depends on it.
+    assert names - {"code.diff"} == own | {f"attempts/1/{name}" for name in attempt}
 
 
 def test_a_summary_of_a_foreign_program_says_why_it_has_no_loss(tmp_path: Path) -> None:
@@ -242,3 +243,26 @@ def test_a_run_whose_guardian_is_stopped_can_be_ended(tmp_path: Path) -> None:
                 os.kill(pids["guardian"], signal.SIGCONT)
     status = json.loads((run_dir(tmp_path) / "status.json").read_text())
     assert status["why"] == "trainkit's guardian process was stopped for 1 s from outside"
+
+
+WITH_A_WORKER = """
+import os, signal, socket, sys, time
+folder = sys.argv[1]
+os.mkdir(folder)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(f"{folder}/listener-x")
+listener.listen()
+wrapper = os.getppid()
+if os.fork() == 0:
+    time.sleep(100)
+listener.close()
+os.kill(wrapper, signal.SIGKILL)
+time.sleep(100)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_socket_folders_of_workers_that_are_told_to_end_are_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "pymp-abc123"
+    assert run(tmp_path, *python(WITH_A_WORKER), str(folder)).returncode == 137
+    assert not folder.exists()

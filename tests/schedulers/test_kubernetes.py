@@ -21,9 +21,11 @@ from trainkit.plan.model import Planned, Variable
 from trainkit.plan.render import explain
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Resolved
+from trainkit.recipe.schema import Kubernetes
+from trainkit.recipe.yaml.writer import resolved_yaml
 from trainkit.runner.rundir.making import plan_text
 from trainkit.schedulers import kubectl, kubernetes
-from trainkit.schedulers.interface import JobState, Output, RefusedError
+from trainkit.schedulers.interface import JobState, NoAnswerError, Output, RefusedError
 from trainkit.schedulers.kubernetes_answers import job_state, rehearsed, submitted
 from trainkit.schedulers.place import Place, place_in
 
@@ -31,7 +33,8 @@ Layered = Callable[..., Resolved]
 Machine = Callable[..., Facts]
 GOLDEN = Path(__file__).parents[1] / "golden" / "kubernetes"
 RENEW = "TRAINKIT_RENEW_GOLDEN=1 python -m pytest tests/schedulers/test_kubernetes.py"
-SCHEMAS = json.loads((Path(__file__).parent / "kubernetes_schemas.json").read_text())["kinds"]
+OF_KUBERNETES = json.loads((Path(__file__).parent / "kubernetes_schemas.json").read_text())
+SCHEMAS = OF_KUBERNETES["kinds"]
 RUN = "20261123-012042-abcdef"
 
 CLUSTER = {
@@ -58,7 +61,47 @@ FULL: dict[str, Any] = {
 INDEXED: dict[str, Any] = {**FULL, "cluster": {**FULL["cluster"], "workload": "indexed-job"}}
 del INDEXED["cluster"]["max_restarts"]
 ALONE: dict[str, Any] = {**INDEXED, "nodes": {"processes_per_node": 2}}
-RECIPES = {"jobset": FULL, "jobset-plain": PLAIN, "indexed-job": INDEXED, "indexed-job-alone": ALONE}
+POD: dict[str, Any] = {
+    "metadata": {
+        "labels": {"team": "nlp"},
+        "annotations": {"k8s.v1.cni.cncf.io/networks": "roce-a,roce-b", "sidecar.istio.io/inject": "false"},
+    },
+    "spec": {
+        "nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "affinity": {
+            "podAntiAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": [
+                    {"labelSelector": {"matchLabels": {"app": "other"}}, "topologyKey": "kubernetes.io/hostname"}
+                ]
+            }
+        },
+        "imagePullSecrets": [{"name": "regcred"}],
+        "priorityClassName": "high",
+        "serviceAccountName": "trainer",
+        "hostNetwork": True,
+        "dnsPolicy": "ClusterFirstWithHostNet",
+        "volumes": [{"name": "scratch", "hostPath": {"path": "/mnt/nvme", "type": "Directory"}}],
+        "containers": [
+            {
+                "name": "trainkit",
+                "imagePullPolicy": "Always",
+                "resources": {"limits": {"rdma/hca": 1}},
+                "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+                "env": [{"name": "NCCL_IB_HCA", "value": "mlx5"}],
+                "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
+            }
+        ],
+    },
+}
+PODS: dict[str, Any] = {**PLAIN, "cluster": {**CLUSTER, "pod": POD}}
+RECIPES = {
+    "jobset-pod": PODS,
+    "jobset": FULL,
+    "jobset-plain": PLAIN,
+    "indexed-job": INDEXED,
+    "indexed-job-alone": ALONE,
+}
 
 
 @pytest.fixture
@@ -109,7 +152,7 @@ def mappings(tree: Any) -> Iterator[dict[str, Any]]:
     if isinstance(tree, dict):
         yield tree
         for name, value in tree.items():
-            if name not in ("labels", "data", "limits", "selector"):
+            if name not in ("labels", "matchLabels", "annotations", "nodeSelector", "data", "limits", "selector"):
                 yield from mappings(value)
     elif isinstance(tree, list):
         for each in tree:
@@ -209,6 +252,16 @@ def test_secrets_are_named_and_never_written(planned: Plans, monkeypatch: pytest
     assert "secretKeyRef" in content
 
 
+def with_pod(spec: Any = None, **template: Any) -> dict[str, Any]:
+    """What changes a recipe to one with cluster.pod."""
+    return {"cluster": {**CLUSTER, "pod": template if spec is None else {"spec": spec}}}
+
+
+def with_container(**fields: Any) -> dict[str, Any]:
+    """The same for trainkit's container."""
+    return with_pod({"containers": [fields]})
+
+
 @pytest.mark.parametrize(
     ("change", "key"),
     [
@@ -222,12 +275,172 @@ def test_secrets_are_named_and_never_written(planned: Plans, monkeypatch: pytest
         ({"cluster": {**CLUSTER, "workload": "indexed-job", "max_restarts": 3}}, "cluster.max_restarts"),
         ({"nodes": {"count": 4, "rendezvous": "node0:29400"}}, "nodes.rendezvous"),
         ({"devices": {"select": [1, 0]}}, "devices.select"),
+        (with_pod({"hostNetwork": True}), "cluster.pod.spec.hostNetwork"),
     ],
 )
 def test_what_no_cluster_could_run_is_refused_at_its_key(planned: Plans, change: dict[str, Any], key: str) -> None:
     with pytest.raises(RecipeError) as raised:
         planned({**PLAIN, **change})
     assert [each.key for each in raised.value.diagnostics] == [key]
+
+
+def template_of(found: Planned) -> dict[str, Any]:
+    """The template of the pods of a jobset."""
+    work = next(each for each in objects(found) if each["kind"] == "JobSet")
+    made: dict[str, Any] = work["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    return made
+
+
+def test_what_the_recipe_has_for_pods_is_in_their_template_beside_all_that_trainkit_makes(planned: Plans) -> None:
+    plain, made = template_of(planned(PLAIN)), template_of(planned(PODS))
+    (ours,), (more,) = plain["spec"].pop("containers"), made["spec"].pop("containers")
+    volumes = made["spec"].pop("volumes")
+    assert volumes == [*plain["spec"].pop("volumes"), *POD["spec"]["volumes"]]
+    rest = {name: value for name, value in POD["spec"].items() if name not in ("containers", "volumes")}
+    assert made["spec"] == plain["spec"] | rest
+    assert made["metadata"]["labels"] == plain["metadata"]["labels"] | {"team": "nlp"}
+    assert made["metadata"]["annotations"] == POD["metadata"]["annotations"]
+    added = POD["spec"]["containers"][0]
+    assert more.pop("env") == [*ours.pop("env"), *added["env"]]
+    assert more.pop("volumeMounts") == [*ours.pop("volumeMounts"), *added["volumeMounts"]]
+    assert more.pop("resources") == {"limits": ours.pop("resources")["limits"] | {"rdma/hca": 1}}
+    assert more == ours | {name: added[name] for name in ("imagePullPolicy", "securityContext")}
+
+
+VALUES = ["a\nb", "a\nb\n", " a\nb\n", "\n", "a\n\n", "a\x85b\n", "a\r\nb\n", "\ta\n", "12", "yes", "- a", "${RUN}"]
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_what_is_added_reaches_kubernetes_as_it_was_written(planned: Plans, value: str) -> None:
+    spec = {
+        "volumes": [{"name": "x", "emptyDir": {}}],
+        "initContainers": [{"name": "i", "env": [{"name": "A", "value": value}], "command": [value, "b"]}],
+        "tolerations": [],
+        "runtimeClassName": None,
+        "dnsConfig": {},
+    }
+    change = {"cluster": {**CLUSTER, "pod": {"metadata": {"annotations": {"a.b/c": value}}, "spec": spec}}}
+    made = template_of(planned({**PLAIN, **change}))
+    assert made["metadata"]["annotations"] == {"a.b/c": value}
+    assert made["spec"]["volumes"][-1:] == spec.pop("volumes")
+    assert {name: made["spec"][name] for name in spec} == spec
+
+
+def test_each_line_that_the_recipe_adds_says_which_key_did(planned: Plans) -> None:
+    found = planned(PODS)
+    assert found.plan.job is not None
+    lines = [line.strip() for line in str(found.plan.job.content).splitlines()]
+    for line, key in (
+        ("team: nlp", "metadata.labels.team"), ("annotations:", "metadata.annotations"),
+        ("- key: nvidia.com/gpu", "spec.tolerations"), ("topologyKey: kubernetes.io/hostname", "spec.affinity"),
+        ("hostNetwork: true", "spec.hostNetwork"), ("rdma/hca: 1", "spec.containers.0.resources.limits.rdma/hca"),
+        ("add: [IPC_LOCK]", "spec.containers.0.securityContext"), ("value: mlx5", "spec.containers.0.env.0"),
+        ("- name: scratch", "spec.containers.0.volumeMounts.0"), ("type: Directory", "spec.volumes.0"),
+    ):  # fmt: skip
+        assert found.provenance.parts[f"job.content.{lines.index(line)}"] == (f"cluster.pod.{key}",), line
+    assert found.provenance.parts[f"job.content.{lines.index('nvidia.com/gpu: 2')}"][0] == "cluster.gpu_resource"
+
+
+def test_what_is_added_is_explained_by_key_and_by_word_with_its_place(
+    solve: Callable[..., Resolved], machine: Machine
+) -> None:
+    resolved = solve(
+        "program: {kind: torch, module: t}\noutput: {root: /data}\ncluster:\n  kind: kubernetes\n  image: x\n"
+        "  volumes: ['a:/data']\n  pod:\n    spec:\n      volumes:\n      - {name: scratch, emptyDir: {}}\n"
+        "      nodeSelector: {a.b/c: d}\n"
+    )
+    planned = build_plan(resolved, machine(1))
+    by_key = explain.render("cluster.pod", resolved, planned).splitlines()
+    assert 'cluster.pod.spec.nodeSelector.a.b/c = "d"' in by_key
+    assert by_key[by_key.index('cluster.pod.spec.nodeSelector.a.b/c = "d"') + 1].endswith("yaml:11:29")
+    (by_word,) = [line for line in explain.render("scratch", resolved, planned).splitlines() if "from" in line]
+    assert by_word.split()[1] == "cluster.pod.spec.volumes.0"
+    assert by_word.endswith("yaml:10:9")
+
+
+def test_the_fields_that_are_known_are_those_of_kubernetes() -> None:
+    for place, kind in ((("spec",), "PodSpec"), (("spec", "containers", "0"), "Container")):
+        found = " ".join(f"{name}{sign}" for name, sign in kubernetes.FIELDS[place].items())
+        assert found == OF_KUBERNETES["fields"][kind]
+        assert {*kubernetes.FIELDS[place].values()} <= kubernetes.KINDS.keys()
+
+
+# What is added -> the key below cluster.pod, words of the refusal, and of what to do instead.
+REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
+    (with_pod(nodeSelector={}), "nodeSelector", "no field", "kubectl explain"),
+    (with_pod(metadata={"name": "x"}), "metadata.name", "no field", ""),
+    (with_pod({"tolerationz": []}), "spec.tolerationz", "no field", "tolerations"),
+    (with_container(enw=[]), "spec.containers.0.enw", "no field", "env"),
+    (with_pod(metadata={"labels": {kubectl.LABEL: "x"}}), f"metadata.labels.{kubectl.LABEL}", "trainkit sets", "leave"),
+    (with_pod(metadata={"labels": {"a": 1}}), "metadata.labels.a", "must be a text", "in quotes"),
+    (with_pod({"nodeSelector": {"fast": True}}), "spec.nodeSelector.fast", "must be a text", "in quotes"),
+    (with_pod({"restartPolicy": "Always"}), "spec.restartPolicy", "trainkit sets", "leave"),
+    (with_pod({"subdomain": "x"}), "spec.subdomain", "trainkit sets", "leave"),
+    (with_pod({"terminationGracePeriodSeconds": 9}), "spec.terminationGracePeriodSeconds", "", "grace_seconds"),
+    (with_container(image="x"), "spec.containers.0.image", "trainkit sets", "cluster.image"),
+    (with_container(name="other"), "spec.containers.0.name", "trainkit sets", "leave"),
+    (with_container(command=["sh"]), "spec.containers.0.command", "trainkit sets", "cluster.python"),
+    (with_container(args=["x"]), "spec.containers.0.args", "trainkit sets", "leave"),
+    (with_container(resources={"limits": {"cpu": 3}}), "spec.containers.0.resources.limits.cpu", "", "cpus_per_node"),
+    (
+        with_container(resources={"requests": {"nvidia.com/gpu": 8}}),
+        "spec.containers.0.resources.requests.nvidia.com/gpu", "trainkit sets", "devices.select",
+    ),
+    (with_container(env=[{"name": "TRAINKIT_POD_JOB"}]), "spec.containers.0.env.0", "makes itself", "another name"),
+    (with_container(volumeMounts=[{"mountPath": "/data"}]), "spec.containers.0.volumeMounts.0", "makes itself", ""),
+    (with_pod({"volumes": [{"name": "plan"}]}), "spec.volumes.0", "makes itself", "another name"),
+    (with_pod({"volumes": {"name": "x"}}), "spec.volumes", "must be a list", "write a list"),
+    (with_pod(metadata=[]), "metadata", "must be a mapping", "write a mapping"),
+    (with_pod({"containers": [{}, {}]}), "spec.containers", "one mapping", "initContainers"),
+    (with_pod({"tolerations": [{}]}), "spec.tolerations", "list of mappings", ""),
+    (with_pod({"affinity": {"nodeAffinity": {"x": [["a"]]}}}), "spec.affinity.nodeAffinity.x", "list of mappings", ""),
+    (with_pod({"tolerations": [{"key": "a"}, "b"]}), "spec.tolerations.1", "must be a mapping", "explain pod.spec.tol"),
+    (with_pod({"tolerations": [None, {"key": "a"}]}), "spec.tolerations.0", "must be a mapping", "explain pod.spec"),
+    (with_pod({"tolerations": {"key": "a"}}), "spec.tolerations", "must be a list of mappings", "explain pod.spec.tol"),
+    (with_pod({"imagePullSecrets": ["regcred"]}), "spec.imagePullSecrets.0", "must be a mapping", "explain pod.spec"),
+    (with_pod({"affinity": "x"}), "spec.affinity", "must be a mapping", "explain pod.spec.affinity"),
+    (with_pod({"priorityClassName": ["x"]}), "spec.priorityClassName", "must be a single value", "explain pod.spec"),
+    (with_pod({"affinity": {"x": [None]}}), "spec.affinity.x", "list of mappings", ""),
+    (with_pod({"volumes": ["emptyDir"]}), "spec.volumes.0", "must be a mapping", "explain pod.spec.volumes`"),
+    (with_pod({"volumes": [[]]}), "spec.volumes.0", "must be a mapping", "explain pod.spec.volumes`"),
+    (with_container(env=[None]), "spec.containers.0.env.0", "must be a mapping", "explain pod.spec.containers.env`"),
+    (with_container(env=[{"name": "A"}, "HF_TOKEN=hf_1"]), "spec.containers.0.env.1", "must be a mapping", ""),
+    (with_container(env={"HF_TOKEN": "hf_1"}), "spec.containers.0.env", "must be a list", "write a list"),
+    (with_container(ports=[80]), "spec.containers.0.ports.0", "must be a mapping", "explain pod.spec.containers.ports"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "key", "what", "hint"), REFUSED, ids=[each[1] for each in REFUSED])
+def test_what_pods_cannot_have_is_refused_with_the_reason(
+    planned: Plans, change: dict[str, Any], key: str, what: str, hint: str
+) -> None:
+    with pytest.raises(RecipeError) as raised:
+        planned({**PLAIN, **change})
+    (found,) = raised.value.diagnostics
+    assert found.key == f"cluster.pod.{key}"
+    assert what in found.what
+    assert hint in found.hint
+
+
+def test_a_pod_of_several_files_is_merged_recorded_and_named_at_its_line(solve: Callable[..., Resolved]) -> None:
+    weak = "train: {steps: 1}\ncluster: {kind: kubernetes, pod: {spec: {tolerations: [{key: a.b/c}], hostIPC: true}}}\n"
+    strong = (
+        "extends: ./weak.yaml\ncluster:\n  pod:\n    spec:\n      tolerations+:\n      - {key: d, operator: Exists}\n"
+        "      nodeSelector: {a.b/c: '1'}\n      hostIPC: false\n"
+    )
+    resolved = solve({"weak.yaml": weak, "r.yaml": strong})
+    assert isinstance(resolved.recipe.cluster, Kubernetes)
+    assert resolved.recipe.cluster.pod == {
+        "spec": {
+            "tolerations": [{"key": "a.b/c"}, {"key": "d", "operator": "Exists"}],
+            "hostIPC": False,
+            "nodeSelector": {"a.b/c": "1"},
+        }
+    }
+    assert solve(resolved_yaml(resolved)).recipe.cluster == resolved.recipe.cluster
+    origin = resolved.origin("cluster.pod.spec.tolerations.1.operator")
+    assert origin is not None
+    assert origin.place == "r.yaml:6:28"
 
 
 # In the words of kubectl and of an API server of Kubernetes 1.32 (apimachinery's field errors, apiserver's messages).
@@ -244,6 +457,7 @@ REFUSALS = {
     'The Job "x" is invalid: spec.template.spec.containers[0].image: Required value': "cluster.image",
     'The Job "x" is invalid: spec.template.spec.volumes[2].persistentVolumeClaim.claimName: Required value':
     "cluster.volumes",
+    'The Job "x" is invalid: spec.template.spec.tolerations[0].operator: Unsupported value: "x"': "cluster.pod",
     'The JobSet "x" is invalid: spec.failurePolicy.maxRestarts: Invalid value: -1': "cluster.max_restarts",
     "something else": "cluster",
 }  # fmt: skip
@@ -263,7 +477,7 @@ def test_the_workload_is_what_was_submitted() -> None:
     query = kubectl.submission(argv)
     assert query.read(Output(0, f"jobset.jobset.x-k8s.io/demo-{RUN}", "")) == f"training/jobset/demo-{RUN}"
     assert kubectl.rehearsal(argv).argv == ("kubectl", "create", "--dry-run=server", *argv[2:])
-    with pytest.raises(RefusedError, match="names no workload: configmap/x"):
+    with pytest.raises(NoAnswerError, match="names no workload: configmap/x"):
         submitted(Output(0, "configmap/x\n", ""))
 
 
@@ -351,7 +565,7 @@ FAILED = {"conditions": [condition("Failed", reason="FailedJobs", message="jobse
             listed({"status": {"conditions": [condition("SuccessCriteriaMet"), condition("Complete")]}}),
             JobState("ended", "Completed", exit_code=0),
         ),
-        (listed(None), JobState("unknown", "NotFound")),
+        (listed(None), JobState("gone", "NotFound")),
         (
             Output(1, "", "The connection to the server 127.0.0.1:8080 was refused"),
             JobState("unknown", "The connection to the server 127.0.0.1:8080 was refused"),

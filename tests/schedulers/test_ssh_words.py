@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import shutil
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +24,7 @@ from trainkit.schedulers import ssh
 from trainkit.schedulers.interface import Output, RefusedError
 
 Solve = Callable[..., Resolved]
+Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def recipe(nodes: str = "", **cluster: Any) -> str:
@@ -53,7 +57,11 @@ def test_there_are_as_many_nodes_as_hosts(solve: Solve, here: Facts) -> None:
         ({"options": ["-oControlPath=/x"]}, "cluster.options sets controlpath"),
         ({"options": ["-o", "  "]}, "behind -o"),
         ({"options": ["-o="]}, "behind -o"),
-        ({"setup": ["a\nb"]}, "cluster.setup has a line end in it"),
+        ({"options": ['-o"ControlMaster" auto']}, "behind -o"),
+        ({"options": ['-oControl"Master"=auto']}, "behind -o"),
+        ({"options": ["-o=ControlMaster auto"]}, "behind -o"),
+        ({"options": ["-o", " CONTROLMASTER = auto"]}, "cluster.options sets controlmaster"),
+        ({"setup": ["a\nb"]}, "cluster.setup.0 holds a line end"),
     ],
 )
 def test_what_cannot_work_is_refused(solve: Solve, here: Facts, changed: dict[str, Any], said: str) -> None:
@@ -87,7 +95,7 @@ def test_hosts_may_be_addresses_with_a_port_behind_options(solve: Solve, here: F
 
 @pytest.mark.cli
 def test_the_script_reaches_bash_as_it_is_with_its_input_held(solve: Solve, here: Facts) -> None:
-    setup = ['echo "it\'s $1"; read line; echo "none: $line"']
+    setup = ['echo "it\'s $1"; read line || echo "none: $line"']
     job = build_plan(solve(recipe(setup=setup, python="cat")), here).plan.job
     assert job is not None
     script = job.content.bind({Variable.RUN_DIR: "/dir"}).replace("exec cat -P -m trainkit job node /dir --held", "cat")
@@ -104,3 +112,69 @@ def test_where_ssh_goes_is_read_from_its_own_words() -> None:
     with pytest.raises(RefusedError, match="Bad owner"):
         query.read(Output(255, "", "Bad owner or permissions on ~/.ssh/config\n"))
     assert shlex.split(ssh.attach(("ssh", "-T", "-p2"), "gpu1", ("a b", "c"), terminal=True)[-1]) == ["a b", "c"]
+
+
+@pytest.mark.cli
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ([], ""),
+        (["-p2222", "-oPort=22", "-J", "gate"], ""),
+        (["-F", "/tmp/config"], "-F"),
+        (["-F/tmp/config"], "-F"),
+        (["-4", "-I", "lib.so"], "-I"),
+        (["-p", "-F", "-oproxycommand touch x"], "-p"),
+        (["-p", "22", "-oproxycommand touch x"], "-o proxycommand"),
+        (["-o", "KnownHostsCommand=/bin/x"], "-o KnownHostsCommand"),
+        (["-oLocalCommand=touch x"], "-o LocalCommand"),
+        (["-oSecurityKeyProvider=lib.so"], "-o SecurityKeyProvider"),
+        (["-o", "  SmartcardDevice  lib.so"], "-o SmartcardDevice"),
+        (["-o HostName = gpu1", "-oUser me", "-Jgate:22,me@[::1]:22"], ""),
+        (["-J", "gate -oProxyCommand=x"], "-J"),
+        (["-oProxyJump=`x`@gate"], "-o ProxyJump"),
+        (["-E", "log"], "-E"),
+    ],
+)
+def test_a_dry_run_runs_no_program_that_the_recipe_names(
+    trainkit: Trainkit, tmp_path: Path, options: list[str], refused: str
+) -> None:
+    (tmp_path / "bin").mkdir()
+    stand_in = tmp_path / "bin" / "ssh"
+    stand_in.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\necho hostname gpu$$\n')
+    stand_in.chmod(0o700)
+    (tmp_path / "r.yaml").write_text(recipe(options=options))
+    path = f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}"
+    done = trainkit("submit", "r.yaml", "--dry-run", environ={"PATH": path})
+    assert done.returncode == 0, done.stderr
+    assert "node.sh as node 1" in done.stdout
+    assert (tmp_path / "asked").exists() is (refused == "")
+    assert (f"no host is asked: cluster.options has {refused}," in done.stderr) is (refused != "")
+
+
+@pytest.mark.cli
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh is installed")
+def test_what_a_file_of_ssh_would_run_is_not_run_by_a_dry_run(trainkit: Trainkit, tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(f'Match exec "touch {tmp_path}/PWNED"\nHost *\n')
+    (tmp_path / "r.yaml").write_text(recipe(options=["-F", str(tmp_path / "config")]))
+    assert trainkit("submit", "r.yaml", "--dry-run").returncode == 0
+    assert not (tmp_path / "PWNED").exists()
+
+
+@pytest.mark.cli
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh is installed")
+@pytest.mark.parametrize(
+    "option",
+    [
+        "ProxyCommand touch PWNED",
+        '"ProxyCommand" touch PWNED',
+        'Proxy"Command"=touch PWNED',
+        "=PROXYCOMMAND=touch PWNED",
+    ],
+)
+def test_what_ssh_takes_for_the_name_of_an_option_is_not_run_by_a_dry_run(
+    trainkit: Trainkit, tmp_path: Path, option: str
+) -> None:
+    (tmp_path / "r.yaml").write_text(recipe(hosts=["gpu1"], options=[f"-o{option}"]))
+    done = trainkit("submit", "r.yaml", "--dry-run")
+    assert "no host is asked" in done.stderr or f"cluster.options has {option!r} behind -o" in done.stderr
+    assert not (tmp_path / "PWNED").exists()

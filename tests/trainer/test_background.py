@@ -17,11 +17,12 @@ from torch.distributed.checkpoint import state_dict_saver
 from trainkit.errors import TrainingError
 from trainkit.trainer.__main__ import train_and_report
 from trainkit.trainer.checkpoint import saving
-from trainkit.trainer.checkpoint.manifest import newest
+from trainkit.trainer.checkpoint.manifest import generators_file, newest
 from trainkit.trainer.checkpoint.resuming import resume
 from trainkit.trainer.loop import train
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.parallel import single_and_ddp
+from trainkit.trainer.randomness import generator_states
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import Parts, assemble
 from trainkit.trainer.signals import Requests
@@ -112,3 +113,17 @@ def test_a_run_that_fails_meanwhile_still_finishes_the_checkpoint_of_the_step_be
     with pytest.raises(TrainingError, match=r"at step 2"):
         train_and_report(settings, World(), torch.device("cpu"), Unasked())
     assert [path.name for path in (settings.run_dir / "checkpoints").iterdir()] == ["step-00000001"]
+
+
+def test_a_checkpoint_that_is_written_later_has_the_generators_states_of_its_step(make_settings: MakeSettings) -> None:
+    settings = make_settings(**SHORT, checkpoint={"every_steps": 1, "asynchronous": True})
+    parts, drawn = assemble(settings, World(), torch.device("cpu")), threading.Event()
+    parts.checkpoints._thread.submit(drawn.wait, 60)  # what the checkpoint has to wait for
+    states = generator_states()
+    parts.checkpoints.save(1, parts.strategy)
+    torch.rand(3)
+    drawn.set()
+    parts.checkpoints.wait()
+    assert (
+        generators_file(settings.run_dir / "checkpoints/step-00000001", 0).read_bytes() == states != generator_states()
+    )

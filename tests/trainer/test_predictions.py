@@ -49,6 +49,15 @@ def test_every_sample_gets_its_label_by_name_with_all_probabilities(
     assert [each["sample"] for each in held_out] == [8, 9, 10]
 
 
+def test_predictions_are_not_written_through_a_link(make_settings: MakeSettings, tmp_path: Path) -> None:
+    settings = make_settings(predict={"split": "validation"})
+    settings.run_dir.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "victim").write_text("precious")
+    (settings.run_dir / f".{FILE}.tmp").symlink_to(tmp_path / "victim")
+    assert predicted(settings)
+    assert (tmp_path / "victim").read_text() == "precious"
+
+
 class OnMps(torch.Tensor):
     """A tensor as on MPS: all that is made of it is too, until it is copied to the host, and nothing has 64 bits."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -28,6 +29,7 @@ from trainkit.trainer.checkpoint.resuming import resume
 from trainkit.trainer.loop import train
 from trainkit.trainer.metrics.result import write_result
 from trainkit.trainer.metrics.writers import Metrics
+from trainkit.trainer.randomness import generator_states
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import Parts, assemble
 from trainkit.trainer.signals import Requests
@@ -290,3 +292,123 @@ def test_a_run_directory_that_was_removed_is_made_anew_for_a_checkpoint(make_set
     parts.checkpoints.save(1, parts.strategy)
     parts.checkpoints.wait()
     assert saved(parts.settings.run_dir) == ["step-00000001"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the names of open files from /proc")
+def test_the_disk_has_a_checkpoint_before_its_name_and_its_name_before_an_old_one_goes(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = parts_of(make_settings(checkpoint={"every_steps": 1, "keep": 1}))
+    root = parts.settings.run_dir / "checkpoints"
+    scratch, old = root / ".tmp-step-00000002", root / "step-00000001"
+    parts.checkpoints.save(1, parts.strategy)
+    parts.checkpoints.wait()
+    done: list[tuple[str, Path]] = []
+    honest_sync, honest_rename, honest_remove = os.fsync, Path.rename, shutil.rmtree
+
+    def sync(descriptor: int) -> None:
+        done.append(("flush", Path(f"/proc/self/fd/{descriptor}").readlink()))
+        honest_sync(descriptor)
+
+    def rename(self: Path, target: Path) -> Path:
+        done.append(("rename", self))
+        return honest_rename(self, target)
+
+    def remove(path: Path, *args: Any, **options: Any) -> None:
+        done.append(("remove", path))
+        honest_remove(path, *args, **options)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(Path, "rename", rename)
+    monkeypatch.setattr(shutil, "rmtree", remove)
+    parts.checkpoints.save(2, parts.strategy)
+    parts.checkpoints.wait()
+    before, after = done[: done.index(("rename", scratch))], done[done.index(("rename", scratch)) + 1 :]
+    final = root / "step-00000002"
+    every = {scratch, *(scratch / path.relative_to(final) for path in final.rglob("*"))}
+    assert len(every) > 4
+    assert every <= {path for what, path in before if what == "flush"}
+    # It goes under another name, for half of it must not look like a checkpoint.
+    assert after == [("flush", root), ("rename", old), ("remove", root / ".tmp-old-step-00000001")]
+
+
+def test_as_many_of_the_newest_checkpoints_stay_as_the_recipe_says(make_settings: MakeSettings) -> None:
+    parts = parts_of(make_settings(checkpoint={"every_steps": 1, "keep": 2}))
+    for step in (1, 2, 3, 4):
+        parts.checkpoints.save(step, parts.strategy)
+    parts.checkpoints.wait()
+    assert saved(parts.settings.run_dir) == ["step-00000003", "step-00000004"]
+
+
+def test_a_checkpoint_that_is_there_is_not_written_again(make_settings: MakeSettings) -> None:
+    parts = parts_of(make_settings(**EVERY_STEP))
+    manifest = parts.settings.run_dir / "checkpoints/step-00000001/manifest.json"
+    parts.checkpoints.save(1, parts.strategy)
+    parts.checkpoints.wait()
+    before = manifest.stat()
+    parts.checkpoints.save(1, parts.strategy)
+    parts.checkpoints.wait()
+    assert (manifest.stat().st_ino, manifest.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_what_a_killed_attempt_has_begun_goes_with_the_next_checkpoint(make_settings: MakeSettings) -> None:
+    parts = parts_of(make_settings(**EVERY_STEP))
+    for name in (".tmp-step-00000007", ".tmp-old-step-00000003"):
+        (parts.settings.run_dir / "checkpoints" / name / "state").mkdir(parents=True)
+    parts.checkpoints.save(8, parts.strategy)
+    parts.checkpoints.wait()
+    assert saved(parts.settings.run_dir) == ["step-00000008"]
+
+
+def _changed_file(folder: Path) -> None:
+    file = next(folder.glob("state/*.distcp"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def _changed_manifest(folder: Path) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "step": 1}))
+
+
+def _leads_out(folder: Path) -> None:
+    (folder.parent / "secret").write_text("x")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    digest = hashlib.sha256(b"x").hexdigest()
+    files = {**manifest["files"], "../secret": {"size": 1, "sha256": digest}}
+    manifest = {name: value for name, value in manifest.items() if name != "checksum"}
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "files": files}))
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (_changed_file, r"is damaged: state/\S+ is not what its manifest says"),
+        (_changed_manifest, "its manifest.json is not as it was written"),
+        (_leads_out, "is damaged: ../secret is not what its manifest says"),
+    ],
+)
+def test_a_checkpoint_that_is_not_as_it_was_written_is_refused(
+    finished: Settings, harm: Callable[[Path], None], said: str
+) -> None:
+    assert finished.resume is not None
+    harm(finished.resume)
+    with pytest.raises(TrainingError, match=said):
+        resume(parts_of(finished), restarted=False)
+
+
+def test_a_restarted_run_goes_on_from_its_own_newest_whole_checkpoint(finished: Settings) -> None:
+    root = finished.run_dir / "checkpoints"
+    (root / "step-00000009").mkdir()
+    parts = parts_of(dataclasses.replace(finished, resume=root / "step-00000001"))
+    assert resume(parts, restarted=False) == 1
+    assert resume(parts, restarted=True) == 2
+
+
+def test_a_resumed_rank_draws_on_from_the_states_of_its_checkpoint(finished: Settings) -> None:
+    assert finished.resume is not None
+    parts = parts_of(finished)  # which seeds them
+    torch.rand(7)
+    resume(parts, restarted=False)
+    assert generator_states() == (finished.resume / "generators-0.json").read_bytes()

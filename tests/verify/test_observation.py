@@ -7,11 +7,13 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from trainkit.files import publish
 from trainkit.files import read_json as read
 from trainkit.runner.rank.wrapper import HOOK, differences, observed
 from trainkit.verify import observe, steps
@@ -27,9 +29,15 @@ print("went on")
 
 
 def run(
-    folder: Path, program: str, expected: dict[str, Any] | str, *words: str, **environ: str
+    folder: Path,
+    program: str,
+    expected: dict[str, Any] | str,
+    *words: str,
+    plant: Callable[[Path], object] = str,
+    **environ: str,
 ) -> subprocess.CompletedProcess[str]:
     (folder / "expected.json").write_text(expected if isinstance(expected, str) else json.dumps(expected))
+    plant(folder / "expected.json")
     outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | environ
     inside = observed(outside, str(folder / "expected.json"), str(folder / "shown" / "rank-0.json"))
     return subprocess.run(
@@ -184,11 +192,12 @@ def test_a_child_that_the_program_forks_is_no_rank(tmp_path: Path) -> None:
 
 def test_torch_that_was_imported_before_is_watched_too(tmp_path: Path) -> None:
     place = Path(observe.__file__).parents[2]
-    watched = f"import sys, torch\nsys.path.append({str(place)!r})\nfrom trainkit.verify.observe import watch\n"
+    watched = f"import sys, torch\nsys.path.append({str(place)!r})\n"
+    watched += "from trainkit import files\nfrom trainkit.verify.observe import watch\n"
     paths = (str(tmp_path / "expected.json"), str(tmp_path / "shown" / "rank-0.json"))
     (tmp_path / "expected.json").write_text(json.dumps(promise()))
 
-    program = f"{watched}watch(*{paths!r})\n{STEP}"
+    program = f"{watched}watch(*{paths!r}, files)\n{STEP}"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path, timeout=60, capture_output=True)
 
     assert read(paths[1])["strategy"] == "single"
@@ -199,6 +208,52 @@ def test_what_cannot_be_compared_is_said_and_stops_nothing(tmp_path: Path) -> No
 
     assert (done.returncode, done.stdout) == (0, "went on\n")
     assert str(read(str(tmp_path / "shown" / "rank-0.json"))["error"]).startswith("JSONDecodeError")
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+def test_what_has_the_place_of_an_account_is_replaced_and_nothing_is_written_through_it(
+    tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "shown").mkdir()
+    for name in ("rank-0.json", "rank-0.json.part", "steps-rank-0.json", "steps-rank-0.json.part"):
+        planted = tmp_path / "shown" / name
+        planted.symlink_to(tmp_path / "victim") if kind == "link" else os.mkfifo(planted)
+
+    done = run(tmp_path, STEP, promise())
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "went on\n", "")
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert read(tmp_path / "shown" / "rank-0.json")["strategy"] == "single"
+    assert read(tmp_path / "shown" / "steps-rank-0.json")["steps"] == 1
+
+
+def test_a_link_in_the_place_of_the_folder_is_said_once_and_the_program_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "shown").symlink_to("theirs")
+
+    done = run(tmp_path, STEP, promise())
+
+    assert (done.returncode, done.stdout) == (0, "went on\n")
+    assert done.stderr.count("cannot be written: a link is in the place of a folder of the run") == 1
+    assert list((tmp_path / "theirs").iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["fifo", "zero", "deep"])
+def test_a_forged_plan_of_what_to_expect_holds_no_program_up(tmp_path: Path, kind: str) -> None:
+    def plant(path: Path) -> None:
+        path.unlink()
+        if kind == "fifo":
+            os.mkfifo(path)
+        elif kind == "zero":
+            path.symlink_to("/dev/zero")
+        else:
+            path.write_text("[" * 970 + "]" * 970)
+
+    done = run(tmp_path, STEP, promise(), plant=plant)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "went on\n", "")
+    assert list(read(tmp_path / "shown" / "rank-0.json")) == ["error"]
 
 
 def test_a_program_without_an_optimizer_leaves_no_account(tmp_path: Path) -> None:
@@ -304,7 +359,7 @@ def test_the_steps_of_the_first_optimizer_are_counted_with_their_time(tmp_path: 
 def test_steps_are_written_while_a_program_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "EVERY_SECONDS", 0.0)
     optimizer = object()
-    counter = steps.StepCounter(str(tmp_path / "steps.json"), optimizer)
+    counter = steps.StepCounter(str(tmp_path / "steps.json"), optimizer, publish)
     counter.count(object())
     assert not (tmp_path / "steps.json").exists()
     counter.count(optimizer)

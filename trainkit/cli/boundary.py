@@ -16,7 +16,9 @@ from trainkit.errors import ExitCode, MachineError, TrainkitError, UsageError
 from trainkit.refusals import refusal
 
 # System errors that are neither a bug nor a wrong recipe, but of the path that was given.
-_OF_THE_PATH = frozenset({errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP})
+_OF_THE_PATH = frozenset(
+    {errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.ENXIO}
+)
 # What a terminal that knows only ASCII shows for the characters that trainkit itself writes.
 _PLAIN = {
     "\N{MULTIPLICATION SIGN}": "x",
@@ -101,13 +103,13 @@ def write_report(error: BaseException, arguments: Sequence[str]) -> Path:
     import tempfile
     import traceback
 
-    from trainkit.recipe.layers.secrets import mask_words
+    from trainkit.recipe.layers.secrets import mask_values, mask_words
 
     text = (
         f"trainkit {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
         f"command: trainkit {shlex.join(mask_words(arguments))}\n"
         f"interpreter: {sys.executable}\n\n"
-        f"{''.join(traceback.format_exception(error))}"
+        f"{mask_values(''.join(traceback.format_exception(error)))}"
     )
     for place in (os.getcwd, tempfile.gettempdir):
         with (

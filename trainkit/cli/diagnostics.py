@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 
 from trainkit.errors import Diagnostic, Origin
+from trainkit.recipe.layers.secrets import mask_values
 from trainkit.text import harmless
 
 _COLOURS = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "note": "\x1b[1;36m", "strong": "\x1b[1m"}
@@ -66,8 +67,8 @@ def render_diagnostic(diagnostic: Diagnostic, *, colour: bool = False) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text without anything that could move the cursor of a terminal."""
-    return harmless(text.replace("\n", " ").replace("\t", "\ufffd"))
+    """The text without secrets by value, and without anything that could move the cursor of a terminal."""
+    return harmless(mask_values(text).replace("\n", " ").replace("\t", "\ufffd"))
 
 
 def _source_lines(origin: Origin, caret: str) -> list[str]:

@@ -57,7 +57,7 @@ def made_recipe(
     if is_bare and (several := _several(overrides)):
         _spread(draft, several)
         text = recipe_text(draft, cwd)
-    remarks = [Diagnostic("note", each.rstrip(".")) for each in draft.remarks]
+    remarks = [Diagnostic("note", each.rstrip(".")) for each in dict.fromkeys(draft.remarks)]
     return MadeRecipe(shown, text, {key: each.origin for key, each in draft.settings.items()}), remarks
 
 
@@ -77,13 +77,13 @@ def _spread(draft: Draft, several: Origin) -> None:
 
 
 def _refuse_secrets(words: Sequence[str], public: Collection[str]) -> None:
-    for position in secret_arguments(words):
-        flag = words[position if "=" in words[position] else position - 1].partition("=")[0]
-        if (name := flag.lstrip("-")) not in public:
-            what = f"{flag} is a secret by its name, written out in the command"
-            hint = (
-                f"export it, where the program reads it there; where it is none, put program.public=[{name}] in front"
-            )
+    for held in secret_arguments(words).values():
+        if held.name not in public:
+            what = f"--{held.name}" if held.by == "name" else "a word"
+            what += f" is a secret by its {held.by}, written out in the command"
+            hint = "export it, where the program reads it there"
+            if held.name:
+                hint += f"; where it is none, put program.public=[{held.name}] in front"
             raise UsageError(Diagnostic("error", what, why="plans and run directories are kept and shared", hint=hint))
 
 

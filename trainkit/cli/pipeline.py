@@ -219,7 +219,10 @@ def run_request(
     from trainkit.plan.render import shell
     from trainkit.recipe.yaml.writer import resolved_yaml
     from trainkit.runner.execute import RunRequest
+    from trainkit.schedulers.place import Place, place_in
 
     # Pinned, so that the run directory's recipe means the same files for ever.
     text = resolved_yaml(replace(resolved, recipe=pinned(resolved.recipe, planned.plan.repositories)))
-    return RunRequest(planned, text, shell.render(planned.plan, text), dict(os.environ), node_rank, again=again)
+    place, script = place_in(os.environ), shell.render(planned.plan, text)
+    job = place.start if isinstance(place, Place) else ""
+    return RunRequest(planned, text, script, dict(os.environ), node_rank, again=again, job=job)

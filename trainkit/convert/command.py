@@ -23,7 +23,7 @@ from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS, launcher_of
 from trainkit.machine.selection import ORDER
 from trainkit.planner.env import DECIDED, LEAKS
 from trainkit.recipe.layers.environment_references import REFERENCE
-from trainkit.recipe.layers.secrets import is_secret_name, mask_words
+from trainkit.recipe.layers.secrets import is_secret_name, mask_words, why_secret
 from trainkit.recipe.schema import Program
 from trainkit.recipe.schema.launching import ON_ACCELERATE
 from trainkit.recipe.yaml.reader import WRITE_TEXT, is_text
@@ -236,7 +236,7 @@ def _read_variables(draft: Draft, variables: Mapping[str, str]) -> None:
         leak = next((why for pattern, why in LEAKS.items() if fnmatchcase(name, pattern)), "")
         if _chooses_devices(draft, name, value, origin):
             continue
-        if is_secret_name(name):
+        if why_secret(name, value) or is_secret_name(name):
             taken = [*(draft.get("env_from") or []), name]
             draft.settings.pop("env_from", None)
             draft.set("env_from", taken, origin, "a secret is not written down: export it before the run")

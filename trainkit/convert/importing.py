@@ -246,7 +246,8 @@ def recipe_text(draft: Draft, folder: str, modeline: str = "") -> str:
         if declared and declared[0].file and isinstance(value, str):
             settings[key] = posixpath.relpath(value, folder)
     tree = nest(settings)
-    remarks = (f"Made by `trainkit import` from: {draft.title}", *(f"- {remark}" for remark in draft.remarks))
+    noted = (f"- {remark}" for remark in dict.fromkeys(draft.remarks))
+    remarks = (f"Made by `trainkit import` from: {draft.title}", *noted)
     body = (line for name in Recipe.model_fields if name in tree for line in _section(draft, name, tree[name]))
     return "".join(f"{line}\n" for line in (*opening(recipe_name(draft.name), modeline, remarks, WIDTH), *body))
 

@@ -12,6 +12,7 @@ from trainkit.text import GIB
 
 # Cards of the machines that are tried where the recipe takes as many as there are, the likely ones first.
 CARDS = (8, 1, 2, 4, 3, 6, 16)
+MOST = 4096  # cards of a machine, as many as a recipe can count
 
 
 def refusals(resolved: Resolved) -> tuple[Diagnostic, ...]:
@@ -34,7 +35,7 @@ def _machines(resolved: Resolved) -> Iterator[Facts]:
         yield _machine(())
     elif isinstance(select, list):
         numbers = [int(each) for each in select if str(each).isdecimal()]
-        names = {f"card-{number}": number for number in range(max(numbers, default=-1) + 1)}
+        names = {f"card-{number}": number for number in range(min(max(numbers, default=-1) + 1, MOST))}
         yield _machine([*names, *(str(each) for each in select if not str(each).isdecimal())])
     elif isinstance(select, int) or nodes.processes_per_node != "auto":
         count = select if isinstance(select, int) else nodes.processes_per_node

@@ -25,6 +25,9 @@ REACH: Table = {
     ),
     # which the preset for CPUs says, where it makes no difference
     "data.pin_memory": no_way("the program makes its own DataLoader", "pass what it takes in program.args", False),
+    "hang.collective_seconds": no_way(
+        "the program makes its own process group", "pass it to init_process_group as timeout, and leave it out here"
+    ),
     # as the presets of strategies say them: the strategy is the program's own part, and they describe it
     "strategy.sharding": no_way(_OWN_PART, _PASS, "full_shard", "shard_grad_op"),
     "strategy.auto_wrap": no_way(_OWN_PART, _PASS, "transformer"),

@@ -10,14 +10,15 @@ from itertools import zip_longest
 
 from trainkit.errors import Diagnostic, RecipeError
 from trainkit.jobs.records import Submission, write_submission
-from trainkit.jobs.submitting import check_folder, write_record, write_script
+from trainkit.jobs.submitting import check_folder, give_in, write_record, write_script
 from trainkit.plan.model import Job, Plan, Planned, Variable, bind_words
 from trainkit.recipe.resolved import Resolved
+from trainkit.runner.rundir.code_state import Looked
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.making import create_run_dirs
 from trainkit.schedulers import slurm
-from trainkit.schedulers.client import answer_or, ask
-from trainkit.schedulers.interface import RefusedError
+from trainkit.schedulers.client import answer_or
+from trainkit.schedulers.interface import NoAnswerError, RefusedError
 from trainkit.text import listed
 
 _DIRECTORY = "\0"  # stands for the run directory in the lines of a job, until these are written
@@ -107,24 +108,25 @@ def submit_array(
 
     texts: a task's recipe, and its plan as a script. Raises RecipeError and MachineError.
     """
-    first, number = tasks[0], ""
+    first, given = tasks[0], None
+    looked: Looked = {}
     layouts = create_run_dirs(first.plan.output_root, first.plan.name, len(tasks))
     try:
         stem = str(layouts[0].root).removesuffix("-0")
         script = array_script(first.job, stem, len(tasks), at_most)
         argv = bind_words(first.job.submit, {Variable.RUN_DIR: str(layouts[0].root)})
         for task, layout in zip(tasks, layouts, strict=True):
-            write_record(layout, task.plan, *texts(task))
+            write_record(layout, task.plan, *texts(task), looked)
             write_script(layout, task.job, script)
-        number = ask(slurm.submission(argv), environ)
-        made = [
-            (layout, Submission(first.job.scheduler, f"{number}_{place}", argv)) for place, layout in enumerate(layouts)
-        ]
+        given = give_in(argv, layouts[0], script, environ)
+        made = [(each, given._replace(job=f"{given.job}_{place}")) for place, each in enumerate(layouts)]
         for layout, submission in made:
             write_submission(layout, submission)
+    except NoAnswerError:  # as for one run
+        raise
     except BaseException as error:
-        if number:  # given in, and could not be written down
-            answer_or(slurm.cancel(number), None, environ)
+        if given:  # given in, and could not be written down
+            answer_or(slurm.cancel(given.job, cluster=given.cluster), None, environ)
         for layout in layouts:
             shutil.rmtree(layout.root, ignore_errors=True)
         if isinstance(error, RefusedError):

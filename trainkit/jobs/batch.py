@@ -13,19 +13,31 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainkit.errors import MachineError
-from trainkit.files import parse_json, read_json, read_whole
+from trainkit.errors import ExitCode, MachineError
+from trainkit.files import RECORD, parse_json, read_whole
 from trainkit.jobs.policy import AttemptEnd, Decision, decide
-from trainkit.jobs.records import Attempt, asked, read_attempts, take_back, update_status, write_attempt
+from trainkit.jobs.records import (
+    Attempt,
+    Submission,
+    asked,
+    make_attempt,
+    read_attempts,
+    read_submission,
+    take_back,
+    update_status,
+    write_attempt,
+    write_submission,
+)
 from trainkit.plan.model import Plan, Variable, bind_words
 from trainkit.plan.serialize import plan_from_json
 from trainkit.runner.rundir.checkpoints import own_checkpoints
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.runner.supervisor.processes import is_alive, signal_name
+from trainkit.runner.rundir.listing import read_status
+from trainkit.runner.rundir.records import Pids, Status
+from trainkit.runner.supervisor.processes import ProcessId, signal_holder, signal_name
 from trainkit.schedulers import slurm
 from trainkit.schedulers.client import answer_or, ask
 from trainkit.schedulers.interface import JobState, RefusedError
@@ -35,6 +47,7 @@ LOOK_SECONDS = 0.2
 LINGER_SECONDS = 5.0  # for srun, once trainkit has ended on node 0: a dead node would hold it much longer
 PATIENCE = 15.0  # beyond the grace time, for a run that was asked to end
 KILL_SECONDS = 60.0  # that Slurm may take to end a job that is queued again
+NOTHING_RUNS = "nothing runs yet that could save a checkpoint"
 NEAR_END_SECONDS = 60.0  # Slurm sends its warning up to so much too early (sbatch(1), --signal)
 
 
@@ -43,7 +56,7 @@ class Batch:
 
     def __init__(self, root: Path, environ: Mapping[str, str]) -> None:
         self._layout, self._environ = RunLayout(root), dict(environ)
-        self._plan = read_plan(self._layout)
+        self._plan = read_plan(self._layout, own=True)
         self._job = slurm.own_job(environ)
         if not self._job or self._plan.job is None:
             raise MachineError(
@@ -56,7 +69,7 @@ class Batch:
 
     def run(self) -> int:
         """Start an attempt and see it through; the exit code of the job."""
-        for number in (signal.SIGUSR1, signal.SIGTERM):
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
             signal.signal(number, self._on_signal)
         attempt = self._begin()
         code = self._follow(attempt)
@@ -68,16 +81,20 @@ class Batch:
     def _begin(self) -> Attempt:
         """Write down that an attempt begins, and how an earlier one ended whose end nobody has seen."""
         layout, earlier = self._layout, read_attempts(self._layout)
-        number = 1 + max((each.number for each in earlier), default=0)
+        number = make_attempt(layout)
         newest = newest_step(layout, self._plan)
         excluded = earlier[-1].excluded if earlier else ()
         attempt = Attempt(number, self._job, self._restarts, os.uname().nodename, time.time(), newest, excluded)
-        layout.attempt(number).root.mkdir(parents=True)
         write_attempt(layout, attempt)
+        if read_submission(layout.root) is None:  # sbatch did not say whether it had taken the job
+            assert self._plan.job is not None
+            named, here = slurm.clusters(str(self._plan.job.content)), self._environ.get("SLURM_CLUSTER_NAME", "")
+            cluster, controller = (here, "") if named else ("", here)
+            write_submission(layout, Submission("slurm", self._job, cluster=cluster, controller=controller))
         if earlier:
             take_back(layout)  # what was meant for an earlier one
             say(f"attempt {number}, from step {newest}")
-        host = {"host": os.uname().nodename, "pids": {}}
+        host = {"host": os.uname().nodename, "pids": Pids()}
         update_status(layout, **ended_nowhere(), state="starting", attempt=number, job=self._job, outcome=None, **host)
         return attempt
 
@@ -86,7 +103,11 @@ class Batch:
         assert self._plan.job is not None
         values = {Variable.RUN_DIR: str(self._layout.root)}
         node = (sys.executable, "-P", "-m", "trainkit", "job", "node", str(self._layout.root))
-        argv = (*bind_words(self._plan.job.step, values), *node, "--attempt", str(attempt.number))
+        words = bind_words(self._plan.job.step, values)
+        if words[:1] != ("srun",) or not all(word.startswith("-") for word in words[1:]):
+            what = f"{self._layout.plan} starts no step of Slurm: {' '.join(words[:3])}"
+            raise MachineError(what, hint="it was changed since it was submitted: submit the recipe again")
+        argv = (*words, *node, "--attempt", str(attempt.number))
         try:
             step = subprocess.Popen(argv, env=self._environ, stdin=subprocess.DEVNULL, start_new_session=True)
         except OSError as error:
@@ -94,7 +115,7 @@ class Batch:
         over = float("inf")
         while step.poll() is None:
             self._take_orders(step)
-            if self._ended(attempt) and not is_alive(self._trainkit_here()):
+            if self._ended(attempt) and not ((here := _node_0(self._layout)) and here.runs):
                 over = min(over, time.monotonic() + LINGER_SECONDS)
             # A node that is lost holds srun for minutes; the others have ended by then.
             if time.monotonic() > min(over, self._ask_at + self._plan.grace_seconds + PATIENCE):
@@ -107,6 +128,10 @@ class Batch:
         """Why the run is to end, if it is: Slurm has sent a signal, or a user has left word."""
         while self._orders:
             number = self._orders.pop(0)
+            if number == signal.SIGUSR2:
+                if not signal_node_0(self._layout, signal.SIGUSR1):
+                    say(NOTHING_RUNS)
+                continue
             self._asked = self._asked or asked(self._layout) or self._reason(number)
             if self._ask_at == float("inf"):
                 self._ask_at = time.monotonic()
@@ -130,38 +155,29 @@ class Batch:
 
     def _stop(self, step: subprocess.Popen[bytes]) -> None:
         """Ask node 0, which is on this host; where it has not come up yet, srun."""
-        pid = self._trainkit_here()
-        with contextlib.suppress(ProcessLookupError):
-            if pid and read_json(self._layout.status).get("state") != "ended":
-                os.kill(pid, signal.SIGTERM)
-            else:
+        if not signal_node_0(self._layout, signal.SIGTERM):
+            with contextlib.suppress(ProcessLookupError):
                 step.send_signal(signal.SIGTERM)
 
-    def _trainkit_here(self) -> int:
-        """The trainkit of node 0, which is on the host of the job script; 0 before it has come up."""
-        status = read_json(self._layout.status)
-        pids = status.get("pids")
-        pid = pids.get("trainkit") if isinstance(pids, dict) else None
-        return pid if status.get("host") == os.uname().nodename and isinstance(pid, int) and pid > 1 else 0
-
     def _ended(self, attempt: Attempt) -> bool:
-        status = read_json(self._layout.status)
-        return status.get("state") == "ended" and status.get("attempt") == attempt.number
+        status = read_status(self._layout)
+        return status is not None and status.state == "ended" and status.attempt == attempt.number
 
     def _end(self, attempt: Attempt, code: int) -> int:
         """Decide what follows, write it down, and do it."""
         assert self._plan.job is not None
-        layout, status = self._layout, read_json(self._layout.status)
+        layout, status = self._layout, read_status(self._layout) or Status()
         if not self._ended(attempt):
-            status |= self._own_account(code, began=status.get("state") != "starting")
-        steps = [each.step for each in read_attempts(layout)] + [newest_step(layout, self._plan)]
+            status = status._replace(**self._own_account(code, began=status.state != "starting"))
+        attempts = read_attempts(layout)
         end = AttemptEnd(
-            int(status.get("exit_code") or 0),
-            str(status.get("failure") or ""),
-            str(status.get("why") or ""),
+            status.exit_code or 0,
+            status.failure or "",
+            status.why or "",
             self._asked,
-            tuple(filter(None, str(status.get("blamed") or "").split(","))),
-            steps,
+            tuple(filter(None, (status.blamed or "").split(","))),
+            [*(each.step for each in attempts), newest_step(layout, self._plan)],
+            sum(each in ("preemption", "requeued") for each in (*(one.asked for one in attempts), self._asked)),
         )
         decision = decide(end, self._plan.job.requeue, self._plan.job.without_progress)
         if decision.requeue:
@@ -172,7 +188,8 @@ class Batch:
             if queued:
                 self._await_end()
                 return end.exit_code
-        update_status(layout, **{**status, "outcome": decision.outcome, "why": decision.why or status.get("why", "")})
+        known = status._replace(outcome=decision.outcome, why=decision.why or status.why)
+        update_status(layout, **known._asdict())
         if decision.outcome == "cancelled":  # else Slurm would call it failed
             answer_or(slurm.cancel(self._job), None, self._environ)
             time.sleep(KILL_SECONDS)
@@ -185,11 +202,12 @@ class Batch:
             code, failure, why = 128 + signal.SIGTERM, "signal", f"asked to end ({self._asked}) before the run began"
         return {"state": "ended", "exit_code": code or 1, "failure": failure, "why": why, "ended": time.time()}
 
-    def _requeue(self, attempt: Attempt, decision: Decision, status: dict[str, Any]) -> bool:
+    def _requeue(self, attempt: Attempt, decision: Decision, status: Status) -> bool:
         """Queue the job again; whether Slurm does. It starts the job no sooner than two minutes later (121 s)."""
         excluded = tuple(dict.fromkeys((*attempt.excluded, *decision.exclude)))
-        write_attempt(self._layout, replace(attempt, excluded=excluded))
-        update_status(self._layout, **{**status, "state": "requeued", "outcome": decision.outcome, "why": decision.why})
+        write_attempt(self._layout, attempt._replace(excluded=excluded, asked=self._asked))
+        known = status._replace(state="requeued", outcome=decision.outcome, why=decision.why)
+        update_status(self._layout, **known._asdict())
         say(f"queued again: {decision.outcome.replace('_', ' ')} ({decision.why})")
         self._orders.clear()
         try:
@@ -216,6 +234,30 @@ class Batch:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+def signal_node_0(layout: RunLayout, number: int) -> bool:
+    """Signal the trainkit of node 0, which tells the other nodes; whether it is there, on this host."""
+    process, status = _node_0(layout), read_status(layout)
+    if process is None or status is None or status.state == "ended":
+        return False
+    try:
+        return signal_holder(process, str(layout.lock), str(layout.root), number)
+    except PermissionError:
+        return False
+
+
+def _node_0(layout: RunLayout) -> ProcessId | None:
+    """The trainkit of node 0, of a job on the host of the job script; None before it has come up, and elsewhere."""
+    status = read_status(layout)
+    return status.pids.process("trainkit") if status and status.host == os.uname().nodename else None
+
+
+def end_unbegun(root: Path, why: str) -> int:
+    """Write down that the job script has ended before it could start trainkit, for good; the job's exit code."""
+    account = {"state": "ended", "outcome": "failed", "failure": "trainkit", "why": why, "ended": time.time()}
+    update_status(RunLayout(root), **account, exit_code=int(ExitCode.MACHINE), host=os.uname().nodename, pids=Pids())
+    return int(ExitCode.MACHINE)
+
+
 def say(text: str) -> None:
     """A line in the job's output."""
     sys.stderr.write(f"{harmless(text)}\n")
@@ -227,10 +269,13 @@ def ended_nowhere() -> dict[str, None]:
     return dict.fromkeys(("ended", "exit_code", "failure", "why", "rank", "signal"))
 
 
-def read_plan(layout: RunLayout) -> Plan:
-    """The plan of a run directory. MachineError where there is none, or it cannot be read."""
+def read_plan(layout: RunLayout, *, own: bool = False) -> Plan:
+    """The plan of a run directory. MachineError where there is none, or it cannot be read.
+
+    own: as for `files.read_whole`, where what it says is started.
+    """
     try:
-        return plan_from_json(parse_json(read_whole(layout.plan)))
+        return plan_from_json(parse_json(read_whole(layout.plan, RECORD, own=own, below=layout.root)))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise MachineError(f"{layout.plan} cannot be read: {error}", hint="submit the recipe again") from error
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainkit.errors import MachineError, UsageError
-from trainkit.files import read_json
 from trainkit.jobs.batch import read_plan
 from trainkit.jobs.pods import show_output
 from trainkit.jobs.records import read_submission
 from trainkit.jobs.states import state_of
 from trainkit.runner.report.progress import Tail
 from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
-from trainkit.runner.rundir.records import read_records
+from trainkit.runner.rundir.listing import read_status
+from trainkit.runner.rundir.records import Status, read_records
 
 LOOK_SECONDS = 0.5
 PAUSES = 4  # how much longer than a look the pause after it is at least: one over thousands of logs takes a while
@@ -171,8 +171,8 @@ def until_end(layout: RunLayout, logs: Logs | None) -> int:
     submission = read_submission(layout.root)
     while True:
         began = time.monotonic()
-        status = read_json(layout.status)
-        over = status.get("state") == "ended" and (submission is None or status.get("outcome") is not None)
+        status = read_status(layout) or Status()
+        over = status.state == "ended" and (submission is None or status.outcome is not None)
         if logs:
             logs.show()
             refuse_unread()
@@ -180,7 +180,7 @@ def until_end(layout: RunLayout, logs: Logs | None) -> int:
             time.sleep(SETTLE_SECONDS if logs else 0)
             if logs:
                 logs.finish()
-            return int(status.get("exit_code") or 0)
+            return status.exit_code or 0
         if time.monotonic() - asked > ASK_SECONDS:
             asked = time.monotonic()
             found = state_of(layout)
@@ -199,4 +199,4 @@ def refuse_unread() -> None:
 
 
 def _ended_meanwhile(layout: RunLayout) -> bool:
-    return read_json(layout.status).get("outcome") is not None
+    return (read_status(layout) or Status()).outcome is not None

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from trainkit.errors import MachineError
-from trainkit.files import publish, read_json, write_json
+from trainkit.files import publish, write_json
 from trainkit.jobs.policy import AttemptEnd, decide
 from trainkit.jobs.reached import Node
 from trainkit.jobs.records import Submission, hold_submitter, update_status, write_submission
@@ -28,8 +28,10 @@ from trainkit.runner.nodes.control import LOST_SECONDS, PATIENCE
 from trainkit.runner.report.console import Terminal
 from trainkit.runner.report.exit_status import KILLED
 from trainkit.runner.rundir.layout import RunLayout
+from trainkit.runner.rundir.listing import read_status
 from trainkit.runner.rundir.making import create_run_dir, write_plan
-from trainkit.runner.supervisor.processes import PASSED_ON, STOP, handled, signal_name
+from trainkit.runner.rundir.records import Status
+from trainkit.runner.supervisor.processes import PASSED_ON, STOP, ProcessId, handled, signal_name
 from trainkit.schedulers import ssh
 from trainkit.text import listed
 
@@ -108,7 +110,7 @@ class Holder:
                 node.send({"signal": number})
 
     def _running(self) -> bool:
-        return read_json(self._layout.status).get("state") in ("running", "ended")
+        return (status := read_status(self._layout)) is not None and status.state in ("running", "ended")
 
     def _meet(self) -> None:
         """Wait until each node has said that it is there and sees the run directory."""
@@ -203,17 +205,17 @@ class Holder:
     def _settle(self) -> int:
         """Write down how the run has ended, where node 0 could not; the exit code."""
         until = time.monotonic() + EARLY_SECONDS
-        while (status := read_json(self._layout.status)).get("state") != "ended":
+        while (status := read_status(self._layout) or Status()).state != "ended":
             if self._failed is None or self._failed.process.poll() == UNREACHED or time.monotonic() > until:
                 break
             time.sleep(TURN_SECONDS)  # NFS shows what is new late
-        if status.get("state") != "ended":
-            status = {**status, **self._own_account(), "state": "ended", "ended": time.time()}
-        code = int(status.get("exit_code") or 0)
-        failure, why = str(status.get("failure") or ""), str(status.get("why") or "")
-        outcome = decide(AttemptEnd(code, failure, why, "cancel" if self._stopped_by else ""), (), 1).outcome
-        update_status(self._layout, **{**status, "outcome": outcome})
-        return code
+        if status.state != "ended":
+            status = status._replace(**self._own_account(), state="ended", ended=time.time())
+        end = AttemptEnd(
+            status.exit_code or 0, status.failure or "", status.why or "", "cancel" if self._stopped_by else ""
+        )
+        update_status(self._layout, **{**status._asdict(), "outcome": decide(end, (), 1).outcome})
+        return end.exit_code
 
     def _own_account(self) -> dict[str, Any]:
         """How it has ended as far as this machine knows."""
@@ -241,13 +243,14 @@ def hold_run(
     require_taken(plan.environment, environ)
     layout = create_run_dir(plan.output_root, plan.name)
     try:
+        hold_submitter(layout)  # first: until node 0 begins nothing else says that the run goes on
         write_plan(layout, plan, recipe_yaml, command_shell)
         script = job.content.bind({Variable.RUN_DIR: shlex.quote(str(layout.root))})
         publish(layout.root / job.file, script, mode=0o777)
         write_json(layout.status, {"state": "starting", "run_id": layout.id, "attempt": 1})
-        hold_submitter(layout)
         words = bind_words(job.submit, {})
-        write_submission(layout, Submission("ssh", str(os.getpid()), words))
+        process = ProcessId.of(os.getpid())
+        write_submission(layout, Submission("ssh", str(os.getpid()), words, process=process))
         holder = Holder(plan, layout, [*_commands(plan, words, script, reached_at)], environ)
         return holder.run()
     except MachineError:

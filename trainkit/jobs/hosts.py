@@ -17,6 +17,7 @@ AT_ONCE = 32  # hosts
 SECONDS = 60.0  # for ssh, the login shell, and the import of trainkit from a slow disk
 # What ssh or the shell there say -> what to do.
 HINTS = {
+    "cluster.setup line": "try the line by hand there: ssh {host}",
     "Host key verification failed": "connect once by hand, and compare the key: ssh {host}",
     "Permission denied": "let ssh in without a password: ssh-copy-id {host}",
     "No module named trainkit": "install trainkit for the interpreter there, or name another: cluster.python",
@@ -43,8 +44,16 @@ def addresses(plan: Plan, resolved: Resolved, environ: Mapping[str, str]) -> tup
     return tuple(each.name for each in found)
 
 
+def commands(plan: Plan) -> Iterator[str]:
+    """The script of a node, and the commands that would be run."""
+    assert plan.job is not None
+    yield f"{plan.job.content}".rstrip()
+    for number, host in enumerate(plan.job.hosts):
+        yield shlex.join((*bind_words(plan.job.submit, {}), "--", host)) + f" node.sh as node {number}"
+
+
 def asked(plan: Plan, environ: Mapping[str, str]) -> Iterator[str]:
-    """The commands that would be run, and what each host has. MachineError with every host that would not do."""
+    """What each host has. MachineError with every host that would not do."""
     job = plan.job
     assert job is not None
     words = bind_words(job.submit, {})
@@ -60,9 +69,6 @@ def asked(plan: Plan, environ: Mapping[str, str]) -> Iterator[str]:
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = [*zip(job.hosts, pool.map(tried, job.hosts), strict=True)]
-    yield f"{job.content}".rstrip()
-    for number, (host, _) in enumerate(found):
-        yield shlex.join((*words, "--", host)) + f" node.sh as node {number}"
     if wrong := [each for _, each in found if isinstance(each, Diagnostic)]:
         raise MachineError(wrong)
     yield from (f"{host} has {each}" for host, each in found)

@@ -15,6 +15,7 @@ from trainkit.runner.execute import RunRequest, execute
 from trainkit.runner.nodes.agreement import RefusedRunError, ToldError
 from trainkit.runner.nodes.assembly import Meeting, comparable, report_unfit
 from trainkit.runner.rundir.layout import RunLayout
+from trainkit.runner.rundir.records import Pids
 from trainkit.schedulers.place import Place
 
 MOST = 5  # differences that are named
@@ -22,6 +23,7 @@ MOST = 5  # differences that are named
 BOUND_HERE = (
     "environment.set.CUDA_VISIBLE_DEVICES", "environment.unset", "environment.take", "preparations", "resume.",
 )  # fmt: skip
+SAID = (".reason", ".note")  # in words, of layers that the recorded recipe has no more
 HINT = "plan for what the nodes have: cluster.machine, from `trainkit facts` on one of them"
 
 
@@ -34,9 +36,9 @@ def run_node(submitted: RunLayout, layout: RunLayout, place: Place, make: Callab
     """
     plan = read_plan(submitted)
     if place.node == 0:  # who is to be told that the run shall end, before a guardian says so
-        update_status(layout, host=os.uname().nodename, pids={"trainkit": os.getpid()})
+        update_status(layout, host=os.uname().nodename, pids=Pids.of(os.getpid()))
     try:
-        return execute(_fitting(plan, place, make))
+        return execute(_fitting(plan, layout, place, make))
     except ToldError as error:  # node 0 says it, on the console that all nodes have
         return int(error.exit_code)
     except MachineError as error:
@@ -45,19 +47,19 @@ def run_node(submitted: RunLayout, layout: RunLayout, place: Place, make: Callab
         raise
 
 
-def _fitting(plan: Plan, place: Place, make: Callable[[], RunRequest]) -> RunRequest:
+def _fitting(plan: Plan, layout: RunLayout, place: Place, make: Callable[[], RunRequest]) -> RunRequest:
     """The request. Where this machine cannot run the plan, the other nodes are told, and node 0 says why, for all."""
     try:
         return make()
     except (MachineError, RecipeError) as error:
         if plan.topology.nodes > 1 and plan.job is not None:
             try:
-                report_unfit(Meeting.of(plan), place, error, say, plan.job.start_seconds)
+                report_unfit(Meeting.of(plan, str(layout.root)), place, error, say, plan.job.start_seconds)
             except ToldError:
                 if plan.job.scheduler != "kubernetes":  # whose pods have no console in common
                     raise
-            except MachineError:
-                if place.node == 0:
+            except MachineError as told:
+                if place.node == 0 and isinstance(told, RefusedRunError):
                     raise
         # What is wrong of the recipe here was not where it was submitted: this machine is another one.
         host = os.uname().nodename
@@ -92,7 +94,7 @@ def as_promised(layout: RunLayout, plan: Plan) -> Job:
             "error", f"{key} was planned as {promised.get(key, 'absent')}, and is {found.get(key, 'absent')}", hint=HINT
         )
         for key in dict.fromkeys((*promised, *found))
-        if promised.get(key) != found.get(key) and not key.startswith(BOUND_HERE) and not key.endswith(".reason")
+        if promised.get(key) != found.get(key) and not key.startswith(BOUND_HERE) and not key.endswith(SAID)
     ]
     if differing:
         raise MachineError(differing[:MOST])

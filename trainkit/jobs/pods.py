@@ -18,6 +18,7 @@ from trainkit.jobs.batch import ended_nowhere, newest_step, read_plan
 from trainkit.jobs.records import (
     Attempt,
     Submission,
+    make_attempt,
     read_attempts,
     read_submission,
     update_status,
@@ -26,11 +27,13 @@ from trainkit.jobs.records import (
 )
 from trainkit.jobs.states import state_of
 from trainkit.plan.model import Plan, Variable
+from trainkit.runner.rundir.code_state import write_code
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.making import plan_text
+from trainkit.runner.rundir.records import Pids
 from trainkit.schedulers import kubectl, kubernetes
 from trainkit.schedulers.client import answer_or, ask
-from trainkit.schedulers.interface import RefusedError
+from trainkit.schedulers.interface import JobState, NoAnswerError, RefusedError
 from trainkit.schedulers.place import Place, place_in
 
 RECORDS = "runs"  # of what this machine has submitted to Kubernetes, in the working folder
@@ -52,16 +55,37 @@ def files(plan: Plan, recipe_yaml: str, run_id: str) -> dict[str, str]:
     return {kubernetes.CONFIG_MAP: content, job.file: job.content.bind(values)}
 
 
-def submit(plan: Plan, layout: RunLayout, argv: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Give the job in; its id. Raises RefusedError, and leaves nothing of it behind."""
+def job_id(plan: Plan, layout: RunLayout) -> str:
+    """`namespace/kind/name` of the workload of a run."""
     assert plan.job is not None
-    query = kubectl.submission(argv)
+    words = [str(word) for word in plan.job.submit]
+    kind = "jobset" if "kind: JobSet" in str(plan.job.content).splitlines() else "job"
+    name = kubernetes.object_name(plan.name).bind({Variable.RUN_ID: layout.id})
+    return f"{words[words.index('-n') + 1]}/{kind}/{name}"
+
+
+def submit(plan: Plan, layout: RunLayout, argv: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Give the job in; its id. Raises RefusedError and MachineError, and leaves nothing of it behind.
+
+    NoAnswerError where it is not known whether there is such a job.
+    """
+    number = job_id(plan, layout)
     try:
-        return ask(query, environ)
-    except (RefusedError, MachineError):
+        return ask(kubectl.submission(argv), environ)
+    except (RefusedError, MachineError) as error:
+        silent = isinstance(error, NoAnswerError)
+        if silent:
+            found = answer_or(kubectl.state(number), JobState("unknown", "no answer"), environ)
+            if found.state in ("queued", "running", "ended"):
+                return number
+            if found.state != "gone":
+                what = f"{error}, and whether there is {number} is not known ({found.reason}): {layout.root} stays"
+                raise NoAnswerError(what, hint="`trainkit status` asks again, `trainkit cancel` removes it") from error
         # The ConfigMap is made before the workload is refused.
-        name = kubernetes.object_name(plan.name).bind({Variable.RUN_ID: layout.id})
-        answer_or(kubectl.leftovers(argv[argv.index("-n") + 1], name), (), environ)
+        namespace, _, name = number.split("/")
+        answer_or(kubectl.leftovers(namespace, name), (), environ)
+        if silent:
+            raise MachineError(f"{error}, and there is no {number}", hint="submit again") from error
         raise
 
 
@@ -92,17 +116,18 @@ class Pod:
             for file in (layout.recipe, layout.plan):
                 if not file.exists():
                     publish(file, read_whole(self.submitted.root / file.name))
+            if not layout.code.exists():  # which is that of the image
+                write_code(layout, read_whole(layout.recipe).decode())
         except OSError as error:
             what = f"the run directory {layout.root} cannot be made in this pod: {error.strerror}"
             raise MachineError(what, hint="mount a claim there that this user may write to: cluster.volumes") from error
         earlier = read_attempts(layout)
-        self._attempt = max(self._attempt, 1 + max((each.number for each in earlier), default=0))
+        self._attempt = make_attempt(layout, self._attempt)
         host, step = os.uname().nodename, newest_step(layout, self._plan)
-        layout.attempt(self._attempt).root.mkdir(parents=True)
         write_attempt(layout, Attempt(self._attempt, self.job, count, host, time.time(), step))
         if self.job and not earlier:
             write_submission(layout, Submission("kubernetes", self.job, ()))
-        began = {"attempt": self._attempt, "job": self.job, "host": host, "pids": {"trainkit": os.getpid()}}
+        began = {"attempt": self._attempt, "job": self.job, "host": host, "pids": Pids.of(os.getpid())}
         update_status(layout, **ended_nowhere(), **began, run_id=layout.id, state="starting", outcome=None)
         return self._attempt
 

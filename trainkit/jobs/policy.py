@@ -30,7 +30,8 @@ OUTCOMES = {
 class AttemptEnd:
     """How an attempt ended. failure: as of the verdict; asked: by whom it was asked to end, empty for nobody.
 
-    hosts: that are to blame. steps: of the newest checkpoint when each attempt so far began, and now.
+    hosts: that are to blame. steps: of the newest checkpoint when each attempt so far began, and now. preemptions: how
+    many of these attempts were preempted, or queued again by hand.
     """
 
     exit_code: int
@@ -39,6 +40,7 @@ class AttemptEnd:
     asked: str = ""
     hosts: tuple[str, ...] = ()
     steps: Sequence[int] = ()
+    preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ def decide(end: AttemptEnd, after: Sequence[str], without_progress: int) -> Deci
     if cause == "cancel" or KINDS.get(cause, cause) not in after:
         return Decision(False, outcome, end.why)
     stuck = attempts_without_progress(end.steps)
+    if not any(end.steps):  # who is preempted before the first checkpoint has not failed to make one
+        stuck -= end.preemptions
     if stuck >= without_progress:
         what = f"{counted(stuck, 'attempt')} brought no newer checkpoint than that of step {end.steps[-1]}"
         return Decision(False, "no_progress", f"{end.why}; {what}, so that it is not queued again")

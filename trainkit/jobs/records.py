@@ -1,105 +1,175 @@
 """What is written of a job in its run directory: how it was submitted, and what each attempt began with.
 
-Each file has one writer: `trainkit submit`, then the job itself. All are replaced whole.
+Each file has one writer: `trainkit submit`, then the job itself. All are replaced whole, and read as the records that
+they are (runner/rundir/records.py).
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from trainkit.files import hold_lock, is_locked, publish, publish_or_overwrite, read_json, refuse_links
+from trainkit.errors import MachineError
+from trainkit.files import (
+    hold_lock,
+    is_locked,
+    load_record,
+    make_folder,
+    publish,
+    publish_or_overwrite,
+    read_json,
+    read_record,
+    remove_file,
+)
+from trainkit.machine.card_locks import user_name
 from trainkit.runner.rundir.layout import RunLayout
+from trainkit.runner.rundir.listing import read_status
+from trainkit.runner.rundir.records import Count, Moment, Name, Status
+from trainkit.runner.supervisor.processes import ProcessId
+from trainkit.schedulers.registry import SCHEDULERS
 
 SUBMISSION, ATTEMPT, ASKED = "submission.json", "attempt.json", "asked.json"
 HELD = "submitter.lock"
+ONLY_OWN = "only its owner may do that, or root"
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """How a run was submitted. job: its number; of ssh, the process that holds the run. at: seconds since the epoch;
-    host: where.
+class Submission(NamedTuple):
+    """How a run was submitted. job: its number; of ssh, of the process that holds the run, which `process` is.
+
+    argv: the command, for people alone: what is started is made from the recipe. at, host: when and where, as filled in
+    when it is written. cluster: where it was submitted to another than the scheduler's own; controller: who answered,
+    for several clusters may share their home folders.
     """
 
-    scheduler: str
+    scheduler: Name
     job: str
-    argv: tuple[str, ...]
-    at: float = field(default_factory=time.time)
-    host: str = field(default_factory=lambda: os.uname().nodename)
+    argv: tuple[str, ...] = ()
+    at: Moment = 0.0
+    host: Name = ""
+    cluster: Name = ""
+    controller: Name = ""
+    process: ProcessId | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+DAMAGED = Submission("", "")  # in the place of a submission that cannot be read
+
+
+class Attempt(NamedTuple):
     """A start of the run within a job. step: of the newest checkpoint at its beginning, 0 for none.
 
-    excluded: hosts that the job has been kept off so far. asked: why it was asked to end, by whom.
+    excluded: hosts that the job has been kept off so far. asked: why it was asked to end, where it was queued again.
     """
 
-    number: int
+    number: Count
     job: str
-    restarts: int
-    host: str
-    began: float
-    step: int
-    excluded: tuple[str, ...] = ()
+    restarts: Count
+    host: Name
+    began: Moment
+    step: Count
+    excluded: tuple[Name, ...] = ()
+    asked: str = ""
+
+
+class Asked(NamedTuple):
+    """Why a job is to end."""
+
+    why: Name
+    at: Moment = 0.0
 
 
 def write_submission(layout: RunLayout, submission: Submission) -> None:
     """Raises OSError."""
-    publish(layout.root / SUBMISSION, json.dumps(asdict(submission), indent=2) + "\n")
+    known = submission._replace(at=time.time(), host=os.uname().nodename)
+    process = known.process._asdict() if known.process else None
+    content = json.dumps({**known._asdict(), "process": process}, indent=2) + "\n"
+    publish(layout.root / SUBMISSION, content, below=layout.root)
 
 
-def read_submission(root: Path) -> Submission | None:
-    """None for a run that was not submitted, or where the file is damaged."""
-    known = read_json(root / SUBMISSION)
-    if not isinstance(known.get("job"), str) or not isinstance(known.get("scheduler"), str):
+def read_submission(root: Path, *, own: bool = False) -> Submission | None:
+    """None for a run that was not submitted; DAMAGED where the file is, or says what no scheduler has ever said.
+
+    own: as for `files.read_whole`.
+    """
+    try:
+        found = load_record(root / SUBMISSION, Submission, own=own, below=root)
+    except FileNotFoundError:
         return None
-    argv, at = known.get("argv"), known.get("at")
-    return Submission(
-        known["scheduler"],
-        known["job"],
-        tuple(map(str, argv)) if isinstance(argv, list) else (),
-        float(at) if isinstance(at, int | float) else 0.0,
-        str(known.get("host") or ""),
-    )
+    except (OSError, ValueError):
+        return DAMAGED
+    scheduler = SCHEDULERS.get(found.scheduler)
+    return found if scheduler is not None and re.fullmatch(scheduler.JOB_ID, found.job, re.ASCII) else DAMAGED
+
+
+def require_own(layout: RunLayout) -> Submission | None:
+    """How a run was submitted, before something is done to it. MachineError for another user's, or a damaged record.
+
+    Whoever may write to a run directory could have anything done otherwise.
+    """
+    owner = layout.root.stat().st_uid
+    if os.geteuid() not in (0, owner):
+        raise MachineError(f"{layout.root} is a run of {user_name(owner)}", hint=ONLY_OWN)
+    submission = read_submission(layout.root, own=True)
+    if submission is DAMAGED:
+        what = f"{layout.root / SUBMISSION} is damaged, or another user's: nobody knows which job the run is"
+        raise MachineError(what, hint="end the job by the scheduler's own command")
+    return submission
+
+
+def make_attempt(layout: RunLayout, least: int = 1) -> int:
+    """Make the folder of the next start, past whatever is there; its number. MachineError where none can be made."""
+    number = max(least, 1 + max((int(each.root.name) for each in layout.attempts), default=0))
+    folder = layout.root / "attempts"
+    try:
+        make_folder(folder, below=layout.root)
+        while not _is_new(layout, number):
+            number += 1
+    except OSError as error:
+        raise MachineError(f"{folder} takes no folder for this start: {error.strerror}") from error
+    return number
+
+
+def _is_new(layout: RunLayout, number: int) -> bool:
+    """Make the folder of a start; whether nothing was there."""
+    try:
+        return make_folder(layout.attempt(number).root, below=layout.root)
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):  # a file, or a link
+            return False
+        raise
 
 
 def write_attempt(layout: RunLayout, attempt: Attempt) -> None:
     """Raises OSError."""
-    publish(layout.attempt(attempt.number).root / ATTEMPT, json.dumps(asdict(attempt), indent=2) + "\n")
+    path = layout.attempt(attempt.number).root / ATTEMPT
+    publish(path, json.dumps(attempt._asdict(), indent=2) + "\n", below=layout.root)
 
 
 def read_attempts(layout: RunLayout) -> list[Attempt]:
     """Those so far, in order; what is damaged is left out."""
-    found = []
-    for each in layout.attempts:
-        known = read_json(each.root / ATTEMPT)
-        try:
-            known["excluded"] = tuple(known.get("excluded", ()))
-            found.append(Attempt(**known))
-        except TypeError:
-            continue
-    return found
+    found = (read_record(each.root / ATTEMPT, Attempt, below=layout.root) for each in layout.attempts)
+    return [each for each in found if each is not None]
 
 
 def ask(layout: RunLayout, why: str) -> None:
     """Leave word for the job, why it is to end: `cancel`. Raises OSError."""
-    publish(layout.root / ASKED, json.dumps({"why": why, "at": time.time()}) + "\n")
+    content = json.dumps(Asked(why, time.time())._asdict()) + "\n"
+    publish(layout.root / ASKED, content, below=layout.root)
 
 
 def take_back(layout: RunLayout) -> None:
     """Take back the word that was left for the job, if any. Raises OSError."""
-    (layout.root / ASKED).unlink(missing_ok=True)
+    remove_file(layout.root / ASKED, below=layout.root)
 
 
 def asked(layout: RunLayout) -> str:
     """Why it was asked to end; empty where it was not."""
-    return str(read_json(layout.root / ASKED).get("why") or "")
+    found = read_record(layout.root / ASKED, Asked, below=layout.root)
+    return found.why if found else ""
 
 
 def hold_submitter(layout: RunLayout) -> int:
@@ -107,20 +177,27 @@ def hold_submitter(layout: RunLayout) -> int:
     return hold_lock(layout.root / HELD)
 
 
-def is_held(layout: RunLayout) -> bool:
-    """Whether the trainkit that submitted the run lives on this machine and holds it."""
+def is_held(layout: RunLayout) -> bool | None:
+    """Whether the trainkit that submitted the run lives on this machine and holds it; None where that is not seen."""
     return is_locked(layout.root / HELD)
 
 
-def hosts_of(layout: RunLayout) -> tuple[str, ...]:
-    """The machines of a run that is held, node 0 first; none where it is not."""
-    job = read_json(layout.plan).get("job")
+def hosts_of(layout: RunLayout, *, own: bool = False) -> tuple[str, ...]:
+    """The machines of a run that is held, node 0 first; none where it is not.
+
+    own: as for `files.read_whole`, where one goes there.
+    """
+    job = read_json(layout.plan, own=own, below=layout.root).get("job")
     hosts = job.get("hosts") if isinstance(job, dict) else None
-    return tuple(map(str, hosts)) if isinstance(hosts, list) else ()
+    known = hosts if isinstance(hosts, list) else ()
+    return tuple(each for each in known if isinstance(each, str) and re.fullmatch(r"[\w.@:%+][\w.@:%+-]*", each))
 
 
 def update_status(layout: RunLayout, **changed: Any) -> None:
-    """Change status.json while no guardian writes it: before an attempt, and after it. Raises OSError."""
-    refuse_links(layout.root)
-    status: Mapping[str, Any] = {**read_json(layout.status), **changed}
-    publish_or_overwrite(layout.status, json.dumps(status, indent=2) + "\n", flush=True)
+    """Change status.json while no guardian writes it: before an attempt, and after it. Raises OSError.
+
+    changed: fields of `Status`.
+    """
+    known = (read_status(layout) or Status())._replace(**changed)
+    content = json.dumps({**known._asdict(), "pids": known.pids._asdict()}, indent=2) + "\n"
+    publish_or_overwrite(layout.status, content, flush=True, below=layout.root)

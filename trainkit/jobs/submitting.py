@@ -7,25 +7,29 @@ import os
 import shlex
 import shutil
 import signal
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainkit.errors import Diagnostic, MachineError, RecipeError
 from trainkit.files import publish, write_json
 from trainkit.jobs import pods
 from trainkit.jobs.records import Submission, write_submission
-from trainkit.plan.model import Job, Plan, Variable, bind_words
+from trainkit.plan.model import Job as PlannedJob
+from trainkit.plan.model import Plan, Variable, bind_words
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Kubernetes, Slurm
 from trainkit.recipe.yaml.writer import resolved_yaml
+from trainkit.runner.rundir.code_state import Looked
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.making import create_run_dir, write_plan
 from trainkit.runner.supervisor.processes import STOP
 from trainkit.schedulers import kubectl, kubernetes, slurm
 from trainkit.schedulers.client import answer_or, ask
-from trainkit.schedulers.interface import RefusedError
+from trainkit.schedulers.interface import Job, NoAnswerError, RefusedError
 from trainkit.schedulers.kubernetes import REHEARSED_RUN
 from trainkit.schedulers.slurm_answers import amount, seconds
+from trainkit.text import listed
 
 # What Slurm says of a job that it refuses -> the recipe key that asks for it.
 BLAMED = {
@@ -76,11 +80,14 @@ def rehearse(
     if isinstance(section, Kubernetes):
         return _rehearse_pods(plan, resolved, environ, folder)
     assert isinstance(section, Slurm)
+    cluster = slurm.named_cluster(section.sbatch)
     try:
-        settings = ask(slurm.configuration(), environ)
+        settings = {} if cluster is None else ask(slurm.configuration(cluster), environ)
     except RefusedError as error:
         raise MachineError(f"Slurm does not answer: {error}", hint="submit where `sinfo` answers") from error
-    found = [*_limits(section, resolved, plan, environ), *_times(section, plan, settings)]
+    python = str(plan.commands[0].wrapper[0])
+    found = [*slurm.surroundings(environ, section.sbatch, python)]
+    found += [*_limits(section, resolved, plan, environ), *_times(section, plan, settings)]
     found += _not_taken(plan, resolved, environ)
     if why := _unreadable(os.path.abspath(plan.output_root)):  # noqa: PTH100 - as it is written, links and all
         found.append(resolved.error("output.root", why, OTHER_FOLDER))
@@ -127,22 +134,33 @@ def _too_much(script: str, folder: str, environ: Mapping[str, str]) -> str:
 
 def _limits(section: Slurm, resolved: Resolved, plan: Plan, environ: Mapping[str, str]) -> Iterator[Diagnostic]:
     """What --test-only says nothing of: limits that would keep the job waiting for ever, times that are too short."""
+    cluster = slurm.named_cluster(section.sbatch)
+    if cluster is None:  # its limits are those of the cluster that Slurm will choose
+        return
     asked = seconds(section.time) if section.time else None
+    too_short, others = list[str](), list[str]()
     for name in (section.partition or "").split(","):
         try:
-            limits = ask(slurm.partition(name), environ)
+            limits = ask(slurm.partition(name, cluster), environ)
         except RefusedError:  # --test-only says it in its words
             continue
         most, of = seconds(limits.get("MaxTime", "UNLIMITED")), limits.get("PartitionName", name)
         if most is not None and section.time and (asked is None or asked > most):
-            what = f"cluster.time is {section.time}, and partition {of} has MaxTime={limits['MaxTime']}"
-            why = "Slurm takes such a job, and never starts it"
-            yield resolved.error("cluster.time", what, f'write at most "{limits["MaxTime"]}"', why=why)
-        grace = float(limits.get("GraceTime", "0") or 0)
+            too_short.append(f"partition {of} has MaxTime={limits['MaxTime']}")
+        else:
+            others.append(of)
+        grace = amount(limits.get("GraceTime", "")) or 0.0
         if 0 < grace < plan.grace_seconds and "preemption" in section.requeue.after:
             what = f"partition {of} gives a preempted job {grace:.0f} s, and launcher.grace_seconds is "
             hint = f"set launcher.grace_seconds to less than {grace:.0f}"
             yield Diagnostic("warning", f"{what}{plan.grace_seconds:g}", key="launcher.grace_seconds", hint=hint)
+    what = f"cluster.time is {section.time}, and {listed(too_short)}"
+    if too_short and others:  # of several Slurm takes any that will do (EnforcePartLimits=ALL: --test-only refuses it)
+        where = f"the job starts in {listed(others)} alone"
+        yield Diagnostic("note", f"{what}: {where}", "cluster.partition", resolved.origin("cluster.partition"))
+    elif too_short:
+        why = "Slurm takes such a job, and never starts it"
+        yield resolved.error("cluster.time", what, "write at most what the partition allows", why=why)
 
 
 def _times(section: Slurm, plan: Plan, settings: Mapping[str, str]) -> Iterator[Diagnostic]:
@@ -151,8 +169,8 @@ def _times(section: Slurm, plan: Plan, settings: Mapping[str, str]) -> Iterator[
         what = f"cluster.requeue.warn_seconds is {section.requeue.warn_seconds}, and launcher.grace_seconds is "
         hint = "the run must save and end in between: set warn_seconds higher"
         yield Diagnostic("warning", f"{what}{plan.grace_seconds:g}", key="cluster.requeue.warn_seconds", hint=hint)
-    wait = amount(settings.get("KillWait", "")) or 0.0
-    if wait < plan.grace_seconds and not section.requeue.after:
+    wait = amount(settings.get("KillWait", ""))
+    if wait is not None and wait < plan.grace_seconds and not section.requeue.after:
         what = f"Slurm kills {wait:.0f} s after it has told a job to end (KillWait), and launcher.grace_seconds is "
         hint = f"set launcher.grace_seconds to less than {wait:.0f}, or have it asked earlier: cluster.requeue.after"
         yield Diagnostic("warning", f"{what}{plan.grace_seconds:g}", key="launcher.grace_seconds", hint=hint)
@@ -197,19 +215,21 @@ def check_folder(run_dir: str) -> None:
         raise MachineError(why, hint=OTHER_FOLDER)
 
 
-def write_record(layout: RunLayout, plan: Plan, recipe_yaml: str, command_shell: str) -> None:
+def write_record(
+    layout: RunLayout, plan: Plan, recipe_yaml: str, command_shell: str, looked: Looked | None = None
+) -> None:
     """What a run directory has of any submitted run. Raises OSError."""
-    write_plan(layout, plan, recipe_yaml, command_shell)
+    write_plan(layout, plan, recipe_yaml, command_shell, looked)
     write_json(layout.status, {"state": "queued", "run_id": layout.id, "attempt": 0})
 
 
-def write_script(layout: RunLayout, job: Job, script: str) -> None:
+def write_script(layout: RunLayout, job: PlannedJob, script: str) -> None:
     """The job script, and the file of its output. Raises OSError."""
     publish(layout.root / job.file, script, mode=0o777)
     (layout.root / "job.out").touch()
 
 
-def bound_content(job: Job, run_dir: str) -> str:
+def bound_content(job: PlannedJob, run_dir: str) -> str:
     """The job script of a run directory, whose path a shell and sbatch read."""
     check_folder(run_dir)
     return job.content.bind({Variable.RUN_DIR: shlex.quote(run_dir)})
@@ -225,6 +245,43 @@ def undisturbed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def give_in(argv: Sequence[str], layout: RunLayout, script: str, environ: Mapping[str, str]) -> Submission:
+    """Give a job script to Slurm. Where sbatch does not say the job's number, or has failed, the queue is asked.
+
+    Raises RefusedError and MachineError where Slurm has no such job, NoAnswerError where nobody knows.
+    """
+    controller = answer_or(slurm.controller(), "", environ)
+
+    def given(job: Job) -> Submission:
+        return Submission("slurm", job.id, tuple(argv), cluster=job.cluster, controller=controller)
+
+    try:
+        return given(ask(slurm.submission(argv), environ, SUBMIT_SECONDS))
+    except (RefusedError, NoAnswerError) as error:
+        refused = isinstance(error, RefusedError)
+        late = time.monotonic() + (0 if refused else LATE_SECONDS)
+        try:
+            while not (found := ask(slurm.in_queue(layout.name, argv[-1], script), environ)):
+                if time.monotonic() >= late:
+                    break
+                time.sleep(LOOK_SECONDS)
+        except (RefusedError, MachineError) as silent:
+            if refused:
+                raise error from silent
+            what = f"{error}, and the queue does not answer ({silent}): Slurm may have the job, and {layout.root} stays"
+            hint = f"`squeue --name={layout.name}` tells whether it has; if not, remove that folder"
+            raise NoAnswerError(what, hint=hint) from error
+        if found:
+            return given(found)
+        if refused:
+            raise
+        raise MachineError(f"{error}, and Slurm has no such job", hint="submit again") from error
+
+
+SUBMIT_SECONDS = 60.0  # sbatch itself tries again where the controller is too busy to take a job
+LATE_SECONDS, LOOK_SECONDS = 10.0, 1.0  # for a job to come into the queue, once sbatch was given up
+
+
 def submit(
     plan: Plan, recipe_yaml: str, command_shell: str, environ: Mapping[str, str]
 ) -> tuple[RunLayout, Submission]:
@@ -234,13 +291,13 @@ def submit(
     in_pods = job.scheduler == "kubernetes"
     # The output folder is one of the pods: what this machine keeps of the run is in the working folder.
     layout = create_run_dir(pods.RECORDS if in_pods else plan.output_root, plan.name)
-    number = ""
+    submission: Submission | None = None
 
     def undo() -> None:
-        if number and in_pods:  # given in, and could not be written down
-            answer_or(kubectl.cancel(number, now=True), (), environ)
-        elif number:
-            answer_or(slurm.cancel(number), None, environ)
+        if submission and in_pods:  # given in, and could not be written down
+            answer_or(kubectl.cancel(submission.job, now=True), (), environ)
+        elif submission:
+            answer_or(slurm.cancel(submission.job, cluster=submission.cluster), None, environ)
         shutil.rmtree(layout.root, ignore_errors=True)
 
     try:
@@ -249,17 +306,21 @@ def submit(
         if in_pods:
             for name, content in pods.files(plan, recipe_yaml, layout.id).items():
                 publish(layout.root / name, content)
-            number = pods.submit(plan, layout, argv, environ)
+            submission = Submission(job.scheduler, pods.submit(plan, layout, argv, environ), argv)
         else:
-            write_script(layout, job, bound_content(job, str(layout.root)))
-            number = ask(slurm.submission(argv), environ)
-        submission = Submission(job.scheduler, number, argv)
+            script = bound_content(job, str(layout.root))
+            write_script(layout, job, script)
+            submission = give_in(argv, layout, script, environ)
         write_submission(layout, submission)
     except RefusedError as error:
         undo()
         key = kubernetes.blamed(str(error)) if in_pods else "cluster"
         what = f"{'Kubernetes' if in_pods else 'Slurm'} refuses the job: {error}"
         raise RecipeError(Diagnostic("error", what, key=key)) from error
+    except NoAnswerError:  # there may be a job, which needs the directory, and writes down its number when it starts
+        if in_pods:
+            write_submission(layout, Submission(job.scheduler, pods.job_id(plan, layout), argv))
+        raise
     except BaseException:
         undo()
         raise

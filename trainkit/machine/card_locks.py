@@ -18,9 +18,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated, NamedTuple
 
+from trainkit.decode import Between, decode
 from trainkit.errors import MachineError
-from trainkit.files import try_lock
+from trainkit.files import parse_json, try_lock
 from trainkit.machine.facts import Gpu, Hold
 
 FOLDERS = ("/run/lock", "/var/tmp", "/tmp")  # noqa: S108 - the first that every user may write to; shared on purpose
@@ -28,6 +30,14 @@ SETTING = "TRAINKIT_CARD_LOCKS"
 # A reader of the lock (`trainkit gpus`, another run's probe) has it for an instant; a run has it for good.
 PATIENCE_SECONDS = 0.3
 STEP_SECONDS = 0.01
+
+
+class Signature(NamedTuple):
+    """What a holder writes into the lock of a card."""
+
+    pid: Annotated[int, Between(0, 1 << 22)]
+    user: str
+    run: str
 
 
 def with_holders(gpus: tuple[Gpu, ...], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
@@ -81,9 +91,8 @@ def holder(uuid: str, environ: Mapping[str, str]) -> Hold | None:
         # Shared, so that two who only look do not take each other for a holder.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            written = json.loads(os.pread(fd, 1 << 16, 0))
-            return Hold(int(written["pid"]), str(written["user"]), str(written["run"]))
+        with contextlib.suppress(OSError, ValueError):
+            return Hold(*decode(Signature, parse_json(os.pread(fd, 1 << 16, 0))))
         return Hold(0, "", "")  # it is just about to write
     except OSError:  # a file system without locks: no card can be held there
         return None
@@ -115,7 +124,7 @@ class Cards:
 
     def sign(self, user: str, run: str) -> None:
         """Say who holds the cards, for those who look. run: the run's directory, empty while there is none."""
-        content = json.dumps({"pid": os.getpid(), "user": user, "run": run}).encode()
+        content = json.dumps(Signature(os.getpid(), user, run)._asdict()).encode()
         with contextlib.suppress(OSError):  # a full disk: the cards are taken, only not signed
             for fd in self.fds:
                 os.ftruncate(fd, os.pwrite(fd, content, 0))

@@ -93,6 +93,48 @@ def sourced_job(
     return SourcedJob(Job(scheduler, file, text_, texts(tuple(submit)), texts(tuple(step)), **terms), sources)
 
 
+def setup_lines(lines: Sequence[str], end: Token) -> list[Token]:
+    """The recipe's lines of Bash, of which one that fails, or ends the shell, is named. end: the last command then.
+
+    The shell says what fails (ERR in bash(1)): no condition, and nothing before && or ||. A function and a sourced
+    file fail by what they return, whatever fails within. end: has the sentence as $1. EXIT knows no line, so DEBUG
+    keeps the last one that began; a line that Bash cannot read does not. No signal is caught: the shell would first
+    wait for its child.
+    """
+    before = (
+        "trainkit_ended() {  # what line of cluster.setup did, exit code, line here",
+        '    if [ "$1" = failed ]; then',
+        '        [ "${FUNCNAME[1]-main}" = main ] || return 0  # functions and sourced files go on',
+        "    else  # a signal ends the shell while it waits for a child, and is no line's fault",
+        "        read -r trainkit_children 2>/dev/null </proc/$$/task/$$/children || true",
+        '        [ -z "${trainkit_children-}" ] || return 0',
+        "    fi",
+        "    trap - ERR EXIT DEBUG",
+        '    mapfile -t trainkit_text <<<"${BASH_EXECUTION_STRING:-$(<"$0")}"',
+        '    set -- "cluster.setup line $(($3 - trainkit_start)) $1 with exit code $2: ${trainkit_text[$3 - 1]-}"',
+        '    echo "$1" >&2',
+    )
+    traps = (
+        "trap 'trainkit_ended failed $? $LINENO' ERR",
+        "trap 'trainkit_ended \"or one after it ended the shell\" $? $trainkit_line' EXIT",
+        'trap \': "$((LINENO > trainkit_start ? trainkit_line = LINENO : 0))" "$_"\' DEBUG  # and $_ stays',
+        "trainkit_start=$LINENO trainkit_line=$((LINENO + 1))",
+    )
+    replaced = "cluster.setup sets a trap on ERR itself: lines after it that fail are not named, and the job goes on"
+    after = (
+        "",  # which a backslash at the end of the lines goes on with
+        f'[[ $(trap -p ERR) =~ ^$|trainkit_ended ]] || echo "{replaced}" >&2',
+        "trap - ERR EXIT DEBUG",
+    )
+    rule = "a line of cluster.setup that fails or ends the shell is named, and ends the job"
+    if not lines:
+        return []
+    found = [*(token(each, rule=rule) for each in before), Token(text("    ", *end.text.parts), end.source)]
+    found += [token(each, rule=rule) for each in ("}", *traps)]
+    found += [token(line, keys=("cluster.setup",)) for line in lines]
+    return [*found, *(token(each, rule=rule) for each in after)]
+
+
 def resume_word(context: Context, flag: str) -> tuple[Token, ...]:
     """The word for the checkpoint to go on from, which `auto` chooses when the run starts; none where it never does."""
     named, queued = context.recipe.checkpoint.resume, context.recipe.cluster.kind != "none"

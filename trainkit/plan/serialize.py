@@ -47,11 +47,13 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def plan_from_json(data: Mapping[str, Any]) -> Plan:
+def plan_from_json(data: object) -> Plan:
     """The inverse of :func:`plan_to_json`.
 
     Raises MachineError for a plan of another version, and ValueError, KeyError or TypeError for what is not a plan.
     """
+    if not isinstance(data, Mapping):
+        raise ValueError("a plan is a JSON object")
     version = data.get("plan_version")
     if version != PLAN_VERSION:
         raise MachineError(

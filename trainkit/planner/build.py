@@ -41,7 +41,7 @@ from trainkit.planner.container import check_container, planned, seen_inside, wr
 from trainkit.planner.container import preparations as prepared
 from trainkit.planner.container import problems as container_problems
 from trainkit.planner.dtype import choose_dtype
-from trainkit.planner.env import check_environment, overwritten, plan_environment
+from trainkit.planner.env import SETTINGS, check_environment, overwritten, plan_environment
 from trainkit.planner.fingerprint import recipe_digest, training_digest
 from trainkit.planner.hub import preparations as fetches
 from trainkit.planner.hub import problems as hub_problems
@@ -55,6 +55,7 @@ from trainkit.planner.technique import value_of
 from trainkit.planner.techniques import TECHNIQUES
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Fsdp, Recipe
+from trainkit.recipe.yaml.writer import consistent, recipe_yaml
 from trainkit.schedulers.registry import SCHEDULERS
 
 __all__ = ["SavedCheckpoint", "build_plan", "decide"]
@@ -132,7 +133,10 @@ def _taken_over(recipe: Recipe) -> dict[str, Any]:
 
 def _files(context: Context) -> list[SourcedFile]:
     program = PROGRAMS[context.recipe.program.kind]
-    files = (*LAUNCHERS[context.launcher].files(context), *program.files(context), *expected.files(context))
+    files = [*LAUNCHERS[context.launcher].files(context), *program.files(context), *expected.files(context)]
+    if context.recipe.program.reads_recipe:
+        # The run directory's recipe has only what was given: on a node it is planned from again.
+        files.append(SourcedFile(SETTINGS, recipe_yaml(context.recipe)))
     return sorted(files, key=lambda file: file.path)
 
 
@@ -180,6 +184,8 @@ def decide(
     problems += [*unsupported(resolved, placement, launcher.kind, dtype, batch), *impossible]
     if batch is None or problems:
         raise RecipeError(problems)
+    # As it is recorded, so that the plan made from that is the same.
+    resolved = replace(resolved, recipe=(recipe := consistent(resolved)))
     engine = "deepspeed" if recipe.program.kind == "deepspeed" else launcher.kind
     topology = name_cards(placement, engine, recipe.strategy.kind, queued=recipe.cluster.kind != "none")
     digest = training_digest(recipe, batch, dtype)

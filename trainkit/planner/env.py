@@ -52,6 +52,9 @@ AMD_LEAKS: dict[str, str] = {
     "ROCR_VISIBLE_DEVICES": "would change what HIP_VISIBLE_DEVICES counts",
 }
 
+# The whole recipe, for a program that reads it: in the run directory's own only what was given is written.
+SETTINGS = "settings.yaml"
+
 RANK_BY_RANK = "rank i of a node uses the i-th"
 
 # Of a rank on a card. Its operators on the CPU are short (drawing samples, a copy of a checkpoint), and beyond some
@@ -135,7 +138,8 @@ def _defaults(context: Context) -> Iterator[SourcedVariable]:
     yield _threads(context)
     yield variable("PYTHONUNBUFFERED", "1", rule="a rank's output appears when it is written, also after a crash")
     rule = "the resolved recipe, for programs that read it"
-    yield variable("TRAINKIT_RECIPE", Variable.RUN_DIR, "/recipe.yaml", rule=rule)
+    file = SETTINGS if recipe.program.reads_recipe else "recipe.yaml"
+    yield variable("TRAINKIT_RECIPE", Variable.RUN_DIR, f"/{file}", rule=rule)
     if recipe.program.kind != "builtin":
         return
     if recipe.train.deterministic and context.topology.device == "cuda":

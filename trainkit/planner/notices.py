@@ -172,8 +172,10 @@ def _optimizer(context: Context) -> Iterator[Notice]:
     optimizer = context.recipe.optimizer
     if context.recipe.program.kind != "builtin":
         return
-    ignored = [f"optimizer.{name}" for name in MOMENTS if name not in known(optimizer.name).takes]
-    idle = [key for key in ignored if context.resolved.given(key)]
+    ignored = [name for name in MOMENTS if name not in known(optimizer.name).takes]
+    # A default is no wish: a run's own recipe.yaml has every setting.
+    wished = (name for name in ignored if getattr(optimizer, name) != type(optimizer).model_fields[name].default)
+    idle = [key for name in wished if context.resolved.given(key := f"optimizer.{name}")]
     if idle:
         verb = "does" if len(idle) == 1 else "do"
         hint = "leave it out, or give the class what it takes under optimizer.args"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 from trainkit.errors import Diagnostic, Origin, RecipeError
@@ -14,6 +13,7 @@ from trainkit.recipe.layers.interpolation import interpolate, interpolated
 from trainkit.recipe.layers.layer import Layer, place_of
 from trainkit.recipe.layers.merge import Merge, merge
 from trainkit.recipe.layers.paths import Files, absent_inputs, absolute, attach, script_source
+from trainkit.recipe.layers.secrets import mask_values
 from trainkit.recipe.resolved import MadeRecipe, Request, Resolved
 from trainkit.recipe.schema.fields import defaults, schema, tagged_sections
 from trainkit.recipe.validation.batch_conflicts import contradictions
@@ -131,10 +131,14 @@ def _assume_kinds(state: Merge) -> None:
 
 
 def _distinct(found: Iterable[Diagnostic], whole: Origin) -> list[Diagnostic]:
-    """Each finding once, in the order of the layers and then of the lines. whole: the place of those without one."""
+    """Each finding once and without secrets, in the order of the layers and then of the lines.
+
+    whole: the place of those without one.
+    """
     unique: dict[tuple[str, str, str], Diagnostic] = {}
     for each in found:
-        placed = each if each.origin else replace(each, origin=whole)
+        what, key, why, hint = map(mask_values, (each.what, each.key, each.why, each.hint))
+        placed = Diagnostic(each.severity, what, key, each.origin or whole, why, hint)
         unique.setdefault((placed.what, placed.key, placed.origin.place if placed.origin else ""), placed)
 
     def position(found: Diagnostic) -> tuple[bool, int, str, int, int]:

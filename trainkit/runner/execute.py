@@ -184,7 +184,7 @@ def _begin(request: RunRequest, console: Terminal) -> _Begun:
         if place.node:
             console.prefix = f"node {place.node} ({os.uname().nodename}): "
         with handled(STOP, _leave):
-            assembly = assemble(plan, place, make, console.say, request.start_seconds, request.attempt)
+            assembly = assemble(plan, place, make, console.say, request.start_seconds, request.attempt, request.run_dir)
     else:
         assembly = Assembly(alone.at(str(make(alone).root)))
     layout, ready = RunLayout.of(assembly.start.run_dir), bound(assembly.start)

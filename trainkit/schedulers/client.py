@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Mapping
 from typing import TypeVar
 
 from trainkit.errors import MachineError
-from trainkit.schedulers.interface import Output, Query, RefusedError
+from trainkit.schedulers.interface import NoAnswerError, Output, Query, RefusedError
+from trainkit.schedulers.slurm import without_settings
 
 SECONDS = 20.0  # a controller that has not answered by then is taken for one that does not
 Answer = TypeVar("Answer")
@@ -16,18 +18,20 @@ Answer = TypeVar("Answer")
 def ask(query: Query[Answer], environ: Mapping[str, str] | None = None, seconds: float = SECONDS) -> Answer:
     """Run the command and read what it says.
 
-    Raises RefusedError in the scheduler's own words, and MachineError where the command is missing or does not end.
+    Raises RefusedError in the scheduler's own words, MachineError where the command is missing, and NoAnswerError.
     """
     tool = query.argv[0]
+    env = without_settings(os.environ if environ is None else environ, tool)
     try:
         done = subprocess.run(
-            query.argv, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
+            query.argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
         )
     except OSError as error:
         hint = f"run trainkit where {tool} is, as on a login node of the cluster"
         raise MachineError(f"{tool} cannot be started: {(error.strerror or str(error)).lower()}", hint=hint) from error
     except subprocess.TimeoutExpired as error:
-        raise MachineError(f"{tool} has not answered in {seconds:.0f} s", hint="see whether its server runs") from error
+        what = f"{tool} has not answered in {seconds:g} s"
+        raise NoAnswerError(what, hint="see whether its server runs") from error
     out, err = (each.decode("utf-8", "replace") for each in (done.stdout, done.stderr))
     return query.read(Output(done.returncode, out, err))
 

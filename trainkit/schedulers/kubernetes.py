@@ -7,7 +7,8 @@ jobset.x-k8s.io/v1alpha2 (jobset.sigs.k8s.io, api/jobset/v1alpha2/jobset_types.g
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainkit.errors import Diagnostic
@@ -15,11 +16,13 @@ from trainkit.plan.context import Context
 from trainkit.plan.model import Text, Variable, text
 from trainkit.plan.provenance import Source, SourcedJob, Token, sourced_job, token
 from trainkit.recipe.schema import Kubernetes, Recipe
+from trainkit.recipe.validation.suggestions import did_you_mean
 from trainkit.recipe.yaml.writer import manifest, scalar
 from trainkit.schedulers import kubectl
-from trainkit.schedulers.interface import JobState, Query
+from trainkit.schedulers.interface import Job, JobState, Output, Query
 from trainkit.schedulers.place import POD_HOSTS, POD_START
 
+JOB_ID = r"[a-z0-9][a-z0-9-]{0,62}/(jobset|job)/[a-z0-9][a-z0-9.-]{0,252}"  # namespace/kind/name (RFC 1123)
 WORKLOAD, CONFIG_MAP = "workload.yaml", "configmap.yaml"
 FOLDER = "/etc/trainkit"  # in the pods, with the recipe and the plan
 FILES = ("recipe.yaml", "plan.json")
@@ -71,6 +74,48 @@ WHY: Mapping[str, str | tuple[str, ...]] = {
     "selector": "a service without an address: pods find node 0 by its host name",
 }
 OBJECT = "an object that Kubernetes is given"
+# Fields of PodSpec and Container (Kubernetes 1.37, api/openapi-spec: io.k8s.api.core.v1), each with the kind of its
+# value: {} a mapping, [{}] a list of mappings, [] a list, without a sign a single value.
+_POD = """
+    activeDeadlineSeconds affinity{} automountServiceAccountToken containers[{}] dnsConfig{} dnsPolicy
+    enableServiceLinks ephemeralContainers[{}] evictionResponders[{}] hostAliases[{}] hostIPC hostNetwork hostPID
+    hostUsers hostname hostnameOverride imagePullSecrets[{}] initContainers[{}] nodeName nodeSelector{} os{}
+    overhead{} preemptionPolicy priority priorityClassName readinessGates[{}] resourceClaims[{}] resources{}
+    restartPolicy runtimeClassName schedulerName schedulingGates[{}] schedulingGroup{} securityContext{}
+    serviceAccount serviceAccountName setHostnameAsFQDN shareProcessNamespace subdomain
+    terminationGracePeriodSeconds tolerations[{}] topologySpreadConstraints[{}] volumes[{}]
+"""
+_CONTAINER = """
+    args[] command[] env[{}] envFrom[{}] image imagePullPolicy lifecycle{} livenessProbe{} name ports[{}]
+    readinessProbe{} resizePolicy[{}] resources{} restartPolicy restartPolicyRules[{}] securityContext{}
+    startupProbe{} stdin stdinOnce terminationMessagePath terminationMessagePolicy tty volumeDevices[{}]
+    volumeMounts[{}] workingDir
+"""
+Place = tuple[str, ...]  # of a field, from the top of an object or of the template
+KINDS = {"{}": "a mapping", "[{}]": "a list of mappings", "[]": "a list", "": "a single value"}
+FIELDS: Mapping[Place, Mapping[str, str]] = {
+    place: dict(re.findall(r"(\w+)(\S*)", names))
+    for place, names in {
+        (): "metadata{} spec{}",
+        ("metadata",): "labels{} annotations{}",
+        ("spec",): _POD,
+        ("spec", "containers", "0"): _CONTAINER,
+    }.items()
+}
+TEXTS = {("metadata", "labels"), ("metadata", "annotations"), ("spec", "nodeSelector")}  # have texts alone
+# Lists that may be longer than trainkit makes them, and by what their items differ.
+LONGER = {"env": "name", "volumes": "name", "volumeMounts": "mountPath"}
+# Fields that are left as they are by default, because the run needs that; of `resources.limits`, what keys ask for.
+LEFT: Mapping[str, str | tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("subdomain", "hostname", "hostnameOverride", "setHostnameAsFQDN"), "pods find node 0 by its host name"
+    ),
+    **dict.fromkeys(("restartPolicy", "restartPolicyRules"), WHY["restartPolicy"]),
+    "args": "trainkit is what the container runs; the program's words are program.args",
+    "name": "the container's name is trainkit",
+    "cpu": ("cluster.cpus_per_node",),
+    "memory": ("cluster.memory_per_node",),
+}
 
 
 def problems(context: Context) -> Iterator[Diagnostic]:
@@ -105,9 +150,148 @@ def problems(context: Context) -> Iterator[Diagnostic]:
     if recipe.env_from and not section.secret:
         hint = "name a Secret of the namespace that has them by these names: cluster.secret"
         yield error("env_from", f"env_from names {', '.join(recipe.env_from)}, and pods have no caller", hint)
+    for key, what, hint, why in template(context, section, object_name(recipe.name)).problems:
+        yield error(key, what, hint, why=why)
 
 
 LOST = "what a pod writes elsewhere is lost with it"
+
+
+@dataclass
+class Template:
+    """The template of the pods, with what cluster.pod adds to it.
+
+    keys: of the recipe, by the path of what they add. problems: key, what, hint and why of what is refused.
+    """
+
+    tree: dict[str, Any]
+    gpu_resource: str
+    keys: dict[Place, str] = field(default_factory=dict)
+    problems: list[tuple[str, str, str, str]] = field(default_factory=list)
+
+    def add(self, ours: Any, more: Any, path: Place = (), key: str = "cluster.pod") -> Any:
+        """Two values at a path as one. key: of the addition."""
+        if path == ("spec", "containers"):
+            return [self.add(ours[0], self._container(more, key), (*path, "0"), f"{key}.0")]
+        if isinstance(ours, Mapping) and isinstance(more, Mapping):
+            return self._mapping(ours, more, path, key)
+        if isinstance(ours, list) and isinstance(more, list) and path[-1] in LONGER:
+            return self._list(ours, more, path, key)
+        if isinstance(ours, Mapping) or (isinstance(ours, list) and path[-1] in LONGER):
+            kind = "mapping" if isinstance(ours, Mapping) else "list"
+            self._refuse(path, key, f"must be a {kind}", f"write a {kind}")
+        else:
+            self._taken(path, key)
+        return ours
+
+    def _mapping(self, ours: Mapping[str, Any], more: Mapping[str, Any], path: Place, key: str) -> dict[str, Any]:
+        found, known = dict(ours), FIELDS.get(path)
+        for name, value in more.items():
+            here, below = (*path, name), f"{key}.{name}"
+            if known is not None and name not in known:
+                hint = did_you_mean(name, known, "see `kubectl explain pod.spec`")
+                self._refuse(here, below, "is no field of a pod's template", hint)
+            elif path in TEXTS and not isinstance(value, str):
+                self._refuse(here, below, f"must be a text, not {value!r}", "write it in quotes")
+            elif name in ours:
+                found[name] = self.add(ours[name], value, here, below)
+            elif self._is_left(here):
+                self._taken(here, below)
+            elif known is None or self._fits(known[name], value, here, below):
+                self.keys[here] = below
+                if isinstance(value, Mapping):
+                    found[name] = self._mapping({}, value, here, below)
+                else:
+                    found[name] = value
+                    self._check(value, here, below)
+        return found
+
+    def _list(self, ours: list[Any], more: list[Any], path: Place, key: str) -> list[Any]:
+        by = LONGER[path[-1]]
+        if not self._fits("[{}]", more, path, key):
+            return ours
+        self._check(more, path, key)
+        for position, item in enumerate(more):
+            name, below = item.get(by), f"{key}.{position}"
+            if any(name == each[by] for each in ours):
+                self._refuse(path, below, f"has {name}, which trainkit makes itself", "give it another name")
+            self.keys[*path, str(len(ours) + position)] = below
+        return [*ours, *more]
+
+    def _container(self, more: Any, key: str) -> Mapping[str, Any]:
+        """What is added to trainkit's container."""
+        if isinstance(more, list) and len(more) == 1 and isinstance(more[0], Mapping):
+            return {name: value for name, value in more[0].items() if (name, value) != ("name", "trainkit")}
+        hint = "write what starts beside it under initContainers, with restartPolicy: Always"
+        self._refuse(("spec", "containers"), key, "must be a list of one mapping, for trainkit's own container", hint)
+        return {}
+
+    def _fits(self, kind: str, value: Any, path: Place, key: str) -> bool:
+        """Whether a value is of its field's kind, or null; what is not is refused at its place, never shown."""
+        sign = "[" if isinstance(value, list) else "{" if isinstance(value, Mapping) else ""
+        wrong: dict[Place, str] = {}
+        if value is not None and sign != kind[:1]:
+            wrong = {(): KINDS[kind]}
+        elif kind == "[{}]":
+            wrong = {(str(at),): KINDS["{}"] for at, each in enumerate(value or ()) if not isinstance(each, Mapping)}
+        for at, what in wrong.items():
+            hint = f"see `kubectl explain pod.{'.'.join(name for name in path if name != '0')}`"
+            self._refuse((*path, *at), ".".join((key, *at)), f"must be {what}", hint)
+        return not wrong
+
+    def _check(self, value: Any, path: Place, key: str) -> None:
+        """Refuse a list that no field of Kubernetes is: of lists or nulls, or of mappings and others."""
+        inside: Iterable[tuple[object, Any]] = value.items() if isinstance(value, Mapping) else ()
+        if isinstance(value, list):
+            inside, shapes = enumerate(value), {isinstance(each, Mapping) for each in value}
+            if len(shapes) > 1 or any(isinstance(each, list) or each in ({}, None) for each in value):
+                what = "must be a list of mappings, or of single values, none of them empty"
+                self._refuse(path, key, what, "write it as that")
+                return
+        for name, each in inside:
+            self._check(each, (*path, str(name)), f"{key}.{name}")
+
+    def _is_left(self, path: Place) -> bool:
+        """Whether a field that trainkit does not write must stay so."""
+        if path[-2:-1] in (("limits",), ("requests",)):
+            return path[-1] == self.gpu_resource or (path[-2] == "limits" and path[-1] in LEFT)
+        return path[-1] in LEFT and path[:-1] in (("spec",), ("spec", "containers", "0"))
+
+    def _taken(self, path: Place, key: str) -> None:
+        why: str | tuple[str, ...] = LEFT.get(path[-1], "")
+        source = source_of(path) if not why or isinstance(why, tuple) else Source(rule=why)
+        keys = ("cluster.gpu_resource", "devices.select") if path[-1] == self.gpu_resource else source.keys
+        hint = f"leave it out, and set {' or '.join(keys)}" if keys else "leave it out"
+        self._refuse(path, key, "is what trainkit sets", hint, source.rule)
+
+    def _refuse(self, path: Place, key: str, what: str, hint: str, why: str = "") -> None:
+        self.problems.append((key, f"cluster.pod: {'.'.join(path)} {what}", hint, why))
+
+
+def template(context: Context, section: Kubernetes, name: Text) -> Template:
+    """The template of the pods."""
+    grace = round(context.recipe.launcher.grace_seconds) + MARGIN_SECONDS
+    claims = [
+        {"name": f"claim-{position}", "persistentVolumeClaim": {"claimName": claim}}
+        for position, (claim, _) in enumerate(mounts(section))
+    ]
+    own = [{"name": "plan", "configMap": {"name": name}}, {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
+    pod = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": grace,
+        "containers": [container(context, section, name)],
+        "volumes": [*own, *claims],
+    }
+    made = Template({"metadata": {"labels": {kubectl.LABEL: name}}, "spec": pod}, section.gpu_resource)
+    made.tree = made.add(made.tree, section.pod)
+    spec = made.tree["spec"]
+    if spec.get("hostNetwork") and context.recipe.nodes.count > 1 and spec.get("dnsPolicy") != CLUSTER_FIRST:
+        what = "cluster.pod: spec.hostNetwork keeps the names of the cluster from the pods, and they find node 0 by one"
+        made.problems.append(("cluster.pod.spec.hostNetwork", what, f"set spec.dnsPolicy: {CLUSTER_FIRST} too", ""))
+    return made
+
+
+CLUSTER_FIRST = "ClusterFirstWithHostNet"  # kubernetes.io: DNS for Services and Pods, Pod's DNS Policy
 
 
 def _section(recipe: Recipe) -> Kubernetes:
@@ -137,9 +321,11 @@ def job(context: Context) -> SourcedJob:
     """The workload, kubectl, and nothing that starts it on the nodes: Kubernetes does."""
     section = _section(context.recipe)
     lines: list[Token] = []
+    added = template(context, section, object_name(context.recipe.name)).keys
     for number, each in enumerate(objects(context, section)):
         lines += [token("---", rule="objects are kept apart")] if number else []
-        lines += written(each)
+        where = TEMPLATE_IN.get(each["kind"])
+        lines += written(each, {(*where, *path): key for path, key in added.items()} if where else {})
     rule = "submits to Kubernetes, under the context that kubectl has"
     submit = [token(word, rule=rule) for word in ("kubectl", "create", "-o", "name")]
     submit += [token("-n", keys=("cluster.namespace",)), token(section.namespace, keys=("cluster.namespace",))]
@@ -151,13 +337,31 @@ def job(context: Context) -> SourcedJob:
     return sourced_job("kubernetes", WORKLOAD, lines, submit, (), **terms)
 
 
-def state(job_id: str) -> Query[JobState]:
+def states(job: Job) -> Query[dict[str, JobState]]:
     """What Kubernetes knows of a workload and its pods."""
-    return kubectl.state(job_id)
+    query = kubectl.state(job.id)
+
+    def read(output: Output) -> dict[str, JobState]:
+        found = query.read(output)
+        return {} if found.state == "gone" else {job.id: found}
+
+    return Query(query.argv, read)
 
 
-def written(tree: Mapping[str, Any]) -> Iterator[Token]:
-    """An object as lines of YAML, each with what made it."""
+def queue(_job: Job, _uid: int) -> None:
+    """A Job that is complete or has failed stays so."""
+
+
+def past(_job: Job) -> None:
+    """None: what was deleted is kept nowhere."""
+
+
+def controller() -> None:
+    """None: a job's id names its namespace, and the objects of a run have its own name."""
+
+
+def written(tree: Mapping[str, Any], added: Mapping[Place, str]) -> Iterator[Token]:
+    """An object as lines of YAML, each with what made it. added: recipe keys by the path of what they add."""
 
     def leaf(value: Any) -> str:
         if isinstance(value, Text):  # no character of it needs quotes: the stand-in for a variable has none, either
@@ -169,10 +373,16 @@ def written(tree: Mapping[str, Any]) -> Iterator[Token]:
         parts: list[str | Variable] = [before]
         for part in behind:
             parts += [Variable.RUN_ID, part]
-        source = source_of(path)
+        key = next((added[path[:length]] for length in range(len(path) + 1) if path[:length] in added), "")
+        source = Source((key,)) if key else source_of(path)
         yield token(*parts, keys=source.keys, rule=source.rule)
 
 
+# Where the template of the pods is in an object.
+TEMPLATE_IN = {
+    "Job": ("spec", "template"),
+    "JobSet": ("spec", "replicatedJobs", "0", "template", "spec", "template"),
+}
 _STAND_IN = "\0"  # which nothing that is written has: scalars escape it
 
 
@@ -215,18 +425,6 @@ def job_spec(context: Context, section: Kubernetes, name: Text) -> dict[str, Any
     nodes = context.recipe.nodes.count
     codes = {"containerName": "trainkit", "operator": "In", "values": [2, 4]}
     disrupted = [{"type": "DisruptionTarget", "status": "True"}]
-    grace = round(context.recipe.launcher.grace_seconds) + MARGIN_SECONDS
-    claims = [
-        {"name": f"claim-{position}", "persistentVolumeClaim": {"claimName": claim}}
-        for position, (claim, _) in enumerate(mounts(section))
-    ]
-    own = [{"name": "plan", "configMap": {"name": name}}, {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
-    pod = {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": grace,
-        "containers": [container(context, section, name)],
-        "volumes": [*own, *claims],
-    }
     return {
         "completions": nodes,
         "parallelism": nodes,
@@ -235,13 +433,14 @@ def job_spec(context: Context, section: Kubernetes, name: Text) -> dict[str, Any
         "podFailurePolicy": {
             "rules": [{"action": "FailJob", "onExitCodes": codes}, {"action": "Ignore", "onPodConditions": disrupted}]
         },
-        "template": {"metadata": {"labels": {kubectl.LABEL: name}}, "spec": pod},
+        "template": template(context, section, name).tree,
     }
 
 
 def container(context: Context, section: Kubernetes, name: Text) -> dict[str, Any]:
     """What runs in each pod: trainkit as its first process, which has the signals of the kubelet."""
-    argv = [section.python, "-P", "-m", "trainkit", "job", "node", FOLDER, "--run-id", text(Variable.RUN_ID)]
+    python = section.python.replace("$(", "$$(")  # which the kubelet would take for a variable
+    argv = [python, "-P", "-m", "trainkit", "job", "node", FOLDER, "--run-id", text(Variable.RUN_ID)]
     limits: dict[str, Any] = {}
     if context.topology.device == "cuda":
         limits[section.gpu_resource] = len(context.devices)
@@ -292,10 +491,12 @@ def blamed(words: str) -> str:
     for said, key in MISSING.items():
         if said in words:
             return key
-    for field in re.findall(r"[A-Za-z]+(?:\[[^\]]*\])?(?:\.[\w/-]+(?:\[[^\]]*\])?)+", words):
-        path = [part for part in re.split(r"[.\[\]]+", field) if part]
-        if keys := source_of(path).keys:
-            return keys[0]
+    for name in re.findall(r"[A-Za-z]+(?:\[[^\]]*\])?(?:\.[\w/-]+(?:\[[^\]]*\])?)+", words):
+        path = [part for part in re.split(r"[.\[\]]+", name) if part]
+        if (source := source_of(path)).keys:
+            return source.keys[0]
+        if source.rule == OBJECT and not FIELDS["spec",].keys().isdisjoint(path):  # which trainkit does not set
+            return "cluster.pod"
     return "cluster"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trainkit.errors import MachineError
-from trainkit.schedulers.interface import JobState, Output, RefusedError
+from trainkit.schedulers.interface import JobState, NoAnswerError, Output, RefusedError
 
 # Kind of workload in a job's id -> its resource, with its group: others have jobs, too.
 RESOURCES = {"jobset": "jobsets.jobset.x-k8s.io", "job": "jobs.batch"}
@@ -25,7 +25,8 @@ def _refused(output: Output) -> RefusedError | MachineError:
     """Why a command has failed, in its words: the job is refused, or nobody was there to say."""
     if any(each in output.words for each in UNREACHABLE):
         what = f"kubectl reaches no API server: {output.words.partition('; ')[0]}"
-        return MachineError(what, hint="`kubectl cluster-info` and `kubectl config get-contexts` say which it asks")
+        kind = NoAnswerError if "timeout" in output.words or "deadline" in output.words else MachineError
+        return kind(what, hint="`kubectl cluster-info` and `kubectl config get-contexts` say which it asks")
     return RefusedError(output.words)
 
 
@@ -37,7 +38,7 @@ def submitted(output: Output) -> str:
         resource, _, name = line.partition("/")
         if resource.partition(".")[0] in RESOURCES and name:
             return f"{resource.partition('.')[0]}/{name}"
-    raise RefusedError(f"kubectl names no workload: {output.out.strip() or 'nothing'}")
+    raise NoAnswerError(f"kubectl names no workload: {output.out.strip() or 'nothing'}")
 
 
 def rehearsed(output: Output) -> str:
@@ -64,12 +65,12 @@ def nothing(output: Output) -> None:
 def job_state(output: Output) -> JobState:
     """Of a workload and its pods, by `kubectl get -o json`. Unknown where the API server does not answer."""
     if output.code:
-        return JobState("unknown", output.words)
+        return JobState("gone" if GONE in output.words else "unknown", output.words)
     try:
         items = json.loads(output.out)["items"]
         pods = sorted((each for each in items if each["kind"] == "Pod"), key=_index)
         work = next((each for each in items if each["kind"] != "Pod"), None)
-        return _of(work, pods) if work else JobState("unknown", GONE)
+        return _of(work, pods) if work else JobState("gone", GONE)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return JobState("unknown", f"kubectl prints what is no list of objects: {error!r}")
 

@@ -71,9 +71,12 @@ def _in_slurm(environ: Mapping[str, str]) -> Place | Allocation:
         )
     hosts = _hosts(environ.get("SLURM_STEP_NODELIST", ""))
     node = _number(environ, "SLURM_NODEID") or 0
-    # A requeued job has the same number: its restarts tell them apart.
-    start = f"{job}.{step}.{environ.get('SLURM_RESTART_COUNT', '0')}"
-    return Place(node, nodes, hosts if len(hosts) == nodes else (), start)
+    return Place(node, nodes, hosts if len(hosts) == nodes else (), start_of(job, str(step), environ))
+
+
+def start_of(job: str, step: str, environ: Mapping[str, str]) -> str:
+    """The name of a start by a step of a job. A requeued job has the same number: its restarts tell them apart."""
+    return f"{job}.{step}.{environ.get('SLURM_RESTART_COUNT', '0')}"
 
 
 def _hosts(text: str) -> tuple[str, ...]:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from trainkit.errors import Diagnostic, MachineError
 from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
-from trainkit.plan.provenance import SourcedJob, Token, sourced_job, token
+from trainkit.plan.provenance import SourcedJob, Token, setup_lines, sourced_job, token
 from trainkit.recipe.schema import Recipe, Slurm
 from trainkit.schedulers import slurm_answers as read
-from trainkit.schedulers.interface import JobState, Query
+from trainkit.schedulers.interface import Job, JobState, Query, State
 from trainkit.schedulers.place import Allocation
-from trainkit.schedulers.slurm_options import options
+from trainkit.schedulers.slurm_options import BARE, KNOWN, directives, options
 
 SCRIPT = "job.sh"
+JOB_ID = rf"{read.NUMBER}(_\d{{1,10}})?"  # _: a task of an array
 SIGNAL = "USR1"  # that Slurm sends the job script before the time limit, and on preemption
+SAVE = "USR2"  # that `trainkit checkpoint` sends it: one to the steps would end the helpers of a program
+ENDED = ("Invalid job id specified", "already completing or completed")  # of a job that ends while it is asked of
 # Recipe key -> option of sbatch that it becomes.
 NAMED = {
     "partition": "partition", "account": "account", "qos": "qos", "constraint": "constraint",
@@ -43,6 +47,19 @@ OF_EVERY_STEP = {
     "--wait=0": BY_TRAINKIT,
     "--unbuffered": "lines are shown when they are written",
 }
+COMMANDS = ("sbatch", "scontrol", "squeue", "scancel", "sacct", "srun")
+WHOLE = {"SLURM_BITSTR_LEN": "0"}  # else they cut the tasks of an array that wait at 64 letters
+# Variables that they take for options, or that are of a job that this is in; and those that say where Slurm is.
+SETTINGS = ("SBATCH_", "SLURM_", "SRUN_")
+ALSO_OF_SBATCH = ("SLURM_CLUSTERS", "SLURM_HINT")  # that sbatch takes for options
+KEPT = ("SLURM_CONF", "SLURM_JWT", "SLURM_SACK_")
+# Of options that are called otherwise there (sbatch(1), INPUT ENVIRONMENT VARIABLES).
+OF_VARIABLES = {
+    "TIMELIMIT": "time", "MEM_PER_NODE": "mem", "NO_REQUEUE": "requeue", "ARRAY_INX": "array", "DEBUG": "verbose",
+    "REQ_SWITCH": "switches", "WAIT4SWITCH": "switches",
+}  # fmt: skip
+# What a job inherits from where it is submitted, and what changes it.
+INHERITED = ("VIRTUAL_ENV", "CONDA_PREFIX", "LOADEDMODULES", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")
 _PLAIN = re.compile(r"[\w@%+=:,./<>-]+")
 
 
@@ -52,16 +69,45 @@ def problems(context: Context) -> Iterator[Diagnostic]:
     for key in ("sbatch", "srun"):
         for position, word in enumerate(getattr(section, key)):
             place = f"cluster.{key}"
-            if not word.startswith("-") or "\n" in word:
+            if not word.startswith("-"):
                 what = f"{place}[{position}] is {word!r}"
                 yield error(place, what, "write an option and its value as one word: --switches=1", why="options only")
             for name in (each.name for each in options([word]) if each.name in SET_HERE):  # `-N2`, `--job=x`
                 instead = SET_HERE[name]
                 hint = f"use {instead}" if instead else "leave it out"
                 yield error(place, f"{place} sets --{name}", hint, why="trainkit sets it by itself")
-    for line in section.setup:
-        if "\n" in line:
-            yield error("cluster.setup", "a line of cluster.setup has a line end in it", "write each line by itself")
+
+
+def without_settings(environ: Mapping[str, str], tool: str) -> dict[str, str]:
+    """The variables for a command: for one of Slurm's none that would change what it does, or how it prints it."""
+    if tool not in COMMANDS:
+        return dict(environ)
+    names = (*SETTINGS, f"{tool.upper()}_")
+    kept = {name: value for name, value in environ.items() if name.startswith(KEPT) or not name.startswith(names)}
+    return kept | (WHOLE if tool in ("scontrol", "squeue") else {})
+
+
+def surroundings(environ: Mapping[str, str], words: Sequence[str], python: str) -> Iterator[Diagnostic]:
+    """Which variables a job does not get, and which it gets that change it. words: for sbatch, of the recipe."""
+    gone = sorted(environ.keys() - without_settings(environ, "sbatch").keys() - {"SLURM_TIME_FORMAT"})
+    if outer := environ.get("SLURM_JOB_ID"):
+        what = f"submitted from inside job {outer}, whose SLURM_ variables are not handed on to the new one"
+        yield Diagnostic("note", what)
+        gone = [name for name in gone if name.startswith("SBATCH_")]
+    if gone:
+        named = [name.partition("_")[2] for name in gone if name.startswith("SBATCH_") or name in ALSO_OF_SBATCH]
+        named = [OF_VARIABLES.get(each, each.lower().replace("_", "-")) for each in named]
+        asked = {each: f"--{each}" if each in BARE else f"--{each}=…" for each in named if each in KNOWN}
+        keys = dict.fromkeys(SET_HERE.get(each, f"cluster.sbatch=[{word}]") for each, word in asked.items())
+        what = f"{', '.join(gone)}: not handed on to Slurm, for the job is what the recipe says"
+        instead = ", ".join(filter(None, keys))
+        yield Diagnostic("warning", what, hint=f"say it in the recipe, or unset it here: {instead}" if instead else "")
+    if any(each.name == "export" and "ALL" not in (each.value or "").upper().split(",") for each in options(words)):
+        return
+    found = [name for name in INHERITED if environ.get(name) and not python.startswith(f"{environ[name]}/")]
+    if found:
+        hint = "unset there, or in cluster.setup, what the job is not to have"
+        yield Diagnostic("note", f"the job inherits from this shell: {', '.join(found)}", hint=hint)
 
 
 def job(context: Context) -> SourcedJob:
@@ -69,10 +115,11 @@ def job(context: Context) -> SourcedJob:
     section = _section(context.recipe)
     lines = [token("#!/bin/bash", rule="a job script starts with its interpreter")]
     lines += [_directive(each) for each in _options(context, section)]
-    lines += [token(line, keys=("cluster.setup",)) for line in section.setup]
+    lines.append(token(f"trap '' {SAVE}", rule="`trainkit checkpoint` sends it, also before trainkit listens"))
     rule = "the job: it starts the plan on each node, asks it to save before its time is up, and queues it again"
-    python = context.facts.executable
-    lines.append(token(f"exec {python} -P -m trainkit job batch ", Variable.RUN_DIR, rule=rule))
+    batch = (f"exec {shlex.quote(context.facts.executable)} -P -m trainkit job batch ", Variable.RUN_DIR)
+    failed = token(*batch, ' --failed "$1"', rule="the run has ended before it began, and `trainkit status` says why")
+    lines += [*setup_lines(section.setup, failed), token(*batch, rule=rule)]
     submit = [token("sbatch", rule="submits to Slurm"), token("--parsable", rule="prints the job's number alone")]
     submit.append(token(Variable.RUN_DIR, f"/{SCRIPT}", rule="the job script in the run directory"))
     terms = {
@@ -185,9 +232,29 @@ def number(job_id: str) -> Query[str]:
     return Query(("scontrol", "show", "job", "-o", job_id), read.job_number)
 
 
-def submission(argv: Sequence[str]) -> Query[str]:
-    """Submits; answers the job's number."""
+def submission(argv: Sequence[str]) -> Query[Job]:
+    """Submits; answers the job, with its cluster where there are several."""
     return Query(tuple(argv), read.submitted)
+
+
+def clusters(script: str) -> list[str]:
+    """The words of a job script that name other clusters than the one that is asked by itself."""
+    return [each.word for each in directives(script) if each.name == "clusters"]
+
+
+def named_cluster(words: Sequence[str]) -> str | None:
+    """The other cluster that words for sbatch name; empty for its own, None where it chooses among several."""
+    named = [each.value or "" for each in options(words) if each.name == "clusters"][-1:]
+    return None if "," in "".join(named) or named == ["all"] else "".join(named)
+
+
+def in_queue(name: str, script: str, content: str) -> Query[Job | None]:
+    """The job of a name whose script is at a path, also for a while after its end; None for none.
+
+    Of an array its number as a whole. content: of the script, which may name the clusters to ask.
+    """
+    words = ("--noheader", "--all", "--states=all", f"--name={name}", "--format=%F|%o")
+    return Query(("squeue", *words, *clusters(content)), lambda output: read.in_queue(output, script))
 
 
 def rehearsal(argv: Sequence[str]) -> Query[str]:
@@ -195,19 +262,47 @@ def rehearsal(argv: Sequence[str]) -> Query[str]:
     return Query((argv[0], "--test-only", *argv[1:]), read.rehearsed)
 
 
-def partition(name: str) -> Query[dict[str, str]]:
+def partition(name: str, cluster: str = "") -> Query[dict[str, str]]:
     """The limits of a partition; of Slurm's default one where the name is empty."""
-    return Query(("scontrol", "show", "partition", "-o", *([name] if name else ())), read.partition)
+    argv = ("scontrol", *_on(cluster), "show", "partition", "-o", *([name] if name else ()))
+    return Query(argv, read.partition)
 
 
-def configuration() -> Query[dict[str, str]]:
+def configuration(cluster: str = "") -> Query[dict[str, str]]:
     """Slurm's settings."""
-    return Query(("scontrol", "show", "config"), read.configuration)
+    return Query(("scontrol", *_on(cluster), "show", "config"), read.configuration)
 
 
 def state(job_id: str) -> Query[JobState]:
     """What Slurm knows of a job."""
     return Query(("scontrol", "show", "job", "-o", job_id), read.job_state)
+
+
+def states(job: Job) -> Query[dict[str, JobState]]:
+    """What Slurm knows of a job, and of the other tasks of its array."""
+    return Query(("scontrol", *_on(job.cluster), "show", "job", "-o", job.id.partition("_")[0]), read.job_states)
+
+
+def queue(job: Job, uid: int) -> Query[Mapping[str, State]]:
+    """The jobs of a user that Slurm still has, each task of an array by itself, and how they are."""
+    words = ("--noheader", "--all", "--array", "--states=all", f"--user={uid}", "--format=%i|%T")
+    return Query(("squeue", *_on(job.cluster), *words), read.queue)
+
+
+def past(job: Job) -> Query[JobState]:
+    """What its accounts say of a job that has left the queue."""
+    columns = f"--format={','.join(read.PAST)}"
+    argv = ("sacct", *_on(job.cluster), "--noheader", "--parsable2", "--allocations", f"--jobs={job.id}", columns)
+    return Query(argv, read.past_job)
+
+
+def controller() -> Query[str]:
+    """The name of the cluster that answers."""
+    return Query(configuration().argv, lambda output: read.configuration(output).get("ClusterName", ""))
+
+
+def _on(cluster: str) -> tuple[str, ...]:
+    return (f"--clusters={cluster}",) if cluster else ()
 
 
 def steps(job_id: str) -> Query[dict[str, str]]:
@@ -225,14 +320,20 @@ def exclude(job_id: str, hosts: Iterable[str]) -> Query[None]:
     return Query(("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(hosts)}"), read.nothing)
 
 
-def cancel(job_id: str) -> Query[None]:
+def cancel(job_id: str, *, cluster: str = "") -> Query[None]:
     """Ends a job, or takes it out of the queue."""
-    return Query(("scancel", job_id), read.nothing)
+    return Query(("scancel", *_on(cluster), job_id), read.nothing)
 
 
-def send(job_id: str, signal: str, *, script: bool) -> Query[None]:
+def send(job_id: str, signal: str, *, script: bool, cluster: str = "") -> Query[None]:
     """Sends a signal to the job script, or to every process of its steps."""
-    return Query(("scancel", *(("--batch",) if script else ()), f"--signal={signal}", job_id), read.nothing)
+    batch = ("--batch",) if script else ()
+    return Query(("scancel", *_on(cluster), *batch, f"--signal={signal}", job_id), read.nothing)
+
+
+def beside(job_id: str, host: str, argv: Sequence[str]) -> Query[bool]:
+    """Runs a command on a node of a running job; whether it succeeds."""
+    return Query(attach(job_id, host, argv, terminal=False), lambda output: output.code == 0)
 
 
 def attach(job_id: str, host: str, argv: Sequence[str], *, terminal: bool) -> tuple[str, ...]:

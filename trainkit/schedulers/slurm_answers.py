@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from datetime import datetime
+from itertools import islice
 
-from trainkit.schedulers.interface import JobState, Output, RefusedError, State
+from trainkit.schedulers.interface import Job, JobState, NoAnswerError, Output, RefusedError, State
 
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9/:_]*)=")
 _START = re.compile(r"Job (\d+) to start at (\S+) using (\d+) processors on nodes (\S+) in partition (\S+)")
+NUMBER = r"[1-9][0-9]{0,9}"  # of a job
+_SUBMITTED = re.compile(rf"({NUMBER})(?:;([\w.-]+))?")  # behind the number the cluster, where there are several
 _TIME = re.compile(r"(?:(\d+)-)?(\d+(?::\d+){0,2})")
 _SETTING = re.compile(r"^(\w+)\s*=\s*(.*?)\s*$", re.MULTILINE)
-# squeue(1), JOB STATE CODES.
+# Slurm's "Job State Codes". Whatever was queued again, or waits for its nodes to boot, is still to run.
 STATES: dict[str, State] = {
     **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "CONFIGURING"), "queued"),
+    **dict.fromkeys(("POWER_UP_NODE", "EXPEDITING", "RESV_DEL_HOLD", "LAUNCH_FAILED", "RECONFIG_FAIL"), "queued"),
     **dict.fromkeys(("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"), "running"),
     **dict.fromkeys(
         ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "DEADLINE"), "ended"
     ),
     "OUT_OF_MEMORY": "ended",
-    "REVOKED": "ended",
-}
+}  # none of REVOKED: the job runs on, on another cluster of the federation
 WHY = {
     "CANCELLED": "cancelled",
     "TIMEOUT": "time_limit",
@@ -30,6 +34,14 @@ WHY = {
     "BOOT_FAIL": "node_failure",
     "OUT_OF_MEMORY": "out_of_memory",
 }
+# sbatch's last words where it or the controller refuses the job (slurm_errno.c, "slurmctld error codes"). Whatever else
+# it says may mean that the controller has the job, and that the reply was lost: that of authentication, too.
+_REFUSAL = re.compile(
+    r"invalid (?!authentication|argument)|(?:request|specification) invalid|unrecognized option|not permitted|denied|"
+    r"limit|disabled|not available|down state|requested|required|no partition|no eligible",
+    re.IGNORECASE,
+)
+MOST_TASKS = 100_000  # of an array
 UNLIMITED = ("UNLIMITED", "INFINITE", "NONE", "N/A", "NOT_SET")
 
 
@@ -40,14 +52,43 @@ def fields(line: str) -> dict[str, str]:
     return {match[1]: line[match.end() : end].strip() for match, end in zip(found, ends, strict=False)}
 
 
-def submitted(output: Output) -> str:
-    """The job's number, of `sbatch --parsable`."""
+def submitted(output: Output) -> Job:
+    """The job, of `sbatch --parsable`, among what a login shell or a plugin of the site may say as well.
+
+    RefusedError where it certainly has none, NoAnswerError where it may have one, and does not say which.
+    """
+    lines = [line.strip() for line in output.out.splitlines()]
+    found = [Job(match[1], match[2] or "") for line in lines if (match := _SUBMITTED.fullmatch(line))]
+    if output.code == 0 and len(found) == 1:
+        return found[0]
+    _, by_sbatch, last = output.words.rpartition("sbatch: ")
+    if output.code > 0 and by_sbatch and _REFUSAL.search(last) and not found:
+        raise RefusedError(output.words)
+    said = "; ".join(filter(None, (*lines, output.words if output.err.strip() else ""))) or "nothing"
+    how = f" (exit code {output.code})" if output.code else ""
+    raise NoAnswerError(f"sbatch does not say the job's number{how}: {said}")
+
+
+def in_queue(output: Output, script: str) -> Job | None:
+    """The job that has a script, of `squeue --format='%F|%o'`; None for none. Of several clusters each has a title."""
     if output.code:
         raise RefusedError(output.words)
-    number = output.out.strip().partition(";")[0]  # behind it the cluster, where there are several
-    if not number.isdecimal():
-        raise RefusedError(f"sbatch does not say the job's number: {output.out.strip() or 'nothing'}")
-    return number
+    cluster = ""
+    for line in output.out.splitlines():
+        number, _, command = line.strip().partition("|")
+        if re.fullmatch(NUMBER, number) and command == script:
+            return Job(number, cluster)
+        if number.startswith("CLUSTER: "):
+            cluster = number.removeprefix("CLUSTER: ")
+    return None
+
+
+def queue(output: Output) -> Mapping[str, State]:
+    """Of `squeue --array --format='%i|%T'`: the states of jobs by their numbers."""
+    if output.code:
+        raise RefusedError(output.words)
+    pairs = (line.strip().partition("|") for line in output.out.splitlines())
+    return {number: STATES.get(word, "unknown") for number, bar, word in pairs if bar}
 
 
 def nothing(output: Output) -> None:
@@ -76,22 +117,67 @@ def job_state(output: Output) -> JobState:
     """Of `scontrol show job -o`. Unknown where Slurm does not answer, and where it knows the job no more."""
     if output.code:
         return JobState("unknown", output.words)
-    known = fields(output.out.splitlines()[0] if output.out.strip() else "")
-    word = known.get("JobState", "")
+    return _job(fields(output.out.splitlines()[0] if output.out.strip() else ""))
+
+
+def job_states(output: Output) -> dict[str, JobState]:
+    """The same of a job and of all tasks of an array, by their numbers. Raises RefusedError where Slurm is silent."""
+    if output.code:
+        if "Invalid job id" in output.words:  # which it knows no more
+            return {}
+        raise RefusedError(output.words)
+    found: dict[str, JobState] = {}
+    for line in output.out.splitlines():
+        known = fields(line)
+        state, array = _job(known), known.get("ArrayJobId", "")
+        if "..." in known.get("ArrayTaskId", ""):
+            raise RefusedError("scontrol names only some of the array's tasks that wait")
+        found[known.get("JobId", "")] = state
+        for task in _tasks(known.get("ArrayTaskId", "")) if array.isdecimal() else ():
+            found[f"{array}_{task}"] = state
+    return found
+
+
+def _tasks(text: str) -> Iterator[int]:
+    """The tasks of ``7``, or of those that wait: ``3,5-9%2``, or ``1-9:2``."""
+    for first, last, step in re.findall(r"(\d{1,9})(?:-(\d{1,9}))?(?::(\d{1,9}))?", text.partition("%")[0]):
+        yield from islice(range(int(first), int(last or first) + 1, int(step or 1) or 1), MOST_TASKS)
+
+
+def _job(known: Mapping[str, str]) -> JobState:
+    word = known.get("JobState", "").partition(" ")[0]
     state = STATES.get(word, "unknown")
-    code, _, number = known.get("ExitCode", "0:0").partition(":")
-    ended = 128 + int(number) if number.isdecimal() and int(number) else int(code) if code.isdecimal() else None
+    code, _, number = (amount(each) for each in known.get("ExitCode", "0:0").partition(":"))
+    ended = int(128 + number) if number else None if code is None else int(code)
     reason = known.get("Reason", "")
+    user = re.fullmatch(r"(.*)\((\d+)\)", known.get("UserId", ""))
     return JobState(
         state,
-        reason="" if reason == "None" else reason,
+        reason=f"Slurm says {word}" if word and state == "unknown" else "" if reason == "None" else reason,
         nodes=known.get("NodeList", "").replace("(null)", ""),
-        restarts=int(known.get("Restarts", "0") or 0),
+        restarts=int(amount(known.get("Restarts", "")) or 0),
         exit_code=ended if state == "ended" else None,
+        started=_moment(known.get("StartTime", "")),
         ends=_moment(known.get("EndTime", "")),
         preempted=_moment(known.get("PreemptTime", "")) is not None,
         why=WHY.get(word, ""),  # type: ignore[arg-type]
+        name=known.get("JobName", ""),
+        uid=int(user[2]) if user else None,
+        user=user[1] if user else "",
+        files=tuple(known[each] for each in ("Command", "StdOut", "SubmitLine") if each in known),
     )
+
+
+PAST = ("State", "ExitCode", "UID", "User", "NodeList", "JobName", "SubmitLine")  # of sacct(1)
+
+
+def past_job(output: Output) -> JobState:
+    """Of `sacct --parsable2` with the columns above: a job that has left the queue; gone where it is not known."""
+    line = next((each for each in output.out.splitlines() if each.strip()), "")
+    if output.code or line.count("|") < len(PAST) - 1:
+        return JobState("gone")
+    known = dict(zip(PAST, line.split("|", len(PAST) - 1), strict=True))
+    return _job({**known, "JobState": known["State"], "UserId": f"{known['User']}({known['UID']})"})
 
 
 def job_number(output: Output) -> str:
@@ -108,7 +194,7 @@ def _moment(text: str) -> float | None:
     """Seconds since the epoch of a local time as Slurm prints it; None for `Unknown` and `None`."""
     try:
         return datetime.fromisoformat(text).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
@@ -147,5 +233,5 @@ def seconds(text: str) -> float | None:
 
 def amount(text: str) -> float | None:
     """The number of a setting such as ``30 sec``; None where there is none."""
-    match = re.match(r"\d+", text)
+    match = re.match(r"[0-9]{1,18}", text)
     return float(match[0]) if match else None

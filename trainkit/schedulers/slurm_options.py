@@ -33,7 +33,7 @@ OPTIONAL = frozenset({
 # Old names of options.
 ALIASES = {"share": "oversubscribe", "workdir": "chdir", "tasks": "ntasks", "tasks-per-node": "ntasks-per-node",
            "cpu_bind": "cpu-bind", "mem_bind": "mem-bind"}  # fmt: skip
-_KNOWN = {
+KNOWN = {
     *SHORT.values(), *BARE, *OPTIONAL, *ALIASES, "accel-bind", "acctg-freq", "batch", "bb", "bbf", "bcast", "bell",
     "cluster-constraint", "comment", "compress", "container", "container-id", "container-image", "container-mounts",
     "container-name",
@@ -88,8 +88,8 @@ def options(words: Sequence[str], written: str = "", line: int = 0) -> Iterator[
         if re.match(r"--\w", word):
             name, equals, value = word[2:].partition("=")
             name = _full(name)
-            if equals or name in BARE or name in OPTIONAL or name not in _KNOWN:
-                yield Option(name, value if equals else None, shown, line, name in _KNOWN)
+            if equals or name in BARE or name in OPTIONAL or name not in KNOWN:
+                yield Option(name, value if equals else None, shown, line, name in KNOWN)
             else:
                 yield Option(name, rest.pop(0) if rest else None, shown, line)
         elif re.match(r"-[A-Za-z]", word):
@@ -115,8 +115,8 @@ def _short(letters: str, rest: list[str], written: str, line: int) -> Iterator[O
 
 def _full(name: str) -> str:
     """An option's name by its beginning, as getopt_long takes it."""
-    if name not in _KNOWN:
-        longer = [each for each in _KNOWN if each.startswith(name)]
+    if name not in KNOWN:
+        longer = [each for each in KNOWN if each.startswith(name)]
         name = longer[0] if len(longer) == 1 else name
     return ALIASES.get(name, name)
 

@@ -7,6 +7,7 @@ the node. A terminal (-tt) would end it as well, but echo what is sent, and mix 
 from __future__ import annotations
 
 import ipaddress
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,11 +15,12 @@ from dataclasses import dataclass
 from trainkit.errors import Diagnostic
 from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
-from trainkit.plan.provenance import SourcedJob, Token, sourced_job, token
+from trainkit.plan.provenance import SourcedJob, Token, setup_lines, sourced_job, token
 from trainkit.recipe.schema import Recipe, Ssh
 from trainkit.schedulers.interface import Output, Query, RefusedError
 
 SCRIPT = "node.sh"
+JOB_ID = r"[1-9]\d{0,9}"  # of the process that holds the run
 ALIVE_SECONDS = 10  # between ssh's questions whether the machine still answers; after three without an answer it ends
 # Options of ssh(1) that may be given, by whether a word follows them.
 WITH_VALUE, ALONE = "BbcDEeFIiJLlmPpRw", "46AaCgKkqvXxYy"
@@ -30,6 +32,22 @@ OWN_OPTIONS = (
     *("batchmode", "controlmaster", "controlpath", "requesttty", "remotecommand", "stdinnull", "sessiontype"),
     "forkafterauthentication",
 )
+# What runs no program, loads no library and reads no file of options, as a dry run is to. All else may: ssh learns more
+# such words with each version. So may a value that is more than one word to the shell of a proxy.
+HARMLESS = "46AaBbCcDeiJKkLlmPpqRvwXxYy"
+HARMLESS_OPTIONS = (
+    *("addressfamily", "bindaddress", "bindinterface", "certificatefile", "checkhostip", "ciphers", "compression"),
+    *("connectionattempts", "connecttimeout", "fingerprinthash", "forwardagent", "globalknownhostsfile"),
+    *("gssapiauthentication", "gssapidelegatecredentials", "hashknownhosts", "hostbasedauthentication"),
+    *("hostkeyalgorithms", "hostkeyalias", "hostname", "identitiesonly", "identityagent", "identityfile", "ipqos"),
+    *("kbdinteractiveauthentication", "kexalgorithms", "loglevel", "macs", "numberofpasswordprompts"),
+    *("passwordauthentication", "port", "preferredauthentications", "proxyjump", "pubkeyacceptedalgorithms"),
+    *("pubkeyauthentication", "rekeylimit", "requiredrsasize", "serveralivecountmax", "serveraliveinterval"),
+    *("stricthostkeychecking", "tcpkeepalive", "updatehostkeys", "user", "userknownhostsfile", "verifyhostkeydns"),
+    "visualhostkey",
+)
+PLAIN = re.compile(r"(?!-)[\w.,:@/~+^=%*!\[\]-]*")
+SET = re.compile(r"[ \t]*([A-Za-z0-9]+)(?:[ \t]*=[ \t]*|[ \t]+|$)(.*)")  # ssh knows a name in quotes, too
 HELD = "the run lasts as long as this input is open"
 
 
@@ -51,32 +69,53 @@ def problems(context: Context) -> Iterator[Diagnostic]:
     if len(section.hosts) > 1 and context.recipe.nodes.rendezvous == "auto" and _is_loopback(bare(section.hosts[0])):
         what = f"the first of cluster.hosts is {section.hosts[0]}, which is another machine for each of the others"
         yield error("cluster.hosts.0", what, "name it as the others reach it, or set nodes.rendezvous to host:port")
-    for key, lines in (("setup", section.setup), ("python", [section.python or ""])):
-        if any("\n" in line for line in lines):
-            yield error(f"cluster.{key}", f"cluster.{key} has a line end in it", "write each line by itself")
     if found := _wrong_option(section.options):
         yield error("cluster.options", *found)
 
 
 def _wrong_option(words: Sequence[str]) -> tuple[str, str] | None:
     """What is wrong with words for ssh, and what to do instead."""
-    rest = iter(words)
-    for word in rest:
-        letter, value = word[1:2], word[2:]
+    for word, letter, value in _options(words):
         if not word.startswith("-") or not letter or letter not in WITH_VALUE + ALONE + "o" + "".join(SET_HERE):
             return f"cluster.options has {word!r}, which is no option of ssh", "the hosts stand in cluster.hosts"
         if letter in SET_HERE:
             return f"cluster.options has -{letter}: {SET_HERE[letter]}", "leave it out"
         if letter in ALONE and value:
             return f"cluster.options has {word!r}", f"write -{letter} alone, and each option as a word of its own"
-        if letter in WITH_VALUE + "o" and not value and (value := next(rest, "")) == "":
+        if letter in WITH_VALUE + "o" and not value:
             return f"cluster.options has -{letter} without its value", f"write it behind: -{letter} VALUE, as two words"
-        name = "".join(value.replace("=", " ").split()[:1]).lower()
+        name = _named(value)[0].lower()
         if letter == "o" and not name:
             return f"cluster.options has {value!r} behind -o", "write an option and its value: -oPort=2222"
         if letter == "o" and name in OWN_OPTIONS:
             return f"cluster.options sets {name}, which trainkit sets itself", "leave it out"
     return None
+
+
+def _options(words: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Each option as it is written, its letter, and its value, which may be the next word."""
+    rest = iter(words)
+    for word in rest:
+        letter, value = word[1:2], word[2:]
+        if letter and letter in WITH_VALUE + "o" and not value:
+            value = next(rest, "")
+        yield word, letter, value
+
+
+def may_run_programs(words: Sequence[str]) -> str:
+    """The first of the words by which ssh may run programs of this machine; empty where there is none."""
+    for _, letter, value in _options(words):
+        name, of_it = _named(value) if letter == "o" else ("", value)
+        known = name.lower() in HARMLESS_OPTIONS if letter == "o" else letter in HARMLESS
+        if not known or not PLAIN.fullmatch(of_it):
+            return f"-{letter} {name}".rstrip()
+    return ""
+
+
+def _named(value: str) -> tuple[str, str]:
+    """The name of an option in the value of `-o`, and what it is set to; empty where it is not written plainly."""
+    found = SET.fullmatch(value)
+    return (found[1], found[2]) if found else ("", "")
 
 
 def job(context: Context) -> SourcedJob:
@@ -89,7 +128,7 @@ def job(context: Context) -> SourcedJob:
         token("# bash -l node.sh NODE HOSTS FOLDER", rule="what ssh starts on each host, by its login shell"),
         token(f"{change} || exit 4", keys=("cluster.workdir",) if folder else (), rule=rule),
         token("exec 3<&0 </dev/null", rule=HELD),
-        *(token(line, keys=("cluster.setup",)) for line in section.setup),
+        *setup_lines(section.setup, token("exit 4", rule="no node starts the run, and who submits it is told why")),
     ]
     python = shlex.quote(context.facts.executable)
     rule = "the run on this machine; it ends with its input"
@@ -113,6 +152,11 @@ def _words(section: Ssh) -> Iterator[Token]:
     # ssh takes the first value that it is given for an option (ssh_config(5)): those of the recipe count.
     yield token(f"-oServerAliveInterval={ALIVE_SECONDS}", rule="a machine that is gone is noticed")
     yield token("-oConnectTimeout=20", rule="a machine that does not answer is named soon")
+
+
+def command(section: Ssh) -> tuple[str, ...]:
+    """The words of ssh before a host."""
+    return tuple(str(each.text) for each in _words(section))
 
 
 def _section(recipe: Recipe) -> Ssh:

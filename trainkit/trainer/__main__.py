@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from trainkit.errors import ExitCode, TrainingError, TrainkitError, in_words
-from trainkit.files import cache_folder
+from trainkit.files import cache_folder, publish
 from trainkit.recipe.schema import Logging
 from trainkit.refusals import refusal
 from trainkit.stamps import EVALUATION, Stamps, attach
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--settings", type=Path, required=True, help="trainer.json in the run directory")
     parser.add_argument("--resume", type=Path, help="checkpoint to go on from")
     try:
-        stamps = attach()  # first of all: what hangs in the start-up is seen, too
+        stamps = attach(publish)  # first of all: what hangs in the start-up is seen, too
         requests = Requests()
         requests.listen(SAVING)  # at once: it would end the process, and start-up takes seconds
         options = parser.parse_args(argv)
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TrainkitError as error:
         sys.stderr.write(in_words(error))
         return int(error.exit_code)
-    except (OSError, RuntimeError, MemoryError, ImportError) as error:
+    except (OSError, RuntimeError, MemoryError, SystemError, ImportError) as error:
         refused = refusal(error)
         if refused is None:
             raise
@@ -86,7 +86,8 @@ def run(settings: Settings, world: World, requests: Requests, stamps: Stamps) ->
     device = device_of(settings.device, world)
     needed = STRATEGIES[settings.recipe.strategy.kind].needs_group
     # Outermost: the engine that swaps is gone when its folder is removed.
-    with swap_space(settings), process_group(world, device, needed=needed):
+    seconds = settings.recipe.hang.collective_seconds
+    with swap_space(settings), process_group(world, device, needed=needed, seconds=seconds):
         stamps.listen()
         return train_and_report(settings, world, device, requests, stamps)
 

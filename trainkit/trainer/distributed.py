@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 
 from trainkit.errors import TrainingError
+from trainkit.recipe.schema.launching import Hang
 from trainkit.trainer.settings import World
 
 Number = TypeVar("Number", int, float)
-TIMEOUT = timedelta(minutes=10)  # of any collective, so that a lost rank ends a run instead of hanging it
 
 
 def device_of(kind: str, world: World) -> torch.device:
@@ -46,8 +46,13 @@ def wait_for(device: torch.device) -> None:
 
 
 @contextmanager
-def process_group(world: World, device: torch.device, *, needed: bool) -> Iterator[None]:
-    """Hold a process group open: gloo on CPU, NCCL for CUDA tensors. needed: even for one rank."""
+def process_group(
+    world: World, device: torch.device, *, needed: bool, seconds: int = Hang().collective_seconds
+) -> Iterator[None]:
+    """Hold a process group open: gloo on CPU, NCCL for CUDA tensors. needed: even for one rank.
+
+    seconds: after which a collective fails, so that a lost rank ends a run instead of hanging it.
+    """
     if world.size == 1 and not needed:
         yield
         return
@@ -58,7 +63,7 @@ def process_group(world: World, device: torch.device, *, needed: bool) -> Iterat
     if world.size == 1:
         # FSDP and DeepSpeed need a group even for one rank; without others it needs no server.
         options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
-    dist.init_process_group(timeout=TIMEOUT, **options)
+    dist.init_process_group(timeout=timedelta(seconds=seconds), **options)
     yield
     # What holds the group (DDP's reducer, DeepSpeed's engine) must be gone before it. Freed last, it waits for gloo's
     # thread while that thread may wait for the interpreter's lock, and now and then a rank hangs at its end.

@@ -8,6 +8,7 @@ is read off the objects that live then, by their exact classes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib.abc
 import importlib.util
@@ -46,23 +47,27 @@ MEANING = {
 BY_HAND = "no wrapper keeps the model of this rank in step with the others: only the program itself could"
 
 
-def watch(expected: str, shown: str, counter: Callable[[str, Any], Any] | None = None, stamps: Any = None) -> None:
+def watch(
+    expected: str, shown: str, files: Any, counter: Callable[[str, Any, Any], Any] | None = None, stamps: Any = None
+) -> None:
     """Observe the first optimizer step of this process. expected, shown: paths of what to compare with, and to write.
 
-    Only the first optimizer that steps is looked at. counter: makes what counts its steps, from the path to write and
-    the optimizer. stamps: where every step of any optimizer is noted (trainkit/stamps.py), if anywhere.
+    Only the first optimizer that steps is looked at. files: the module trainkit/files.py. counter: makes what counts
+    its steps, from the path to write, the optimizer, and what writes. stamps: where every step of any optimizer is
+    noted (trainkit/stamps.py), if anywhere.
     """
+    begin = functools.partial(Observer, expected=expected, shown=shown, files=files, counter=counter, stamps=stamps)
     if OPTIMIZERS in sys.modules:  # a .pth file of the environment may have imported torch already
-        Observer(sys.modules[OPTIMIZERS], expected, shown, counter, stamps)
+        begin(sys.modules[OPTIMIZERS])
     else:
-        sys.meta_path.insert(0, _AfterImport(expected, shown, counter, stamps))
+        sys.meta_path.insert(0, _AfterImport(begin))
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
     """Runs once torch's optimizers have been imported, in whatever way the program does that."""
 
-    def __init__(self, *given: Any) -> None:
-        self._given = given  # what the Observer takes besides the module
+    def __init__(self, begin: Callable[[ModuleType], object]) -> None:
+        self._begin = begin
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """The module's own spec, whose loader then asks for the hook."""
@@ -77,7 +82,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             run(module)
-            Observer(module, *self._given)
+            self._begin(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -86,12 +91,15 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 class Observer:
     """Waits for the first optimizer step of its own process; children that this one forks are no ranks."""
 
-    def __init__(self, optimizers: Any, expected: str, shown: str, counter: Any = None, stamps: Any = None) -> None:
-        """optimizers: the module ``torch.optim.optimizer``; counter, stamps: as for `watch`."""
+    def __init__(
+        self, optimizers: Any, *, expected: str, shown: str, files: Any, counter: Any = None, stamps: Any = None
+    ) -> None:
+        """optimizers: the module ``torch.optim.optimizer``; files, counter, stamps: as for `watch`."""
         self._stamps = stamps
         if stamps is not None:
-            stamps.listen()
-        self._expected, self._shown = expected, shown
+            stamps.listen(counts=True)
+        self._expected, self._shown, self._files = expected, shown, files
+        self._run_dir = os.path.dirname(expected)
         self._make_counter, self._counter = counter, None
         self._process, self._is_over = os.getpid(), False
         register = getattr(optimizers, "register_optimizer_step_pre_hook", None)
@@ -110,8 +118,7 @@ class Observer:
             return
         self._is_over = True
         try:
-            with open(self._expected, encoding="utf-8") as file:
-                expected = json.load(file)
+            expected = self._files.parse_json(self._files.read_whole(self._expected, below=self._run_dir))
             expected["resume"] = promised_step(expected.get("resume"), sys.argv)
             seen = observe(optimizer)
             if given := expected.get("arguments"):
@@ -124,7 +131,7 @@ class Observer:
             seen |= {"differences": [], "warnings": found} if warns else {"differences": found}
         except Exception as error:  # noqa: BLE001 - the program must not fail with its observer; the account says why
             seen = {"error": f"{type(error).__name__}: {error}"}
-        _write(self._shown, seen)
+        self._write(seen)
         if said := seen.get("differences") or seen.get("warnings"):
             how = "" if seen["differences"] else "warning: "
             why = f"trainkit: {how}what runs is not what was planned: {'; '.join(said)}\n"
@@ -137,9 +144,19 @@ class Observer:
                 os._exit(NOT_AS_PLANNED)
         if self._make_counter is not None:
             folder, name = os.path.split(self._shown)
-            self._counter = self._make_counter(os.path.join(folder, f"steps-{name}"), optimizer)
+            publish = functools.partial(self._files.publish, below=self._run_dir)
+            self._counter = self._make_counter(os.path.join(folder, f"steps-{name}"), optimizer, publish)
 
     _at_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch.compiler.disable marks it
+
+    def _write(self, seen: Mapping[str, Any]) -> None:
+        """Whole or not at all; a run without an account of it says so in the end."""
+        try:
+            self._files.make_folder(os.path.dirname(self._shown), below=self._run_dir)
+            self._files.publish(self._shown, json.dumps(seen), below=self._run_dir)
+        except OSError as error:
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # no such stream any more
+                sys.stderr.write(f"trainkit: {self._shown} cannot be written: {error.strerror}\n")
 
 
 class Wrappers(NamedTuple):
@@ -333,15 +350,3 @@ def _meaning(strategy: str, seen: Mapping[str, Any]) -> str:
     if strategy == "single" and seen.get("world_size", 1) > 1:
         return BY_HAND
     return MEANING.get(strategy, f"{strategy} is in force")
-
-
-def _write(path: str, content: Mapping[str, Any]) -> None:
-    """Whole or not at all; a run without an account of it says so in the end."""
-    try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(f"{path}.part", "w", encoding="utf-8") as file:
-            json.dump(content, file)
-        os.replace(f"{path}.part", path)
-    except OSError as error:
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # no such stream any more
-            sys.stderr.write(f"trainkit: {path} cannot be written: {error.strerror}\n")

@@ -8,8 +8,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
-import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 EVERY_SECONDS = 5.0  # between two writes
@@ -22,9 +22,9 @@ class StepCounter:
     second, in which most programs compile and warm up.
     """
 
-    def __init__(self, path: str, optimizer: Any) -> None:
-        """optimizer: the one that takes its first step now; others are not counted."""
-        self._path, self._optimizer = path, id(optimizer)
+    def __init__(self, path: str, optimizer: Any, publish: Callable[[str, str], None]) -> None:
+        """optimizer: the one that takes its first step now; others are not counted. publish: writes a file whole."""
+        self._path, self._optimizer, self._publish = path, id(optimizer), publish
         self._begin = self._latest = self._written = time.monotonic()
         self._steps, self._first = 1, 0.0
         atexit.register(self._write)
@@ -44,6 +44,4 @@ class StepCounter:
     def _write(self) -> None:
         seen = {"steps": self._steps, "seconds": self._latest - self._begin, "first_seconds": self._first}
         with contextlib.suppress(OSError):  # the run's folder is gone or full: the program goes on
-            with open(f"{self._path}.part", "w", encoding="utf-8") as file:
-                json.dump(seen, file)
-            os.replace(f"{self._path}.part", self._path)
+            self._publish(self._path, json.dumps(seen))

@@ -30,7 +30,7 @@ export NCCL_DEBUG=WARN
 export OMP_NUM_THREADS=8
 export PYTHONUNBUFFERED=1
 export TORCH_FR_BUFFER_SIZE=2000
-export TRAINKIT_RECIPE="$run_dir"/recipe.yaml
+export TRAINKIT_RECIPE="$run_dir"/settings.yaml
 
 cat > "$run_dir"/expected.json <<'END_OF_FILE'
 {
@@ -40,6 +40,175 @@ cat > "$run_dir"/expected.json <<'END_OF_FILE'
   "dtype": null,
   "on_difference": "warn"
 }
+END_OF_FILE
+cat > "$run_dir"/settings.yaml <<'END_OF_FILE'
+version: 1
+name: demo
+program:
+  kind: torch
+  script: train.py
+  module: null
+  args: ["--text", "it's $5"]
+  local_rank: false
+  public: []
+  reads_recipe: true
+  verify: auto
+devices:
+  type: auto
+  select: [3, 1]
+  order: pci
+  when_busy: refuse
+  idle_below: 1024
+nodes:
+  count: 1
+  processes_per_node: auto
+  rendezvous: auto
+strategy:
+  kind: fsdp
+  version: 2
+  sharding: full_shard
+  offload: false
+  auto_wrap: transformer
+  wrap_classes: []
+  min_params: 100000000
+  prefetch: 1
+  reduce_dtype: fp32
+  reduce_gradients: each_micro_step
+  backward_prefetch: null
+  forward_prefetch: null
+  limit_all_gathers: null
+  use_orig_params: null
+  sync_module_states: null
+  cpu_ram_efficient_loading: null
+  state_dict_type: null
+  xla_settings: {}
+launcher:
+  kind: auto
+  max_restarts: 0
+  grace_seconds: 30.0
+  numa_binding: none
+hang:
+  after_seconds: auto
+  start_seconds: 1800.0
+  then: auto
+  collective_seconds: 600
+container:
+  kind: none
+precision:
+  dtype: fp32
+  weights: fp32
+  tf32: null
+  eval: same
+batch:
+  global: 64
+  micro: 4
+  memory_mib: null
+  accumulation: auto
+  eval_micro: auto
+efficiency:
+  gradient_checkpointing:
+    every: false
+    selective: false
+  compile:
+    enabled: false
+    backend: inductor
+    mode: default
+    dynamic: null
+    scope: auto
+  attention: auto
+model:
+  kind: gpt
+  layers: 4
+  heads: 4
+  hidden_size: 128
+  vocab_size: 256
+  dropout: 0.0
+  moe:
+    experts: 0
+    top_k: 2
+    every: 1
+    balance_coef: 0.01
+    z_coef: 0.001
+peft:
+  kind: none
+  rank: 8
+  alpha: 16.0
+  dropout: 0.0
+  target_modules: []
+  rslora: false
+  dora: false
+  path: null
+  revision: null
+data:
+  sequence_length: 128
+  workers: 0
+  persistent_workers: true
+  prefetch_factor: null
+  pin_memory: true
+  kind: text
+  tokenizer: null
+  tokenizer_revision: null
+  path: python-stdlib
+  include: "**/*.py"
+  validation_fraction: 0.05
+  cache: null
+optimizer:
+  name: adamw_torch
+  args: {}
+  lr: 0.0003
+  weight_decay: 0.1
+  beta1: 0.9
+  beta2: 0.95
+  eps: 1.0e-08
+schedule:
+  name: cosine
+  warmup_steps: 0
+  min_lr_ratio: 0.1
+train:
+  loss: null
+  loss_reduction: mean
+  steps: null
+  epochs: null
+  seed: 0
+  max_grad_norm: 1.0
+  deterministic: false
+eval:
+  every_steps: 0
+  batches: 20
+  patience: 0
+predict:
+  split: none
+  tokens: 0
+checkpoint:
+  every_steps: 0
+  keep: 2
+  keep_best: false
+  asynchronous: false
+  resume: never
+  push_to_hub:
+    repo: null
+    strategy: end
+    private: null
+logging:
+  level: info
+  replica_level: warning
+  each_node: true
+  every_steps: 10
+  report_to: []
+profile:
+  steps: 0
+  after: 2
+sample:
+  prompt: ""
+  tokens: 200
+  temperature: 0.8
+env:
+  NCCL_DEBUG: WARN
+env_from: [HF_TOKEN]
+cluster:
+  kind: none
+output:
+  root: runs
 END_OF_FILE
 
 exec /opt/python -P -m torch.distributed.run --nnodes=1 --nproc-per-node=2 --rdzv-backend=c10d \

@@ -16,7 +16,7 @@ from trainkit.errors import MachineError, UsageError
 
 if TYPE_CHECKING:
     from trainkit.runner.rundir.layout import AttemptLayout
-    from trainkit.runner.watch.judge import Found
+    from trainkit.runner.watch.judge import Account
 
 ANSWER_SECONDS = 30.0  # the guardian looks once a second, and waits twelve for other nodes
 LOOK_SECONDS = 0.1
@@ -32,67 +32,74 @@ def dump(
 
     Example: trainkit dump quickstart
     """
-    from trainkit.files import read_json
-    from trainkit.runner.watch.judge import Found, describe
+    from trainkit.decode import DecodeError, decode
+    from trainkit.jobs.states import state_of
+    from trainkit.runner.watch.judge import Account, describe
 
-    info = find_run(run, root)
+    layout = find_run(run, root).layout
     # Whether a run of another machine is still there cannot be seen from here: its guardian answers, or does not.
-    lost = info.state == "lost" and read_json(info.layout.status).get("host") == os.uname().nodename
-    if lost or info.state == "ended" or not info.layout.attempts:
-        raise UsageError(
-            f"{info.layout.root} is not running: it is {info.state}", hint="`trainkit runs list` shows those that are"
-        )
-    attempt = info.layout.attempts[-1]
-    account = ask(attempt)
-    ranks = [Found(**each) for each in account["ranks"]]
+    found = state_of(layout)
+    if found.is_over or not layout.attempts:
+        what = f"{layout.root} is not running: it is {found.word.replace('_', ' ')}"
+        raise UsageError(what, hint="`trainkit runs list` shows those that are")
+    attempt = layout.attempts[-1]
+    answer = ask(attempt)
+    try:
+        account: Account = decode(Account, answer)
+    except DecodeError as error:
+        raise MachineError(f"the answer in {attempt.root / 'dumps'} is not the guardian's: {error}") from error
     if as_json:
         import json
 
-        sys.stdout.write(json.dumps(account, indent=2) + "\n")
+        sys.stdout.write(json.dumps(answer, indent=2) + "\n")
         return
-    write_text("".join(f"{one_line(describe(each))}\n" for each in ranks))
-    write_text(f"{one_line(_outcome(account, ranks))}\n{attempt.root / 'dumps'}\n")
+    write_text("".join(f"{one_line(describe(each))}\n" for each in account.ranks))
+    write_text(f"{one_line(_outcome(account))}\n{attempt.root / 'dumps'}\n")
 
 
-def _outcome(account: dict[str, Any], ranks: list[Found]) -> str:
+def _outcome(account: Account) -> str:
     """Who holds the run up, where it stands still."""
-    seconds = min((each.seconds for each in ranks if each.is_rank), default=None)
-    missing = f"; {', '.join(account['missing'])} did not answer" if account["missing"] else ""
+    seconds = min((each.seconds for each in account.ranks if each.is_rank), default=None)
+    missing = f"; {', '.join(account.missing)} did not answer" if account.missing else ""
     if seconds is None:
         return f"no rank runs{missing}"
-    return str(account["line"]) if seconds > STILL_SECONDS else f"the run moves{missing}"
+    return account.line if seconds > STILL_SECONDS else f"the run moves{missing}"
 
 
 def ask(attempt: AttemptLayout) -> dict[str, Any]:
     """Leave an order for the run's guardian, and wait for what it finds. Raises MachineError where nobody answers."""
-    from trainkit.files import publish, read_json, refuse_links
-    from trainkit.runner.rundir.records import DUMPS, ORDERS
+    from trainkit.files import make_folder, parse_json, publish, read_whole
+    from trainkit.runner.rundir.records import DUMPS, ORDERS, run_of
 
     token, orders = os.urandom(16).hex(), attempt.root / ORDERS
     answer, order = attempt.root / DUMPS / "asked.json", orders / "dump"
+    run = run_of(str(attempt.root))
     try:
-        refuse_links(attempt.root, orders)
-        orders.mkdir(exist_ok=True)
-        publish(order, token)
+        make_folder(orders, below=run)
+        publish(order, token, below=run)
     except OSError as error:
         why = f"{orders} cannot be written: {error.strerror}"
         raise MachineError(why, hint="only whoever may write to the run directory can ask for a dump") from error
     until = time.monotonic() + ANSWER_SECONDS
     try:
         while time.monotonic() < until:
-            if (account := read_json(answer)).get("asked") == token:
-                return account
+            with contextlib.suppress(OSError, ValueError):  # there is none yet
+                account = parse_json(read_whole(answer, below=run))
+                if isinstance(account, dict) and account.get("asked") == token:
+                    return account
             time.sleep(LOOK_SECONDS)
     finally:
-        remove(order)
+        remove(order, run)
     raise MachineError(
         f"the run's guardian has not answered for {ANSWER_SECONDS:.0f} s",
         hint="see whether it still runs; on several nodes, whether node 0 sees this folder",
     )
 
 
-def remove(order: Path) -> None:
+def remove(order: Path, run: str) -> None:
     """Take an order back that nobody has taken, and the folder with it."""
+    from trainkit.files import remove_file
+
     with contextlib.suppress(OSError):
-        order.unlink(missing_ok=True)
+        remove_file(order, below=run)
         order.parent.rmdir()

@@ -39,18 +39,29 @@ def resume(recipe: Recipe) -> None:
     sys.stderr.write(f"resumes: {plan.resume.path or 'nothing'} ({plan.resume.reason})\n")
 
 
-Folder = Annotated[Path, Argument(metavar="RUN_DIRECTORY", help="Of a submitted run.")]
+Folder = Annotated[Path, Argument(metavar="RUN_DIRECTORY", help="Of a run.")]
 RunId = Annotated[
     str, Option("--run-id", help="The folder has the recipe and the plan alone; the run of this id is made by node 0.")
 ]
 
 
 @app.command("batch", cls=Command)
-def batch(folder: Folder) -> None:
+def batch(
+    folder: Folder, failed: Annotated[str, Option("--failed", help="Why the job script ends before the run.")] = ""
+) -> None:
     """Start an attempt of a submitted run on all nodes of this job, and queue the job again where that is planned."""
-    from trainkit.jobs.batch import Batch
+    from trainkit.jobs.batch import Batch, end_unbegun
 
-    raise typer.Exit(Batch(folder, os.environ).run())
+    raise typer.Exit(end_unbegun(folder, failed) if failed else Batch(folder, os.environ).run())
+
+
+@app.command("signal", cls=Command)
+def signal_run(folder: Folder, number: int) -> None:
+    """Signal the trainkit of node 0 on this host, which tells the other nodes."""
+    from trainkit.jobs.batch import signal_node_0
+    from trainkit.runner.rundir.layout import RunLayout
+
+    raise typer.Exit(0 if signal_node_0(RunLayout(folder), number) else 1)
 
 
 @app.command("node", cls=Command)

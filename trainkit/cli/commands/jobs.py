@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from trainkit.cli.commands.runs import find_run, tasks_of
+from trainkit.cli.commands.runs import find_run, find_runs
 from trainkit.cli.diagnostics import one_line, write_text
 from trainkit.cli.options import Json, Root, Run
 from trainkit.errors import MachineError, UsageError
@@ -37,17 +37,16 @@ def status(
 
     Example: trainkit status quickstart
     """
-    from trainkit.jobs.states import state_of
-    from trainkit.runner.rundir.listing import list_runs
+    from trainkit.jobs.states import Jobs, state_of
 
-    tasks = tasks_of(run, list_runs(root)) if run and run.isdecimal() else []
-    layouts = [each.layout for each in tasks or [find_run(run, root)]]
+    runs, several = find_runs(run, root)
     shown = None
     while True:
-        found = [(state_of(layout), layout) for layout in layouts]
+        jobs = Jobs()
+        found = [(state_of(each.layout, jobs), each.layout) for each in runs]
         known = [replace(state, at=None) for state, _ in found]  # how long ago it was written is no change
         if known != shown:
-            write_text(f"{shown_states(found, as_json=as_json, several=bool(tasks))}\n")
+            write_text(f"{shown_states(found, as_json=as_json, several=several)}\n")
             sys.stdout.flush()
         shown = known
         if not watch or all(state.is_over for state in known):
@@ -104,14 +103,22 @@ def logs(  # noqa: PLR0917 - a command's options
 ) -> None:
     """Show the output of a run: rank 0's and trainkit's own, or that of other ranks.
 
+    The number of an array job shows its runs one after another.
+
     Example: trainkit logs quickstart --all
     """
     from trainkit.jobs.following import Wanted, show_logs
 
     if sum((rank is not None, node is not None, every)) > 1:
         raise UsageError("--rank, --node and --all exclude one another", hint="give one of them")
-    layout = find_run(run, root).layout
-    raise typer.Exit(show_logs(layout, Wanted(rank, node, every, attempt), follow=follow))
+    runs, several = find_runs(run, root)
+    codes = list[int]()
+    for layout in (each.layout for each in runs):
+        if several:
+            write_text(f"==> {layout.root} <==\n")
+            sys.stdout.flush()
+        codes.append(show_logs(layout, Wanted(rank, node, every, attempt), follow=follow))
+    raise typer.Exit(next(filter(None, codes), 0))
 
 
 def cancel(
@@ -121,12 +128,22 @@ def cancel(
 ) -> None:
     """End a run in order, with a checkpoint, or take its job out of the queue.
 
+    The number of an array job ends each of its runs that has not ended.
+
     Example: trainkit cancel quickstart
     """
     from trainkit.jobs.orders import cancel as cancel_run
 
-    layout = find_run(run, root).layout
-    write_text(f"{cancel_run(layout, now=now, environ=os.environ)}\n")
+    runs, _ = find_runs(run, root)
+    failed = list[UsageError | MachineError]()
+    for layout in (each.layout for each in reversed(runs)):  # the last tasks first: one that waits would start
+        try:
+            write_text(f"{cancel_run(layout, now=now, environ=os.environ)}\n")
+        except (UsageError, MachineError) as error:
+            failed.append(error)
+    for each in failed:
+        if isinstance(each, MachineError) or len(failed) == len(runs):
+            raise each
 
 
 def checkpoint(run: Run = None, root: Root = "runs") -> None:
@@ -150,12 +167,31 @@ def attach(
 
     Example: trainkit attach quickstart --node 1 -- nvidia-smi
     """
-    from trainkit.jobs.orders import attach_words
+    from trainkit.jobs.orders import attach_command
 
     layout = find_run(run, root).layout
     words = tuple(context.obj) or (os.environ.get("SHELL", "sh"),)
-    argv = attach_words(layout, node, words, terminal=os.isatty(0) and os.isatty(1))
+    terminal = os.isatty(0) and os.isatty(1)
+    argv, environ = attach_command(layout, node, words, _ssh_words, os.environ, terminal=terminal)
     try:
-        os.execvp(argv[0], argv)  # noqa: S606  no shell
+        os.execvpe(argv[0], argv, environ)  # noqa: S606  no shell
     except OSError as error:
         raise MachineError(f"{argv[0]} cannot be started: {error.strerror}", hint="is Slurm on PATH here?") from error
+
+
+def _ssh_words(layout: RunLayout) -> Sequence[str]:
+    """How ssh reaches the hosts of a run, by its recipe as it was submitted."""
+    from trainkit.cli.pipeline import resolve_request
+    from trainkit.files import read_whole
+    from trainkit.recipe.layers.environment import without_layer
+    from trainkit.recipe.schema import Ssh
+    from trainkit.schedulers import ssh
+
+    try:
+        read_whole(layout.recipe, own=True, below=layout.root)
+    except OSError as error:
+        raise MachineError(f"{layout.recipe} cannot be trusted: {error.strerror}") from error
+    section = resolve_request(str(layout.recipe), environ=without_layer(os.environ)).recipe.cluster
+    if not isinstance(section, Ssh):
+        raise MachineError(f"{layout.recipe} names no hosts: cluster.kind is {section.kind}")
+    return ssh.command(section)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -84,7 +85,8 @@ def is_said_by_node_0(recipe: Recipe, error: MachineError | RecipeError) -> bool
     from trainkit.runner.nodes.agreement import ToldError
     from trainkit.runner.nodes.assembly import START_SECONDS, Meeting, report_unfit
 
-    place, meeting = place_in(os.environ), Meeting(recipe.name, recipe.nodes.count, recipe.nodes.rendezvous)
+    place, nodes = place_in(os.environ), recipe.nodes
+    meeting = Meeting(recipe.name, nodes.count, nodes.rendezvous, recipe.output.root)
     if isinstance(place, Place) and place.node < meeting.nodes:
         try:
             report_unfit(meeting, place, error, say, START_SECONDS)
@@ -114,7 +116,8 @@ def as_step(recipe: Recipe) -> None:
     if isinstance(place, Allocation) and recipe.nodes.count > 1:
         from trainkit.jobs.step import run_step
 
-        raise typer.Exit(run_step(place, recipe.nodes.count, os.environ))
+        runs = Path(recipe.output.root).absolute() / recipe.name
+        raise typer.Exit(run_step(place, recipe.nodes.count, runs, os.environ))
 
 
 def refuse_unfit(plan: Plan, recipe: Recipe, facts: Facts, given_rank: int | Place | None) -> None:

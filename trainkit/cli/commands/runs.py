@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import os
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,6 +24,7 @@ from trainkit.recipe.layers.secrets import mask_words
 from trainkit.text import counted, listed, table
 
 if TYPE_CHECKING:
+    from trainkit.jobs.states import RunState
     from trainkit.runner.rundir.listing import RunInfo
 
 _LAST = 10  # lines of a log
@@ -37,31 +41,53 @@ Name = Annotated[str | None, Argument(metavar="[NAME]", help="Only runs of this 
 
 
 @app.command("list", cls=Command)
-def list_runs(name: Name = None, root: Root = "runs", as_json: Json = False) -> None:
+def list_runs(
+    name: Name = None,
+    root: Root = "runs",
+    everywhere: Annotated[
+        bool, Option("--all", help="All runs of this user on this machine, whatever folder they are in.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """List runs, oldest first: state, exit code, steps, loss, program, strategy, launcher, folder.
 
     Example: trainkit runs list quickstart
     """
+    from trainkit.jobs.states import Jobs, state_of
     from trainkit.runner.rundir import listing
 
-    found = listing.list_runs(root, name)
+    roots, jobs = known_roots() if everywhere else [root], Jobs()
+    runs = sorted((run for each in roots for run in listing.list_runs(each, name)), key=lambda run: run.layout.id)
+    found = [(run, state_of(run.layout, jobs)) for run in runs]
     if as_json:
-        sys.stdout.write(json.dumps([as_data(run) for run in found], indent=2) + "\n")
+        sys.stdout.write(json.dumps([as_data(run, state) for run, state in found], indent=2) + "\n")
         return
     if not found:
-        write_text(f"no runs in {root}\n")
+        write_text(f"no runs in {listed(roots) or 'any folder'}\n")
         return
     rows: list[tuple[str, ...]] = [
         ("STARTED", "STATE", "EXIT", "STEPS", "LOSS", "PROGRAM", "STRATEGY", "LAUNCHER", "RUN")
     ]
-    for run in found:
+    for run, state in found:
         started = f"{datetime.fromtimestamp(run.started):%Y-%m-%d %H:%M:%S}" if run.started else "-"
-        loss, steps = run.summary.get("final_loss"), str(run.summary.get("steps") or "-")
-        shown, code = f"{loss:.4f}" if isinstance(loss, float) else "-", "-" if run.exit_code is None else run.exit_code
+        loss, steps = run.summary.get("final_loss"), "-" if state.step is None else str(state.step)
+        shown, code = f"{loss:.4f}" if isinstance(loss, float) else "-", str(exit_code_of(state))
         launched = (run.program, run.launched.get("strategy", ""), run.launched.get("launcher", ""))
         names = (one_line(each)[:_WIDEST] or "-" for each in launched)
-        rows.append((started, run.state, str(code), steps, shown, *names, str(run.layout.root)))
+        rows.append((started, state.word.replace("_", " "), code, steps, shown, *names, str(run.layout.root)))
     write_text(table(rows))
+
+
+def exit_code_of(state: RunState) -> int | str:
+    """Of a run that is over; a dash where there is none."""
+    return "-" if state.exit_code is None or not state.is_over else state.exit_code
+
+
+def known_roots() -> list[str]:
+    """Folders in which runs of this user lie, as each run has noted it."""
+    from trainkit.runner.rundir.making import noted_roots
+
+    return noted_roots(os.environ)
 
 
 @app.command("show", cls=Command)
@@ -74,29 +100,28 @@ def show(
 
     Example: trainkit runs show quickstart
     """
+    from trainkit.jobs.states import state_of
+    from trainkit.runner.report.summary import render_summary
+    from trainkit.runner.rundir.code_state import read_code
+
     info = find_run(run, root)
+    state = state_of(info.layout)
     if as_json:
-        sys.stdout.write(json.dumps(as_data(info), indent=2) + "\n")
+        code = read_code(info.layout)
+        sys.stdout.write(json.dumps({**as_data(info, state), "code": code and code._asdict()}, indent=2) + "\n")
         return
-    why = f": {info.why}" if info.why else "" if info.exit_code == 0 else ": no reason recorded"
-    write_text(f"{info.state}, exit code {'-' if info.exit_code is None else info.exit_code}{why}\n")
+    why = f": {state.why}" if state.why else ": no reason recorded" if state.is_over and state.exit_code else ""
+    step = f", step {state.step}" if state.step is not None and not state.is_over else ""
+    write_text(one_line(f"{state.word.replace('_', ' ')}{step}, exit code {exit_code_of(state)}{why}") + "\n")
     kind = ", ".join(filter(None, (info.launched.get(name) for name in ("program", "strategy", "launcher"))))
     own = info.argv if info.launched.get("program") != "builtin" else ()
     program = shlex.join(mask_words(own)) or info.program
     write_text(one_line(f"program: {program or '-'}" + (f" ({kind})" if kind else "")) + "\n")
+    if code := read_code(info.layout):
+        write_text(one_line(f"code: {code}") + "\n")
     if info.summary:
-        write_text(account_of(info) + "\n")
+        write_text(render_summary(info.summary, info.layout.root) + "\n")
     write_text("".join(f"{line}\n" for line in ends_of_logs(info)))
-
-
-def account_of(info: RunInfo) -> str:
-    """The summary as a table; of a damaged one, or somebody else's invention, that it is none."""
-    from trainkit.runner.report.summary import render_summary
-
-    try:
-        return render_summary(info.summary, info.layout.root)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        return f"{info.layout.summary} is damaged ({type(error).__name__}: {one_line(str(error))})"
 
 
 def ends_of_logs(info: RunInfo) -> Iterator[str]:
@@ -120,13 +145,18 @@ def prune(
     keep: Annotated[int, Option("--keep", min=0, help="How many of the newest runs of each name stay.")] = 5,
     yes: Annotated[bool, Option("--yes", help="Remove without asking.")] = False,
 ) -> None:
-    """Remove old run directories; a run that is still running is never removed.
+    """Remove old run directories; a run that goes on, waits in a queue, or may do so is never removed.
 
     Example: trainkit runs prune --keep 3
     """
+    from trainkit.jobs.states import older, prunable, remove_run
     from trainkit.runner.rundir import listing
 
-    chosen = listing.prunable(listing.list_runs(root, name), keep)
+    runs = listing.list_runs(root, name)
+    chosen = prunable(runs, keep)
+    if stay := len(older(runs, keep)) - len(chosen):
+        why = "what may go on, whose scheduler does not answer, another user's, and what a link leads to"
+        write_text(f"{counted(stay, 'older run')} {'stays' if stay == 1 else 'stay'}: {why}\n")
     if not chosen:
         write_text("nothing to remove\n")
         return
@@ -141,40 +171,68 @@ def prune(
     if not yes:
         write_text("nothing removed\n")
         return
-    removed = sum(listing.remove(run) for run in chosen)
+    removed = 0
+    for run in chosen:
+        try:
+            removed += remove_run(run.layout)
+        except OSError as error:
+            sys.stderr.write(f"{run.layout.root} cannot be removed: {error.strerror}: {error.filename}\n")
     write_text(f"removed {removed} of {len(chosen)} runs\n")
 
 
 def find_run(word: str | None, root: str) -> RunInfo:
-    """The run that a word means: a run directory, the id of a run under the root, or a name for its newest run.
+    """The run that a word means: a run directory, the id of a run under the root, a name for its newest run, or a job.
 
-    Without a word the newest of all.
+    Without a word the newest of all. UsageError for an array job of several.
     """
+    found, is_array = find_runs(word, root)
+    if is_array:
+        several = listed([job_of(run) for run in found])
+        raise UsageError(f"{word} is an array job of {counted(len(found), 'run')}", hint=f"name one: {several}")
+    return found[0]
+
+
+def find_runs(word: str | None, root: str) -> tuple[list[RunInfo], bool]:
+    """The same, where all runs of an array job may be meant; and whether it is one's number."""
     from trainkit.runner.rundir import listing
 
     if word is None:
         if not (runs := listing.list_runs(root)):
             raise UsageError(f"no runs in {root}", hint="name the folder of the runs with --root, or a run directory")
-        return runs[-1]
+        return runs[-1:], False
     # A path first: a name may be that of a folder here. ValueError is a NUL byte in the word.
     with contextlib.suppress(OSError, ValueError):
         if listing.is_run(Path(word)):
-            return listing.read_run(Path(word))
+            return [listing.read_run(Path(word))], False
     runs = listing.list_runs(root)
-    named = [run for run in runs if word in (run.layout.id, run.layout.name, job_of(run))]
-    if not named:
-        if tasks := tasks_of(word, runs):
-            several = listed([job_of(run) for run in tasks])
-            raise UsageError(f"{word} is an array job of {counted(len(tasks), 'run')}", hint=f"name one: {several}")
-        what = f"{word} is neither a run directory nor a run in {root}"
-        raise UsageError(what, hint="`trainkit runs list` shows them")
-    return named[-1]
+    if named := [run for run in runs if word in (run.layout.id, run.layout.name)]:
+        return named[-1:], False
+    for searched in itertools.chain([runs], runs_with_jobs(word)):
+        if named := [run for run in searched if job_of(run) == word]:
+            return named[-1:], False
+        if tasks := tasks_of(word, searched):
+            return tasks, True
+    what = f"{word} is neither a run directory nor a run in {root}"
+    raise UsageError(what, hint="`trainkit runs list` shows them")
 
 
-def tasks_of(word: str | None, runs: Sequence[RunInfo]) -> list[RunInfo]:
-    """The runs of an array job, of which a word is the number; none where it is not one's."""
-    found = [(job_of(run).partition("_"), run) for run in runs] if word else []
-    return [run for (job, _, task), run in sorted(found, key=lambda each: each[0][2].zfill(9)) if task and job == word]
+def runs_with_jobs(number: str) -> Iterator[list[RunInfo]]:
+    """Where else the run of a job may be: in folders that runs have noted, and in the one that Slurm knows it in."""
+    from trainkit.jobs.states import root_of_job
+    from trainkit.runner.rundir.listing import list_runs
+    from trainkit.schedulers.slurm import JOB_ID
+
+    if re.fullmatch(JOB_ID, number, re.ASCII):
+        runs = [run for root in known_roots() for run in list_runs(root)]
+        yield sorted(runs, key=lambda run: run.layout.id)
+        if root := root_of_job(number):
+            yield list_runs(str(root))
+
+
+def tasks_of(number: str, runs: Sequence[RunInfo]) -> list[RunInfo]:
+    """The runs of an array job of a number, by their tasks; none where it is not one's."""
+    found = [run for run in runs if job_of(run).startswith(f"{number}_")]
+    return sorted(found, key=lambda run: int(job_of(run).rpartition("_")[2]))
 
 
 def job_of(run: RunInfo) -> str:
@@ -185,12 +243,17 @@ def job_of(run: RunInfo) -> str:
     return submission.job if submission else ""
 
 
-def as_data(run: RunInfo) -> dict[str, Any]:
+def as_data(run: RunInfo, state: RunState) -> dict[str, Any]:
     """A run for scripts."""
     return {
         "path": str(run.layout.root),
         "name": run.layout.name,
-        **{name: getattr(run, name) for name in ("state", "exit_code", "why", "started", "ended")},
+        "state": state.word,
+        "exit_code": state.exit_code if state.is_over else None,
+        "why": state.why,
+        "step": state.step,
+        "started": run.started,
+        "ended": run.ended,
         "launched": dict(run.launched),
         "argv": mask_words(run.argv),
         "summary": dict(run.summary),

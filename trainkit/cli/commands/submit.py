@@ -136,12 +136,8 @@ def refuse_or_say(plan: Plan, resolved: Resolved, *, show: bool, script: str | N
 
     assert plan.job is not None
     if plan.job.hosts:
-        from trainkit.jobs.hosts import addresses, asked
-
         if show:
-            addresses(plan, resolved, os.environ)
-            for line in asked(plan, os.environ):
-                write_text(f"{line}\n")
+            show_hosts(plan, resolved)
         return
     with tempfile.TemporaryDirectory(prefix="trainkit-") as folder:
         content = None if script is None else script.replace(SHOWN, f"{folder}/run")
@@ -152,6 +148,29 @@ def refuse_or_say(plan: Plan, resolved: Resolved, *, show: bool, script: str | N
     if show:
         write_text(script or f"{plan.job.content}")
     sys.stderr.write(f"{found.said}\n" if found.said else "")
+
+
+def show_hosts(plan: Plan, resolved: Resolved) -> None:
+    """What would be run on the hosts of ssh, and what they answer. No program that the recipe names is run for it."""
+    from trainkit.jobs.hosts import addresses, asked, commands
+    from trainkit.recipe.schema import Ssh
+    from trainkit.schedulers.ssh import may_run_programs
+
+    assert isinstance(resolved.recipe.cluster, Ssh)
+    option = may_run_programs(resolved.recipe.cluster.options)
+    if not option:
+        addresses(plan, resolved, os.environ)
+    for line in commands(plan):
+        write_text(f"{line}\n")
+    if option:
+        what = f"no host is asked: cluster.options has {option}, by which ssh may run a program"
+        hint = "put it into ~/.ssh/config, which is asked as ever; without --dry-run the run starts with it"
+        show_diagnostics(
+            [Diagnostic("warning", what, "cluster.options", resolved.origin("cluster.options"), hint=hint)]
+        )
+        return
+    for line in asked(plan, os.environ):
+        write_text(f"{line}\n")
 
 
 def hold(plan: Plan, resolved: Resolved) -> int:

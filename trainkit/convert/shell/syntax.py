@@ -78,10 +78,10 @@ def error_in(root: Node) -> Node | None:
 
 def arithmetic(node: Node, number: Callable[[Node], int | None]) -> int | None:
     """The value of an expression, None where it has none. number: the value of what is no operation."""
-    parts = [child for child in node.children if text(child).strip() not in ("$((", "((", "))", "(", ")")]
+    parts = [child for child in node.children if child.type not in ("$((", "((", "))", "(", ")")]
     if node.type in ("arithmetic_expansion", "parenthesized_expression", "compound_statement"):
         return arithmetic(parts[0], number) if len(parts) == 1 else None
-    if node.type != "binary_expression":
+    if node.type != "binary_expression" or len(parts) != 3:
         return number(node)
     left, how, right = arithmetic(parts[0], number), text(parts[1]).strip(), arithmetic(parts[2], number)
     if left is None or right is None or (how in "/%" and not right):
@@ -93,16 +93,17 @@ def arithmetic(node: Node, number: Callable[[Node], int | None]) -> int | None:
 
 def condition(node: Node, word: Callable[[Node], str | None]) -> bool | None:
     """What a test comes to, None where that is not known. word: the text of an operand, None where it is not known."""
-    parts = [child for child in node.children if text(child).strip() not in ("[", "]", "[[", "]]", "(", ")")]
+    # By their types: a command may be named `]`.
+    parts = [child for child in node.children if child.type not in ("[", "]", "[[", "]]", "(", ")")]
     match node.type:
         case "test_command" | "parenthesized_expression" if len(parts) == 1:
             return condition(parts[0], word)
-        case "negated_command" | "unary_expression" if text(parts[0]).strip() == "!":
+        case "negated_command" | "unary_expression" if len(parts) == 2 and text(parts[0]).strip() == "!":
             inner = condition(parts[1], word)
             return None if inner is None else not inner
-        case "unary_expression":
+        case "unary_expression" if len(parts) == 2:
             return _of_one(text(parts[0]).strip(), word(parts[1]))
-        case "binary_expression" | "list" if text(parts[1]).strip() in ("&&", "||", "-a", "-o"):
+        case "binary_expression" | "list" if len(parts) == 3 and text(parts[1]).strip() in ("&&", "||", "-a", "-o"):
             left, right = condition(parts[0], word), condition(parts[2], word)
             decides = text(parts[1]).strip() in ("||", "-o")
             if decides in (left, right):

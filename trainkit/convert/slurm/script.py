@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Sequence
 
 from trainkit.convert.command import first_of_command
@@ -12,6 +13,8 @@ from trainkit.convert.slurm.sizes import sizes_of
 from trainkit.frameworks.registry import launcher_of
 from trainkit.schedulers.slurm_options import MAGIC, directives, options
 
+_PLAIN_SHELL = re.compile(r"#!\s*(/usr)?/bin/(env\s+)?(ba)?sh")
+_LOGIN = re.compile(r"\s(-[a-z]*l[a-z]*|--login)\b")
 LAUNCHES = ("torch.distributed.", "accelerate.commands.")  # modules that start the ranks themselves
 BY_TORCHRUN = (
     "srun starts a process for each rank; trainkit starts torchrun on each node, which sets RANK, LOCAL_RANK and "
@@ -40,6 +43,13 @@ def read_batch(text: str, path: str) -> Batch | None:
         for number, line in enumerate(text.splitlines(), 1)
         if line.startswith(MAGIC) and number > max(read)
     ]
+    first = text.partition("\n")[0].rstrip()
+    if first.startswith("#!") and not _PLAIN_SHELL.fullmatch(first):
+        login = (
+            " It is a login shell, which reads /etc/profile and ~/.bash_profile first: source them in cluster.setup "
+        )
+        more = f"{login}where the job needs them." if _LOGIN.search(first) else ""
+        batch.remarks.append(f"`{first}` is left out: trainkit's job.sh is started by /bin/bash without options.{more}")
     batch.sizes = sizes_of(batch)
     return batch
 

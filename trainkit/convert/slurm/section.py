@@ -185,6 +185,11 @@ def _put_setup(batch: Batch, draft: Draft, setup: Iterable[str]) -> None:
     if lines:
         draft.set("cluster.setup", lines, argv_origin(batch.path))
     used = " ".join(str(each.value) for each in draft.settings.values())
+    for name in dict.fromkeys(re.findall(r"\$\{oc\.env:(SLURMD?_\w+)", used)):
+        what = (
+            f"{name} is known only in the job, and a plan is made where it is submitted: write a variant for each value"
+        )
+        draft.remark(f"{what}, give it with --set {name}=VALUE, or have the program read it.")
     asked |= {*re.findall(r"\$\{(?:oc\.env:)?(\w+)", used)}
     draft.remarks = [
         each

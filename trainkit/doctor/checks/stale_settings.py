@@ -11,7 +11,7 @@ from typing import Literal
 
 from trainkit.doctor.check import Check, Finding, Host, Level, Target, ok
 from trainkit.planner.env import LEAKS
-from trainkit.recipe.layers.secrets import is_secret_name
+from trainkit.recipe.layers.secrets import MASK, is_secret_name, mask_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ def run(host: Host, target: Target) -> list[Finding]:
 
 
 def _shown(name: str, value: str) -> str:
-    hidden = is_secret_name(name)
-    return f"{name}={'***' if hidden else shlex.quote(value if len(value) <= 60 else value[:57] + '...')}"
+    shown = MASK if is_secret_name(name) else mask_values(value)
+    return f"{name}={shown if MASK in shown else shlex.quote(shown if len(shown) <= 60 else shown[:57] + '...')}"
 
 
 def _leaks(host: Host, target: Target) -> Iterator[Finding]:

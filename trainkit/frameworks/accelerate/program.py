@@ -73,6 +73,10 @@ REACH: Table = {
         "set torch.backends.cuda.matmul.allow_tf32 in the script, and leave precision.tf32 out",
         None,
     ),
+    "hang.collective_seconds": no_way(
+        "Accelerator() takes it from an InitProcessGroupKwargs that the script hands it",
+        "give it there, as timeout, and leave hang.collective_seconds out",
+    ),
     "efficiency.attention": _own("makes its own model", "attn_implementation"),
     "efficiency.gradient_checkpointing.selective": no_way("accelerate recomputes whole units", "leave it out", False),
     "strategy.find_unused_parameters": no_way(_KWARGS, "give it there", False),

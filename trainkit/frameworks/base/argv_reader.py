@@ -64,5 +64,4 @@ def as_arguments(words: Sequence[str]) -> Mapping[str, object] | list[str]:
 
 def secret_flags(words: Sequence[str]) -> list[str]:
     """The flags whose values are secrets, without their dashes."""
-    holders = (words[each] if words[each].startswith("-") else words[each - 1] for each in secret_arguments(words))
-    return [word.lstrip("-").partition("=")[0] for word in holders]
+    return [held.name for held in secret_arguments(words).values() if held.name]

@@ -80,9 +80,8 @@ class Draft:
             self.reasons.pop(key, None)
 
     def remark(self, text: str) -> None:
-        """Note something for the head of the recipe, once."""
-        if text not in self.remarks:
-            self.remarks.append(text)
+        """Note something for the head of the recipe; what is noted again is said once."""
+        self.remarks.append(text)
 
     def put_all(self, assignments: Iterable[Assignment], problems: Iterable[Diagnostic]) -> None:
         """Set what a part of the source says, and note what is wrong in it."""

@@ -17,14 +17,15 @@ from trainkit.frameworks.deepspeed.optimizer import TYPES
 from trainkit.frameworks.deepspeed.readers import SCHEDULE_KEYS
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice, Variable
-from trainkit.plan.provenance import SourcedFile, Token, token
+from trainkit.plan.provenance import SourcedFile, SourcedVariable, Token, token, variable
 from trainkit.plan.support import LAUNCHED, Reach, Table, no_way
 
 FLAG = "--deepspeed_config"
 GIVEN = "deepspeed.add_config_arguments names the flag, and deepspeed.initialize reads the file"
 SHORTEST_WARMUP = 2  # steps; DeepSpeed makes two of one, and refuses none (deepspeed/runtime/lr_schedules.py)
 
-reason, wrapper, environment = own_scripts.reason, nothing, nothing
+reason, wrapper = own_scripts.reason, nothing
+TIMEOUT, COLLECTIVES = "DEEPSPEED_TIMEOUT", "hang.collective_seconds"  # minutes (deepspeed/constants.py)
 REQUIRES: Mapping[str, str] = {}
 STRATEGY_BY = "done by DeepSpeed, which is told in its file: "
 DETECTION = Detection(
@@ -38,6 +39,7 @@ REACH: Table = {
     **LAUNCHED,
     **dict.fromkeys((*CARRIED, "strategy"), Reach(FILE)),
     "train.steps": Reach(f"{FILE}, as the length of the schedule"),
+    COLLECTIVES: Reach(TIMEOUT),
     "efficiency.gradient_checkpointing": no_way(
         "DeepSpeed recomputes what the script hands to deepspeed.checkpointing",
         "put activation_checkpointing in the file that strategy.config names, and leave it out here",
@@ -58,6 +60,9 @@ def problems(context: Context) -> Iterator[Diagnostic]:
         if word.partition("=")[0] == FLAG:
             hint = "name the file in strategy.config: it is the base that the recipe fills"
             yield context.resolved.error(key, f"{FLAG} is the plan's to pass", hint)
+    if given(COLLECTIVES) and recipe.hang.collective_seconds % 60:
+        what = f"{COLLECTIVES} {recipe.hang.collective_seconds} cannot reach a program of kind deepspeed"
+        yield context.resolved.error(COLLECTIVES, what, "write a multiple of 60", why="DeepSpeed takes whole minutes")
     if not context.zero:
         yield from _unread(context)
         return
@@ -103,6 +108,12 @@ def argv(context: Context) -> tuple[Token, ...]:
 def files(context: Context) -> tuple[SourcedFile, ...]:
     """DeepSpeed's file, from the recipe or with the user's as base."""
     return (config_file(context, "deepspeed"),) if context.zero else ()
+
+
+def environment(context: Context) -> Iterator[SourcedVariable]:
+    """What deepspeed.init_distributed reads, where a layer says it."""
+    if context.resolved.given(COLLECTIVES):
+        yield variable(TIMEOUT, str(context.recipe.hang.collective_seconds // 60), keys=(COLLECTIVES,))
 
 
 def notices(context: Context) -> tuple[Notice, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 
 from trainkit.frameworks import torch_xla
@@ -14,7 +13,7 @@ from trainkit.frameworks.registry import LAUNCHERS
 from trainkit.machine.selection import ORDER
 from trainkit.plan.context import Context
 from trainkit.plan.model import Variable, bind_words, text
-from trainkit.text import counted
+from trainkit.text import counted, script_word
 
 notes = combinations = nothing
 COMMAND = "command.sh"
@@ -35,7 +34,7 @@ def files(context: Context, folder: str) -> dict[str, str]:
     """The command as a script, and the files. folder: from the working folder, in which the command is to be run."""
     alone = context.launcher == "python" and is_executable(context)
     launcher = () if alone else LAUNCHERS[context.launcher].shell_words(context, folder)
-    words = [*launcher, *map(shlex.quote, _program(context, folder))]
+    words = [*launcher, *map(script_word, _program(context, folder))]
     ranks = counted(context.topology.world_size, "rank")
     head = f"# {context.recipe.name}: strategy {context.recipe.strategy.kind}, {ranks}. Run it where it was exported."
     parts = [*_variables(context), *words]  # each flag on a line with what follows it
@@ -52,7 +51,7 @@ def _variables(context: Context) -> Iterator[str]:
     planned |= {each.name: str(each.value) for each in (*fsdp_config.environment(context), *of_xla)}
     own = {name: str(value) for name, value in context.recipe.env.items()}
     for name, value in ({name: each for name, each in planned.items() if name not in own} | own).items():
-        yield f"{name}={shlex.quote(value) if value else ''}"
+        yield f"{name}={script_word(value) if value else ''}"
 
 
 def _devices(context: Context) -> Iterator[tuple[str, str]]:

@@ -211,6 +211,7 @@ FIELDS: tuple[Argument, ...] = (
     _eval_format("bf16"),
     _eval_format("fp16"),
     plain("fsdp", "strategy.kind", encode=fsdp_config.encode_switch, needed=fsdp_config.is_chosen, owned="plan"),
+    plain("ddp_timeout", "hang.collective_seconds", 1800),
     switch("ddp_find_unused_parameters", "strategy.find_unused_parameters", None),
     plain(
         "ddp_bucket_cap_mb",

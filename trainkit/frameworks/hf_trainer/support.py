@@ -77,6 +77,7 @@ REACH: Table = {
         if not any(key == top or key.startswith(f"{top}.") for top in LAUNCHED)
     },
     "strategy.bucket_mb": Reach(f"--ddp_bucket_cap_mb, {DEEPSPEED}"),
+    "hang.collective_seconds": Reach("--ddp_timeout"),
 }
 
 # Fields that name files of the plan's: the file, and how to have the user's own taken over.

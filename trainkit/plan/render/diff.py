@@ -60,7 +60,7 @@ def _values(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str
 
 
 def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) and value.isprintable() else json.dumps(value, ensure_ascii=False)
 
 
 def _sequence(before: list[str], after: list[str]) -> Iterator[str]:

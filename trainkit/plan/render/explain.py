@@ -53,7 +53,9 @@ def render(query: str, resolved: Resolved, planned: Planned) -> str:
 
     Raises UsageError with suggestions when it is neither.
     """
-    settings = leaves(resolved.recipe.model_dump(mode="json", by_alias=True), whole=schema().settings)
+    settings = leaves(
+        resolved.recipe.model_dump(mode="json", by_alias=True), whole={*schema().settings, *resolved.history}
+    )
     keys = [key for key in dict.fromkeys((*settings, *resolved.history)) if lies_in(key, (query,))]
     if keys:
         return "".join(f"{line}\n" for key in keys for line in _history(key, resolved, settings, planned.plan))
@@ -63,7 +65,7 @@ def render(query: str, resolved: Resolved, planned: Planned) -> str:
         if rule := planned.provenance.rules.get(part):
             lines.append(f"  because: {rule}")
         for key in planned.provenance.parts.get(part, ()):
-            origin = resolved.given(key)
+            origin = resolved.given(key) or resolved.places.get(key)  # of what a list holds, the place alone is known
             value = f" = {_shown(settings[key])}" if key in settings else ""
             lines.append(f"  from {key}{value}   {origin.place if origin else 'default'}")
     if lines:
@@ -88,7 +90,7 @@ def _history(key: str, resolved: Resolved, settings: Mapping[str, Any], plan: Pl
         yield "  the default: no layer in force gives it"
     for position, entry in enumerate(reversed(entries)):
         wins = position == 0 and not entry.dropped
-        note = f" ({entry.note})" if entry.note else ""
+        note = f" ({' '.join(entry.note.splitlines())})" if entry.note else ""
         yield f"  {'given by' if wins else 'beaten: ' + _shown(entry.value) + ' of'} {_place(entry)}{note}"
     if key in DECIDED_BY_THE_PLAN and (decided := DECIDED_BY_THE_PLAN[key](plan)) != settings[key]:
         yield "  the plan leaves it to the script" if decided == OPEN else f"  the plan makes it {_shown(decided)}"

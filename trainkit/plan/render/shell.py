@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from trainkit.plan.model import Plan, PlannedFile, Text, Variable
-from trainkit.text import counted
+from trainkit.text import counted, script_word, shown_word
 
 WIDTH = 100
 # The script keeps run-time values in lower-case variables of its own: the plan may unset MASTER_ADDR and the like.
@@ -26,7 +26,7 @@ FREE_PORT = "import socket; s = socket.socket(); s.bind(('127.0.0.1', 0)); print
 
 
 def render(plan: Plan, recipe_yaml: str | None = None) -> str:
-    """The script. recipe_yaml: the resolved recipe, written to the file that TRAINKIT_RECIPE names.
+    """The script. recipe_yaml: the resolved recipe, from which the run goes on.
 
     Programs start as the bare command: no wrapper, so no logs by rank, exit records or grace time of trainkit's.
     """
@@ -35,7 +35,7 @@ def render(plan: Plan, recipe_yaml: str | None = None) -> str:
         f': "${{{name}:?the recipe takes it from the environment (env_from)}}"\nexport {name}'
         for name in plan.environment.take
     )
-    exported = (f"export {name}={quoted(value, _reference)}" for name, value in plan.environment.set)
+    exported = (f"export {name}={_quoted(value)}" for name, value in plan.environment.set)
     files = _files((*recipe, *plan.files))
     resume, handed = _resume(plan, recipe_yaml), _handed_in(plan)
     parts = (_head(plan), _run_time(plan), taken, _unset(plan), exported, handed, files, resume, _commands(plan))
@@ -61,7 +61,7 @@ def _run_time(plan: Plan) -> Iterator[str]:
     run_id = "-$(date +%Y%m%d-%H%M%S)-$$" if one_node else "?one name for this run on all nodes"
     yield f"run_id=${{RUN_ID:{run_id}}}"
     yield "run_dir=${RUN_DIR:-}"
-    yield f'[ -n "$run_dir" ] || run_dir={shlex.quote(f"{plan.output_root}/{plan.name}")}/$run_id'
+    yield f'[ -n "$run_dir" ] || run_dir={script_word(f"{plan.output_root}/{plan.name}")}/$run_id'
     yield 'mkdir -p "$run_dir/attempts/1"'
     yield 'run_dir=$(CDPATH="" cd -- "$run_dir" && pwd)'
     yield "attempt_dir=$run_dir/attempts/1"
@@ -78,7 +78,7 @@ def _run_time(plan: Plan) -> Iterator[str]:
     texts = (*plan.commands[0].bare, *(value for _, value in plan.environment.set))
     # Free when asked for; another program may still take it before the launcher does.
     if one_node and any(Variable.PORT in text.parts for text in texts):
-        python = "python3" if plan.container else quoted(plan.commands[0].program[0], _reference)
+        python = "python3" if plan.container else _quoted(plan.commands[0].program[0])
         yield f"port=${{PORT:-$({python} -c {shlex.quote(FREE_PORT)})}}"
 
 
@@ -117,9 +117,11 @@ def _unset(plan: Plan) -> Iterator[str]:
 
 def _files(files: tuple[PlannedFile, ...]) -> Iterator[str]:
     for file in files:
-        target = f'"$run_dir"/{shlex.quote(file.path)}'
-        if not file.content.endswith("\n"):  # a here-document would add a line end
-            yield f"printf %s {shlex.quote(file.content)} > {target}"
+        target = f'"$run_dir"/{script_word(file.path)}'
+        word = script_word(file.content)
+        # A here-document would add a line end, and show a terminal what it obeys.
+        if not file.content.endswith("\n") or word != shlex.quote(file.content):
+            yield f"printf %s {word} > {target}"
             continue
         end = "END_OF_FILE"
         while end in file.content.splitlines():
@@ -132,7 +134,7 @@ def _resume(plan: Plan, recipe_yaml: str | None) -> Iterator[str]:
     """The checkpoint, chosen when the script runs: by then there may be a newer one."""
     if recipe_yaml is None or not any(Variable.RESUME in word.parts for word in plan.commands[0].argv):
         return
-    python = quoted(plan.commands[0].wrapper[0], _reference)
+    python = _quoted(plan.commands[0].wrapper[0])
     yield "# The checkpoint to go on from, as checkpoint.resume says; RESUME names another, and empty is none."
     yield f'resume=${{RESUME-$({python} -P -m trainkit job resume "$run_dir/recipe.yaml")}}'
 
@@ -140,24 +142,25 @@ def _resume(plan: Plan, recipe_yaml: str | None) -> Iterator[str]:
 def _commands(plan: Plan) -> Iterator[str]:
     for item in plan.preparations:
         yield f"# Before the ranks start: {item.title}."
-        yield from lines((quoted(word, _reference) for word in item.argv), WIDTH, "    ")
+        yield from lines((_quoted(word) for word in item.argv), WIDTH, "    ")
     # Node groups differ only in number so far; the first one's command is that of every node.
     yield from lines(("exec", *map(_word, plan.commands[0].bare)), WIDTH, "    ")
 
 
 def _word(word: Text) -> str:
     """One word of the command; that of the checkpoint is left out where there is none."""
-    shown = quoted(word, _reference)
+    shown = _quoted(word)
     return f"${{resume:+{shown}}}" if Variable.RESUME in word.parts else shown
 
 
-def _reference(variable: Variable) -> str:
-    return f'"${variable.value}"'
+def quoted(word: Text) -> str:
+    """One word for people, quoted where a shell needs it."""
+    return "".join(shown_word(part) if isinstance(part, str) else f"<{part.value}>" for part in word.parts) or "''"
 
 
-def quoted(word: Text, write: Callable[[Variable], str] = lambda variable: f"<{variable.value}>") -> str:
-    """One word as a shell would read it, literal parts quoted where needed. write: a variable; default: for people."""
-    return "".join(shlex.quote(part) if isinstance(part, str) else write(part) for part in word.parts) or "''"
+def _quoted(word: Text) -> str:
+    """One word of the script, with the variables that it keeps run-time values in."""
+    return "".join(script_word(part) if isinstance(part, str) else f'"${part.value}"' for part in word.parts) or "''"
 
 
 def lines(words: Iterable[str], width: int, indent: str = "") -> Iterator[str]:

@@ -10,7 +10,7 @@ from trainkit.errors import Diagnostic, Origin
 from trainkit.recipe.layers.layer import ARGUMENTS, VERBATIM, Layer, normalise
 from trainkit.recipe.schema.fields import open_keys, schema, split_key
 from trainkit.recipe.validation.type_errors import accepts, takes_text_only
-from trainkit.recipe.yaml.reader import Dialect, compose
+from trainkit.recipe.yaml.reader import MAX_DEPTH, Dialect, compose
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,9 @@ class Assignment:
 
 def read_value(key: str, text: str, origin: Origin) -> tuple[Any, list[Diagnostic]]:
     """The value that a text means for a key: YAML, but a setting that takes any text takes this one as it is."""
+    if len(split_key(key)) > MAX_DEPTH:
+        what, hint = f"{key[:80]!r} is nested more than {MAX_DEPTH} deep", "a recipe is a few levels deep"
+        return None, [Diagnostic("error", what, origin=origin, hint=hint)]
     setting = schema().setting(key)
     if setting is not None and takes_text_only(setting):
         return _as_text(text, nullable=accepts(setting.annotation, type(None))), []

@@ -9,7 +9,7 @@ from typing import Any
 from trainkit.errors import Diagnostic
 from trainkit.recipe.layers.layer import place_of
 from trainkit.recipe.layers.merge import Merge, value_at
-from trainkit.recipe.layers.secrets import is_secret_name, public_names
+from trainkit.recipe.layers.secrets import is_secret_name, public_names, why_secret
 
 KEYS = ("env", "program.args")
 REFERENCE = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_]\w*)\s*(?:,([^{}]*))?\}")
@@ -44,8 +44,9 @@ def _filled(
         return value, []
     problems = []
     for name, default in dict.fromkeys((match[1], match[2]) for match in REFERENCE.finditer(value)):
-        if is_secret_name(name) and name not in public:
-            what = f"{key}: would put the value of {name} into the recipe, and the name says it is a secret"
+        by = "name" if is_secret_name(name) else why_secret(name, environ.get(name, default))
+        if by and name not in public:
+            what = f"{key}: would put the value of {name} into the recipe, and it is a secret by its {by}"
             hint = f"list {name} under env_from; the ranks then find it there; where it is none, under program.public"
         elif name not in environ and default is None:
             what = f"{key}: reads the environment variable {name}, which is not set"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import posixpath
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -147,6 +148,8 @@ class Sources:
             what, hint = f"{shown} may not be read", "check the file's permissions"
         except OSError as error:
             what, hint = f"{shown} cannot be read: {error.strerror or error}", "check the path"
+            if error.errno == errno.ENXIO:  # a device, a pipe, a socket
+                hint = "name a regular file; what a pipe gives has to be saved in one first"
         self.incomplete = True
         self.errors.append(Diagnostic("error", what, "", named, hint=hint))
         return None

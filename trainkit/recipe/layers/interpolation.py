@@ -13,7 +13,7 @@ from trainkit.recipe.layers.environment_references import fill_references
 from trainkit.recipe.layers.layer import place_of
 from trainkit.recipe.layers.merge import Merge, value_at
 from trainkit.recipe.layers.paths import PATHS
-from trainkit.recipe.layers.secrets import is_secret_name
+from trainkit.recipe.layers.secrets import is_secret_name, why_secret
 from trainkit.recipe.resolved import Entry
 from trainkit.recipe.schema.fields import open_keys, schema
 from trainkit.recipe.validation.suggestions import nearest
@@ -202,11 +202,11 @@ class _Session:
             _set(self.config, path, _MISSING)
 
     def _settle(self, path: Path, expression: str, value: Any) -> list[Diagnostic]:
-        secret = [name for name in self.asked if is_secret_name(name)]
-        if secret:
-            _set(self.config, path, "")
-            what = f"would put the value of {secret[0]} into the recipe, and the name says it is a secret"
-            return [self._error(path, what, f"list {secret[0]} under env_from; the ranks then find it there")]
+        for name in self.asked:
+            if by := "name" if is_secret_name(name) else why_secret(name, self.environ.get(name)):
+                _set(self.config, path, "")
+                what = f"would put the value of {name} into the recipe, and it is a secret by its {by}"
+                return [self._error(path, what, f"list {name} under env_from; the ranks then find it there")]
         if isinstance(value, str) and len(value) > MAX_LENGTH:
             raise ValueError(f"the value grows to {len(value):,} characters")
         if isinstance(value, Mapping) and _dotted(path) in schema().sections:

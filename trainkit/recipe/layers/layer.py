@@ -7,7 +7,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainkit.errors import Diagnostic, Origin, Severity
-from trainkit.recipe.layers.secrets import MASK, is_secret, is_secret_name, mask_line, secret_arguments
+from trainkit.recipe.layers.secrets import (
+    MASK,
+    Held,
+    is_secret_name,
+    mask_line,
+    mask_private_keys,
+    secret_arguments,
+    why_secret,
+)
 from trainkit.recipe.schema.fields import open_keys, schema, short_forms
 from trainkit.recipe.yaml.reader import Dialect, Document, compose_bytes, printable
 from trainkit.recipe.yaml.syntax import Mark, Problem
@@ -81,8 +89,8 @@ class Page:
 
 def page(name: str, strength: int, source: str, document: Document) -> Page:
     """The page of a document: its lines without secret values, nothing unprintable and no endless line."""
-    lines = [mask_line(line) if len(line) < 2000 else line for line in document.lines]
-    for key in secret_keys(document.tree):
+    lines = [mask_line(line[:2000]) for line in mask_private_keys("\n".join(document.lines)).split("\n")]
+    for key, _ in secret_keys(document.tree):
         mark = document.values.get(key)
         if mark is None or mark.line > len(lines):
             continue
@@ -103,27 +111,39 @@ def file_layer(page: Page, base: str, document: Document) -> Layer:
     """The layer that a file makes."""
     values = {key: page.at(mark) for key, mark in document.values.items() if key}
     # The caret under a secret is as long as its mask, so that it does not show the secret's length.
-    values |= {key: replace(values[key], length=len(MASK)) for key in secret_keys(document.tree) if key in values}
+    values |= {key: replace(values[key], length=len(MASK)) for key, _ in secret_keys(document.tree) if key in values}
     keys = {key: page.at(mark) for key, mark in document.keys.items()}
     tree = {key: value for key, value in document.tree.items() if key not in _NO_SETTINGS}
     return Layer(page.name, page.strength, base, normalise(tree, values), values, keys)
 
 
-def secret_keys(tree: object, prefix: str = "") -> Iterator[str]:
-    """Keys of values that are secrets: scalars and lists under a name that says so, and words of argument lists."""
+def secret_keys(tree: object, prefix: str = "") -> Iterator[tuple[str, Held]]:
+    """Keys of values that are secrets: scalars and elements of lists, by the names above them or by themselves.
+
+    And names that hold one, and the `value` beside a `name` that says so, as Kubernetes writes variables.
+    """
     if not isinstance(tree, Mapping):
         return
+    if why_secret(str(tree.get("name")), tree.get("value")) == "name":
+        yield f"{prefix}value", Held(str(tree["name"]), "name")
     for raw, value in tree.items():
         name = raw.rstrip("+!")
         key = f"{prefix}{name}"
+        if why_secret("", name):
+            yield key, Held("", "value")
         if isinstance(value, Mapping):
             yield from secret_keys(value, f"{key}.")
         elif isinstance(value, list):
-            of_name = [position for position, each in enumerate(value) if is_secret(name, each)]
-            yield from (f"{key}.{position}" for position in sorted({*of_name, *secret_arguments(value)}))
+            found = {position: Held(name, by) for position, each in enumerate(value) if (by := why_secret(name, each))}
+            found |= secret_arguments(value)
+            yield from ((f"{key}.{position}", held) for position, held in sorted(found.items()))
+            for position, each in enumerate(value):
+                yield from secret_keys(each, f"{key}.{position}.")
+        elif by := why_secret(name, value):
+            yield key, Held(name, by)
         # A variable is for a tool, and may be a credential whatever it looks like.
-        elif is_secret(name, value) or (prefix == "env." and is_secret_name(name) and is_secret("secret", value)):
-            yield key
+        elif prefix == "env." and is_secret_name(name) and why_secret("secret", value):
+            yield key, Held(name, "name")
 
 
 def normalise(tree: Mapping[str, Any], values: dict[str, Origin]) -> dict[str, Any]:

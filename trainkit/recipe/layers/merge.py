@@ -9,7 +9,7 @@ from typing import Any
 
 from trainkit.errors import Diagnostic, Origin
 from trainkit.recipe.layers.layer import Layer
-from trainkit.recipe.layers.secrets import is_secret, mask
+from trainkit.recipe.layers.secrets import mask, why_secret
 from trainkit.recipe.resolved import Entry
 from trainkit.recipe.schema.fields import open_keys, tagged_sections
 
@@ -144,4 +144,4 @@ def _origin(layer: Layer, key: str) -> Origin:
 
 
 def _shown(key: str, value: Any) -> Any:
-    return mask(value) if isinstance(value, (str, int)) and is_secret(key.rpartition(".")[2], value) else value
+    return mask(value) if isinstance(value, (str, int)) and why_secret(key.rpartition(".")[2], value) else value

@@ -1,10 +1,11 @@
-"""Which values are secrets by their names and looks, and how a value or a line of text is shown without them."""
+"""Which values are secrets, by their names or by themselves, and how values and lines are shown without them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from typing import Literal, NamedTuple
 
 MASK = "***"  # the same for every value, so that not even a length is shown
 
@@ -36,10 +37,44 @@ _OWNERS = _set(
     "api auth access hf hub huggingface wandb github gitlab openai anthropic aws azure google gcp comet mlflow neptune "
     "kaggle slack telegram session refresh private signing encryption bearer service deploy"
 )
+# `PGPASSWORD`, `DB_PASS`, `vaultpass`, `PASS_PHRASE`, but not `forward_pass`; `COMPASS` and `PASSES` are other words.
+_PASSWORDS = ("password", "passwords", "passwd", "passphrase", "passphrases", "passcode", "passcodes")
+_PASS_ENDS = _set("phrase code word wd")
+_PASSES = _set(
+    "forward backward first second last one two single multi low high band all by full per num n max min train eval"
+    " com encom tres sur over under re sub render get surrogate"
+)
 _SWITCHES = _set("true false yes no on off none null auto")
 _NUMBER = re.compile(r"[+-]?\d{1,9}(\.\d{0,9})?([eE][+-]?\d{1,3})?")
 # A word, or an entry of a vocabulary (`<cat-toy>`, `[MASK]`).
 _PLAIN_WORD = re.compile(r"(?=.{1,16}$)[A-Za-z]?[a-z]*([_.-][a-z]+)*|(<[\w|/-]{1,24}>[+,]?)+|\[[A-Z]{1,12}\]")
+# Tokens by their beginning and length, as the services make them and secret scanners know them, and keys in PEM.
+_TOKENS = (
+    "hf_[A-Za-z0-9]{34}", "gh[opsur]_[A-Za-z0-9]{36}", r"github_pat_\w{50,}", r"glpat-[\w-]{20,}",
+    "sk-[A-Za-z0-9]{20,}", r"sk-(?:proj|svcacct|admin|ant|or)-[\w-]{20,}", "[sr]k_live_[A-Za-z0-9]{20,}",
+    "A[KS]IA[A-Z0-9]{16}", r"AIza[\w-]{35}", r"xox[abeoprs]-[\w-]{10,}", "npm_[A-Za-z0-9]{36}", r"pypi-[\w-]{50,}",
+    r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----(?s:.*)",
+)  # fmt: skip
+_KEY = re.compile(
+    r"(-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----)((?:(?!(?:\n[^\w\n]{0,80})?-----END|\n@@ |\ndiff --git ).)*)", re.DOTALL
+)
+# What stands for a value: `$PW`, `$db_pw`, `${PW}`, `$(cat pw)`, `<password>`, `{pw}`, `%s`, `***`; not `$Geheim7`.
+_STANDS_FOR = (
+    r"(?:\$(?:[A-Z_][A-Z0-9_]*|\d|[a-z]+(?:_[a-z0-9]+|[A-Z][a-z]+)*)(?!\w)|\$\{(?:[^{}]|\{[^{}]*\})*\}|\$\([^()]*\)"
+    r"|<[^<>]*>|\{+[^{}]*\}+|%s|%\(\w+\)s|%\w+%|\*{3}|\.{3}|…)"
+)
+_ENDS = r"(?:[/\s?#,;&|)\]}>]|$)"
+# A password in a URL, or in a path that one became (`https:/u:…`). It may hold `/` and blanks; a port is none.
+_BY_VALUE = re.compile(
+    r"""(?:(?<=://)|(?<=[a-z]{2}:/))(?P<user>[^\s/@:"'\[?#]*:)"""
+    rf"(?!\s|\d{{1,5}}{_ENDS}|{_STANDS_FOR}+(?:@|{_ENDS}))"
+    r"""(?:(?:(?!:/)[^\s"'])+(?=@)|(?:(?!:/)[^"'\n])+?(?=@[\w.\[]))"""
+    rf"|(?<![A-Za-z0-9])(?:{'|'.join(_TOKENS)})(?![A-Za-z0-9])"
+)
+# `user:password@registry/image`; `name:tag@sha256:…` is none.
+_LOGIN = re.compile(
+    rf"""(?<![\w@:/.$-])(?P<user>[\w.-]+:)(?!{_STANDS_FOR}+@)[^\s/@:"'}}]+(?=@(?!sha\d)[\w.-]+(?::\d+)?/)"""
+)
 _WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
 # A name is the whole of a run of name characters behind what cannot begin it. The lookbehind and the possessive
 # quantifiers keep the search from trying every shorter name in a long word, which would take quadratic time.
@@ -47,7 +82,70 @@ _ASSIGNED = re.compile(
     r"""(?<![\w.\-])(?:(?![A-Za-z0-9_])[\w.\-])*+(?P<name>[A-Za-z0-9_][\w.\-]*+)"""
     r"""(?P<between>["']?\s*[+!]?(?:[:=]|\s(?=\S))\s*)"""
 )
+# `NAME=value` inside of a value: a word for a shell, a part of a URL's query. Code (`key=len(x)`) and paths are none.
+_SET = re.compile(r"(?<![\w.\-])(?:(?![A-Za-z0-9_])[\w.\-])*+(?P<name>[A-Za-z0-9_][\w.\-]*+)=")
+_SET_TO = re.compile(
+    rf"""(?!\\?["']?(?:{_STANDS_FOR}(?!\w)|\$[({{]|`|[A-Za-z_][\w.]*[(\[]))("[^"]*"?|'[^']*'?|[^\s"']+)"""
+)
+_VARIABLE = re.compile(r"[A-Za-z_]{1,24}(\.[A-Za-z_]{1,24})*")
+_PATH = re.compile(r"(?:~|\.{0,2})/[\w./-]*")
+# `{name: DB_PASS, value: …}`, as Kubernetes writes variables.
+_FLAT = re.compile(r"\{[^{}]*\}")
+_NAMED = re.compile(r"""(?<![\w.\-])name\\?["']?\s*:\s*\\?["']?([\w.\-]+)""")
+_VALUED = re.compile(r"""((?<![\w.\-])value\\?["']?\s*:\s*)("(?:[^"\\]|\\.)*"?|'[^']*'?|[^,}]+)""")
 _VALUE = re.compile(r"""\s*("(?:[^"\\]|\\.)*"?|'[^']*'?|[^\s,}\]]+)""")
+
+
+class Held(NamedTuple):
+    """What holds a secret: the name of a variable, flag or setting (empty for a word alone), and what tells it."""
+
+    name: str
+    by: Literal["", "name", "value"]
+
+
+def mask_values(text: str) -> str:
+    """The text without what is a secret whatever its name: passwords in URLs, tokens of services, private keys."""
+    return _LOGIN.sub(rf"\g<user>{MASK}", _mask_values(text))
+
+
+def _mask_values(text: str) -> str:
+    text = _BY_VALUE.sub(lambda match: f"{match['user'] or ''}{MASK}", text)
+    shown, position = [], 0
+    for match, end in _set_secrets(text):
+        shown += [text[position : match.end()], MASK]
+        position = end
+    return "".join([*shown, text[position:]])
+
+
+def _set_secrets(text: str) -> Iterator[tuple[re.Match[str], int]]:
+    """Where the text gives a value to the name of a secret (`DB_PASS=…`), each with the end of the value."""
+    position = 0
+    for match in _SET.finditer(text):
+        name = match["name"].rpartition(".")[2]
+        if match.start() < position or not is_secret_name(name):
+            continue
+        value = _SET_TO.match(text, match.end())
+        if value and _is_set(name, value[1].strip("\"'\\")):
+            position = value.end()
+            yield match, position
+
+
+def _is_set(name: str, value: str) -> bool:
+    """Whether a value that stands in the midst of others is a secret: `key=value` and `ssh-key=~/.ssh/id` are none."""
+    if not _is_secret_by_name(name, value):
+        return False
+    words = [word.lower() for word in _WORDS.findall(name)]
+    if _says_password(words):
+        return True
+    if any(word in _OWNERS for word in words):
+        return _PATH.fullmatch(value) is None
+    harmless = (_NUMBER, _PLAIN_WORD, _PATH, _VARIABLE)
+    return words[-1] not in ("key", "keys") and not any(each.fullmatch(value.rstrip(",;)]}")) for each in harmless)
+
+
+def mask_private_keys(text: str) -> str:
+    """The text without the bodies of private keys, as many lines as before. A hunk of a diff may lack their ends."""
+    return _KEY.sub(lambda match: match[1] + re.sub(r"(?<=\n)([-+ ]?)[^\n]+", rf"\1{MASK}", match[2]), text)
 
 
 def public_names(listed: object) -> tuple[str, ...]:
@@ -67,13 +165,33 @@ def is_secret_name(name: str) -> bool:
         words.pop()
     if not words or words[-1] in _POINTERS:
         return False
-    if any(word in _STRONG for word in words):
+    if _says_password(words):
         return True
     return words[-1] in _WEAK and words[0] not in _COUNTS and not (len(words) > 1 and words[-2] in _HARMLESS)
 
 
-def is_secret(name: str, value: object) -> bool:
-    """Whether a value under a name is a secret: never a switch, and for names that say little no number or plain word.
+def _says_password(words: Sequence[str]) -> bool:
+    """Whether a name's words say that its value is a secret whatever it is."""
+    if any(word in _STRONG or word.endswith(_PASSWORDS) for word in words):
+        return True
+    named = [word for word in words if not word.isdigit() and word not in _TRAILING]
+    if len(named) > 1 and named[-1] in _PASS_ENDS:
+        named.pop()
+    if not named or not named[-1].endswith("pass"):
+        return False
+    return named[-1].removesuffix("pass") not in _PASSES and (len(named) == 1 or named[-2] not in _PASSES)
+
+
+def why_secret(name: str, value: object) -> Literal["", "name", "value"]:
+    """What tells that a value under a name is a secret; empty where it is none."""
+    if _is_secret_by_name(name, value):
+        return "name"
+    known = mask_values if name == "image" else _mask_values
+    return "value" if isinstance(value, str) and known(value) != value else ""
+
+
+def _is_secret_by_name(name: str, value: object) -> bool:
+    """Never a switch, and for names that say little no number or plain word.
 
     A password or a bare ``--token`` may be anything, and so may a service's key; ``--sort_by_key name`` and
     ``--token_type_key 3`` are none.
@@ -82,7 +200,7 @@ def is_secret(name: str, value: object) -> bool:
     if value is None or text == "" or text.lower() in _SWITCHES or not is_secret_name(name):
         return False
     words = [word.lower() for word in _WORDS.findall(name)]
-    if len(words) == 1 or any(word in _STRONG or word in _OWNERS for word in words):
+    if len(words) == 1 or _says_password(words) or any(word in _OWNERS for word in words):
         return True
     return not (_NUMBER.fullmatch(text) or _PLAIN_WORD.fullmatch(text))
 
@@ -93,8 +211,9 @@ def mask(value: object) -> str:
 
 
 def mask_line(line: str) -> str:
-    """The line with the values of secret names replaced (``HF_TOKEN: abc``, ``--api-key=abc``, ``TOKEN=abc``)."""
+    """The line without secrets by value, and without the values of secret names (``HF_TOKEN: abc``, ``TOKEN=abc``)."""
     shown, position = [], 0
+    line = _FLAT.sub(_mask_pair, mask_values(line))
     bracketed = "{" in line or "[" in line
     for match in _ASSIGNED.finditer(line):
         if match.start("name") < position or not _assigns_secret(match, line):
@@ -109,6 +228,11 @@ def mask_line(line: str) -> str:
     return "".join([*shown, line[position:]])
 
 
+def _mask_pair(match: re.Match[str]) -> str:
+    name = _NAMED.search(match[0])
+    return _VALUED.sub(rf"\1{MASK}", match[0]) if name and is_secret_name(name[1]) else match[0]
+
+
 def _assigns_secret(match: re.Match[str], line: str) -> bool:
     """A name and a blank alone assign only behind dashes: `--token abc` does, `the token abc` does not."""
     name = match["name"]
@@ -121,27 +245,32 @@ def _assigns_secret(match: re.Match[str], line: str) -> bool:
 def _is_harmless(name: str, value: re.Match[str], line: str) -> bool:
     """Whether a whole value is no secret; of an unquoted text the line may show only the first word."""
     ends = re.match(r"\s*($|[,}\]]|-)", line[value.end() : value.end() + 80]) is not None
-    return ends and not is_secret(name.rpartition(".")[2] or name, value[1].strip("\"'"))
+    return ends and not why_secret(name.rpartition(".")[2] or name, value[1].strip("\"'"))
 
 
 def mask_words(words: Sequence[str]) -> list[str]:
     """The words of a command line without secret values (``--token abc``, ``--api-key=abc``, ``env.HF_TOKEN=abc``)."""
-    secret = set(secret_arguments(words))
+    secret = {position for position, held in secret_arguments(words).items() if held.by == "name"}
     return [
         MASK if position in secret and not word.startswith("-") else mask_line(word)
         for position, word in enumerate(words)
     ]
 
 
-def secret_arguments(arguments: Sequence[object]) -> list[int]:
-    """Positions of words in an argument list that hold a secret (``--token=abc``, or ``abc`` behind ``--token``)."""
-    found = []
+def secret_arguments(arguments: Sequence[object]) -> dict[int, Held]:
+    """Words of an argument list that hold a secret (``--token=abc``, or ``abc`` behind ``--token``), by position."""
+    found: dict[int, Held] = {}
+    flag = ""
     for position, word in enumerate(arguments):
-        if not isinstance(word, str) or not word.startswith("-"):
-            continue
-        name, equals, value = word.lstrip("-").partition("=")
-        if equals:
-            found += [position] if is_secret(name, value) else []
-        elif position + 1 < len(arguments) and is_secret(name, behind := str(arguments[position + 1])):
-            found += [] if behind.startswith("-") else [position + 1]
+        name, value, flag = flag, word, ""
+        if isinstance(word, str) and word.startswith("-"):
+            name, equals, behind = word.lstrip("-").partition("=")
+            value, flag = (behind, "") if equals else ("", name)
+        if by := why_secret(name, value):
+            found[position] = Held(name or _name_in(str(word)), by)
     return found
+
+
+def _name_in(word: str) -> str:
+    """The name of the secret that a word gives a value to; empty for one that is known by itself."""
+    return next((match["name"] for match, _ in _set_secrets(word)), "")

@@ -60,7 +60,9 @@ class Recipe(Section):
     logging: Logging = section(Logging, "What is logged, by which rank, and how often.")
     profile: Profile = section(Profile, "Where the time of a step goes.")
     sample: Sample = section(Sample, "Text generated at the end of a run.")
-    env: dict[str, str | int] = setting({}, "Environment variables for the ranks, as literal values; never secrets.")
+    env: dict[str, str | int] = setting(
+        {}, "Environment variables for the ranks, as literal values; never secrets.", lines=True
+    )
     env_from: list[str] = setting([], "Environment variables taken from the caller's environment by name.")
     cluster: Cluster = section(NoCluster, "Who gives the machines, and on what terms.")
     output: Output = section(Output, "Where runs leave their files.")

@@ -48,6 +48,7 @@ def setting(
     unit: str = "",
     flag: str = "",
     file: bool = False,
+    lines: bool = False,
     alias: str | None = None,
     **constraints: Any,
 ) -> Any:
@@ -56,9 +57,11 @@ def setting(
     unit: of the value, shown in help and reference text.
     flag: the command-line name that HF users know (a ``TrainingArguments`` field), without dashes.
     file: the value names a file whose content the plan depends on; the resolver reads it and hands it on.
+    lines: its texts may have several lines, tabs and the like; those of other settings hold no control character.
     constraints: pydantic's (``ge``, ``le``, ``pattern``, ``min_length``, …).
     """
-    extra: JsonDict = {name: value for name, value in (("unit", unit), ("flag", flag), ("file", file)) if value}
+    named = (("unit", unit), ("flag", flag), ("file", file), ("lines", lines))
+    extra: JsonDict = {name: value for name, value in named if value}
     if constraints.keys() & {"ge", "gt"} and not constraints.keys() & {"le", "lt"}:
         constraints["le"] = MOST
     return Field(default, description=description, alias=alias, json_schema_extra=extra or None, **constraints)

@@ -1,6 +1,6 @@
 """The cluster section: a tagged union on `kind`, one class for each way to get machines."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -47,7 +47,11 @@ class Ran(Section):
     python: str | None = setting(
         None, "The interpreter on the nodes that has trainkit; left out, the one that submits, by its path."
     )
-    setup: Words = setting([], "Lines of shell that each job runs first, as `module load cuda/12.8`.")
+    setup: Words = setting(
+        [],
+        "Lines of Bash that each job runs first, as `module load cuda/12.8`. One that fails or ends the shell "
+        "ends the job, by name; `|| true` lets it fail.",
+    )
     start_seconds: int = setting(
         600, "How long nodes wait for one another; who is missing then is named.", unit="seconds", ge=5, le=86_400
     )
@@ -120,6 +124,11 @@ class Kubernetes(Section):
         None, "Secret of the namespace that has the variables of env_from, each by its name.", pattern=_LABEL
     )
     gpu_resource: str = setting("nvidia.com/gpu", "Name of the resource that cards are.", pattern=_RESOURCE)
+    pod: dict[str, Any] = setting(
+        {},
+        "What the template of the pods has besides, as Kubernetes writes it: `metadata` (labels, annotations) and "
+        "`spec`, whose one container is trainkit's. Mappings are merged, lists are appended.",
+    )
     cpus_per_node: Annotated[int, Field(ge=1, le=4096)] | None = setting(
         None, "Processors of each pod; left out, what the namespace gives by default."
     )

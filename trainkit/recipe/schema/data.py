@@ -150,7 +150,10 @@ class _Rows(_Loaded):
         min_length=1,
     )
     prompt_prefix: str | None = setting(
-        None, "What goes before each prompt, and before sample.prompt (`summarize: `, as t5 was trained).", min_length=1
+        None,
+        "What goes before each prompt, and before sample.prompt (`summarize: `, as t5 was trained).",
+        lines=True,
+        min_length=1,
     )
     target_length: Count | None = setting(None, _TARGET_LENGTH, unit="tokens")
     padding: Literal["longest", "max_length"] = setting(
@@ -304,7 +307,7 @@ class TargetData(_Loaded):
         "What makes the data set, `pkg.mod:name`, called with `args`: something with `len()` and samples by number, or "
         "a pair of them, for training and for validation.",
     )
-    args: dict[str, Scalar | list[Scalar]] = setting({}, "Arguments of the target, by name.")
+    args: dict[str, Scalar | list[Scalar]] = setting({}, "Arguments of the target, by name.", lines=True)
     collate: ImportPath | None = setting(
         None,
         "What makes a batch, a mapping of tensors by the names of the model's arguments, out of a list of samples, "

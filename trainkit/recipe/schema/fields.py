@@ -29,6 +29,7 @@ class Setting:
     unit: str = ""
     flag: str = ""
     file: bool = False
+    lines: bool = False
     variant: str = ""
     open: bool = False
 
@@ -147,6 +148,7 @@ def _walk(
                 unit=str(extra.get("unit", "")),
                 flag=str(extra.get("flag", "")),
                 file=bool(extra.get("file", False)),
+                lines=bool(extra.get("lines", False)),
                 variant=variant,
                 open=any(get_origin(member) is dict for member, _ in members(info.annotation)),
             )

@@ -49,6 +49,7 @@ class Program(Section):
         [],
         "Arguments for the program, passed exactly. A list is passed word for word; in a mapping `key: value` becomes "
         "`--key value`, `true` a bare `--key`, `false` and `null` nothing, a list `--key a b`.",
+        lines=True,
     )
     local_rank: bool = setting(
         False, "Also pass `--local_rank=N` to each rank, for scripts that read it there and not in the environment."
@@ -160,6 +161,14 @@ class Hang(Section):
         "auto",
         "What happens once that is said: `report` goes on waiting, `end` ends the run with exit code 124; `auto` "
         "reports where nothing would start the run again.",
+    )
+    collective_seconds: int = setting(
+        600,
+        "How long a rank may wait for the others in a collective until torch fails it, and with it the run.",
+        unit="seconds",
+        flag="ddp_timeout",
+        ge=1,
+        le=10**9,  # people write 180000000 for "never"
     )
 
 

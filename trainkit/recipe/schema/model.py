@@ -122,7 +122,7 @@ class TargetModel(Section):
         "What makes the model, a torch.nn.Module, `pkg.mod:name`, called with `args`. It is called with the inputs of "
         "a batch by name and returns its loss (alone, first of a tuple or as `loss`), or what train.loss takes.",
     )
-    args: dict[str, Scalar | list[Scalar]] = setting({}, "Arguments of the target, by name.")
+    args: dict[str, Scalar | list[Scalar]] = setting({}, "Arguments of the target, by name.", lines=True)
 
     @model_validator(mode="after")
     def _target_is_named(self) -> Self:

@@ -51,4 +51,5 @@ def _line(setting: Setting) -> str:
     shown = "[]" if default == [] else "{}" if default == {} else scalar(default)
     unit = f" [{setting.unit}]" if setting.unit else ""
     flag = f" Flag `--{setting.flag}`." if setting.flag else ""
-    return f"- `{setting.key}`: {expected(setting)}{unit}; default `{shown}`. {setting.description}{flag}"
+    lines = " Its text may have several lines." if setting.lines else ""
+    return f"- `{setting.key}`: {expected(setting)}{unit}; default `{shown}`. {setting.description}{flag}{lines}"

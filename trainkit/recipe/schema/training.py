@@ -301,6 +301,6 @@ class Profile(Section):
 class Sample(Section):
     """Text generated at the end of a run, to look at."""
 
-    prompt: str = setting("", "Text to continue; empty generates nothing.")
+    prompt: str = setting("", "Text to continue; empty generates nothing.", lines=True)
     tokens: Count = setting(200, "Tokens to generate.", unit="tokens")
     temperature: float = setting(0.8, "Sampling temperature.", gt=0)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from trainkit.errors import Diagnostic
-from trainkit.recipe.layers.layer import Layer, secret_keys
+from trainkit.recipe.layers.layer import ARGUMENTS, Layer, secret_keys
 from trainkit.recipe.layers.merge import Merge, value_at
 from trainkit.recipe.layers.secrets import public_names
 from trainkit.recipe.repository import has_owner, is_on
+from trainkit.recipe.schema.fields import lies_in, schema
 from trainkit.recipe.validation.pairs import TASK, check_pairs, check_written
 from trainkit.recipe.validation.rule_context import Context
 from trainkit.recipe.validation.type_errors import refused
@@ -47,23 +49,41 @@ def _program(context: Context) -> Iterator[Diagnostic]:
         yield context.error("program.module", f"program.module takes a dotted name, and {module} is a path", hint)
 
 
-def _no_text(context: Context) -> Iterator[Diagnostic]:
-    for key, text in _texts(context.tree, ""):
-        shown = key.replace("\0", "?")
-        if "\0" in key or "\0" in text:
+# Control characters: C0, DEL and C1, with the two line ends that Unicode adds.
+_CONTROL = re.compile(r"[\0-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def _characters(context: Context) -> Iterator[Diagnostic]:
+    """What no text of a recipe may hold: it becomes a word, a path, a line of a job script, and is shown."""
+    for key, text, several in _texts(context.tree, "", several=False):
+        shown = _CONTROL.sub("\ufffd", key)
+        found = _CONTROL.search(text)
+        if "\0" in text:
             what = f"{shown} holds a NUL byte, which no path, word or variable of a program can hold"
             yield context.error(key, what, "remove it")
-        elif key not in context.broken and not (is_text(key) and is_text(text)):  # a variable's, or behind `--`
+        elif key in context.broken:
+            continue
+        elif not is_text(text):  # a variable's, or behind `--`
             yield context.error(key, f"the value of {shown} cannot be read: {NO_TEXT}", WRITE_TEXT)
+        elif found and not several:
+            name = "a line end" if found[0] in "\n\r\x85\u2028\u2029" else "a control character"
+            what = f"{shown} holds {name} (U+{ord(found[0]):04X})"
+            yield context.error(key, what, "remove it", why="it is one line, which is written into scripts and shown")
 
 
-def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    """The settings that are texts or lists of them, with all that each says."""
+def _texts(value: Any, key: str, *, several: bool) -> Iterator[tuple[str, str, bool]]:
+    """Every text below a key, names of the user's own too, and whether it may have several lines."""
+    several = several or any(setting.lines for setting in schema().settings.get(key, ()))
     if isinstance(value, Mapping):
         for name, each in value.items():
-            yield from _texts(each, f"{key}.{name}".lstrip("."))
-    else:
-        yield key, "\n".join(each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str))
+            below = f"{key}.{name}".lstrip(".")
+            yield below, name, False
+            yield from _texts(each, below, several=several)
+    elif isinstance(value, list):
+        for position, each in enumerate(value):
+            yield from _texts(each, f"{key}.{position}", several=several)
+    elif isinstance(value, str):
+        yield key, value, several
 
 
 def _lacks_kind(context: Context) -> bool:
@@ -196,29 +216,32 @@ def written_secrets(layers: Sequence[Layer], merged: Merge) -> Iterator[Diagnost
 
 
 def _secrets_of(layer: Layer, harmless: Collection[str]) -> Iterator[Diagnostic]:
-    for section in ("env", "program.args"):
-        below: Any = layer.tree
-        for part in section.split("."):
-            inside = below if isinstance(below, Mapping) else {}
-            below = next((inside[name] for name in (part, f"{part}!", f"{part}+") if name in inside), {})
-        for key in secret_keys({section: below}):
-            name = key.removeprefix(f"{section}.")
-            if isinstance(below, list):
-                position = int(name.partition(".")[0])
-                word = str(below[position])
-                name = (word if word.startswith("-") else str(below[position - 1])).lstrip("-").partition("=")[0]
-                what = f"the value of --{name} in program.args is a secret by its name, written out in the recipe"
-                hint = "hand it on by env_from, from where the program can read it"
-            else:
-                variable = name if section == "env" else name.replace("-", "_").replace(".", "_").upper()
-                what = f"{key} is a secret by its name, written out in the recipe"
-                hint = f"list {variable} under env_from, and export it before the run"
-            if name in harmless:
-                continue
-            hint = f"{hint}; where it is none, list {name} under program.public"
-            yield Diagnostic(
-                "error", what, key, layer.origin(key), "recipes, plans and run directories are kept and shared", hint
-            )
+    for key, held in secret_keys(layer.tree):
+        own = lies_in(key, ("env", ARGUMENTS))
+        paired = key.startswith("cluster.pod.") and key.endswith(".value")  # beside the name of a variable
+        # Settings of trainkit's have no secret names.
+        if held.name in harmless if own else held.by == "name" and not paired:
+            continue
+        what, variable = key, held.name.replace("-", "_").replace(".", "_").upper()
+        hint = f"list {variable} under env_from, and export it before the run"
+        if own and key.rpartition(".")[0] == ARGUMENTS and key.rpartition(".")[2].isdecimal():
+            what = f"the value of --{held.name} in {ARGUMENTS}" if held.by == "name" else f"a word of {ARGUMENTS}"
+            hint = "hand it on by env_from, from where the program can read it"
+        elif paired and held.by == "name":
+            what = f"the value of {held.name} in {key.removesuffix('.value')}"
+            hint = "name a Secret that has it: valueFrom, or env_from and cluster.secret"
+        elif not own or not held.name:
+            hint = "take it out; what asks for it finds it in a variable that env_from lists, or in a file of your own"
+        if own and held.name:
+            hint = f"{hint}; where it is none, list {held.name} under program.public"
+        yield Diagnostic(
+            "error",
+            f"{what} is a secret by its {held.by}, written out in the recipe",
+            key,
+            layer.origin(key),
+            "recipes, plans and run directories are kept and shared",
+            hint,
+        )
 
 
 def _masking(context: Context) -> Iterator[Diagnostic]:
@@ -313,7 +336,7 @@ def _pushing(context: Context) -> Iterator[Diagnostic]:
 
 RULES: tuple[Callable[[Context], Iterator[Diagnostic]], ...] = (
     _program,
-    _no_text,
+    _characters,
     _script,
     _length,
     _warmup,

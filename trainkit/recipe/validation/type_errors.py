@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 import annotated_types
 
 from trainkit.optimizers import OTHER_NAMES
-from trainkit.recipe.layers.secrets import MASK, is_secret_name
+from trainkit.recipe.layers.secrets import MASK, is_secret_name, mask_values
 from trainkit.recipe.schema.base import MOST, Section
 from trainkit.recipe.schema.fields import Setting, members
 from trainkit.recipe.schema.launching import NO_RANGE
@@ -177,6 +177,7 @@ def shown(key: str, value: Any) -> str:
     if isinstance(value, list):
         return "a list" if len(str(value)) > 60 else f"the list {value}"
     if isinstance(value, str):
+        value = mask_values(value)  # of one that is cut nobody would know that it is a secret
         return f"the text {value!r}" if len(value) <= 60 else f"the text {value[:57]!r}…"
     return str(value) if len(str(value)) <= 60 else f"{str(value)[:57]}…"
 

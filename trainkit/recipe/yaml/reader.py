@@ -59,7 +59,7 @@ def printable(line: str) -> str:
 
 
 # Bounds far above any recipe: a small file must not take minutes, or all memory, to be refused.
-MAX_DEPTH = 100
+MAX_DEPTH = 32  # of twice as many, a key's and its value's, Python's stack and OmegaConf can still make a config
 MAX_VALUES = 100_000
 MAX_ALIASED = 20_000  # values that come into being by `*alias` alone
 _FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

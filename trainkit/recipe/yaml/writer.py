@@ -13,7 +13,7 @@ from typing import Any
 from trainkit.recipe.layers.layer import VERBATIM
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Recipe
-from trainkit.recipe.schema.fields import lies_in, open_keys, schema, short_forms
+from trainkit.recipe.schema.fields import lies_in, open_keys, schema, short_forms, tagged_sections
 from trainkit.recipe.validation.batch_conflicts import yielding_corner
 from trainkit.recipe.yaml.scalars import read_scalar
 from trainkit.text import harmless, wrapped
@@ -22,32 +22,47 @@ from trainkit.text import harmless, wrapped
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./+-")
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 _LITERAL = re.compile(r"\$\{(?!oc\.env:)")
+# A text that reads as the same below `|`: it ends in one line end, and its first line is not indented.
+_BLOCK = re.compile(r"(?!\s)[^\0-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff]+(?<!\n)\n")
 Leaf = Callable[[Any, str], str]  # how the value at a dotted key is written on one line
 
 
 def resolved_yaml(resolved: Resolved) -> str:
-    """The resolved recipe as text that resolves to the same training again.
+    """The resolved recipe as text from which the same plan is made again.
 
-    Where three corners of the batch came from several layers, planning lets the weakest give way. In one file the three
-    could contradict each other, so that corner is written as `auto`.
+    For a program that keeps its own defaults, only what a layer gives: whatever is written down counts as given.
+    """
+    recipe = consistent(resolved)
+    if recipe.program.kind == "builtin":
+        return recipe_yaml(recipe)
+    tree = recipe.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    for section in tagged_sections() & tree.keys():
+        if not resolved.given(f"{section}.kind"):  # validation has filled it in
+            del tree[section]["kind"]
+    return _text(tree)
+
+
+def consistent(resolved: Resolved) -> Recipe:
+    """The recipe for one file: where three corners of the batch came from several layers, the weakest is `auto`.
+
+    Planning lets that one give way; in one file the three could contradict each other.
     """
     batch = resolved.recipe.batch
     corners = {"accumulation": batch.accumulation, "global": batch.global_, "micro": batch.micro}
     origins = {name: resolved.given(f"batch.{name}") for name, value in corners.items() if type(value) is int}
     yielding = yielding_corner({name: origin.strength for name, origin in origins.items() if origin})
     if yielding is None:
-        return recipe_yaml(resolved.recipe)
+        return resolved.recipe
     batch = batch.model_copy(update={{"global": "global_"}.get(yielding, yielding): "auto"})
-    return recipe_yaml(resolved.recipe.model_copy(update={"batch": batch}))
+    return resolved.recipe.model_copy(update={"batch": batch})
 
 
 def recipe_yaml(recipe: Recipe) -> str:
-    """The whole recipe in the order of the schema; without defaults for a program that keeps its own.
+    """The whole recipe, defaults included, in the order of the schema. It holds no secrets: validation lets none in."""
+    return _text(recipe.model_dump(mode="json", by_alias=True))
 
-    It holds no secrets: validation lets none in.
-    """
-    given = recipe.program.kind != "builtin" and not recipe.program.reads_recipe
-    tree = recipe.model_dump(mode="json", by_alias=True, exclude_unset=given)
+
+def _text(tree: Mapping[str, Any]) -> str:
     return "".join(f"{line}\n" for line in block(tree))
 
 
@@ -82,7 +97,7 @@ def manifest(
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """The lines of a mapping as manifests are written, each with its path: an item of a list of mappings at a dash.
 
-    leaf: how a single value is written on one line. A text of several lines stands below its name.
+    leaf: how a single value is written on one line. A text of several lines stands below its name, where it can.
     """
     for name, value in tree.items():
         here, start = (*path, name), f"{indent}{scalar(name)}:"
@@ -97,7 +112,7 @@ def manifest(
                 yield from rest
         elif isinstance(value, list):
             yield here, f"{start} [{', '.join(map(leaf, value))}]"
-        elif isinstance(value, str) and "\n" in value:
+        elif isinstance(value, str) and _BLOCK.fullmatch(value):
             yield here, f"{start} |"
             yield from ((here, f"{indent}  {line}") for line in value.removesuffix("\n").split("\n"))
         else:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
+import ipaddress
 import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,7 @@ from trainkit.runner.nodes.joining import join
 from trainkit.runner.nodes.line import Line
 from trainkit.runner.nodes.open_files import allow
 from trainkit.runner.nodes.roll_call import BACKLOG, SEE_SECONDS, RollCall
+from trainkit.runner.nodes.token import made_token, read_token, token_path
 from trainkit.runner.rendezvous import LOWEST_PORT, free_port
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.schedulers.place import Place
@@ -55,22 +58,23 @@ def assemble(
     say: Say,
     seconds: float = START_SECONDS,
     attempt: int = 1,
+    folder: str = "",
 ) -> Assembly:
     """Meet the other nodes. make: on node 0, a run directory with everything in it, once all are there.
+
+    folder: where the run's token lies meanwhile; empty is output.root.
 
     Raises MachineError, on every node, when one does not come, planned something else, or does not see the directory.
     """
     leaves, own = comparable(plan), os.urandom(8).hex()
     host, start_of = os.uname().nodename, place.start or plan.name
     report = Report(place.node, host, start_of, trainkit.__version__, digest_of(leaves), own)
-    meeting = Meeting.of(plan)
-    master, ports = where(meeting, place)
+    meeting = Meeting.of(plan, folder)
+    master, _ = where(meeting, place)
     if place.node:
-        met = join(report, leaves, [(master, port) for port in ports], seconds + LATER_SECONDS, say, meeting.ranks)
-        return _started(*met, master)
+        return _started(*_join(report, leaves, meeting, place, say, seconds + LATER_SECONDS), master)
     open_files = allow(plan.topology.nodes)
-    with _listener(ports) as listener:
-        call = RollCall(listener, report, leaves, plan.topology.nodes, say, place.hosts)
+    with _roll_call(report, leaves, meeting, place, say) as call:
         try:
             call.wait(seconds)
             start = Start("", attempt, master, meeting.ranks[1] if meeting.ranks else free_port())
@@ -85,16 +89,20 @@ def assemble(
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """What nodes know of their run before each has a plan. rendezvous: as the recipe says it."""
+    """What nodes know of their run before each has a plan. rendezvous: as the recipe says it.
+
+    folder: one that all share, for the run's token.
+    """
 
     name: str
     nodes: int
     rendezvous: str
+    folder: str
 
     @classmethod
-    def of(cls, plan: Plan) -> Meeting:
-        """That of a plan."""
-        return cls(plan.name, plan.topology.nodes, plan.rendezvous)
+    def of(cls, plan: Plan, folder: str = "") -> Meeting:
+        """That of a plan. folder: the run directory, where there is one already."""
+        return cls(plan.name, plan.topology.nodes, plan.rendezvous, folder or plan.output_root)
 
     @property
     def ranks(self) -> tuple[str, int] | None:
@@ -110,14 +118,36 @@ def report_unfit(meeting: Meeting, place: Place, error: TrainkitError, say: Say,
     """
     hint, host, start = "; ".join(error.hints), os.uname().nodename, place.start or meeting.name
     report = Report(place.node, host, start, trainkit.__version__, "", unfit=str(error), hint=hint)
-    master, ports = where(meeting, place)
     if place.node:
-        join(report, {}, [(master, port) for port in ports], seconds, say, meeting.ranks)[0].close()
+        _join(report, {}, meeting, place, say, seconds)[0].close()
         return
-    with _listener(ports) as listener:
-        call = RollCall(listener, report, {}, meeting.nodes, say, place.hosts)
+    with _roll_call(report, {}, meeting, place, say) as call:
         call.wait(min(seconds, UNFIT_SECONDS))
         call.refuse("", "")
+
+
+def _join(
+    report: Report, leaves: Mapping[str, Any], meeting: Meeting, place: Place, say: Say, seconds: float
+) -> tuple[Line, Start]:
+    master, ports = where(meeting, place)
+
+    def token(at: tuple[str, int]) -> bytes:
+        return read_token(token_path(meeting.folder, report.start, at))
+
+    return join(report, leaves, [(master, port) for port in ports], token, seconds, say, meeting.ranks)
+
+
+@contextlib.contextmanager
+def _roll_call(
+    report: Report, leaves: Mapping[str, Any], meeting: Meeting, place: Place, say: Say
+) -> Iterator[RollCall]:
+    """Node 0's, with what it listens on and the run's token, both of which end with it."""
+    master, ports = where(meeting, place)
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(each) for each in listen(master, ports, say)]
+        path = token_path(meeting.folder, report.start, (master, listeners[0].getsockname()[1]))
+        token = stack.enter_context(made_token(path, say))
+        yield RollCall(listeners, token, report, leaves, meeting.nodes, say, place.hosts)
 
 
 def _started(line: Line, start: Start, master: str) -> Assembly:
@@ -169,19 +199,56 @@ def _next(port: int) -> int:
     return port + 1
 
 
-def _listener(ports: tuple[int, ...]) -> socket.socket:
+def listen(host: str, ports: Sequence[int], say: Say) -> list[socket.socket]:
+    """Listen where the other nodes look for node 0: at its addresses, on the first of the ports that is free.
+
+    host: what the others call it. Where its own addresses are not known by that, all of this machine's, and it is said.
+    """
+    addresses, why = _own_addresses(host)
     for port in ports:
-        try:
-            both = socket.has_dualstack_ipv6()
-            family = socket.AF_INET6 if both else socket.AF_INET
-            return socket.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise MachineError(f"port {port} cannot be listened on: {error.strerror}") from error
+        with contextlib.ExitStack() as begun:
+            try:
+                found = [begun.enter_context(each) for each in _listening(addresses, port)]
+                if not found:
+                    reason = why or f"{host} is {', '.join(addresses)}, which is no address of this machine"
+                    say(f"node 0 listens on all addresses of this machine: {reason}")
+                    both = socket.has_dualstack_ipv6()
+                    family = socket.AF_INET6 if both else socket.AF_INET
+                    found = [socket.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=both)]
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise MachineError(f"port {port} cannot be listened on: {error.strerror}") from error
+            else:
+                begun.pop_all()
+                return found
     raise MachineError(
         f"port {', '.join(map(str, ports))} is taken on this node, where the others are to report",
         hint="set nodes.rendezvous to another port; the next one above is used, too",
     )
+
+
+def _own_addresses(host: str) -> tuple[list[str], str]:
+    """What a name of node 0 means on node 0; else none, and why other nodes would not find it there."""
+    try:
+        found = dict.fromkeys(str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
+    except OSError as error:
+        return [], f"{host} is not known on it ({error.strerror})"
+    outside = [each for each in found if not ipaddress.ip_address(each).is_loopback]
+    # Debian has a machine's own name mean 127.0.1.1 on it (Debian Reference, 5.1.1), and not on others.
+    if not outside and host not in found and host.partition(".")[0] != "localhost":
+        return [], f"{host} is {', '.join(found)} on it, where no other machine finds it"
+    return outside or [*found], ""
+
+
+def _listening(addresses: Sequence[str], port: int) -> Iterator[socket.socket]:
+    """On those of the addresses that this machine has."""
+    for address in addresses:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            yield socket.create_server((address, port), family=family, backlog=BACKLOG)
+        except OSError as error:
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL):
+                raise
 
 
 def comparable(plan: Plan) -> dict[str, Any]:

@@ -78,6 +78,7 @@ class Control:
         self._mine: NodeEnd | None = None  # as node 0 was told
         self._verdict: Verdict | None = None
         self.insists = False  # somebody wants everything killed at once
+        self.passed_on: list[int] = []  # signals for the ranks, which node 0 was sent
         self.received: int | None = None  # the signal that this node's trainkit has received
         self.alone = False  # it is gone
 
@@ -134,6 +135,11 @@ class Control:
             self._first.setdefault(self._node, time.monotonic())
             self._why = self._why or why or "it failed"
             self._tell({"ending": self._why})
+
+    def pass_on(self, number: int) -> None:
+        """Tell the other nodes of a signal for the ranks, which node 0 was sent for all."""
+        if self._node == 0:
+            self._tell({"signal": number})
 
     def insist(self) -> None:
         """Have everything killed on all nodes at once."""
@@ -221,6 +227,8 @@ class Control:
                 self._lines[node].send(_ended(self._mine))
         elif "kill" in message:
             self.insist()
+        elif "signal" in message:
+            self.passed_on.append(int(message["signal"]))
         elif "ended" in message:
             at = self._first.setdefault(node, time.monotonic())
             end = verdict_of(message["ended"])

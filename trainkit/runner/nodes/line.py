@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from trainkit.files import parse_json
+
 MOST = 1 << 26  # bytes of a message: a plan is a few kilobytes, and nobody else is to fill our memory
 MOST_UNSENT = 1 << 20  # bytes that are kept for a node that does not take them
 CHUNK = 1 << 16
@@ -120,8 +122,8 @@ class Line:
         if self._size > self.most or any(len(line) > self.most for line in lines):
             return None
         try:
-            messages = [json.loads(line) for line in lines]
-        except (ValueError, RecursionError):
+            messages = [parse_json(line) for line in lines]
+        except ValueError:
             return None
         return messages if all(isinstance(each, dict) for each in messages) else None
 

@@ -2,7 +2,7 @@
 
 Who is missing is named while one waits. A node that is there twice, that has another trainkit, or that planned anything
 else, is refused by name on all nodes: torchrun would hang, or train something else on one of them. A node that has gone
-and comes again is the same one. Whoever else comes to the port holds nobody up.
+and comes again is the same one. Who does not have the run's token is not listened to, and holds nobody up.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from trainkit.runner.nodes.agreement import (
 )
 from trainkit.runner.nodes.control import Neighbour
 from trainkit.runner.nodes.line import MOST, SEND_SECONDS, Line, flush_all
+from trainkit.runner.nodes.token import FIRST_BYTES, NODE_0, OTHER, is_hex, is_proof, new_nonce, proof
 from trainkit.text import counted, listed
 
 TURN_SECONDS = 0.2
 LATE_SECONDS = 10.0  # for nodes that start a little later, to hear that the run was refused
 SEE_SECONDS = 30.0  # for all nodes to see the run directory: NFS shows new files late
-SILENT_SECONDS = 10.0  # for a report from who has connected
+SILENT_SECONDS = 10.0  # for the proof and the report of who has connected
 MOST_STRANGERS = 256  # connections beyond those of the nodes; the oldest without a report go first
 MOST_OF_REPORT = 1 << 16  # bytes
 BACKLOG = 4096
@@ -41,25 +42,30 @@ SAME_WORDS = "start every node with the same words, and each once"
 
 
 class Caller:
-    """A connection to node 0. report: of the node that it belongs to, None while nobody has said so."""
+    """A connection to node 0. report: of the node that it belongs to, None while nobody has said so.
 
-    __slots__ = ("line", "report", "since")
+    address: from where; nonces: node 0's and the caller's; proven: whether it has the run's token.
+    """
 
-    def __init__(self, end: socket.socket) -> None:
-        self.line = Line(end, MOST_OF_REPORT)
+    __slots__ = ("address", "line", "nonces", "proven", "report", "since")
+
+    def __init__(self, end: socket.socket, address: str) -> None:
+        self.line = Line(end, FIRST_BYTES)
+        self.address, self.nonces, self.proven = address, ("", ""), False
         self.report: Report | None = None
         self.since = time.monotonic()
 
 
 class RollCall:
-    """Node 0's side. listener: listening already. leaves: of the plan, as of `assembly.comparable`.
+    """Node 0's side. listeners: listening already. leaves: of the plan, as of `assembly.comparable`.
 
-    hosts: by node, where they are known. say: for people.
+    token: the run's. hosts: by node, where they are known. say: for people.
     """
 
     def __init__(
         self,
-        listener: socket.socket,
+        listeners: Sequence[socket.socket],
+        token: bytes,
         mine: Report,
         leaves: Mapping[str, Any],
         nodes: int,
@@ -67,10 +73,12 @@ class RollCall:
         hosts: Sequence[str] = (),
     ) -> None:
         self._mine, self._leaves, self._nodes, self._say, self._hosts = mine, leaves, nodes, say, hosts
-        self._listener = listener
+        self._listeners, self._token = listeners, token
         self._selector = selectors.DefaultSelector()
-        listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ)
+        for listener in listeners:
+            listener.setblocking(False)
+            self._selector.register(listener, selectors.EVENT_READ)
+        self._refused = ""  # the address of the last one who did not have the token
         self._strangers: dict[Caller, None] = {}  # the oldest first
         self._here: dict[int, Caller] = {}
 
@@ -92,14 +100,15 @@ class RollCall:
                 missing = [host for node, host in enumerate(self._hosts) if node and node not in self._here]
                 hint = "see why it did not start, and start again"
                 self.refuse(f"after {seconds:.0f} s {self._present()}", hint, blamed=",".join(missing))
-        self._selector.unregister(self._listener)
+        for listener in self._listeners:
+            self._selector.unregister(listener)
         for caller in [*self._strangers]:
             self._forget(caller)
 
     def _turn(self) -> None:
         for key, _ in self._selector.select(TURN_SECONDS):
             if key.data is None:
-                self._accept()
+                self._accept(key.fileobj)  # type: ignore[arg-type]
             elif key.data.line.fileno() >= 0:  # it may have been dropped for another one just before
                 self._read(key.data)
 
@@ -112,28 +121,55 @@ class RollCall:
 
     def _present(self) -> str:
         missing = [self._name(node) for node in range(1, self._nodes) if node not in self._here]
-        return f"{len(self._here) + 1} of {self._nodes} nodes are here; waiting for {listed(missing, most=8)}"
+        refused = f"; {self._refused} came without the run's token" if self._refused else ""
+        return f"{len(self._here) + 1} of {self._nodes} nodes are here; waiting for {listed(missing, most=8)}{refused}"
 
     def _name(self, node: int) -> str:
         return f"node {node} ({self._hosts[node]})" if node < len(self._hosts) else f"node {node}"
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            caller = Caller(self._listener.accept()[0])
+            end, address = listener.accept()
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 return  # it is gone again
             if not self._strangers:
                 self.refuse(f"node 0 can have no more files open: {error.strerror}", "raise it with ulimit -n")
-            self._forget(next(iter(self._strangers)))
+            self._forget(self._oldest())
             return
+        caller = Caller(end, str(address[0]))
         self._selector.register(caller.line, selectors.EVENT_READ, caller)
         self._strangers[caller] = None
         if len(self._strangers) + len(self._here) > self._nodes + MOST_STRANGERS:
-            self._forget(next(iter(self._strangers)))
+            self._forget(self._oldest())
+
+    def _oldest(self) -> Caller:
+        """Of the strangers; one that has proved nothing, if there is one."""
+        return next((each for each in self._strangers if not each.proven), next(iter(self._strangers)))
+
+    def _heard(self, caller: Caller) -> list[dict[str, Any]] | None:
+        """What a caller has said since it has proved that it has the token; None when it is gone, or has not."""
+        messages = caller.line.waiting_messages()
+        while messages and not caller.proven:
+            if not self._prove(caller, messages.pop(0)):
+                return None
+        return messages
+
+    def _prove(self, caller: Caller, message: Mapping[str, Any]) -> bool:
+        """Take in a message of somebody who has proved nothing yet; whether to go on with him."""
+        nonce = message.get("nonce")
+        if not caller.nonces[0] and is_hex(nonce):
+            caller.nonces = (new_nonce(), str(nonce))
+            caller.line.send({"nonce": caller.nonces[0], "proof": proof(self._token, NODE_0, caller.nonces)})
+            return True
+        caller.proven = bool(caller.nonces[0]) and is_proof(message.get("proof"), self._token, OTHER, caller.nonces)
+        if caller.proven:
+            caller.line.most = MOST_OF_REPORT
+            caller.line.send({"proven": True})
+        return caller.proven
 
     def _read(self, caller: Caller) -> None:
-        messages = caller.line.waiting_messages()
+        messages = self._heard(caller)
         if messages is None:
             self._forget(caller)
         for message in messages or ():
@@ -145,6 +181,8 @@ class RollCall:
                 self.refuse(unequal(self._mine, self._leaves, caller.report, message["leaves"]), SAME_WORDS, caller)
 
     def _forget(self, caller: Caller) -> None:
+        if caller.nonces[0] and not caller.proven:  # before the end, which he may answer at once
+            self._refused = caller.address
         self._strangers.pop(caller, None)
         self._selector.unregister(caller.line)
         caller.line.close()
@@ -208,11 +246,11 @@ class RollCall:
         while left > 0 and time.monotonic() < until:
             for key, _ in self._selector.select(TURN_SECONDS):
                 if key.data is None:
-                    self._accept()
+                    self._accept(key.fileobj)  # type: ignore[arg-type]
                 elif key.data.line.fileno() < 0:
                     continue
                 elif key.data in self._strangers:
-                    messages = key.data.line.waiting_messages()
+                    messages = self._heard(key.data)
                     if messages and (report := Report.read(messages[0])) and report.start == self._mine.start:
                         left -= 1
                         key.data.line.send(refusal)

@@ -58,7 +58,10 @@ def judge_nodes(ends: Sequence[NodeEnd]) -> Verdict:
         mine = next(each for each in ends if not each.node)
         why = f"node 0 ({mine.host}) has lost all other nodes: most likely it is its own network that fails"
         return first.verdict._replace(why=why, node=0, blamed=mine.host)
-    everywhere = first.verdict.failure == "signal" and sum(each.received == first.verdict.signal for each in ends) > 1
+    everywhere = (
+        first.verdict.failure in ("signal", "submitter")
+        and sum(each.received == first.verdict.signal for each in ends) > 1
+    )
     why = first.verdict.why if everywhere else located(first)
     blamed = first.host if first.verdict.failure == "node" else first.verdict.blamed
     return first.verdict._replace(why=why, blamed=blamed, node=first.node)

@@ -14,16 +14,20 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from trainkit.files import open_regular, read_json
+from trainkit.decode import DecodeError, decode
+from trainkit.files import make_folder, open_regular, read_record, remove_file
 from trainkit.machine.cpu_affinity import keep_to
 from trainkit.runner.rank.streams import Copier, copy_window_size, open_channel
 from trainkit.runner.rundir.records import (
     SAYS,
+    Name,
     RankRecord,
+    Shown,
+    Status,
     last_of,
     log_path,
     records_path,
-    refuse_replaced,
+    run_of,
     shown_path,
     status_path,
     write_record,
@@ -32,11 +36,12 @@ from trainkit.runner.supervisor.cleanup import kill_descendants, kill_group
 from trainkit.runner.supervisor.processes import (
     PASSED_ON,
     STOP,
+    ProcessId,
     become_subreaper,
     descends_from,
     exit_of_child,
-    is_alive,
     spawn,
+    started,
     wakeup,
 )
 from trainkit.stamps import PAGE, VARIABLE
@@ -75,7 +80,7 @@ class Wrapper:
         self._environ = environ
         self._selector = selectors.DefaultSelector()
         self._copiers: list[Copier] = []
-        self._keepers: list[int] = []  # pids of who ends this rank, should it be necessary
+        self._keepers: list[ProcessId] = []  # who ends this rank, should it be necessary
         self._kill_at = self._term_at = float("inf")
         self._alone = False  # whether they are gone
         self._exit: int | None = None  # minus the signal that killed it
@@ -95,10 +100,11 @@ class Wrapper:
             local_rank,
             host=os.uname().nodename,
             wrapper_pid=os.getpid(),
+            wrapper_started=started(os.getpid()),
             restart=restart,
             started=time.time(),
             node=options.node,
-            rendezvous="_".join(environ[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in environ),
+            rendezvous=_rendezvous(environ),
         )
 
     def run(self) -> int:
@@ -128,14 +134,16 @@ class Wrapper:
         return self._finish()
 
     def _register(self) -> list[int]:
-        refuse_replaced(self._options.attempt_dir)
         attempt = self._options.attempt_dir
-        for folder in (os.path.join(attempt, "logs"), records_path(attempt, self._options.node)):
-            os.makedirs(folder, exist_ok=True)
+        ranks, run = os.path.join(attempt, "ranks"), run_of(attempt)
+        with contextlib.suppress(FileExistsError):  # what follows says it
+            os.makedirs(attempt)  # started by hand
+        for folder in dict.fromkeys((os.path.join(attempt, "logs"), ranks, records_path(attempt, self._options.node))):
+            make_folder(folder, below=run)
         self._before = differences(self._shown) if self._options.expected else ""
         if not self._before:
-            with contextlib.suppress(FileNotFoundError):  # of this rank before the launcher restarted it
-                os.remove(self._shown)
+            with contextlib.suppress(OSError):  # of this rank before the launcher restarted it
+                remove_file(self._shown, below=run)
         if self._options.stamps:
             self._make_page()
         write_record(self._options.attempt_dir, self._record)
@@ -147,21 +155,21 @@ class Wrapper:
             return
         memory = os.memfd_create("trainkit-stamps")
         os.write(memory, bytes(PAGE))
-        page, orders, order = (f"/proc/{os.getpid()}/fd/{fd}" for fd in (memory, *os.pipe()))
-        self._record = self._record._replace(stamps=page, orders=order)
-        self._environ = {**self._environ, VARIABLE: f"{page}{os.pathsep}{orders}"}
+        reader, writer = os.pipe()
+        self._record = record = self._record._replace(stamps=memory, orders=writer)
+        self._environ = {**self._environ, VARIABLE: os.pathsep.join(map(record.opened, (memory, reader)))}
 
     def _watch_keepers(self) -> None:
         """Trainkit and its guardian, killed together, leave nobody else to end this rank."""
-        pids, launcher = keepers(self._options.attempt_dir, self._record.node)
+        processes, launcher = keepers(self._options.attempt_dir, self._record.node)
         # Who is not seen from here is not watched, but where they were killed before this rank started.
-        if any(map(is_alive, pids)) or descends_from(launcher):
-            self._keepers = pids
+        if _any_runs(processes) or descends_from(launcher, os.getpid()):
+            self._keepers = processes
 
     def _open(self, name: str, own: int) -> int:
-        log = open_regular(
-            log_path(self._options.attempt_dir, self._record.rank, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        )
+        attempt = self._options.attempt_dir
+        path = log_path(attempt, self._record.rank, name)
+        log = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, below=run_of(attempt))
         console = own if self._record.rank == 0 and not self._is_launcher_log(own) else None
         reader, writer = open_channel(console)
         os.set_blocking(reader, False)
@@ -221,7 +229,7 @@ class Wrapper:
                     self._on_signal(number)
             elif not key.data.copy():
                 self._selector.unregister(key.fd)
-        if self._keepers and not any(map(is_alive, self._keepers)):
+        if self._keepers and not _any_runs(self._keepers):
             self._keepers, self._alone = [], True
             self._on_signal(signal.SIGTERM)
         now = time.monotonic()
@@ -270,7 +278,7 @@ class Wrapper:
         # Only now: while the zombie was there, the group's number could not be given to other processes.
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._record.pid, 0)
-        if self._alone or (self._keepers and not any(map(is_alive, self._keepers))):
+        if self._alone or (self._keepers and not _any_runs(self._keepers)):
             kill_descendants()
         lost = sum(copier.lost for copier in self._copiers)
         refusal = next((copier.refusal for copier in self._copiers if copier.lost), "")
@@ -303,15 +311,27 @@ class Wrapper:
                 os.write(2, f"{SAYS}{why}\n".encode("utf-8", "surrogateescape"))
 
 
-def keepers(attempt_dir: str, node: int = 0) -> tuple[list[int], int]:
-    """Pids of trainkit and its guardian, and of the launcher; none where something else or another host has them."""
-    status = read_json(status_path(os.path.dirname(os.path.dirname(attempt_dir)), attempt_dir, node))
-    pids = status.get("pids")
-    if status.get("host") != os.uname().nodename or status.get("ended") or not isinstance(pids, dict):
+def _any_runs(processes: Sequence[ProcessId]) -> bool:
+    return any(each.runs for each in processes)
+
+
+def _rendezvous(environ: Mapping[str, str]) -> str:
+    """MASTER_ADDR_MASTER_PORT, which DeepSpeed names its buffers by; empty for what is no name."""
+    name = "_".join(environ[each] for each in ("MASTER_ADDR", "MASTER_PORT") if each in environ)
+    try:
+        return str(decode(Name, name, "rendezvous"))
+    except DecodeError:
+        return ""
+
+
+def keepers(attempt_dir: str, node: int = 0) -> tuple[list[ProcessId], int]:
+    """Trainkit and its guardian, and the launcher's pid; none where something else or another host has them."""
+    run = run_of(attempt_dir)
+    status = read_record(status_path(run, attempt_dir, node), Status, below=run)
+    if status is None or status.host != os.uname().nodename or status.ended:
         return [], 0
-    found = [pid for pid in (pids.get("trainkit"), pids.get("guardian")) if isinstance(pid, int) and pid > 1]
-    launcher = pids.get("launcher")
-    return found, launcher if isinstance(launcher, int) else 0
+    found = [each for each in (status.pids.process("trainkit"), status.pids.process("guardian")) if each]
+    return found, status.pids.launcher or 0
 
 
 def observed(environ: Mapping[str, str], expected: str, shown: str) -> dict[str, str]:
@@ -321,5 +341,9 @@ def observed(environ: Mapping[str, str], expected: str, shown: str) -> dict[str,
 
 
 def differences(shown: str) -> str:
-    """How the program differed from the plan; empty where it did not, or where no optimizer has stepped."""
-    return "; ".join(read_json(shown).get("differences") or [])
+    """How the program differed from the plan; empty where it did not, or where no optimizer has stepped.
+
+    shown: in an attempt's folder of that name.
+    """
+    found = read_record(shown, Shown, below=run_of(os.path.dirname(os.path.dirname(shown))))
+    return "; ".join(found.differences) if found is not None else ""

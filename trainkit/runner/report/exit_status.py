@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from trainkit.files import publish_or_overwrite, refuse_links
-from trainkit.runner.rundir.records import RankRecord, status_path
+from trainkit.files import publish_or_overwrite
+from trainkit.runner.rundir.records import Pids, RankRecord, status_path
 from trainkit.runner.supervisor.channel import Spec
 from trainkit.runner.supervisor.processes import STOP, signal_name
 
@@ -28,7 +28,7 @@ class Stop(NamedTuple):
     at: float  # on this host's monotonic clock
     why: str
     signal: int | None = None
-    failure: str = "trainkit"  # as in Verdict, where there is no signal
+    failure: str = "trainkit"  # as in Verdict, where there is no signal; submitter: it is gone, hence the signal
     blamed: str = ""  # as in Verdict
 
 
@@ -54,7 +54,7 @@ class Verdict(NamedTuple):
 
     exit_code: int
     failure: str | None = (
-        None  # program | plan | rank | launcher | preparation | signal | guardian | trainkit | node | hang
+        None  # program | plan | rank | launcher | preparation | signal | submitter | guardian | trainkit | node | hang
     )
     why: str = ""
     rank: int | None = None
@@ -88,7 +88,8 @@ def _judge(seen: Observed) -> Verdict:
         if not (told and stop and stop.signal):  # else the same signal has reached the rank first
             return _stopped_before(first, seen) or _rank_failed(first[1], seen)
     if stop is not None and stop.signal is not None:
-        return Verdict(128 + stop.signal, "signal", stop.why, signal=stop.signal)
+        whose = "submitter" if stop.failure == "submitter" else "signal"
+        return Verdict(128 + stop.signal, whose, stop.why, signal=stop.signal)
     if stop is not None and not seen.abandoned:  # else the stop was the answer to the launcher's end
         why = stop.why + (_by_kernel(seen) if stop.why == TRAINKIT_KILLED else "")
         return Verdict(HANGED if stop.failure == "hang" else KILLED, stop.failure, why, blamed=stop.blamed)
@@ -200,7 +201,7 @@ def _how(code: int | None) -> str:
 def write_status(
     spec: Spec,
     state: str,
-    pids: Mapping[str, object],
+    pids: Pids,
     verdict: Verdict | None = None,
     survivors: Sequence[int] = (),
     *,
@@ -215,10 +216,9 @@ def write_status(
     """
     outcome = {**dict.fromkeys(Verdict._fields), "why": why or None} if verdict is None else verdict._asdict()
     ended = None if verdict is None else time.time()
-    place = {"host": os.uname().nodename, "pids": pids, "survivors": list(survivors)}
+    place = {"host": os.uname().nodename, "pids": pids._asdict(), "survivors": list(survivors)}
     status = {"state": state, **spec.status, "ended": ended, **outcome, **place, "hang": hang or None}
     with contextlib.suppress(OSError):  # the run continues, or ends, also where its folder is gone
-        refuse_links(spec.run_dir)
-        content = json.dumps(status, indent=2) + "\n"
+        path, content = status_path(spec.run_dir, spec.attempt_dir, spec.node), json.dumps(status, indent=2) + "\n"
         # Only the end is worth the wait for the disk.
-        publish_or_overwrite(status_path(spec.run_dir, spec.attempt_dir, spec.node), content, flush=verdict is not None)
+        publish_or_overwrite(path, content, flush=verdict is not None, below=spec.run_dir)

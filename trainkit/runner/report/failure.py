@@ -16,7 +16,7 @@ from trainkit.runner.report.exit_status import KILLED, Verdict
 from trainkit.runner.report.progress import last_lines
 from trainkit.runner.rundir.checkpoints import checkpoints_of
 from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
-from trainkit.runner.rundir.records import REMOVED, SAYS, RankRecord, read_records
+from trainkit.runner.rundir.records import REMOVED, SAYS, RankRecord, read_records, read_shown
 from trainkit.text import counted, listed
 
 LINES = 20
@@ -44,7 +44,7 @@ NOT_AS_PLANNED = (
 def describe_failure(verdict: Verdict, attempt: AttemptLayout, shown_rank: int | None) -> str:
     """A few lines for standard error. shown_rank: whose output the user has seen already."""
     attempt = replace(attempt, node=verdict.node)
-    outcome = "was ended" if verdict.failure == "signal" else "failed"
+    outcome = "was ended" if verdict.failure in ("signal", "submitter") else "failed"
     failed = _failed(attempt)
     alike = _alike(verdict.rank, attempt, failed) if verdict.rank is not None else []
     lines = [f"the run {outcome}: {_why(verdict, failed, shown_rank)}", *_others(verdict, failed, alike, shown_rank)]
@@ -163,8 +163,8 @@ def remarks(attempt: AttemptLayout, verdict: Verdict) -> list[str]:
             gone = not is_there(attempt.ranks) and REMOVED not in verdict.why
         return [f"warning: {REMOVED}: what it had written before is gone"] if gone else []
     found = [f"rank {record.rank}: {record.message}" for record in records if record.message and record.pid]
-    accounts = (read_json(file).get("warnings") for file in sorted(attempt.shown.glob("rank-*.json")))
-    warned = next((str(each) for each in accounts if each), "")
+    accounts = read_shown(str(attempt.root)).values()
+    warned = next(("; ".join(each.warnings) for each in accounts if each.warnings), "")
     causes = causes_of(warned, RunLayout(attempt.root.parent.parent)) if warned else ()
     return found + [f"most likely: {cause}" for cause in causes]
 

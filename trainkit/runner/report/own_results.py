@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from trainkit.files import read_json
+from trainkit.files import LARGEST, read_json, read_record
 from trainkit.plan.model import Plan
 from trainkit.runner.rundir.layout import RunLayout
+from trainkit.runner.rundir.records import Count, Seconds, read_shown
 
 # Names in Trainer's result files -> those of a summary (transformers, trainer.py: TrainOutput, speed_metrics).
 OF_TRAINER = {
@@ -21,6 +22,14 @@ OF_TRAINER = {
 SPLITS = ("train_results.json", "eval_results.json")  # as Trainer.save_metrics names them; it adds all to the next
 COMBINED = "all_results.json"
 STATE = "trainer_state.json"
+
+
+class Counted(NamedTuple):
+    """What the hook has counted (trainkit/verify/steps.py)."""
+
+    steps: Count
+    seconds: Seconds = 0.0
+    first_seconds: Seconds = 0.0
 
 
 def own_results(plan: Plan, layout: RunLayout, started: float) -> dict[str, Any]:
@@ -41,13 +50,12 @@ def own_results(plan: Plan, layout: RunLayout, started: float) -> dict[str, Any]
 def _counted_by_hook(plan: Plan, layout: RunLayout) -> dict[str, Any]:
     """What the first rank of this node was seen to do. The first step is not in the time of a step, for it warms up."""
     for file in sorted(layout.attempts[-1].shown.glob("steps-rank-*.json"), key=_rank_of)[:1]:
-        counted = read_json(file)
-        steps, seconds, first = (counted.get(name) for name in ("steps", "seconds", "first_seconds"))
-        if not isinstance(steps, int):
+        counted = read_record(file, Counted, below=layout.root)
+        if counted is None:
             return {}
-        found: dict[str, Any] = {"steps": steps}
-        if steps > 2 and isinstance(seconds, float) and isinstance(first, float) and seconds > first:
-            found["step_seconds"] = (seconds - first) / (steps - 2)
+        found: dict[str, Any] = {"steps": counted.steps}
+        if counted.steps > 2 and counted.seconds > counted.first_seconds:
+            found["step_seconds"] = (counted.seconds - counted.first_seconds) / (counted.steps - 2)
             if plan.batch.global_ is not None:
                 found["samples_per_second"] = plan.batch.global_ / found["step_seconds"]
         return found
@@ -87,9 +95,9 @@ def _of_state(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def _output_folders(plan: Plan, layout: RunLayout) -> Iterator[Path]:
     """Where the script may have had Trainer write: as seen in the ranks, as its words say, as a plan has it."""
-    for file in sorted(layout.attempts[-1].shown.glob("rank-*.json")):
-        if isinstance(folder := read_json(file).get("output_dir"), str):
-            yield Path(folder)
+    for shown in read_shown(str(layout.attempts[-1].root)).values():
+        if shown.output_dir:
+            yield Path(shown.output_dir)
     words = [str(word) for word in plan.commands[0].program]
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word.partition("=")
@@ -102,7 +110,7 @@ def _newer(started: float, *files: Path) -> Iterator[dict[str, Any]]:
     for file in files:
         with contextlib.suppress(OSError):
             if file.stat().st_mtime >= started - 1:  # some file systems keep whole seconds
-                yield read_json(file)
+                yield read_json(file, LARGEST)  # Trainer's state has every line of its log
 
 
 def _number(value: object) -> float | None:

@@ -9,9 +9,10 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from trainkit.files import read_json
+from trainkit.decode import decode
+from trainkit.files import RECORD, parse_json, read_record, read_whole
 from trainkit.plan.model import Plan
 from trainkit.planner.expected import EXPECTED
 from trainkit.recipe.schema.launching import ON_ACCELERATE
@@ -20,8 +21,8 @@ from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.own_results import own_results
 from trainkit.runner.report.progress import Progress
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.runner.rundir.records import PACES
-from trainkit.runner.watch.pace import Pace, stragglers
+from trainkit.runner.rundir.records import PACES, Count, Seconds, read_shown
+from trainkit.runner.watch.pace import BY_RANK, stragglers
 from trainkit.text import KIB, MIB, counted, format_duration, format_memory, format_rate, harmless, table
 
 Summary = Mapping[str, Any]
@@ -59,7 +60,7 @@ def build_summary(
     watch: CardWatch,
 ) -> dict[str, Any]:
     """Everything that is known at the end. Times are seconds, memory is bytes."""
-    result = read_json(layout.result)
+    result, damage = _result(layout)
     latest = progress.latest or {}  # for a run that has not finished
     known: dict[str, Any] = {**{name: latest.get(key) for name, key in LOGGED.items()}, **result}
     not_finite = result.pop("not_finite", ())
@@ -74,7 +75,7 @@ def build_summary(
         "failure": verdict.failure,
         "why": verdict.why,
         **{name: known.get(name) for name in REPORTED},
-        "reasons": _reasons(plan, missing, _reason(plan, result)) | dict.fromkeys(not_finite, NOT_FINITE),
+        "reasons": _reasons(plan, missing, damage or _reason(plan, result)) | dict.fromkeys(not_finite, NOT_FINITE),
         "wall_seconds": round(seconds, 3),
         "gpu_memory_occupied": dict(watch.peak) or None,
         "gpu_utilization": dict(watch.utilization) or None,
@@ -87,9 +88,33 @@ def build_summary(
         "global_batch": plan.batch.global_,
         **_seen_in_ranks(plan, layout),
         "stragglers": _stragglers(layout),
+        **({"damaged": damage} if damage else {}),
         "training_digest": plan.training_digest,
         "recipe_digest": plan.recipe_digest,
     }
+
+
+class Result(NamedTuple):
+    """What is relied on in the trainer's result; the rest is for people."""
+
+    steps: Count | None = None
+    first_step: Count | None = None
+    not_finite: tuple[str, ...] = ()
+    train_seconds: Seconds | None = None
+    memory: tuple[Mapping[str, Any], ...] | None = None
+    profile: Mapping[str, Any] | None = None
+
+
+def _result(layout: RunLayout) -> tuple[dict[str, Any], str]:
+    """What the trainer has left at its end, if anything; nothing of what is damaged, and how it is."""
+    try:
+        content = parse_json(read_whole(layout.result, RECORD, below=layout.root))
+        decode(Result, content)
+    except FileNotFoundError:
+        return {}, ""
+    except (OSError, ValueError) as error:
+        return {}, f"{layout.result.name} is damaged: {getattr(error, 'strerror', None) or error}"
+    return dict(content), ""
 
 
 def _reasons(plan: Plan, missing: Iterable[str], why: str) -> dict[str, str]:
@@ -109,11 +134,11 @@ def _seen_in_ranks(plan: Plan, layout: RunLayout) -> dict[str, Any]:
     """What the ranks of this node were seen to run, where the plan promises to look."""
     if all(file.path != EXPECTED for file in plan.files):
         return {}
-    files = sorted(layout.attempts[-1].shown.glob("rank-*.json")) if layout.attempts else []
-    if not files and plan.program.kind not in ON_ACCELERATE:  # which may not train at all
+    shown = read_shown(str(layout.attempts[-1].root)) if layout.attempts else {}
+    ranks = {str(rank): each.as_data() for rank, each in shown.items() if rank < plan.topology.world_size}
+    if not ranks and plan.program.kind not in ON_ACCELERATE:  # which may not train at all
         return {}
-    accounts = {file.stem.removeprefix("rank-"): read_json(file) for file in files}
-    return {"in_force": accounts if len(accounts) <= MANY else by_ranks(accounts)}
+    return {"in_force": ranks if len(ranks) <= MANY else by_ranks(ranks)}
 
 
 def by_ranks(accounts: Mapping[str, Summary]) -> dict[str, Summary]:
@@ -138,12 +163,21 @@ def _ranks_in(names: Iterable[str]) -> int:
 
 def _stragglers(layout: RunLayout) -> list[dict[str, Any]]:
     """Ranks that were slower than the others, of the latest attempt."""
-    known = read_json(layout.attempts[-1].root / PACES) if layout.attempts else {}
-    return stragglers({int(rank): Pace(*pace) for rank, pace in known.items()})
+    path = layout.attempts[-1].root / PACES if layout.attempts else None
+    known = read_record(path, BY_RANK, below=layout.root) if path else None
+    return stragglers({int(rank): pace for rank, pace in (known or {}).items()})
 
 
 def render_summary(summary: Summary, run_dir: Path) -> str:
-    """The summary as a table of two columns, then the sample of generated text. Rows without a value are left out."""
+    """The summary for people; of a damaged one, or somebody else's invention, that it is none."""
+    try:
+        return _table(summary, run_dir)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        return harmless(f"{run_dir / 'summary.json'} is damaged ({type(error).__name__}: {error})")
+
+
+def _table(summary: Summary, run_dir: Path) -> str:
+    """Two columns, then the sample of generated text. Rows without a value are left out."""
     rows = [
         *_speed(summary),
         *_training(summary),
@@ -151,6 +185,7 @@ def render_summary(summary: Summary, run_dir: Path) -> str:
         *_slower(summary),
         *_memory(summary),
         *profile_rows(summary.get("profile")),
+        ("Damaged", str(summary.get("damaged") or "")),
         ("Run directory", str(run_dir)),
     ]
     shown = table(row for row in rows if row[1]).rstrip("\n")

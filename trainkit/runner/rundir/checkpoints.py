@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainkit.files import parse_json, read_json, read_whole
+from trainkit.files import LARGEST, parse_json, read_json, read_whole
 from trainkit.planner.resume import FOLDER, SavedCheckpoint
 from trainkit.runner.rundir.layout import MANIFEST, RunLayout, subfolders
 
@@ -127,4 +127,4 @@ def _is_whole(folder: Path, step: int, ranks: int) -> bool:
     generators = ["rng_state.pth"] if ranks == 1 else [f"rng_state_{rank}.pth" for rank in range(ranks)]
     has_optimizer = any((folder / name.format(step=step)).exists() for name in TRAINER_OPTIMIZER)
     written = has_optimizer and all((folder / name).exists() for name in generators)
-    return written and read_json(folder / TRAINER_STATE).get("global_step") == step
+    return written and read_json(folder / TRAINER_STATE, LARGEST).get("global_step") == step

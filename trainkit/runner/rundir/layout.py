@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,8 @@ class RunLayout:
 
     recipe = Inside("recipe.yaml")  # resolved
     plan = Inside("plan.json")
+    code = Inside("code.json")  # the commit, the script's digest, and what is not committed
+    diff = Inside("code.diff")  # that, secrets masked
     command = Inside("command.sh")  # the plan as a shell script
     environment = Inside("env.txt")  # how the ranks' environment differs from the caller's, secrets masked
     metrics = Inside("metrics.jsonl")  # one object per logged step; append-only
@@ -97,7 +100,10 @@ class RunLayout:
     @property
     def attempts(self) -> list[AttemptLayout]:
         """The starts so far, in order."""
-        folders = [folder for folder in (self.root / "attempts").glob("*") if folder.name.isdecimal()]
+        attempts = self.root / "attempts"
+        names = () if attempts.is_symlink() else [*subfolders(attempts)]
+        # A link would lead out of the run.
+        folders = [each for each in names if re.fullmatch("[0-9]{1,9}", each.name) and not each.is_symlink()]
         return [AttemptLayout(folder) for folder in sorted(folders, key=lambda folder: int(folder.name))]
 
     def attempt(self, number: int, node: int = 0) -> AttemptLayout:

@@ -1,38 +1,29 @@
-"""Run directories: list them, look at one, remove old ones. A run that is still on is never removed."""
+"""Run directories: list them, look at one, remove one. How a run is doing is told in jobs/states.py."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainkit.files import hold_lock, is_locked, read_json
+from trainkit.files import hold_lock, is_locked, read_json, read_record, remove_file, remove_tree
 from trainkit.plan.model import Text
 from trainkit.runner.rundir.layout import RunLayout, subfolders
-
-STATES = ("queued", "starting", "running", "requeued", "ended")
-WAITING = ("queued", "requeued")  # in a scheduler's queue
-LATEST = 1e11  # seconds since the epoch: what datetime can show
+from trainkit.runner.rundir.records import Status
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """One run directory. state: queued, starting, running, requeued, ended, lost (nobody saw the end), or
-    unknown (it runs, or ran, on another machine, whose lock cannot be seen here).
+    """One run directory. started, ended: seconds since the epoch.
 
     rank: that failed first, where one did. launched: by the names `program`, `strategy` and `launcher`, as far as the
     plan says. argv: of the program, behind the interpreter.
     """
 
     layout: RunLayout
-    state: str
-    exit_code: int | None
-    why: str
-    started: float | None  # seconds since the epoch
+    started: float | None
     ended: float | None
     summary: Mapping[str, Any]
     rank: int | None = None
@@ -66,34 +57,14 @@ def is_run(path: Path) -> bool:
 def read_run(path: Path) -> RunInfo:
     """What the files of a run directory say. What is damaged reads as unknown: one run must not hide all others."""
     layout = RunLayout(path.absolute())
-    status = read_json(layout.status)
-    state = status.get("state")
-    seen = state in ("ended", *WAITING) or (state in STATES and is_running(layout))
-    others = _of_other_nodes(layout) if state != "ended" and state not in WAITING else {}
-    if not seen and not others and state in STATES and status.get("host") not in (None, os.uname().nodename):
-        state = "unknown"  # where a lock of another machine may not be seen
-    elif not seen or others:
-        state, status = "lost", {**status, **others, "why": status.get("why") or others.get("why")}
-    exit_code = status.get("exit_code")
-    return RunInfo(
-        layout,
-        str(state),
-        exit_code if isinstance(exit_code, int) else None,
-        str(status.get("why") or ""),
-        _time(status.get("started")),
-        _time(status.get("ended")),
-        read_json(layout.summary),
-        rank if isinstance(rank := status.get("rank"), int) else None,
-        *_of_plan(read_json(layout.plan)),
-    )
+    status = read_status(layout) or Status()
+    plan = _of_plan(read_json(layout.plan))
+    return RunInfo(layout, status.started, status.ended, read_json(layout.summary), status.rank, *plan)
 
 
-def _of_other_nodes(layout: RunLayout) -> dict[str, Any]:
-    """How the run ended, as another node says it: node 0, which ends last, was gone by then; else nothing."""
-    attempts = layout.attempts[-1:]
-    files = [file for attempt in attempts for file in sorted(attempt.nodes.glob("*.json"))]
-    ended = [known for known in map(read_json, files) if known.get("state") == "ended" and known.get("failure")]
-    return {name: ended[0].get(name) for name in ("why", "exit_code", "ended")} if ended else {}
+def read_status(layout: RunLayout) -> Status | None:
+    """status.json; None where it is not there, or damaged."""
+    return read_record(layout.status, Status, below=layout.root)
 
 
 def _of_plan(plan: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -116,8 +87,11 @@ def _is_interpreter(words: Sequence[str]) -> bool:
     return len(words) > 1 and Path(words[0]).name.startswith("python")
 
 
-def is_running(layout: RunLayout) -> bool:
-    """Whether trainkit or the guardian of this run lives on this machine: either holds the run's lock."""
+def is_running(layout: RunLayout) -> bool | None:
+    """Whether trainkit or the guardian of this run lives on this machine: either holds the run's lock.
+
+    None where the lock cannot be looked at.
+    """
     return is_locked(layout.lock)
 
 
@@ -126,29 +100,13 @@ def hold(layout: RunLayout) -> int:
     return hold_lock(layout.lock)  # which the guardian inherits
 
 
-def prunable(runs: Sequence[RunInfo], keep: int) -> list[RunInfo]:
-    """The runs to remove so that the newest `keep` of each name stay; running ones always stay, and what is linked."""
-    by_name: dict[str, list[RunInfo]] = {}
-    for run in sorted(runs, key=lambda run: run.layout.id, reverse=True):
-        by_name.setdefault(run.layout.name, []).append(run)
-    old = [run for newest_first in by_name.values() for run in reversed(newest_first[keep:])]
-    # In a folder that others may write to, a link may lead to runs that nobody meant.
-    return [run for run in old if run.state in ("ended", "lost") and not _is_linked(run.layout)]
-
-
-def _is_linked(layout: RunLayout) -> bool:
+def is_linked(layout: RunLayout) -> bool:
+    """Whether a link leads to it: in a folder that others may write to, that may be to runs that nobody meant."""
     return layout.root.is_symlink() or layout.root.parent.is_symlink()
 
 
-def remove(run: RunInfo) -> bool:
-    """Remove a run directory; False when it is running again."""
-    if is_running(run.layout) or _is_linked(run.layout):
-        return False
-    with contextlib.suppress(FileNotFoundError):
-        run.layout.plan.unlink()  # first: a half-removed folder must not count as a run
-    shutil.rmtree(run.layout.root)
-    return True
-
-
-def _time(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and 0 <= value < LATEST else None
+def remove(layout: RunLayout) -> None:
+    """Remove a run directory. Raises OSError."""
+    folder = layout.root.parent
+    remove_file(layout.plan, below=folder)  # first: a half-removed folder must not count as a run
+    remove_tree(layout.root, below=folder)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from trainkit.errors import MachineError
-from trainkit.files import publish
+from trainkit.files import open_regular, publish, read_json_lines
 from trainkit.plan.model import EnvironmentDiff, Plan
 from trainkit.recipe.layers.secrets import MASK, is_secret_name
 from trainkit.runner.binding import BoundPlan
+from trainkit.runner.rundir.code_state import Looked, write_code
 from trainkit.runner.rundir.layout import RunLayout
 
 TRIES = 20  # names for a run directory
@@ -54,11 +57,15 @@ def create_run_dir(output_root: str, name: str, ending: str = "") -> RunLayout:
     raise MachineError(f"no free name for a run directory was found in {parent}", hint="check that it is a folder")
 
 
-def write_plan(layout: RunLayout, plan: Plan, recipe_yaml: str, command_shell: str) -> None:
-    """Write what is promised: recipe, plan, and the plan as a script."""
+def write_plan(
+    layout: RunLayout, plan: Plan, recipe_yaml: str, command_shell: str, looked: Looked | None = None
+) -> None:
+    """Write what is promised: recipe, plan, the plan as a script, and the state of the program's code."""
+    note_root(str(layout.root.parent.parent), os.environ)
     publish(layout.recipe, recipe_yaml)
     publish(layout.plan, plan_text(plan))
     publish(layout.command, command_shell, mode=0o777)
+    write_code(layout, recipe_yaml, looked)
 
 
 def plan_text(plan: Plan) -> str:
@@ -90,3 +97,33 @@ def _masked_environment(diff: EnvironmentDiff, bound: Mapping[str, str]) -> str:
         value = bound[name] if bound[name].isprintable() else bound[name].encode("unicode_escape").decode("ascii")
         lines.append(f"{name}={MASK if hidden else value}")
     return "".join(f"{line}\n" for line in lines)
+
+
+def note_root(output_root: str, environ: Mapping[str, str]) -> None:
+    """Write down for `runs list --all` that there are runs in a folder. Where that cannot be, it does not list them."""
+    file = _roots_file(environ)
+    root = os.path.abspath(output_root)
+    if file is None or root in noted_roots(environ):
+        return
+    with contextlib.suppress(OSError):
+        os.makedirs(os.path.dirname(file), mode=0o700, exist_ok=True)
+        fd = open_regular(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(fd, json.dumps({"root": root}).encode() + b"\n")  # in one piece, for others may do so, too
+        finally:
+            os.close(fd)
+
+
+def noted_roots(environ: Mapping[str, str]) -> list[str]:
+    """Folders that hold runs of this user, each once."""
+    file = _roots_file(environ)
+    found = (each.get("root") for each in read_json_lines(file)) if file else ()
+    return [*dict.fromkeys(each for each in found if isinstance(each, str) and os.path.isdir(each))]
+
+
+def _roots_file(environ: Mapping[str, str]) -> str | None:
+    """This user's (XDG base directories); None without a home."""
+    base, home = environ.get("XDG_STATE_HOME", ""), environ.get("HOME", "")
+    if not os.path.isabs(base):
+        base = os.path.join(home, ".local", "state") if home else ""
+    return os.path.join(base, "trainkit", "roots.jsonl") if base else None

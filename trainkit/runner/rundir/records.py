@@ -1,14 +1,22 @@
-"""A rank's exit record: written by its wrapper, read by the guardian and by people."""
+"""What a run directory says of a run: the exit record of each rank, and the state of the whole.
+
+Whoever may write to the directory may write anything into it, so that a record is read as what it is or not at all: a
+regular file of bounded size, numbers in their range, names that are names. What is done because of a record is proved
+first, see `trainkit/runner/supervisor/processes.py`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-from collections.abc import Iterator
-from typing import NamedTuple
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, NamedTuple
 
-from trainkit.files import open_regular, parse_json, publish, publish_or_overwrite, read_whole, refuse_links
+from trainkit.decode import Between, Like
+from trainkit.files import names_in, open_regular, publish, publish_or_overwrite, read_record
+from trainkit.runner.supervisor.processes import Pid, ProcessId, boot_id, started
 
 REMOVED = "the run directory was removed while it ran"
 SAYS = "trainkit.runner.rank: "  # what a wrapper's own words begin with
@@ -18,28 +26,47 @@ PACES = "paces.json"  # in an attempt: how fast the ranks were
 ROOM = 2500  # bytes, of the block of 4096 that even a small file has
 
 
+LATEST = 1e11  # seconds since the epoch: what datetime can show
+Count = Annotated[int, Between(0, 1 << 53)]
+RankKey = Annotated[str, Like("0|[1-9][0-9]{0,7}", "the number of a rank")]
+RankNumber = Annotated[int, Between(0, 1 << 24)]
+Descriptor = Annotated[int, Between(-1, 1 << 24)]
+ExitCode = Annotated[int, Between(0, 255)]
+SignalNumber = Annotated[int, Between(1, 64)]
+Moment = Annotated[float, Between(0, LATEST)]  # seconds since the epoch
+Seconds = Annotated[float, Between(0, 1e12)]
+Name = Annotated[str, Like(r"(?!\.)[\w.:%+-]{0,300}", "a name")]  # of a host, of a port behind it: never a path
+Folder = Annotated[str, Like(r"(/[^\0\ud800-\udc7f\udd00-\udfff]*)?", "an absolute path")]
+State = Literal["", "queued", "starting", "running", "requeued", "ended"]
+
+
 class RankRecord(NamedTuple):
     """What a wrapper knows of its rank. Times are seconds since the epoch; `ended` is None while it runs."""
 
-    rank: int
-    local_rank: int
-    host: str
-    wrapper_pid: int
-    pid: int = 0  # of the program; 0 before it started
-    restart: int = 0  # how often the launcher had restarted the ranks before
-    started: float = 0.0
-    ended: float | None = None
-    clock: float = 0.0  # of its end too, on this host's monotonic clock: the time of day may jump meanwhile
-    exit_code: int | None = None
-    signal: int | None = None
+    rank: RankNumber
+    local_rank: RankNumber
+    host: Name
+    wrapper_pid: Pid
+    pid: Annotated[int, Between(0, 1 << 22)] = 0  # of the program; 0 before it started
+    restart: Count = 0  # how often the launcher had restarted the ranks before
+    started: Moment = 0.0
+    ended: Moment | None = None
+    clock: Seconds = 0.0  # of its end too, on this host's monotonic clock: the time of day may jump meanwhile
+    exit_code: ExitCode | None = None
+    signal: SignalNumber | None = None
     told_to_stop: bool = False  # TERM, INT or HUP reached the wrapper before the program ended
     message: str = ""  # why the program could not be started, or what its log lacks
     unlogged: str = ""  # the last of its errors that its log did not take
     not_as_planned: str = ""  # what the program was seen to do otherwise than the plan says
-    node: int = 0  # of several
-    rendezvous: str = ""  # MASTER_ADDR_MASTER_PORT as this rank saw them: names its shared memory
-    stamps: str = ""  # path at which the page is opened in which the program says how far it is (trainkit/stamps.py)
-    orders: str = ""  # path of the pipe by which its flight recorder is asked
+    node: RankNumber = 0  # of several
+    rendezvous: Name = ""  # MASTER_ADDR_MASTER_PORT as this rank saw them: names its shared memory
+    stamps: Descriptor = -1  # of the wrapper's: the page in which the program says how far it is (trainkit/stamps.py)
+    orders: Descriptor = -1  # of the wrapper's: the pipe by which its flight recorder is asked
+    wrapper_started: str = ""  # as `processes.started` says it
+
+    def opened(self, fd: int) -> str:
+        """Path of one of the wrapper's descriptors; empty where it has none."""
+        return f"/proc/{self.wrapper_pid}/fd/{fd}" if fd >= 0 else ""
 
     @property
     def failed(self) -> bool:
@@ -50,6 +77,83 @@ class RankRecord(NamedTuple):
     def code(self) -> int:
         """The exit code a shell would show."""
         return 128 + self.signal if self.signal is not None else (self.exit_code or 0)
+
+
+class Pids(NamedTuple):
+    """The processes of a run on its host. ranks: of the programs, by global rank.
+
+    started: of trainkit and of its guardian, with boot, so that they are known when their numbers are given again.
+    """
+
+    trainkit: Pid | None = None
+    guardian: Pid | None = None
+    launcher: Pid | None = None
+    ranks: Mapping[str, Annotated[int, Between(0, 1 << 22)]] = {}
+    started: Mapping[str, str] = {}
+    boot: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        trainkit: int,
+        guardian: int | None = None,
+        launcher: int | None = None,
+        ranks: Mapping[str, int] | None = None,
+    ) -> Pids:
+        """Those of processes of this machine."""
+        began = {"trainkit": started(trainkit), "guardian": started(guardian) if guardian else ""}
+        return cls(trainkit, guardian, launcher, ranks or {}, {k: v for k, v in began.items() if v}, boot_id())
+
+    def process(self, name: Literal["trainkit", "guardian"]) -> ProcessId | None:
+        """One of them; None where it has not started, or nothing says when."""
+        pid, began = getattr(self, name), self.started.get(name)
+        return ProcessId(pid, began, self.boot) if pid and began else None
+
+
+class Status(NamedTuple):
+    """status.json: the state of a run, or who ended it and why. What it is called, as in `exit_status.Verdict`.
+
+    outcome: of a submitted run, what its job makes of the end.
+    """
+
+    state: State = ""
+    run_id: str | None = None
+    attempt: Count = 0
+    job: str | None = None
+    started: Moment | None = None
+    ended: Moment | None = None
+    exit_code: ExitCode | None = None
+    failure: str | None = None
+    why: str | None = None
+    rank: RankNumber | None = None
+    signal: SignalNumber | None = None
+    blamed: str | None = None
+    node: RankNumber | None = None
+    host: Name | None = None
+    pids: Pids = Pids()
+    survivors: tuple[Pid, ...] = ()
+    hang: str | None = None
+    outcome: str | None = None
+
+
+class Shown(NamedTuple):
+    """What the program of a rank was seen to run, by `trainkit/verify/observe.py`; error: why that is not known."""
+
+    strategy: str | None = None
+    world_size: Count | None = None
+    device: str | None = None
+    dtype: str | None = None
+    differences: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    arguments: Mapping[str, Any] | None = None
+    output_dir: Folder = ""
+    step: Count | None = None
+    error: str = ""
+
+    def as_data(self) -> dict[str, Any]:
+        """For the summary: without what few accounts have, where this one has it not."""
+        seldom = ("warnings", "arguments", "output_dir", "step", "error")
+        return {name: value for name, value in self._asdict().items() if value or name not in seldom}
 
 
 def log_path(attempt_dir: str, rank: int, stream: str) -> str:
@@ -78,6 +182,17 @@ def shown_path(attempt_dir: str, rank: int) -> str:
     return os.path.join(attempt_dir, "shown", f"rank-{rank}.json")
 
 
+def read_shown(attempt_dir: str) -> dict[int, Shown]:
+    """What was seen in each rank, by its number; of a damaged account that it is damaged."""
+    folder, run, found = os.path.join(attempt_dir, "shown"), run_of(attempt_dir), dict[int, Shown]()
+    with contextlib.suppress(OSError):  # none has left an account
+        for name in names_in(folder, below=run):
+            if number := re.fullmatch(r"rank-(0|[1-9][0-9]{0,7})\.json", name):
+                record = read_record(os.path.join(folder, name), Shown, below=run)
+                found[int(number[1])] = record or Shown(error=f"{name} is damaged")
+    return dict(sorted(found.items()))
+
+
 def last_of(output: bytes) -> str:
     """The end of an output, so short that a record with it can be written in the old one's place on a full disk."""
     text = output.decode("utf-8", "replace")
@@ -86,21 +201,16 @@ def last_of(output: bytes) -> str:
     return text
 
 
-def refuse_replaced(attempt_dir: str) -> None:
-    """OSError where a link is in the place of the run directory, or of a folder down to the attempt's records."""
-    attempts = os.path.dirname(attempt_dir)
-    refuse_links(
-        os.path.dirname(attempts), attempts, attempt_dir, *(f"{attempt_dir}/{name}" for name in ("logs", "ranks"))
-    )
+def run_of(attempt_dir: str) -> str:
+    """The run directory of an attempt: no folder below it may be a link."""
+    return os.path.dirname(os.path.dirname(attempt_dir))
 
 
 def write_record(attempt_dir: str, record: RankRecord) -> None:
     """Put the record in place, whole; that of an ended rank also where the disk is full by now. Raises OSError."""
-    refuse_replaced(attempt_dir)
-    folder = records_path(attempt_dir, record.node)
-    refuse_links(folder)
     write = publish if record.ended is None else publish_or_overwrite
-    write(os.path.join(folder, f"rank-{record.rank}.json"), json.dumps(record._asdict()) + "\n")
+    path = os.path.join(records_path(attempt_dir, record.node), f"rank-{record.rank}.json")
+    write(path, json.dumps(record._asdict()) + "\n", below=run_of(attempt_dir))
 
 
 def unwritten(attempt_dir: str, node: int = 0) -> str:
@@ -108,7 +218,7 @@ def unwritten(attempt_dir: str, node: int = 0) -> str:
     said = f"{SAYS}{attempt_dir} cannot be written: ".encode()
     with (
         contextlib.suppress(OSError),
-        os.fdopen(open_regular(launcher_log(attempt_dir, node)), "rb") as file,
+        os.fdopen(open_regular(launcher_log(attempt_dir, node), below=run_of(attempt_dir)), "rb") as file,
     ):
         file.seek(max(0, file.seek(0, os.SEEK_END) - END_BYTES))
         for line in file.read().splitlines():
@@ -119,21 +229,20 @@ def unwritten(attempt_dir: str, node: int = 0) -> str:
 
 def read_records(attempt_dir: str, node: int | None = None) -> Iterator[RankRecord]:
     """Every record of the attempt, or of one node in it, that can be read now. Raises OSError where a folder cannot."""
+    run = run_of(attempt_dir)
     if node is not None:
-        refuse_links(folder := records_path(attempt_dir, node))
-        yield from (record for record in _records_in(folder) if record.node == node)
+        yield from (record for record in _records_in(records_path(attempt_dir, node), run) if record.node == node)
         return
     folder = os.path.join(attempt_dir, "ranks")
-    yield from _records_in(folder)
+    yield from _records_in(folder, run)
     with os.scandir(folder) as entries:
         folders = [e.path for e in entries if e.name.startswith("node-") and e.is_dir(follow_symlinks=False)]
     for each in sorted(folders):
-        yield from _records_in(each)
+        yield from _records_in(each, run)
 
 
-def _records_in(folder: str) -> Iterator[RankRecord]:
-    for name in sorted(os.listdir(folder)):
-        if name.startswith("rank-") and name.endswith(".json"):
-            with contextlib.suppress(OSError, ValueError):  # gone meanwhile, on a failing disk, or being overwritten
-                known = parse_json(read_whole(os.path.join(folder, name)))
-                yield RankRecord(**{key: known[key] for key in RankRecord._fields if key in known})
+def _records_in(folder: str, run: str) -> Iterator[RankRecord]:
+    names = (name for name in names_in(folder, below=run) if name.startswith("rank-") and name.endswith(".json"))
+    # None: gone meanwhile, on a failing disk, being overwritten, or no record.
+    found = (read_record(os.path.join(folder, name), RankRecord, below=run) for name in names)
+    yield from (record for record in found if record is not None)

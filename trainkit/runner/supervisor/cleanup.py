@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import signal
+import stat
 import time
 from collections.abc import Collection, Iterable, Iterator
 
@@ -115,13 +116,29 @@ def remove(paths: Iterable[str]) -> list[str]:
             with contextlib.suppress(OSError):
                 candidates -= _mapped(int(name))
     for path in candidates:
-        if os.path.isdir(path):
-            for name in os.listdir(path):
-                with contextlib.suppress(OSError):
-                    os.unlink(os.path.join(path, name))
+        folder, name = os.path.split(path)
         with contextlib.suppress(OSError):
-            (os.rmdir if os.path.isdir(path) else os.unlink)(path)
+            parent = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                _remove_below(parent, name)
+            finally:
+                os.close(parent)
     return sorted(candidates)
+
+
+def _remove_below(parent: int, name: str) -> None:
+    """Remove a file, or a folder of files; parent: a descriptor, so that no link leads elsewhere. Raises OSError."""
+    if not stat.S_ISDIR(os.lstat(name, dir_fd=parent).st_mode):
+        os.unlink(name, dir_fd=parent)
+        return
+    folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        for each in os.listdir(folder):
+            with contextlib.suppress(OSError):
+                os.unlink(each, dir_fd=folder)
+    finally:
+        os.close(folder)
+    os.rmdir(name, dir_fd=parent)
 
 
 def _is_tracker(pid: int) -> bool:

@@ -8,10 +8,9 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from trainkit.runner.rundir.records import RankRecord
 from trainkit.runner.supervisor.channel import Spec
 from trainkit.runner.supervisor.cleanup import held_by
-from trainkit.runner.supervisor.processes import descendants, is_alive, send_signal, spawn
+from trainkit.runner.supervisor.processes import descendants, send_signal, spawn
 
 Say = Callable[[str], object]
 SECONDS = 30.0  # for the engine; a daemon that hangs must not hold the run
@@ -61,15 +60,18 @@ def end_containers(
 
 def end_boxed(
     spec: Spec,
-    records: Iterable[RankRecord],
+    wrappers: Iterable[int],
     environ: Mapping[str, str],
     say: Say,
     meanwhile: Callable[[], object],
 ) -> set[str]:
-    """End a run's containers, if it has any; what its ranks held outside the run directory."""
+    """End a run's containers, if it has any; what its ranks held outside the run directory.
+
+    wrappers: pids of its ranks' that run, wherever they descend from.
+    """
     if not spec.container:
         return set()
-    held = held_inside(records)
+    held = held_by([pid for wrapper in wrappers for pid in (wrapper, *descendants(wrapper))])
     if wrong := end_containers(spec.end, environ, meanwhile):
         say(f"warning: a container may be left: {wrong}")
     return held
@@ -80,9 +82,3 @@ def _exit_of(pid: int) -> int | None:
         found, status = os.waitpid(pid, os.WNOHANG)
         return os.waitstatus_to_exitcode(status) if found else None
     return 0
-
-
-def held_inside(records: Iterable[RankRecord]) -> set[str]:
-    """Shared-memory files and socket folders of ranks that run, wherever they descend from."""
-    wrappers = [each.wrapper_pid for each in records if each.ended is None and is_alive(each.wrapper_pid)]
-    return held_by([pid for wrapper in wrappers for pid in (wrapper, *descendants(wrapper))])

@@ -26,7 +26,7 @@ from trainkit.runner.report.exit_status import (
     judge,
     write_status,
 )
-from trainkit.runner.rundir.records import log_path, unwritten
+from trainkit.runner.rundir.records import Pids, log_path, run_of, unwritten
 from trainkit.runner.supervisor import cleanup, containers, sentinel
 from trainkit.runner.supervisor.channel import Channel, Spec
 from trainkit.runner.supervisor.processes import (
@@ -55,7 +55,7 @@ class Guardian:
         self._spec = spec
         self._trainkit = trainkit
         self._selector = selectors.DefaultSelector()
-        self._ranks = Ranks(spec.attempt_dir, self._selector, spec.node)
+        self._ranks = Ranks(spec.attempt_dir, self._selector, spec.node, spec.ranks, spec.nodes)
         neighbours = {node: Neighbour(node, host, fd) for node, host, fd in spec.neighbours}
         self._control = Control(spec.node, neighbours, self._selector, spec.grace)
         guarded = spec.trainkit_pid if spec.keeps_stdin else 0
@@ -82,7 +82,7 @@ class Guardian:
             self._start_launcher()
             self._await(self._launcher_pid)
         self._ranks.poll()
-        self._watch.see(self._ranks.records)
+        self._watch.see(self._ranks.records, self._ranks.alive())
         abandoned = self._ranks.alive() if self._launcher_pid and self._termination.stop is None else []
         self._end_rest()
         self._end_containers()
@@ -151,7 +151,8 @@ class Guardian:
         own = f"node-{self._spec.node}." if self._spec.node else ""
         log, flags = f"{self._spec.attempt_dir}/logs/{own}prepare", os.O_WRONLY | os.O_CREAT | os.O_APPEND
         nothing = os.open(os.devnull, os.O_RDONLY)
-        streams = [nothing, *(open_regular(f"{log}.{name}", flags) for name in ("out", "err"))]
+        run = run_of(self._spec.attempt_dir)
+        streams = [nothing, *(open_regular(f"{log}.{name}", flags, below=run) for name in ("out", "err"))]
         try:
             # The child holds the lock too: it stays locked while the child lives, even if the guardian does not.
             pid = self._spawn(argv, streams, new_session=True, ignore=PASSED_ON, inherit=(lock,))
@@ -244,6 +245,9 @@ class Guardian:
         for said in self._control.said:
             self._trainkit.say(said)
         self._control.said.clear()
+        for number in self._control.passed_on:
+            self._ranks.signal(number)
+        self._control.passed_on.clear()
         if self._control.order:
             self._termination.order(self._control.order)
         if self._control.insists and not self._insisted:
@@ -275,12 +279,13 @@ class Guardian:
         for order in orders:
             if order["do"] == "stop":
                 self._control.received = order["signal"]
-                self._termination.order(order["why"], order["signal"])
+                self._termination.order(order["why"], order["signal"], order["failure"])
             elif order["do"] == "kill":
                 self._termination.kill_at = 0.0
                 self._control.insist()
             elif order["do"] == "signal":
                 self._ranks.signal(order["signal"])
+                self._control.pass_on(order["signal"])
 
     def _end_if_ordered(self) -> None:
         # Only while it runs; later its number may be another process's.
@@ -292,13 +297,15 @@ class Guardian:
     def _carry_out(self, action: Action, launcher: Sequence[int] = ()) -> None:
         if action is Action.TERM_RANKS:
             self._ranks.stop()
-            awake(record.pid for record in self._ranks.records.values() if record.ended is None)
+            awake(self._ranks.programs())
         elif action is Action.TERM_LAUNCHER:
             send_signal(launcher, signal.SIGTERM)
         elif action is not Action.KILL:
-            send_signal({*descendants(os.getpid()), *launcher}, signal.SIGTERM)
+            left = descendants(os.getpid())
+            self._held |= cleanup.held_by(left)  # what ends by TERM may leave as much as what is killed
+            send_signal({*left, *launcher}, signal.SIGTERM)
         else:
-            groups = [self._launcher_pid, *(record.pid for record in self._ranks.records.values())]
+            groups = [self._launcher_pid, *self._ranks.programs()]
             self._end_containers()
             if self._spec.container:
                 self._ranks.signal(signal.SIGKILL)
@@ -322,15 +329,12 @@ class Guardian:
             self._wait(QUICK)
 
     def _end_containers(self) -> None:
-        records, alive = self._ranks.records.values(), self._control.turn
-        self._held |= containers.end_boxed(self._spec, records, os.environ, self._trainkit.say, alive)
+        wrappers, alive = [self._ranks.records[rank].wrapper_pid for rank in self._ranks.alive()], self._control.turn
+        self._held |= containers.end_boxed(self._spec, wrappers, os.environ, self._trainkit.say, alive)
 
     def _save(self, state: str, verdict: Verdict | None = None) -> None:
         self._state = state
-        pids = {
-            "trainkit": self._spec.trainkit_pid,
-            "guardian": os.getpid(),
-            "launcher": self._launcher_pid or None,
-            "ranks": {str(r.rank): r.pid for r in self._ranks.records.values()},
-        }
+        ranks = {str(r.rank): r.pid for r in self._ranks.records.values()}
+        launcher = self._launcher_pid if self._launcher_pid > 0 else None
+        pids = Pids.of(trainkit=self._spec.trainkit_pid, guardian=os.getpid(), launcher=launcher, ranks=ranks)
         write_status(self._spec, state, pids, verdict, self._survivors, hang=self._watch.line, why=self._ending)

@@ -21,7 +21,7 @@ from trainkit.runner.report.console import Stream, Terminal
 from trainkit.runner.report.exit_status import KILLED, Verdict, write_status
 from trainkit.runner.report.progress import Relay
 from trainkit.runner.rundir.layout import AttemptLayout
-from trainkit.runner.rundir.records import RankRecord, read_records
+from trainkit.runner.rundir.records import Pids
 from trainkit.runner.supervisor.channel import Channel, Spec
 from trainkit.runner.supervisor.cleanup import kill_descendants, remove_leftovers
 from trainkit.runner.supervisor.containers import end_boxed
@@ -31,13 +31,13 @@ from trainkit.runner.supervisor.processes import (
     become_subreaper,
     descendants,
     handled,
-    is_alive,
     is_stopped,
     send_signal,
     signal_name,
     spawn,
     why_told,
 )
+from trainkit.runner.supervisor.ranks import Ranks
 
 TURN_SECONDS = 0.1
 STALLED_SECONDS = 2.0  # after a stop, for a reader that does not take the output
@@ -108,7 +108,8 @@ class Supervisor:
         return self._verdict
 
     def _start(self) -> int:
-        log = open_regular(self._attempt.launcher_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        log = open_regular(self._attempt.launcher_log, flags, below=self._spec.run_dir)
         nothing = os.open(os.devnull, os.O_RDONLY)
         slave = self._open_terminal()
         out = slave if slave is not None and os.isatty(1) else log
@@ -167,7 +168,8 @@ class Supervisor:
         elif self._stopped_by is None:
             self._stopped_by = number
             self._console.abandon(STALLED_SECONDS)
-            self._order({"do": "stop", "signal": number, "why": why_told(number)})
+            why, failure = why_told(number)
+            self._order({"do": "stop", "signal": number, "why": why, "failure": failure})
         elif number == signal.SIGINT:
             self._insists = True
             self._order({"do": "kill"})
@@ -239,24 +241,27 @@ class Supervisor:
 
         def wait(seconds: float) -> None:
             line.select(seconds) if neighbours else time.sleep(seconds)
+            ranks.poll()
             control.turn()
             for said in control.said:
                 self._console.say(said)
             control.said.clear()
 
-        records: list[RankRecord] = []
-        with contextlib.suppress(OSError):
-            records = list(read_records(self._spec.attempt_dir, self._spec.node))
+        # Descendants of this process by now: the guardian's children were handed on to it.
+        ranks = Ranks(self._spec.attempt_dir, line, self._spec.node, self._spec.ranks, self._spec.nodes)
+        ranks.poll()
         deadline = time.monotonic() + self._spec.grace
-        send_signal([r.wrapper_pid for r in records if r.ended is None and is_alive(r.wrapper_pid)], signal.SIGTERM)
-        while any(is_alive(record.wrapper_pid) for record in records) and time.monotonic() < deadline:
+        ranks.stop()
+        while ranks.alive() and time.monotonic() < deadline:
             wait(TURN_SECONDS)
             if self._insists:
                 break
-        inside = end_boxed(self._spec, records, self._environment, self._console.say, control.turn)
+        records = ranks.records.values()
+        wrappers = [ranks.records[rank].wrapper_pid for rank in ranks.alive()]
+        inside = end_boxed(self._spec, wrappers, self._environment, self._console.say, control.turn)
         survivors, held = kill_descendants(spare=others)
         remove_leftovers(records, held | inside)
-        pids = {"trainkit": os.getpid(), "ranks": {str(r.rank): r.pid for r in records}}
+        pids = Pids.of(os.getpid(), ranks={str(each.rank): each.pid for each in records})
 
         def record(found: Verdict) -> None:
             write_status(self._spec, "ended", pids, found, survivors)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from types import FrameType
-from typing import Any
+from typing import Annotated, Any, NamedTuple
+
+from trainkit.decode import Between, Like
 
 LINUX = sys.platform == "linux"
 STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -137,12 +141,19 @@ def descendants(ancestor: int) -> list[int]:
     return order
 
 
-def descends_from(ancestor: int) -> bool:
-    """Whether this process is below another one, as far as the system says."""
-    pid = os.getppid()
+def descends_from(ancestor: int, pid: int) -> bool:
+    """Whether a process is below another one, as far as the system says."""
+    pid = parent_of(pid)
     while pid > 1 and pid != ancestor:
-        pid = (_parent_and_state(pid) or (0, ""))[0] if LINUX else 0
+        pid = parent_of(pid)
     return pid == ancestor > 1
+
+
+def parent_of(pid: int) -> int:
+    """The pid of a process's parent; 0 when it is gone."""
+    if LINUX:
+        return (_parent_and_state(pid) or (0, ""))[0]
+    return int(_ps(pid, "ppid") or 0)
 
 
 def is_alive(pid: int) -> bool:
@@ -162,14 +173,151 @@ def is_stopped(pid: int) -> bool:
     return LINUX and (_parent_and_state(pid) or (0, ""))[1] in ("T", "t")
 
 
-def _parent_and_state(pid: int) -> tuple[int, str] | None:
-    """Parent pid and state letter of a process, as proc(5) describes its stat file; None when it is gone."""
+def _stat(pid: int) -> list[bytes] | None:
+    """The fields of a process from its state on, as proc(5) describes its stat file; None when it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()  # the name before may hold spaces and parentheses
+            return file.read().rpartition(b")")[2].split()  # the name before may hold spaces and parentheses
     except OSError:
         return None
-    return int(fields[1]), fields[0].decode()
+
+
+def _parent_and_state(pid: int) -> tuple[int, str] | None:
+    """Parent pid and state letter of a process; None when it is gone."""
+    fields = _stat(pid)
+    return None if fields is None else (int(fields[1]), fields[0].decode())
+
+
+Pid = Annotated[int, Between(1, 1 << 22)]  # PID_MAX_LIMIT of Linux; smaller elsewhere
+
+
+class ProcessId(NamedTuple):
+    """A process for good: its number is given again, its start within one boot of the machine is not.
+
+    started: in the system's own units, as :func:`started`; boot: as :func:`boot_id`.
+    """
+
+    pid: Pid
+    started: Annotated[str, Like(r"[\w: ]{1,64}", "a time")]
+    boot: Annotated[str, Like(r"[\w-]{0,64}", "the id of a boot")] = ""
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessId | None:
+        """That of a process that runs now; None where there is none."""
+        began = started(pid)
+        return cls(pid, began, boot_id()) if began else None
+
+    @property
+    def runs(self) -> bool:
+        """Whether this very process runs, on this machine and since its last boot; a zombie does not."""
+        if not LINUX:
+            return is_alive(self.pid) and started(self.pid) == self.started
+        fields = _stat(self.pid)
+        return (
+            fields is not None and fields[0] not in (b"Z", b"X") and fields[19].decode() == self.started
+        ) and self.boot == boot_id()
+
+
+def started(pid: int) -> str:
+    """When a process has started: clock ticks since the boot on Linux, else as ps shows it; empty when it is gone."""
+    if LINUX:
+        fields = _stat(pid)
+        return fields[19].decode() if fields is not None else ""
+    return _ps(pid, "lstart")
+
+
+def command_line(pid: int) -> tuple[str, ...]:
+    """The words of a process; none when it is gone. Elsewhere than on Linux a word with spaces is several."""
+    if LINUX:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+            return tuple(os.fsdecode(file.read()).rstrip("\0").split("\0"))
+        return ()
+    return tuple(_ps(pid, "command").split())
+
+
+def module_of(words: Sequence[str]) -> str:
+    """What Python runs by its command line: the module of `-m`, or the name of the script; empty for all else."""
+    if LINUX and not re.search("python|pypy", os.path.basename("".join(words[:1]))):
+        return ""
+    rest = iter(words[1:])
+    for word in rest:
+        if not word.startswith("-"):
+            name = os.path.basename(word)
+            if LINUX or name == "trainkit":  # elsewhere it may be the rest of a path with a space
+                return name
+        elif found := re.match(r"-[a-zA-Z]*?([cmXW])(.*)", word, re.DOTALL):
+            value = found[2] or next(rest, "")
+            if found[1] in "cm":
+                return value if found[1] == "m" else ""
+        elif word == "--check-hash-based-pycs":
+            next(rest, "")
+    return ""
+
+
+def _ps(pid: int, column: str) -> str:
+    import subprocess  # where there is no /proc
+
+    argv = ("ps", "-ww", "-o", f"{column}=", "-p", str(pid))
+    return subprocess.run(argv, capture_output=True, text=True, errors="surrogateescape", check=False).stdout.strip()
+
+
+@lru_cache(maxsize=1)
+def boot_id() -> str:
+    """Of the machine since it has booted; empty where the system has none."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def owner_of(pid: int) -> int | None:
+    """The user that a process runs as; None when it is gone."""
+    with contextlib.suppress(OSError):
+        if LINUX:
+            return os.stat(f"/proc/{pid}").st_uid
+    return int(found) if not LINUX and (found := _ps(pid, "uid")) else None
+
+
+def signal_holder(process: ProcessId, lock: str, run_dir: str, number: int) -> bool:
+    """A signal to the trainkit of a run; False where the process is not that one, or has ended.
+
+    What a file says of a process is proved first: it is the same one, this user's own (or anybody's, for root), it is
+    trainkit (`python -m trainkit`, or the console script), and it has the run's lock open or the run directory in its
+    command line.
+    """
+    pidfd = open_pidfd(process.pid)
+    try:
+        words = command_line(process.pid)
+        if not process.runs or os.geteuid() not in (0, owner_of(process.pid)):
+            return False
+        if module_of(words).partition(".")[0] != "trainkit":
+            return False
+        if run_dir not in words and not _has_open(process.pid, lock):
+            return False
+        if pidfd is not None:
+            signal.pidfd_send_signal(pidfd, number)  # the one that was looked at, whatever has its number by now
+        else:
+            os.kill(process.pid, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        if pidfd is not None:
+            os.close(pidfd)
+    return True
+
+
+def _has_open(pid: int, path: str) -> bool:
+    """Whether a process has a file open; True where the system does not say."""
+    if not LINUX:
+        return True
+    with contextlib.suppress(OSError):
+        wanted = os.stat(path, follow_symlinks=False)
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), wanted):
+                    return True
+    return False
 
 
 def memory_kills(counters: str = "/proc/vmstat") -> int:
@@ -206,14 +354,14 @@ _TOLD: list[str] = []  # why this process ends itself, for who hears of the sign
 
 
 def end_self(why: str) -> None:
-    """Have this process end in order, by TERM, for another reason than that somebody has sent it one."""
+    """Have this process end in order, by TERM, because who has submitted the run is gone."""
     _TOLD.append(why)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def why_told(number: int) -> str:
-    """Why trainkit ends, of a signal that it has received."""
-    return _TOLD[0] if _TOLD else f"trainkit received {signal_name(number)}"
+def why_told(number: int) -> tuple[str, str]:
+    """Why trainkit ends, of a signal that it has received, and whose failure that is, as in `exit_status.Verdict`."""
+    return (_TOLD[0], "submitter") if _TOLD else (f"trainkit received {signal_name(number)}", "signal")
 
 
 def wakeup(numbers: Iterable[int]) -> int:

@@ -1,4 +1,8 @@
-"""The ranks as the guardian sees them: registered by their wrappers' records, watched by pidfd, reached by signal."""
+"""The ranks as the guardian sees them: registered by their wrappers' records, watched by pidfd, reached by signal.
+
+A record says which process is a rank's wrapper; it is believed of one that is below the guardian, or that is such a
+wrapper of this attempt by its command line (in a container of a daemon). No other process is signalled or looked into.
+"""
 
 from __future__ import annotations
 
@@ -8,37 +12,50 @@ import selectors
 import signal
 import time
 
-from trainkit.files import is_there, publish
-from trainkit.runner.rundir.records import REMOVED, RankRecord, read_records, records_path, refuse_replaced
-from trainkit.runner.supervisor.processes import is_alive, open_pidfd
+from trainkit.files import is_there, make_folder, publish, read_whole, remove_file
+from trainkit.runner.rundir.records import REMOVED, RankRecord, read_records, records_path, run_of
+from trainkit.runner.supervisor.processes import (
+    LINUX,
+    command_line,
+    descends_from,
+    is_alive,
+    module_of,
+    open_pidfd,
+    started,
+)
 
 SETTLED_SECONDS = 0.05
+WRAPPER = "trainkit.runner.rank"  # what each runs
 
 
 class Ranks:
     """Every rank of this node that has registered in the attempt."""
 
-    def __init__(self, attempt_dir: str, selector: selectors.BaseSelector, node: int = 0) -> None:
+    def __init__(
+        self, attempt_dir: str, selector: selectors.BaseSelector, node: int = 0, expected: int = 0, nodes: int = 1
+    ) -> None:
+        """expected: ranks that the plan has on each node like this one; 0 where it is not known."""
         self.records: dict[int, RankRecord] = {}
         self.vanished: dict[int, float] = {}  # rank -> when its wrapper ended without finishing its record
         self._attempt_dir = attempt_dir
         self._selector = selector
-        self._node = node
+        self._node, self._expected, self._nodes = node, expected, nodes
         self._folder = records_path(attempt_dir, node)
         if node:
-            with contextlib.suppress(OSError):  # it is there already, or cannot be: the first look says so
-                os.mkdir(self._folder)
+            with contextlib.suppress(OSError):  # it cannot be: the first look says so
+                make_folder(self._folder, below=run_of(attempt_dir))
         self._stamp: int | None = None  # of the folder …
         self._stamp_seen = 0.0  # … since when it is that …
         self._settled = False  # … and whether nothing can have changed unseen
         self._watched: dict[int, int | None] = {}  # wrapper pid -> pidfd
         self._stopped: set[int] = set()  # wrapper pids that have had TERM
+        self._proved: set[tuple[int, str]] = set()  # wrappers that were seen to be ones while they ran
 
     def poll(self) -> None:
         """Take in new records and ends."""
         self._read()
         for rank, record in list(self.records.items()):
-            if record.ended is None and rank not in self.vanished and not is_alive(record.wrapper_pid):
+            if record.ended is None and rank not in self.vanished and not _runs(record):
                 self._read()  # the last thing that a wrapper does is to finish its record
                 latest = self.records[rank]  # the launcher may have restarted it meanwhile
                 if latest.wrapper_pid == record.wrapper_pid and latest.ended is None:
@@ -50,7 +67,12 @@ class Ranks:
 
     def alive(self) -> list[int]:
         """Ranks whose wrappers still run."""
-        return [rank for rank, record in self.records.items() if is_alive(record.wrapper_pid)]
+        return [rank for rank, each in self.records.items() if _wrapper(each) in self._proved and _runs(each)]
+
+    def programs(self) -> list[int]:
+        """Pids of their programs that run: each below the wrapper that has started it."""
+        records = [self.records[rank] for rank in self.alive()]
+        return [each.pid for each in records if each.pid and descends_from(each.wrapper_pid, each.pid)]
 
     def signal(self, number: int) -> None:
         """A signal to every wrapper, which passes it on to its program."""
@@ -65,21 +87,19 @@ class Ranks:
 
     def obstacle(self) -> str:
         """Why records cannot be written or read now; empty where they can."""
-        folder = self._folder
+        folder, run = self._folder, run_of(self._attempt_dir)
         probe = os.path.join(folder, ".probe")
         try:
-            refuse_replaced(self._attempt_dir)
             if not is_there(os.path.join(self._attempt_dir, "ranks")):  # a closed one may be
                 return REMOVED
-            publish(probe, " ")
-            os.unlink(probe)
+            publish(probe, " ", below=run)
+            remove_file(probe, below=run)
         except OSError as error:
             return f"{folder} cannot be written: {error.strerror}"
         try:
             for name in os.listdir(folder):
                 if name.startswith("rank-"):
-                    with open(os.path.join(folder, name), "rb") as file:
-                        file.read()
+                    read_whole(os.path.join(folder, name), below=run)
         except OSError as error:
             return f"{folder} cannot be read: {error.strerror}"
         return ""
@@ -104,14 +124,31 @@ class Ranks:
             return
         for record in records:
             known = self.records.get(record.rank)
+            same = known is not None and _wrapper(known) == _wrapper(record)
+            if not same and not self._is_ours(record, known):
+                continue
             self.records[record.rank] = record
-            if known is not None and known.wrapper_pid == record.wrapper_pid:
+            if same:
                 continue
             self.vanished.pop(record.rank, None)  # the launcher has restarted it
-            if record.ended is None:
+            if record.ended is None and _wrapper(record) in self._proved:
                 pidfd = self._watched[record.wrapper_pid] = open_pidfd(record.wrapper_pid)
                 if pidfd is not None:
                     self._selector.register(pidfd, selectors.EVENT_READ)
+
+    def _is_ours(self, record: RankRecord, known: RankRecord | None) -> bool:
+        """Whether a new record's wrapper is one of this attempt. known: of the same rank before a restart."""
+        highest = record.rank if self._nodes == 1 else record.local_rank
+        if self._expected and highest >= self._expected:
+            return False
+        if not _runs(record):  # it has ended by now: nothing will be done to it
+            return known is None or not _runs(known)
+        words = command_line(record.wrapper_pid)
+        boxed = module_of(words) == WRAPPER and self._attempt_dir in words
+        if boxed or descends_from(os.getpid(), record.wrapper_pid):
+            self._proved.add(_wrapper(record))
+            return True
+        return False
 
     def _send(self, pid: int, number: int) -> None:
         pidfd = self._watched.get(pid)
@@ -120,3 +157,13 @@ class Ranks:
                 signal.pidfd_send_signal(pidfd, number)  # never another process that got the same pid
             else:
                 os.kill(pid, number)
+
+
+def _wrapper(record: RankRecord) -> tuple[int, str]:
+    return record.wrapper_pid, record.wrapper_started
+
+
+def _runs(record: RankRecord) -> bool:
+    """Whether a wrapper runs, and not another process that has got its number since."""
+    # Elsewhere ps would have to be asked, in each look for each rank.
+    return is_alive(record.wrapper_pid) and (not LINUX or started(record.wrapper_pid) == record.wrapper_started)

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from trainkit.files import is_there, open_regular, publish, read_json, refuse_links
-from trainkit.runner.rundir.records import RankRecord
+from trainkit.files import make_folder, open_regular, publish, read_record, remove_file
+from trainkit.runner.rundir.records import RankRecord, run_of
 from trainkit.runner.supervisor.processes import descendants
 from trainkit.runner.watch.activity import State, catches, state_of
 from trainkit.runner.watch.judge import Found, own_place
 from trainkit.runner.watch.question import order
-from trainkit.stamps import ASK, PAGE, Page, read_page
+from trainkit.stamps import ASK, PAGE, Flight, Page, read_page
 
 PATIENCE = 5.0  # seconds for all ranks to answer
 SETTLE = 0.3  # a stack that has not grown for so long is whole
@@ -30,12 +30,13 @@ Spawn = Callable[[Sequence[str], Sequence[int]], int]  # argv, standard streams 
 class View:
     """What this node sees of one rank: its record and its page, which stays readable when the wrapper has ended."""
 
-    def __init__(self, record: RankRecord) -> None:
+    def __init__(self, record: RankRecord, *, alive: bool) -> None:
+        """alive: whether its wrapper is proved to run; nothing is opened of another process."""
         self.record = record
         self._fd: int | None = None
-        if record.stamps:
+        if alive and (path := record.opened(record.stamps)):
             with contextlib.suppress(OSError):
-                self._fd = open_regular(record.stamps, links=True)
+                self._fd = open_regular(path, links=True)
 
     def bytes(self) -> bytes:
         """The whole page; empty where there is none."""
@@ -80,9 +81,9 @@ class Dump:
     """One dump of all ranks of this node, from the order to what was found."""
 
     def __init__(self, folder: str, views: Iterable[View], spawn: Spawn) -> None:
-        """Raises OSError where the folder cannot be made."""
-        refuse_links(os.path.dirname(folder), folder)
-        os.makedirs(folder, exist_ok=True)
+        """views: of ranks whose wrappers are proved to run. Raises OSError where the folder cannot be made."""
+        self._run = run_of(os.path.dirname(folder))
+        make_folder(folder, below=self._run)
         self._folder, self._spawn = folder, spawn
         self._began = self._grown = time.monotonic()
         self._asked = [self._ask(view) for view in views]
@@ -91,8 +92,9 @@ class Dump:
     def _ask(self, view: View) -> _Asked:
         record, page = view.record, view.page()
         # The number may be another process's by now: only one of this rank's is sent anything.
-        attached = page is not None and page.pid in {record.pid, *descendants(record.wrapper_pid)}
-        pid = page.pid if page is not None and attached else record.pid
+        below = descendants(record.wrapper_pid)
+        attached = page is not None and page.pid in below
+        pid = page.pid if page is not None and attached else record.pid if record.pid in below else 0
         state, start, flight, spy = state_of(pid), view.size(), "", 0
         answers = state.letter not in {"T", "t", "Z", "X", ""}
         if answers and attached:
@@ -101,8 +103,8 @@ class Dump:
                     os.kill(pid, ASK)
             flight = self._path(record.rank, "flight.json")
             with contextlib.suppress(OSError):
-                os.unlink(flight)
-            flight = flight if order(record.orders, flight) else ""
+                remove_file(flight, below=self._run)
+            flight = flight if order(record.opened(record.orders), flight) else ""
         elif answers and (tool := _tool("py-spy")):
             spy = self._spy(tool, pid, record.rank)
         return _Asked(view, page if attached else None, pid, state, start, flight, spy)
@@ -110,7 +112,7 @@ class Dump:
     def _spy(self, tool: str, pid: int, rank: int) -> int:
         nothing = os.open(os.devnull, os.O_RDWR)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        out = open_regular(self._path(rank, "py-spy"), flags)
+        out = open_regular(self._path(rank, "py-spy"), flags, below=self._run)
         try:
             return self._spawn((tool, "dump", "--pid", str(pid)), (nothing, out, nothing))
         except OSError:  # it cannot be started: the state alone is known
@@ -126,7 +128,7 @@ class Dump:
             self._sizes, self._grown = sizes, now
         # One that has no thread for orders answers with its stack alone.
         whole = all(
-            (not each.flight or is_there(each.flight) or now - self._began > PATIENCE / 2)
+            (not each.flight or os.path.lexists(each.flight) or now - self._began > PATIENCE / 2)
             and (not each.spy or each.spy in ended)
             for each in self._asked
         )
@@ -137,26 +139,26 @@ class Dump:
         return [self._found(each, moved(each.view.record.rank)) for each in self._asked]
 
     def _found(self, asked: _Asked, seconds: float) -> Found:
-        record, page, flight = asked.view.record, asked.page, {}
+        record, page, flight = asked.view.record, asked.page, None
         stack = asked.view.text(asked.start) if page is not None else ""
         if asked.spy:
-            with contextlib.suppress(OSError), os.fdopen(open_regular(self._path(record.rank, "py-spy")), "rb") as file:
+            path = self._path(record.rank, "py-spy")
+            with contextlib.suppress(OSError), os.fdopen(open_regular(path, below=self._run), "rb") as file:
                 stack = file.read(MOST).decode("utf-8", "replace")
         if asked.flight:
-            groups = read_json(asked.flight).get("groups")
-            flight = groups if isinstance(groups, dict) else {}
+            flight = read_record(asked.flight, Flight, below=self._run)
         late = state_of(asked.pid)  # a disk makes everybody wait for a moment: only what lasts counts
         letter = "" if asked.state.letter == "D" and late.letter != "D" else asked.state.letter
         found = Found(
             record.rank,
             record.host,
             asked.pid,
-            round(seconds, 1),
+            round(max(0.0, seconds), 1),
             page.phase if page is not None else None,
             page.step if page is not None else 0,
             letter,
             asked.state.waits_in,
-            flight,
+            flight.groups if flight is not None else {},
             own_place(stack),
         )
         state = State(letter).in_words or f"state {letter or 'unknown'}"
@@ -165,9 +167,9 @@ class Dump:
             "" if stack else f"no stack: {'a stopped process cannot answer' if letter in {'T', 't'} else 'no answer'}\n"
         )
         with contextlib.suppress(OSError):  # a full disk: what was found is said all the same
-            publish(self._path(record.rank, "stack"), f"{head}{why}\n{stack}")
+            publish(self._path(record.rank, "stack"), f"{head}{why}\n{stack}", below=self._run)
             if asked.spy:
-                os.unlink(self._path(record.rank, "py-spy"))
+                remove_file(self._path(record.rank, "py-spy"), below=self._run)
         return found
 
     def _path(self, rank: int, kind: str) -> str:

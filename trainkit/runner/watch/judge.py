@@ -7,11 +7,13 @@ group collectives are numbered, and a rank that others wait for has not joined t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+from trainkit.decode import Between, Like
+from trainkit.runner.rundir.records import Name, Seconds
 from trainkit.runner.watch.activity import State
 from trainkit.runner.watch.timing import where
-from trainkit.stamps import Collective
+from trainkit.stamps import PHASES, Collective, Group
 from trainkit.text import listed
 
 STOPPED = ("T", "t", "D")  # states in which a process cannot go on by itself
@@ -20,20 +22,20 @@ STOPPED = ("T", "t", "D")  # states in which a process cannot go on by itself
 class Found(NamedTuple):
     """What was found in one rank. seconds: that it has not moved; phase: None where the program writes no stamps.
 
-    groups: by process group, as `trainkit.stamps.groups_of` gives them; empty without a flight recorder. place: the
-    innermost frame of the program's own in its main thread, as ``train.py:69 in step``. ended: by itself, with code 0.
-    launcher: its name, where it is no rank but what starts them.
+    groups: by process group, as its flight recorder says; empty without one. place: the innermost frame of the
+    program's own in its main thread, as ``train.py:69 in step``. ended: by itself, with code 0. launcher: its name,
+    where it is no rank but what starts them.
     """
 
-    rank: int
-    host: str = ""
-    pid: int = 0
-    seconds: float = 0.0
-    phase: int | None = None
+    rank: Annotated[int, Between(-1, 1 << 24)]
+    host: Name = ""
+    pid: Annotated[int, Between(0, 1 << 22)] = 0
+    seconds: Seconds = 0.0
+    phase: Annotated[int, Between(0, len(PHASES) - 1)] | None = None
     step: int = 0
-    letter: str = ""  # of its state
+    letter: Annotated[str, Like("[A-Za-z]?", "a letter")] = ""  # of its state
     waits_in: str = ""  # the kernel's function
-    groups: Mapping[str, Mapping[str, Any]] = {}
+    groups: Mapping[str, Group] = {}
     place: str = ""
     ended: bool = False
     launcher: str = ""
@@ -65,8 +67,20 @@ class Found(NamedTuple):
     def waits(self) -> Iterator[tuple[str, Collective]]:
         """The collectives that it has joined and that are not over, by group."""
         for group, known in self.groups.items():
-            for each in known.get("waiting", ()):
-                yield group, Collective(*each)
+            for each in known.waiting:
+                yield group, each
+
+    def as_data(self) -> dict[str, Any]:
+        """For JSON; `decode` reads it again."""
+        return {**self._asdict(), "groups": {name: group._asdict() for name, group in self.groups.items()}}
+
+
+class Account(NamedTuple):
+    """What is written of a dump: who holds the run up, what was found in each rank, nodes that did not answer."""
+
+    line: str
+    ranks: tuple[Found, ...]
+    missing: tuple[str, ...]
 
 
 def describe(rank: Found) -> str:
@@ -151,7 +165,7 @@ def _last(rank: Found, group: str) -> float:
     known = rank.groups.get(group)
     if known is None:
         return float("inf") if rank.groups else 0
-    return int(known.get("last", 0))
+    return known.last
 
 
 def _behind(
@@ -173,7 +187,8 @@ def _behind(
 
 def _with_place(text: str, guilty: Sequence[Found]) -> str:
     first = guilty[0]
-    seen = where(first.phase, first.step)
+    # Who has joined collectives without a step of an optimizer is past the start-up, and has no phase that says more.
+    seen = where(first.phase, first.step) if first.phase or not first.groups else ""
     parts = [each for each in (first.at, f"last seen in {seen}" if seen else "") if each]
     return f"{text}. {', '.join(parts)[:1].upper()}{', '.join(parts)[1:]}" if parts else text
 

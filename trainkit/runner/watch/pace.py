@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from trainkit.runner.rundir.records import Name, RankKey, Seconds
 from trainkit.runner.watch.timing import median
 from trainkit.stamps import read_paces
 
@@ -16,9 +17,12 @@ SHARE = 0.1  # of a step that the difference makes at least: less holds nobody u
 class Pace(NamedTuple):
     """Medians of a rank's latest steps, in seconds. own: outside of what waits for other ranks; 0 where unknown."""
 
-    host: str
-    step: float
-    own: float
+    host: Name
+    step: Seconds
+    own: Seconds
+
+
+BY_RANK: Any = Mapping[RankKey, Pace]
 
 
 def pace_of(host: str, page: bytes) -> Pace | None:

@@ -34,7 +34,8 @@ class Standing(NamedTuple):
 
     phase: None for a program that writes no stamps, of which only its use of the processor and its output are seen.
     longest: seconds that each phase has taken at most; steps: seconds of the latest ones. may: seconds that it may
-    stand still, where that does not depend on its own pace.
+    stand still, where that does not depend on its own pace. pause: the longest time between two collectives, where no
+    optimizer has stepped yet and they are no start-up's; steady: whether they have gone on for long.
     """
 
     rank: int
@@ -43,6 +44,8 @@ class Standing(NamedTuple):
     longest: Sequence[float] = ()
     steps: Sequence[float] = ()
     may: float | None = None
+    pause: float = 0.0
+    steady: bool = False
 
     def limit(self, limits: Limits) -> float:
         """Seconds after which standing still is too long."""
@@ -50,7 +53,7 @@ class Standing(NamedTuple):
             return self.may
         if self.phase is None:
             return max(limits.start, limits.after or 0.0) if limits.after is None else limits.after
-        longest = self.longest[self.phase]
+        longest = self.longest[self.phase] or self.pause
         if not longest:
             return max(limits.start, limits.after or 0.0)
         # Checkpoints and evaluations grow, and are no steps that the recipe can have meant.
@@ -67,7 +70,7 @@ def stalled(ranks: Collection[Standing], limits: Limits, now: float) -> bool:
 
 def is_sure(ranks: Collection[Standing]) -> bool:
     """Whether all of them say themselves when they move; of others it is reported, and nothing is ended for it."""
-    return all(each.phase is not None and any(each.longest) for each in ranks)
+    return all(each.phase is not None and (any(each.longest) or each.steady) for each in ranks)
 
 
 def where(phase: int | None, step: int) -> str:

@@ -20,15 +20,16 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from trainkit.files import publish, read_whole, refuse_links
+from trainkit.decode import DecodeError, decode
+from trainkit.files import publish, read_whole, remove_file
 from trainkit.runner.nodes.control import Control
-from trainkit.runner.rundir.records import DUMPS, ORDERS, PACES, RankRecord, log_path
+from trainkit.runner.rundir.records import DUMPS, ORDERS, PACES, RankRecord, log_path, run_of
 from trainkit.runner.supervisor.processes import descendants
 from trainkit.runner.watch.activity import Activity, state_of
 from trainkit.runner.watch.dumping import Dump, Spawn, View
 from trainkit.runner.watch.judge import STOPPED, Found, judge
-from trainkit.runner.watch.pace import Pace, pace_of
-from trainkit.runner.watch.question import Question
+from trainkit.runner.watch.pace import BY_RANK, Pace, pace_of
+from trainkit.runner.watch.question import Joins, Question, order
 from trainkit.runner.watch.timing import LEAST_SECONDS, Limits, Standing, is_sure, stalled
 from trainkit.stamps import CHECKPOINT, START, STEPS, read_paces, read_page
 
@@ -61,10 +62,12 @@ class Watch:
         self._spawn, self._guarded, self._launcher = spawn, guarded, launcher
         self._launcher_pid = 0
         self._views: dict[int, View] = {}
+        self._alive: Collection[int] = ()
         self._activities: dict[int, Activity] = {}
         self._looks: dict[int, float] = {}  # rank -> when its activity is looked at next
         self._moved: dict[int, float] = {}
         self._questions: dict[int, Question] = {}
+        self._joins: dict[int, Joins] = {}
         self._next = self._said_at = 0.0
         self._since = self._turned = self._ran = time.monotonic()  # since when the clocks count; when ranks last ran
         self._rest = Rest()
@@ -85,7 +88,7 @@ class Watch:
 
         launcher: its pid; 0 while none runs.
         """
-        self._launcher_pid = launcher
+        self._launcher_pid, self._alive = launcher, alive
         self._hear()
         self._go_on(ended)
         now = time.monotonic()
@@ -94,7 +97,7 @@ class Watch:
         self._turned = now
         if now >= self._next:
             self._next = now + LOOK_SECONDS
-            self.see(records)
+            self.see(records, alive)
             ranks = [each for rank in alive if (each := self._standing(rank, now)) is not None]
             self._note(ranks or self._without_ranks(now), now)
             if ranks or not launcher:
@@ -104,14 +107,14 @@ class Watch:
         if self._answers is not None:
             self._conclude()
 
-    def see(self, records: Mapping[int, RankRecord]) -> None:
-        """Take in new ranks, and those that the launcher has restarted."""
+    def see(self, records: Mapping[int, RankRecord], alive: Collection[int]) -> None:
+        """Take in new ranks, and those that the launcher has restarted. alive: as for `turn`."""
         for rank, record in records.items():
             known = self._views.get(rank)
             if known is None or known.record.wrapper_pid != record.wrapper_pid:
                 if known is not None:
                     known.close()
-                self._views[rank] = View(record)
+                self._views[rank], self._joins[rank] = View(record, alive=rank in alive), Joins()
                 logs = (log_path(self._attempt, rank, stream) for stream in ("out", "err"))
                 self._activities[rank] = Activity(time.monotonic(), logs)
             else:
@@ -142,9 +145,16 @@ class Watch:
         steps = [each[0] for each in read_paces(data)]
         standing = Standing(rank, max(self._since, page.at), page.phase, page.longest, steps)
         if page.phase in (START, STEPS, CHECKPOINT):
+            joins = self._joins[rank]
+            joins.see(page.joined, now)
+            order(view.record.opened(view.record.orders), "")
+            at = max(page.at, joins.moved)
+            standing = standing._replace(moved=max(self._since, at))
+            if page.phase == START:
+                standing = standing._replace(pause=joins.pause(self._limits.after), steady=joins.is_steady)
             # Between two steps of its own making a program may evaluate, or save: then it computes, writes, or says so.
-            active, limit = self._active(rank, now, page.at), standing.limit(self._limits)
-            if active > page.at and not (now - page.at > limit and self._waits(rank, page.at, limit, now)):
+            active, limit = self._active(rank, now, at), standing.limit(self._limits)
+            if active > at and not (now - at > limit and self._waits(rank, at, limit, now)):
                 standing = standing._replace(moved=max(self._since, active))
         self._moved[rank] = standing.moved
         return standing
@@ -162,8 +172,9 @@ class Watch:
 
     def _waits(self, rank: int, since: float, limit: float, now: float) -> bool:
         """Whether a rank that computes has been in one collective for too long all the same."""
+        record = self._views[rank].record
         question = self._questions.setdefault(rank, Question(os.path.join(self._attempt, f".flight-{rank}.json")))
-        return question.waits(self._views[rank].record.orders, since, limit / 10, now) > limit
+        return question.waits(record.opened(record.orders), since, limit / 10, now) > limit
 
     def _active(self, rank: int, now: float, since: float = 0.0) -> float:
         if now >= self._looks.get(rank, 0.0):
@@ -192,7 +203,8 @@ class Watch:
                 self._round = int(message["dump"])
                 self._begin()
             elif "dumped" in message and self._answers is not None and message["dumped"] == self._round:
-                self._answers[node] = [Found(**each) for each in message["ranks"]]
+                with contextlib.suppress(DecodeError):  # as if it had not answered
+                    self._answers[node] = [*decode(tuple[Found, ...], message.get("ranks"), "ranks")]
             else:
                 self._control.keep(message)
 
@@ -218,7 +230,9 @@ class Watch:
             self._answer([])
 
     def _living(self) -> list[View]:
-        return [view for _, view in sorted(self._views.items()) if view.record.ended is None]
+        """Ranks that run: of one whose wrapper has vanished nothing is looked into."""
+        views = sorted(self._views.items())
+        return [view for rank, view in views if view.record.ended is None and rank in self._alive]
 
     def _others_here(self, now: float) -> list[Found]:
         """Who makes no dump: ranks that have ended by themselves, and a launcher without ranks."""
@@ -239,7 +253,7 @@ class Watch:
 
     def _answer(self, found: list[Found]) -> None:
         if self._control.node:
-            self._control.post({"dumped": self._round, "ranks": [each._asdict() for each in found]})
+            self._control.post({"dumped": self._round, "ranks": [each.as_data() for each in found]})
         elif self._answers is not None:
             self._answers[0] = found
 
@@ -260,11 +274,11 @@ class Watch:
         self._answers = None
         judged = judge(ranks, missing)
         line = f"hang: {judged.text}. Stacks: {os.path.relpath(self._dumps, self._run_dir)}"
-        account = {"at": time.time(), "line": line, "ranks": [each._asdict() for each in ranks], "missing": missing}
+        account = {"at": time.time(), "line": line, "ranks": [each.as_data() for each in ranks], "missing": missing}
         with contextlib.suppress(OSError):  # a full disk: it is said all the same
             name = "asked.json" if self._asked else "hang.json"
             account["asked"], self._asked = self._asked, ""
-            publish(os.path.join(self._dumps, name), json.dumps(account, indent=2) + "\n")
+            publish(os.path.join(self._dumps, name), json.dumps(account, indent=2) + "\n", below=self._run_dir)
         hangs, sure = self._whole()
         if hangs and not account["asked"]:
             self.line, self._began = line, max([0.0, *self._moved.values()])
@@ -274,7 +288,7 @@ class Watch:
 
     @property
     def _run_dir(self) -> str:
-        return os.path.dirname(os.path.dirname(self._attempt))
+        return run_of(self._attempt)
 
     @property
     def _dumps(self) -> str:
@@ -284,9 +298,8 @@ class Watch:
         """What somebody has written who asks for a dump; empty where nobody has."""
         path = os.path.join(self._attempt, ORDERS, "dump")
         with contextlib.suppress(OSError):
-            refuse_links(os.path.dirname(path))
-            content = read_whole(path, 64)
-            os.unlink(path)
+            content = read_whole(path, 64, below=self._run_dir)
+            remove_file(path, below=self._run_dir)
             return content.decode() if TOKEN.fullmatch(content) else ""
         return ""
 
@@ -295,9 +308,9 @@ def save_paces(attempt_dir: str, own: Mapping[int, Pace], kept: Iterable[Mapping
     """Write down how fast the ranks of all nodes were, on node 0. kept: what the other nodes have said of theirs."""
     found = dict(own)
     for message in kept:
-        with contextlib.suppress(TypeError, ValueError, AttributeError):  # of a node that says something else
-            found |= {int(rank): Pace(*pace) for rank, pace in message.get("paces", {}).items()}
+        with contextlib.suppress(DecodeError):  # of a node that says something else
+            found |= {int(rank): pace for rank, pace in decode(BY_RANK, message.get("paces", {})).items()}
     if len(found) > 1:
         with contextlib.suppress(OSError):  # a full disk: the summary lacks a line
-            refuse_links(attempt_dir)
-            publish(os.path.join(attempt_dir, PACES), json.dumps({rank: found[rank] for rank in sorted(found)}) + "\n")
+            content = json.dumps({rank: found[rank] for rank in sorted(found)}) + "\n"
+            publish(os.path.join(attempt_dir, PACES), content, below=run_of(attempt_dir))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from trainkit.trainer.checkpoint.manifest import (
     reason,
 )
 from trainkit.trainer.checkpoint.pushing import Pushes
-from trainkit.trainer.distributed import TIMEOUT, barrier, gather_from_ranks
+from trainkit.trainer.distributed import barrier, gather_from_ranks
 from trainkit.trainer.parallel import Strategy
 from trainkit.trainer.randomness import generator_states
 from trainkit.trainer.settings import Settings, World
@@ -89,6 +90,7 @@ class Checkpoints:
         asked = settings.recipe.checkpoint
         self.root, self.identity, self._keep = root, identity, asked.keep
         self._world, self._later = world, asked.asynchronous
+        self._timeout = timedelta(seconds=settings.recipe.hang.collective_seconds)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._on_its_way: Future[object] | None = None
         repo = asked.push_to_hub.repo
@@ -111,7 +113,7 @@ class Checkpoints:
         self.wait()
         if self._world.group is None and dist.is_initialized():
             # The ranks' threads meet in a group of their own, for the training's collectives go on meanwhile.
-            self._world = replace(self._world, group=dist.new_group(backend="gloo", timeout=TIMEOUT))
+            self._world = replace(self._world, group=dist.new_group(backend="gloo", timeout=self._timeout))
         content = {"step": step, **asdict(self.identity), "best": best or {}}
         content |= {"stream": bookmark} if bookmark else {}
         put = partial(strategy.save_later(), group=self._world.group) if self._later else strategy.save

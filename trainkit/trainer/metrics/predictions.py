@@ -6,7 +6,6 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trainkit.errors import TrainingError
+from trainkit.files import open_regular, remove_file
 from trainkit.trainer.data.pairs import encoded_source
 from trainkit.trainer.data.source import IGNORED, NO_LABEL, Labels, count_targets
 from trainkit.trainer.distributed import gather_from_ranks
@@ -35,10 +35,15 @@ def predict(parts: Parts) -> None:
     counted targets in nats, and `counted`, how many these are; with `predict.tokens` also the `text` that is written
     for the source. TrainingError where the file cannot be written.
     """
-    path, main = parts.settings.run_dir / FILE, parts.world.rank == 0
-    scratch, written = path.with_name(f".{FILE}.tmp") if main else Path(os.devnull), 0
+    run_dir, main = parts.settings.run_dir, parts.world.rank == 0
+    path, scratch, written = run_dir / FILE, run_dir / f".{FILE}.tmp", 0
     try:
-        with scratch.open("w", encoding="utf-8") as file:
+        if main:
+            remove_file(scratch, below=run_dir)  # of a start before, or somebody's link
+            fd = open_regular(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, below=run_dir)
+        else:
+            fd = os.open(os.devnull, os.O_WRONLY)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
             for record in records(parts):
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
                 written += 1

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainkit.errors import TrainingError
-from trainkit.files import open_regular
+from trainkit.files import open_regular, parse_json, read_whole
 
 log = logging.getLogger("trainkit.trainer")
 Record = Mapping[str, Any]
@@ -113,7 +113,7 @@ class WeightsAndBiases(Reporter):
         finally:
             tempfile.tempdir = before
         self._wandb: Any = wandb
-        recipe = json.loads((run_dir / "trainer.json").read_text())["recipe"]
+        recipe = parse_json(read_whole(run_dir / "trainer.json", below=run_dir))["recipe"]
         mode = os.environ.get("WANDB_MODE", "offline")
         self._run: Any = self._wandb.init(
             dir=str(run_dir),

@@ -1,0 +1,255 @@
+"""The state of the code that a run starts with: the script's digest and, in a repository, git's commit and changes.
+
+git is asked for a bounded time, and nothing that a repository's configuration names is run: no hook, no fsmonitor, no
+filter, no external diff, no textconv (git-config(1), gitattributes(5)). Where git says nothing, the reason is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import selectors
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import trainkit
+from trainkit.decode import Between
+from trainkit.files import publish, read_record, read_whole, write_json
+from trainkit.recipe.layers.merge import value_at
+from trainkit.recipe.layers.secrets import mask_line, mask_private_keys
+from trainkit.recipe.yaml.reader import compose_bytes
+from trainkit.runner.rundir.layout import RunLayout
+from trainkit.text import counted
+
+MOST_SECONDS = 5.0  # for all that git is asked
+LARGEST = 1 << 20  # bytes of the diff that is kept
+MOST_NAMES = 100  # of untracked files
+LARGEST_INDEX = 1 << 24  # bytes of what git lists of it, of some hundred thousand files
+GITLINK = "160000 "  # the mode of a submodule in the index
+SETTINGS = {
+    "core.fsmonitor": "false",
+    "core.hooksPath": os.devnull,
+    "core.untrackedCache": "false",
+    "core.quotePath": "false",
+    "diff.autoRefreshIndex": "false",  # which writes to the repository
+    "diff.relative": "false",
+    "diff.submodule": "short",  # the others run git there, by the submodule's configuration
+    "protocol.allow": "never",  # a partial clone would fetch what it lacks
+}
+DIFF = (
+    *("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=dirty"),
+    *("--src-prefix=a/", "--dst-prefix=b/"),
+)
+# What of a line of Python can be a secret: a text, a comment, a long word with a digit in it.
+_TEXT = re.compile(r"""["'#]|(?<![\w-])(?=[\w-]*\d)[\w-]{20}""")
+
+
+class CodeState(NamedTuple):
+    """What code.json says. untracked: Python files that git does not have, at most MOST_NAMES.
+
+    changed: files in the diff. submodules: that have files here; git would be run in them, by their configuration.
+    git: why git says nothing, or what of it was not finished.
+    """
+
+    trainkit: str
+    script: str = ""
+    sha256: str = ""
+    repository: str = ""
+    commit: str = ""
+    branch: str = ""
+    changed: Annotated[int, Between(0, 1 << 30)] = 0
+    untracked: tuple[str, ...] = ()
+    untracked_is_cut: bool = False
+    submodules: Annotated[int, Between(0, 1 << 30)] = 0
+    diff_is_cut: bool = False
+    masked_lines: Annotated[int, Between(0, 1 << 30)] = 0
+    git: str = ""
+
+    def __str__(self) -> str:
+        found = [f"trainkit {self.trainkit}"]
+        if self.sha256:
+            found.append(f"{Path(self.script).name} sha256 {self.sha256[:12]}")
+        if self.repository:
+            commit = f"commit {self.commit[:12]}" if self.commit else "no commit yet"
+            found.append(f"{commit} ({self.branch})" if self.branch else commit)
+        if self.changed:
+            least = "at least " if self.diff_is_cut else ""
+            found.append(f"{least}{counted(self.changed, 'changed file')} (code.diff)")
+        if self.untracked:
+            least = "at least " if self.untracked_is_cut else ""
+            found.append(f"{least}{counted(len(self.untracked), 'untracked .py file')}")
+        if self.repository and not (self.changed or self.untracked or self.git):
+            found.append("no changes outside submodules" if self.submodules else "no changes")
+        if self.submodules:
+            found.append(f"{counted(self.submodules, 'submodule')} not looked into")
+        return ", ".join([*found, self.git] if self.git else found)
+
+
+def read_code(layout: RunLayout) -> CodeState | None:
+    """What a run directory says of its code; None for one of before, and a damaged one."""
+    return read_record(layout.code, CodeState)
+
+
+Looked = dict[Path, tuple["CodeState", bytes]]  # by folder, so that git is asked once for many runs
+
+
+def write_code(layout: RunLayout, recipe_yaml: str, looked: Looked | None = None) -> None:
+    """Write the state of the code of a recipe's program, as it is now.
+
+    The diff is for this user alone: what its lines say may be secret, whatever is masked. Raises OSError.
+    """
+    program, base = value_at(compose_bytes(recipe_yaml.encode()).tree, "program"), Path.cwd()
+    script = next((path for path in _files(program, base) if path.is_file()), None)
+    looked, folder = {} if looked is None else looked, script.parent if script else base
+    if folder not in looked:
+        looked[folder] = _ask(folder)
+    state, diff = looked[folder]
+    if script is not None:
+        state = state._replace(script=str(script), sha256=_digest(script))
+    if diff:
+        publish(layout.diff, diff, mode=0o600)
+    write_json(layout.code, state._asdict())
+
+
+def _files(program: object, base: Path) -> Iterator[Path]:
+    """Where the program's own script or module may be."""
+    if not isinstance(program, Mapping):
+        return
+    if isinstance(script := program.get("script"), str):
+        yield base / script
+    elif isinstance(module := program.get("module"), str):
+        path = base.joinpath(*module.split("."))
+        yield from (path.with_name(f"{path.name}.py"), path / "__main__.py")
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(read_whole(path, links=True)).hexdigest()
+    except OSError:  # whoever runs it will say why
+        return ""
+
+
+class _SilentError(Exception):
+    """git says nothing more. The text is why."""
+
+
+class _Git:
+    """git in a folder, without what a repository's configuration could make it run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._until, self._settings = folder, time.monotonic() + MOST_SECONDS, dict(SETTINGS)
+
+    def say(self, *words: str, most: int = 1 << 16, errors: int = subprocess.DEVNULL) -> tuple[int, bytes]:
+        """Exit code and output; of more than `most` bytes the first, and one more. Raises _SilentError."""
+        settings = (word for name, value in self._settings.items() for word in ("-c", f"{name}={value}"))
+        argv = ("git", "--no-optional-locks", *settings, "-C", str(self._folder), *words)
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        environ |= {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1"}
+        try:
+            process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=environ
+            )
+        except OSError as error:
+            raise _SilentError(f"git cannot be started: {(error.strerror or str(error)).lower()}") from error
+        try:
+            output = self._read(process, most)
+        finally:
+            process.kill()  # which does nothing where it has ended
+            with contextlib.suppress(subprocess.TimeoutExpired):  # on a disk that does not answer
+                process.wait(1)
+        return process.returncode, output
+
+    def _read(self, process: subprocess.Popen[bytes], most: int) -> bytes:
+        assert process.stdout is not None
+        output = b""
+        with process.stdout, selectors.DefaultSelector() as ready:
+            ready.register(process.stdout, selectors.EVENT_READ)
+            while len(output) <= most:
+                if not ready.select(max(self._until - time.monotonic(), 0)):
+                    raise _SilentError(f"git was not done after {MOST_SECONDS:g} s")
+                if not (chunk := os.read(process.stdout.fileno(), 1 << 16)):
+                    with contextlib.suppress(subprocess.TimeoutExpired):  # it closes its output as it ends
+                        process.wait(1)
+                    break
+                output += chunk
+        return output[: most + 1]
+
+    def output(self, *words: str, most: int = 1 << 16) -> bytes:
+        """The same of what must not fail. Raises _SilentError."""
+        code, output = self.say(*words, most=most)
+        if code and len(output) <= most:
+            raise _SilentError(f"git {' '.join(words[:3])} ended with exit code {code}")
+        return output
+
+    def line(self, *words: str) -> str:
+        """The first line of its output; empty where it fails."""
+        code, output = self.say(*words)
+        return os.fsdecode(output).partition("\n")[0] if code == 0 else ""
+
+    def leave_filters(self) -> None:
+        """Have no filter of the configuration run, which `diff` does for a file that looks changed."""
+        _, output = self.say("config", "-z", "--name-only", "--get-regexp", r"^filter\..*\.(clean|process|required)$")
+        for name in filter(None, os.fsdecode(output).split("\0")):
+            if "=" in name:
+                raise _SilentError(f"git was not asked for changes: its configuration has {name!r}")
+            self._settings[name] = "false" if name.endswith(".required") else ""
+
+
+def _ask(folder: Path) -> tuple[CodeState, bytes]:
+    """What git says of a folder, and the diff of what is not committed. Whatever git does, nothing is raised."""
+    state, diff, git = CodeState(trainkit.__version__), b"", _Git(folder)
+    try:
+        code, output = git.say("rev-parse", "--show-toplevel", errors=subprocess.STDOUT)
+        said = os.fsdecode(output).strip()
+        if code or not said:
+            raise _SilentError(_refusal(said))
+        top = said.rpartition("\n")[2]  # behind warnings
+        commit = git.line("rev-parse", "--verify", "-q", "HEAD")
+        state = state._replace(repository=top, commit=commit, branch=git.line("symbolic-ref", "-q", "--short", "HEAD"))
+        git.leave_filters()
+        index = os.fsdecode(git.output("-C", top, "ls-files", "-z", "--stage", most=LARGEST_INDEX)).split("\0")[:-1]
+        links = {each.partition("\t")[2] for each in index if each.startswith(GITLINK)}
+        state = state._replace(submodules=sum(os.path.lexists(os.path.join(top, link, ".git")) for link in links))
+        since = "HEAD" if commit else git.line("hash-object", "-t", "tree", os.devnull)  # the empty tree
+        output = git.output(*DIFF, since, "--", most=LARGEST)
+        cut = len(output) > LARGEST
+        output = output[: output.rfind(b"\n") + 1] if cut else output
+        diff, masked = _masked(output)
+        changed = output.count(b"\ndiff --git ") + output.startswith(b"diff --git ")
+        state = state._replace(changed=changed, diff_is_cut=cut, masked_lines=masked)
+        output = git.output("-C", top, "ls-files", "-z", "--others", "--exclude-standard", "--", "*.py")
+        names = os.fsdecode(output).split("\0")[:-1]
+        state = state._replace(untracked=tuple(names[:MOST_NAMES]), untracked_is_cut=len(names) > MOST_NAMES)
+    except _SilentError as why:
+        state = state._replace(git=str(why))
+    return state, diff
+
+
+def _refusal(words: str) -> str:
+    """Why git knows of no repository, by what it says."""
+    if "not a git repository" in words:
+        return "not in a git repository"
+    if "dubious ownership" in words:
+        return "git refuses a repository of another user (safe.directory)"
+    return f"git: {words.partition(chr(10))[0].removeprefix('fatal: ')[:200]}"
+
+
+def _masked(diff: bytes) -> tuple[bytes, int]:
+    """The diff without the values of secrets, and how many lines had one. A line that is changed so does not apply.
+
+    In Python the value is an expression (`key = self.keys(x)`), which tells nothing, unless it holds a text.
+    """
+    lines, masked, python = [], 0, False
+    text = os.fsdecode(diff)
+    for line, keyless in zip(text.split("\n"), mask_private_keys(text).split("\n"), strict=True):
+        if line.startswith("diff --git "):
+            python = line.endswith((".py", ".pyi"))
+        shown = keyless if python and not _TEXT.search(line) else mask_line(keyless)
+        masked += shown != line
+        lines.append(shown)
+    return os.fsencode("\n".join(lines)), masked
