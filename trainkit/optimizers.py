@@ -39,7 +39,8 @@ class Optimizer:
     """One optimizer.
 
     path: import path of its class. arguments: how the recipe's settings reach the class, by the class's own names;
-        a tuple is handed over as one value. fixed: arguments that are always the same; fixed_on: on one device.
+        a tuple is handed over as one value. fixed: arguments that are always the same; fixed_on: on one device;
+        fixed_sharded: for sharded tensors (fsdp's DTensor).
     state: optimizer state per parameter with fp32 weights, in words (tests measure it); state_bytes: the same as a
         number, None where it depends on shapes. speed, when: for the table of techniques; an empty `when` adds no row.
     deepspeed: the type that DeepSpeed makes of its own file; empty where it has none.
@@ -59,6 +60,7 @@ class Optimizer:
     state_bytes: float | None = None
     fixed: Mapping[str, object] = field(default_factory=dict)
     fixed_on: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    fixed_sharded: Mapping[str, object] = field(default_factory=dict)
     requires: Package | None = None
     unsupported: tuple[Unsupported, ...] = ()
     deepspeed: str = ""
@@ -143,6 +145,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         f"{_TWO_MOMENTS}; 6 with precision.weights bf16, rounding errors included",
         "fused where triton is (optimi)",
         "weights in bf16",
+        fixed_sharded={"triton": False},  # its kernels, the default on CUDA, take whole tensors
         requires=Package("torch-optimi", "0.2"),
         unsupported=(
             Unsupported(

@@ -193,9 +193,10 @@ def seen(case: Case, place: Place, root: Path, output: str) -> Outcome:
     if not lines:
         return case.outcome(False, "the program did not say what it sees", output[-LONGEST:])
     told = lines[0]
+    order = "FASTEST_FIRST" if "devices.order=fastest" in case.words else "PCI_BUS_ID"
     wrong = [
         f"{name} is {told[name]}"
-        for name, right in (("torch_uuid", place.card), ("count", 1), ("order", "PCI_BUS_ID"), ("sum", 8.0))
+        for name, right in (("torch_uuid", place.card), ("count", 1), ("order", order), ("sum", 8.0))
         if told[name] != right
     ]
     return case.outcome(not wrong, "; ".join(wrong) or f"CUDA_VISIBLE_DEVICES={told['visible']}", **told)

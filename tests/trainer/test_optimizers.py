@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from trainkit.errors import TrainingError
 from trainkit.optimizers import OPTIMIZERS
 from trainkit.recipe.schema import GptModel, Optimizer
+from trainkit.trainer.distributed import process_group
 from trainkit.trainer.models.gpt import Gpt, build_gpt
 from trainkit.trainer.optim.optimizers import build_optimizer, parameter_groups
 from trainkit.trainer.parallel.single_and_ddp import Single
@@ -44,6 +48,17 @@ def state_bytes(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> in
         for name, value in held.items()
         if isinstance(value, torch.Tensor) and value.dim() and not name.startswith("qmap")
     )
+
+
+def test_sharded_tensors_reach_no_kernel_that_takes_whole_ones(model: Gpt) -> None:
+    asked = Optimizer.model_validate({"name": "adamw_anyprecision"})
+    assert build_optimizer(model, asked).defaults["triton"] is None  # on CUDA its triton kernels, then
+    own = Optimizer.model_validate({"name": "adamw_anyprecision", "args": {"foreach": False}})
+    with process_group(World(), torch.device("cpu"), needed=True):
+        whole, mesh = torch.ones(4, 4), init_device_mesh("cpu", (1,))
+        sharded = nn.ParameterDict({"weight": nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)]))})
+        assert build_optimizer(sharded, asked).defaults["triton"] is False
+        assert build_optimizer(sharded, own).defaults["triton"] is None
 
 
 def test_matrices_decay_and_norms_and_biases_do_not(model: Gpt) -> None:

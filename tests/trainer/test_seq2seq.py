@@ -113,7 +113,8 @@ def test_loss_and_gradients_are_those_of_a_plain_forward_of_transformers(
     plain.backward()
     assert loss.item() == pytest.approx(plain.item(), rel=1e-7)
     for name, each in inner.named_parameters():
-        torch.testing.assert_close(ours[name], each.grad, rtol=1e-5, atol=1e-8)
+        # Additions in another order round by what is largest in a sum, not by what is left of it.
+        torch.testing.assert_close(ours[name], each.grad, rtol=1e-5, atol=2e-6 * each.grad.abs().max().item())
 
 
 def test_compiled_it_has_the_losses_that_it_has_uncompiled(rows: dict[str, Any], make_settings: MakeSettings) -> None:

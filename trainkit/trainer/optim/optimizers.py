@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from trainkit.errors import TrainingError
 from trainkit.optimizers import optimizer
@@ -14,7 +15,7 @@ from trainkit.recipe.schema import Optimizer as OptimizerSettings
 from trainkit.trainer.user_code import imported
 
 Groups = list[dict[str, Any]]
-IMPLEMENTATIONS = {"fused", "foreach"}  # torch's arguments, of which one excludes the other
+IMPLEMENTATIONS = {"fused", "foreach", "triton"}  # arguments of which one excludes the others
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> Groups:
@@ -31,9 +32,12 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.opti
     """The optimizer that the recipe names. TrainingError when it cannot be imported or refuses what it is given."""
     groups = parameter_groups(model.parameters(), settings.weight_decay)
     make, arguments = optimizer_class(settings)
-    devices = {parameter.device.type for group in groups for parameter in group["params"]}
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    devices = {parameter.device.type for parameter in parameters}
     if len(devices) == 1 and not IMPLEMENTATIONS & settings.args.keys():
         arguments |= optimizer(settings.name).fixed_on.get(devices.pop(), {})  # of offloaded shards the CPU's
+        if any(isinstance(parameter, DTensor) for parameter in parameters):
+            arguments |= optimizer(settings.name).fixed_sharded
     if optimizer(settings.name).embeddings_in_32_bit:
         # Rarely hit and unevenly, so that 8-bit state is unstable for them (bitsandbytes' documentation).
         for module in [each for each in model.modules() if isinstance(each, nn.Embedding)]:
