@@ -322,7 +322,11 @@ def timed_round(model: torch.nn.Module, loops: dict[str, Loop], turn: int) -> di
 
 
 def write_text(folder: Path) -> None:
-    """One file, so that every byte but the first is predicted."""
+    """One file, so that every byte but the first is predicted; whole samples of any power of two up to 1024.
+
+    What is held out must be the least (a data.validation_fraction of a millionth): one sample and the token before it.
+    """
     folder.mkdir(parents=True)
     chance = random.Random(0)
-    (folder / "all.txt").write_text(" ".join(chance.choice(WORDS) for _ in range(100_000)))
+    text = " ".join(chance.choice(WORDS) for _ in range(100_000))
+    (folder / "all.txt").write_text(text[: len(text) // 1024 * 1024 + 2])

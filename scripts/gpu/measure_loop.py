@@ -20,7 +20,7 @@ RECIPE = """\
 version: 1
 name: loops
 batch: {accumulation: 2}
-data: {kind: text, include: "*.txt"}
+data: {kind: text, include: "*.txt", validation_fraction: 1.0e-6}
 optimizer: {name: adamw_torch_fused, lr: 3.0e-4, weight_decay: 0.1}
 train: {max_grad_norm: 1.0}
 logging: {every_steps: 10}

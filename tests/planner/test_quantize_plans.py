@@ -104,6 +104,15 @@ def test_packages_that_it_needs_are_named_with_the_extra(
     assert notices(layered, machine(packages=installed), "model: {quantize: 0}") == []
 
 
+def test_fsdp_takes_quantised_weights_from_torch_2_12_on(layered: Layered, machine: Machine) -> None:
+    before, since = (machine(packages={**PACKAGES, "torch": version}) for version in ("2.11.0+cu130", "2.12.0+cu130"))
+    (found,) = notices(layered, before, "strategy: {kind: fsdp}")
+    what = "model.quantize under fsdp requires torch >= 2.12; 2.11.0+cu130 is installed"
+    assert (found.severity, found.what, found.hint) == ("blocker", what, "pip install 'torch>=2.12'")
+    assert notices(layered, since, "strategy: {kind: fsdp}") == []
+    assert notices(layered, before) == []
+
+
 def test_recomputing_in_8_bits_is_warned_of(layered: Layered, machine: Machine) -> None:
     recomputing = "efficiency: {gradient_checkpointing: true}"
     (found,) = notices(layered, machine(packages=PACKAGES), recomputing, bits=8)

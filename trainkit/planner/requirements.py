@@ -61,6 +61,8 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement("model.quantize", ("4 bits", "8 bits"), "bitsandbytes", "0.50", extra="qlora"),
     # which quantises weights while it reads them, and is asked for no format
     Requirement("model.quantize", ("4 bits", "8 bits"), "transformers", "5", extra="qlora"),
+    # before, fully_shard makes parameters that require gradients, which integers cannot (pytorch, issue 177844)
+    Requirement("model.quantize under", ("fsdp",), "torch", "2.12", install="pip install 'torch>=2.12'"),
     Requirement("data.tokenizer", ("a folder",), "transformers", "4.50", extra="hf"),
     Requirement("data.kind", ("dataset",), "datasets", "3", extra="hf"),
     Requirement("model.kind", ("hf",), "transformers", "4.50", extra="hf"),
@@ -173,6 +175,7 @@ def _choices(context: Context) -> dict[str, tuple[object, ...]]:
             del found["efficiency.attention"]
         found["program builtin under"] = (strategy,)
         found["model.quantize"] = (f"{quantized_bits(recipe)} bits",)
+        found["model.quantize under"] = (strategy,) if quantized_bits(recipe) else ()
         found["fp16 on"] = (context.topology.device,) if context.dtype == "fp16" else ()
         found["data.tokenizer"] = ("a folder",) if value_of(context, "data.tokenizer") else ()
         found["logging.report_to"] = tuple(recipe.logging.report_to)
