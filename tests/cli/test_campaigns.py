@@ -179,7 +179,8 @@ def test_fickle(tmp_path):
 def test_a_test_that_fails_once_of_many_times_is_named_and_its_failure_kept(tmp_path: Path) -> None:
     (tmp_path / "test_rounds.py").write_text(FICKLE)
     words = ("--times", "2", "--loops", "1", "--writers", "1", "--keep", "kept", str(tmp_path / "test_rounds.py"))
-    done = campaign("repeat", *words, "--", "-p", "no:xdist", folder=tmp_path)
+    # pytest names tests from a folder that depends on where the checkout is, unless it is told one.
+    done = campaign("repeat", *words, "--", "-p", "no:xdist", f"--rootdir={tmp_path}", folder=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "2 runs,   1 failed  test_rounds::test_fickle" in done.stdout
     assert "2 runs,   0 failed  test_rounds::test_steady" in done.stdout
