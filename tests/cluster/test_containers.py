@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -24,17 +24,17 @@ import json, os, signal, sys, time
 names = ("RANK", "SECRET", "HOME", "HF_HOME", "USER", "LEFT_OUT")
 said = {"pid": os.getpid(), "cwd": os.getcwd(), **{name: os.environ.get(name) for name in names}}
 print(json.dumps(said), flush=True)
-open("here", "w").write(str(os.getpid()))
 what = sys.argv[1]
-if what == "fail":
-    time.sleep(0 if os.environ.get("RANK") == "1" else 60)
-    sys.exit(7)
 if what == "save":
     signal.signal(signal.SIGUSR1, lambda *_: open("saved", "w").close())
 if what == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if what == "clean":
     signal.signal(signal.SIGTERM, lambda *_: (open("cleaned", "w").close(), sys.exit(0)))
+open("here", "w").write(str(os.getpid()))  # signals may come from now on
+if what == "fail":
+    time.sleep(0 if os.environ.get("RANK") == "1" else 60)
+    sys.exit(7)
 while what != "say" and not os.path.exists("go"):
     time.sleep(0.05)
 """
@@ -69,8 +69,21 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     return found
 
 
+@pytest.fixture(autouse=True)
+def nothing_runs_on() -> Iterator[None]:
+    """A run of a test that has failed is no other test's."""
+    yield
+    while Started.all:
+        each = Started.all.pop()
+        if each.process.poll() is None:
+            each.process.terminate()
+            each.ended()
+
+
 class Started:
     """`trainkit run` of a program in a container."""
+
+    all: ClassVar[list[Started]] = []
 
     def __init__(self, engine: Engine, folder: Path, what: str, **more: object) -> None:
         self.engine, self.folder = engine, folder
@@ -87,6 +100,7 @@ class Started:
             stderr=self._console,
             start_new_session=True,
         )
+        self.all.append(self)
 
     def here(self) -> int:
         """The pid of the program, when it runs."""

@@ -7,12 +7,16 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from io import BytesIO
+from itertools import count
 from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from trainkit.runner.supervisor import cleanup
 from trainkit.runner.supervisor.cleanup import deepspeed_buffers, held_by, kill_group, remove
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and /dev/shm")
@@ -104,7 +108,21 @@ sys.stdin.read()
 """
 
 
-def test_a_groups_own_tracker_is_given_the_time_to_clean_up() -> None:
+@pytest.mark.parametrize("wordless", [0, 3])
+def test_a_groups_own_tracker_is_given_the_time_to_clean_up(wordless: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = count()
+
+    def opened(path: str, *how: Any, **more: Any) -> Any:
+        """In the midst of exec() a process has no words for some reads."""
+        file = Path(path).open(*how, **more)  # noqa: SIM115 - it is the caller's
+        if path.endswith("/cmdline") and b"resource_tracker" in (words := file.read()):
+            file.close()
+            return BytesIO(b"" if next(reads) < wordless else words)
+        if path.endswith("/cmdline"):
+            file.seek(0)
+        return file
+
+    monkeypatch.setattr(cleanup, "open", opened, raising=False)
     first = subprocess.Popen(
         [sys.executable, "-c", TRACKED],
         process_group=0,

@@ -142,9 +142,11 @@ def _remove_below(parent: int, name: str) -> None:
 
 
 def _is_tracker(pid: int) -> bool:
+    """Whether it is one, or may be: a process in the midst of exec() has no words yet."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return b"multiprocessing.resource_tracker" in file.read()
+            words = file.read()
+            return not words or b"multiprocessing.resource_tracker" in words
     except OSError:  # it is gone
         return False
 
