@@ -36,8 +36,9 @@ class MemoryFiles:
         return content.encode() if isinstance(content, str) else content
 
     def exists(self, path: str) -> bool:
-        """Whether the dictionary has the path."""
-        return posixpath.normpath(path) in self._contents
+        """Whether the dictionary has the path, or one below it."""
+        wanted = posixpath.normpath(path)
+        return any(each == wanted or each.startswith(f"{wanted}/") for each in self._contents)
 
     def shipped(self) -> Mapping[str, str]:
         """The names given at construction."""

@@ -51,7 +51,7 @@ class Like(NamedTuple):
         return "" if re.fullmatch(self.pattern, value, re.DOTALL) else self.what
 
 
-def decode(kind: Any, data: Any, place: str = "") -> Any:  # noqa: PLR0912 - a branch for each kind of annotation
+def decode(kind: Any, data: Any, place: str = "") -> Any:  # a branch for each kind of annotation
     """A value of type `kind` from builtins. Raises DecodeError, with the dotted place of the first wrong value."""
     if place.count(".") > DEEPEST:
         raise _wrong(place, "nested less deeply", data)

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainkit.convert.shell.tools import TOOLS
+
 SECONDS, BYTES = 10, 1_000_000_000  # processor time and memory of one attack, above what this process has
 WALL = 60  # seconds: what waits uses no processor
 FINE = (0, 1, 2, 4)
@@ -231,6 +233,14 @@ def _starts(folder: str, args: tuple[Any, ...]) -> str:
     return "" if fine else f"starts {shown(words)}"
 
 
+def _reads_shell(words: list[str]) -> bool:
+    """Whether a command is one of those that scripts are read with, of which none runs what a script names."""
+    name = os.path.basename(words[0])  # noqa: PTH119
+    if name == "bash":
+        return words[1:3] == ["--norc", "--noprofile"]
+    return name == "shfmt" or words[0] in TOOLS
+
+
 def shown(words: list[str]) -> str:
     """The beginning of a command."""
     return " ".join(words)[:80]
@@ -279,6 +289,10 @@ class Hook:
             return ""
         if self.acts and event in ACTING:
             return ACTING[event](self.folder, args)
+        if event == "subprocess.Popen" and _reads_shell([os.fsdecode(args[0]), *map(os.fsdecode, args[1][1:])]):
+            return ""
+        if event in ("os.kill", "os.killpg") and not _kills(event, args):  # what has read a script
+            return ""
         if event in self.events and not (self.acts and event.startswith(("socket.", "ctypes.", "os.fork", "signal."))):
             return f"{event} {args!r}"[:120]
         if event == "open" and isinstance(args[0], str | bytes):

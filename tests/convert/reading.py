@@ -35,10 +35,16 @@ def checked(words: Sequence[str], there: ImportContext, target: str, **more: Any
     return found.text
 
 
-def read(text: str, files: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Resolved:
+def read(
+    text: str,
+    files: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    variant: str | None = None,
+) -> Resolved:
     """The text as trainkit reads it."""
     there = context({**(files or {}), "recipe.yaml": text})
-    return resolve(Request(recipe=f"{HERE}/recipe.yaml", cwd=HERE, environ=environ or {}), there.files)
+    request = Request(recipe=f"{HERE}/recipe.yaml", cwd=HERE, environ=environ or {}, variant=variant)
+    return resolve(request, there.files)
 
 
 def settings(text: str, files: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -25,7 +25,6 @@ ROOT = Path(__file__).parents[2]
 CORPUS = ROOT / "tests" / "corpus"
 # What cannot be imported, and why, by the place in the corpus.
 REFUSED = {
-    "scripts/ablation.sh": "it starts 4 programs",
     "deepspeed/onebit.json": "optimizer.type OnebitAdam has no counterpart",
     "deepspeed/lamb.json": "optimizer.type Lamb has no counterpart",
 }

@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 
 from tests.convert.reading import comments, imported, read, settings
 from trainkit.convert.slurm.section import time_limit
-from trainkit.errors import RecipeError
+from trainkit.errors import RecipeError, UsageError
 from trainkit.machine.facts import Facts, Gpu
 from trainkit.plan.model import Variable
 from trainkit.planner.build import build_plan
 from trainkit.schedulers.slurm_answers import seconds
 
 TORCHRUN = "torchrun --nproc_per_node 4 train.py"
+
+pytestmark = pytest.mark.cli
 
 
 def job(lines: str, command: str = TORCHRUN) -> str:
@@ -115,10 +117,30 @@ def test_the_shell_of_a_script_is_named_where_it_is_another(first: str, said: st
     assert said in found if said else "without options" not in found
 
 
+def test_tasks_of_an_array_become_variants() -> None:
+    table = "LRS=(1e-4 3e-4 1e-3)"
+    text = job("--array=0-2%2", f"{table}\n{TORCHRUN} --lr ${{LRS[$SLURM_ARRAY_TASK_ID]}} --seed 1")
+    assert [read(text, variant=name).recipe.program.args for name in ("lr-1e-4", "lr-3e-4", "lr-1e-3")] == [
+        {"lr": "1e-4", "seed": "1"}, {"lr": "3e-4", "seed": "1"}, {"lr": "1e-3", "seed": "1"},
+    ]  # fmt: skip
+    for ids, turns in {"1,4": 2, "0-15:4": 4, "3": 0}.items():
+        made = job(f"--array={ids}", f"{TORCHRUN} --seed $SLURM_ARRAY_TASK_ID")
+        assert made.count("  seed-") == turns
+    with pytest.raises(UsageError, match="the tasks of its array start different programs"):
+        job("--array=0-1", f"if [ $SLURM_ARRAY_TASK_ID = 0 ]; then {TORCHRUN}; else python other.py; fi")
+    with pytest.raises(UsageError, match="the tasks of its array start different programs"):
+        job("--array=0-5000", f"{TORCHRUN} --seed $SLURM_ARRAY_TASK_ID")
+
+
+def test_one_process_of_torchruns_on_each_node_stays_one() -> None:
+    made = job("-N 2 --gpus-per-node=8", "srun torchrun --nnodes 2 --nproc_per_node=1 --master_addr h train.py")
+    assert read(made).recipe.nodes.processes_per_node == 1
+
+
 @pytest.mark.parametrize("written", ["$SLURM_ARRAY_TASK_ID", "x-${SLURM_ARRAY_TASK_ID:-0}"])
 def test_a_variable_that_only_the_job_knows_is_named(written: str) -> None:
     said = "SLURM_ARRAY_TASK_ID is known only in the job, and a plan is made where it is submitted"
-    assert said in comments(job("--array=0-3", f"{TORCHRUN} --seed {written} --tasks $SLURM_NTASKS"))
+    assert said in comments(job("-t 5", f"{TORCHRUN} --seed {written} --tasks $SLURM_NTASKS"))
     assert said not in comments(job("-t 5", f"{TORCHRUN} --seed $SEED --tasks $SLURM_NTASKS"))
 
 
@@ -163,9 +185,9 @@ def test_what_prepares_the_environment_goes_with_the_job() -> None:
     setup = read(made).recipe.cluster.setup  # type: ignore[union-attr]
     assert setup == [
         "module load cuda/12.1",
-        'source "${HOME}/venv/bin/activate"',
+        "source ~/venv/bin/activate",
         'export PATH="/x:${PATH}"',
-        'export NOW="$(date)"',
+        "export NOW=$(date)",
         'eval "$(conda shell.bash hook)"',
     ]
     assert "`rm -rf cache` before the command is not taken over" in comments(made)

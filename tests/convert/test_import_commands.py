@@ -255,6 +255,7 @@ def test_a_dollar_sign_that_torchrun_would_take_for_its_macro_is_one_again() -> 
     assert read(imported("torchrun train.py '$$HOME'")).recipe.program.args == ["$HOME"]
 
 
+@pytest.mark.cli
 def test_a_script_that_holds_one_command_is_read_and_another_is_refused() -> None:
     files = {"go.sh": "#!/bin/sh\nset -eu\n# train\nCUDA_VISIBLE_DEVICES=1 python \\\n  train.py --lr 1\n"}
     assert settings(imported("go.sh", files))["devices.select"] == [1]

@@ -114,6 +114,7 @@ def test_a_secret_given_by_value_is_taken_by_name() -> None:
     assert settings(text)["env_from"] == ["HF_TOKEN"]
 
 
+@pytest.mark.cli
 def test_a_script_with_a_container_is_read_like_the_command() -> None:
     line = "docker run --rm --gpus all \\\n  -v $PWD:/w -w /w $IMAGE torchrun --nproc_per_node=2 train.py"
     script = f"IMAGE=team/pytorch:2\n{line}\n"

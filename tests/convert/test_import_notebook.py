@@ -10,6 +10,8 @@ from tests.convert.reading import imported, read, settings
 from trainkit.errors import UsageError
 from trainkit.recipe.schema.launching import program_argv
 
+pytestmark = pytest.mark.cli
+
 
 def notebook(*cells: str) -> dict[str, str]:
     """A notebook with these cells of code, and one of prose that is no code."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from trainkit.cli.disk import Disk
 from trainkit.cli.line import MODULE, PYTHON, is_line
 from trainkit.errors import Diagnostic, Origin, RecipeError, UsageError
-from trainkit.recipe.layers.paths import absolute, seen_from
+from trainkit.recipe.layers.paths import absolute
 from trainkit.recipe.layers.secrets import mask_words, secret_arguments
 from trainkit.recipe.resolved import MadeRecipe
 
@@ -48,11 +48,12 @@ def made_recipe(
     kind = next(iter(_listed(overrides, "program.kind")), None)
     context = ImportContext(disk, cwd, os.environ, public, tuple(filter(None, sys.path)), OWN_WORDS)
     read = import_words(argv, context, posixpath.join(cwd, "recipe.yaml"), program=more, kind=kind)
-    if read.folder != cwd:
-        what = f"the command runs in the folder {seen_from(cwd, read.folder)}"
-        raise UsageError(what, hint=f"cd {shlex.quote(read.folder)}, and call trainkit there")
     draft, text = read.draft, read.text
-    if found := list(_wrong(draft.settings, disk, cwd)):
+    if read.draft.variants:
+        names = ", ".join(read.draft.variants)
+        hint = f"make a recipe of it, and choose one: trainkit import {shown} -o recipe.yaml"
+        raise UsageError(f"it starts a program {len(read.draft.variants)} times ({names})", hint=hint)
+    if found := list(_wrong(draft.settings, disk, read.folder)):
         raise RecipeError(found)
     if is_bare and (several := _several(overrides)):
         _spread(draft, several)

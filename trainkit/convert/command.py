@@ -27,6 +27,7 @@ from trainkit.recipe.layers.secrets import is_secret_name, mask_words, why_secre
 from trainkit.recipe.schema import Program
 from trainkit.recipe.schema.launching import ON_ACCELERATE
 from trainkit.recipe.yaml.reader import WRITE_TEXT, is_text
+from trainkit.schedulers.slurm_options import options
 
 KINDS = tuple(get_args(Program.model_fields["kind"].annotation))
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<value>.*)", re.DOTALL)
@@ -69,6 +70,10 @@ def read_command(
     launcher = launcher_of(name)
     if launcher is None:
         raise _not_read(name, rest, boxed=draft.get("container.kind") is not None)
+    if name.startswith("python2"):
+        raise UsageError(f"{rest[0]} is Python 2, which no library of today has", hint="name a script for Python 3")
+    if "/" in rest[0]:
+        draft.remark(f"{rest[0]} is not taken over: trainkit's own interpreter starts the ranks.")
     command = LAUNCHERS[launcher].read(draft, context, rest)
     for name, otherwise in (match.groups() for match in map(REFERENCE.search, rest) if match):
         if otherwise and otherwise.endswith(SUFFIXES) and f"oc.env:{name}" not in " ".join(command.argv):
@@ -213,11 +218,23 @@ def take_variables(draft: Draft, words: Sequence[str]) -> tuple[dict[str, str], 
             end = first_of_command(rest, 1)
             taken, rest = rest[:end], rest[end:]
             instead = _STARTERS[starter]
+            if starter == "srun":
+                _refuse_tasks(taken, rest)
             if len(taken) > 1 or instead:
                 draft.remark(f"`{' '.join(taken)}` in front is not taken over{': ' if instead else ''}{instead}.")
         else:
             break
     return found, rest
+
+
+def _refuse_tasks(srun: Sequence[str], command: Sequence[str]) -> None:
+    """Raises UsageError where srun starts Python several times, on nodes that only the allocation knows."""
+    asked = [each for each in options(srun[1:]) if each.name in ("nodes", "ntasks", "ntasks-per-node")]
+    name = next((posixpath.basename(word) for word in command if not _ASSIGNMENT.fullmatch(word)), "")
+    if launcher_of(name) == "python" and any(each.value != "1" for each in asked):
+        what = f"`{' '.join(srun)}` starts {name} several times, on nodes that only the allocation knows"
+        hint = "import a batch script with #SBATCH --nodes and --ntasks-per-node, or a line of torchrun's"
+        raise UsageError(what, hint=hint)
 
 
 def first_of_command(words: Sequence[str], place: int) -> int:
@@ -320,7 +337,8 @@ def _spread(draft: Draft, command: LauncherCommand) -> None:
             draft.set("devices.select", "all", origin)
     if draft.get("devices.type") == "cpu" and isinstance(draft.get("devices.select"), int):
         draft.settings.pop("devices.select")  # deepspeed --num_gpus counts ranks on a CPU too
-    if kind == "fsdp" and command.processes == 1 and command.launcher != "python":
+    one = command.processes == 1 and (kind == "fsdp" or several) and draft.get("nodes.processes_per_node") is None
+    if one and command.launcher != "python":
         draft.set("nodes.processes_per_node", 1, origin)
 
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Protocol
 
 from trainkit.convert import notebook
 from trainkit.convert.command import read_command, read_target, starts_program
-from trainkit.convert.shell import ShellCommand, name_what_is_open, read_shell
-from trainkit.convert.slurm.asked import Batch
+from trainkit.convert.shell import Around, ShellCommand, name_what_is_open, read_shell
+from trainkit.convert.slurm.asked import ARRAY_TURN, Batch
 from trainkit.convert.slurm.script import read_batch, take_srun
 from trainkit.convert.slurm.section import put_cluster
 from trainkit.convert.trial import refusals
 from trainkit.errors import Diagnostic, RecipeError, UsageError
 from trainkit.flags.resolve import resolve
 from trainkit.frameworks.accelerate import importer as accelerate
-from trainkit.frameworks.base.draft import Draft, ImportContext
+from trainkit.frameworks.base.draft import Draft, ImportContext, argv_origin
 from trainkit.frameworks.base.foreign_file import (
     SCRIPTS,
     SUFFIXES,
@@ -32,14 +34,18 @@ from trainkit.frameworks.registry import PROGRAMS
 from trainkit.plan.support import unreached
 from trainkit.recipe.layers.environment_references import names_in
 from trainkit.recipe.layers.layer import ARGUMENTS
-from trainkit.recipe.layers.paths import Overlay, absolute, seen_from
+from trainkit.recipe.layers.paths import NO_PATHS, PATHS, Overlay, absolute, seen_from
 from trainkit.recipe.resolved import Request, Resolved
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.schema.fields import lies_in, nest, schema
-from trainkit.recipe.yaml.writer import block, comment, fitted, flow, opening, recipe_name, shortened
+from trainkit.recipe.yaml.writer import block, comment, fitted, flow, opening, recipe_name, scalar, shortened
 
 WIDTH = 120
 _NUMBER = re.compile(r"(0|[1-9]\d{0,14})(\.\d+)?")  # reaches the program with these very characters
+MOST_VARIANTS = 100
+# What of a launch is the same in all variants of a recipe that is made of several.
+_LAUNCH = ("devices", "nodes", "launcher", "cluster", "container", "strategy.kind", "program.kind", "program.script",
+           "program.module", "program.folder")  # fmt: skip
 NO_LENGTH = "the file does not say how long to train: set it"
 
 
@@ -87,7 +93,7 @@ def check_import(read: Imported, context: ImportContext, target: str) -> list[Di
     """Warnings on what was read; the context and the target are those that it was read with. Raises RecipeError."""
     # What a variable holds is known only when the recipe is used.
     if not names_in(read.text):
-        resolved = _resolved(read.draft, replace(context, cwd=read.folder), target, read.text)
+        resolved = _resolved(read.draft, context, target, read.text)
         if refused := refusals(resolved):
             raise RecipeError([_placed(read.draft, each, target) for each in refused])
     script = read.draft.get("program.script")
@@ -113,12 +119,12 @@ def import_words(
     target: absolute path at which the recipe will lie. program: script and words for a file that names none.
     kind: of the program. Raises UsageError and RecipeError.
     """
-    draft = Draft()
+    draft, folder = Draft(), context.cwd
     path = words[0] if len(words) == 1 and is_file(words[0]) else ""
     if path and not path.endswith(SCRIPTS):
         _read_file(draft, context, path, program, kind)
     else:
-        context = _read_words(draft, context, words, program, kind=kind, lines=lines or Lines())
+        folder = _read_words(draft, context, words, program, kind=kind, lines=lines or Lines())
     if draft.problems:
         raise RecipeError(draft.problems)
     text = recipe_text(draft, posixpath.dirname(target), modeline)
@@ -126,7 +132,7 @@ def import_words(
     while _leave_out(draft, resolved):  # what is lost beside another key shows when that is gone
         text = recipe_text(draft, posixpath.dirname(target), modeline)
         resolved = _resolved(draft, context, target, text)
-    return Imported(text, draft, context.cwd)
+    return Imported(text, draft, folder)
 
 
 def _leave_out(draft: Draft, resolved: Resolved) -> bool:
@@ -135,6 +141,8 @@ def _leave_out(draft: Draft, resolved: Resolved) -> bool:
     found = [each for each in unreached(resolved, PROGRAMS[kind].REACH, kind) if each.key in draft.settings]
     for each in found:
         setting = draft.settings.pop(each.key)
+        for settings in draft.variants.values():
+            settings.pop(each.key, None)
         why = f": {each.why}." if each.why else "."
         more = "" if draft.get("program.kind") else " Name the script behind `--` to keep it."
         reason = f" ({draft.reasons.pop(each.key)})" if each.key in draft.reasons else ""
@@ -153,8 +161,8 @@ def _read_words(
     *,
     kind: str | None,
     lines: Lines,
-) -> ImportContext:
-    """Import a command; a script, and a line that is one word, are read as a shell would. Where its paths start.
+) -> str:
+    """Import a command; a script, and a line that is one word, are read as a shell would. The folder it runs in.
 
     more: words behind `--`, which are the script's arguments, or belong to the command.
     """
@@ -165,21 +173,77 @@ def _read_words(
         draft.title, end = scripts[0], []
         batch, shell = _read_script(context, scripts[0], [*scripts[1:], *more], lines)
     elif len(words) == 1 and any(character.isspace() for character in words[0]):
-        shell = read_shell(words[0], starts_program, asked=lines.asked, at_line=lines.number)
+        shell = read_shell(
+            words[0],
+            starts_program,
+            asked=lines.asked,
+            at_line=lines.number,
+            around=Around(context.cwd, context.environ, context.files.exists),
+        )
         end = list(more)
     else:
         read_command(draft, context, [*words, *end], kind)
-        return context
+        return context.cwd
     draft.remarks = shell.remarks
-    if shell.folder:
-        draft.remark(f"The command runs in the folder {shell.folder}: call trainkit there.")
-        context = replace(context, cwd=posixpath.normpath(posixpath.join(context.cwd, shell.folder)))
-    command = take_srun(batch, shell.words) if batch else shell.words
-    read_command(draft, context, [*command, *end], kind, [*shell.words, *end])
+    inside = replace(context, cwd=absolute(shell.folder, context.cwd))
+
+    def read(draft: Draft, batch: Batch | None, words: Sequence[str]) -> Draft:
+        command = take_srun(batch, words) if batch else words
+        read_command(draft, inside, [*command, *end], kind, [*words, *end])
+        if shell.folder:
+            _start_in(draft, shell.folder, context.cwd)
+        return draft
+
+    turns = [read(Draft(), deepcopy(batch), each) for each in (shell.words, *shell.more)] if shell.several else []
+    read(draft, batch, shell.words)
     if batch:
         put_cluster(batch, draft, shell.setup)
-    name_what_is_open(draft, shell.opened)
-    return context
+    for each in (draft, *turns):
+        name_what_is_open(each, shell.opened)
+    if shell.several:
+        _put_variants(draft, turns, shell.several)
+    return inside.cwd
+
+
+def _start_in(draft: Draft, folder: str, cwd: str) -> None:
+    """Have the program start in a folder; paths in the recipe's own settings are seen from the caller's."""
+    if draft.get("container.kind"):
+        what = f"the command starts a container in the folder {folder}, from which its words for folders start"
+        raise UsageError(what, hint="go there, and import it there")
+    for key in PATHS:
+        value = draft.get(key)
+        if isinstance(value, str) and not key.startswith("program.") and (key, value) not in NO_PATHS:
+            draft.settings[key] = replace(draft.settings[key], value=posixpath.join(folder, value))
+    path = absolute(folder, cwd)
+    elsewhere = posixpath.commonpath((path, cwd)) == "/"  # which is the same from everywhere
+    draft.set("program.folder", path if elsewhere else folder, argv_origin(f"cd {folder}"))
+
+
+def _put_variants(draft: Draft, read: Sequence[Draft], several: UsageError) -> None:
+    """Make variants of commands that differ in what the program is told alone. Raises `several` for others."""
+    turns = [dict(_told(each)) for each in read]
+    keys = [key for key in dict.fromkeys(chain(*turns)) if len({str(turn.get(key)) for turn in turns}) > 1]
+    alike = all(key in turn for key in keys for turn in turns if not key.startswith(f"{ARGUMENTS}."))
+    if not keys or not alike or len(turns) > MOST_VARIANTS or any(lies_in(key, _LAUNCH) for key in keys):
+        raise several
+    draft.problems += [each for other in read[1:] for each in other.problems]
+    named = [key for key in keys if not key.startswith("env.")] or keys
+    for turn in turns:
+        said = "_".join(f"{key.rpartition('.')[2]}-{turn[key]}" for key in named if turn.get(key) is not None)
+        name = re.sub(r"[^A-Za-z0-9_]+", "-", said).strip("-_")[:50] or "none"
+        if name in draft.variants:
+            name = f"{name}-{len(draft.variants) + 1}"
+        draft.variants[name] = {key: turn.get(key) for key in keys}
+    draft.remark(f"It starts the program {len(turns)} times: choose one with --variant, or all with trainkit submit.")
+
+
+def _told(draft: Draft) -> Iterator[tuple[str, Any]]:
+    """The settings by key, and arguments by name."""
+    for key, each in draft.settings.items():
+        if key == ARGUMENTS and isinstance(each.value, Mapping):
+            yield from ((f"{key}.{name}", value) for name, value in each.value.items())
+        else:
+            yield key, each.value
 
 
 def _read_script(
@@ -188,13 +252,24 @@ def _read_script(
     """What a shell script asks a cluster for, if it does, and its command. given: its arguments."""
     text = script_text(context, path)
     if path.endswith(notebook.SUFFIX):
-        text = notebook.shell_lines(text, path)
+        text = notebook.shell_text(text, path)
     batch = read_batch(text, path)
     asked = {**(batch.variables if batch else {}), **lines.asked}
-    shell = read_shell(
-        text, starts_program, path=path, given=given, asked=asked, at_line=lines.number, is_job=batch is not None
-    )
-    return batch, shell
+    around = Around(context.cwd, context.environ, context.files.exists)
+    turns = batch.turns if batch and ARRAY_TURN in text and ARRAY_TURN not in lines.asked else [None]
+    first, *more = [
+        read_shell(
+            text, starts_program, path=path, given=given, asked=asked if turn is None else {**asked, ARRAY_TURN: turn},
+            at_line=lines.number, is_job=batch is not None, around=around,
+        )
+        for turn in turns
+    ]  # fmt: skip
+    if others := [each.words for each in more if each.words != first.words]:
+        several = UsageError(
+            f"{path}: the tasks of its array start different programs", hint=f"choose: --set {ARRAY_TURN}={turns[0]}"
+        )
+        first = replace(first, more=tuple(others), several=several)
+    return batch, first
 
 
 def _read_file(draft: Draft, context: ImportContext, path: str, program: Sequence[str], kind: str | None) -> None:
@@ -219,8 +294,8 @@ def _read_file(draft: Draft, context: ImportContext, path: str, program: Sequenc
 
 def _resolved(draft: Draft, context: ImportContext, target: str, text: str) -> Resolved:
     """The text as trainkit reads it. Raises RecipeError with what `trainkit check` would say, at its place."""
-    script = draft.get("program.script")
-    files = Overlay(context.files, {target: text}, [absolute(script, context.cwd)] if script else [])
+    script, folder = draft.get("program.script"), absolute(draft.get("program.folder") or "", context.cwd)
+    files = Overlay(context.files, {target: text}, [absolute(script, folder)] if script else [])
     environ = dict.fromkeys(names_in(text), "1")  # a number, a text and a name: what is really there shows in time
     try:
         return resolve(Request(recipe=target, cwd=context.cwd, environ=environ), files)
@@ -248,7 +323,11 @@ def recipe_text(draft: Draft, folder: str, modeline: str = "") -> str:
     tree = nest(settings)
     noted = (f"- {remark}" for remark in dict.fromkeys(draft.remarks))
     remarks = (f"Made by `trainkit import` from: {draft.title}", *noted)
-    body = (line for name in Recipe.model_fields if name in tree for line in _section(draft, name, tree[name]))
+    body = [line for name in Recipe.model_fields if name in tree for line in _section(draft, name, tree[name])]
+    if draft.variants:
+        body.append("variants:")
+        for name, each in draft.variants.items():
+            body += fitted(name, nest(each), WIDTH, _in_variant, indent="  ")
     return "".join(f"{line}\n" for line in (*opening(recipe_name(draft.name), modeline, remarks, WIDTH), *body))
 
 
@@ -265,7 +344,7 @@ def _section(draft: Draft, name: str, value: Any) -> Iterator[str]:
         yield from fitted(name, shortened(value, name), WIDTH)
         return
     yield "program:"
-    for part, each in value.items():
+    for part, each in sorted(value.items(), key=lambda item: item[0] == "args"):
         if isinstance(each, Mapping):
             yield from block({part: each}, _argument, "program", "  ")
         else:
@@ -277,3 +356,12 @@ def _argument(value: Any, _key: str) -> str:
     if isinstance(value, list):
         return f"[{', '.join(_argument(each, ARGUMENTS) for each in value)}]"
     return value if isinstance(value, str) and _NUMBER.fullmatch(value) else flow(value, ARGUMENTS)
+
+
+def _in_variant(value: Any, key: str) -> str:
+    """A value below the name of a variant."""
+    if isinstance(value, Mapping):
+        inner = (f"{scalar(name)}: {_in_variant(each, f'{key}.{name}')}" for name, each in value.items())
+        return f"{{{', '.join(inner)}}}"
+    below = key.partition(".")[2]
+    return _argument(value, below) if lies_in(below, (ARGUMENTS,)) else flow(value, below)

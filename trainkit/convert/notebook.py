@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,11 +17,14 @@ _TRAINS = re.compile(r"\b(?:Seq2Seq|SFT|DPO)?Trainer\s*\(|\bAccelerator\s*\(|\bd
 _TO_SCRIPT = "jupyter nbconvert --to script"
 
 
-def shell_lines(text: str, path: str) -> str:
-    """The shell text of a notebook: `!` lines and shell cells. Raises UsageError where it is none, or has none."""
+def shell_text(text: str, path: str) -> str:
+    """The shell text of a notebook: `!` lines and shell cells, each in a shell of its own.
+
+    Raises UsageError where it is none, or has none.
+    """
     cells = list(_code(text, path))
     lines = [line for cell in cells for line in _shell(cell)]
-    if lines:
+    if any(line.startswith("(") for line in lines):
         return "\n".join(lines)
     code = "\n".join(cells)
     if _LAUNCHED_INSIDE.search(code):
@@ -46,18 +50,25 @@ def _code(text: str, path: str) -> Iterator[str]:
 
 
 def _shell(cell: str) -> Iterator[str]:
-    """The shell's part of a cell; `%env NAME=value` and `%cd folder` are as the shell has them."""
+    """The shell's part of a cell, and what lasts beyond it: variables, and the folder."""
     first, _, rest = cell.lstrip().partition("\n")
     if first.startswith(_SHELL_CELLS):
-        yield rest
+        yield f"(\n{rest}\n)"
         return
-    going_on = False
-    for line in cell.splitlines():
+    lines = iter(cell.splitlines())
+    for line in lines:
         bare = line.strip()
-        if going_on or bare.startswith("!"):
-            yield bare if going_on else bare[1:]
-            going_on = bare.endswith("\\")
-        elif found := re.match(r"%env\s+(\w+)[=\s]\s*(.*)", bare):
-            yield f"export {found[1]}={found[2]}"
+        if bare.startswith("!"):
+            while bare.endswith("\\"):
+                bare += f"\n{next(lines, '').strip()}"
+            yield f"({bare[1:]}\n)"
+        elif found := re.match(r"%(?:set_)?env\s+(\w+)[=\s]\s*(.*)", bare):
+            yield f"export {found[1]}={shlex.quote(found[2])}"
         elif found := re.match(r"%cd\s+(.*)", bare):
             yield f"cd {found[1]}"
+        elif found := re.match(r"os\.chdir\((['\"])(.*)\1\)", bare):
+            yield f"cd {shlex.quote(found[2])}"
+        elif found := re.match(r"os\.environ\[(['\"])(\w+)\1\]\s*=\s*(?:(['\"])(.*)\3|(.*))", bare):
+            # What Python makes is known to nobody here, as what a command prints.
+            value = shlex.quote(found[4]) if found[3] else f'"$(python -c {shlex.quote(found[5])})"'
+            yield f"export {found[2]}={value}"

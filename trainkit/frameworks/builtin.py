@@ -29,7 +29,7 @@ problems = wrapper = environment = notices = nothing
 REACH: Table = {
     "": Reach(SETTINGS),
     **dict.fromkeys(
-        ("program.script", "program.module", "program.args", "program.local_rank"),
+        ("program.folder", "program.script", "program.module", "program.args", "program.local_rank"),
         no_way("trainkit's own trainer is what runs", _OWN, None, [], {}, False),
     ),
     "program.reads_recipe": no_way("trainkit's own trainer is told everything anyway", _LEAVE, False),

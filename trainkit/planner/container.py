@@ -153,7 +153,10 @@ def _not_mounted(context: Context) -> Iterator[Notice]:
 def _paths(context: Context) -> Iterator[tuple[str, str]]:
     """Absolute paths that the recipe names for the ranks."""
     recipe = context.recipe
-    named: dict[str, object] = {"program.script": recipe.program.script, "checkpoint.resume": recipe.checkpoint.resume}
+    named: dict[str, object] = {
+        "program.script": recipe.program.seen(recipe.program.script or ""),
+        "checkpoint.resume": recipe.checkpoint.resume,
+    }
     if recipe.program.kind == "builtin":
         named |= {
             "data.path": getattr(recipe.data, "path", None),

@@ -37,6 +37,7 @@ from trainkit.text import counted
 # Key of a path that the run reads -> the hint where nothing is there, and whether another machine may have it.
 PATHS: dict[str, tuple[str, bool]] = {
     "program.script": ("put your copy into the working folder, or name it: program.script=PATH", False),
+    "program.folder": ("check the path; it starts from the working folder", True),
     "program.args.config": ("check the path behind --config; it starts from the working folder", True),
     "data.path": ("check data.path, from the working folder; names of the Hub are for data.kind: dataset", True),
     "data.mix": (

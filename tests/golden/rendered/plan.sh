@@ -46,6 +46,7 @@ version: 1
 name: demo
 program:
   kind: torch
+  folder: null
   script: train.py
   module: null
   args: ["--text", "it's $5"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from itertools import islice
 
 from trainkit.errors import Origin
 from trainkit.frameworks.base.draft import argv_origin
@@ -34,6 +36,9 @@ class Sizes:
     memory: int | None = None
 
 
+ARRAY_TURN = "SLURM_ARRAY_TASK_ID"
+
+
 @dataclass
 class Batch:
     """What is asked for. path: of the script; given: options by name, of `#SBATCH` lines before those of srun."""
@@ -56,6 +61,15 @@ class Batch:
     def refuse(self, option: Option, what: str, hint: str) -> None:
         """Note an error."""
         self.problems.append((option, what, hint))
+
+    @property
+    def turns(self) -> list[str | None]:
+        """The numbers of an array's tasks, as sbatch(1) has them: `0-15:4,20%2`. None: it is no array."""
+        asked = next((each.value or "" for each in self.others if each.name == "array"), "")
+        made = list[str | None]()
+        for first, last, step in re.findall(r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7}))?)?", asked.partition("%")[0]):
+            made += map(str, islice(range(int(first), int(last or first) + 1, int(step or 1) or 1), 101))
+        return made[:101] or [None]
 
     @property
     def variables(self) -> dict[str, str]:

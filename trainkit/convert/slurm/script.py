@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from trainkit.convert.command import first_of_command
-from trainkit.convert.shell.values import MARK
+from trainkit.convert.shell.marks import is_open
 from trainkit.convert.slurm.asked import AS_IT_IS, ONCE, SIZES, TASKS, Batch
 from trainkit.convert.slurm.sizes import sizes_of
 from trainkit.frameworks.registry import launcher_of
@@ -66,7 +66,7 @@ def take_srun(batch: Batch, words: Sequence[str]) -> list[str]:
     before, command = list(words[:found]), list(words[end:])
     for option in options(words[found + 1 : end]):
         said = option.value or ""
-        if MARK in said or "${oc.env:" in said or not option.known:
+        if is_open(said) or "${oc.env:" in said or not option.known:
             batch.remarks.append(f"`{option.word if option.known else option.name}` of srun is not taken over.")
         elif option.name in SIZES:
             batch.given.setdefault(option.name, option)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from trainkit.convert.shell.control import RANKS
+from trainkit.convert.shell.marks import RANKS
 from trainkit.convert.slurm.asked import AS_IT_IS, SIZES, TASKS, UNITS, Batch
 from trainkit.errors import Origin
 from trainkit.frameworks.base.draft import Draft, argv_origin, number_of

@@ -42,6 +42,7 @@ class Draft:
 
     replicas: whether several processes are started, which hold replicas unless something says otherwise.
     settings: by recipe key. reasons: a comment by key. remarks: what was ignored, misread or has no recipe key.
+    variants: settings by recipe key in which further commands differ, by a name.
     problems: errors, with the place in the source; with one of them no recipe is written.
     """
 
@@ -51,6 +52,7 @@ class Draft:
     settings: dict[str, Assignment] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
+    variants: dict[str, dict[str, Any]] = field(default_factory=dict)
     problems: list[Diagnostic] = field(default_factory=list)
 
     def get(self, key: str) -> Any:

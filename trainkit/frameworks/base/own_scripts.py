@@ -15,6 +15,7 @@ from trainkit.text import counted
 PYTHON = (".py", ".pyw", ".pyc", ".pyz")  # what the interpreter is given to run; anything else runs by itself
 ITSELF = f"a name that ends in none of {', '.join(PYTHON)} is executed itself, without an interpreter"
 
+IN_FOLDER = "launchers start ranks where they are started; a shell goes to the program's folder first"
 BY_SHELL = "the launcher tells a rank its place in LOCAL_RANK alone; a shell makes an argument of it"
 
 
@@ -51,6 +52,10 @@ def argv(context: Context, more: tuple[Token, ...] = (), own: tuple[Token, ...] 
     target = _target(context)
     if program.local_rank:
         target = _with_local_rank(target, launcher.local_rank(context))
+    if program.folder:
+        keys, line = ("program.folder",), 'cd "$1" && shift && exec "$@"'
+        enter = (token(word, keys=keys, rule=IN_FOLDER) for word in ("/bin/sh", "-c", line, "sh", program.folder))
+        target = (*enter, *target)
     for word in (*own[:end], *more, *own[end:]):
         parts = (launcher.escape(part, context) if isinstance(part, str) else part for part in word.text.parts)
         target += (Token(Text(tuple(parts)), word.source),)

@@ -24,10 +24,10 @@ CONFIG_SUFFIXES = (".json", ".yaml", ".yml")
 # Settings that name files or folders of the user's.
 PATHS = (
     "data.path", "data.mix", "data.tokenizer", "model.path", "peft.path", "checkpoint.resume", "output.root",
-    "strategy.config", "program.script",
+    "strategy.config", "program.folder", "program.script",
 )  # fmt: skip
 # Values of settings with paths that are words of the recipe.
-_NO_PATHS = {("data.path", "python-stdlib"), ("checkpoint.resume", "never"), ("checkpoint.resume", "auto")}
+NO_PATHS = {("data.path", "python-stdlib"), ("checkpoint.resume", "never"), ("checkpoint.resume", "auto")}
 
 
 class Files(Protocol):
@@ -88,14 +88,17 @@ def _attach_config(state: Merge, cwd: str, files: Files) -> dict[str, Attachment
 
     Nothing where it cannot be read: what is not there is reported as absent, and its form is the script's affair.
     """
-    args = state.get(ARGUMENTS)
+    args, folder = state.get(ARGUMENTS), state.get("program.folder")
     if state.get("program.kind") != "hf" or not isinstance(args, Mapping | list):
         return {}
     first = next((word for word in program_argv(args)[:1] if word.endswith(CONFIG_SUFFIXES)), None)
     named = named_config(args) or first
     if named is None:
         return {}
-    path, origin = absolute(named, cwd), state.places.get(CONFIG) or state.places.get(ARGUMENTS)
+    path, origin = (
+        absolute(posixpath.join(folder if isinstance(folder, str) else "", named), cwd),
+        state.places.get(CONFIG) or state.places.get(ARGUMENTS),
+    )
     read = _read(CONFIG, path, seen_from(cwd, path), Entry(named, origin or Origin(ARGUMENTS, 0, named)), files)
     return {CONFIG: read} if isinstance(read, Attachment) else {}
 
@@ -151,7 +154,7 @@ def script_source(recipe: Recipe, files: Files, absolute: Callable[[str], str]) 
     if script is None or not script.endswith(".py"):
         return ""
     try:
-        return files.read(absolute(script)).decode("utf-8", "replace")
+        return files.read(absolute(recipe.program.seen(script))).decode("utf-8", "replace")
     except OSError:  # what is not there is reported as absent
         return ""
 
@@ -159,9 +162,10 @@ def script_source(recipe: Recipe, files: Files, absolute: Callable[[str], str]) 
 def absent_inputs(recipe: Recipe, files: Files, absolute: Callable[[str], str]) -> dict[str, tuple[str, ...]]:
     """The paths without a file that the run will read, by setting. absolute: from the working folder."""
     resume = recipe.checkpoint.resume
-    named: dict[str, str | list[str] | None] = {"checkpoint.resume": resume, "program.script": recipe.program.script}
-    if recipe.program.kind == "hf":
-        named[CONFIG] = named_config(recipe.program.args)
+    program = recipe.program
+    named: dict[str, str | list[str] | None] = {"checkpoint.resume": resume, "program.folder": program.folder}
+    own = {"program.script": program.script, CONFIG: named_config(program.args) if program.kind == "hf" else None}
+    named |= {key: path and program.seen(path) for key, path in own.items()}
     if recipe.program.kind == "builtin":
         named = {
             "data.path": getattr(recipe.data, "path", None) or None,  # some sources read no file
@@ -174,6 +178,6 @@ def absent_inputs(recipe: Recipe, files: Files, absolute: Callable[[str], str]) 
     absent: dict[str, list[str]] = {}
     for key, value in named.items():
         for path in value if isinstance(value, list) else [value]:
-            if path is not None and (key, path) not in _NO_PATHS and not files.exists(absolute(path)):
+            if path is not None and (key, path) not in NO_PATHS and not files.exists(absolute(path)):
                 absent.setdefault(key, []).append(path)
     return {key: tuple(paths) for key, paths in absent.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -39,10 +40,15 @@ class Program(Section):
         "`deepspeed`: your script that calls deepspeed.initialize, which gets them in --deepspeed_config. "
         "`torch`: your script or module, which reads only the rank environment.",
     )
+    folder: str | None = setting(
+        None,
+        "Folder in which your program starts, relative to the caller's working folder; program.script, and paths among "
+        "program.args, start from it. Other settings with paths do not.",
+    )
     script: str | None = setting(
         None,
-        "Path of the script to run, relative to the caller's working folder. A name that ends in .py (.pyw, .pyc, "
-        ".pyz) is run by the interpreter; any other file, as a shell script, is executed itself.",
+        "Path of the script to run, relative to program.folder, or to the caller's working folder. A name that ends in "
+        ".py (.pyw, .pyc, .pyz) is run by the interpreter; any other file, as a shell script, is executed itself.",
     )
     module: str | None = setting(None, "Dotted name of the module to run instead of a script.")
     args: dict[str, Scalar | list[Scalar]] | list[str] = setting(
@@ -69,6 +75,10 @@ class Program(Section):
         "planned, or (`hf`) other numbers in TrainingArguments; `auto` does for programs whose "
         "libraries set the strategy up (`hf`, `accelerate`), and warns for other programs in Python.",
     )
+
+    def seen(self, path: str) -> str:
+        """A path of the program's as seen from the caller's working folder."""
+        return posixpath.join(self.folder or "", path)
 
 
 class Devices(Section):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,7 +32,8 @@ def _program(context: Context) -> Iterator[Diagnostic]:
     given = [name for name in ("script", "module") if context.get(f"program.{name}")]
     if given and _lacks_kind(context):
         key = f"program.{given[0]}"
-        found = context.kind_of(key, str(context.get(key)))
+        folder = str(context.get("program.folder") or "") if given[0] == "script" else ""
+        found = context.kind_of(key, posixpath.join(folder, str(context.get(key))))
         hint = f"set program.kind: {found or 'hf, accelerate, deepspeed or torch'}"
         yield context.error(key, f"{key} requires program.kind", hint, why="it says how settings reach the program")
     elif kind == "builtin" and given and not context.unknown("program.kind"):
@@ -100,9 +102,10 @@ def _script(context: Context) -> Iterator[Diagnostic]:
     origin = context.locate("program.script")
     if origin and (origin.layer.startswith("shipped ") or context.absolute(origin.source) in shipped):
         return  # a shipped recipe is for a script that its user brings; the plan says where it is not there
-    path = context.absolute(script)
+    path = context.absolute(posixpath.join(str(context.get("program.folder") or ""), script))
     if not context.files.exists(path):
-        hint = "check the path; it starts from the current folder"
+        start = "program.folder" if context.get("program.folder") else "the current folder"
+        hint = f"check the path; it starts from {start}"
         yield context.error("program.script", f"there is no file {script}", hint, why=f"it would be {path}")
 
 

@@ -120,6 +120,7 @@ def _files(program: object, base: Path) -> Iterator[Path]:
     """Where the program's own script or module may be."""
     if not isinstance(program, Mapping):
         return
+    base /= str(program.get("folder") or "")
     if isinstance(script := program.get("script"), str):
         yield base / script
     elif isinstance(module := program.get("module"), str):

@@ -1,0 +1,514 @@
+"""Bash evaluates a rewritten script; each command that it would start is told to trainkit, which keeps its words.
+
+The shell is a restricted one without any program (prelude.sh), in a session of its own that is killed at the end, so
+that nothing hangs on the rewriting: what slips through it can neither start nor write anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import posixpath
+import re
+import resource
+import select
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+
+from trainkit.convert.shell.marks import BARE, BROKEN, DEFAULT, EMPTY, END, is_never_empty, is_open, names_in, opening
+from trainkit.convert.shell.rewriting import RENAMED, Rewriter, Say, Site, UnreadError, quoted
+from trainkit.convert.shell.tools import TOOLS, files_of, output, reads_input
+
+SECONDS, CPU_SECONDS, MEMORY = 10.0, 3, 512 << 20
+MOST_TOLD, MOST_BYTES, MOST_ROUNDS, MOST_FILE = 20_000, 4 << 20, 30, 1 << 18
+HIGH = 100  # descriptors of ours, above those that scripts use
+# What prepares the environment in which a job's command runs, and what else has an output that nobody reads.
+PREPARES = frozenset({
+    "module", "ml", "conda", "mamba", "micromamba", "pyenv", "spack", "ulimit", "umask", "mkdir", "workon", "uenv",
+    "load",
+})  # fmt: skip
+SILENT = PREPARES | frozenset({
+    "rmdir", "rm", "mv", "cp", "ln", "touch", "chmod", "chown", "pip", "pip3", "apt", "apt-get", "sudo", "trap", "hash",
+    "alias", "unalias", "sleep", "sync", "tee", "disown", "jobs", "bg", "fg", "times", "clear", "reset", "stty",
+    "install", "git", "tar", "unzip", "gzip", "kill", "pkill",
+})  # fmt: skip
+CARDS = re.compile(r"nvidia-smi\b.*\|\s*(wc -l|grep -c)|torch\.cuda\.device_count\(\)", re.DOTALL)
+_STARTERS = frozenset({"srun", "nohup", "env", "setsid", "stdbuf", "nice"})
+_SHELLS = frozenset({"PWD", "OLDPWD", "SHLVL", "TERM", "_"})  # which it has by itself
+_LATER = frozenset({"xargs", "find", "parallel", "trap"})
+_LOGINS = frozenset({"activate", "conda.sh", ".bashrc", ".bash_profile", ".profile"})
+_NO_NUMBER = re.compile(r"syntax error|value too great|division by 0|invalid arithmetic", re.IGNORECASE)
+_NO_MEMORY = re.compile(r"maximum function nesting|annot allocate|failed to allocate")
+_SEVERAL = re.compile(r"[\s*?\[]")
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_NESTED = re.compile(f"{DEFAULT}[^{END}]*[{{}}{DEFAULT}]")  # a default within a default, or with braces
+_ENDLESS = "it does not end, or comes to more than is read"
+_REFUSED = {
+    "typed": "`{}` waits for somebody who types",
+    "deep": "it calls itself, or is nested too deeply",
+    "glob": "`{}` is found in another folder than where the script starts",
+    "void": "`{}` is not set",
+}
+Answer = tuple[object, str]  # exit code, text
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A command that the script would start. exported: what it gets beside the caller's environment; folder: from here.
+
+    text: as it is written. front: words of srun's around a text that another shell reads.
+    """
+
+    words: tuple[str, ...]
+    exported: tuple[tuple[str, str], ...]
+    folder: str
+    line: int
+    text: str
+    front: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """Where a command stands: how many programs start before it, and its line."""
+
+    started: int
+    line: int
+
+
+@dataclass
+class Script:
+    """What is evaluated. here: absolute folder in which it would run; known: variables with their value of here."""
+
+    text: str
+    path: str
+    given: Sequence[str]
+    asked: Mapping[str, str]
+    here: str
+    environ: Mapping[str, str]
+    is_program: Callable[[Sequence[str]], bool]
+    is_folder: Callable[[str], bool]
+    is_job: bool = False
+    known: dict[str, str | None] = field(default_factory=dict)
+    strict: bool = False
+
+
+@dataclass
+class Found:
+    """started: in order. other: further commands; unread: files that it sources, as written. text: what it was made of.
+
+    needed: variables of the caller's that decide something. say: sites of commands whose exit code has a say.
+    """
+
+    text: Rewriter
+    started: list[Started] = field(default_factory=list)
+    other: list[tuple[Place, tuple[str, ...]]] = field(default_factory=list)
+    unread: list[tuple[Place, str]] = field(default_factory=list)
+    remarks: dict[str, None] = field(default_factory=dict)
+    needed: set[str] = field(default_factory=set)
+    say: set[int] = field(default_factory=set)
+
+
+class _NeededError(Exception):
+    """Something open decides."""
+
+    def __init__(self, names: Sequence[str], line: int) -> None:
+        super().__init__(names)
+        self.names, self.line = names, line
+
+
+def evaluate(script: Script) -> Found:
+    """What the script starts. Raises UnreadError where that is not certain.
+
+    A variable of the caller's stays open until it decides something; then the script is evaluated again with its value.
+    """
+    for name, value in script.environ.items():  # one that makes several words has to be known
+        if (
+            _SEVERAL.search(value)
+            and name not in script.asked
+            and re.search(rf"\$\{{?{re.escape(name)}\b", script.text)
+        ):
+            script.known[name] = value
+    needed = set[str]()
+    for _ in range(MOST_ROUNDS):
+        rewriter = _rewriter(script)
+        try:
+            found = _Bash(script, rewriter).run()
+        except _NeededError as need:
+            _learn(script, need, rewriter)
+            needed |= {*need.names}
+            continue
+        if found.unread and not script.strict:
+            script.strict = True  # which may set whatever is not set
+            continue
+        _refuse_what_exit_codes_decide(script, rewriter, found)
+        found.needed = needed
+        return found
+    raise UnreadError(0, "what it starts depends on too many variables")
+
+
+def _rewriter(script: Script) -> Rewriter:
+    return Rewriter(set(script.known), script.asked, len(script.given), strict=script.strict)
+
+
+def _learn(script: Script, need: _NeededError, rewriter: Rewriter) -> None:
+    """Make what is needed known. Raises UnreadError for what only a running shell knows."""
+    for name in need.names:
+        if name.startswith("#"):
+            shown, held = rewriter.opened[int(name[1:])][1], rewriter.held.get(name)
+            what = f"what it starts depends on `{shown[:80]}`, which only a running shell knows"
+            raise UnreadError(need.line, what, f"give it: --set {held}=VALUE" if held else "give the command itself")
+        job = name.startswith("SLURM") and name not in script.environ
+        if job or name in script.known or name in rewriter.kept:
+            raise UnreadError(need.line, f"what it starts depends on {name}", f"give it: --set {name}=VALUE")
+        script.known[name] = script.environ.get(name)
+
+
+def _refuse_what_exit_codes_decide(script: Script, rewriter: Rewriter, found: Found) -> None:
+    """Nothing else may be started where a command fails that was not run. Fewer may be."""
+    usual = {(each.words, each.exported, each.folder) for each in found.started}
+    for site in sorted(found.say):
+        at = rewriter.sites[site]
+        if at.say and not at.say.flips:  # it may never end
+            continue
+        what = f"what it starts depends on how `{at.text[:80]}` ends"
+        try:
+            other = _Bash(script, _rewriter(script), site).run()
+        except _NeededError:
+            raise UnreadError(at.line, what) from None
+        if not {(each.words, each.exported, each.folder) for each in other.started} <= usual:
+            raise UnreadError(at.line, what)
+
+
+class _Bash:
+    """One evaluation. failing: the site of the command that ends otherwise than usual."""
+
+    def __init__(self, script: Script, rewriter: Rewriter, failing: int | None = None) -> None:
+        self.script, self.rewriter, self.failing = script, rewriter, failing
+        self.found = Found(rewriter)
+        self.printed: dict[int, int] = {}
+        self.said = bytearray()
+
+    def run(self) -> Found:
+        """Evaluate. Raises UnreadError and _NeededError."""
+        bash = shutil.which("bash")
+        if bash is None:
+            raise UnreadError(0, "Bash reads scripts, and there is none", "install bash, or give the command itself")
+        with tempfile.TemporaryDirectory(prefix="trainkit-script-") as name, contextlib.ExitStack() as held:
+            scratch = Path(name)
+            (scratch / "empty").mkdir()
+            os.mkfifo(scratch / "lock")
+
+            def high(descriptor: int) -> int:
+                made = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, HIGH)
+                os.close(descriptor)
+                held.callback(_close, made)
+                return made
+
+            null, lock = high(os.open(os.devnull, os.O_RDWR)), high(os.open(scratch / "lock", os.O_RDWR))
+            os.write(lock, b"x")
+            told, tell = map(high, os.pipe())
+            answers, answer = map(high, os.pipe())
+            errors, error = map(high, os.pipe())
+            self.rewriter.null = null
+            _write(scratch / "prelude", self.prelude({"null": null, "lock": lock, "told": tell, "answers": answers}))
+            _write(scratch / "script", self.rewriter.rewrite(self.script.text))
+            process = subprocess.Popen(
+                [bash, "--norc", "--noprofile", str(scratch / "script"), *self.script.given],
+                stdin=null,
+                stdout=null,
+                stderr=error,
+                pass_fds=(null, lock, tell, answers),
+                start_new_session=True,
+                preexec_fn=_limited,  # noqa: PLW1509 - no thread is about
+                cwd=self.script.here if Path(self.script.here).is_dir() else scratch / "empty",
+                env={"PATH": str(scratch / "empty"), "BASH_ENV": str(scratch / "prelude"), "LC_ALL": "C.UTF-8"},
+            )
+            try:
+                _close(tell)
+                _close(error)
+                self.serve(told, answer, errors)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        said = self.said.decode(errors="replace")
+        for line in said.splitlines():
+            if is_open(line) and _NO_NUMBER.search(line):
+                raise _NeededError(names_in(line), 0)
+        if process.returncode == -signal.SIGXCPU or _NO_MEMORY.search(said):
+            raise UnreadError(0, _ENDLESS)
+        return self.found
+
+    def prelude(self, numbers: Mapping[str, int]) -> str:
+        """What the script runs under: the functions, the caller's variables, and the restriction."""
+        script = self.script
+        functions = files("trainkit.convert.shell").joinpath("prelude.sh").read_text(encoding="utf-8")
+        names = re.findall(r"^(\w+)\(\)", functions, re.MULTILINE)
+        for name, number in numbers.items():
+            functions = functions.replace(f"@{name}", str(number))
+        shared = [
+            name for name in script.environ if _NAME.fullmatch(name) and name not in ("PWD", "SHLVL", "_", "HOME")
+        ]
+        values = {
+            "PWD": script.here,
+            "__start": script.here,
+            "__0": script.path or "bash",
+            "__BASH_SOURCE": script.path,
+        }
+        values["HOME"] = opening("HOME")
+        values |= {name: value for name, value in script.known.items() if value is not None and _NAME.fullmatch(name)}
+        values |= script.asked
+        lines = [
+            functions,
+            "declare +x PWD SHLVL LC_ALL PATH OLDPWD",
+            f"declare -x {' '.join(map(_renamed, dict.fromkeys(['PATH', *shared, *script.asked])))}",
+            *(f"{_renamed(name)}={quoted(value)}" for name, value in values.items()),
+            f"readonly -f {' '.join(names)}",
+            "set -r",
+        ]
+        return "\n".join([*lines, ""])
+
+    def serve(self, told: int, answer: int, errors: int) -> None:
+        """Answer until nobody is left who could ask."""
+        until, events, size, buffer = time.monotonic() + SECONDS, 0, 0, b""
+        words: list[str] = []
+        while True:
+            ready = select.select([told, errors], [], [], max(0.0, until - time.monotonic()))[0]
+            read = os.read(told, 1 << 16) if told in ready else b""
+            if errors in ready and len(self.said) < MOST_BYTES:
+                self.said += os.read(errors, 1 << 16)
+            if told in ready and not read:
+                while select.select([errors], [], [], 0)[0] and (more := os.read(errors, 1 << 16)):
+                    self.said += more[: MOST_BYTES - len(self.said)]
+                return
+            size += len(read)
+            if not ready or size > MOST_BYTES or events > MOST_TOLD:
+                raise UnreadError(0, _ENDLESS)
+            *whole, buffer = (buffer + read).split(b"\0")
+            for word in whole:
+                words.append(word.decode("utf-8", "surrogateescape"))
+                if not words[0].isdecimal():
+                    raise UnreadError(0, "it writes where it must not")
+                if len(words) > int(words[0]):
+                    code, text = self.answer(words[1:])
+                    _write_all(answer, f"{code}\0{text}\0".encode("utf-8", "surrogateescape"))
+                    words, events = [], events + 1
+
+    def answer(self, words: Sequence[str]) -> Answer:
+        """What is told or asked: a word for what it is, a site, and more."""
+        told = _TOLD.get(words[0] if words else "")
+        if told is None or not words[1:] or not words[1].isdecimal() or int(words[1]) >= len(self.rewriter.sites):
+            raise UnreadError(0, "it writes where it must not")
+        return told(self, self.rewriter.sites[int(words[1])], *words[2:])
+
+    def need(self, at: Site, text: str) -> Answer:
+        """What is open in a text decides."""
+        raise _NeededError(names_in(text), at.line)
+
+    def length(self, at: Site, text: str) -> Answer:
+        """Whether a text is empty decides."""
+        return (0, "") if is_never_empty(text) else self.need(at, text)
+
+    def refuse(self, at: Site, why: str) -> Answer:
+        """The script does what is not read."""
+        raise UnreadError(at.line, _REFUSED[why].format(at.text[:80]))
+
+    def open(self, _: Site, name: str) -> Answer:
+        """A variable by a name that another one holds."""
+        return 0, opening(name, "")
+
+    def again(self, at: Site, text: str) -> Answer:
+        """A text that the shell reads, rewritten; one that a command would have printed stays unread."""
+        if not is_open(text):
+            return 0, self.rewriter.rewrite(text, at.line - 1, called=True)
+        if not all(name.startswith("#") for name in names_in(text)):
+            return self.need(at, text)
+        self.found.unread.append((self.place(at), at.text))
+        return 0, ":"
+
+    def source(self, at: Site, folder: str, path: str) -> Answer:
+        """A file that the shell reads, rewritten. What changes the shell of a person is left to that."""
+        is_login = posixpath.basename(path) in _LOGINS
+        if is_open(path) and not is_login:
+            self.need(at, path)
+        if is_login or (found := self.inside(folder, path)) is None:
+            self.found.unread.append((self.place(at), at.text))
+            return 0, ":"
+        return 0, self.rewriter.rewrite(found.read_text(encoding="utf-8", errors="surrogateescape"), at.line - 1)
+
+    def file(self, at: Site, folder: str, path: str) -> Answer:
+        """A file that the script reads."""
+        if (found := self.inside(folder, path)) is None:
+            raise UnreadError(at.line, f"it reads {path}, and that is no file here")
+        return 0, str(found)
+
+    def wrote(self, at: Site, *_: str) -> Answer:
+        """A file that the script writes, and does not."""
+        self.found.remarks[f"`{at.text[:100]}` is not taken over."] = None
+        return 0, ""
+
+    def keep(self, at: Site, name: str, text: str, status: str) -> Answer:
+        """The value of a variable: one that holds what a command would have printed is open by its own name."""
+        printed = [each for each in names_in(text) if each.startswith("#")]
+        self.rewriter.held |= dict.fromkeys(printed, name)
+        if all(CARDS.search(self.rewriter.opened[int(each[1:])][1]) for each in printed):
+            return status, text
+        written = at.text.partition("=")[2]
+        self.rewriter.kept[name] = written
+        remark = f"{name} is what `{written[:100]}` comes to where the text runs: export it before the run."
+        self.found.remarks[remark] = None
+        return status, opening(name)
+
+    def home(self, at: Site) -> Answer:
+        """`cd` without a folder."""
+        if " " in at.text:
+            raise UnreadError(at.line, f"`{at.text[:80]}` goes to a folder that is not set")
+        return 0, ""
+
+    def folder(self, at: Site, folder: str, to: str) -> Answer:
+        """A folder that is here, that the script makes, or that another machine may have."""
+        path = posixpath.normpath(posixpath.join(folder, to))
+        made = any(posixpath.basename(path) in word for _, words in self.found.other for word in words)
+        elsewhere = posixpath.relpath(path, self.script.here).startswith("..")
+        if not (made or elsewhere or self.script.is_folder(path)):
+            raise UnreadError(at.line, f"`{at.text[:80]}`: there is no folder {path} here")
+        return 0, path
+
+    def which(self, _: Site, __: str, *names: str) -> Answer:
+        """`command -v`."""
+        found = [each for name in names if (each := shutil.which(name))]
+        return int(len(found) < len(names)), "".join(f"{each}\n" for each in found)
+
+    def place(self, at: Site) -> Place:
+        """By what has started so far."""
+        return Place(len(self.found.started), at.line)
+
+    def inside(self, folder: str, path: str) -> Path | None:
+        """A regular file at or below the folder in which the script is started."""
+        start = Path(self.script.here).resolve()
+        found = (start / folder / path).resolve()
+        return found if found.is_file() and found.is_relative_to(start) and found.stat().st_size <= MOST_FILE else None
+
+    def run_(self, at: Site, folder: str, count: str, fronts: str, *rest: str) -> Answer:
+        """A command that the script would start. rest: its words, those of srun around it, and exported variables."""
+        words, front, exported = _parts(rest, int(count), int(fronts))
+        name = posixpath.basename(words[0])
+        if name.startswith("-"):
+            what = f"it begins with {name}: is a backslash missing at the end of the line before it?"
+            raise UnreadError(at.line, what, "end that line with a backslash")
+        if name in _STARTERS and (inner := _inner_shell(words)) is not None:
+            return "inner", str(inner)
+        if words[0] in TOOLS:
+            try:
+                return ("in", "") if reads_input(words) else self.tool(at, folder, None, *words)
+            except ValueError:
+                raise UnreadError(at.line, f"`{at.text[:80]}` is not read") from None
+        if self.script.is_program(words):
+            self.start(at, folder, words, front, exported)
+        elif name in _LATER and any(
+            self.script.is_program(" ".join(words[each:]).split()) for each in range(1, len(words))
+        ):
+            raise UnreadError(at.line, f"`{at.text[:80]}` starts a program later, or for each thing that it finds")
+        elif not at.within:  # what is printed counts, and is named where it does
+            self.found.other.append((self.place(at), tuple(words)))
+        return self.unknown(at, prints=name not in SILENT or (bool(at.within) and name != "trap"))
+
+    def unknown(self, at: Site, *, prints: bool = True) -> Answer:
+        """What a command that is not run would have answered."""
+        if at.say or self.rewriter.reads_status:
+            self.found.say.add(at.number)
+        return int((at.say or Say()).status != int(at.number == self.failing)), self.mark(at) if prints else ""
+
+    def start(self, at: Site, folder: str, words: Sequence[str], front: Sequence[str], exported: Sequence[str]) -> None:
+        """Keep a program. What is not set and stands alone is no word, but for the value of a flag."""
+        for before, word in zip(("", *words), words, strict=False):
+            alone = EMPTY.fullmatch(word) and not (before.startswith("-") and "=" not in before)
+            if alone or BROKEN.search(word) or _NESTED.search(word):
+                raise _NeededError(names_in(word), at.line)
+        empty = [word.replace(f"{BARE}{END}", END if EMPTY.fullmatch(word) else f"{DEFAULT}{END}") for word in words]
+        kept = list[tuple[str, str]]()
+        for name, _, value in (each.removeprefix("__").partition("=") for each in exported):
+            if name not in _SHELLS and value not in (self.script.environ.get(name), self.script.asked.get(name)):
+                kept.append((name, value))
+        order = [*self.rewriter.lines]  # as it is written
+        kept.sort(key=lambda each: order.index(each[0]) if each[0] in order else len(order))
+        where = posixpath.relpath(folder, self.script.here)
+        self.found.started.append(Started(tuple(empty), tuple(kept), where, at.line, at.text, tuple(front)))
+        if at.background:
+            self.found.remarks["`&` is not taken over: trainkit run stays in front until the run ends."] = None
+
+    def mark(self, at: Site) -> str:
+        """What stands for the output of a command."""
+        if at.number not in self.printed:
+            self.rewriter.opened.append((at.line, at.within or at.text))
+            self.printed[at.number] = len(self.rewriter.opened) - 1
+        return opening(f"#{self.printed[at.number]}")
+
+    def tool(self, at: Site, folder: str, text: str | None, *words: str) -> Answer:
+        """What a harmless program prints. text: its standard input."""
+        if names := names_in("\0".join((*words, text or ""))):
+            if not any(each.startswith(("#", "SLURM")) for each in names):
+                raise _NeededError(names, at.line)
+            return self.unknown(at)
+        try:
+            if any(self.inside(folder, each) is None for each in files_of(words)):
+                return self.unknown(at)
+            return output(words, text, folder if Path(folder).is_dir() else "/")
+        except OverflowError:
+            raise UnreadError(at.line, f"`{at.text[:80]}`: {_ENDLESS}") from None
+        except (ValueError, OSError):
+            raise UnreadError(at.line, f"`{at.text[:80]}` is not read") from None
+
+
+_TOLD: Mapping[str, Callable[..., Answer]] = {
+    "need": _Bash.need, "length": _Bash.length, "refuse": _Bash.refuse, "open": _Bash.open, "again": _Bash.again,
+    "source": _Bash.source, "file": _Bash.file, "wrote": _Bash.wrote, "keep": _Bash.keep, "home": _Bash.home,
+    "cd": _Bash.folder, "which": _Bash.which, "run": _Bash.run_, "input": _Bash.tool,
+}  # fmt: skip
+
+
+def _parts(rest: Sequence[str], *counts: int) -> tuple[list[str], list[str], list[str]]:
+    first, second = counts
+    return [*rest[:first]], [*rest[first : first + second]], [*rest[first + second :]]
+
+
+def _inner_shell(words: Sequence[str]) -> int | None:
+    """The place of `bash -c TEXT` behind the command that starts it."""
+    for place, (word, flag) in enumerate(pairwise(words[:-1])):
+        if posixpath.basename(word) in ("bash", "sh") and re.fullmatch(r"-[a-z]*c", flag):
+            return place
+    return None
+
+
+def _limited() -> None:
+    """Of the shell's process: nothing is written, and it ends."""
+    for number, limit in ((resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CORE, 0)):
+        resource.setrlimit(number, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 1))
+
+
+def _renamed(name: str) -> str:
+    return f"__{name}" if name in RENAMED else name
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _close(descriptor: int) -> None:
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
