@@ -5,6 +5,7 @@ usage: python -m tests.convert.hostile FOLDER [endless]     in namespaces of its
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -244,10 +245,24 @@ def wrong(text: str, victim: Path, start: Path) -> str:
         return "it has changed something"
     if SECRET in said:
         return f"it has read a secret: {said}"
-    others = (each for each in Path("/proc").iterdir() if each.name.isdecimal() and int(each.name) != os.getpid())
-    if left := [words for each in others if (words := each.joinpath("cmdline").read_bytes())]:  # a zombie has none
-        return f"it has left processes: {left}"
-    return "" if time.monotonic() - began < LONGEST else "it has taken too long"
+    if time.monotonic() - began > LONGEST:
+        return "it has taken too long"
+    until = time.monotonic() + 5
+    while left := processes():  # what is killed takes a moment to end
+        if time.monotonic() > until:
+            return f"it has left processes: {left}"
+        time.sleep(0.01)
+    return ""
+
+
+def processes() -> list[bytes]:
+    """The words of each other process here; a zombie has none."""
+    found = []
+    for each in Path("/proc").iterdir():
+        if each.name.isdecimal() and int(each.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                found.append(each.joinpath("cmdline").read_bytes())
+    return [*filter(None, found)]
 
 
 if __name__ == "__main__":

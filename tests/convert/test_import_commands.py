@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.convert.reading import checked, comments, context, imported, read, settings
+from tests.convert.reading import HERE, checked, comments, context, imported, read, settings
 from trainkit.errors import RecipeError, UsageError
 from trainkit.recipe.schema.launching import program_argv
 
@@ -253,6 +253,13 @@ def test_a_bare_switch_of_fsdp_leaves_the_rest_to_its_defaults() -> None:
 
 def test_a_dollar_sign_that_torchrun_would_take_for_its_macro_is_one_again() -> None:
     assert read(imported("torchrun train.py '$$HOME'")).recipe.program.args == ["$HOME"]
+
+
+def test_an_exported_order_of_cards_counts_for_a_list() -> None:
+    for exported, order in {"PCI_BUS_ID": "pci", "FASTEST_FIRST": "fastest", "": "fastest"}.items():
+        here = replace(context({}), environ={"CUDA_DEVICE_ORDER": exported})
+        text = checked(["CUDA_VISIBLE_DEVICES=0,2", "torchrun", "train.py"], here, f"{HERE}/recipe.yaml")
+        assert settings(text)["devices.order"] == order
 
 
 @pytest.mark.cli

@@ -39,6 +39,14 @@ def test_the_source_wins_over_flags_and_launcher() -> None:
     assert settings(text)["program.args.per_device_train_batch_size"] == "4"
     started = settings(imported("accelerate launch train.py --learning_rate 1e-3", {"train.py": TRAINER}))
     assert (started["program.kind"], started["optimizer.lr"]) == ("hf", 1e-3)
+    line = "accelerate launch --num_processes 2 --mixed_precision bf16 train.py"
+    plain = imported(line, {"train.py": "import torch"})
+    assert (settings(plain)["program.kind"], settings(plain)["launcher.kind"]) == ("torch", "accelerate")
+    assert "precision.dtype bf16 is left out, for it cannot reach a program of kind torch" in comments(plain)
+    deep = {f"pkg/{name}.py": f"from .{below} import x" for name, below in zip("abc", "bcd", strict=True)}
+    deep |= {"pkg/d.py": "from accelerate import Accelerator", "pkg/__init__.py": ""}
+    deep["train.py"] = "import pkg.a"
+    assert settings(imported("accelerate launch train.py", deep))["program.kind"] == "accelerate"
 
 
 def test_a_trainer_that_reads_no_flags_is_not_given_any() -> None:

@@ -86,6 +86,16 @@ def test_the_silent_fall_back_of_trainer_from_fsdp_to_ddp_is_caught(trainkit: An
     assert summary["failure"] == "plan"
 
 
+@pytest.mark.parametrize("launcher", ["torchrun --nproc_per_node 2", "accelerate launch --cpu --num_processes 2"])
+def test_a_plain_script_gets_the_same_warning_under_every_launcher(
+    launcher: str, trainkit: Any, tmp_path: Path
+) -> None:
+    words = [*shlex.split(launcher), str(PROGRAMS / "plain_loop.py")]
+    done = trainkit("run", "devices.type=cpu", f"output.root={tmp_path / 'runs'}", *words, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "no process group is formed" in done.stderr
+
+
 def test_one_process_where_several_were_planned_is_caught(trainkit: Any, tmp_path: Path) -> None:
     alone = tmp_path / "alone.sh"  # as accelerate launch --cpu --num_processes 2 starts its one process
     ranks = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT"

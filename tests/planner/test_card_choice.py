@@ -266,9 +266,36 @@ def test_numbers_that_mean_different_cards_to_different_readers_are_warned_of(
 
 def test_an_exported_order_that_the_plan_replaces_is_named(layered: Layered, machine: Machine) -> None:
     facts = replace(machine(2), device_order="FASTEST_FIRST")
-    assert "replaces CUDA_DEVICE_ORDER=FASTEST_FIRST" in said(build_plan(layered({}), facts).plan, "note")
-    same = replace(machine(2), device_order="PCI_BUS_ID")
-    assert "CUDA_DEVICE_ORDER" not in said(build_plan(layered({}), same).plan, "note")
+    asked = layered({"devices": {"order": "pci"}})
+    assert "replaces CUDA_DEVICE_ORDER=FASTEST_FIRST" in said(build_plan(asked, facts).plan, "note")
+    for obeyed in ("PCI_BUS_ID", "FASTEST_FIRST"):
+        plan = build_plan(layered({}), replace(facts, device_order=obeyed)).plan
+        assert "CUDA_DEVICE_ORDER" not in said(plan, "note")
+
+
+OWN = {"program": {"kind": "torch", "script": "train.py"}, "strategy": {"kind": "ddp"}}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "exported", "cards"),
+    [
+        ({}, None, [0]),
+        ({}, "FASTEST_FIRST", [1]),
+        ({}, "PCI_BUS_ID", [0]),
+        ({"devices": {"select": [0]}}, None, [0]),
+        ({"devices": {"select": [0]}}, "FASTEST_FIRST", [1]),
+        ({**OWN, "devices": {"select": 2}}, None, [1, 3]),
+        ({**OWN, "devices": {"select": 2}}, "PCI_BUS_ID", [0, 1]),
+        ({**OWN, "devices": {"select": [2, 0]}}, None, [2, 0]),
+        ({**OWN, "devices": {"select": 3}, "launcher": {"kind": "deepspeed"}}, None, [0, 1, 3]),
+    ],
+)
+def test_cards_are_counted_as_the_caller_says_and_for_own_programs_as_cuda_does(
+    recipe: dict[str, Any], exported: str | None, cards: list[int], layered: Layered, machine: Machine
+) -> None:
+    facts = with_cards(machine(4), SPEEDS, device_order=exported)
+    plan = build_plan(layered(recipe), facts).plan
+    assert seen(plan, facts) == tuple(facts.gpus[number].uuid for number in cards)
 
 
 def test_an_allocation_is_told_by_its_job(layered: Layered, machine: Machine) -> None:

@@ -65,7 +65,7 @@ def read_command(
         variables = {**unwrapped.variables, **variables}
         for remark in unwrapped.remarks:
             draft.remark(remark)
-    _read_variables(draft, variables)
+    _read_variables(draft, variables, context.environ)
     name = posixpath.basename(rest[0]) if rest else ""
     launcher = launcher_of(name)
     if launcher is None:
@@ -246,8 +246,8 @@ def first_of_command(words: Sequence[str], place: int) -> int:
     return place
 
 
-def _read_variables(draft: Draft, variables: Mapping[str, str]) -> None:
-    """Import the variables as settings and remarks."""
+def _read_variables(draft: Draft, variables: Mapping[str, str], environ: Mapping[str, str]) -> None:
+    """Import the variables as settings and remarks. environ: the caller's."""
     for name, value in variables.items():
         origin = argv_origin(f"{name}={value}")
         leak = next((why for pattern, why in LEAKS.items() if fnmatchcase(name, pattern)), "")
@@ -267,7 +267,8 @@ def _read_variables(draft: Draft, variables: Mapping[str, str]) -> None:
         else:
             draft.set(f"env.{name}", value, origin)
     if isinstance(draft.get("devices.select"), list) and draft.get("devices.order") is None:
-        draft.set("devices.order", "fastest", argv_origin("CUDA_VISIBLE_DEVICES"), _CUDA_ORDER)
+        order = _ORDERS.get(environ.get("CUDA_DEVICE_ORDER", ""), "fastest")
+        draft.set("devices.order", order, argv_origin("CUDA_VISIBLE_DEVICES"), _CUDA_ORDER)
 
 
 def _chooses_devices(draft: Draft, name: str, value: str, origin: Origin) -> bool:

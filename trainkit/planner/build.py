@@ -48,7 +48,7 @@ from trainkit.planner.hub import problems as hub_problems
 from trainkit.planner.hub import repositories, with_repositories
 from trainkit.planner.notices import plan_notices
 from trainkit.planner.numa import core_argv
-from trainkit.planner.placement import Placement, name_cards, place
+from trainkit.planner.placement import Placement, counted_cards, name_cards, place
 from trainkit.planner.resume import Reader, SavedCheckpoint, choose_resume
 from trainkit.planner.starting import adapter_problems
 from trainkit.planner.technique import value_of
@@ -163,7 +163,7 @@ def decide(
     Raises RecipeError with all that can be known at once.
     """
     wrong = [*hub_problems(resolved)]
-    resolved = with_repositories(resolved, hub)
+    resolved = counted_cards(with_repositories(resolved, hub), facts)
     recipe = resolved.recipe
     program = PROGRAMS[recipe.program.kind]
     facts = replace(facts, executable=getattr(recipe.cluster, "python", None) or facts.executable)

@@ -227,5 +227,5 @@ def order_notices(context: Context) -> Iterator[Notice]:
     """A counting order that the caller exported and the plan replaces."""
     exported = context.facts.device_order
     chosen = next((str(each.value) for each in _devices(context) if each.name == "CUDA_DEVICE_ORDER"), None)
-    if chosen and exported not in {None, chosen}:
+    if chosen and exported not in {None, ORDER[context.recipe.devices.order][0]}:
         yield Notice("note", f"the plan replaces CUDA_DEVICE_ORDER={exported} of your environment by {chosen}")

@@ -7,12 +7,13 @@ slower, and whose CUDA_VISIBLE_DEVICES limited the choice.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from trainkit.errors import RecipeError
 from trainkit.machine.facts import Facts, Gpu
 from trainkit.machine.selection import (
+    ORDER,
     Selection,
     allocation,
     duplicates,
@@ -64,6 +65,17 @@ def place(resolved: Resolved, facts: Facts) -> Placement:
         processes = 1 if alone else 2
     group = NodeGroup(recipe.nodes.count, processes, (device,) * processes)
     return Placement(Topology(device, (group,)), (), reason, tuple(_off_cards(resolved, facts, device, reason)))
+
+
+def counted_cards(resolved: Resolved, facts: Facts) -> Resolved:
+    """The recipe with the order in which cards are counted."""
+    recipe, devices = resolved.recipe, resolved.recipe.devices
+    if devices.order != "auto":
+        return resolved
+    exported = next((ours for ours, (theirs, _) in ORDER.items() if theirs == facts.device_order), None)
+    by_cuda = recipe.program.kind != "builtin" and not isinstance(devices.select, list)
+    order = exported or ("fastest" if by_cuda else "pci")
+    return replace(resolved, recipe=recipe.model_copy(update={"devices": devices.model_copy(update={"order": order})}))
 
 
 def _choose_device(resolved: Resolved, facts: Facts) -> tuple[Device, str]:
@@ -174,7 +186,10 @@ def _select(resolved: Resolved, facts: Facts) -> tuple[Selection, int]:
         requested = count
     else:
         requested = 1 if single and select != "all" else max(len(allowed), 1)
-    return take(requested, allowed), requested
+    selection = take(requested, allowed)
+    if recipe.launcher.kind == "deepspeed" and not resolved.given("devices.order"):  # which sorts them by number
+        selection = replace(selection, cards=tuple(sorted(selection.cards, key=lambda gpu: gpu.index)))
+    return selection, requested
 
 
 def _check_list(resolved: Resolved, facts: Facts, select: list[int | str]) -> None:

@@ -30,7 +30,7 @@ class Stray:
 
 STRAYS: tuple[Stray, ...] = (
     Stray("CUDA_VISIBLE_DEVICES", "note", "trainkit selects cards only among these", on="cuda"),
-    Stray("CUDA_DEVICE_ORDER", "note", "devices.order decides how cards are counted; this is not used", on="cuda"),
+    Stray("CUDA_DEVICE_ORDER", "note", "cards are counted so, where no recipe sets devices.order", on="cuda"),
     Stray("CUDA_LAUNCH_BLOCKING", "warning", "every kernel is waited for: training is much slower", ("0",), "cuda"),
     Stray("NVIDIA_TF32_OVERRIDE", "warning", "it overrules precision.tf32", on="cuda"),
     Stray("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "warning", "it overrules precision.tf32", on="cuda"),

@@ -37,6 +37,8 @@ def program_kind(
     if source is not None and source.imports:
         given = frozenset(f"--{flag.name}" for flag in script_flags(argv[1:]))
         found = _kind_of(context, source, argv[0], given)
+        if otherwise == "accelerate":  # whose launcher starts any program
+            otherwise = "torch"
         return found if found.kind else DetectedKind(otherwise, "", found.remark or _doubt(argv[1:], otherwise))
     kind, flag = _kind_by_flags(argv)
     if kind:
@@ -60,21 +62,20 @@ def _kind_of(context: ImportContext, source: PythonSource, name: str, given: fro
         found = _kind_by_names(each.used, everywhere, shown)
         if found.kind or found.remark:
             return found if each is source else DetectedKind(found.kind, found.by and f"{found.by} in {shown}")
-    return _trainer_further_down(context, source, beside)
+    return _further_down(context, [source, *beside])
 
 
-def _trainer_further_down(context: ImportContext, source: PythonSource, beside: list[PythonSource]) -> DetectedKind:
-    """Of a program with the parser of Trainer's arguments, the arguments themselves, some levels down its package."""
-    detection, known = PROGRAMS["hf"].DETECTION, [source, *beside]
-    if not {name.rpartition(".")[2] for each in known for name in each.used} & detection.parsers:
-        return DetectedKind()
+def _further_down(context: ImportContext, known: list[PythonSource]) -> DetectedKind:
+    """Some levels down the program's package: Accelerator(); and beside their parser, Trainer's arguments."""
+    parses = {name.rpartition(".")[2] for each in known for name in each.used} & PROGRAMS["hf"].DETECTION.parsers
     for _ in range(LEVELS):
         new = _imported(context, known)
-        for each in new:
-            found = [name for name in each.used if any(fnmatchcase(name, wanted) for wanted in detection.imports)]
-            if found:
-                return DetectedKind("hf", f"{min(found)} in {seen_from(context.cwd, each.path)}")
-        known += new
+        for kind in ("hf", "accelerate") if parses else ("accelerate",):
+            for each in new:
+                wanted = PROGRAMS[kind].DETECTION.imports
+                if found := [name for name in each.used if any(fnmatchcase(name, one) for one in wanted)]:
+                    return DetectedKind(kind, f"{min(found)} in {seen_from(context.cwd, each.path)}")
+        known = known + new
     return DetectedKind()
 
 

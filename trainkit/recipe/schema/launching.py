@@ -96,10 +96,12 @@ class Devices(Section):
         "rank order. "
         "Becomes CUDA_VISIBLE_DEVICES.",
     )
-    order: Literal["pci", "fastest"] = setting(
-        "pci",
+    order: Literal["auto", "pci", "fastest"] = setting(
+        "auto",
         "How cards are numbered and taken: `pci` as nvidia-smi does, `fastest` the fastest first, as CUDA does by "
-        "default. Becomes CUDA_DEVICE_ORDER.",
+        "default. `auto` is what CUDA_DEVICE_ORDER says where you export it; else `fastest` for a program of your own, "
+        "which CUDA would count for, and `pci` for trainkit's own trainer and for a list of cards. Becomes "
+        "CUDA_DEVICE_ORDER.",
     )
     when_busy: Literal["refuse", "warn"] = setting(
         "refuse", "What happens where a chosen card is in use: the run is refused, or starts after a warning."
