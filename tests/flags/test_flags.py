@@ -110,6 +110,63 @@ USES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     ),
     "warmup_steps": (("--warmup_steps", "2"), {"schedule.warmup_steps": 2}),
     "weight_decay": (("--weight_decay", "0"), {"optimizer.weight_decay": 0}),
+    "eval_strategy": (("--eval_strategy", "steps"), {"eval.every_steps": 500}),
+    "evaluation_strategy": (("--evaluation_strategy", "steps", "--eval_steps", "7"), {"eval.every_steps": 7}),
+    "save_strategy": (("--save_strategy", "no"), {"checkpoint.every_steps": 0}),
+    "logging_strategy": (("--logging_strategy", "steps"), {"logging.every_steps": 500}),
+    "use_cpu": (("--use_cpu",), {"devices.type": "cpu"}),
+    "no_cuda": (("--no_cuda", "1"), {"devices.type": "cpu"}),
+    "warmup_ratio": (("--warmup_ratio", "0.15", "--max_steps", "10"), {"schedule.warmup_steps": 2}),
+    "overwrite_output_dir": (("--overwrite_output_dir", "--bf16"), {"precision.dtype": "bf16"}),
+    "use_fsdp": (("--use_fsdp",), {"strategy.kind": "fsdp"}),
+    "mixed_precision": (("--mixed_precision", "no"), {"precision.dtype": "fp32"}),
+    "fsdp_sharding_strategy": (("--use_fsdp", "--fsdp_sharding_strategy=2"), {"strategy.sharding": "shard_grad_op"}),
+    "fsdp_auto_wrap_policy": (
+        ("--use_fsdp", "--fsdp_auto_wrap_policy=TRANSFORMER_BASED_WRAP"),
+        {"strategy.auto_wrap": "transformer"},
+    ),
+    "fsdp_transformer_layer_cls_to_wrap": (
+        ("--use_fsdp", "--fsdp_transformer_layer_cls_to_wrap=B", "--fsdp_auto_wrap_policy=TRANSFORMER_BASED_WRAP"),
+        {"strategy.wrap_classes": ["B"], "strategy.auto_wrap": "transformer"},
+    ),
+    "fsdp_min_num_params": (
+        ("--use_fsdp", "--fsdp_min_num_params=1000", "--fsdp_auto_wrap_policy=SIZE_BASED_WRAP"),
+        {"strategy.min_params": 1000, "strategy.auto_wrap": "size"},
+    ),
+    "fsdp_state_dict_type": (
+        ("--use_fsdp", "--fsdp_state_dict_type=SHARDED_STATE_DICT"),
+        {"strategy.state_dict_type": "sharded"},
+    ),
+    "fsdp_version": (("--use_fsdp", "--fsdp_version=2"), {"strategy.version": 2}),
+    "fsdp_backward_prefetch": (
+        ("--use_fsdp", "--fsdp_version=1", "--fsdp_backward_prefetch=BACKWARD_PRE"),
+        {"strategy.backward_prefetch": "backward_pre"},
+    ),
+    "fsdp_forward_prefetch": (
+        ("--use_fsdp", "--fsdp_version=1", "--fsdp_forward_prefetch=true"),
+        {"strategy.forward_prefetch": True},
+    ),
+    "fsdp_use_orig_params": (
+        ("--use_fsdp", "--fsdp_version=1", "--fsdp_use_orig_params=true"),
+        {"strategy.use_orig_params": True},
+    ),
+    "fsdp_offload_params": (("--use_fsdp", "--fsdp_offload_params=true"), {"strategy.offload": True}),
+    "fsdp_sync_module_states": (
+        ("--use_fsdp", "--fsdp_version=1", "--fsdp_sync_module_states=true"),
+        {"strategy.sync_module_states": True},
+    ),
+    "fsdp_cpu_ram_efficient_loading": (
+        ("--use_fsdp", "--fsdp_cpu_ram_efficient_loading=true"),
+        {"strategy.cpu_ram_efficient_loading": True},
+    ),
+    "fsdp_activation_checkpointing": (
+        ("--use_fsdp", "--fsdp_activation_checkpointing=true"),
+        {"efficiency.gradient_checkpointing.every": True},
+    ),
+    "fsdp_reshard_after_forward": (
+        ("--use_fsdp", "--fsdp_version=2", "--fsdp_reshard_after_forward=false"),
+        {"strategy.sharding": "shard_grad_op"},
+    ),
 }
 FILES = {
     "r.yaml": SHORT,
@@ -129,6 +186,38 @@ def test_a_flag_sets_its_recipe_keys(solve: Solve, name: str) -> None:
     words, expected = USES[name]
     resolved = solve(FILES, overrides=words)
     assert {key: at(resolved.tree, key) for key in expected} == expected
+
+
+# Arguments of TrainingArguments and `accelerate launch` in the guides, typed as they stand.
+GUIDES = (
+    "--gradient_accumulation_steps 4", "--gradient_checkpointing True", "--fp16 True", "--bf16 True", "--tf32 True",
+    "--optim adafactor", "--optim adamw_bnb_8bit", "--dataloader_pin_memory True --dataloader_num_workers 4",
+    "--torch_compile True --torch_compile_backend inductor", "--optim adamw_torch", "--lr_scheduler_type cosine",
+    "--num_train_epochs 3 --learning_rate 2e-5 --do_train --do_eval --output_dir out --overwrite_output_dir",
+    "--evaluation_strategy steps --eval_steps 10 --save_strategy steps --save_steps 10 --logging_strategy steps",
+    "--max_steps 20 --warmup_ratio 0.1", "--per_device_train_batch_size 1 --gradient_accumulation_steps 8",
+    "--log_level warning --log_level_replica error --log_on_each_node 0", "--no_cuda", "--use_cpu",
+    "--mixed_precision bf16", ("--num_processes=2 --use_fsdp --mixed_precision=bf16 --fsdp_sharding_strategy=1 "
+    "--fsdp_auto_wrap_policy=TRANSFORMER_BASED_WRAP --fsdp_transformer_layer_cls_to_wrap=BertLayer "
+    "--fsdp_state_dict_type=FULL_STATE_DICT"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", GUIDES)
+def test_what_the_guides_write_works_as_flags(line: str, solve: Solve) -> None:
+    solve({"r.yaml": "train: {steps: 30}\n"}, overrides=line.split())
+
+
+def test_what_a_recipe_has_no_word_for_is_said_with_the_next_step(refuse: Refuse) -> None:
+    for words, hint in {
+        "--save_strategy epoch": "write --save_steps N",
+        "--logging_strategy no": "write --logging_steps N",
+        "--warmup_ratio 0.1": "write --warmup_steps N",
+        "--max_steps 5 --warmup_ratio 3": "from 0 to 1",
+        "--use_fsdp --fsdp_sharding_strategy x": "full_shard",
+    }.items():
+        (found,) = refuse({"r.yaml": "train: {epochs: 1}\n"}, overrides=words.split())
+        assert hint in found.hint
 
 
 def test_profile_takes_a_number_of_steps_and_leaves_a_file_its_own(solve: Solve) -> None:
@@ -229,7 +318,7 @@ def test_processes_of_all_machines_are_divided_by_the_machines(solve: Solve, ref
         (("--frobnicate",), "unknown flag --frobnicate", "run --help"),
         (("--seed",), "--seed requires a value", "--seed SEED"),
         (("--seed", "--bf16"), "--seed requires a value", "--seed SEED"),
-        (("--bf16=1",), "--bf16 takes true or false", "--bf16=false"),
+        (("--bf16=2",), "--bf16 takes true or false", "--bf16=false"),
         (("--bf16", "--fp16"), "contradict", "keep one"),
         (("--fsdp", "hybrid_shard no_shard"), "both hybrid_shard and no_shard", "keep one"),
         (("--fsdp", "full shard"), "does not know 'full'", "did you mean full_shard?"),

@@ -10,6 +10,8 @@ from trainkit.errors import Diagnostic, Origin
 from trainkit.recipe.layers.assignment import Assignment, read_value
 from trainkit.recipe.layers.paths import Files
 
+ON, OFF = ("true", "1", "yes"), ("false", "0", "no")  # values of a switch
+
 
 @dataclass(frozen=True)
 class Use:
@@ -34,7 +36,7 @@ class Use:
     @property
     def on(self) -> bool:
         """Whether a switch is meant to be on: bare, or with a true word."""
-        return self.value is None or self.value.lower() == "true"
+        return self.value is None or self.value.lower() in ON
 
 
 Outcome = tuple[list[Assignment], list[Diagnostic]]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainkit.errors import Diagnostic, Origin
-from trainkit.flags.flag import Flag, Use, setting_reader
+from trainkit.flags.flag import OFF, ON, Flag, Use, setting_reader
 from trainkit.flags.registry import flags
 from trainkit.recipe.layers.assignment import Assignment, layer_of
 from trainkit.recipe.layers.layer import ARGUMENTS, Layer
@@ -19,11 +19,11 @@ from trainkit.recipe.schema.launching import program_argv
 from trainkit.recipe.validation.suggestions import did_you_mean, nearest_key
 
 _DOTTED = re.compile(r"(?P<key>[A-Za-z_][^\s=]*?)(?P<modifier>[+!]?)=(?P<value>.*)", re.DOTALL)
-_TRUE_FALSE = ("true", "false")
+_TRUE_FALSE = (*ON, *OFF)
 # By the key that they decide: groups of flags; those of one group go together, those of different groups do not.
 _RIVALS: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "precision.dtype": (("bf16",), ("fp16",)),
-    "strategy.kind": (("fsdp", "fsdp_config"), ("deepspeed",)),
+    "precision.dtype": (("bf16",), ("fp16",), ("mixed_precision",)),
+    "strategy.kind": (("fsdp", "fsdp_config", "use_fsdp"), ("deepspeed",)),
     "nodes.processes_per_node": (("nproc_per_node",), ("num_processes",), ("num_gpus",)),
 }
 
@@ -75,7 +75,7 @@ def override_layers(
     given = frozenset(each.flag.name for each in used if each.flag)
     # Other words of this line that decide whom a flag is for: they are no layer yet, so they are read as typed.
     typed = {each.key: each.value for each in used if each.key in ("program.kind", ARGUMENTS)}
-    typed |= {f"--{each.flag.name}": each.value for each in used if each.flag and each.flag.name == "fsdp"}
+    typed |= {f"--{each.flag.name}": each.value for each in used if each.flag}
     found += _rivals(used, strength)
     layers = []
     for each in used:
@@ -176,7 +176,7 @@ def _in_order(words: list[_Word]) -> list[_Word]:
 def _rivals(words: list[_Word], strength: int) -> Iterator[Diagnostic]:
     """An error where flags of different names decide the same: one of them would be dropped in silence."""
     # Only a switch can also take something back.
-    asking = [each for each in words if each.value is None or each.value.lower() != "false"]
+    asking = [each for each in words if each.value is None or each.value.lower() not in OFF]
     named = [(each.flag.name, " ".join(each.typed)) for each in asking if each.flag]
     for key, groups in _RIVALS.items():
         group_of = {name: group for group in groups for name in group}

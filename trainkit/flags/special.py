@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, get_args
@@ -233,6 +234,96 @@ def _to_script(use: Use) -> Outcome | None:
         return [use.assign(f"{ARGUMENTS}.{use.name}", use.on)], []
     hint = f"write it behind the end of trainkit's own: -- --{use.name}"
     return [], [use.error(f"--{use.name} is for the program, whose arguments are given as a list", hint, key=ARGUMENTS)]
+
+
+# How often, by HF's words: the key, and what Trainer takes where no number is given.
+_EVERY = {"eval": "eval.every_steps", "save": "checkpoint.every_steps", "logging": "logging.every_steps"}
+_TRAINERS_STEPS = 500
+
+
+def _how_often(use: Use) -> Outcome:
+    what = use.name.partition("_")[0].replace("evaluation", "eval")
+    key, steps = _EVERY[what], f"{what}_steps"
+    if use.value == "no" and what != "logging":
+        return [use.assign(key, 0)], []
+    if use.value == "best" and what == "save":
+        return [use.assign("checkpoint.keep_best", True)], []
+    if use.value != "steps":
+        return [], [
+            use.error(
+                f"--{use.name} {use.value}: a recipe counts in steps",
+                f"write --{steps} N; a script of yours reads it behind `--`",
+                key=key,
+            )
+        ]
+    # Trainer evaluates as often as it logs.
+    logged = (use.current("--logging_steps") or use.current("logging.every_steps")) if what == "eval" else None
+    silent = steps not in use.given and not use.current(key)
+    return ([use.assign(key, int(logged or _TRAINERS_STEPS))] if silent and str(logged or 0).isdecimal() else []), []
+
+
+def _on_cpu(use: Use) -> Outcome:
+    return ([use.assign("devices.type", "cpu")] if use.on else []), []
+
+
+for _name, _words in {
+    "eval": "no|steps",
+    "evaluation": "no|steps",
+    "save": "no|steps|best",
+    "logging": "steps",
+}.items():
+    _key = _EVERY[_name.replace("evaluation", "eval")]
+    _help = f"As Trainer says how often: by --{_name.replace('evaluation', 'eval')}_steps, else {_TRAINERS_STEPS}."
+    SPECIAL.append(Flag(f"--{_name}_strategy {_words}", (_key,), _help, _how_often))
+SPECIAL += (Flag(f"--{_name}", ("devices.type",), "Compute on the CPU.", _on_cpu) for _name in ("use_cpu", "no_cuda"))
+SPECIAL += (
+    Flag(f"--{_name} {_words}", ("strategy",), "As `accelerate launch` has it.", call(f"{_STRATEGY}:of_accelerate"))
+    for _name, _words in {
+        "fsdp_sharding_strategy": "NAME|1..5", "fsdp_auto_wrap_policy": "POLICY", "fsdp_min_num_params": "N",
+        "fsdp_transformer_layer_cls_to_wrap": "CLASSES", "fsdp_state_dict_type": "TYPE", "fsdp_version": "1|2",
+        "fsdp_backward_prefetch": "NAME", "fsdp_forward_prefetch": "true|false", "fsdp_use_orig_params": "true|false",
+        "fsdp_offload_params": "true|false", "fsdp_sync_module_states": "true|false",
+        "fsdp_cpu_ram_efficient_loading": "true|false", "fsdp_activation_checkpointing": "true|false",
+        "fsdp_reshard_after_forward": "true|false|NAME",
+    }.items()
+)  # fmt: skip
+
+
+@_flag("--use_fsdp", "strategy.kind")
+def _use_fsdp(use: Use) -> Outcome:
+    """Shard with FSDP (accelerate's switch)."""
+    return ([use.assign("strategy.kind", "fsdp")] if use.on else []), []
+
+
+@_flag("--mixed_precision no|bf16|fp16", "precision.dtype")
+def _mixed_precision(use: Use) -> Outcome:
+    """Number format (accelerate's flag)."""
+    return setting_reader("precision.dtype")(replace(use, value="fp32" if use.value == "no" else use.value))
+
+
+@_flag("--warmup_ratio SHARE", "schedule.warmup_steps")
+def _warmup_ratio(use: Use) -> Outcome:
+    """Share of the steps that is linear warm-up, rounded up as Trainer does (TrainingArguments.get_warmup_steps)."""
+    key, steps = "schedule.warmup_steps", use.current("--max_steps") or use.current("train.steps")
+    try:
+        share = float(use.value or "")
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        return [], [use.error(f"--warmup_ratio {use.value} is no share", "write a number from 0 to 1", key=key)]
+    if not str(steps).isdecimal():
+        return [], [
+            use.error(
+                "--warmup_ratio is a share of the steps, and these are not said", "write --warmup_steps N", key=key
+            )
+        ]
+    return [use.assign(key, math.ceil(int(steps) * share))], []
+
+
+@_flag("--overwrite_output_dir")
+def _overwrite(use: Use) -> Outcome:
+    """Nothing: each run has a folder of its own."""
+    return [], []
 
 
 @_flag("--do_train", "train.steps", ARGUMENTS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainkit.errors import Diagnostic, RecipeError, UsageError
 from trainkit.flags.flag import Outcome, Use
-from trainkit.frameworks.base.draft import ImportContext
+from trainkit.frameworks.base.draft import Draft, ImportContext
 from trainkit.frameworks.base.foreign_file import ForeignFile, read_mapping
 from trainkit.frameworks.base.fsdp_settings import FIRST_SHARDING, SHARDING
 from trainkit.frameworks.deepspeed.fields import KINDS, STAGE, faults, sharding
@@ -69,6 +69,25 @@ def deepspeed(use: Use) -> Outcome:
     kind, path = KINDS[stage], absolute(file.path, use.cwd)
     chosen = [use.assign("strategy.kind", kind), use.assign("strategy.config", path)]
     return ([], found) if found else ([*chosen, *said], [])
+
+
+def of_accelerate(use: Use) -> Outcome:
+    """A flag of `accelerate launch --use_fsdp`: what it adds to the recipe that an import makes."""
+    from trainkit.frameworks.registry import LAUNCHERS
+
+    beside = (name for name in sorted(use.given) if name.startswith("fsdp_") and name != "fsdp_config")
+    words = [f"--{name}={use.current(f'--{name}')}" for name in beside if name != use.name]
+    without, draft = Draft(), Draft()
+    for each, own in ((without, []), (draft, [f"--{use.name}={use.value}"])):
+        argv = ["accelerate", "launch", "--num_processes=2", "--use_fsdp", *words, *own, "train.py"]
+        LAUNCHERS["accelerate"].read(each, ImportContext(use.files, use.cwd), argv)
+    if draft.problems:
+        return [], [use.error(each.what, each.hint, why=each.why, key="strategy") for each in draft.problems]
+    made = (each for key, each in draft.settings.items() if without.get(key) != each.value)
+    said = [each for each in draft.remarks if each not in without.remarks]
+    return [use.assign(each.key, each.value) for each in made], [
+        Diagnostic("warning", each, origin=use.origin) for each in said
+    ]
 
 
 def _read_file(use: Use) -> ForeignFile | list[Diagnostic]:
