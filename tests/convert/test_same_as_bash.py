@@ -7,16 +7,18 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from bash_judge import Start, judged
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
-from tests.convert.bash_judge import Start, judged
 from tests.convert.idioms import IDIOMS
 from trainkit.convert.command import starts_program
 from trainkit.convert.shell.evaluating import Script, Started, evaluate
-from trainkit.convert.shell.marks import WHOLE
+from trainkit.convert.shell.marks import DEFAULT, WHOLE
 from trainkit.convert.shell.rewriting import UnreadError
 
 pytestmark = pytest.mark.cli
@@ -71,22 +73,33 @@ def told(start: Start) -> tuple[str, ...]:
 @pytest.mark.parametrize("name", IDIOMS)
 def test_an_idiom_starts_what_bash_starts(name: str, folder: Path) -> None:
     text, given, own = IDIOMS[name]
-    environ = {"HOME": "/home/u", **own}
-    real = [each for each in map(told, judged(text, folder, given, environ)) if starts_program(each[1:])]
+    if refused := unlike(text, given, {"HOME": "/home/u", **own}, folder):
+        assert REFUSED[name] in refused
+    else:
+        assert name not in REFUSED
+
+
+def unlike(text: str, given: Sequence[str], environ: Mapping[str, str], folder: Path) -> str:
+    """Why a script is refused; else asserts that it starts what Bash starts of it."""
+    (folder / "go.sh").write_text(text)
+    real = [each for each in map(told, judged(["go.sh", *given], folder, environ)) if starts_program(each[1:])]
     before = sorted(folder.rglob("*"))
     script = Script(text, "go.sh", given, {}, str(folder), environ, starts_program, lambda path: Path(path).is_dir())
     try:
         found = evaluate(script)
     except UnreadError as error:
-        assert REFUSED[name] in error.what
-        return
+        return error.what
     finally:
         assert sorted(folder.rglob("*")) == before
-    assert name not in REFUSED
     ours = [said(each, environ, folder) for each in found.started]
+    texts = [text for each in found.started for text in (*each.words, *(value for _, value in each.exported))]
+    needed = {name for text in texts for name, default in WHOLE.findall(text) if DEFAULT not in text and name[0] != "#"}
+    if missing := needed - environ.keys():
+        return f"the recipe asks for {missing}"
     assert len(ours) == len(real), (ours, real)
     for mine, theirs in zip(ours, real, strict=True):
         assert len(mine) == len(theirs) and all(map(re.fullmatch, mine, theirs)), (mine, theirs)
+    return ""
 
 
 @pytest.mark.parametrize("which", [[], pytest.param(["endless"], marks=pytest.mark.campaign)])
@@ -101,3 +114,61 @@ def test_no_hostile_script_does_anything(which: list[str], tmp_path: Path) -> No
     found = json.loads(done.stdout)
     assert found["wrong"] == {}
     assert found["tried"] > (10 if which else 150)
+
+
+# Pieces of scripts; NAME, WORD and STATEMENT are filled in.
+NAMES = st.sampled_from(["A", "B", "N", "LIST", "HOST_"])
+VALUES = st.sampled_from(
+    ["1", "8", "llama-7b", "'a b'", '"x $A"', "${A:-4}", "${B-q}", "$N", '"$B"', "$((N + 1))", "$(echo $A | tr a b)",
+     "${LIST[@]}", '"${LIST[@]}"', "${#LIST[@]}", "${A%-*}", "${A/l/L}", "${B:+--b}", "$1", '"$@"', "$#", "{a,b}",
+     "*.json", "~/x", "${LIST[1]}", "${A^^}", "`echo q`", "${!N}", "\\$A", "''"]
+)  # fmt: skip
+CONDITIONS = st.sampled_from(
+    ['[ "$A" = 1 ]', "[ -n \"$B\" ]", "[ -z $A ]", "[[ $A == l* ]]", "[[ $A =~ ([0-9]+)b ]]", "(( N > 2 ))",
+     "[ -f x.py ]", "[ ! -d sub ]", "[ $# -gt 1 ]", "true", "false", "[[ -n $A && $B != q ]]", "[ ${N:-8} -ge 8 ]",
+     "! [ -e gone ]", "[[ -v HOST_ ]]", "test $N -eq 8", "grep -q h2 hosts", "f"]
+)  # fmt: skip
+
+
+def statements(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    """Statements with others inside."""
+    return st.one_of(
+        st.builds("if {0}; then {1}\nelse {2}\nfi".format, CONDITIONS, inner, inner),
+        st.builds("{0} && {1}".format, CONDITIONS, inner),
+        st.builds("for {0} in {1} {2}; do {3}\ndone".format, NAMES, VALUES, VALUES, inner),
+        st.builds("case {0} in l*) {1};; *) {2};; esac".format, VALUES, inner, inner),
+        st.builds("( {0} )".format, inner),
+        st.builds("{{ {0}; }}".format, inner),
+        st.builds("f() {{ {0}\n}}".format, inner),
+        st.builds("{0}\n{1}".format, inner, inner),
+        st.builds("i=0; while [ $i -lt 2 ]; do i=$((i+1)); {0}\ndone".format, inner),
+    )
+
+
+SIMPLE = st.one_of(
+    st.builds("{0}={1}".format, NAMES, VALUES),
+    st.builds("export {0}={1}".format, NAMES, VALUES),
+    st.builds("LIST=({0} {1})".format, VALUES, VALUES),
+    st.builds("LIST+=({0})".format, VALUES),
+    st.builds("local {0}={1}".format, NAMES, VALUES),
+    st.builds("unset {0}".format, NAMES),
+    st.builds("{0}={1} torchrun --nproc_per_node {2} x.py {3}".format, NAMES, VALUES, VALUES, VALUES),
+    st.builds("python x.py {0} {1}".format, VALUES, VALUES),
+    st.sampled_from(["shift", "cd sub", "cd ..", "f", "set -e", "set -u", "break", "exit 0", "return", ": ${A:=5}",
+                     "read -r A B < hosts", "mapfile -t LIST < hosts", "IFS=,", "set -- p q", "((N++))", "wait"]),
+)  # fmt: skip
+SCRIPTS = st.lists(st.recursive(SIMPLE, statements, max_leaves=6), min_size=1, max_size=6).map("\n".join)
+
+
+CALLS = st.sampled_from([(), ("a b", "2")])
+ENVIRONS: st.SearchStrategy[dict[str, str]] = st.sampled_from([{}, {"A": "llama-7b", "B": "two words"}, {"N": "3"}])
+
+
+@pytest.mark.campaign
+@settings(max_examples=400, deadline=None, suppress_health_check=[*HealthCheck])
+@given(script=SCRIPTS, words=CALLS, own=ENVIRONS)
+def test_any_script_starts_what_bash_starts(
+    script: str, words: tuple[str, ...], own: dict[str, str], folder: Path
+) -> None:
+    assume(words or "$1" not in script)  # an argument that is not given is asked for by the variable's name
+    unlike(f"f() {{ return 1; }}\n{script}\npython x.py $A $B $N", words, {"HOME": "/home/u", **own}, folder)

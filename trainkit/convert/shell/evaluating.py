@@ -57,6 +57,7 @@ _REFUSED = {
     "deep": "it calls itself, or is nested too deeply",
     "glob": "`{}` is found in another folder than where the script starts",
     "void": "`{}` is not set",
+    "indirect": "`{}` is not read",
 }
 Answer = tuple[object, str]  # exit code, text
 
@@ -219,8 +220,8 @@ class _Bash:
             answers, answer = map(high, os.pipe())
             errors, error = map(high, os.pipe())
             self.rewriter.null = null
-            _write(scratch / "prelude", self.prelude({"null": null, "lock": lock, "told": tell, "answers": answers}))
             _write(scratch / "script", self.rewriter.rewrite(self.script.text))
+            _write(scratch / "prelude", self.prelude({"null": null, "lock": lock, "told": tell, "answers": answers}))
             process = subprocess.Popen(
                 [bash, "--norc", "--noprofile", str(scratch / "script"), *self.script.given],
                 stdin=null,
@@ -265,7 +266,8 @@ class _Bash:
             "__BASH_SOURCE": script.path,
         }
         values["HOME"] = opening("HOME")
-        values |= {name: value for name, value in script.known.items() if value is not None and _NAME.fullmatch(name)}
+        taken = {name: script.environ.get(name) for name in self.rewriter.known} | script.known
+        values |= {name: value for name, value in taken.items() if value is not None and _NAME.fullmatch(name)}
         values |= script.asked
         lines = [
             functions,
@@ -322,9 +324,11 @@ class _Bash:
         """The script does what is not read."""
         raise UnreadError(at.line, _REFUSED[why].format(at.text[:80]))
 
-    def open(self, _: Site, name: str) -> Answer:
-        """A variable by a name that another one holds."""
-        return 0, opening(name, "")
+    def open(self, at: Site, name: str) -> Answer:
+        """A variable by a name that another one holds, and that nothing sets."""
+        if not _NAME.fullmatch(name) or name in self.script.known:
+            return 0, ""
+        return self.need(at, opening(name))
 
     def again(self, at: Site, text: str) -> Answer:
         """A text that the shell reads, rewritten; one that a command would have printed stays unread."""

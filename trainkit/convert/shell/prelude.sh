@@ -14,12 +14,14 @@ __ask() { # WORDS: __code and __text become the answer
   [[ $__code != stop ]] || builtin exit 125
 }
 __refuse() { __ask refuse "$@"; builtin exit 125; }            # SITE WHY
+__names() { local IFS=$'\n'; __all=($(compgen "$@")) || :; }
 __need() { [[ $2 != *[$'\ue000\ue001']* ]] || __ask need "$@"; } # SITE TEXT: what is open in it decides
 __need_length() { [[ $2 != *[$'\ue000\ue001']* ]] || __ask length "$@"; }
 __see() { __need "$@"; builtin printf %s "$2"; }
 __void() { [[ -n $2 ]] || __refuse "$1" void; }
 __of() { # SITE NAME: ${!NAME}
   __need "$1" "$2"
+  [[ $2 =~ ^[A-Za-z_][A-Za-z_0-9]*$ ]] || __refuse "$1" indirect # what is left of the arguments is __of's own
   if [[ -n ${!2+x} ]]; then builtin printf %s "${!2}"; else __ask open "$1" "$2"; builtin printf %s "$__text"; fi
 }
 __keep() { # SITE NAME VALUE STATUS
@@ -114,17 +116,22 @@ __shell() ( # SITE TEXT [NAME ARGUMENTS]: it has exported variables alone
   local __name __text_=$2
   __site=$1
   __need "$1" "$2"
-  for __name in $(compgen -v); do
+  __names -v
+  for __name in "${__all[@]}"; do
     [[ $__name == __* || $__name == PWD || ${!__name@a} == *[xr]* ]] || builtin unset -v "$__name" 2>&@null
   done
-  for __name in $(compgen -A function); do [[ $__name == __* || $__name == pwd ]] || builtin unset -f "$__name"; done
+  __names -A function
+  for __name in "${__all[@]}"; do [[ $__name == __* || $__name == pwd ]] || builtin unset -f "$__name"; done
   set +eu +o pipefail
   set -- "${@:4}"
   builtin eval "$(__again "$__site" "$__text_")"
 )
 __run() { # SITE WORDS
   local __name __set=() __in
-  for __name in $(compgen -e); do [[ -z ${!__name+x} ]] || __set+=("$__name=${!__name}"); done
+  __names -e
+  for __name in "${__all[@]}"; do # no array reaches a program
+    [[ -z ${!__name+x} || ${!__name@a} == *[aA]* ]] || __set+=("$__name=${!__name}")
+  done
   __ask run "$1" "$PWD" "$(($# - 1))" "${#__front[@]}" "${@:2}" "${__front[@]}" "${__set[@]}"
   if [[ $__code == inner ]]; then # __text words, and bash -c TEXT behind them
     __front+=("${@:2:__text}")

@@ -14,21 +14,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RECORDED = (
-    "torchrun", "accelerate", "deepspeed", "python", "python3", "srun", "nohup", "env", "nice", "timeout", "sbatch",
-    "rm", "mv", "cp", "mkdir", "pip", "ssh", "sleep", "conda", "module", "wandb", "huggingface-cli", "git",
-    "scontrol", "tee",
+    "torchrun", "accelerate", "accelerate-launch", "deepspeed", "python", "python3", "trl", "axolotl", "lmf",
+    "fabric", "llamafactory-cli", "srun", "sbatch", "mpirun", "docker", "podman", "apptainer", "singularity", "nohup",
+    "env", "nice", "timeout", "sudo", "uv", "poetry", "conda", "module", "rm", "mv", "cp", "ln", "mkdir", "touch",
+    "chmod", "pip", "git", "ssh", "scp", "rsync", "curl", "wget", "apt-get", "sleep", "wandb", "huggingface-cli",
+    "hf", "scontrol", "tee", "tmux",
 )  # fmt: skip
 _RECORDER = """#!/bin/bash
 exec {lock}>>"$JUDGE_RECORD"
 flock "$lock"
+[[ "$*" != *device_count* ]] || echo "$JUDGE_CARDS"
 { printf '%s\\0' @start "$PWD" "${0##*/}" "$@" @variables; /usr/bin/env -0; } >&"$lock"
 """
-_OWN = frozenset({"_", "PWD", "OLDPWD", "SHLVL", "PATH", "JUDGE_RECORD", "LC_ALL", "BASH_FUNC_x%%"})
+_OWN = frozenset({"_", "PWD", "OLDPWD", "SHLVL", "PATH", "JUDGE_RECORD", "JUDGE_CARDS", "LC_ALL"})
 
 
 @dataclass(frozen=True)
 class Start:
-    """One program. folder: from the script's; added, missing: beside the caller's variables."""
+    """One program. folder: from the one in which it is started; added, missing: beside the caller's variables."""
 
     words: tuple[str, ...]
     folder: str
@@ -36,50 +39,43 @@ class Start:
     missing: tuple[str, ...] = ()
 
 
-def judged(
-    script: str, folder: Path, given: Sequence[str] = (), environ: Mapping[str, str] | None = None, cards: int = 2
-) -> list[Start]:
-    """What Bash starts of a script in a folder, in order; words of this folder read `@here`. environ: all of it."""
+def judged(words: Sequence[str], folder: Path, environ: Mapping[str, str] | None = None, cards: int = 2) -> list[Start]:
+    """What `bash WORDS` starts in a folder, in order; words of this folder read `@here`. environ: all that it gets."""
     bin_ = folder.parent / f"{folder.name}.bin"
-    bin_.mkdir(exist_ok=True)
-    for name in RECORDED:
-        (bin_ / name).write_text(_RECORDER)
-        (bin_ / name).chmod(0o755)
+    for place, names in {bin_: RECORDED, folder / ".venv" / "bin": ("python", "torchrun")}.items():
+        place.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            (place / name).write_text(_RECORDER)
+            (place / name).chmod(0o755)
     (bin_ / "nvidia-smi").write_text("#!/bin/bash\n" + "echo GPU\n" * cards)
     (bin_ / "nvidia-smi").chmod(0o755)
     record = folder.parent / f"{folder.name}.record"
     record.write_bytes(b"")
-    (folder / "go.sh").write_text(script)
     own = {**(environ or {}), "PATH": f"{bin_}:/usr/bin:/bin", "JUDGE_RECORD": str(record), "LC_ALL": "C.UTF-8"}
-    (folder / ".venv" / "bin").mkdir(parents=True, exist_ok=True)
-    for name in ("python", "torchrun"):
-        (folder / ".venv" / "bin" / name).write_text(_RECORDER)
-        (folder / ".venv" / "bin" / name).chmod(0o755)
+    own["JUDGE_CARDS"] = str(cards)
     # What runs in the background holds the pipe until it has ended.
     ends, held = os.pipe()
     with subprocess.Popen(
-        ["/bin/bash", "go.sh", *given], cwd=folder, env=own, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        ["/bin/bash", *words], cwd=folder, env=own, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL, pass_fds=(held,),
     ) as process:  # fmt: skip
         os.close(held)
         process.wait(30)
-        assert select.select([ends], [], [], 30)[0], "what it has started goes on"
+        if not select.select([ends], [], [], 30)[0]:
+            raise TimeoutError(f"what bash {' '.join(words)} has started goes on")
         os.close(ends)
-
-    return [_start(each, folder, own) for each in _parts(record.read_bytes().decode("utf-8", "surrogateescape"))]
-
-
-def _parts(text: str) -> list[list[str]]:
-    return [each.split("\0")[1:-1] for each in text.split("@start")[1:]]
+    text = record.read_bytes().decode("utf-8", "surrogateescape")
+    return [_start(each.split("\0")[1:-1], folder, own) for each in text.split("@start")[1:]]
 
 
 def _start(part: Sequence[str], folder: Path, own: Mapping[str, str]) -> Start:
     middle = len(part) - 1 - part[::-1].index("@variables")
     had = dict(each.split("=", 1) for each in part[middle + 1 :])
     here = re.compile(re.escape(str(folder)))
-    words = tuple(here.sub("@here", word) for word in part[1:middle])
     path = {"PATH": had["PATH"].replace(own["PATH"], "$PATH")} if had.get("PATH") != own["PATH"] else {}
     added = {name: value for name, value in had.items() if name not in _OWN and own.get(name) != value} | path
     shown = tuple(sorted((name, here.sub("@here", value)) for name, value in added.items()))
     missing = tuple(sorted(name for name in own if name not in had and name not in _OWN))
-    return Start(words, os.path.relpath(part[0], folder), shown, missing)
+    return Start(
+        tuple(here.sub("@here", word) for word in part[1:middle]), os.path.relpath(part[0], folder), shown, missing
+    )
