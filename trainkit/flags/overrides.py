@@ -24,6 +24,7 @@ _TRUE_FALSE = (*ON, *OFF)
 _RIVALS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "precision.dtype": (("bf16",), ("fp16",), ("mixed_precision",)),
     "strategy.kind": (("fsdp", "fsdp_config", "use_fsdp"), ("deepspeed",)),
+    "schedule.warmup_steps": (("warmup_steps",), ("warmup_ratio",)),
     "nodes.processes_per_node": (("nproc_per_node",), ("num_processes",), ("num_gpus",)),
 }
 
@@ -75,7 +76,7 @@ def override_layers(
     given = frozenset(each.flag.name for each in used if each.flag)
     # Other words of this line that decide whom a flag is for: they are no layer yet, so they are read as typed.
     typed = {each.key: each.value for each in used if each.key in ("program.kind", ARGUMENTS)}
-    typed |= {f"--{each.flag.name}": each.value for each in used if each.flag}
+    typed |= {f"--{each.flag.name if each.flag else each.key}": each.value for each in used}
     found += _rivals(used, strength)
     layers = []
     for each in used:
@@ -165,19 +166,22 @@ def _unknown_flag(name: str) -> tuple[str, str]:
 
 
 def _in_order(words: list[_Word]) -> list[_Word]:
-    """`--fsdp_config` refines `--fsdp`, so it counts after it wherever it is."""
+    """`--fsdp_config` refines `--fsdp`, and `--save_strategy no` overrules its steps: both count last."""
     names = [each.flag.name if each.flag else "" for each in words]
     if "fsdp" in names and "fsdp_config" in names and names.index("fsdp_config") < names.index("fsdp"):
         words = list(words)
         words.insert(names.index("fsdp"), words.pop(names.index("fsdp_config")))
-    return words
+    return sorted(words, key=lambda each: each.flag is not None and "strategy" in each.flag.name and each.value == "no")
 
 
 def _rivals(words: list[_Word], strength: int) -> Iterator[Diagnostic]:
     """An error where flags of different names decide the same: one of them would be dropped in silence."""
     # Only a switch can also take something back.
-    asking = [each for each in words if each.value is None or each.value.lower() not in OFF]
-    named = [(each.flag.name, " ".join(each.typed)) for each in asking if each.flag]
+    named = [
+        (each.flag.name, " ".join(each.typed))
+        for each in words
+        if each.flag and not (each.flag.takes == "switch" and (each.value or "").lower() in OFF)
+    ]
     for key, groups in _RIVALS.items():
         group_of = {name: group for group in groups for name in group}
         used = [(name, typed) for name, typed in named if name in group_of]
