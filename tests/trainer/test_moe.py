@@ -12,9 +12,11 @@ import torch
 from pydantic import ValidationError
 from torch.nn import functional
 
+from trainkit.planner.architectures import GPT_MODULES
 from trainkit.recipe.schema import Moe, Recipe
 from trainkit.trainer.loop import train
 from trainkit.trainer.metrics.writers import Metrics
+from trainkit.trainer.models.gpt import build_gpt
 from trainkit.trainer.models.moe import MixtureOfExperts, balance_loss, z_loss
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import assemble, describe
@@ -118,3 +120,13 @@ def test_what_is_active_of_frozen_experts_is_not_taken_from_what_trains(make_set
     count = parts.parameters
     assert 0 < count.training < count.frozen
     assert count.active == count.training
+
+
+def test_the_plan_knows_the_classes_of_the_models_modules() -> None:
+    recipes = [
+        Recipe.model_validate({"train": {"steps": 1}, "model": {"kind": "gpt", "moe": moe}})
+        for moe in ({}, {"experts": 4})
+    ]
+    with torch.device("meta"):
+        found = {type(each).__name__ for recipe in recipes for each in build_gpt(recipe).modules()}
+    assert found == set(GPT_MODULES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from trainkit.frameworks.base import own_scripts
 from trainkit.frameworks.base.interface import Detection, all_own, nothing
@@ -37,9 +37,9 @@ REACH: Table = {
 }
 
 
-def notices(context: Context) -> tuple[Notice, ...]:
-    """How settings reach a script, where they do."""
-    if not context.recipe.program.reads_recipe:
-        return ()
-    what = "settings of the recipe reach this program through its arguments and the file that TRAINKIT_RECIPE names"
-    return (Notice("note", what),)
+def notices(context: Context) -> Iterator[Notice]:
+    """How settings reach a script, where they do, and what it decides by itself."""
+    if context.recipe.program.reads_recipe:
+        what = "settings of the recipe reach this program through its arguments and the file that TRAINKIT_RECIPE names"
+        yield Notice("note", what)
+    yield from own_scripts.made_strategy(context)

@@ -21,11 +21,16 @@ from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
 from trainkit.recipe.repository import is_repository
 from trainkit.recipe.resolved import Resolved
-from trainkit.recipe.schema import HfModel
+from trainkit.recipe.schema import GptModel, HfModel
 from trainkit.recipe.schema.model import quantized_bits
 from trainkit.recipe.validation.suggestions import did_you_mean
 
 WRITING = "seq2seq_lm"
+# Classes of the modules of trainkit's own model (trainer/models/gpt.py), with and without experts.
+GPT_MODULES = (
+    "Attention", "Block", "Dropout", "Embedding", "Experts", "Gpt", "LayerNorm", "Linear", "MixtureOfExperts",
+    "ModuleList", "MoeBlock",
+)  # fmt: skip
 # Task -> transformers' class, and what it is for.
 CLASSES = {
     "causal_lm": "AutoModelForCausalLM",
@@ -42,6 +47,11 @@ def architecture_problems(resolved: Resolved, version: str | None) -> Iterator[D
     learned more: then nothing is refused. What it has not, or cannot quantise, is known of the table's own release.
     """
     model, described = resolved.recipe.model, resolved.described
+    named = [] if resolved.recipe.program.kind != "builtin" else getattr(resolved.recipe.strategy, "wrap_classes", [])
+    chosen = isinstance(model, GptModel) and resolved.given("model.kind") is not None  # else another may be meant
+    if chosen and (unknown := [name for name in named if name not in GPT_MODULES]):
+        what = f"strategy.wrap_classes: the model has no module of class {', '.join(unknown)}"
+        yield resolved.error("strategy.wrap_classes", what, f"it has {', '.join(GPT_MODULES)}")
     if not isinstance(model, HfModel) or resolved.recipe.program.kind != "builtin":
         return
     if described.fault is not None:

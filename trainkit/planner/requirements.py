@@ -168,6 +168,8 @@ def _choices(context: Context) -> dict[str, tuple[object, ...]]:
         "strategy": (strategy,),
         "strategy of Accelerator()": (strategy,) if recipe.program.kind == "accelerate" else (),
     }
+    if recipe.program.kind == "hf":  # Trainer makes the optimizer
+        found["optimizer.name"] = (recipe.optimizer.name,) if context.resolved.given("optimizer.name") else ()
     if recipe.program.kind == "builtin":  # a program of the user's own decides by itself what it uses
         keys = ("optimizer.name", "peft.kind", "data.kind", "model.kind", "efficiency.attention")
         found |= {key: (value_of(context, key),) for key in keys}

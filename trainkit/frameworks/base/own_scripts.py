@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from trainkit.frameworks.base.fields import said
+from trainkit.frameworks.hf_trainer.script_source import made_in_script
 from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice, Text
@@ -117,6 +119,17 @@ def several_cards(context: Context) -> Iterator[Notice]:
         return
     what = f"{counted(context.processes, 'rank')} of a node {'see' if context.processes > 1 else 'sees'} {n} cards"
     yield Notice("note", f"{what}: libraries take the i-th for rank i, and the others are the program's own affair")
+
+
+def made_strategy(context: Context) -> Iterator[Notice]:
+    """A strategy that the script's source gives to its TrainingArguments: it counts, whatever the plan says."""
+    made = made_in_script(context.resolved.script)
+    for name in ("deepspeed", "fsdp") if made else ():
+        value = made.fields.get(name) if made else None
+        if made and value is not None and ast.unparse(value) not in ("None", "False", "''", "[]"):
+            what = f"line {made.line} of {context.recipe.program.script} says {name}={ast.unparse(value)[:80]}"
+            hint = "leave it out there and set strategy.kind, so that the plan is about what runs"
+            yield Notice("warning", f"{what}: Trainer sets that strategy up, whatever the plan says", hint)
 
 
 # How much libraries say, which they read from the environment: one level on main ranks, another on the rest.

@@ -35,6 +35,7 @@ from trainkit.plan.context import Context
 from trainkit.plan.model import Variable
 from trainkit.plan.provenance import OWN_INTERPRETER, SourcedVariable, Token, token, variable
 from trainkit.recipe.layers.assignment import Assignment
+from trainkit.recipe.layers.paths import absolute
 
 OF_RANK = "the deepspeed launcher tells each rank its place"
 ITS_OWN = "the deepspeed launcher sets it for every rank"
@@ -204,18 +205,45 @@ def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherC
         _name_order(draft, draft.settings["devices.select"], written)
     if "num_gpus" in named:
         command.processes = _read_count(draft, context, named["num_gpus"])
+    hosts = _read_hosts(draft, context, named["hostfile"]) if "hostfile" in named else True
     if draft.get("nodes.count"):
         draft.set("launcher.kind", "torchrun", argv_origin("deepspeed"), "on several nodes, one torchrun on each")
         read_rendezvous(draft, named)
         draft.remark("deepspeed starts the other nodes by ssh; trainkit run is started on each, with --node-rank N.")
         done |= {"master_addr", "master_port"} if draft.get("nodes.rendezvous") else set()
-    if "exclude" in named or "hostfile" in named:
+    if "exclude" in named or not hosts:
         draft.remark(
             "Hosts and cards that --hostfile and --exclude choose are not known here: set nodes and devices.select."
         )
     command.local_rank = "no_local_rank" not in named
     put_settings(draft, FLAGS, used, done | {"include", "num_nodes"})
     return command
+
+
+def _read_hosts(draft: Draft, context: ImportContext, use: FlagUse) -> bool:
+    """The number of nodes and of ranks on each, of a hostfile; False for one that cannot be read.
+
+    Source: launcher/runner.py (_parse_hostfile, main); --num_nodes and --num_gpus take the first of them.
+    """
+    try:
+        lines = context.files.read(absolute(str(use.value), context.cwd)).decode("utf-8", "replace").splitlines()
+    except OSError:  # DeepSpeed goes on with this machine alone
+        return False
+    found = (re.match(r"(\S+)\s+slots=(\d+)", line.strip()) for line in lines)
+    slots = {match[1]: int(match[2]) for match in found if match and not match[1].startswith("#")}
+    if not slots:
+        return False
+    if len(set(slots.values())) > 1:
+        what = f"{use.value} gives its hosts different numbers of slots, and each node of a recipe has as many ranks"
+        draft.fail(what, use.origin, "write one number for all")
+        return True
+    for key, value in {"nodes.count": len(slots), "nodes.processes_per_node": next(iter(slots.values()))}.items():
+        if draft.get(key) is None and not (key == "nodes.count" and value == 1):
+            draft.set(key, value, use.origin)
+    first = next(iter(slots))
+    if len(slots) > 1 and draft.get("nodes.rendezvous") is None:
+        draft.set("nodes.rendezvous", f"{first}:29500", use.origin, "the first host of the file, at DeepSpeed's port")
+    return True
 
 
 def _name_order(draft: Draft, chosen: Assignment, written: str) -> None:

@@ -136,6 +136,9 @@ GONE: tuple[Gone, ...] = (
     _gone("5.18", "warmup_ratio", "warmup_steps: a number below 1 is a share of the steps", _warmup),
     _gone("5.0", "tpu_num_cores", "nothing: one process has every chip", _left_out),
     _gone("5.0", "tpu_metrics_debug", "debug: tpu_metrics_debug", _if_on("--debug", "tpu_metrics_debug")),
+    _gone("5.0", "use_ipex", "nothing: PyTorch's own kernels are used"),
+    _gone("5.0", "jit_mode_eval", "torch_compile: true, where evaluation is to be compiled"),
+    _gone("4.50", "xpu_backend", "ddp_backend", _as("ddp_backend")),
     _gone("5.18", "logging_dir", "nothing: TENSORBOARD_LOGGING_DIR under env says where TensorBoard's files go"),
 )
 BY_GONE_NAME = by_name(GONE)

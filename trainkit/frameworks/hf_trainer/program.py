@@ -26,6 +26,7 @@ from trainkit.frameworks.hf_trainer.versions import BEYOND, OLDEST, UNTIL, can, 
 from trainkit.frameworks.torch_xla import is_spmd, on_xla
 from trainkit.lazy import call
 from trainkit.machine.versions import at_least
+from trainkit.optimizers import OTHER_NAMES
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice, Variable
 from trainkit.plan.provenance import Source, SourcedFile, SourcedVariable, Token, chosen_at_start, resume_word, token
@@ -81,7 +82,10 @@ def notices(context: Context) -> Iterator[Notice]:
         what = f"transformers {installed} is newer than trainkit knows: its settings may have other names"
         yield Notice("blocker", what, f"pip install 'transformers<{BEYOND}'")
     yield from gone.notices(context)
+    if (named := own.get("optim")) and named.values == ("adamw_hf",) and not can("--optim adamw_hf", context):
+        yield Notice("blocker", f"{says(named)}: {OTHER_NAMES['adamw_hf'][0]}", OTHER_NAMES["adamw_hf"][1])
     yield from _pushing(context)
+    yield from own_scripts.made_strategy(context)
     if folder := own.get("output_dir"):
         what = f"{says(folder)}: the program's files lie there and not in the run directory"
         yield Notice("note", what, "checkpoint.resume auto does not look there")

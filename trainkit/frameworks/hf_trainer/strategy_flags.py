@@ -15,6 +15,8 @@ from trainkit.frameworks.base.fsdp_settings import FIELDS, FIRST_SHARDING, SHARD
 from trainkit.frameworks.deepspeed.fields import KINDS, STAGE, faults, sharding
 from trainkit.frameworks.deepspeed.imported_base import STAGES, stage_of
 from trainkit.frameworks.hf_trainer.fsdp_config import read_fsdp_config
+from trainkit.frameworks.registry import PROGRAMS
+from trainkit.plan.support import way
 from trainkit.recipe.layers.assignment import Assignment
 from trainkit.recipe.layers.paths import absolute
 from trainkit.recipe.yaml.scalars import read_scalar
@@ -32,7 +34,8 @@ def fsdp(use: Use) -> Outcome:
     words, key = use.value.replace(",", " ").split(), "strategy.sharding"
     named = [word for word in _HOW if word in words]
     if named == [NO_SHARD] and "offload" not in words:  # plain data parallelism
-        return [use.assign("strategy.kind", "ddp")], []
+        what = f"--fsdp {NO_SHARD} shards nothing: the strategy is ddp"
+        return [use.assign("strategy.kind", "ddp")], [Diagnostic("note", what, origin=use.origin)]
     for word in words:
         if word not in _FSDP_WORDS:
             joined = next((each for each in _FSDP_WORDS if each in "_".join(words)), None)
@@ -71,10 +74,18 @@ def deepspeed(use: Use) -> Outcome:
         what = f"{use.value}: {STAGE} is {stage!r}, expected 0, 1, 2 or 3"
         return [], [use.error(what, STAGES, origin=file.at(STAGE))]
     found = [use.error(f"{use.value}: {what}", hint, origin=file.at(key)) for key, what, hint in faults(file.tree)]
-    said = [Assignment(name, value, file.at(key)) for name, key, value in sharding(file.tree, stage)]
-    kind, path = KINDS[stage], absolute(file.path, use.cwd)
-    chosen = [use.assign("strategy.kind", kind), use.assign("strategy.config", path)]
-    return ([], found) if found else ([*chosen, *said], [])
+    said, kind = list[Assignment](), use.current("program.kind") or "builtin"
+    lost = list[Diagnostic]()
+    for name, key, value in sharding(file.tree, stage):
+        reach = way(PROGRAMS[kind].REACH, name)
+        if reach is None or reach.by or value in reach.anyway:
+            said.append(Assignment(name, value, file.at(key)))
+        else:  # as an import leaves it out
+            what = f"{use.value}: {name} {value} is left out, for it cannot reach a program of kind {kind}"
+            lost.append(Diagnostic("warning", what, name, file.at(key), reach.why, reach.instead))
+    path = absolute(file.path, use.cwd)
+    chosen = [use.assign("strategy.kind", KINDS[stage]), use.assign("strategy.config", path)]
+    return ([], found) if found else ([*chosen, *said], lost)
 
 
 def of_accelerate(use: Use) -> Outcome:

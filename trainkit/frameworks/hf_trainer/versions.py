@@ -19,6 +19,7 @@ SINCE = {
     "optim_args reach torch's optimizers": "5.5",  # sgd and adagrad
 }
 UNTIL = {
+    "--optim adamw_hf": "5.0",
     "an optimizer for torch_xla's FSDP": "5.3",  # Trainer makes one only for models that accelerate wraps
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from trainkit.frameworks.hf_trainer.argv_reader import own_flags, says
 from trainkit.plan.context import Context
 from trainkit.plan.model import Notice
 from trainkit.recipe.schema import Compile
@@ -61,7 +62,16 @@ def records_graphs(settings: Compile) -> bool:
 def compile_notices(context: Context) -> Iterator[Notice]:
     """Where a backend is gone, absent or of no use; those for inference only are refused with the recipe."""
     settings = context.recipe.efficiency.compile
-    if not settings.enabled or context.recipe.program.kind != "builtin":
+    if context.recipe.program.kind != "builtin":
+        named = (
+            own_flags(context.resolved).get("torch_compile_backend") if context.recipe.program.kind == "hf" else None
+        )
+        asked = next(iter(named.values), "") if named else settings.backend if settings.enabled else ""
+        if asked in GONE:
+            what = f"{says(named) if named else f'{KEY} is {asked}'}, which is gone: {GONE[asked][1]}"
+            yield Notice("blocker", what, f"write {GONE[asked][0]}")
+        return
+    if not settings.enabled:
         return
     asked, used = settings.backend, backend_in_use(settings.backend)
     if asked != used:
