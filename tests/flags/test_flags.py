@@ -82,7 +82,7 @@ USES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "max_steps": (("--max_steps", "9"), {"train.steps": 9}),
     "nproc_per_node": (("strategy.kind=ddp", "--nproc-per-node", "2"), {"nodes.processes_per_node": 2}),
     "num_gpus": (("strategy.kind=ddp", "--num_gpus", "2"), {"devices.select": 2, "nodes.processes_per_node": 2}),
-    "num_processes": (("strategy.kind=ddp", "nodes.count=2", "--num_processes", "8"), {"nodes.processes_per_node": 8}),
+    "num_processes": (("strategy.kind=ddp", "nodes.count=2", "--num_processes", "8"), {"nodes.processes_per_node": 4}),
     "num_train_epochs": (("--num_train_epochs", "2"), {"train.epochs": 2, "train.steps": None}),
     "optim": (("--optim", "adamw_torch_fused"), {"optimizer.name": "adamw_torch_fused"}),
     "optim_args": (
@@ -254,6 +254,14 @@ def test_the_flags_of_accelerate_launch_in_the_guide_reach_a_script(solve: Solve
         ("--num_train_epochs 3 --warmup_ratio 0.1", "program.args.warmup_ratio", "0.1"),
         ("--warmup_ratio 0.1 train.steps=41", "schedule.warmup_steps", 5),
         ("--use_cpu False", "devices.type", "auto"),
+        ("strategy.kind=single --fsdp_version=1 --use_fsdp", "strategy.version", 1),
+        ("strategy.kind=single --fsdp_min_num_params 9 --fsdp full_shard,auto_wrap", "strategy.auto_wrap", "size"),
+        ("--fsdp full_shard,auto_wrap --fsdp_transformer_layer_cls_to_wrap B", "strategy.wrap_classes", ["B"]),
+        ("nodes.count=2 --num_processes 4", "nodes.processes_per_node", 2),
+        ("--eval_strategy steps logging.every_steps=5", "eval.every_steps", 5),
+        ("precision.dtype=bf16 --bf16=0", "precision.dtype", "fp32"),
+        ("checkpoint.keep_best=true --save_strategy no", "checkpoint.keep_best", False),
+        ("train.steps=9 --num_train_epochs 2", "train.steps", 9),
     ],
 )
 def test_a_flag_counts_whatever_the_recipe_says_and_wherever_it_stands(

@@ -147,7 +147,8 @@ def _gradient_checkpointing(use: Use) -> Outcome:
 def _epochs(use: Use) -> Outcome:
     """Passes over the data; replaces a file's train.steps."""
     assignments, found = setting_reader("train.epochs")(use)
-    if "max_steps" not in use.given and use.current("train.steps") is not None:
+    on_line = use.current("--train.steps")
+    if "max_steps" not in use.given and not on_line and use.current("train.steps") is not None:
         assignments.append(use.assign("train.steps", None))
     return assignments, found
 
@@ -249,10 +250,12 @@ _TRAINERS_STEPS = 500
 def _how_often(use: Use) -> Outcome:
     what = use.name.partition("_")[0].replace("evaluation", "eval")
     key, steps = _EVERY[what], f"{what}_steps"
+    best = "checkpoint.keep_best"
     if use.value == "no" and what != "logging":
-        return [use.assign(key, 0)], []
+        also = [use.assign(best, False)] if what == "save" and use.current(best) else []
+        return [use.assign(key, 0), *also], []
     if use.value == "best" and what == "save":
-        return [use.assign("checkpoint.keep_best", True)], []
+        return [use.assign(best, True)], []
     if use.value != "steps":
         what, hint = f"--{use.name} {use.value}: a recipe counts in steps", f"write --{steps} N"
         return _to_trainer(use) or ([], [use.error(what, f"{hint}; a script of yours reads it behind `--`", key=key)])
