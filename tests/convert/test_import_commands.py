@@ -255,11 +255,24 @@ def test_a_dollar_sign_that_torchrun_would_take_for_its_macro_is_one_again() -> 
     assert read(imported("torchrun train.py '$$HOME'")).recipe.program.args == ["$HOME"]
 
 
-def test_an_exported_order_of_cards_counts_for_a_list() -> None:
-    for exported, order in {"PCI_BUS_ID": "pci", "FASTEST_FIRST": "fastest", "": "fastest"}.items():
-        here = replace(context({}), environ={"CUDA_DEVICE_ORDER": exported})
-        text = checked(["CUDA_VISIBLE_DEVICES=0,2", "torchrun", "train.py"], here, f"{HERE}/recipe.yaml")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "CUDA_VISIBLE_DEVICES=0,2 torchrun train.py",
+        "accelerate launch --gpu_ids 0,2 train.py",
+        "deepspeed --include localhost:0,2 train.py",
+    ],
+)
+def test_an_order_of_cards_counts_for_a_list_exported_or_in_front(line: str) -> None:
+    for given, order in {"PCI_BUS_ID": "pci", "FASTEST_FIRST": "fastest", "": "fastest"}.items():
+        here = replace(context({}), environ={"CUDA_DEVICE_ORDER": given})
+        text = checked(line.split(), here, f"{HERE}/recipe.yaml")
         assert settings(text)["devices.order"] == order
+        assert ("where CUDA_DEVICE_ORDER is not set" in comments(text)) is (given == "")
+        if given:
+            text = checked([f"CUDA_DEVICE_ORDER={given}", *line.split()], context({}), f"{HERE}/recipe.yaml")
+            assert settings(text)["devices.order"] == order
+            assert "gives way" not in comments(text)
 
 
 @pytest.mark.cli

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -47,6 +48,19 @@ def test_the_source_wins_over_flags_and_launcher() -> None:
     deep |= {"pkg/d.py": "from accelerate import Accelerator", "pkg/__init__.py": ""}
     deep["train.py"] = "import pkg.a"
     assert settings(imported("accelerate launch train.py", deep))["program.kind"] == "accelerate"
+
+
+@pytest.mark.parametrize("deep", [0, 1, 3])
+def test_a_trainer_that_reads_no_flags_is_told_by_accelerate_launch_what_it_tells_accelerator(deep: int) -> None:
+    trainer = "from transformers import Trainer, TrainingArguments\nTrainer(args=TrainingArguments('out')).train()"
+    names = ["train", *(f"part{number}" for number in range(deep))]
+    files = {f"{name}.py": f"import {below}" for name, below in pairwise(names)} | {f"{names[-1]}.py": trainer}
+    told = "--num_processes 2 --use_fsdp --mixed_precision bf16"
+    found = settings(imported(f"accelerate launch {told} train.py", files))
+    assert (found["program.kind"], found["strategy.kind"]) == ("accelerate", "fsdp")
+    assert found["precision.dtype"] == "bf16"
+    engine = {"train.py": "import deepspeed\ndeepspeed.initialize()"}
+    assert settings(imported("accelerate launch train.py", engine))["program.kind"] == "torch"
 
 
 def test_a_trainer_that_reads_no_flags_is_not_given_any() -> None:

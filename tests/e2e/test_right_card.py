@@ -54,7 +54,7 @@ FASTEST = (("CUDA_DEVICE_ORDER", "FASTEST_FIRST"),)
 CASES = (
     Case("python", SPLIT, "select: [MIG-b]", ("MIG-bb",), strategy="single"),
     Case("python", ONE_BUSY, "select: free", uuids(1), FASTEST, strategy="single"),
-    Case("torchrun", MIXED, "select: [2, 0]", uuids(2, 0), FASTEST),
+    Case("torchrun", MIXED, "select: [2, 0]", uuids(2, 1), FASTEST),  # an exported order is obeyed
     Case("torchrun", MIXED, "{select: 2, order: fastest}", uuids(1, 3), strategy="zero2"),
     Case("accelerate", MIXED, "select: [GPU-3, GPU-1]", uuids(3, 1)),
     Case("accelerate", ALIKE, "select: all", uuids(2, 3), SUBSET),

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.made_up_plans import PACKAGES
 from trainkit.errors import Diagnostic
 from trainkit.flags.overrides import split_overrides
 from trainkit.flags.registry import flag_reference, flags
+from trainkit.machine.facts import Facts
+from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema.fields import schema
 
@@ -79,7 +82,7 @@ USES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "max_steps": (("--max_steps", "9"), {"train.steps": 9}),
     "nproc_per_node": (("strategy.kind=ddp", "--nproc-per-node", "2"), {"nodes.processes_per_node": 2}),
     "num_gpus": (("strategy.kind=ddp", "--num_gpus", "2"), {"devices.select": 2, "nodes.processes_per_node": 2}),
-    "num_processes": (("strategy.kind=ddp", "nodes.count=2", "--num_processes", "8"), {"nodes.processes_per_node": 8}),
+    "num_processes": (("strategy.kind=ddp", "nodes.count=2", "--num_processes", "8"), {"nodes.processes_per_node": 4}),
     "num_train_epochs": (("--num_train_epochs", "2"), {"train.epochs": 2, "train.steps": None}),
     "optim": (("--optim", "adamw_torch_fused"), {"optimizer.name": "adamw_torch_fused"}),
     "optim_args": (
@@ -188,24 +191,85 @@ def test_a_flag_sets_its_recipe_keys(solve: Solve, name: str) -> None:
     assert {key: at(resolved.tree, key) for key in expected} == expected
 
 
-# Arguments of TrainingArguments and `accelerate launch` in the guides, typed as they stand.
+DEFAULT_ARGS = "--output_dir tmp --{} steps --num_train_epochs 1 --log_level error --report_to none"
+OLD, NEW = DEFAULT_ARGS.format("evaluation_strategy"), DEFAULT_ARGS.format("eval_strategy")
+# Every TrainingArguments(...) of the guides, **default_args included, and what they name beside one, as flags.
 GUIDES = (
-    "--gradient_accumulation_steps 4", "--gradient_checkpointing True", "--fp16 True", "--bf16 True", "--tf32 True",
-    "--optim adafactor", "--optim adamw_bnb_8bit", "--dataloader_pin_memory True --dataloader_num_workers 4",
-    "--torch_compile True --torch_compile_backend inductor", "--optim adamw_torch", "--lr_scheduler_type cosine",
-    "--num_train_epochs 3 --learning_rate 2e-5 --do_train --do_eval --output_dir out --overwrite_output_dir",
-    "--evaluation_strategy steps --eval_steps 10 --save_strategy steps --save_steps 10 --logging_strategy steps",
-    "--max_steps 20 --warmup_ratio 0.1", "--per_device_train_batch_size 1 --gradient_accumulation_steps 8",
-    "--log_level warning --log_level_replica error --log_on_each_node 0", "--no_cuda", "--use_cpu",
-    "--mixed_precision bf16", ("--num_processes=2 --use_fsdp --mixed_precision=bf16 --fsdp_sharding_strategy=1 "
-    "--fsdp_auto_wrap_policy=TRANSFORMER_BASED_WRAP --fsdp_transformer_layer_cls_to_wrap=BertLayer "
-    "--fsdp_state_dict_type=FULL_STATE_DICT"),
-)  # fmt: skip
+    f"--per_device_train_batch_size 4 {OLD}",
+    f"--per_device_train_batch_size 4 {NEW}",
+    f"--per_device_train_batch_size 1 --gradient_accumulation_steps 4 {NEW}",
+    f"--per_device_train_batch_size 4 --gradient_accumulation_steps 16 {NEW}",
+    f"--per_device_train_batch_size 1 --gradient_accumulation_steps 4 --gradient_checkpointing True {NEW}",
+    f"--per_device_train_batch_size 4 --fp16 True {NEW}",
+    f"--bf16 True {NEW}",
+    f"--tf32 True {NEW}",
+    f"--per_device_train_batch_size 4 --optim adafactor {NEW}",
+    f"--per_device_train_batch_size 4 --optim adamw_bnb_8bit {NEW}",
+    f"--optim adamw_torch_fused --adam_beta1 0.9 --adam_beta2 0.999 --adam_epsilon 1e-8 --weight_decay 0 {NEW}",
+    f"--dataloader_pin_memory True --dataloader_num_workers 4 {NEW}",
+    f"--per_device_train_batch_size 1 --gradient_accumulation_steps 4 --gradient_checkpointing True --fp16 True {NEW}",
+    f"--torch_compile True {NEW}",
+    f"--torch_compile True --torch_compile_backend inductor --torch_compile_mode default {NEW}",
+    "--log_level warning --log_level_replica error --log_on_each_node 0",
+    "--log_level error --log_level_replica error --log_on_each_node 0",
+    "--per_device_train_batch_size 32 --learning_rate 2e-5 --output_dir out --overwrite_output_dir",
+    "--do_train --do_eval --per_device_train_batch_size 16 --learning_rate 5e-5 --num_train_epochs 3",
+    "--evaluation_strategy steps --save_strategy steps --logging_strategy steps --max_steps 20 --warmup_ratio 0.1",
+    "--no_cuda",
+    "--use_cpu True",
+    *(f"--fsdp {words.replace(' ', ',')}" for words in ("full_shard", "shard_grad_op", "full_shard offload auto_wrap")),
+)
+LAUNCHED = (
+    "--num_processes=2 --use_fsdp --mixed_precision=bf16 --fsdp_auto_wrap_policy=TRANSFORMER_BASED_WRAP "
+    "--fsdp_transformer_layer_cls_to_wrap=BertLayer --fsdp_sharding_strategy=1 --fsdp_state_dict_type=FULL_STATE_DICT"
+)
+TRAINER = {"r.yaml": "program: {kind: hf, script: train.py}\n", "train.py": ""}
 
 
 @pytest.mark.parametrize("line", GUIDES)
-def test_what_the_guides_write_works_as_flags(line: str, solve: Solve) -> None:
-    solve({"r.yaml": "train: {steps: 30}\n"}, overrides=line.split())
+def test_what_the_guides_write_works_as_flags(line: str, solve: Solve, machine: Callable[..., Facts]) -> None:
+    packages = {**PACKAGES, "bitsandbytes": "0.50.0"}
+    plan = build_plan(solve("train: {steps: 30}\n", overrides=line.split()), machine(2, packages=packages)).plan
+    assert not [each for each in plan.notices if each.severity == "blocker"]
+
+
+def test_the_flags_of_accelerate_launch_in_the_guide_reach_a_script(solve: Solve) -> None:
+    strategy = solve(TRAINER, overrides=LAUNCHED.split()).tree["strategy"]
+    assert strategy["wrap_classes"] == ["BertLayer"] and strategy["state_dict_type"] == "full"
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "expected"),
+    [
+        ("--fsdp_version 1", "strategy.version", 1),
+        ("--fsdp_auto_wrap_policy NO_WRAP", "strategy.auto_wrap", "none"),
+        ("--fsdp_sharding_strategy 1", "strategy.sharding", "full_shard"),
+        ("--fsdp_offload_params False", "strategy.offload", False),
+        ("--fsdp_auto_wrap_policy SIZE_BASED_WRAP --fsdp_min_num_params 9", "strategy.min_params", 9),
+        ("--fsdp_auto_wrap_policy NO_WRAP --fsdp_min_num_params 9", "strategy.min_params", None),
+        ("--eval_strategy no --eval_steps 5", "eval.every_steps", 0),
+        ("--eval_steps 5 --eval_strategy no", "eval.every_steps", 0),
+        ("--save_strategy no --save_steps 5", "checkpoint.every_steps", 0),
+        ("--eval_strategy epoch", "program.args.eval_strategy", "epoch"),
+        ("--num_train_epochs 3 --warmup_ratio 0.1", "program.args.warmup_ratio", "0.1"),
+        ("--warmup_ratio 0.1 train.steps=41", "schedule.warmup_steps", 5),
+        ("--use_cpu False", "devices.type", "auto"),
+        ("strategy.kind=single --fsdp_version=1 --use_fsdp", "strategy.version", 1),
+        ("strategy.kind=single --fsdp_min_num_params 9 --fsdp full_shard,auto_wrap", "strategy.auto_wrap", "size"),
+        ("--fsdp full_shard,auto_wrap --fsdp_transformer_layer_cls_to_wrap B", "strategy.wrap_classes", ["B"]),
+        ("nodes.count=2 --num_processes 4", "nodes.processes_per_node", 2),
+        ("--eval_strategy steps logging.every_steps=5", "eval.every_steps", 5),
+        ("precision.dtype=bf16 --bf16=0", "precision.dtype", "fp32"),
+        ("checkpoint.keep_best=true --save_strategy no", "checkpoint.keep_best", False),
+        ("train.steps=9 --num_train_epochs 2", "train.steps", 9),
+    ],
+)
+def test_a_flag_counts_whatever_the_recipe_says_and_wherever_it_stands(
+    words: str, key: str, expected: object, solve: Solve
+) -> None:
+    strategy = "strategy: {kind: fsdp, sharding: shard_grad_op, offload: true}\n"
+    text = f"{strategy}train: {{steps: 30}}\ndevices: {{type: cpu}}\n"
+    assert at(solve({**TRAINER, "r.yaml": TRAINER["r.yaml"] + text}, overrides=words.split()).tree, key) == expected
 
 
 def test_what_a_recipe_has_no_word_for_is_said_with_the_next_step(refuse: Refuse) -> None:
@@ -213,8 +277,12 @@ def test_what_a_recipe_has_no_word_for_is_said_with_the_next_step(refuse: Refuse
         "--save_strategy epoch": "write --save_steps N",
         "--logging_strategy no": "write --logging_steps N",
         "--warmup_ratio 0.1": "write --warmup_steps N",
+        "train.steps=50 --max_steps=-1 --warmup_ratio 0.1": "write --warmup_steps N",
         "--max_steps 5 --warmup_ratio 3": "from 0 to 1",
+        "--max_steps 5 --warmup_ratio 0.1 --warmup_steps 0": "keep one of the two",
+        "--mixed_precision no --bf16": "keep one of the two",
         "--use_fsdp --fsdp_sharding_strategy x": "full_shard",
+        "--use_fsdp=false": "strategy.kind=",
     }.items():
         (found,) = refuse({"r.yaml": "train: {epochs: 1}\n"}, overrides=words.split())
         assert hint in found.hint

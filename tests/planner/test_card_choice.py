@@ -298,6 +298,25 @@ def test_cards_are_counted_as_the_caller_says_and_for_own_programs_as_cuda_does(
     assert seen(plan, facts) == tuple(facts.gpus[number].uuid for number in cards)
 
 
+@pytest.mark.parametrize("exported", [None, "PCI_BUS_ID", "FASTEST_FIRST"])
+@pytest.mark.parametrize("recipe", [{"strategy": {"kind": "ddp"}}, OWN])
+def test_cards_that_the_caller_lists_stay_in_the_order_of_the_list(
+    recipe: dict[str, Any], exported: str | None, layered: Layered, machine: Machine
+) -> None:
+    facts = with_cards(machine(4), SPEEDS, device_order=exported, visible_devices="GPU-2,GPU-1")
+    plan = build_plan(layered({**recipe, "devices": {"select": "all"}}), facts).plan
+    assert seen(plan, facts) == (facts.gpus[2].uuid, facts.gpus[1].uuid)
+    asked = build_plan(layered({**recipe, "devices": {"select": "all", "order": "fastest"}}), facts).plan
+    assert seen(asked, facts) == (facts.gpus[1].uuid, facts.gpus[2].uuid)
+
+
+def test_cards_of_amd_are_counted_as_hip_does(layered: Layered, machine: Machine) -> None:
+    facts = with_cards(machine(4), {index: {**each, "vendor": "amd"} for index, each in SPEEDS.items()})
+    for exported in (None, "FASTEST_FIRST"):
+        plan = build_plan(layered({**OWN, "devices": {"select": 2}}), replace(facts, device_order=exported)).plan
+        assert variable(plan, "HIP_VISIBLE_DEVICES") == "0,1"
+
+
 def test_an_allocation_is_told_by_its_job(layered: Layered, machine: Machine) -> None:
     job = Allocation("slurm", "17", {"SLURM_JOB_ID": "17"})
     plan = build_plan(layered({}), replace(machine(4), visible_devices="2,3", allocation=job)).plan

@@ -14,7 +14,7 @@ from trainkit.errors import Origin, UsageError
 from trainkit.frameworks.accelerate.program import is_free
 from trainkit.frameworks.base.argv_reader import as_arguments, secret_flags
 from trainkit.frameworks.base.detection import DetectedKind, program_kind
-from trainkit.frameworks.base.draft import Draft, ImportContext, argv_origin, card, number_of
+from trainkit.frameworks.base.draft import Draft, ImportContext, argv_origin, card, number_cards, number_of
 from trainkit.frameworks.base.foreign_file import SUFFIXES
 from trainkit.frameworks.base.interface import LauncherCommand
 from trainkit.frameworks.containers.importer import ENGINES, read_container, starts_container
@@ -32,7 +32,6 @@ from trainkit.schedulers.slurm_options import options
 KINDS = tuple(get_args(Program.model_fields["kind"].annotation))
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<value>.*)", re.DOTALL)
 _ORDERS = {theirs: ours for ours, (theirs, _) in ORDER.items()}
-_CUDA_ORDER = "as CUDA numbers cards where CUDA_DEVICE_ORDER is not set; pci numbers them as nvidia-smi does"
 # Commands that start another one, and what a recipe says instead of them, where it has something.
 _STARTERS: Mapping[str, str] = {
     **dict.fromkeys(("env", "nohup", "time", "exec", "command", "stdbuf", "ionice", "unbuffer", "caffeinate"), ""),
@@ -65,7 +64,7 @@ def read_command(
         variables = {**unwrapped.variables, **variables}
         for remark in unwrapped.remarks:
             draft.remark(remark)
-    _read_variables(draft, variables, context.environ)
+    _read_variables(draft, variables)
     name = posixpath.basename(rest[0]) if rest else ""
     launcher = launcher_of(name)
     if launcher is None:
@@ -75,6 +74,7 @@ def read_command(
     if "/" in rest[0]:
         draft.remark(f"{rest[0]} is not taken over: trainkit's own interpreter starts the ranks.")
     command = LAUNCHERS[launcher].read(draft, context, rest)
+    number_cards(draft, context)
     for name, otherwise in (match.groups() for match in map(REFERENCE.search, rest) if match):
         if otherwise and otherwise.endswith(SUFFIXES) and f"oc.env:{name}" not in " ".join(command.argv):
             draft.remark(f"{otherwise} is read here; import again where ${name} names another file.")
@@ -246,8 +246,8 @@ def first_of_command(words: Sequence[str], place: int) -> int:
     return place
 
 
-def _read_variables(draft: Draft, variables: Mapping[str, str], environ: Mapping[str, str]) -> None:
-    """Import the variables as settings and remarks. environ: the caller's."""
+def _read_variables(draft: Draft, variables: Mapping[str, str]) -> None:
+    """Import the variables as settings and remarks."""
     for name, value in variables.items():
         origin = argv_origin(f"{name}={value}")
         leak = next((why for pattern, why in LEAKS.items() if fnmatchcase(name, pattern)), "")
@@ -266,9 +266,6 @@ def _read_variables(draft: Draft, variables: Mapping[str, str], environ: Mapping
             draft.remark(f"{name} is not taken over: the plan decides it; {DECIDED[name]}")
         else:
             draft.set(f"env.{name}", value, origin)
-    if isinstance(draft.get("devices.select"), list) and draft.get("devices.order") is None:
-        order = _ORDERS.get(environ.get("CUDA_DEVICE_ORDER", ""), "fastest")
-        draft.set("devices.order", order, argv_origin("CUDA_VISIBLE_DEVICES"), _CUDA_ORDER)
 
 
 def _chooses_devices(draft: Draft, name: str, value: str, origin: Origin) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from trainkit.errors import Diagnostic, Origin
 from trainkit.flags.flag import OFF, ON, Flag, Use, setting_reader
 from trainkit.flags.registry import flags
-from trainkit.recipe.layers.assignment import Assignment, layer_of
+from trainkit.recipe.layers.assignment import Assignment, layer_of, read_value
 from trainkit.recipe.layers.layer import ARGUMENTS, Layer
 from trainkit.recipe.layers.paths import Files
 from trainkit.recipe.layers.secrets import MASK, is_secret_name, mask_line
@@ -24,7 +25,15 @@ _TRUE_FALSE = (*ON, *OFF)
 _RIVALS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "precision.dtype": (("bf16",), ("fp16",), ("mixed_precision",)),
     "strategy.kind": (("fsdp", "fsdp_config", "use_fsdp"), ("deepspeed",)),
+    "schedule.warmup_steps": (("warmup_steps",), ("warmup_ratio",)),
     "nodes.processes_per_node": (("nproc_per_node",), ("num_processes",), ("num_gpus",)),
+}
+# By a flag, how the names of those begin that refine or overrule it.
+_AFTER: Mapping[str, tuple[str, ...]] = {
+    "fsdp": ("fsdp_",),
+    "use_fsdp": ("fsdp_",),
+    "eval_steps": ("eval_strategy", "evaluation_strategy"),
+    "save_steps": ("save_strategy",),
 }
 
 
@@ -73,15 +82,15 @@ def override_layers(
     found = [_error(each.typed[0], strength, *each.wrong) for each in split if each.wrong]
     used = [each for each in split if not each.wrong]
     given = frozenset(each.flag.name for each in used if each.flag)
-    # Other words of this line that decide whom a flag is for: they are no layer yet, so they are read as typed.
-    typed = {each.key: each.value for each in used if each.key in ("program.kind", ARGUMENTS)}
-    typed |= {f"--{each.flag.name}": each.value for each in used if each.flag}
+    # Other words of this line, on which a flag's meaning may depend: they are no layer yet.
+    typed: dict[str, Any] = {f"--{each.flag.name if each.flag else each.key}": each.value for each in used}
+    typed |= {each.key: read_value(each.key, each.value or "", _origin("", strength))[0] for each in used if each.key}
     found += _rivals(used, strength)
     layers = []
     for each in used:
         name, read = (each.flag.name, each.flag.read) if each.flag else ("", setting_reader(each.key, each.modifier))
         origin = _origin(" ".join(each.typed), strength, each.key)
-        use = Use(name, each.value, origin, cwd, files, lambda key: typed.get(key) or current(key), given)
+        use = Use(name, each.value, origin, cwd, files, lambda key: typed[key] if key in typed else current(key), given)
         assignments, diagnostics = read(use)
         if each.key.partition(".")[0] == "extends":
             problem = use.error("a flag cannot change `extends`", "use --with PRESET", key="extends")
@@ -165,19 +174,22 @@ def _unknown_flag(name: str) -> tuple[str, str]:
 
 
 def _in_order(words: list[_Word]) -> list[_Word]:
-    """`--fsdp_config` refines `--fsdp`, so it counts after it wherever it is."""
-    names = [each.flag.name if each.flag else "" for each in words]
-    if "fsdp" in names and "fsdp_config" in names and names.index("fsdp_config") < names.index("fsdp"):
-        words = list(words)
-        words.insert(names.index("fsdp"), words.pop(names.index("fsdp_config")))
+    """`--fsdp_config` refines `--fsdp`, and `--save_strategy no` overrules its steps: each counts after that."""
+    for first, later in _AFTER.items():
+        end = max((place + 1 for place, each in enumerate(words) if each.flag and each.flag.name == first), default=0)
+        waits = [each.flag is not None and each.flag.name.startswith(later) for each in words[:end]]
+        words = [word for _, word in sorted(zip(waits, words, strict=False), key=itemgetter(0))] + words[end:]
     return words
 
 
 def _rivals(words: list[_Word], strength: int) -> Iterator[Diagnostic]:
     """An error where flags of different names decide the same: one of them would be dropped in silence."""
     # Only a switch can also take something back.
-    asking = [each for each in words if each.value is None or each.value.lower() not in OFF]
-    named = [(each.flag.name, " ".join(each.typed)) for each in asking if each.flag]
+    named = [
+        (each.flag.name, " ".join(each.typed))
+        for each in words
+        if each.flag and not (each.flag.takes == "switch" and (each.value or "").lower() in OFF)
+    ]
     for key, groups in _RIVALS.items():
         group_of = {name: group for group in groups for name in group}
         used = [(name, typed) for name, typed in named if name in group_of]

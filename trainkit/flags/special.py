@@ -147,7 +147,8 @@ def _gradient_checkpointing(use: Use) -> Outcome:
 def _epochs(use: Use) -> Outcome:
     """Passes over the data; replaces a file's train.steps."""
     assignments, found = setting_reader("train.epochs")(use)
-    if "max_steps" not in use.given and use.current("train.steps") is not None:
+    on_line = use.current("--train.steps")
+    if "max_steps" not in use.given and not on_line and use.current("train.steps") is not None:
         assignments.append(use.assign("train.steps", None))
     return assignments, found
 
@@ -225,15 +226,20 @@ def _optim_args(use: Use) -> Outcome:
     return assignments, found
 
 
-def _to_script(use: Use) -> Outcome | None:
-    """The flag as an argument of the user's own program, whose script says what a phase is; None for the built-in."""
+def _to_script(use: Use, value: Any) -> Outcome | None:
+    """The flag as an argument of the user's own program, whose script says what it means; None for the built-in."""
     if use.current("program.kind") in (None, "builtin"):
         return None
     args = use.current(ARGUMENTS)
     if args is None or isinstance(args, Mapping):
-        return [use.assign(f"{ARGUMENTS}.{use.name}", use.on)], []
+        return [use.assign(f"{ARGUMENTS}.{use.name}", value)], []
     hint = f"write it behind the end of trainkit's own: -- --{use.name}"
     return [], [use.error(f"--{use.name} is for the program, whose arguments are given as a list", hint, key=ARGUMENTS)]
+
+
+def _to_trainer(use: Use) -> Outcome | None:
+    """What a recipe has no word for, as an argument of a script on Trainer; None for any other program."""
+    return _to_script(use, use.value) if use.current("program.kind") == "hf" else None
 
 
 # How often, by HF's words: the key, and what Trainer takes where no number is given.
@@ -244,18 +250,15 @@ _TRAINERS_STEPS = 500
 def _how_often(use: Use) -> Outcome:
     what = use.name.partition("_")[0].replace("evaluation", "eval")
     key, steps = _EVERY[what], f"{what}_steps"
+    best = "checkpoint.keep_best"
     if use.value == "no" and what != "logging":
-        return [use.assign(key, 0)], []
+        also = [use.assign(best, False)] if what == "save" and use.current(best) else []
+        return [use.assign(key, 0), *also], []
     if use.value == "best" and what == "save":
-        return [use.assign("checkpoint.keep_best", True)], []
+        return [use.assign(best, True)], []
     if use.value != "steps":
-        return [], [
-            use.error(
-                f"--{use.name} {use.value}: a recipe counts in steps",
-                f"write --{steps} N; a script of yours reads it behind `--`",
-                key=key,
-            )
-        ]
+        what, hint = f"--{use.name} {use.value}: a recipe counts in steps", f"write --{steps} N"
+        return _to_trainer(use) or ([], [use.error(what, f"{hint}; a script of yours reads it behind `--`", key=key)])
     # Trainer evaluates as often as it logs.
     logged = (use.current("--logging_steps") or use.current("logging.every_steps")) if what == "eval" else None
     silent = steps not in use.given and not use.current(key)
@@ -263,7 +266,10 @@ def _how_often(use: Use) -> Outcome:
 
 
 def _on_cpu(use: Use) -> Outcome:
-    return ([use.assign("devices.type", "cpu")] if use.on else []), []
+    """Compute on the CPU; `false` takes that back."""
+    if use.on:
+        return [use.assign("devices.type", "cpu")], []
+    return ([use.assign("devices.type", "auto")] if use.current("devices.type") == "cpu" else []), []
 
 
 for _name, _words in {
@@ -273,8 +279,9 @@ for _name, _words in {
     "logging": "steps",
 }.items():
     _key = _EVERY[_name.replace("evaluation", "eval")]
-    _help = f"As Trainer says how often: by --{_name.replace('evaluation', 'eval')}_steps, else {_TRAINERS_STEPS}."
-    SPECIAL.append(Flag(f"--{_name}_strategy {_words}", (_key,), _help, _how_often))
+    _help = f"As Trainer says how often: by --{_name.replace('evaluation', 'eval')}_steps, else {_TRAINERS_STEPS}. "
+    _help += "Other words are for scripts on Trainer, which get the flag itself."
+    SPECIAL.append(Flag(f"--{_name}_strategy {_words}", (_key, ARGUMENTS), _help, _how_often))
 SPECIAL += (Flag(f"--{_name}", ("devices.type",), "Compute on the CPU.", _on_cpu) for _name in ("use_cpu", "no_cuda"))
 SPECIAL += (
     Flag(f"--{_name} {_words}", ("strategy",), "As `accelerate launch` has it.", call(f"{_STRATEGY}:of_accelerate"))
@@ -291,8 +298,10 @@ SPECIAL += (
 
 @_flag("--use_fsdp", "strategy.kind")
 def _use_fsdp(use: Use) -> Outcome:
-    """Shard with FSDP (accelerate's switch)."""
-    return ([use.assign("strategy.kind", "fsdp")] if use.on else []), []
+    """Shard with FSDP2 (accelerate's switch)."""
+    if use.on:
+        return [use.assign("strategy.kind", "fsdp")], []
+    return [], [use.error("--use_fsdp takes no value", "name the strategy: strategy.kind=ddp", key="strategy.kind")]
 
 
 @_flag("--mixed_precision no|bf16|fp16", "precision.dtype")
@@ -301,23 +310,23 @@ def _mixed_precision(use: Use) -> Outcome:
     return setting_reader("precision.dtype")(replace(use, value="fp32" if use.value == "no" else use.value))
 
 
-@_flag("--warmup_ratio SHARE", "schedule.warmup_steps")
+@_flag("--warmup_ratio SHARE", "schedule.warmup_steps", ARGUMENTS)
 def _warmup_ratio(use: Use) -> Outcome:
-    """Share of the steps that is linear warm-up, rounded up as Trainer does (TrainingArguments.get_warmup_steps)."""
-    key, steps = "schedule.warmup_steps", use.current("--max_steps") or use.current("train.steps")
+    """Share of the steps that is linear warm-up, rounded up as Trainer does (TrainingArguments.get_warmup_steps). A
+    script on Trainer gets the flag itself where the steps are not said."""
+    key, steps = "schedule.warmup_steps", use.current("--max_steps") or use.current("--train.steps")
+    if steps is None and "num_train_epochs" not in use.given:  # which replaces the steps of a file
+        steps = use.current("train.steps")
     try:
         share = float(use.value or "")
     except ValueError:
         share = -1.0
     if not 0 <= share <= 1:
         return [], [use.error(f"--warmup_ratio {use.value} is no share", "write a number from 0 to 1", key=key)]
-    if not str(steps).isdecimal():
-        return [], [
-            use.error(
-                "--warmup_ratio is a share of the steps, and these are not said", "write --warmup_steps N", key=key
-            )
-        ]
-    return [use.assign(key, math.ceil(int(steps) * share))], []
+    if str(steps).isdecimal():
+        return [use.assign(key, math.ceil(int(str(steps)) * share))], []
+    what = "--warmup_ratio is a share of the steps, and these are not said"
+    return _to_trainer(use) or ([], [use.error(what, "write --warmup_steps N", key=key)])
 
 
 @_flag("--overwrite_output_dir")
@@ -329,14 +338,14 @@ def _overwrite(use: Use) -> Outcome:
 @_flag("--do_train", "train.steps", ARGUMENTS)
 def _do_train(use: Use) -> Outcome:
     """Train, which is the default; `false` trains nothing. A script of your own gets the flag itself."""
-    return _to_script(use) or (([] if use.on else [use.assign("train.steps", 0)]), [])
+    return _to_script(use, use.on) or (([] if use.on else [use.assign("train.steps", 0)]), [])
 
 
 @_flag("--do_eval", "train.steps", "eval.every_steps", ARGUMENTS)
 def _do_eval(use: Use) -> Outcome:
     """Evaluate and train nothing; with --do_train, evaluate after training (at least). A script of your own gets
     the flag itself."""
-    if (outcome := _to_script(use)) or not use.on:
+    if (outcome := _to_script(use, use.on)) or not use.on:
         return outcome or ([], [])
     if "do_train" not in use.given:
         return [use.assign("train.steps", 0)], []

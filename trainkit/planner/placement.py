@@ -73,8 +73,9 @@ def counted_cards(resolved: Resolved, facts: Facts) -> Resolved:
     if devices.order != "auto":
         return resolved
     exported = next((ours for ours, (theirs, _) in ORDER.items() if theirs == facts.device_order), None)
-    by_cuda = recipe.program.kind != "builtin" and not isinstance(devices.select, list)
-    order = exported or ("fastest" if by_cuda else "pci")
+    own = recipe.program.kind != "builtin" and not isinstance(devices.select, list)
+    amd = any(gpu.vendor == "amd" for gpu in facts.gpus)  # whose order no variable changes
+    order = "pci" if amd else exported or ("fastest" if own else "pci")
     return replace(resolved, recipe=recipe.model_copy(update={"devices": devices.model_copy(update={"order": order})}))
 
 
@@ -166,7 +167,9 @@ def _select(resolved: Resolved, facts: Facts) -> tuple[Selection, int]:
     if isinstance(select, list):
         _check_list(resolved, facts, select)
         return pick(select, facts, recipe.devices.order), len(select)
-    allowed = ordered(allocation(facts), recipe.devices.order)
+    allowed = allocation(facts)
+    if resolved.given("devices.order") or not restriction(facts):  # a caller's list has an order of its own
+        allowed = ordered(allowed, recipe.devices.order)
     single = recipe.strategy.kind == "single"
     if select == "free":
         if recipe.nodes.count > 1:

@@ -63,7 +63,7 @@ def _read_precision(value: Any) -> Settings | Unsupported:
 
 def _read_cards(value: Any) -> Settings:
     chosen = [card(each.strip()) for each in str(value).split(",") if each.strip()]
-    return {} if value == "all" else {"devices.select": chosen, "devices.order": "fastest"}
+    return {} if value == "all" else {"devices.select": chosen}
 
 
 _LAUNCH: tuple[Setting, ...] = (

@@ -9,7 +9,7 @@ from trainkit.errors import UsageError
 from trainkit.frameworks.accelerate.fields import OFF, SETTINGS
 from trainkit.frameworks.accelerate.imported_config import RENAMED, ImportedConfig, deepspeed, flattened, fsdp
 from trainkit.frameworks.accelerate.parallelism import read_mesh
-from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, argv_origin, number_of
+from trainkit.frameworks.base.draft import Draft, FlagUse, ImportContext, argv_origin, number_cards, number_of
 from trainkit.frameworks.base.foreign_file import ForeignFile, open_foreign_file
 from trainkit.optimizers import ON_DEEPSPEED
 from trainkit.recipe.layers.assignment import Assignment
@@ -45,7 +45,6 @@ _UNREACHED = (
     "accelerate does not hand use_cpu to several processes: they take cards where there are some, and form no group "
     "where there are none. The recipe starts {} on the CPU."
 )
-_NUMBERS = "as CUDA numbers cards where CUDA_DEVICE_ORDER is not set, which accelerate does not set"
 
 
 def recognises(tree: Mapping[str, Any]) -> bool:
@@ -56,6 +55,7 @@ def recognises(tree: Mapping[str, Any]) -> bool:
 def read(draft: Draft, context: ImportContext, source: ForeignFile) -> None:
     """Settings of the file alone, for the built-in trainer. Its processes count with any launcher."""
     interpret(ImportedConfig(draft, context, flattened(source.tree, source.at)))
+    number_cards(draft, context)
 
 
 def launched(draft: Draft, context: ImportContext, flags: Sequence[FlagUse]) -> int | None:
@@ -141,7 +141,7 @@ def interpret(config: ImportedConfig) -> int | None:
     processes = _processes(config, kind)
     for name in ("use_cpu", "use_mps_device", "max_restarts", "num_cpu_threads_per_process", "debug"):
         config.take(name)
-    config.take("gpu_ids", _NUMBERS)
+    config.take("gpu_ids")
     compiles = config.get("dynamo_config.dynamo_backend") not in OFF
     if compiles and config.draft.get("strategy.kind") not in ON_DEEPSPEED:
         for name in ("backend", "mode", "use_dynamic", "use_regional_compilation"):

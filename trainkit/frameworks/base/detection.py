@@ -21,7 +21,8 @@ LEVELS = 3  # of imports below the files that a script imports
 
 @dataclass(frozen=True, slots=True)
 class DetectedKind:
-    """kind: of the program, empty where nothing tells. by: what tells. remark: why it is not another."""
+    """kind: of the program, empty where nothing tells. by: what tells; of no kind, the library that the program uses in
+    its own way. remark: why it is not another."""
 
     kind: str = ""
     by: str = ""
@@ -37,9 +38,12 @@ def program_kind(
     if source is not None and source.imports:
         given = frozenset(f"--{flag.name}" for flag in script_flags(argv[1:]))
         found = _kind_of(context, source, argv[0], given)
-        if otherwise == "accelerate":  # whose launcher starts any program
+        if found.kind:
+            return found
+        # accelerate's launcher starts any program, and tells Accelerator() alone, which Trainer makes itself.
+        if otherwise == "accelerate" and not _names([found.by.partition(" in ")[0]], "hf"):
             otherwise = "torch"
-        return found if found.kind else DetectedKind(otherwise, "", found.remark or _doubt(argv[1:], otherwise))
+        return DetectedKind(otherwise, "", found.remark or _doubt(argv[1:], otherwise))
     kind, flag = _kind_by_flags(argv)
     if kind:
         return DetectedKind(kind, f"--{flag}")
@@ -70,11 +74,11 @@ def _further_down(context: ImportContext, known: list[PythonSource]) -> Detected
     parses = {name.rpartition(".")[2] for each in known for name in each.used} & PROGRAMS["hf"].DETECTION.parsers
     for _ in range(LEVELS):
         new = _imported(context, known)
-        for kind in ("hf", "accelerate") if parses else ("accelerate",):
+        for kind in ("hf", "accelerate") if parses else ("accelerate", "hf"):
             for each in new:
-                wanted = PROGRAMS[kind].DETECTION.imports
-                if found := [name for name in each.used if any(fnmatchcase(name, one) for one in wanted)]:
-                    return DetectedKind(kind, f"{min(found)} in {seen_from(context.cwd, each.path)}")
+                if found := _names(each.used, kind):
+                    by = f"{found[0]} in {seen_from(context.cwd, each.path)}"
+                    return DetectedKind(kind if parses or kind == "accelerate" else "", by)
         known = known + new
     return DetectedKind()
 
@@ -86,16 +90,22 @@ def _imported(context: ImportContext, sources: list[PythonSource]) -> list[Pytho
     return [each for path in new if (each := read_source(context, path)) is not None]
 
 
+def _names(used: Iterable[str], kind: str) -> list[str]:
+    """The names among these that tell of a kind."""
+    wanted = PROGRAMS[kind].DETECTION.imports
+    return sorted(name for name in used if any(fnmatchcase(name, each) for each in wanted))
+
+
 def _kind_by_names(used: Iterable[str], everywhere: Iterable[str], shown: str) -> DetectedKind:
     # The registry's order is from the outermost library: Trainer uses the others by itself.
     for kind, program in PROGRAMS.items():
-        wanted = program.DETECTION.imports
-        found = sorted(name for name in used if any(fnmatchcase(name, each) for each in wanted))
+        found = _names(used, kind)
         parsers = program.DETECTION.parsers
         if found and parsers and not {name.rpartition(".")[2] for name in everywhere} & parsers:
             one = min(parsers - {each for each in parsers if each.startswith("--")})
             library = program.DETECTION.library
-            return DetectedKind(remark=f"{shown} uses {found[0]} without {one}: settings of {library} do not reach it.")
+            remark = f"{shown} uses {found[0]} without {one}: settings of {library} do not reach it."
+            return DetectedKind(by=found[0], remark=remark)
         if found:
             return DetectedKind(kind, found[0])
     return DetectedKind()

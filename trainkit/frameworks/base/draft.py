@@ -9,6 +9,7 @@ from typing import Any
 from trainkit.errors import Diagnostic, Origin
 from trainkit.flags.flag import Use
 from trainkit.flags.registry import flags
+from trainkit.machine.selection import ORDER
 from trainkit.recipe.layers.assignment import Assignment, layer_of
 from trainkit.recipe.layers.environment_references import REFERENCE
 from trainkit.recipe.layers.interpolation import interpolated
@@ -17,6 +18,7 @@ from trainkit.recipe.layers.secrets import mask_line
 from trainkit.recipe.validation.validate import validate_layer
 
 LAYER = "command line"
+CUDA_ORDER = "as CUDA numbers cards where CUDA_DEVICE_ORDER is not set; pci numbers them as nvidia-smi does"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,15 @@ def number_of(value: Any) -> int | None:
     found = REFERENCE.fullmatch(value) if isinstance(value, str) else None
     shown = str(value if found is None else found[2] or "").strip()
     return int(shown) if shown.isdecimal() else None
+
+
+def number_cards(draft: Draft, context: ImportContext) -> None:
+    """Say how a list of cards counts, which no launcher sets: as CUDA_DEVICE_ORDER says, else by CUDA itself."""
+    if isinstance(draft.get("devices.select"), list) and draft.get("devices.order") is None:
+        exported = context.environ.get("CUDA_DEVICE_ORDER")
+        order = next((ours for ours, (theirs, _) in ORDER.items() if theirs == exported), "")
+        reason = "as the exported CUDA_DEVICE_ORDER numbers cards" if order else CUDA_ORDER
+        draft.set("devices.order", order or "fastest", draft.settings["devices.select"].origin, reason)
 
 
 def card(word: str) -> int | str:

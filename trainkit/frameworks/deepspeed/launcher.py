@@ -85,7 +85,7 @@ def _cards(value: Any) -> Settings | Unsupported:
         return Unsupported("it names cards of other hosts", "write localhost:0,1, or set nodes and devices.select")
     if not cards:
         return {}
-    return {"devices.select": _as_deepspeed([card(each) for each in cards.split(",")]), "devices.order": "fastest"}
+    return {"devices.select": _as_deepspeed([card(each) for each in cards.split(",")])}
 
 
 def _as_deepspeed(cards: list[Any]) -> list[Any]:
@@ -196,7 +196,6 @@ def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherC
     put_settings(draft, FLAGS, [named[name] for name in ("include", "num_nodes") if name in named], done)
     chosen = draft.settings.get("devices.select")
     if "include" in named and chosen and chosen.origin == named["include"].origin:
-        draft.reasons["devices.order"] = "as CUDA numbers cards where CUDA_DEVICE_ORDER is not set"
         command.processes = len(chosen.value)
         _name_order(draft, chosen, str(named["include"].value).partition(":")[2])
     elif chosen and isinstance(chosen.value, list):  # of CUDA_VISIBLE_DEVICES, which counts without other choices

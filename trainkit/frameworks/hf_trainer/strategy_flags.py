@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from trainkit.errors import Diagnostic, RecipeError, UsageError
 from trainkit.flags.flag import Outcome, Use
-from trainkit.frameworks.base.draft import Draft, ImportContext
+from trainkit.frameworks.accelerate.imported_config import READ_BY
+from trainkit.frameworks.base.draft import ImportContext
+from trainkit.frameworks.base.fields import by_name
 from trainkit.frameworks.base.foreign_file import ForeignFile, read_mapping
-from trainkit.frameworks.base.fsdp_settings import FIRST_SHARDING, SHARDING
+from trainkit.frameworks.base.fsdp_settings import FIELDS, FIRST_SHARDING, SHARDING, read_settings
 from trainkit.frameworks.deepspeed.fields import KINDS, STAGE, faults, sharding
 from trainkit.frameworks.deepspeed.imported_base import STAGES, stage_of
 from trainkit.frameworks.hf_trainer.fsdp_config import read_fsdp_config
@@ -14,6 +19,7 @@ from trainkit.frameworks.registry import PROGRAMS
 from trainkit.plan.support import way
 from trainkit.recipe.layers.assignment import Assignment
 from trainkit.recipe.layers.paths import absolute
+from trainkit.recipe.yaml.scalars import read_scalar
 
 _HOW = (*SHARDING, *FIRST_SHARDING)
 _FSDP_WORDS = (*_HOW, "auto_wrap", "offload")
@@ -83,22 +89,15 @@ def deepspeed(use: Use) -> Outcome:
 
 
 def of_accelerate(use: Use) -> Outcome:
-    """A flag of `accelerate launch --use_fsdp`: what it adds to the recipe that an import makes."""
-    from trainkit.frameworks.registry import LAUNCHERS
-
-    beside = (name for name in sorted(use.given) if name.startswith("fsdp_") and name != "fsdp_config")
-    words = [f"--{name}={use.current(f'--{name}')}" for name in beside if name != use.name]
-    without, draft = Draft(), Draft()
-    for each, own in ((without, []), (draft, [f"--{use.name}={use.value}"])):
-        argv = ["accelerate", "launch", "--num_processes=2", "--use_fsdp", *words, *own, "train.py"]
-        LAUNCHERS["accelerate"].read(each, ImportContext(use.files, use.cwd), argv)
-    if draft.problems:
-        return [], [use.error(each.what, each.hint, why=each.why, key="strategy") for each in draft.problems]
-    made = (each for key, each in draft.settings.items() if without.get(key) != each.value)
-    said = [each for each in draft.remarks if each not in without.remarks]
-    return [use.assign(each.key, each.value) for each in made], [
-        Diagnostic("warning", each, origin=use.origin) for each in said
-    ]
+    """A flag of `accelerate launch --use_fsdp`."""
+    read_by, policy = READ_BY.get(use.name), str(use.current("--fsdp_auto_wrap_policy") or "")
+    if read_by and policy and policy.upper() != read_by:
+        what = f"--{use.name} is read beside --fsdp_auto_wrap_policy {read_by} alone: left out"
+        return [], [Diagnostic("warning", what, origin=use.origin)]
+    words: Mapping[str, Any] = {"true": True, "false": False}  # which accelerate reads in any case
+    text = use.value or ""
+    value = words.get(text.lower(), read_scalar(text))
+    return read_settings({use.name: value}, by_name(FIELDS), lambda _: use.origin, "accelerate launch:")
 
 
 def _read_file(use: Use) -> ForeignFile | list[Diagnostic]:
