@@ -108,7 +108,7 @@ def _say_local_rank(draft: Draft, command: LauncherCommand) -> None:
     if command.local_rank and draft.get("program.kind") != "hf":
         reason = "the command passes it; leave it out where the script reads LOCAL_RANK"
         origin = argv_origin("deepspeed" if command.launcher == "deepspeed" else "torch.distributed.launch")
-        draft.set("program.local_rank", True, origin, reason)
+        draft.set("program.local_rank", command.local_rank == "--local_rank" or command.local_rank, origin, reason)
 
 
 def _taken_out(draft: Draft, context: ImportContext, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:

@@ -65,8 +65,8 @@ class LauncherCommand:
     """What a launcher's part of a command says besides settings.
 
     processes: on each machine, None where the launcher takes as many as there are cards. argv: from the script on.
-    module, python: whether that is a module, and whether Python runs it. local_rank: whether the launcher puts
-    `--local_rank=N` before the program's arguments.
+    module, python: whether that is a module, and whether Python runs it. local_rank: the flag that the launcher puts
+    before the program's arguments, with the rank on the node; empty for none.
     """
 
     launcher: str
