@@ -18,7 +18,7 @@ from trainkit.frameworks.base.draft import Draft, ImportContext, argv_origin, ca
 from trainkit.frameworks.base.foreign_file import SUFFIXES
 from trainkit.frameworks.base.interface import LauncherCommand
 from trainkit.frameworks.containers.importer import ENGINES, read_container, starts_container
-from trainkit.frameworks.hf_trainer.argv_reader import flags_in_file
+from trainkit.frameworks.hf_trainer.argv_reader import as_flags, fields_in_file
 from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS, launcher_of
 from trainkit.machine.selection import ORDER
 from trainkit.planner.env import DECIDED, LEAKS
@@ -172,7 +172,7 @@ def read_target(
 ) -> None:
     """Import a script or module: arguments with a recipe key become settings, and the others stay its own."""
     target = argv[0]
-    words = flags_in_file(draft, context, argv[1:])
+    words, fields = argv[1:], fields_in_file(context, argv[1:])
     origin = argv_origin(target)
     if posixpath.basename(target) == "xla_spawn.py":
         why = "it imports another script and starts that once for each chip, in processes of its own"
@@ -180,13 +180,15 @@ def read_target(
         draft.fail("xla_spawn.py cannot be run by trainkit", origin, hint, why)
         return
     otherwise = "accelerate" if draft.get("launcher.kind") == "accelerate" else "torch"
-    detected = DetectedKind(kind) if kind else program_kind(context, (target, *words), otherwise, module=module)
+    detected = DetectedKind(kind) if kind else program_kind(context, argv, otherwise, module=module, told=fields)
     if detected.remark:
         draft.remark(detected.remark)
     reason = f"a script on {PROGRAMS[detected.kind].DETECTION.library}, as {detected.by} tells" if detected.by else ""
     draft.name = re.sub(r"\.py$", "", posixpath.basename(target))
     draft.set("program.kind", detected.kind, origin, reason)
     draft.set("program.module" if module else "program.script", target, origin)
+    if fields and draft.get("program.kind") == "hf":
+        words = as_flags(draft, argv[1], fields)
     kept = PROGRAMS[draft.get("program.kind")].read(draft, context, words)
     secret = dict.fromkeys(secret_flags(kept))
     for flag in secret:
