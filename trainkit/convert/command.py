@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import get_args
 
-from trainkit.convert.tools import TOOLS, unwrap
+from trainkit.convert.tools import CONSOLE_SCRIPTS, ENV, TOOLS, is_console_script, unwrap
 from trainkit.errors import Origin, UsageError
 from trainkit.frameworks.accelerate.program import is_free
 from trainkit.frameworks.base.argv_reader import as_arguments, secret_flags
@@ -81,6 +81,8 @@ def read_command(
     if draft.problems:
         return
     _name_program(draft, command)
+    if not command.python and not command.argv[0].endswith(".py") and "/" not in command.argv[0]:
+        command.argv.insert(0, ENV)
     draft.replicas = command.launcher != "python" and _several(draft, command)
     read_target(draft, context, command.argv, kind, module=command.module)
     _say_local_rank(draft, command)
@@ -146,7 +148,7 @@ def _name_program(draft: Draft, command: LauncherCommand) -> None:
 def starts(word: str) -> bool:
     """Whether a word begins a command that can be read."""
     name = posixpath.basename(word)
-    return name in TOOLS or name in ENGINES or launcher_of(name) is not None
+    return name in TOOLS or name in CONSOLE_SCRIPTS or name in ENGINES or launcher_of(name) is not None
 
 
 def starts_program(words: Sequence[str]) -> bool:
@@ -156,6 +158,8 @@ def starts_program(words: Sequence[str]) -> bool:
         first = next((word for word in words if starts(word)), "")
     if not starts(first):
         return False
+    if posixpath.basename(first) in CONSOLE_SCRIPTS:
+        return is_console_script(words[words.index(first) :])
     if posixpath.basename(first) in ENGINES:
         behind = list(words[words.index(first) :])
         return starts_container(behind) and any(map(starts, behind[2:]))
@@ -184,9 +188,12 @@ def read_target(
     if detected.remark:
         draft.remark(detected.remark)
     reason = f"a script on {PROGRAMS[detected.kind].DETECTION.library}, as {detected.by} tells" if detected.by else ""
-    draft.name = re.sub(r"\.py$", "", posixpath.basename(target))
+    name = argv[1] if target == ENV and argv[1:] else target
+    draft.name = re.sub(r"\.py$", "", posixpath.basename(name))
     draft.set("program.kind", detected.kind, origin, reason)
     draft.set("program.module" if module else "program.script", target, origin)
+    if name != target:
+        draft.reasons["program.script"] = f"finds {name} in PATH, as a shell does"
     if fields and draft.get("program.kind") == "hf":
         words = as_flags(draft, argv[1], fields)
     kept = PROGRAMS[draft.get("program.kind")].read(draft, context, words)
