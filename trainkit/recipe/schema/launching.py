@@ -75,7 +75,8 @@ class Program(Section):
         "auto",
         "End the run when the first optimizer step shows another strategy, world size, device or number format than "
         "planned, or (`hf`) other numbers in TrainingArguments; `auto` does for programs whose "
-        "libraries set the strategy up (`hf`, `accelerate`), and warns for other programs in Python.",
+        "libraries set the strategy up (`hf`, `accelerate`), and warns for other programs in Python. With `true` a "
+        "run of which nothing is seen has failed.",
     )
 
     def seen(self, path: str) -> str:
